@@ -1,0 +1,29 @@
+"""The one exception of the project and the exit codes that go with it.
+
+Out of scope: printing and logging; `main` functions do that.
+"""
+
+# Exit codes; docs/exit-codes.md says the same to users.
+FAILED = 1  # anything without a code of its own
+REQUEST = 10  # the container asks for something malformed, unknown or forbidden
+REQUIREMENT = 11  # an NVIDIA_REQUIRE_* condition does not hold
+INVENTORY = 12  # what the host has cannot be found out: no driver, NVML trouble, deadline
+DRIVER = 13  # kernel module and libraries of the driver differ
+BUNDLE = 14  # config.json cannot be read, or not be replaced
+CONFIG = 15  # /etc/gpushim/config.toml is wrong
+ROOTFS = 16  # the container's rootfs cannot be made ready
+NOT_EXECUTABLE = 126  # the low-level runtime cannot be executed, or is gpushim itself
+NOT_FOUND = 127  # there is no low-level runtime
+
+
+class GpushimError(Exception):
+    """A refusal or failure, as one sentence for the engine's user.
+
+    Args:
+        sentence: what is wrong, where, and what to do about it.
+        exit_code: one of this module's codes.
+    """
+
+    def __init__(self, sentence: str, exit_code: int = FAILED) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
