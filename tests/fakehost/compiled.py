@@ -1,0 +1,164 @@
+"""Compile the simulated driver's libraries and programs with gcc, and keep the results.
+
+A result is named after the hash of its source and command, so a second host costs only copies. Out of scope:
+32-bit libraries, cross compiling.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+
+SOURCES = os.path.dirname(os.path.abspath(__file__))
+CACHE = os.path.join(os.path.dirname(os.path.dirname(SOURCES)), ".cache", "fakehost")
+MARK = "# simulated GPU host\n"  # the first line of every table, in files and in libraries
+TABLE_SIZE = 65536  # TEXT_SIZE in table.c
+
+NVML = ("nvml.c", "nvml_device.c", "table.c")
+CUDA = ("cuda.c", "table.c")
+
+# File name before the driver version, and SONAME; "" where the SONAME is the file name, as the installer has it.
+UTILITY = (("libnvidia-cfg.so", "1"),)
+COMPUTE = (
+    ("libcudadebugger.so", "1"),
+    ("libnvidia-opencl.so", "1"),
+    ("libnvidia-gpucomp.so", ""),
+    ("libnvidia-ptxjitcompiler.so", "1"),
+    ("libnvidia-allocator.so", "1"),
+    ("libnvidia-pkcs11.so", ""),
+    ("libnvidia-pkcs11-openssl3.so", ""),
+    ("libnvidia-nvvm.so", "4"),
+)
+OTHER = (
+    ("libnvidia-encode.so", "1"),
+    ("libnvcuvid.so", "1"),
+    ("libnvidia-opticalflow.so", "1"),
+    ("libnvidia-glcore.so", ""),
+    ("libnvidia-eglcore.so", ""),
+    ("libnvidia-glsi.so", ""),
+    ("libnvidia-tls.so", ""),
+    ("libnvidia-rtcore.so", ""),
+    ("libnvoptix.so", "1"),
+    ("libnvidia-fbc.so", "1"),
+    ("libGLX_nvidia.so", "0"),
+    ("libEGL_nvidia.so", "0"),
+    ("libnvidia-ngx.so", "1"),
+)
+# The driver's installer leaves a development link for these only.
+DEV_LINKS = (
+    "libcuda.so",
+    "libnvidia-ml.so",
+    "libnvidia-cfg.so",
+    "libnvidia-ptxjitcompiler.so",
+    "libnvidia-allocator.so",
+    "libnvidia-nvvm.so",
+    "libnvidia-encode.so",
+    "libnvcuvid.so",
+    "libnvidia-fbc.so",
+)
+PROGRAMS = ("nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+
+
+def compiled(cache: str, sources: tuple[str, ...], *flags: str) -> str:
+    """Return the path of these sources compiled with these flags.
+
+    Args:
+        cache: directory that keeps results.
+        sources: file names beside this module.
+        flags: gcc's, added to the common ones.
+
+    Raises:
+        RuntimeError: gcc is missing or does not like the source.
+    """
+    command = ["gcc", "-O1", "-Wall", "-fvisibility=hidden", *flags]
+    digest = hashlib.sha256("\0".join([*command, *sources]).encode())
+    for name in (*sources, "table.h", "nvml.h"):
+        with open(os.path.join(SOURCES, name), "rb") as file:
+            digest.update(file.read())
+    path = os.path.join(cache, digest.hexdigest()[:32])
+    if not os.path.exists(path):
+        os.makedirs(cache, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            output = os.path.join(scratch, "out")
+            _run([*command, "-o", output, *(os.path.join(SOURCES, name) for name in sources)])
+            os.rename(output, path)
+    return path
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise RuntimeError("the simulated host needs gcc, and it is not installed") from None
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+
+
+def install_libraries(directory: str, driver: str, cache: str) -> None:
+    """Put the driver's libraries and their links into `directory`, as the driver's installer leaves them."""
+    os.makedirs(directory, exist_ok=True)
+    for stem, number in (*UTILITY, *COMPUTE, *OTHER):
+        _library(directory, stem, number, driver, cache, ("stub.c",), "-nostdlib")
+    _library(directory, "libnvidia-ml.so", "1", driver, cache, NVML, "-Wl,-z,defs")
+    _library(directory, "libcuda.so", "1", driver, cache, CUDA, "-Wl,-z,defs")
+    # Versions of their own: never the driver's, so never to be taken for driver files.
+    _library(directory, "libnvidia-egl-gbm.so", "1", "1.1.0", cache, ("stub.c",), "-nostdlib")
+    _library(directory, "libnvidia-egl-wayland.so", "1", "1.1.11", cache, ("stub.c",), "-nostdlib")
+    vdpau = os.path.join(directory, "vdpau")
+    os.makedirs(vdpau, exist_ok=True)
+    _library(vdpau, "libvdpau_nvidia.so", "1", driver, cache, ("stub.c",), "-nostdlib")
+
+
+def _library(
+    directory: str, stem: str, number: str, version: str, cache: str, sources: tuple[str, ...], *flags: str
+) -> None:
+    name = f"{stem}.{version}"
+    soname = f"{stem}.{number}" if number else name
+    built = compiled(cache, sources, "-fPIC", "-shared", f"-Wl,-soname,{soname}", *flags)
+    place(built, os.path.join(directory, name), 0o644)
+    if number:
+        link(name, os.path.join(directory, soname))
+    if stem in DEV_LINKS:
+        link(soname, os.path.join(directory, stem))
+
+
+def install_programs(directory: str, cache: str) -> None:
+    """Put nvidia-smi and the small programs into `directory`."""
+    os.makedirs(directory, exist_ok=True)
+    place(compiled(cache, ("smi.c",)), os.path.join(directory, "nvidia-smi"), 0o755)
+    for name in PROGRAMS:
+        place(compiled(cache, ("tool.c",)), os.path.join(directory, name), 0o755)
+
+
+def place(source: str, path: str, mode: int) -> None:
+    """Copy a file to `path` as a new file, so that whoever has the old one open keeps it."""
+    shutil.copyfile(source, path + ".new")
+    os.chmod(path + ".new", mode)
+    os.rename(path + ".new", path)
+
+
+def link(target: str, path: str) -> None:
+    """Make `path` a symbolic link to `target`, replacing what was there."""
+    os.symlink(target, path + ".new")
+    os.rename(path + ".new", path)
+
+
+def bake(path: str, text: str) -> None:
+    """Write `text` over the table compiled into the library at `path`, keeping its inode.
+
+    Args:
+        path: a libnvidia-ml or libcuda made by `install_libraries`.
+        text: the new table; starts with MARK, at most 64 KiB with its closing NUL.
+
+    Raises:
+        ValueError: the text does not fit.
+    """
+    data = text.encode()
+    if len(data) >= TABLE_SIZE:
+        raise ValueError("the table of GPUs is larger than the libraries have room for")
+    with open(path, "r+b") as file:
+        file.seek(file.read().index(MARK.encode()))
+        file.write(data.ljust(TABLE_SIZE, b"\0"))

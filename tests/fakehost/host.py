@@ -1,0 +1,195 @@
+"""Build a simulated GPU host, and change its behaviour afterwards.
+
+Out of scope: a driver that does anything. Needs root (for mknod), gcc and ldconfig.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional, Union
+
+from fakehost import compiled, tree
+from fakehost.gpus import Gpu, MigRequest, describe, set_mig, table
+
+HINT = "# behaviours: delay_ms = N, hang = 1, fail = NVML_ERROR, fail_gpu = INDEX NVML_ERROR\n"
+
+
+@dataclass
+class Host:
+    """A built host: `root` is its driver root, `dev_root` the directory whose dev/ holds the nodes."""
+
+    root: str
+    gpus: list[Gpu]
+    driver: str
+    module_version: str
+    cuda: str
+    libdir: str
+    dev_root: str
+    nodes: bool
+    node_mode: int
+    node_uid: int
+    node_gid: int
+    majors: dict[str, int]
+    imex: int = 0
+    behaviours: list[str] = field(default_factory=list)
+
+    @property
+    def lib_path(self) -> str:
+        """The directory of the driver's libraries, for LD_LIBRARY_PATH."""
+        return f"{self.root}/{self.libdir}"
+
+    @property
+    def nvml(self) -> str:
+        """The libnvidia-ml.so.1 of this host."""
+        return f"{self.lib_path}/libnvidia-ml.so.1"
+
+    @property
+    def conf(self) -> str:
+        """The plain file that libnvidia-ml and libcuda read at every start."""
+        return f"{self.root}/etc/fakehost.conf"
+
+    def node(self, name: str) -> str:
+        """Return the path of a device node, such as "nvidia0" or "nvidia-caps/nvidia-cap1"."""
+        return f"{self.dev_root}/dev/{name}"
+
+    def install(self, compile_cache: str) -> None:
+        """Put every file in place; `build` calls this."""
+        os.makedirs(self.root, exist_ok=True)
+        tree.lay_out(self.root)
+        tree.write_firmware(self.root, self.driver)
+        tree.write_socket(self.root)
+        compiled.install_programs(f"{self.root}/usr/bin", compile_cache)
+        compiled.install_libraries(self.lib_path, self.driver, compile_cache)
+        tree.write_loader_cache(self.root, self.libdir)
+        self.update()
+
+    def update(self) -> None:
+        """Bring files, nodes and libraries in line with `gpus`, after a change to it."""
+        tree.write_proc(self.root, self.gpus, self.driver, self.module_version, self.majors, self.node_mode)
+        tree.write_sys(self.root, self.gpus)
+        text = self._table()
+        for name in ("libnvidia-ml.so", "libcuda.so"):
+            compiled.bake(f"{self.lib_path}/{name}.{self.driver}", text)
+        self._write_conf()
+        if self.nodes:
+            self._make_nodes()
+
+    def set_mig(self, index: int, devices: Iterable[MigRequest]) -> None:
+        """Switch MIG on for one GPU and give it these devices; see `gpus.set_mig`."""
+        set_mig(self.gpus[index], devices)
+        self.update()
+
+    def behave(
+        self, *, delay_ms: int = 0, hang: bool = False, fail: int = 0, fail_gpu: Optional[Mapping[int, int]] = None
+    ) -> None:
+        """Set how NVML behaves from its next start on; what is not named goes back to normal.
+
+        Args:
+            delay_ms: milliseconds that nvmlInit takes.
+            hang: nvmlInit never returns.
+            fail: the NVML error that nvmlInit answers.
+            fail_gpu: by GPU index on the host, the NVML error of every handle look-up.
+        """
+        self.behaviours = [f"delay_ms = {delay_ms}", f"hang = {int(hang)}", f"fail = {fail}"]
+        self.behaviours += [f"fail_gpu = {index} {code}" for index, code in (fail_gpu or {}).items()]
+        self._write_conf()
+
+    def half_upgrade(self, new_module_version: str) -> None:
+        """Let the loaded kernel module be of another version than the libraries."""
+        self.module_version = new_module_version
+        tree.write_version(self.root, new_module_version)
+
+    def remove_node(self, name: str) -> None:
+        """Remove one device node; `update` brings it back."""
+        os.unlink(self.node(name))
+
+    def _table(self) -> str:
+        return f"{compiled.MARK}root = {self.root}\ndev = {self.dev_root}\ndriver = {self.driver}\n" + (
+            f"cuda = {self.cuda}\n{table(self.gpus)}"
+        )
+
+    def _write_conf(self) -> None:
+        tree.write(self.conf, self._table() + HINT + "".join(line + "\n" for line in self.behaviours))
+
+    def _make_nodes(self) -> None:
+        wanted = tree.nodes(self.gpus, self.majors, self.imex)
+        for name, (major, minor) in wanted.items():
+            # The driver gives capability nodes modes of their own: only root may change MIG.
+            caps = name.startswith("nvidia-caps/")
+            mode = (0o400 if minor == 1 else 0o444) if caps else self.node_mode
+            tree.make_node(self.node(name), major, minor, mode, self.node_uid, self.node_gid)
+        for folder in ("", "nvidia-caps/"):
+            for name in os.listdir(self.node(folder)):
+                if re.fullmatch(r"nvidia(-cap)?\d+", name) and folder + name not in wanted:
+                    self.remove_node(folder + name)
+
+
+def build(
+    root: str,
+    gpus: Union[int, Sequence[Mapping[str, Any]]] = 2,
+    *,
+    driver: str = "535.183.01",
+    module_version: Optional[str] = None,
+    cuda: str = "12.2",
+    mig: Any = None,
+    libdir: str = "usr/lib/x86_64-linux-gnu",
+    nodes: bool = True,
+    dev_root: Optional[str] = None,
+    node_mode: int = 0o666,
+    node_uid: int = 0,
+    node_gid: int = 0,
+    uvm_major: int = 508,
+    caps_major: int = 237,
+    imex: int = 0,
+    compile_cache: str = compiled.CACHE,
+) -> Host:
+    """Build a host with GPUs below `root`, or bring the one that is there up to this description.
+
+    Args:
+        root: directory to build in, made if need be; never "/".
+        gpus: how many, or one mapping per GPU in PCI order with what differs from the defaults of `Gpu`.
+        driver: version of libraries and programs. A second build with another leaves the first one's files.
+        module_version: the loaded kernel module's version, when it is another.
+        cuda: CUDA version of the driver, "major.minor".
+        mig: True for a default set of MIG devices on GPU 0, or {index: [profile or (gi, ci, profile[, uuid])]}.
+        libdir: where the libraries go, below root.
+        nodes: whether to make device nodes at all.
+        dev_root: directory whose dev/ gets the nodes; root itself by default.
+        node_mode: permissions of the nodes but for /dev/nvidia-caps.
+        node_uid: owner of the nodes.
+        node_gid: group of the nodes.
+        uvm_major: the dynamic major of nvidia-uvm.
+        caps_major: the dynamic major of nvidia-caps.
+        imex: number of IMEX channels.
+        compile_cache: directory that keeps compiled files for the next host.
+
+    Raises:
+        RuntimeError: gcc or ldconfig fails, or device nodes cannot be made here.
+        ValueError: the description contradicts itself.
+    """
+    root = os.path.realpath(root)
+    if root == "/":
+        raise ValueError("a simulated host is built in a directory of its own, not in /")
+    majors = {"nvidia-uvm": uvm_major, "nvidia-caps": caps_major}
+    if imex:
+        majors["nvidia-caps-imex-channels"] = tree.CAPS_IMEX_MAJOR
+    host = Host(
+        root=root,
+        gpus=describe(gpus, mig),
+        driver=driver,
+        module_version=module_version or driver,
+        cuda=cuda,
+        libdir=libdir,
+        dev_root=os.path.realpath(dev_root) if dev_root else root,
+        nodes=nodes,
+        node_mode=node_mode,
+        node_uid=node_uid,
+        node_gid=node_gid,
+        majors=majors,
+        imex=imex,
+    )
+    host.install(compile_cache)
+    return host

@@ -1,0 +1,144 @@
+/* Reads the simulated host's table and tries its device nodes: see table.h.
+ *
+ * The text below is overwritten, in the built library, with a host's own table (see bake in compiled.py), so that
+ * one compiled file serves every host. Its first line stays: it is how the place is found.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "table.h"
+
+#define TEXT_SIZE 65536
+#define NVIDIA_MAJOR 195 /* fixed in the driver; nvidia-uvm and nvidia-caps get theirs at load time */
+
+static volatile const char baked[TEXT_SIZE] = "# simulated GPU host\n";
+
+static struct gpu *find_gpu(struct host *host, int number)
+{
+    for (int i = 0; i < host->gpu_count; i++)
+        if (host->gpus[i].number == number)
+            return &host->gpus[i];
+    return NULL;
+}
+
+static int parse_gpu(struct host *host, const char *line)
+{
+    struct gpu *gpu = &host->gpus[host->gpu_count];
+    if (host->gpu_count == MAX_GPUS)
+        return 0;
+    int fields = sscanf(line,
+                        "gpu = %d minor=%d pci=%x:%x:%x.0 uuid=%79s arch=%d.%d brand=%d memory=%llu "
+                        "device=%x mig=%d/%d model=%95[^\n]",
+                        &gpu->number, &gpu->minor, &gpu->domain, &gpu->bus, &gpu->device, gpu->uuid,
+                        &gpu->arch_major, &gpu->arch_minor, &gpu->brand, &gpu->memory_mib, &gpu->device_id,
+                        &gpu->mig_current, &gpu->mig_pending, gpu->model);
+    host->gpu_count += fields == 14;
+    return fields == 14;
+}
+
+static int parse_mig(struct host *host, const char *line)
+{
+    struct mig mig;
+    int number;
+    if (sscanf(line, "mig = %d gi=%u ci=%u caps=%d,%d profile=%31s uuid=%79s", &number, &mig.gi, &mig.ci,
+               &mig.gi_cap, &mig.ci_cap, mig.profile, mig.uuid) != 7)
+        return 0;
+    mig.parent = find_gpu(host, number);
+    if (mig.parent == NULL || mig.parent->mig_count == MAX_MIG)
+        return 0;
+    mig.parent->migs[mig.parent->mig_count++] = mig;
+    return 1;
+}
+
+static int parse_line(struct host *host, const char *line)
+{
+    int number, code;
+    if (line[0] == '#' || line[strspn(line, " \t")] == '\0')
+        return 1;
+    if (strncmp(line, "gpu =", 5) == 0)
+        return parse_gpu(host, line);
+    if (strncmp(line, "mig =", 5) == 0)
+        return parse_mig(host, line);
+    if (sscanf(line, "fail_gpu = %d %d", &number, &code) == 2 && find_gpu(host, number)) {
+        find_gpu(host, number)->fail = code;
+        return 1;
+    }
+    return sscanf(line, "root = %3071[^\n]", host->root) == 1 || sscanf(line, "dev = %3071[^\n]", host->dev) == 1 ||
+           sscanf(line, "driver = %63s", host->driver) == 1 ||
+           sscanf(line, "cuda = %d.%d", &host->cuda_major, &host->cuda_minor) == 2 ||
+           sscanf(line, "delay_ms = %d", &host->delay_ms) == 1 || sscanf(line, "hang = %d", &host->hang) == 1 ||
+           sscanf(line, "fail = %d", &host->fail) == 1;
+}
+
+/* Parse a whole text, which is cut to pieces; 0 and a line on stderr when it cannot be read. */
+static int parse_text(struct host *host, char *text)
+{
+    char *rest = text, *line;
+    memset(host, 0, sizeof *host);
+    while ((line = strsep(&rest, "\n")) != NULL) {
+        if (!parse_line(host, line)) {
+            fprintf(stderr, "fakehost: cannot read this line of the table: %s\n", line);
+            return 0;
+        }
+    }
+    if (host->dev[0] == '\0')
+        strcpy(host->dev, host->root);
+    return 1;
+}
+
+int load_host(struct host *host)
+{
+    static char text[TEXT_SIZE], path[4096];
+    for (int i = 0; i < TEXT_SIZE; i++)
+        text[i] = baked[i];
+    if (!parse_text(host, text))
+        return 0;
+    if (access(host->root, F_OK) != 0) {
+        host->in_container = 1;
+        host->root[0] = host->dev[0] = '\0';
+        return 1;
+    }
+    snprintf(path, sizeof path, "%s/etc/fakehost.conf", host->root);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 1;
+    ssize_t size = read(fd, text, TEXT_SIZE - 1);
+    close(fd);
+    if (size < 0)
+        return 0;
+    text[size] = '\0';
+    return parse_text(host, text);
+}
+
+/* The file has to be the right character device: a real client's ioctl would find out that it is not. */
+int try_node(const struct host *host, int flags, int minor, const char *format, ...)
+{
+    char path[4096];
+    struct stat st;
+    va_list names;
+    int used = snprintf(path, sizeof path, "%s/dev/", host->dev);
+    va_start(names, format);
+    vsnprintf(path + used, sizeof path - used, format, names);
+    va_end(names);
+    if (stat(path, &st) != 0)
+        return errno;
+    if (!S_ISCHR(st.st_mode) || (minor != ANY_DEVICE && st.st_rdev != makedev(NVIDIA_MAJOR, minor)))
+        return ENOTTY;
+    int fd = open(path, flags | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENXIO ? 0 : errno;
+    close(fd);
+    return 0;
+}
+
+int gpu_opens(const struct host *host, const struct gpu *gpu)
+{
+    return try_node(host, O_RDWR, gpu->minor, "nvidia%d", gpu->minor) == 0;
+}

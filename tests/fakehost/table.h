@@ -1,0 +1,54 @@
+/* The simulated host's table: what fakehost.conf says, and which device nodes open.
+ *
+ * Part of the simulated libnvidia-ml and libcuda. Out of scope: threads, and more than MAX_GPUS GPUs.
+ */
+#ifndef FAKEHOST_TABLE_H
+#define FAKEHOST_TABLE_H
+
+#define MAX_GPUS 64
+#define MAX_MIG 7
+#define CTL_MINOR 255
+#define ANY_DEVICE (-1)
+
+struct gpu;
+
+struct mig {
+    struct gpu *parent;
+    unsigned gi, ci;
+    int gi_cap, ci_cap; /* minors of their nodes in /dev/nvidia-caps */
+    char profile[32], uuid[80];
+};
+
+struct gpu {
+    int number, minor; /* number: position on the host, in PCI order */
+    unsigned domain, bus, device, device_id;
+    int arch_major, arch_minor, brand;
+    unsigned long long memory_mib;
+    int mig_current, mig_pending; /* -1: the model knows no MIG */
+    int fail;                     /* what NVML answers for this GPU's handle, 0 for all well */
+    int mig_count;
+    struct mig migs[MAX_MIG];
+    char model[96], uuid[80];
+};
+
+struct host {
+    int in_container; /* the directory the host was built in is not there */
+    char root[3072], dev[3072], driver[64];
+    int cuda_major, cuda_minor;
+    int delay_ms, hang, fail;
+    int gpu_count;
+    struct gpu gpus[MAX_GPUS];
+};
+
+/* Fill in the host from <root>/etc/fakehost.conf, or from the text in this library where <root> is not there.
+ * 0, and a line on stderr, when a line of the table cannot be read. */
+int load_host(struct host *host);
+
+/* Open and close the node <dev>/dev/<name>; 0, or the errno that says why a driver's client could not use it.
+ * No driver stands behind the nodes here: a permitted open answers ENXIO and counts as success. */
+__attribute__((format(printf, 4, 5))) int try_node(const struct host *host, int flags, int minor,
+                                                   const char *format, ...);
+
+int gpu_opens(const struct host *host, const struct gpu *gpu);
+
+#endif
