@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""Measure what gpushim adds to runc, interleaved with the yardsticks in one run.
+
+    bench/bench.py [--rounds N] [--markdown]
+
+Needs root, gcc, runc and busybox-static (tools/setup.sh). Yardsticks: S = `sh -c 'exec STUB'`, P =
+`/usr/bin/python3 -IS -c pass`, with STUB a static program that does nothing. Rows marked `stub` execute STUB as
+the low-level runtime, so they show what gpushim itself costs; the whole cycle runs real containers.
+Times are wall time from posix_spawn to exit, in milliseconds; every round runs each row once, in shuffled order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any, Callable, NamedTuple
+
+TOP = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TOP / "tests")]
+
+import fakehost  # noqa: E402
+from e2e import recorder  # noqa: E402
+
+RUNTIME = str(TOP / "bin" / "gpushim-runtime")
+HOOK = str(TOP / "bin" / "gpushim-hook")
+RUNC = "/usr/sbin/runc"
+ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+
+
+class Row(NamedTuple):
+    """One thing to measure: commands run one after the other, and what to put right before each round."""
+
+    name: str
+    commands: list[list[str]]
+    env: dict[str, str]
+    prepare: Callable[[], object]
+    over: str  # the row that it is compared with
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=100, help="how often each row runs (default 100)")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    options = parser.parse_args()
+    subprocess.run(["/usr/bin/python3", "-m", "compileall", "-q", TOP / "shim", TOP / "hook"], check=True)
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/run", prefix="gpushim-bench-")))
+        rows = [*yardsticks(work), *stub_rows(work), hook_row(work, 600, stack), *cycle_rows(work)]
+        times = measure(rows, options.rounds)
+    report(rows, times, options.markdown)
+
+
+def measure(rows: list[Row], rounds: int) -> dict[str, list[float]]:
+    """Run every row once a round, in shuffled order; the first two rounds only warm the caches."""
+    times: dict[str, list[float]] = {row.name: [] for row in rows}
+    for number in range(rounds + 2):
+        for row in random.sample(rows, len(rows)):
+            row.prepare()
+            spent = sum(run(command, row.env) for command in row.commands)
+            if number >= 2:
+                times[row.name].append(spent)
+    return times
+
+
+def run(command: list[str], env: dict[str, str]) -> float:
+    """Run one command to its end and return its milliseconds."""
+    started = time.perf_counter()
+    pid = os.posix_spawn(command[0], command, env)
+    _, status = os.waitpid(pid, 0)
+    spent = (time.perf_counter() - started) * 1000
+    if status:
+        raise SystemExit(f"{command} ended with status {os.waitstatus_to_exitcode(status)}")
+    return spent
+
+
+def nothing() -> None:
+    """Prepare nothing."""
+
+
+def yardsticks(work: Path) -> list[Row]:
+    """S, P, and the stub alone."""
+    stub = str(recorder.build(work))
+    return [
+        Row("stub alone", [[stub]], ENV, nothing, ""),
+        Row("S: sh exec stub", [["/bin/sh", "-c", f"exec {stub}"]], ENV, nothing, "stub alone"),
+        Row("P: python3 -IS -c pass", [["/usr/bin/python3", "-IS", "-c", "pass"]], ENV, nothing, ""),
+    ]
+
+
+def settings(work: Path, name: str, gpus: int, low: str) -> tuple[dict[str, str], Any]:
+    """Build a simulated host and return an environment in which gpushim serves it, its snapshot taken."""
+    host = fakehost.build(str(work / name / "driver"), gpus)
+    config, state = work / name / "config.toml", work / name / "state"
+    config.write_text(f'[driver]\nroot = "{host.root}"\n[runtime]\nlow-level = ["{low}"]\n[log]\nfile = ""\n')
+    env = {**ENV, "GPUSHIM_CONFIG": str(config), "GPUSHIM_STATE": str(state)}
+    stub = TOP / "shim" / "gpushim" / "stub.py"
+    subprocess.run(["/usr/bin/python3", "-IB", stub, "refresh"], env=env, check=True)
+    return env, host
+
+
+def stub_rows(work: Path) -> list[Row]:
+    """What gpushim costs before the low-level runtime starts."""
+    stub = str(work / "recorder")
+    one, _ = settings(work, "one", 1, stub)
+    eight, _ = settings(work, "eight", 8, stub)
+    spec = (TOP / "tests" / "data" / "docker-config.json").read_text()
+    rows = [Row("pass-through verb (stub)", [[RUNTIME, "--root", "/r", "state", "x"]], one, nothing, "stub alone")]
+    for name, env, asked in [
+        ("create without a request (stub)", one, None),
+        ("create, 1 GPU of 1 (stub)", one, "0"),
+        ("create, 8 GPUs of 8 (stub)", eight, "all"),
+    ]:
+        bundle = work / name.replace(" ", "-")
+        bundle.mkdir()
+        content = spec.replace('"PATH=', f'"NVIDIA_VISIBLE_DEVICES={asked}","PATH=', 1) if asked else spec
+        prepare = _writer(bundle / "config.json", content)
+        log = ["--root", "/r", "--log", str(bundle / "log.json"), "--log-format", "json"]
+        command = [RUNTIME, *log, "create", "--bundle", str(bundle), "--pid-file", str(bundle / "pid"), "x"]
+        rows.append(Row(name, [command], env, prepare, "stub alone"))
+    return rows
+
+
+def _writer(path: Path, content: str) -> Callable[[], object]:
+    return lambda: path.write_text(content)
+
+
+def hook_row(work: Path, entries: int, stack: ExitStack) -> Row:
+    """The hook alone, on a rootfs whose ld.so.cache has many entries; put back before each round."""
+    _, host = settings(work, "hook", 1, RUNC)
+    snapshot = json.loads((work / "hook" / "state" / "inventory.json").read_text())
+    files = [file for name in ("utility", "compute") for file in snapshot["files"][name]]
+    rootfs, pristine = work / "hook" / "rootfs", work / "hook" / "pristine"
+    libraries(pristine, entries, [Path(file["path"]) for file in files])
+    args = [HOOK, "prestart", "--rootfs", str(rootfs)]
+    for file in files:
+        args += ["--lib", f"{file['soname']}={file['path']}"] if file["kind"] == "library" else []
+        args += [word for link in file.get("links", ()) for word in ("--link", link)]
+    sleeper = stack.enter_context(subprocess.Popen(["/bin/sleep", "86400"]))
+    stack.callback(sleeper.kill)
+    state = work / "hook" / "state.json"
+    state.write_text(json.dumps({"ociVersion": "1.0.2", "id": "x", "pid": sleeper.pid, "status": "creating"}))
+
+    def prepare() -> None:
+        shutil.rmtree(rootfs, ignore_errors=True)
+        subprocess.run(["/bin/cp", "-a", pristine, rootfs], check=True)
+
+    quoted = " ".join(f"'{word}'" for word in args)
+    shell = work / "hook" / "run"
+    shell.write_text(f"#!/bin/sh\nexec {quoted} <{state}\n")
+    shell.chmod(0o755)
+    # The shell that gives it its stdin counts for one S, which the report takes off again.
+    return Row(f"hook, {entries}-entry cache, + S", [[str(shell)]], ENV, prepare, "S: sh exec stub")
+
+
+def libraries(root: Path, entries: int, driver: list[Path]) -> None:
+    """Make a root with many libraries and the cache that the real ldconfig writes for them."""
+    folder = root / "usr/lib/x86_64-linux-gnu"
+    folder.mkdir(parents=True)
+    (root / "etc").mkdir()
+    source = root.parent / "empty.c"
+    source.write_text("")
+    for number in range(entries):
+        library = folder / f"lib{number * 7919 % 100003:05d}.so.{number % 9}"
+        if number == 0:
+            soname = f"-Wl,-soname,{library.name}"
+            subprocess.run(["/usr/bin/gcc", "-shared", "-nostdlib", soname, "-o", library, source], check=True)
+            first = library
+        else:  # ldconfig takes a name that differs from the SONAME too, as long as it looks like a library's
+            data = first.read_bytes().replace(first.name.encode(), library.name.encode())
+            library.write_bytes(data)
+    (root / "etc/ld.so.conf").write_text("/usr/lib/x86_64-linux-gnu\n")
+    for path in driver:
+        target = root / str(path).lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    subprocess.run(["/sbin/ldconfig", "-r", root], check=True)
+
+
+def cycle_rows(work: Path) -> list[Row]:
+    """A container's whole life, with plain runc and through gpushim (utility and compute, one GPU)."""
+    env, _ = settings(work, "cycle", 1, RUNC)
+    rows = []
+    for name, runtime, asked in [
+        ("whole cycle, plain runc", RUNC, None),
+        ("whole cycle, gpushim, no request", RUNTIME, None),
+        ("whole cycle, gpushim, 1 GPU", RUNTIME, "0"),
+    ]:
+        bundle = work / name.replace(" ", "-").replace(",", "")
+        (bundle / "rootfs" / "bin").mkdir(parents=True)
+        shutil.copy("/bin/busybox", bundle / "rootfs/bin/true")
+        subprocess.run([RUNC, "spec", "--bundle", bundle], check=True)
+        spec = json.loads((bundle / "config.json").read_text())
+        spec["process"].update(terminal=False, args=["/bin/true"])
+        spec["process"]["env"] += [f"NVIDIA_VISIBLE_DEVICES={asked}"] if asked else []
+        spec["linux"]["namespaces"] = [ns for ns in spec["linux"]["namespaces"] if ns["type"] != "network"]
+        content = json.dumps(spec)
+        ident = bundle.name
+        prefix = [runtime, "--root", str(work / "runc")]
+        commands = [
+            [*prefix, "create", "--bundle", str(bundle), ident],
+            [*prefix, "start", ident],
+            [*prefix, "delete", "--force", ident],
+        ]
+        rows.append(Row(name, commands, env, _writer(bundle / "config.json", content), "whole cycle, plain runc"))
+    return rows
+
+
+def report(rows: list[Row], times: dict[str, list[float]], markdown: bool) -> None:
+    """Print medians and minima, what is added over the row compared with, and that as multiples of S and P."""
+    mid = {name: median(values) for name, values in times.items()}
+    s, p = mid["S: sh exec stub"], mid["P: python3 -IS -c pass"]
+    print(f"{len(times['stub alone'])} rounds; S = {s:.2f} ms, P = {p:.2f} ms (medians)")
+    head = ["", "median ms", "min ms", "added ms", "of S", "of P"]
+    table = [
+        [
+            row.name,
+            f"{mid[row.name]:.2f}",
+            f"{min(times[row.name]):.2f}",
+            f"{mid[row.name] - mid[row.over]:.2f}" if row.over not in ("", row.name) else "",
+            f"{mid[row.name] / s:.2f}",
+            f"{(mid[row.name] - (mid[row.over] if 'cycle' in row.name or 'hook' in row.name else 0)) / p:.2f}",
+        ]
+        for row in rows
+    ]
+    if markdown:
+        print(*(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *table]), sep="\n")
+        return
+    widths = [max(map(len, column)) for column in zip(head, *table)]
+    for line in [head, *table]:
+        print("  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A bundle's config.json: read it whole, replace it whole.
+
+The file is replaced by rename, never written in place: a reader sees the old bytes or the new ones, and a
+crash leaves one of the two. Out of scope: what the file means.
+
+On the create path: imports nothing but `posix` and `errno`.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+
+from gpushim.errors import BUNDLE, GpushimError
+
+# Docker's and containerd's are 10 to 30 KiB; some generators reach a few MiB.
+SIZE_LIMIT = 64 << 20
+
+
+def read(path: str) -> tuple[bytes, posix.stat_result]:
+    """Read a config.json.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        its bytes, and the stat that `replace` wants back.
+
+    Raises:
+        GpushimError: it cannot be read, is not a regular file, or is larger than SIZE_LIMIT.
+    """
+    try:
+        # O_NONBLOCK: a FIFO must not hang the engine.
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY)
+        try:
+            status = posix.fstat(fd)
+            if status.st_mode & 0o170000 != 0o100000:
+                raise GpushimError(f"{path} is not a regular file", BUNDLE)
+            if status.st_size > SIZE_LIMIT:
+                raise GpushimError(f"{path} has {status.st_size} bytes; at most {SIZE_LIMIT} are read", BUNDLE)
+            return _read_all(fd, status.st_size), status
+        finally:
+            posix.close(fd)
+    except OSError as error:
+        raise GpushimError(f"{path} cannot be read: {error.strerror}", BUNDLE) from None
+
+
+def _read_all(fd: int, size: int) -> bytes:
+    data = posix.read(fd, size + 1)
+    if len(data) != size:  # it grew or shrank meanwhile, or the read was cut short
+        chunks = [data]
+        while data and sum(map(len, chunks)) <= SIZE_LIMIT:
+            data = posix.read(fd, 1 << 20)
+            chunks.append(data)
+        return b"".join(chunks)
+    return data
+
+
+def replace(path: str, text: str, status: posix.stat_result) -> None:
+    """Put a new config.json in the place of the old one, with its mode and owner.
+
+    The new file is written beside the old one, synced, and renamed over it (rename(2): atomic).
+
+    Args:
+        path: of the file.
+        text: the new content, ASCII.
+        status: what `read` returned with the old content.
+
+    Raises:
+        GpushimError: it cannot be written; the old file is as it was and nothing is left beside it.
+    """
+    new = f"{path}.gpushim-{posix.getpid()}"
+    try:
+        fd = posix.open(
+            new, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC, 0o600
+        )
+        try:
+            try:
+                _write_all(fd, text.encode("ascii"))
+                if (status.st_uid, status.st_gid) != (posix.geteuid(), posix.getegid()):
+                    posix.fchown(fd, status.st_uid, status.st_gid)
+                posix.fchmod(fd, status.st_mode & 0o7777)
+                posix.fsync(fd)
+            finally:
+                posix.close(fd)
+            posix.rename(new, path)
+        except OSError:
+            posix.unlink(new)
+            raise
+    except OSError as error:
+        hint = " (it is a mount point)" if error.errno == errno.EBUSY else ""
+        raise GpushimError(
+            f"{path} cannot be replaced: {error.strerror}{hint}; the old file is untouched", BUNDLE
+        ) from None
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[posix.write(fd, view) :]

@@ -1,0 +1,232 @@
+"""From the launcher to runc: the whole story of a create, top to bottom.
+
+The launcher (a POSIX sh script) found the verb, the bundle and the host's runc, and saw a word in config.json
+that may concern a GPU. `main` reads the bundle, works out the request, plans, replaces config.json, and becomes
+runc. A container that asks for no GPU reaches runc with its config.json untouched.
+
+Budget: half a Python start beyond Python's own. So this path imports a short list of modules, which a test
+pins, and nothing that imports `re`, `os` or `json`. NVML is never called here: refresh does that, in a child.
+Out of scope: every verb but create and run, which the launcher hands to runc at once.
+"""
+
+from __future__ import annotations
+
+import _signal
+import posix
+import time
+
+from gpushim import bundle, fastjson, plan, request
+from gpushim.edits import apply
+from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError
+from gpushim.inventory import ensure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Edit the bundle where it asks for GPUs, and become the low-level runtime.
+
+    Args:
+        argv: what the launcher found: the low-level runtime ("" when a configuration awaits its first reading),
+            verb, bundle, container id, runc's --log and --log-format, the mask of ignored signals (hex, as in
+            /proc/self/status), "kept" if LC_CTYPE was set, the launcher's own path; then runc's arguments.
+    """
+    started = time.monotonic()
+    low, verb, bundle_path, container, log, log_format, ignored, lc_ctype, launcher, *args = argv
+    if lc_ctype != "kept":
+        posix.environ.pop(b"LC_CTYPE", None)  # CPython put it there (PEP 538)
+    try:
+        if not low:
+            low = configured_runtime(launcher)
+        if verb in ("create", "run"):
+            low = edit(low, bundle_path, container, started)
+        become(low, args, int(ignored or "0", 16))
+    except GpushimError as error:
+        complain(str(error), log, log_format)
+        posix._exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 - a bug of ours; an engine's user gets a sentence, not a traceback
+        complain(f"internal error, please report it: {error!r}", log, log_format)
+        posix._exit(FAILED)
+
+
+def edit(low: str, bundle_path: str, container: str, started: float) -> str:
+    """Give the container of a bundle what it asks for.
+
+    Args:
+        low: path of the low-level runtime.
+        bundle_path: the bundle's directory, absolute or relative to the working directory; "" is that directory.
+        container: its id, for the log.
+        started: time.monotonic() at the start of this process.
+
+    Returns:
+        path of the low-level runtime, which a refresh on the way may have changed.
+
+    Raises:
+        GpushimError: the request is malformed or cannot be met, or config.json cannot be read or replaced.
+    """
+    path = (bundle_path or ".") + "/config.json"
+    data, status = bundle.read(path)
+    spec = fastjson.loads(data, path)
+    if not isinstance(spec, dict):
+        raise GpushimError(f"{path} is not a JSON object", BUNDLE)
+    wanted, inventory = find_request(spec)
+    if wanted is None:
+        return low
+    edits, chosen = plan.plan(wanted, inventory, facts(spec, bundle_path))
+    if apply(edits, spec):
+        bundle.replace(path, fastjson.dumps(spec), status)
+    record(inventory["policy"]["log"]["file"], container, wanted, chosen, started)
+    return str(inventory["runtime"])
+
+
+def find_request(spec: dict[str, Any]) -> tuple[request.Request | None, dict[str, Any]]:
+    """Read the request under the policy in force, with an inventory that is true now.
+
+    A container that asks for nothing is never harmed by trouble of ours: it does not wait for a refresh, unless
+    the policy itself has changed, and not even then does a failing one stop it.
+
+    Returns:
+        the request, or None; and the inventory snapshot.
+
+    Raises:
+        GpushimError: the request is malformed, or the host's inventory cannot be had for it.
+    """
+    inventory, stale = ensure.last()
+    if stale != "policy":
+        wanted = request.read(spec, inventory["policy"])
+        if wanted is None or not stale:
+            return wanted, inventory
+    try:
+        inventory = ensure.refreshed()
+    except GpushimError:
+        if stale == "policy" and request.read(spec, ensure.default_policy()) is None:
+            return None, {}
+        raise
+    return request.read(spec, inventory["policy"]), inventory
+
+
+def facts(spec: dict[str, Any], bundle_path: str) -> dict[str, Any]:
+    """Collect what a plan must know of the bundle: see `plan.plan`.
+
+    Raises:
+        GpushimError: config.json names no rootfs.
+    """
+    root = spec.get("root")
+    rootfs = root.get("path") if isinstance(root, dict) else None
+    if not isinstance(rootfs, str) or not rootfs:
+        raise GpushimError("config.json has no root.path", BUNDLE)
+    linux = spec.get("linux")
+    spaces = linux.get("namespaces") if isinstance(linux, dict) else None
+    userns = any(isinstance(space, dict) and space.get("type") == "user" for space in spaces or ())
+    top, _, last = __file__.rpartition("/gpushim/")[0].rpartition("/")
+    hook = f"{top}/bin/gpushim-hook" if last == "shim" else "/usr/bin/gpushim-hook"
+    return {"rootfs": absolute(rootfs, absolute(bundle_path)), "userns": userns, "hook": absolute(hook)}
+
+
+def absolute(path: str, base: str = "") -> str:
+    """Make a path absolute, against a base or the working directory."""
+    if path.startswith("/"):
+        return path
+    return f"{base or posix.getcwd()}/{path}".rstrip("/")
+
+
+def configured_runtime(launcher: str) -> str:
+    """Find the low-level runtime when the launcher could not: a configuration is there that no refresh has read.
+
+    Args:
+        launcher: path of gpushim-runtime, which must not be its own low-level runtime.
+
+    Raises:
+        GpushimError: there is none, or it is gpushim-runtime itself.
+    """
+    try:
+        low = str(ensure.refreshed()["runtime"])
+    except GpushimError as error:
+        from gpushim.policy import default_low_level  # the configuration is broken; most calls do not need it
+
+        complain(f"{error}; using the default low-level runtime", "", "")
+        low = default_low_level()
+    try:
+        ours, theirs = posix.stat(launcher), posix.stat(low)
+    except OSError as error:
+        raise GpushimError(f"the low-level runtime {low} cannot be used: {error.strerror}", NOT_FOUND) from None
+    if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+        raise GpushimError(f"the low-level runtime {low} is gpushim-runtime itself", NOT_EXECUTABLE)
+    return low
+
+
+def become(low: str, args: list[str], ignored: int) -> NoReturn:
+    """Execute the low-level runtime with everything as the engine gave it to us.
+
+    Args:
+        low: its path.
+        args: its arguments.
+        ignored: mask of the signals that were ignored when the engine called us (SigIgn, proc(5)).
+
+    Raises:
+        GpushimError: it cannot be executed.
+    """
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # CPython ignores both, and exec would pass that on
+        if not ignored >> (number - 1) & 1:
+            _signal.signal(number, _signal.SIG_DFL)
+    try:
+        posix.execve(low, [low, *args], posix.environ)
+    except FileNotFoundError:
+        raise GpushimError(f"the low-level runtime {low} is gone", NOT_FOUND) from None
+    except OSError as error:
+        raise GpushimError(
+            f"the low-level runtime {low} cannot be executed: {error.strerror}", NOT_EXECUTABLE
+        ) from None
+
+
+def complain(sentence: str, log: str, log_format: str) -> None:
+    """Say why on stderr and as a line in runc's --log file: Docker and containerd show the last error line there."""
+    sentence = "gpushim: " + sentence
+    line = fastjson.dumps({"level": "error", "msg": sentence, "time": now()})
+    if log_format != "json":
+        line = f"time={fastjson.dumps(now())} level=error msg={fastjson.dumps(sentence)}"
+    append(log, line)
+    try:
+        posix.write(2, (sentence + "\n").encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass  # stderr is closed, and there is nowhere else to say so
+
+
+def record(log: str, container: str, wanted: request.Request, chosen: list[str], started: float) -> None:
+    """Write the one line per GPU container."""
+    line: dict[str, object] = {
+        "time": now(),
+        "level": "info",
+        "msg": "GPU container",
+        "container": container,
+        "request": f"{wanted.source}={wanted.text}"[:1000],
+        "gpus": chosen,
+        "milliseconds": round((time.monotonic() - started) * 1000, 2),
+    }
+    if wanted.ignored:
+        line["ignored"] = wanted.ignored
+    append(log, fastjson.dumps(line))
+
+
+def append(path: str, line: str) -> None:
+    """Append a line to a log; trouble with a log never harms a container."""
+    if not path:
+        return
+    flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY
+    try:
+        fd = posix.open(path, flags, 0o644)
+    except OSError:
+        return
+    try:
+        posix.write(fd, line.encode("ascii", "backslashreplace") + b"\n")
+    except OSError:
+        pass
+    finally:
+        posix.close(fd)
+
+
+def now() -> str:
+    """Tell the time as RFC 3339 in UTC, as runc does in its log."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,153 @@
+"""JSON for the create and hook paths: CPython's C scanner and encoder, without importing `json`.
+
+Importing `json` costs about as much as starting Python (it imports `re`); its C half does not. Where
+that half is missing, `json` itself is used; tests hold both against each other.
+
+Out of scope: pretty output, streams, anything but UTF-8.
+"""
+
+from __future__ import annotations
+
+from gpushim.errors import BUNDLE, GpushimError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterable
+
+
+class _Number:
+    """A number whose text Python would not write back the same: 1e3, -0, 1e400."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class _OddNumberMet(Exception):  # noqa: N818 - a signal between dumps and the C encoder, not an error
+    pass
+
+
+def _float(text: str) -> object:
+    value = float(text)
+    return value if repr(value) == text else _Number(text)
+
+
+def _int(text: str) -> object:
+    return _Number(text) if text == "-0" else int(text)
+
+
+def _constant(text: str) -> object:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _default(value: object) -> object:
+    if isinstance(value, _Number):
+        raise _OddNumberMet
+    raise TypeError(f"cannot write {type(value).__name__} as JSON")
+
+
+class _Context:
+    strict = True
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = staticmethod(_float)
+    parse_int: Callable[[str], object] = int
+    parse_constant = staticmethod(_constant)
+
+
+class _MinusZeroContext(_Context):
+    # int() forgets the sign of -0, and a Python function called for each integer is slow.
+    parse_int = staticmethod(_int)
+
+
+try:
+    from _json import encode_basestring_ascii as _quote
+    from _json import make_encoder, make_scanner
+except ImportError:  # not CPython, or a build without its C accelerators
+    import json
+    from json.encoder import py_encode_basestring_ascii as _quote
+
+    def _scan(text: str, context: Any) -> Any:
+        parsers = {"parse_float": _float, "parse_int": context.parse_int, "parse_constant": _constant}
+        return json.JSONDecoder(**parsers).raw_decode(text)
+
+    def _encode(value: object) -> Iterable[str]:
+        return json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_default).iterencode(value)
+
+else:
+    _encoder = make_encoder(None, _default, _quote, None, ":", ",", False, False, False)
+
+    def _scan(text: str, context: Any) -> Any:
+        return make_scanner(context)(text, 0)
+
+    def _encode(value: object) -> Iterable[str]:
+        return _encoder(value, 0)  # type: ignore[no-any-return]
+
+
+def loads(data: bytes, what: str = "config.json") -> Any:
+    """Parse one JSON document.
+
+    Args:
+        data: the document, UTF-8.
+        what: its name for messages, usually a path.
+
+    Returns:
+        dict, list, str, int, float, bool, None; a number whose spelling Python would change is kept
+        as an opaque object that `dumps` writes back as it was.
+
+    Raises:
+        GpushimError: it is not UTF-8, not JSON (RFC 8259: no NaN, nothing behind the value), or nested
+            too deeply.
+    """
+    try:
+        text = str(data, "utf-8").strip(" \t\r\n")
+        value, end = _scan(text, _MinusZeroContext if b"-0" in data else _Context)
+    except UnicodeDecodeError as error:
+        raise GpushimError(f"{what} is not UTF-8 at byte {error.start}", BUNDLE) from None
+    except RecursionError:
+        raise GpushimError(f"{what} is nested too deeply", BUNDLE) from None
+    except (ValueError, StopIteration, SystemError):
+        # SystemError: the C scanner of Python < 3.13 looks up its exception in json.decoder, which is not there.
+        raise GpushimError(f"{what} is not valid JSON: {_complaint(text)}", BUNDLE) from None
+    if end != len(text):
+        raise GpushimError(f"{what} is not valid JSON: something follows the value at character {end}", BUNDLE)
+    return value
+
+
+def _complaint(text: str) -> str:
+    from json import loads as slow_loads  # 7 ms, and only for a document that is broken
+
+    try:
+        slow_loads(text, parse_constant=_constant)
+    except ValueError as error:
+        return str(error)
+    return "the fast reader refused it"
+
+
+def dumps(value: object) -> str:
+    """Write a value as compact ASCII JSON; numbers that `loads` kept come out as they were.
+
+    Args:
+        value: what `loads` returned, edited or not; keys are strings.
+
+    Returns:
+        the document, without a newline at its end.
+
+    Raises:
+        TypeError: something in it has no JSON form.
+    """
+    try:
+        return "".join(_encode(value))
+    except _OddNumberMet:
+        return _spell(value)
+
+
+def _spell(value: object) -> str:
+    if isinstance(value, _Number):
+        return value.text
+    if isinstance(value, dict):
+        return "{" + ",".join(_quote(key) + ":" + _spell(item) for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_spell, value)) + "]"
+    return "".join(_encode(value))

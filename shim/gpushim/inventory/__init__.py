@@ -1,0 +1,1 @@
+"""What the host has: GPUs, MIG instances, device nodes and the driver's files, kept as a snapshot."""

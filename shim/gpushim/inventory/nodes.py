@@ -1,0 +1,149 @@
+"""The driver's device nodes: what /dev really has, checked against what the kernel says.
+
+Out of scope: making nodes (nvidia-modprobe does), and deciding who gets them (plan.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import Any
+
+NODE_LIMIT = 8192  # nodes; a rack-scale host may have 2048 IMEX channels
+IMEX_DIR = "/dev/nvidia-caps-imex-channels"
+CAPS_DIR = "/dev/nvidia-caps"
+# Where nodes of the driver and of its neighbours are, and which names count there.
+PLACES = (
+    ("/dev", re.compile(r"nvidia.*|gdrdrv")),
+    (CAPS_DIR, re.compile(r"nvidia-cap\d+")),
+    (IMEX_DIR, re.compile(r"channel\d+")),
+    ("/dev/infiniband", re.compile(r"uverbs\d+|rdma_cm")),
+)
+# Nodes and directories whose coming and going makes a snapshot stale, though they need not be there.
+EXPECTED = (
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-modeset",
+    "/dev/nvidia-nvswitchctl",
+    "/dev/nvidia-fs0",
+    "/dev/gdrdrv",
+    CAPS_DIR,
+    IMEX_DIR,
+    "/dev/infiniband",
+)
+FEATURES = {
+    "gds": re.compile(r"/dev/nvidia-fs\d+"),
+    "mofed": re.compile(r"/dev/infiniband/.+"),
+    "gdrcopy": re.compile(r"/dev/gdrdrv"),
+    "nvswitch": re.compile(r"/dev/nvidia-nvswitch(ctl|\d+)"),
+}
+# Whose major a node has, as /proc/devices names it; several names where driver generations differ.
+_FRONTEND = ("nvidia", "nvidia-frontend", "nvidiactl", "nvidia-modeset")
+_OWNERS = (
+    (re.compile(r"/dev/nvidia(\d+|ctl|-modeset)"), _FRONTEND),
+    (re.compile(r"/dev/nvidia-uvm(-tools)?"), ("nvidia-uvm",)),
+    (re.compile(CAPS_DIR + "/.+"), ("nvidia-caps",)),
+    (re.compile(IMEX_DIR + "/.+"), ("nvidia-caps-imex-channels",)),
+)
+FRONTEND_MAJOR = 195  # registered with the kernel (Documentation/admin-guide/devices.txt)
+
+
+def find(dev_root: str, proc: str, notes: list[str]) -> dict[str, list[int]]:
+    """Find the device nodes.
+
+    Args:
+        dev_root: the directory whose dev/ has them.
+        proc: where the procfs that shows the driver is mounted.
+        notes: gets a sentence for each node that is there and of no use.
+
+    Returns:
+        path in a container to [major, minor, mode bits, uid, gid], sorted by path.
+    """
+    majors = _majors(proc)
+    found: dict[str, list[int]] = {}
+    for path in _listed(dev_root, notes):
+        host = path if dev_root == "/" else dev_root + path
+        try:
+            status = os.lstat(host)
+        except OSError:
+            continue  # gone since it was listed
+        if stat.S_ISDIR(status.st_mode):
+            continue
+        trouble = _trouble(path, status, majors)
+        if trouble:
+            notes.append(f"{host} is left out: {trouble}")
+        else:
+            numbers = [os.major(status.st_rdev), os.minor(status.st_rdev)]
+            found[path] = [*numbers, status.st_mode & 0o777, status.st_uid, status.st_gid]
+    return found
+
+
+def features(nodes: dict[str, list[int]]) -> dict[str, list[str]]:
+    """Sort the nodes of the driver's neighbours by the feature that a container asks for."""
+    return {feature: [path for path in nodes if pattern.fullmatch(path)] for feature, pattern in FEATURES.items()}
+
+
+def imex_channels(nodes: dict[str, list[int]]) -> list[int]:
+    """List the numbers of the IMEX channels among the nodes, in order."""
+    prefix = IMEX_DIR + "/channel"
+    return sorted(int(path[len(prefix) :]) for path in nodes if path.startswith(prefix))
+
+
+def watched(nodes: dict[str, Any], more: list[str]) -> list[str]:
+    """List the paths that a snapshot's stamp looks at.
+
+    Channels and capability nodes come and go with their directory's time stamp, so there may be thousands for
+    the price of one; those that are in use are in `more`.
+    """
+    plain = [path for path in nodes if not path.startswith((CAPS_DIR + "/", IMEX_DIR + "/"))]
+    return list(dict.fromkeys([*EXPECTED, *plain, *more]))
+
+
+def _listed(dev_root: str, notes: list[str]) -> list[str]:
+    paths: list[str] = []
+    for folder, pattern in PLACES:
+        try:
+            names = os.listdir(folder if dev_root == "/" else dev_root + folder)
+        except OSError:
+            continue
+        paths += sorted((f"{folder}/{name}" for name in names if pattern.fullmatch(name)), key=_by_number)
+    if len(paths) > NODE_LIMIT:
+        notes.append(f"of {len(paths)} device nodes only {NODE_LIMIT} are listed")
+    return paths[:NODE_LIMIT]
+
+
+def _by_number(path: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(.*?)(\d{0,9})", path, re.DOTALL)
+    return (match[1], int(match[2] or -1)) if match else (path, -1)
+
+
+def _majors(proc: str) -> dict[str, int]:
+    """Read the character devices of /proc/devices: lines of a number and a name, up to the block devices."""
+    try:
+        with open(proc + "/devices", encoding="ascii", errors="replace") as file:
+            text = file.read(1 << 16)
+    except OSError:
+        return {}
+    rows = [line.split() for line in text.partition("Block devices:")[0].splitlines()]
+    return {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
+
+
+def _trouble(path: str, status: os.stat_result, majors: dict[str, int]) -> str:
+    if not stat.S_ISCHR(status.st_mode):
+        return "it is not a character device"
+    major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+    for pattern, owners in _OWNERS:
+        if majors and pattern.fullmatch(path):
+            right = {majors[owner] for owner in owners if owner in majors}
+            if not right and owners is _FRONTEND:
+                right = {FRONTEND_MAJOR}
+            if not right:
+                return f"the kernel has no driver {owners[0]} loaded"
+            if major not in right:
+                return f"its major number is {major}, and {owners[0]} has {min(right)}; remove it and make it again"
+    number = re.fullmatch(r"/dev/nvidia(\d+)", path)
+    if number and int(number[1]) != minor:
+        return f"its minor number is {minor}; remove it and make it again"
+    return ""

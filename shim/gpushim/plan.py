@@ -1,0 +1,161 @@
+"""Request x inventory x policy -> edits: the one place that decides what a container gets.
+
+On the create path: imports only its siblings. Out of scope: finding the request (request.py), finding out what
+the host has (inventory/), and putting edits anywhere (edits.py).
+"""
+
+from __future__ import annotations
+
+from gpushim import require, selection
+from gpushim.edits import HOOK_NAME
+from gpushim.errors import INVENTORY, GpushimError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpushim.request import Request
+
+# A file of the driver, and a socket or directory of one of its services.
+FILE_OPTIONS = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
+SOCKET_OPTIONS = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
+NODE_OPTIONS = ["nosuid", "noexec", "rbind", "rprivate"]
+
+# Nodes beyond /dev/nvidiactl that a capability needs, and whether it can do without.
+UVM_NODES = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+MODESET_NODE = "/dev/nvidia-modeset"
+
+# runc and crun replace the hook's environment by this one; without it an image's could get in (CVE-2025-23266).
+HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+HOOK_TIMEOUT = 60  # seconds
+
+
+def plan(
+    request: Request, inventory: dict[str, Any], bundle: dict[str, Any]
+) -> tuple[list[tuple[str, Any]], list[str]]:
+    """Decide what a container gets.
+
+    Args:
+        request: what it asks for.
+        inventory: the snapshot of what the host has.
+        bundle: {"rootfs": absolute path, "userns": whether the container has a user namespace of its own,
+            "hook": absolute path of gpushim-hook}.
+
+    Returns:
+        edits, as the docstring of edits.py describes them; and the UUIDs of the GPUs and MIG instances chosen.
+
+    Raises:
+        GpushimError: the request cannot be met in full; the sentence says which part and why.
+    """
+    if inventory["error"]:
+        raise GpushimError(
+            f"{request.source} asks for GPUs: {inventory['error']['sentence']}", inventory["error"]["code"]
+        )
+    gpus, migs = selection.select(request.devices, inventory)
+    require.check(request.requirements, facts(gpus, migs, inventory))
+    edits: list[tuple[str, Any]] = []
+    for path in node_paths(request, gpus, migs, inventory):
+        edits += _node_edits(path, inventory, bundle)
+    files = [file for name in ("any", *request.capabilities) for file in inventory["files"].get(name, ())]
+    edits += [("mount", _mount(file, inventory["driver"]["root"])) for file in files]
+    edits.append(("env", ("NVIDIA_VISIBLE_DEVICES", visible_devices(request, gpus, migs))))
+    edits.append(("hook", _hook(files, inventory, bundle)))
+    return edits, [device["uuid"] for device in [*gpus, *migs]]
+
+
+def facts(gpus: list[Any], migs: list[Any], inventory: dict[str, Any]) -> list[dict[str, Any]]:
+    """Collect what NVIDIA_REQUIRE_* is about: a {"cuda", "driver", "arch", "brand"} per GPU, or one without a GPU."""
+    driver = inventory["driver"]
+    common = {"cuda": driver["cuda"], "driver": driver["version"]}
+    chosen = {gpu["index"]: gpu for gpu in gpus}
+    parents = {mig["gpu"] for mig in migs}
+    chosen.update((gpu["index"], gpu) for gpu in inventory["gpus"] if gpu["index"] in parents)
+    return [{**common, "arch": gpu["arch"], "brand": gpu["brand"]} for gpu in chosen.values()] or [common]
+
+
+def visible_devices(request: Request, gpus: list[Any], migs: list[Any]) -> str:
+    """Say what NVIDIA_VISIBLE_DEVICES becomes: its own value, or the UUIDs if the request came by another way."""
+    if request.source == "env NVIDIA_VISIBLE_DEVICES":
+        return str(request.text)
+    return ",".join(device["uuid"] for device in [*gpus, *migs]) or "none"
+
+
+def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: dict[str, Any]) -> list[str]:
+    """List the device nodes that a container gets, as paths in the container, without duplicates.
+
+    Raises:
+        GpushimError: one that it cannot do without is not on the host.
+    """
+    nodes = inventory["nodes"]
+    parents = {mig["gpu"] for mig in migs}
+    needed = [("/dev/nvidiactl", "every GPU container needs it")]
+    if "compute" in request.capabilities or "video" in request.capabilities:
+        needed.append((UVM_NODES[0], "CUDA needs it"))
+    needed += [(gpu["node"], f"it is GPU {gpu['index']}") for gpu in gpus]
+    needed += [(gpu["node"], "its MIG instances need it") for gpu in inventory["gpus"] if gpu["index"] in parents]
+    needed += [(node, f"MIG instance {mig['uuid']} needs it") for mig in migs for node in mig["nodes"]]
+    needed += [
+        (f"/dev/nvidia-caps-imex-channels/channel{n}", "NVIDIA_IMEX_CHANNELS asks for it") for n in request.imex
+    ]
+    for path, why in needed:
+        if path not in nodes:
+            raise GpushimError(
+                f"{path} is not on this host ({why}); make it with nvidia-modprobe -u -c 0, then run gpushim refresh",
+                INVENTORY,
+            )
+    paths = [path for path, _ in needed]
+    if UVM_NODES[0] in paths and UVM_NODES[1] in nodes:
+        paths.append(UVM_NODES[1])
+    if {"graphics", "display"} & set(request.capabilities) and MODESET_NODE in nodes:
+        paths.append(MODESET_NODE)
+    if request.devices:
+        paths += [path for feature in request.features for path in inventory["features"].get(feature, ())]
+    return list(dict.fromkeys(paths))
+
+
+def _node_edits(path: str, inventory: dict[str, Any], bundle: dict[str, Any]) -> list[tuple[str, Any]]:
+    major, minor, mode, uid, gid = inventory["nodes"][path]
+    dev_root = inventory["driver"]["dev-root"]
+    edits: list[tuple[str, Any]] = []
+    if bundle["userns"] and dev_root != "/":
+        # In a user namespace nobody can mknod, so runc binds the host's node of the same path, which is not ours.
+        mount = {"destination": path, "source": dev_root + path, "type": "bind", "options": NODE_OPTIONS}
+        edits.append(("mount", mount))
+    else:
+        node = {
+            "path": path,
+            "type": "c",
+            "major": major,
+            "minor": minor,
+            "fileMode": mode,
+            "uid": uid,
+            "gid": gid,
+        }
+        edits.append(("node", node))
+    edits.append(("rule", (major, minor)))
+    if mode & 0o006 != 0o006 and gid:
+        edits.append(("gid", gid))  # what the group may do, the container's user may too
+    return edits
+
+
+def _mount(file: dict[str, Any], root: str) -> dict[str, Any]:
+    return {
+        "destination": file["path"],
+        "source": file["path"] if root == "/" else root + file["path"],
+        "type": "bind",
+        "options": SOCKET_OPTIONS if file["kind"] == "socket" else FILE_OPTIONS,
+    }
+
+
+def _hook(files: list[dict[str, Any]], inventory: dict[str, Any], bundle: dict[str, Any]) -> dict[str, Any]:
+    """Write the hook's entry: all that it needs is in its arguments."""
+    args = [HOOK_NAME, "prestart", "--rootfs", bundle["rootfs"]]
+    log = inventory["policy"]["log"]["file"]
+    if log:
+        args += ["--log", log]
+    for file in files:
+        if file["kind"] == "library":
+            args += ["--lib", f"{file['soname']}={file['path']}"]
+        for link in file.get("links", ()):
+            args += ["--link", link]
+    return {"path": bundle["hook"], "args": args, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}

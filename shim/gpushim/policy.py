@@ -1,0 +1,201 @@
+"""What the administrator allows: /etc/gpushim/config.toml, checked against config.schema.json beside this file.
+
+Read by refresh and the command line; a create gets the result through the snapshot.
+Out of scope: what a key means (request.py, plan.py, inventory/).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+import stat
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gpushim.errors import CONFIG, FAILED, NOT_FOUND, GpushimError
+from gpushim.stamp import config_path as config_path  # shared with the create path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONFIG_LIMIT = 1 << 20  # bytes
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_TYPES: dict[str, type[Any]] = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
+_TOML_NAMES = {
+    "object": "a table",
+    "array": "an array",
+    "string": "a string",
+    "boolean": "true or false",
+    "integer": "an integer",
+}
+
+
+def schema() -> dict[str, Any]:
+    """Read the JSON schema of config.toml."""
+    with open(os.path.join(os.path.dirname(__file__), "config.schema.json"), encoding="utf-8") as file:
+        parsed: dict[str, Any] = json.load(file)
+    return parsed
+
+
+def defaults() -> dict[str, Any]:
+    """Return the policy of a host without a config.toml; each call gives new objects."""
+    return _completed({})
+
+
+def load(path: str) -> dict[str, Any]:
+    """Read, check and complete a config.toml.
+
+    Args:
+        path: of the file; it need not exist.
+
+    Returns:
+        every section and key of the schema, as plain data; driver.dev-root is filled in.
+
+    Raises:
+        GpushimError: the file cannot be read or trusted, is not TOML, or says something the schema does not allow.
+    """
+    try:
+        data = _read(path)
+    except FileNotFoundError:
+        return defaults()
+    except OSError as error:
+        raise GpushimError(f"{path} cannot be read: {error.strerror}", CONFIG) from None
+    given = _parse(data, path)
+    for trouble in _troubles(given, schema(), ""):
+        raise GpushimError(f"{path}: {trouble}", CONFIG)
+    return _completed(given)
+
+
+def low_level(names: list[str]) -> str:
+    """Find the low-level runtime.
+
+    Args:
+        names: in order of preference; bare names, or absolute paths.
+
+    Returns:
+        absolute path of the first that is an executable file, sought in the system's directories, then in PATH.
+
+    Raises:
+        GpushimError: none is there.
+    """
+    folders = [*SYSTEM_PATH.split(":"), *os.environ.get("PATH", "").split(":")]
+    for name in names:
+        candidates = [name] if "/" in name else [f"{folder}/{name}" for folder in folders]
+        for path in candidates:
+            # The launcher reads the path as one line; a relative one would depend on the engine's directory.
+            if path.startswith("/") and "\n" not in path and os.path.isfile(path) and os.access(path, os.X_OK):
+                return path
+    raise GpushimError(
+        f"no low-level runtime: none of {', '.join(names)} is an executable file in {SYSTEM_PATH} or PATH; "
+        "install one, or name yours under [runtime] low-level",
+        NOT_FOUND,
+    )
+
+
+def _read(path: str) -> bytes:
+    # O_NONBLOCK: a FIFO must not hang us; regular files do not care (open(2)).
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    with open(fd, "rb", buffering=0) as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise GpushimError(f"{path} is not a regular file", CONFIG)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise GpushimError(
+                f"{path} cannot be trusted: user {status.st_uid} owns it, its mode is "
+                f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",
+                CONFIG,
+            )
+        data = file.read(CONFIG_LIMIT + 1) or b""
+    if len(data) > CONFIG_LIMIT:
+        raise GpushimError(f"{path} is larger than {CONFIG_LIMIT >> 20} MiB", CONFIG)
+    return data
+
+
+def _parse(data: bytes, path: str) -> dict[str, Any]:
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise GpushimError(f"{path}, line 1: begins with a byte order mark; save it as UTF-8 without one", CONFIG)
+    try:
+        return _toml(data.decode())
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise GpushimError(f"{path}, line {line}: is not UTF-8", CONFIG) from None
+    except RecursionError:
+        raise GpushimError(f"{path} is nested too deeply", CONFIG) from None
+    except ValueError as error:  # of tomllib, whose message tells line and column; and of an endless integer
+        raise GpushimError(f"{path} is not TOML: {str(error)[:200]}", CONFIG) from None
+
+
+def _toml(text: str) -> dict[str, Any]:
+    from importlib import import_module  # 13 ms with the parser, and most hosts have no config.toml
+
+    try:
+        parser = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError:
+        raise GpushimError("config.toml cannot be read: Python's tomli is missing; install it", FAILED) from None
+    parsed: dict[str, Any] = parser.loads(text)
+    return parsed
+
+
+def _troubles(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
+    """Check a value against a rule of the schema; yields a sentence for each thing that is wrong.
+
+    The subset of JSON Schema that config.schema.json uses, no more; a test holds it against jsonschema.
+    """
+    kind = rule["type"]
+    if not isinstance(value, _TYPES[kind]) or (kind == "integer" and isinstance(value, bool)):
+        yield f"{name} is {_shown(value)}, not {_TOML_NAMES[kind]}"
+    elif kind == "object":
+        for key, member in value.items():
+            if key in rule["properties"]:
+                yield from _troubles(member, rule["properties"][key], _joined(name, key))
+            else:
+                yield _unknown(_joined(name, key))
+    elif kind == "array":
+        if len(value) < rule.get("minItems", 0):
+            yield f"{name} is empty"
+        for number, member in enumerate(value):
+            yield from _troubles(member, rule["items"], f"{name}[{number}]")
+    elif "enum" in rule and value not in rule["enum"]:
+        yield f"{name} is {_shown(value)}, not one of {', '.join(rule['enum'])}"
+    elif "pattern" in rule and not re.search(rule["pattern"], value):
+        yield f"{name} is {_shown(value)}, which is not allowed there: {rule.get('description', 'see the schema')}"
+    elif "minimum" in rule and not rule["minimum"] <= value <= rule["maximum"]:
+        yield f"{name} is {_shown(value)}, not between {rule['minimum']} and {rule['maximum']}"
+
+
+def _unknown(name: str) -> str:
+    from difflib import get_close_matches  # for a config.toml that is wrong, never else
+
+    sections = schema()["properties"]
+    known = [*sections, *(f"{section}.{key}" for section, rule in sections.items() for key in rule["properties"])]
+    near = get_close_matches(name, known, 1)
+    if not near:  # the right key in the wrong section
+        near = [path for path in known if path.rpartition(".")[2] == name.rpartition(".")[2]]
+    hint = f"did you mean {near[0]}?" if near else f"the sections are {', '.join(sections)}"
+    return f"{_shown(name)[1:-1]} is not a known key; {hint}"
+
+
+def _completed(given: dict[str, Any]) -> dict[str, Any]:
+    policy = {
+        section: {key: given.get(section, {}).get(key, entry["default"]) for key, entry in rule["properties"].items()}
+        for section, rule in schema()["properties"].items()
+    }
+    driver = policy["driver"]
+    driver["root"] = _cleaned(driver["root"])
+    driver["dev-root"] = _cleaned(driver["dev-root"] or driver["root"])
+    return policy
+
+
+def _cleaned(path: str) -> str:
+    return "/" + posixpath.normpath(path).lstrip("/")  # normpath keeps two leading slashes
+
+
+def _joined(section: str, key: str) -> str:
+    return f"{section}.{key}" if section else key
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,298 @@
+"""What a container asks for, read from its config.json.
+
+Out of scope: what the host has (selection, plan) and whether the conditions hold (require).
+Hot path: imports nothing but gpushim's errors, require and selection; reading an ordinary config.json takes
+well below 0.1 ms, and time grows only with its size.
+"""
+
+from __future__ import annotations
+
+from gpushim.errors import BUNDLE, REQUEST, GpushimError
+from gpushim.require import MAX_VALUE, gather
+from gpushim.selection import MAX_ITEMS, is_qualified, number, parse, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Mapping, Optional, Sequence, TypeVar
+
+    from gpushim.selection import Item
+
+    Asked = tuple[str, str, list[str]]  # source, value as given, names
+    T = TypeVar("T")
+
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
+FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
+DEVICE_LIST = "/var/run/nvidia-container-devices"
+AUTOMATIC_KIND = "runtime.nvidia.com/gpu"  # how NVIDIA's toolkit names devices it describes while it runs
+LAST_CHANNEL = 2**20 - 1
+_TRUE = ("1", "t", "T", "TRUE", "true", "True")  # Go's strconv.ParseBool
+_MOUNT_RULE = "[requests] accept-volume-mounts is false"
+_ENV_RULE = "while the container is unprivileged and [requests] accept-env-when-unprivileged is false"
+
+
+class Request:
+    """What a container asks for, independent of any host.
+
+    Attributes:
+        source: where the devices are named, for people: "env NAME", "mounts" or "annotations".
+        text: the list as given.
+        devices: selection's items in order without duplicates; [] asks for the driver without a GPU.
+        capabilities: out of CAPABILITIES, in that order.
+        requirements: (variable, expression) for require.check.
+        imex: channel numbers in order without duplicates.
+        features: out of FEATURES, in that order.
+        mig_config: MIG may be configured from the container.
+        mig_monitor: MIG may be monitored from the container.
+        legacy: the image has CUDA_VERSION but no NVIDIA_REQUIRE_CUDA.
+        privileged: CAP_SYS_ADMIN is in the bounding set.
+        ignored: a sentence for each thing that was asked for and that the policy forbids to honour.
+    """
+
+    __slots__ = (
+        "capabilities", "devices", "features", "ignored", "imex", "legacy", "mig_config", "mig_monitor",
+        "privileged", "requirements", "source", "text",
+    )  # fmt: skip
+
+    source: str
+    text: str
+    devices: list[Item]
+    capabilities: list[str]
+    requirements: list[tuple[str, str]]
+    imex: list[int]
+    features: list[str]
+    mig_config: bool
+    mig_monitor: bool
+    legacy: bool
+    privileged: bool
+    ignored: list[str]
+
+
+def read(
+    spec: dict[str, object], policy: Mapping[str, Any], ignored: Optional[list[str]] = None
+) -> Optional[Request]:
+    """Read a container's request.
+
+    Args:
+        spec: config.json as parsed.
+        policy: the validated configuration with all keys present.
+        ignored: if given, receives the sentences of Request.ignored, also when there is no request.
+
+    Returns:
+        The request, or None when the container asks for nothing that may be honoured.
+
+    Raises:
+        GpushimError: REQUEST, for a malformed request; BUNDLE, for a config.json of wrong types.
+    """
+    rules = policy["requests"]
+    ignored = [] if ignored is None else ignored
+    process = _member(spec, "process", dict)
+    env = _environment(process, rules["swarm-variables"])
+    # Whoever injected already says void, so neither mounts nor annotations may bring the devices again.
+    if "void" in _split(DEVICES, env.get(DEVICES, "")):
+        return None
+    mounted = _mounted(spec, rules["accept-volume-mounts"], ignored)
+    named = [_mount_name(name) for name in mounted if not name.startswith("imex/")]
+    asked = _annotated(spec, policy["cdi"]["annotation-prefixes"])
+    if asked is None and named:
+        asked = ("mounts", ",".join(named), named)
+    if asked is None:
+        asked = _listed(env, rules, process, ignored)
+    if asked is None:
+        return None
+    devices = parse(asked[2], (policy["cdi"]["kind"], AUTOMATIC_KIND))
+    if devices is None:
+        return None
+    request = Request()
+    request.source, request.text, request.devices = asked[0], asked[1], devices
+    request.ignored = ignored
+    request.privileged = _privileged(process)
+    request.legacy = _legacy(env)
+    request.capabilities = _capabilities(env, request.legacy)
+    disabled = rules["disable-require"] or env.get("NVIDIA_DISABLE_REQUIRE") in _TRUE
+    request.requirements = [] if disabled else gather(env, request.legacy)
+    request.imex = _imex(env, mounted, rules, request)
+    request.features = [name for name in FEATURES if env.get("NVIDIA_" + name.upper()) == "enabled"]
+    request.mig_config = _mig(env, "NVIDIA_MIG_CONFIG_DEVICES", request.privileged)
+    request.mig_monitor = _mig(env, "NVIDIA_MIG_MONITOR_DEVICES", request.privileged)
+    return request
+
+
+def _member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:
+    value = parent.get(key)
+    if value is None:  # Go reads null as absent
+        return kind()
+    if not isinstance(value, kind):
+        form = {"dict": "an object", "list": "a list", "str": "a string"}[kind.__name__]
+        raise GpushimError(f'config.json: "{quote(key)}" is not {form}; the engine must write it anew', BUNDLE)
+    return value
+
+
+def _environment(process: Mapping[str, object], swarm: Sequence[str]) -> dict[str, str]:
+    """Return the variables that matter here; of duplicates the last wins, as it does in runc."""
+    wanted = ("NVIDIA_", "CUDA_VERSION=", *[name + "=" for name in swarm])
+    found = {}
+    for entry in _member(process, "env", list):
+        if not isinstance(entry, str):
+            raise GpushimError("config.json: process.env has an entry that is not a string", BUNDLE)
+        if entry.startswith(wanted):
+            name, equals, value = entry.partition("=")
+            if equals:
+                found[name] = value
+    return found
+
+
+def _split(name: str, value: str) -> list[str]:
+    if not value:
+        return []
+    texts = [text.strip() for text in value[: MAX_VALUE + 1].split(",")]
+    if len(value) > MAX_VALUE or len(texts) > MAX_ITEMS:
+        raise GpushimError(
+            f"{quote(name)} has more than {MAX_VALUE} characters or {MAX_ITEMS} items; shorten it", REQUEST
+        )
+    return [text for text in texts if text]
+
+
+def _annotated(spec: Mapping[str, object], prefixes: Sequence[str]) -> Optional[Asked]:
+    annotations = _member(spec, "annotations", dict)
+    names: list[str] = []
+    for key in sorted(key for key in annotations if key.startswith(tuple(prefixes))):
+        for name in _split("annotation " + key, _member(annotations, key, str)):
+            if not is_qualified(name):
+                raise GpushimError(
+                    f'annotation {quote(key)} names "{quote(name)}", which is not a CDI device such as '
+                    f"nvidia.com/gpu=0; write vendor/class=device",
+                    REQUEST,
+                )
+            names.append(name)
+    return ("annotations", ",".join(names), names) if names else None
+
+
+def _mounted(spec: Mapping[str, object], accepted: bool, ignored: list[str]) -> list[str]:
+    """Return what follows DEVICE_LIST in the mounts of /dev/null by which Kubernetes names devices."""
+    names: list[str] = []
+    for mount in _member(spec, "mounts", list):
+        if not isinstance(mount, dict):
+            raise GpushimError("config.json: mounts has an entry that is not an object", BUNDLE)
+        parts = _member(mount, "destination", str).split("/")
+        if "nvidia-container-devices" not in parts or not _is_null(_member(mount, "source", str)):
+            continue
+        if ".." in parts and accepted:
+            raise GpushimError(
+                f'the mount "{quote("/".join(parts))}" names a device with ".."; write it without', REQUEST
+            )
+        path = "/" + "/".join(part for part in parts if part not in ("", "."))
+        if parts[0] == "" and path.startswith(DEVICE_LIST + "/"):
+            names.append(path[len(DEVICE_LIST) + 1 :].strip())
+    if names and not accepted:
+        ignored.append(f"mounts below {DEVICE_LIST} name no device while {_MOUNT_RULE}")
+        return []
+    if len(names) > MAX_ITEMS:
+        raise GpushimError(f"more than {MAX_ITEMS} mounts name devices; name fewer", REQUEST)
+    return [name for name in names if name]
+
+
+def _is_null(source: str) -> bool:
+    parts: list[str] = []
+    for part in source.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in ("", "."):
+            parts.append(part)
+    return source.startswith("/") and parts == ["dev", "null"]
+
+
+def _mount_name(name: str) -> str:
+    if not name.startswith("cdi/"):
+        return name
+    qualified = name[4:]
+    if "=" not in qualified:
+        qualified = "=".join(qualified.rsplit("/", 1))
+    if not is_qualified(qualified):
+        raise GpushimError(
+            f'the mount "{DEVICE_LIST}/{quote(name)}" names no CDI device; write cdi/vendor/class/device', REQUEST
+        )
+    return qualified
+
+
+def _listed(
+    env: Mapping[str, str], rules: Mapping[str, Any], process: Mapping[str, object], ignored: list[str]
+) -> Optional[Asked]:
+    """Return the list that variables give, if they may."""
+    names = [name for name in rules["swarm-variables"] if name in env]
+    if not names and DEVICES not in env:
+        if not _legacy(env):
+            return None
+        names, texts, value = ["CUDA_VERSION"], ["all"], "all"
+    else:
+        names = names or [DEVICES]
+        value = ",".join(env[name] for name in names)
+        texts = _split(names[0], value)
+    if not texts:
+        return None
+    if names == [DEVICES] and value.strip().rstrip("/") == DEVICE_LIST:
+        reason = "no mount below it names one" if rules["accept-volume-mounts"] else _MOUNT_RULE
+        raise GpushimError(
+            f"{DEVICES} says that mounts below {DEVICE_LIST} name the devices, but {reason}; "
+            f"let the device plugin pass them as variables, or set accept-volume-mounts = true",
+            REQUEST,
+        )
+    if not rules["accept-env-when-unprivileged"] and not _privileged(process):
+        ignored.append(f"{names[0]} names no device {_ENV_RULE}")
+        return None
+    return ("env " + ", ".join(names), value, texts)
+
+
+def _legacy(env: Mapping[str, str]) -> bool:
+    return bool(env.get("CUDA_VERSION")) and not env.get("NVIDIA_REQUIRE_CUDA")
+
+
+def _privileged(process: Mapping[str, object]) -> bool:
+    capabilities = process.get("capabilities")
+    if isinstance(capabilities, list):  # OCI runtime spec 1.0.0-rc1 to rc4
+        return "CAP_SYS_ADMIN" in capabilities
+    return "CAP_SYS_ADMIN" in _member(_member(process, "capabilities", dict), "bounding", list)
+
+
+def _capabilities(env: Mapping[str, str], legacy: bool) -> list[str]:
+    name = "NVIDIA_DRIVER_CAPABILITIES"
+    words = _split(name, env.get(name, "all" if legacy else "")) or ["compute", "utility"]
+    for word in words:
+        if word not in CAPABILITIES and word != "all":
+            known = ", ".join(CAPABILITIES)
+            raise GpushimError(f'{name} has "{quote(word)}"; it may have {known} and all', REQUEST)
+    return [word for word in CAPABILITIES if word in words or "all" in words]
+
+
+def _imex(env: Mapping[str, str], mounted: list[str], rules: Mapping[str, Any], request: Request) -> list[int]:
+    name = "NVIDIA_IMEX_CHANNELS"
+    texts = [text[5:] for text in mounted if text.startswith("imex/")]
+    from_env = not texts
+    if from_env:
+        texts = _split(name, env.get(name, ""))
+        if "all" in texts or "none" in texts or "void" in texts:
+            return []  # "all" has always meant nothing here
+    if texts and rules["ignore-imex-channel-requests"]:
+        request.ignored.append("no IMEX channel is added while [requests] ignore-imex-channel-requests is true")
+        return []
+    if texts and from_env and not (request.privileged or rules["accept-env-when-unprivileged"]):
+        request.ignored.append(f"{name} adds no channel {_ENV_RULE}")
+        return []
+    channels: list[int] = []
+    for text in texts:
+        if not 0 <= number(text) <= LAST_CHANNEL:
+            raise GpushimError(f'"{quote(text)}" is no IMEX channel; name channels from 0 to {LAST_CHANNEL}', REQUEST)
+        if number(text) not in channels:
+            channels.append(number(text))
+    return channels
+
+
+def _mig(env: Mapping[str, str], name: str, privileged: bool) -> bool:
+    value = env.get(name, "").strip()
+    if not value:
+        return False
+    if not privileged:
+        raise GpushimError(f"{name} needs a container with CAP_SYS_ADMIN; remove it, or add --privileged", REQUEST)
+    if value != "all":
+        raise GpushimError(f'{name} is "{quote(value)}"; the only value it may have is all', REQUEST)
+    return True

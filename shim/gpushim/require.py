@@ -1,0 +1,163 @@
+"""The conditions an image puts on the host: NVIDIA_REQUIRE_*.
+
+One variable is a choice of groups, separated by spaces; a group is a list of terms, separated by commas, that
+must all hold; every variable must hold. The language is that of NVIDIA's containers.
+Out of scope: whether conditions count at all (request) and what the host has (inventory).
+Hot path: imports nothing but gpushim's errors and selection; time grows only with the expressions' length.
+"""
+
+from __future__ import annotations
+
+from gpushim.errors import REQUEST, REQUIREMENT, GpushimError
+from gpushim.selection import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping, Optional, Sequence
+
+    Term = tuple[str, str, str]  # property, operator, value
+    Version = list[tuple[int, str]]
+
+MAX_VALUE = 65536  # characters of one variable that are considered
+MAX_VARIABLES = 4096
+PREFIX = "NVIDIA_REQUIRE_"
+FOREIGN_PREFIX = "NVIDIA_REQUIRE_JETPACK"  # conditions on Jetson's own releases, which no PCIe driver has
+ADVICE = ", please update your driver to a newer version, or use an earlier cuda container"
+
+_OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
+_VERSION = "0123456789."
+
+
+def gather(env: Mapping[str, str], legacy: bool) -> list[tuple[str, str]]:
+    """Collect the conditions of a container.
+
+    Args:
+        env: variables by name.
+        legacy: the image is a CUDA image from before NVIDIA_REQUIRE_CUDA, so CUDA_VERSION is its condition.
+
+    Returns:
+        (variable, expression) sorted by variable, blank ones left out, the one from CUDA_VERSION last.
+
+    Raises:
+        GpushimError: REQUEST, for variables that are too long or too many, or a CUDA_VERSION that is none.
+    """
+    names = [name for name in env if name.startswith(PREFIX) and not name.startswith(FOREIGN_PREFIX)]
+    if len(names) > MAX_VARIABLES:
+        raise GpushimError(f"the container has more than {MAX_VARIABLES} {PREFIX}* variables; remove some", REQUEST)
+    for name in names:
+        if len(env[name]) > MAX_VALUE:
+            raise GpushimError(f"{quote(name)} has more than {MAX_VALUE} characters; shorten it", REQUEST)
+    found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
+    if legacy:
+        found.append(("CUDA_VERSION", "cuda>=" + _major_minor(env["CUDA_VERSION"])))
+    return found
+
+
+def check(requirements: Sequence[tuple[str, str]], facts: Sequence[Mapping[str, Optional[str]]]) -> None:
+    """Hold every condition against every selected GPU.
+
+    Args:
+        requirements: what gather returned.
+        facts: one mapping for each selected GPU, with "cuda" and "driver" versions, "arch" (compute
+            capability) and "brand"; one with cuda and driver alone when no GPU is selected. A value that is
+            missing, None or empty is unknown and satisfies any condition.
+
+    Raises:
+        GpushimError: REQUIREMENT, when a condition does not hold; REQUEST, when a term met before the first
+            group that holds is not understood.
+    """
+    different: list[Mapping[str, Optional[str]]] = []  # eight equal GPUs are checked once
+    for fact in facts or [{}]:
+        if fact not in different:
+            different.append(fact)
+    for variable, expression in requirements:
+        for fact in different:
+            if not _holds(variable, expression, fact):
+                raise GpushimError(_unsatisfied(variable, expression.split()[0], fact), REQUIREMENT)
+
+
+def compare(left: str, right: str) -> int:
+    """Compare two dotted versions number by number; 12, 12.0 and 12.00 are equal.
+
+    Args:
+        left: digits and dots.
+        right: digits and dots.
+
+    Returns:
+        -1, 0 or 1, as left is older than, the same as, or newer than right.
+    """
+    first, second = _version(left), _version(right)
+    return (first > second) - (first < second)
+
+
+def _version(text: str) -> Version:
+    # (length, digits) orders numbers of any length without int(), which refuses more than 4300 digits.
+    digits = [part.lstrip("0") for part in text.split(".")]
+    while digits and not digits[-1]:
+        digits.pop()
+    return [(len(part), part) for part in digits]
+
+
+def _holds(variable: str, expression: str, fact: Mapping[str, Optional[str]]) -> bool:
+    empty = True
+    for group in expression.split():
+        terms = [_term(variable, text) for text in group.split(",") if text]
+        if terms and all(_true(term, fact) for term in terms):
+            return True
+        empty = empty and not terms
+    return empty
+
+
+def _term(variable: str, text: str) -> Term:
+    name = text[: len(text) - len(text.lstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"))]
+    value = text[len(name) :].lstrip("=!<>")
+    operator = text[len(name) : len(text) - len(value)]
+    name = name.lower()
+    if name == "brand":
+        valid = operator in ("=", "!=") and value != ""
+    else:
+        number = value.strip(".") != "" and value.strip(_VERSION) == ""
+        valid = name in ("cuda", "driver", "arch") and operator in _OPERATORS and number
+    if not valid:
+        raise GpushimError(
+            f'invalid requirement: {quote(variable)} has the term "{quote(text)}"; write cuda, driver or arch '
+            f"with = != < <= > >= and a version, or brand with = != and a name",
+            REQUEST,
+        )
+    return (name, operator, value)
+
+
+def _true(term: Term, fact: Mapping[str, Optional[str]]) -> bool:
+    name, operator, value = term
+    actual = fact.get(name) or ""
+    if name == "brand":
+        return not actual or (actual.lower() == value.lower()) == (operator == "=")
+    # A driver may carry a suffix after its number; only the number takes part.
+    actual = actual[: len(actual) - len(actual.lstrip(_VERSION))]
+    if not actual.strip("."):
+        return True
+    order = compare(actual, value)
+    if order == 0:
+        return operator in ("=", "<=", ">=")
+    return operator in (("!=", "<", "<=") if order < 0 else ("!=", ">", ">="))
+
+
+def _unsatisfied(variable: str, group: str, fact: Mapping[str, Optional[str]]) -> str:
+    has: dict[str, str] = {name: quote(fact.get(name) or "unknown") for name in ("driver", "cuda", "arch", "brand")}
+    gpu = f", the GPU arch {has['arch']} and brand {has['brand']}" if fact.get("arch") else ""
+    return (
+        f"unsatisfied condition: {quote(group)}{ADVICE if group.startswith('cuda>=') else ''} "
+        f"({quote(variable)}; driver {has['driver']} has CUDA {has['cuda']}{gpu})"
+    )
+
+
+def _major_minor(text: str) -> str:
+    # Semantic versions end with -pre-release or +build (semver.org, items 9 and 10).
+    parts = text.strip().removeprefix("v").partition("-")[0].partition("+")[0].split(".")
+    if len(parts) > 8 or any(not part or len(part) > 9 or part.strip("0123456789") for part in parts):
+        raise GpushimError(
+            f'CUDA_VERSION is "{quote(text)}", which is no version such as 12.2 to hold against the driver; '
+            f"correct it, or set NVIDIA_DISABLE_REQUIRE=1",
+            REQUEST,
+        )
+    return ".".join([*parts, "0"][:2])

@@ -1,0 +1,22 @@
+"""Compile and read the recording low-level runtime (recorder.c)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).with_name("recorder.c")
+
+
+def build(directory: Path) -> Path:
+    """Compile the recorder, static, below a directory."""
+    binary = directory / "recorder"
+    subprocess.run(["/usr/bin/gcc", "-O2", "-Wall", "-Werror", "-static", "-o", binary, SOURCE], check=True)
+    return binary
+
+
+def read(record: Path) -> Any:
+    """Return what the recorder wrote; bytes that are not ASCII come as surrogates (os.fsencode gives them back)."""
+    return json.loads(record.read_text())

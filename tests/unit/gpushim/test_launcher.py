@@ -1,0 +1,225 @@
+"""The launcher as a process, in front of a runtime that records how it was called."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+import pytest
+
+from e2e import recorder
+
+TOP = Path(__file__).parents[3]
+LAUNCHER = TOP / "bin" / "gpushim-runtime"
+LOOKS_LIKE_A_REQUEST = 'X "NVIDIA_VISIBLE_DEVICES=0"'  # not JSON: Python, if it is reached, says so and where
+
+
+class Call(NamedTuple):
+    rc: int
+    stderr: str
+    record: Any  # what the low-level runtime saw, or None if it was not reached
+
+
+@pytest.fixture(scope="session")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorder.build(tmp_path_factory.mktemp("recorder"))
+
+
+@pytest.fixture
+def call(tmp_path: Path, runtime: Path) -> Callable[..., Call]:
+    """A function that runs the launcher in tmp_path/cwd, where bundles wait in `.`, A, create and `a "b'\\nc`."""
+    state = tmp_path / "st ate"
+    state.mkdir()
+    (state / "runtime").write_text(f"{runtime}\n")
+    for bundle in (".", "A", "create", "-b", "a \"b'\nc", "--"):
+        (tmp_path / "cwd" / bundle).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cwd" / bundle / "config.json").write_text(LOOKS_LIKE_A_REQUEST)
+
+    def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> Call:
+        record = tmp_path / "record.json"
+        record.unlink(missing_ok=True)
+        full = {"GPUSHIM_STATE": str(state), "RECORD": str(record), **(env or {})}
+        options.setdefault("cwd", tmp_path / "cwd")
+        done = subprocess.run(
+            [LAUNCHER, *args], env=full, capture_output=True, text=True, timeout=20, check=False, **options
+        )
+        return Call(done.returncode, done.stderr, recorder.read(record) if record.exists() else None)
+
+    return run
+
+
+PASS = None
+VERBS = [
+    # arguments, the config.json that Python is shown (PASS: the runtime is executed at once)
+    (["state", "x"], PASS),
+    (["start", "create"], PASS),
+    (["state", "create"], PASS),
+    (["exec", "x", "create"], PASS),
+    (["delete", "--force", "run"], PASS),
+    (["features"], PASS),
+    ([], PASS),
+    (["--version"], PASS),
+    (["-v", "create", "-b", "A", "x"], PASS),
+    (["--help", "create"], PASS),
+    (["restore", "-b", "A", "x"], PASS),
+    (["create", "x"], "./config.json"),
+    (["run", "x"], "./config.json"),
+    (["create", "--bundle", "A", "x"], "A/config.json"),
+    (["create", "--bundle=A", "x"], "A/config.json"),
+    (["create", "-bundle", "A", "x"], "A/config.json"),
+    (["create", "-b", "A", "x"], "A/config.json"),
+    (["create", "-b=A", "x"], "A/config.json"),
+    (["create", "--b=A", "x"], "A/config.json"),
+    (["create", "x", "--bundle", "A"], "A/config.json"),
+    (["create", "-b", "create", "create"], "create/config.json"),
+    (["create", "create"], "./config.json"),
+    (["create", "-b", "B", "-b", "A", "x"], "A/config.json"),
+    (["create", "-b", "-b", "x"], "-b/config.json"),
+    (["create", "--bundle", "a \"b'\nc", "x"], "a \"b'\nc/config.json"),
+    (["create", "--bundle=", "x"], "./config.json"),
+    (["create", "--bundle", "", "x"], "./config.json"),
+    (["create", "x", "--", "-b", "A"], "./config.json"),
+    (["create", "x", "-b"], PASS),  # the option has no value: runc says so
+    (["create", "--no-pivot", "--bundle", "A", "--pid-file", "-b", "x"], "A/config.json"),
+    (["create", "--pid-file", "p", "--console-socket", "s", "--preserve-fds", "3", "-b", "A", "x"], "A/config.json"),
+    (["create", "--pid-file=-b", "-b", "A", "x"], "A/config.json"),
+    (["--root", "create", "state", "x"], PASS),
+    (["--root", "/r", "--log", "create", "state", "x"], PASS),
+    (["--root=/r", "create", "-b", "A", "x"], "A/config.json"),
+    (["--root", "/r", "--log", "/dev/null", "--log-format", "json", "create", "-b", "A", "x"], "A/config.json"),
+    (["--systemd-cgroup", "--rootless", "auto", "run", "--detach", "-b", "A", "x"], "A/config.json"),
+    (["-root", "state", "create", "-b", "A", "x"], "A/config.json"),
+    (["--criu", "run", "--bundle", "start"], PASS),
+    (["--", "create", "-b", "A", "x"], "A/config.json"),
+    (["--debug=true", "--", "state", "create"], PASS),
+    (["--unknown", "create", "-b", "A", "x"], "A/config.json"),
+    (["-", "create"], PASS),
+    (["", "create"], PASS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "config"), VERBS)
+def test_finds_the_verb_and_the_bundle(call: Callable[..., Call], args: list[str], config: str | None) -> None:
+    done = call(*args)
+    if config is PASS:
+        assert (done.rc, done.stderr) == (0, "")
+        assert done.record["argv"][1:] == args
+    else:
+        assert done.record is None
+        assert f"gpushim: {config} is not valid JSON" in done.stderr
+
+
+WORDS = {
+    '{"env":["NVIDIA_VISIBLE_DEVICES=all"]': True,
+    '{"env":["CUDA_VERSION=8.0"]': True,
+    '{"m":"\\/var\\/run\\/nvidia-container-devices\\/0"': True,
+    '{"annotations":{"cdi.k8s.io/x":"y"}': True,
+    '{"env":["\\u004eVIDIA_VISIBLE_DEVICES=all"]': True,
+    '{"env":["N\\u0056IDIA_VISIBLE_DEVICES=all"]': True,
+    '{"env":["NVIDIA_VISIBLE\\u005fDEVICES=all"]': True,
+    '{"annotations":{"cdi.\\u006b8s.io/x":"y"}': True,
+    '{"env":["PATH=/bin","A=\\u003c\\u0026"]': False,
+    '{"env":["NVIDIA_DRIVER_CAPABILITIES=all"]': False,
+    "": False,
+    '{"big":"' + "x" * 5_000_000: False,
+}
+
+
+@pytest.mark.parametrize(("content", "python"), WORDS.items(), ids=range(len(WORDS)))
+def test_only_certain_words_start_python(
+    call: Callable[..., Call], tmp_path: Path, content: str, python: bool
+) -> None:
+    (tmp_path / "cwd" / "config.json").write_text(content)
+    assert (call("create", "x").record is None) is python
+
+
+def test_words_of_the_configuration_start_python_too(call: Callable[..., Call], tmp_path: Path) -> None:
+    (tmp_path / "cwd" / "config.json").write_text('{"env":["DOCKER_RESOURCE_GPU=0"]')
+    assert call("create", "x").record is not None
+    (tmp_path / "st ate" / "triggers").write_text("cdi.example.com\nDOCKER_RESOURCE_GPU\n")
+    assert call("create", "x").record is None
+
+
+@pytest.mark.parametrize("kind", ["absent", "directory", "fifo", "dangling"])
+def test_an_unreadable_config_is_runcs_matter(call: Callable[..., Call], tmp_path: Path, kind: str) -> None:
+    config = tmp_path / "cwd" / "config.json"
+    config.unlink()
+    make: dict[str, Callable[[], object]] = {
+        "absent": lambda: None,
+        "directory": config.mkdir,
+        "fifo": lambda: os.mkfifo(config),
+        "dangling": lambda: config.symlink_to("x"),
+    }
+    make[kind]()
+    assert call("create", "x").record is not None
+
+
+def test_arguments_arrive_as_they_came(call: Callable[..., Call]) -> None:
+    args = ["state", "", "a b", "*", "$(x)", "`x`", "new\nline", "'\"\\", "-n", "\udcff\udc80"]
+    assert call(*args).record["argv"][1:] == args
+
+
+def test_environment_cwd_umask_and_signals_arrive_as_they_came(call: Callable[..., Call], tmp_path: Path) -> None:
+    def ignore() -> None:
+        os.umask(0o027)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+
+    record = call("state", "x", env={"A": "1", "EMPTY": ""}, preexec_fn=ignore).record
+    assert {"A=1", "EMPTY="} <= set(record["env"])
+    assert {entry.partition("=")[0] for entry in record["env"]} == {"GPUSHIM_STATE", "RECORD", "A", "EMPTY", "PWD"}
+    assert record["cwd"] == str(tmp_path / "cwd")
+    assert record["Umask"].strip() == "0027"
+    assert int(record["SigIgn"], 16) == 1 << (signal.SIGUSR1 - 1)
+    assert int(record["SigBlk"], 16) == 1 << (signal.SIGUSR2 - 1)
+
+
+def test_it_is_the_same_process_and_its_exit_status(call: Callable[..., Call], tmp_path: Path) -> None:
+    assert call("state", "x", env={"RECORD_EXIT": "42"}).rc == 42
+
+
+def test_open_file_descriptors_arrive(call: Callable[..., Call], tmp_path: Path) -> None:
+    with (tmp_path / "f").open("w") as file:
+        record = call("create", "-b", "nowhere", "x", pass_fds=[file.fileno()]).record
+        assert set(record["fds"]) == {0, 1, 2, file.fileno()}
+
+
+@pytest.mark.parametrize("verb", ["state", "create"])
+def test_closed_standard_streams_do_no_harm(call: Callable[..., Call], verb: str) -> None:
+    def close() -> None:
+        for fd in (0, 1, 2):
+            os.close(fd)
+
+    record = call(verb, "-b", "nowhere", "x", preexec_fn=close).record
+    assert record["argv"][1] == verb
+
+
+def test_a_runtime_that_is_gpushim_itself_is_refused(call: Callable[..., Call], tmp_path: Path) -> None:
+    link = tmp_path / "runc"
+    link.symlink_to(LAUNCHER)
+    (tmp_path / "st ate" / "runtime").write_text(f"{link}\n")
+    done = call("--log", str(tmp_path / "log.json"), "--log-format", "json", "state", "x")
+    assert done.rc == 126
+    assert "is gpushim-runtime itself" in done.stderr
+    assert '"level":"error","msg":"gpushim: the low-level runtime is' in (tmp_path / "log.json").read_text()
+
+
+def test_without_a_recorded_runtime_the_host_runc_is_taken(call: Callable[..., Call], tmp_path: Path) -> None:
+    (tmp_path / "st ate" / "runtime").unlink()
+    done = call("--version", env={"GPUSHIM_CONFIG": str(tmp_path / "absent.toml"), "PATH": "/nonexistent"})
+    assert done.rc == 0
+    assert done.record is None  # the real runc answered
+
+
+def test_nothing_is_taken_from_the_working_directory_or_path(call: Callable[..., Call], tmp_path: Path) -> None:
+    for name in ("grep", "python3", "runc", "posix.py", "gpushim"):
+        (tmp_path / "cwd" / name).write_text("#!/bin/sh\necho hijacked >&2; exit 7\n")
+        (tmp_path / "cwd" / name).chmod(0o755)
+    done = call("create", "x", env={"PATH": str(tmp_path / "cwd"), "PYTHONPATH": str(tmp_path / "cwd")})
+    assert "hijacked" not in done.stderr
+    assert "not valid JSON" in done.stderr
