@@ -15,9 +15,9 @@ import _signal
 import posix
 import time
 
-from gpushim import bundle, fastjson, plan, request
+from gpushim import bundle, fastjson, plan, request, stamp
 from gpushim.edits import apply
-from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError
+from gpushim.errors import BUNDLE, CONFIG, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError
 from gpushim.inventory import ensure
 
 TYPE_CHECKING = False
@@ -93,18 +93,26 @@ def find_request(spec: dict[str, Any]) -> tuple[request.Request | None, dict[str
     Raises:
         GpushimError: the request is malformed, or the host's inventory cannot be had for it.
     """
-    inventory, stale = ensure.last()
+    config, state = stamp.config_path(), stamp.state_dir()
+    inventory, stale = ensure.last(config, state)
     if stale != "policy":
         wanted = request.read(spec, inventory["policy"])
         if wanted is None or not stale:
             return wanted, inventory
     try:
-        inventory = ensure.refreshed()
+        inventory = ensure.snapshot(config, state)
     except GpushimError:
-        if stale == "policy" and request.read(spec, ensure.default_policy()) is None:
+        if stale == "policy" and asks_for_nothing(spec):
             return None, {}
         raise
     return request.read(spec, inventory["policy"]), inventory
+
+
+def asks_for_nothing(spec: dict[str, Any]) -> bool:
+    """Say whether a container has no request under the default policy, when the one in force cannot be had."""
+    from gpushim.policy import defaults  # imports json and more, and is for trouble only
+
+    return request.read(spec, defaults()) is None
 
 
 def facts(spec: dict[str, Any], bundle_path: str) -> dict[str, Any]:
@@ -141,17 +149,15 @@ def configured_runtime(launcher: str) -> str:
     Raises:
         GpushimError: there is none, or it is gpushim-runtime itself.
     """
-    try:
-        low = str(ensure.refreshed()["runtime"])
-    except GpushimError as error:
-        from gpushim.policy import default_low_level  # the configuration is broken; most calls do not need it
+    from gpushim import policy  # imports json and more; after the first refresh nobody comes here
 
-        complain(f"{error}; using the default low-level runtime", "", "")
-        low = default_low_level()
     try:
-        ours, theirs = posix.stat(launcher), posix.stat(low)
-    except OSError as error:
-        raise GpushimError(f"the low-level runtime {low} cannot be used: {error.strerror}", NOT_FOUND) from None
+        low = policy.low_level(policy.load(stamp.config_path())["runtime"]["low-level"])
+    except GpushimError as error:
+        if error.exit_code != CONFIG:
+            raise
+        low = policy.low_level(policy.defaults()["runtime"]["low-level"])  # most calls do not need the rest of it
+    ours, theirs = posix.stat(launcher), posix.stat(low)
     if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
         raise GpushimError(f"the low-level runtime {low} is gpushim-runtime itself", NOT_EXECUTABLE)
     return low

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CONFIG_LIMIT = 1 << 20  # bytes
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_QUOTES = "'\""
 _TYPES: dict[str, type[Any]] = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
 _TOML_NAMES = {
     "object": "a table",
@@ -97,7 +98,7 @@ def low_level(names: list[str]) -> str:
 def _read(path: str) -> bytes:
     # O_NONBLOCK: a FIFO must not hang us; regular files do not care (open(2)).
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    with open(fd, "rb", buffering=0) as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise GpushimError(f"{path} is not a regular file", CONFIG)
@@ -107,7 +108,9 @@ def _read(path: str) -> bytes:
                 f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",
                 CONFIG,
             )
-        data = file.read(CONFIG_LIMIT + 1) or b""
+        data = os.read(fd, CONFIG_LIMIT + 1)
+    finally:
+        os.close(fd)
     if len(data) > CONFIG_LIMIT:
         raise GpushimError(f"{path} is larger than {CONFIG_LIMIT >> 20} MiB", CONFIG)
     return data
@@ -174,7 +177,7 @@ def _unknown(name: str) -> str:
     if not near:  # the right key in the wrong section
         near = [path for path in known if path.rpartition(".")[2] == name.rpartition(".")[2]]
     hint = f"did you mean {near[0]}?" if near else f"the sections are {', '.join(sections)}"
-    return f"{_shown(name)[1:-1]} is not a known key; {hint}"
+    return f"{_shown(name).strip(_QUOTES)} is not a known key; {hint}"
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Out of scope: what the host has (selection, plan) and whether the conditions hold (require).
 Hot path: imports nothing but gpushim's errors, require and selection; reading an ordinary config.json takes
-well below 0.1 ms, and time grows only with its size.
+0.05 ms without a request and about 0.1 ms with one, and time grows only with its size.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Request:
 
 
 def read(
-    spec: dict[str, object], policy: Mapping[str, Any], ignored: Optional[list[str]] = None
+    spec: Mapping[str, object], policy: Mapping[str, Any], ignored: Optional[list[str]] = None
 ) -> Optional[Request]:
     """Read a container's request.
 
@@ -94,28 +94,31 @@ def read(
     mounted = _mounted(spec, rules["accept-volume-mounts"], ignored)
     named = [_mount_name(name) for name in mounted if not name.startswith("imex/")]
     asked = _annotated(spec, policy["cdi"]["annotation-prefixes"])
-    if asked is None and named:
-        asked = ("mounts", ",".join(named), named)
     if asked is None:
-        asked = _listed(env, rules, process, ignored)
+        asked = ("mounts", ",".join(named), named) if named else _listed(env, rules, process, ignored)
     if asked is None:
         return None
     devices = parse(asked[2], (policy["cdi"]["kind"], AUTOMATIC_KIND))
     if devices is None:
         return None
     request = Request()
-    request.source, request.text, request.devices = asked[0], asked[1], devices
-    request.ignored = ignored
-    request.privileged = _privileged(process)
+    request.source, request.text, request.devices, request.ignored = asked[0], asked[1], devices, ignored
+    _complete(request, env, mounted, rules, _privileged(process))
+    return request
+
+
+def _complete(
+    request: Request, env: Mapping[str, str], mounted: list[str], rules: Mapping[str, Any], privileged: bool
+) -> None:
+    request.privileged = privileged
     request.legacy = _legacy(env)
     request.capabilities = _capabilities(env, request.legacy)
     disabled = rules["disable-require"] or env.get("NVIDIA_DISABLE_REQUIRE") in _TRUE
     request.requirements = [] if disabled else gather(env, request.legacy)
     request.imex = _imex(env, mounted, rules, request)
     request.features = [name for name in FEATURES if env.get("NVIDIA_" + name.upper()) == "enabled"]
-    request.mig_config = _mig(env, "NVIDIA_MIG_CONFIG_DEVICES", request.privileged)
-    request.mig_monitor = _mig(env, "NVIDIA_MIG_MONITOR_DEVICES", request.privileged)
-    return request
+    request.mig_config = _mig(env, "NVIDIA_MIG_CONFIG_DEVICES", privileged)
+    request.mig_monitor = _mig(env, "NVIDIA_MIG_MONITOR_DEVICES", privileged)
 
 
 def _member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:
@@ -147,9 +150,8 @@ def _split(name: str, value: str) -> list[str]:
         return []
     texts = [text.strip() for text in value[: MAX_VALUE + 1].split(",")]
     if len(value) > MAX_VALUE or len(texts) > MAX_ITEMS:
-        raise GpushimError(
-            f"{quote(name)} has more than {MAX_VALUE} characters or {MAX_ITEMS} items; shorten it", REQUEST
-        )
+        limit = f"{MAX_VALUE} characters or {MAX_ITEMS} items"
+        raise GpushimError(f"{quote(name)} has more than {limit}; shorten it", REQUEST)
     return [text for text in texts if text]
 
 
@@ -178,9 +180,8 @@ def _mounted(spec: Mapping[str, object], accepted: bool, ignored: list[str]) -> 
         if "nvidia-container-devices" not in parts or not _is_null(_member(mount, "source", str)):
             continue
         if ".." in parts and accepted:
-            raise GpushimError(
-                f'the mount "{quote("/".join(parts))}" names a device with ".."; write it without', REQUEST
-            )
+            shown = quote("/".join(parts))
+            raise GpushimError(f'the mount "{shown}" names a device with ".."; write it without', REQUEST)
         path = "/" + "/".join(part for part in parts if part not in ("", "."))
         if parts[0] == "" and path.startswith(DEVICE_LIST + "/"):
             names.append(path[len(DEVICE_LIST) + 1 :].strip())
@@ -209,9 +210,8 @@ def _mount_name(name: str) -> str:
     if "=" not in qualified:
         qualified = "=".join(qualified.rsplit("/", 1))
     if not is_qualified(qualified):
-        raise GpushimError(
-            f'the mount "{DEVICE_LIST}/{quote(name)}" names no CDI device; write cdi/vendor/class/device', REQUEST
-        )
+        shown = f"{DEVICE_LIST}/{quote(name)}"
+        raise GpushimError(f'the mount "{shown}" names no CDI device; write cdi/vendor/class/device', REQUEST)
     return qualified
 
 

@@ -99,10 +99,14 @@ def _version(text: str) -> Version:
 
 
 def _holds(variable: str, expression: str, fact: Mapping[str, Optional[str]]) -> bool:
+    known: dict[str, bool] = {}  # images repeat the same driver terms for every brand
     empty = True
     for group in expression.split():
-        terms = [_term(variable, text) for text in group.split(",") if text]
-        if terms and all(_true(term, fact) for term in terms):
+        terms = [text for text in group.split(",") if text]
+        for text in terms:
+            if text not in known:
+                known[text] = _true(_term(variable, text), fact)
+        if terms and all(known[text] for text in terms):
             return True
         empty = empty and not terms
     return empty

@@ -20,6 +20,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 VERSION_LIMIT = 256  # bytes of /proc/driver/nvidia/version; the module's version is in its first line
 DIRECTORY = 0o040000  # S_IFDIR
 FILE_TYPE = 0o170000  # S_IFMT
+CONFIG_IDENTITY = 1  # where `current` has the facts about config.toml
 
 
 def config_path() -> str:

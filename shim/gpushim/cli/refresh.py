@@ -22,4 +22,6 @@ def refresh(force: bool) -> None:
     for note in snapshot["notes"]:
         click.echo(f"note: {note}", err=True)
     gpus, migs = len(snapshot["gpus"]), len(snapshot["mig"])
-    click.echo(f"{gpus} GPUs and {migs} MIG instances, driver {snapshot['driver']['version'] or 'of unknown version'}")
+    click.echo(
+        f"{gpus} GPUs and {migs} MIG instances, driver {snapshot['driver']['version'] or 'of unknown version'}"
+    )

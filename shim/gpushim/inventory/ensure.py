@@ -63,22 +63,41 @@ def read(config: str, state: str) -> dict[str, Any] | None:
         config: path of config.toml.
         state: directory of the snapshot.
     """
-    data = _trusted(f"{state}/{SNAPSHOT}")
-    if data is None:
-        return None
+    found, stale = last(config, state)
+    return None if stale else found
+
+
+def last(config: str, state: str) -> tuple[dict[str, Any], str]:
+    """Return the saved snapshot, and in which way it is stale.
+
+    Args:
+        config: path of config.toml.
+        state: directory of the snapshot.
+
+    Returns:
+        the snapshot and "" (it is true) or "host" (the host has changed since, the policy in it still holds);
+        {} and "policy" if there is none of ours, or config.toml has changed.
+    """
+    found = _parsed(_trusted(f"{state}/{SNAPSHOT}"))
+    if found.get("version") != SCHEMA or found.get("gpushim") != __version__:
+        return {}, "policy"
     try:
-        found = fastjson.loads(data, SNAPSHOT)
+        if found["inputs"]["config"] != config:
+            return {}, "policy"
+        then, now = found["stamp"], stamp.current(found["inputs"])
+        if then == now:
+            return found, ""
+        return (found, "host") if then[stamp.CONFIG_IDENTITY] == now[stamp.CONFIG_IDENTITY] else ({}, "policy")
+    except (KeyError, IndexError, TypeError, ValueError):  # of an odd shape, or a path with a NUL
+        return {}, "policy"
+
+
+def _parsed(data: bytes | None) -> dict[str, Any]:
+    try:
+        found = fastjson.loads(data or b"{}", SNAPSHOT)
     except GpushimError:
-        return None
-    if not isinstance(found, dict) or found.get("version") != SCHEMA or found.get("gpushim") != __version__:
-        return None
-    inputs = found.get("inputs")
-    if not isinstance(inputs, dict) or inputs.get("config") != config:
-        return None
-    try:
-        return found if stamp.current(inputs) == found.get("stamp") else None
-    except (KeyError, TypeError, ValueError):  # inputs of an odd shape, a path with a NUL
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _trusted(path: str) -> bytes | None:

@@ -1,0 +1,146 @@
+"""Make a created container's loader find the driver libraries: links, cache, configuration.
+
+Whatever an odd image does not allow is skipped with a line in the log: the container starts all the same.
+
+Out of scope: arguments and state (prestart.py), how places are reached (rootfs.py), the cache's bytes
+(ldcache.py).
+
+Hot path: builtin modules only; each directory is opened once.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+import time
+
+from gpuhook import ldcache
+from gpushim.errors import ROOTFS, GpushimError
+from gpushim.fastjson import dumps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    from gpuhook.rootfs import Directory, Rootfs
+
+CONF_LIMIT = 1 << 16  # bytes of a loader's configuration file
+LOG_TEXT_LIMIT = 1000  # characters
+LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
+MUSL_DEFAULT = b"/lib:/usr/local/lib:/usr/lib\n"  # what musl's dynlink.c searches without a path file
+
+
+class Work:
+    """One container made ready.
+
+    Args:
+        root: its rootfs.
+        log: path of the log on the host, or "".
+    """
+
+    __slots__ = ("directories", "log", "root")
+
+    def __init__(self, root: Rootfs, log: str) -> None:
+        self.root = root
+        self.log = log
+        self.directories: dict[str, Directory] = {}
+
+    def warn(self, what: str, error: Exception) -> None:
+        """Say in the log what was skipped; a log that cannot be written is nobody's trouble."""
+        reason = error.strerror if isinstance(error, OSError) else error
+        text = f"gpushim-hook: skipped {what}: {reason}"[:LOG_TEXT_LIMIT]
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        flags = posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND | posix.O_CLOEXEC | posix.O_NONBLOCK
+        try:
+            fd = posix.open(self.log, flags | posix.O_NOCTTY, 0o640)
+            posix.write(fd, dumps({"level": "warning", "msg": text, "time": stamp}).encode() + b"\n")
+            posix.close(fd)
+        except OSError:
+            pass
+
+    def directory(self, path: str, create: bool = False) -> Directory:
+        """Open a directory to write in, once."""
+        if path not in self.directories:
+            self.directories[path] = self.root.directory(path, create)
+        return self.directories[path]
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """Read a file of the container; None when there is none."""
+        try:
+            return self.root.read(path, limit)
+        except FileNotFoundError:
+            return None
+
+    def link_libraries(self, libs: list[tuple[str, str, str]]) -> list[tuple[bytes, bytes]]:
+        """Make the SONAME links; return the entries for the loader's cache."""
+        entries = []
+        for soname, directory, name in libs:
+            path = f"{directory}/{soname}"
+            if soname != name:
+                try:
+                    self.directory(directory).symlink(name, soname)
+                except OSError as error:
+                    self.warn(path, error)
+                    path = f"{directory}/{name}"  # the cache can do without the link
+            entries.append((_encode(soname), _encode(path)))
+        return entries
+
+    def link(self, links: list[tuple[str, str, str]]) -> None:
+        """Make the other links."""
+        for text, directory, name in links:
+            try:
+                self.directory(directory, create=True).symlink(text, name)
+            except OSError as error:
+                self.warn(f"{directory}/{name}", error)
+
+    def configure(self, entries: list[tuple[bytes, bytes]], machine: str) -> None:
+        """Tell the image's loader about the libraries; an image without one (static binaries) needs nothing."""
+        folders = list(dict.fromkeys([path.rpartition(b"/")[0] or b"/" for _, path in entries]))
+        exists = self.root.exists
+        glibc = machine in LOADERS and exists(LOADERS[machine])
+        # Alpine's gcompat brings a file with the name of glibc's loader.
+        if exists("/etc/alpine-release") or (not glibc and exists(f"/lib/ld-musl-{machine}.so.1")):
+            self.attempt(f"/etc/ld-musl-{machine}.path", self.add_to_musl_path, folders, machine)
+        elif glibc or exists("/etc/ld.so.cache"):
+            self.attempt("/etc/ld.so.cache", self.merge_cache, entries, machine)
+            self.attempt("/etc/ld.so.conf.d/00-gpushim.conf", self.name_folders, folders)
+
+    def attempt(self, what: str, step: Callable[..., None], *args: object) -> None:
+        """Take a step that the container can start without."""
+        try:
+            step(*args)
+        except (OSError, GpushimError) as error:
+            self.warn(what, error)
+
+    def merge_cache(self, entries: list[tuple[bytes, bytes]], machine: str) -> None:
+        """Add our libraries to glibc's cache."""
+        if machine not in ldcache.FLAGS:
+            raise GpushimError(f"libraries of {machine} have no known mark in it", ROOTFS)
+        etc = self.directory("/etc")
+        new = ldcache.merge(self.read("/etc/ld.so.cache", ldcache.LIMIT), entries, ldcache.FLAGS[machine])
+        if new is not None:
+            etc.write("ld.so.cache", new)
+
+    def name_folders(self, folders: list[bytes]) -> None:
+        """Name our directories for the ldconfig that the user may run later (ld.so.conf, ldconfig(8))."""
+        etc = self.directory("/etc")
+        text = b"".join([folder + b"\n" for folder in folders])
+        if self.read("/etc/ld.so.conf.d/00-gpushim.conf", CONF_LIMIT) != text:
+            self.directory("/etc/ld.so.conf.d", create=True).write("00-gpushim.conf", text)
+        if not self.root.exists("/etc/ld.so.conf"):
+            etc.write("ld.so.conf", b"include /etc/ld.so.conf.d/*.conf\n")
+
+    def add_to_musl_path(self, folders: list[bytes], machine: str) -> None:
+        """Add our directories to those that musl searches; its path file has newlines or colons between."""
+        name = f"ld-musl-{machine}.path"
+        etc = self.directory("/etc")
+        old = self.read(f"/etc/{name}", CONF_LIMIT)
+        text = MUSL_DEFAULT if old is None else old
+        named = text.replace(b"\n", b":").split(b":")
+        missing = b"".join([folder + b"\n" for folder in folders if folder not in named])
+        if missing:
+            etc.write(name, text + (b"\n" if text and not text.endswith(b"\n") else b"") + missing)
+
+
+def _encode(text: str) -> bytes:
+    return text.encode(sys.getfilesystemencoding(), "surrogateescape")

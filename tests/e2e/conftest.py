@@ -1,0 +1,97 @@
+"""What the end-to-end tests stand on: a host with GPUs, root filesystems, engines, and the shim under test.
+
+The simulated host and the shim's state are private to the session; /run/gpushim and /etc/gpushim are never
+touched. Engines are started once for all tests that use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakehost
+from e2e import engines, trees
+from e2e.witness import Witness, settings
+
+RUNTIME = trees.TOP / "bin" / "gpushim-runtime"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """Show the logs of the engines that a failed test used."""
+    report = yield
+    if report.failed:
+        for value in getattr(item, "funcargs", {}).values():
+            if isinstance(value, (engines.Docker, engines.Containerd)):
+                report.sections.append((f"log of {type(value).__name__}", engines.tail(value.log)))
+    return report
+
+
+@pytest.fixture(scope="session")
+def debian_tree() -> Path:
+    """A Debian root filesystem that nobody writes to."""
+    return trees.debian()
+
+
+@pytest.fixture(scope="session")
+def busybox_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root filesystem without any loader or cache; nobody writes to it."""
+    return trees.busybox(tmp_path_factory.mktemp("busybox") / "tree")
+
+
+@pytest.fixture
+def debian_root(debian_tree: Path, tmp_path: Path) -> Iterator[Path]:
+    """A Debian root filesystem of this test's own."""
+    with trees.overlay(debian_tree, tmp_path) as root:
+        yield root
+
+
+@pytest.fixture(scope="session")
+def gpu_host(tmp_path_factory: pytest.TempPathFactory) -> fakehost.Host:
+    """A simulated host with three GPUs whose minor numbers are not their indices."""
+    root = tmp_path_factory.mktemp("host") / "root"
+    return fakehost.build(str(root), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+
+
+@pytest.fixture(scope="session")
+def gpushim_env(gpu_host: fakehost.Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables that point the shim at the simulated host and at a state of its own."""
+    return settings(tmp_path_factory.mktemp("gpushim"), gpu_host.root)
+
+
+@pytest.fixture(scope="session")
+def gpushim_runtime() -> Path:
+    """The runtime under test."""
+    return RUNTIME
+
+
+@pytest.fixture(scope="session")
+def witness(gpu_host: fakehost.Host, tmp_path_factory: pytest.TempPathFactory) -> Witness:
+    """The runtime under test between two scripts that keep config.json as it goes in and comes out."""
+    return Witness(tmp_path_factory.mktemp("witness"), RUNTIME, gpu_host.root)
+
+
+@pytest.fixture(scope="session")
+def docker(debian_tree: Path, gpushim_env: dict[str, str], witness: Witness) -> Iterator[engines.Docker]:
+    """A dockerd with the runtimes `nvidia` and `witnessed` and the image `debian:local`."""
+    image = trees.image(debian_tree, "debian:local", ["/bin/sh"])
+    with engines.dockerd({"nvidia": RUNTIME, "witnessed": witness.front}, env=gpushim_env) as engine:
+        engine.docker("load", f"--input={image}")
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def containerd(
+    debian_tree: Path, busybox_tree: Path, gpushim_env: dict[str, str], witness: Witness
+) -> Iterator[engines.Containerd]:
+    """A containerd with the CRI handlers `nvidia` and `witnessed` and the image `debian:local`."""
+    image = trees.image(debian_tree, "debian:local", ["/bin/sh"])
+    pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
+    handlers = {"nvidia": RUNTIME, "witnessed": witness.front}
+    with engines.containerd(handlers, pause="docker.io/library/pause:local", env=gpushim_env) as engine:
+        engine.load(image)
+        engine.load(pause)
+        yield engine

@@ -1,0 +1,209 @@
+"""A client of the container runtime interface (CRI v1), as far as the tests need it.
+
+The messages are declared here, with the field numbers of `pkg/apis/runtime/v1/api.proto` in
+kubernetes/cri-api, because no package of Debian 12 carries them. A map field is declared as the repeated
+key and value pair that it is on the wire, and an enumeration as the integer that it is. Pods share the
+host's network, so that no CNI plugin is needed.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+PACKAGE = "runtime.v1"
+NODE, CONTAINER = 2, 1  # NamespaceMode
+EXITED = 2  # ContainerState
+CALL_SECONDS = 60.0
+
+# One message per line: its name, then NAME=NUMBER:TYPE; a type with a star is repeated.
+MESSAGES = """
+Empty
+Name id=1:string
+Pair key=1:string value=2:string
+Version version=1:string runtime_name=2:string runtime_version=3:string
+Namespaces network=1:int32 pid=2:int32 ipc=3:int32
+PodSecurity namespace_options=1:Namespaces privileged=6:bool
+PodLinux cgroup_parent=1:string security_context=2:PodSecurity
+PodMetadata name=1:string uid=2:string namespace=3:string attempt=4:uint32
+Pod metadata=1:PodMetadata hostname=2:string log_directory=3:string annotations=7:*Pair linux=8:PodLinux
+RunPodSandbox config=1:Pod runtime_handler=2:string
+Image image=1:string
+Mount container_path=1:string host_path=2:string readonly=3:bool
+Device container_path=1:string host_path=2:string permissions=3:string
+Security privileged=2:bool namespace_options=3:Namespaces
+Resources cpu_period=1:int64 cpu_quota=2:int64 cpu_shares=3:int64
+Linux resources=1:Resources security_context=2:Security
+Metadata name=1:string attempt=2:uint32
+Container metadata=1:Metadata image=2:Image command=3:*string args=4:*string envs=6:*Pair mounts=7:*Mount \
+devices=8:*Device annotations=10:*Pair log_path=11:string linux=15:Linux
+CreateContainer pod_sandbox_id=1:string config=2:Container sandbox_config=3:Pod
+StopContainer container_id=1:string timeout=2:int64
+Status id=1:string state=3:int32 exit_code=7:int32 log_path=15:string
+ContainerStatus status=1:Status
+UpdateContainerResources container_id=1:string linux=2:Resources
+ExecSync container_id=1:string cmd=2:*string timeout=3:int64
+Output stdout=1:bytes stderr=2:bytes exit_code=3:int32
+"""
+
+
+def _declare(text: str) -> dict[str, Any]:
+    """Make message classes of a declaration in the form of MESSAGES."""
+    field = descriptor_pb2.FieldDescriptorProto
+    scalars = {name: getattr(field, f"TYPE_{name.upper()}") for name in ("string", "bytes", "bool")}
+    scalars |= {name: getattr(field, f"TYPE_{name.upper()}") for name in ("int32", "int64", "uint32")}
+    proto = descriptor_pb2.FileDescriptorProto(name="cri.proto", package=PACKAGE, syntax="proto3")
+    for line in text.strip().splitlines():
+        message, *fields = line.split()
+        entry = proto.message_type.add(name=message)
+        for declared in fields:
+            name, _, rest = declared.partition("=")
+            number, _, kind = rest.partition(":")
+            label = field.LABEL_REPEATED if kind.startswith("*") else field.LABEL_OPTIONAL
+            kind = kind.lstrip("*")
+            added = entry.field.add(name=name, number=int(number), label=label)
+            if kind in scalars:
+                added.type = scalars[kind]
+            else:
+                added.type, added.type_name = field.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(proto)
+    classes = {}
+    for entry in proto.message_type:
+        descriptor = pool.FindMessageTypeByName(f"{PACKAGE}.{entry.name}")
+        classes[entry.name] = message_factory.GetMessageClass(descriptor)
+    return classes
+
+
+M = _declare(MESSAGES)
+
+
+class RefusedError(Exception):
+    """The engine refused a call; the text is what it tells its user."""
+
+
+class Client:
+    """Calls to one engine's RuntimeService."""
+
+    def __init__(self, socket: Path, logs: Path) -> None:
+        self._channel = grpc.insecure_channel(f"unix://{socket}")
+        self._logs = logs
+        self._pods: dict[str, Any] = {}
+
+    def close(self) -> None:
+        """Remove the pods that are left and hang up."""
+        for pod in list(self._pods):
+            self.remove_pod(pod)
+        self._channel.close()
+
+    def _call(self, method: str, request: Any, reply: str) -> Any:
+        call = self._channel.unary_unary(
+            f"/{PACKAGE}.RuntimeService/{method}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=M[reply].FromString,
+        )
+        try:
+            return call(request, timeout=CALL_SECONDS)
+        except grpc.RpcError as problem:
+            raise RefusedError(problem.details()) from None
+
+    def version(self) -> str:
+        """Ask the engine for its version."""
+        return str(self._call("Version", M["Version"](), "Version").runtime_version)
+
+    def run_pod(self, handler: str) -> str:
+        """Start a pod under a runtime class's handler and return its id."""
+        uid = f"pod-{time.time_ns()}"
+        namespaces = M["Namespaces"](network=NODE, pid=CONTAINER)
+        security = M["PodSecurity"](namespace_options=namespaces)
+        config = M["Pod"](
+            metadata=M["PodMetadata"](name=uid, uid=uid, namespace="default"),
+            log_directory=str(self._logs),
+            linux=M["PodLinux"](security_context=security),
+        )
+        request = M["RunPodSandbox"](config=config, runtime_handler=handler)
+        pod = str(self._call("RunPodSandbox", request, "Name").id)
+        self._pods[pod] = config
+        return pod
+
+    def create(
+        self,
+        pod: str,
+        image: str,
+        command: list[str],
+        *,
+        env: dict[str, str] | None = None,
+        mounts: dict[Path, str] | None = None,
+    ) -> str:
+        """Create a container and return its id.
+
+        Args:
+            pod: id of a running pod.
+            image: reference of an image the engine has.
+            command: what to execute.
+            env: variables of the container.
+            mounts: container path of each host path; read-only.
+
+        Raises:
+            RefusedError: the engine or its runtime would not create it.
+        """
+        name = f"c{time.time_ns()}"
+        security = M["Security"](namespace_options=M["Namespaces"](network=NODE, pid=CONTAINER))
+        config = M["Container"](
+            metadata=M["Metadata"](name=name),
+            image=M["Image"](image=image),
+            command=command,
+            envs=[M["Pair"](key=key, value=value) for key, value in (env or {}).items()],
+            mounts=[
+                M["Mount"](host_path=str(host), container_path=inside, readonly=True)
+                for host, inside in (mounts or {}).items()
+            ],
+            log_path=f"{name}.log",
+            linux=M["Linux"](security_context=security),
+        )
+        request = M["CreateContainer"](pod_sandbox_id=pod, config=config, sandbox_config=self._pods[pod])
+        return str(self._call("CreateContainer", request, "Name").id)
+
+    def start(self, container: str) -> None:
+        """Start a created container; it is here that the low-level runtime runs."""
+        self._call("StartContainer", M["Name"](id=container), "Empty")
+
+    def execute(self, container: str, *command: str) -> str:
+        """Run a command in a container and return its stdout; a failure raises RefusedError with its stderr."""
+        request = M["ExecSync"](container_id=container, cmd=list(command), timeout=int(CALL_SECONDS))
+        output = self._call("ExecSync", request, "Output")
+        if output.exit_code != 0:
+            raise RefusedError(f"exit {output.exit_code}: {output.stderr.decode()}")
+        return str(output.stdout.decode())
+
+    def update(self, container: str, *, cpu_shares: int) -> None:
+        """Change a running container's resources, which is `runc update` below."""
+        resources = M["Resources"](cpu_shares=cpu_shares)
+        request = M["UpdateContainerResources"](container_id=container, linux=resources)
+        self._call("UpdateContainerResources", request, "Empty")
+
+    def status(self, container: str) -> Any:
+        """Return a container's status message."""
+        return self._call("ContainerStatus", M["Name"](id=container), "ContainerStatus").status
+
+    def output(self, container: str) -> str:
+        """Wait for a container to exit with 0 and return what it wrote to stdout."""
+        deadline = time.monotonic() + CALL_SECONDS
+        while (status := self.status(container)).state != EXITED:
+            assert time.monotonic() < deadline, "the container does not end"
+            time.sleep(0.05)
+        # Each line of a CRI log is: time, stream, whether the line goes on, text.
+        lines = [line.split(" ", 3) for line in Path(status.log_path).read_text().split("\n") if line]
+        assert status.exit_code == 0, lines
+        written = (text if whole == "P" else f"{text}\n" for _, stream, whole, text in lines if stream == "stdout")
+        return "".join(written)
+
+    def remove_pod(self, pod: str) -> None:
+        """Stop and remove a pod with all its containers."""
+        self._call("StopPodSandbox", M["Name"](id=pod), "Empty")
+        self._call("RemovePodSandbox", M["Name"](id=pod), "Empty")
+        del self._pods[pod]

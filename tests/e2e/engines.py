@@ -1,0 +1,287 @@
+"""Real engines with private state: dockerd and containerd, each started for the tests and gone afterwards.
+
+Nothing here pulls images or sets up networks: containers share the host's network or have none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e import cri
+
+# Absolute paths: a machine may carry other engines earlier on PATH.
+DOCKERD, DOCKER = "/usr/sbin/dockerd", "/usr/bin/docker"
+CONTAINERD, CTR = "/usr/bin/containerd", "/usr/bin/ctr"
+SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+READY_SECONDS = 40.0
+STOP_SECONDS = 30.0
+CALL_SECONDS = 120.0
+
+Done = subprocess.CompletedProcess[str]
+
+
+def run(command: list[str], *, check: bool = True, env: dict[str, str] | None = None) -> Done:
+    """Run a client command within a deadline.
+
+    Args:
+        command: absolute path and arguments.
+        check: fail, with both outputs in the message, unless it exits 0.
+        env: its whole environment; a bare PATH without it.
+
+    Returns:
+        The finished process with its output as text.
+    """
+    environment = env or {"PATH": SYSTEM_PATH}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=CALL_SECONDS)
+    assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def tail(log: Path) -> str:
+    """Return the last warnings and errors of a daemon's log."""
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join([line for line in lines if "level=info" not in line][-10:])
+
+
+@contextlib.contextmanager
+def _state() -> Iterator[Path]:
+    # Not pytest's own directory: a unix socket's path ends at 107 bytes.
+    state = Path(tempfile.mkdtemp(prefix="engine-", dir="/tmp"))
+    try:
+        yield state
+    finally:
+        left = [*_kill_all(state), *_unmount_all(state)]
+        shutil.rmtree(state)
+        assert not left, f"the engine left behind: {left}"
+
+
+def _named_by(state: Path) -> list[int]:
+    """List the processes with the state directory on their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if entry.name.isdigit() and os.fsencode(state) in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def _kill_all(state: Path) -> list[str]:
+    left = []
+    for pid in _named_by(state):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            os.kill(pid, signal.SIGKILL)
+            left.append(f"process {pid}: {command}")
+    _until(lambda: not _named_by(state), STOP_SECONDS)
+    return left
+
+
+def _unmount_all(state: Path) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = [point for point in (line.split()[4] for line in lines) if point.startswith(f"{state}/")]
+    for point in reversed(points):
+        run(["/bin/umount", "--lazy", point], check=False)
+    return [f"mount {point}" for point in points]
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@contextlib.contextmanager
+def _daemon(command: list[str], log: Path, env: dict[str, str], ready: list[str]) -> Iterator[None]:
+    """Run a daemon until the block ends; its log is printed if it does not come up."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
+        )
+    try:
+        _until(lambda: process.poll() is not None or run(ready, check=False).returncode == 0, READY_SECONDS)
+        answered = process.poll() is None and run(ready, check=False).returncode == 0
+        assert answered, f"{command[0]} does not come up:\n{tail(log)}"
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@dataclass
+class Docker:
+    """A running dockerd."""
+
+    state: Path
+
+    @property
+    def socket(self) -> Path:
+        """Where it answers."""
+        return self.state / "docker.sock"
+
+    @property
+    def log(self) -> Path:
+        """Where it writes what it does."""
+        return self.state / "dockerd.log"
+
+    def docker(self, *args: str, check: bool = True) -> Done:
+        """Run the docker client against this daemon."""
+        client = [DOCKER, f"--config={self.state}", f"--host=unix://{self.socket}"]
+        return run([*client, *args], check=check)
+
+
+@contextlib.contextmanager
+def dockerd(
+    runtimes: dict[str, Path], *, env: dict[str, str] | None = None, path_dirs: tuple[Path, ...] = ()
+) -> Iterator[Docker]:
+    """Run a dockerd without networks.
+
+    Args:
+        runtimes: executable of each runtime, by the name that `--runtime` takes.
+        env: variables of the daemon, which the runtimes inherit.
+        path_dirs: directories put before the daemon's PATH.
+
+    Yields:
+        The daemon, once it answers.
+    """
+    with _state() as state:
+        settings = {
+            "data-root": str(state / "data"),
+            "exec-root": str(state / "exec"),
+            "pidfile": str(state / "docker.pid"),
+            "hosts": [f"unix://{state}/docker.sock"],
+            "bridge": "none",
+            "iptables": False,
+            "ip6tables": False,
+            "runtimes": {name: {"path": str(path)} for name, path in runtimes.items()},
+        }
+        (state / "daemon.json").write_text(json.dumps(settings))
+        path = ":".join([*map(str, path_dirs), SYSTEM_PATH])
+        engine = Docker(state)
+        ready = [DOCKER, f"--host=unix://{engine.socket}", "version"]
+        command = [DOCKERD, f"--config-file={state}/daemon.json"]
+        with _daemon(command, engine.log, {"PATH": path, **(env or {})}, ready):
+            try:
+                yield engine
+            finally:
+                left = engine.docker("ps", "--all", "--quiet").stdout.split()
+                if left:
+                    engine.docker("rm", "--force", *left)
+
+
+@dataclass
+class Containerd:
+    """A running containerd, with ctr as its client and a CRI service."""
+
+    state: Path
+
+    @property
+    def socket(self) -> Path:
+        """Where it answers."""
+        return self.state / "containerd.sock"
+
+    @property
+    def log(self) -> Path:
+        """Where it writes what it does."""
+        return self.state / "containerd.log"
+
+    def ctr(self, *args: str, check: bool = True, namespace: str = "default") -> Done:
+        """Run ctr against this daemon."""
+        return run([CTR, f"--address={self.socket}", f"--namespace={namespace}", *args], check=check)
+
+    def run(self, runtime: Path, *args: str, check: bool = True) -> Done:
+        """Run `ctr run` with a low-level runtime; args are its options, then image, id and command."""
+        private = [f"--runc-root={self.state}/runc", f"--fifo-dir={self.state}/fifo"]
+        return self.ctr("run", *private, f"--runc-binary={runtime}", *args, check=check)
+
+    def load(self, archive: Path) -> None:
+        """Import an image archive for ctr and for CRI."""
+        for namespace in ("default", "k8s.io"):
+            self.ctr("images", "import", "--no-unpack", str(archive), namespace=namespace)
+
+    @contextlib.contextmanager
+    def cri(self) -> Iterator[cri.Client]:
+        """Connect to the CRI service; its pods are removed afterwards."""
+        logs = self.state / "pods"
+        logs.mkdir(exist_ok=True)
+        client = cri.Client(self.socket, logs)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+CONTAINERD_CONFIG = """
+version = 2
+root = "{state}/root"
+state = "{state}/state"
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
+                    "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs"]
+[grpc]
+address = "{state}/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+path = "{state}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{pause}"
+disable_apparmor = true
+restrict_oom_score_adj = true
+tolerate_missing_hugetlb_controller = true
+disable_hugetlb_controller = true
+stream_server_address = "127.0.0.1"
+stream_server_port = "0"
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{state}/cni"
+conf_dir = "{state}/cni"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+default_runtime_name = "runc"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+"""
+
+HANDLER_CONFIG = """
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}.options]
+BinaryName = "{path}"
+Root = "{state}/runc"
+"""
+
+
+@contextlib.contextmanager
+def containerd(runtimes: dict[str, Path], *, pause: str, env: dict[str, str] | None = None) -> Iterator[Containerd]:
+    """Run a containerd.
+
+    Args:
+        runtimes: executable of each CRI runtime handler, by name.
+        pause: reference of the image that pods are made of; load it before the first pod.
+        env: variables of the daemon, which the runtimes inherit.
+
+    Yields:
+        The daemon, once it answers.
+    """
+    with _state() as state:
+        config = CONTAINERD_CONFIG.format(state=state, pause=pause)
+        for name, path in runtimes.items():
+            config += HANDLER_CONFIG.format(name=name, path=path, state=state)
+        (state / "config.toml").write_text(config)
+        engine = Containerd(state)
+        ready = [CTR, f"--address={engine.socket}", "version"]
+        command = [CONTAINERD, f"--config={state}/config.toml"]
+        with _daemon(command, engine.log, {"PATH": SYSTEM_PATH, **(env or {})}, ready):
+            yield engine

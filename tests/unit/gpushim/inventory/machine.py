@@ -1,0 +1,48 @@
+"""A simulated host together with gpushim's own files on it, and the refresh as a real process.
+
+NVML is loaded only in that process: once loaded, a library stays, and the next test has another.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import fakehost
+from gpushim.inventory import ensure
+
+
+class Machine:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = str(folder / "host")
+        self.config = str(folder / "config.toml")
+        self.state = str(folder / "state")
+
+    def build(self, gpus: Any = 1, more: str = "", **options: Any) -> fakehost.Host:
+        host = fakehost.build(self.root, gpus, **options)
+        self.configure(f'[driver]\nroot = "{self.root}"\n{more}')
+        return host
+
+    def configure(self, text: str) -> None:
+        Path(self.config).write_text(text)
+
+    def start(self, *args: str, path: str = "/usr/sbin:/usr/bin") -> subprocess.Popen[str]:
+        environment = {"PATH": path, "GPUSHIM_CONFIG": self.config, "GPUSHIM_STATE": self.state}
+        return subprocess.Popen([*ensure.command(), *args], stderr=subprocess.PIPE, text=True, env=environment)
+
+    def refresh(self, *args: str) -> tuple[int, str]:
+        process = self.start(*args)
+        _, said = process.communicate(timeout=60)
+        return process.returncode, said
+
+    def saved(self) -> dict[str, Any]:
+        snapshot: dict[str, Any] = json.loads((self.folder / "state/inventory.json").read_text())
+        return snapshot
+
+    def refreshed(self) -> dict[str, Any]:
+        code, said = self.refresh()
+        assert code == 0, said
+        return self.saved()

@@ -1,0 +1,187 @@
+"""The driver's files: which are found, under which names, and what is left out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fakehost
+import pytest
+from gpushim.inventory import files
+
+VERSION = "535.183.01"
+LIB = "usr/lib/x86_64-linux-gnu"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return Path(fakehost.build(str(tmp_path), 1).root)
+
+
+def find(root: Path, version: str = VERSION) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    notes: list[str] = []
+    return files.find(str(root), version, notes), notes
+
+
+def entry(found: dict[str, list[dict[str, Any]]], ending: str) -> dict[str, Any]:
+    (match,) = [file for group in found.values() for file in group if file["path"].endswith(ending)]
+    return match
+
+
+def test_libraries_of_utility_and_compute_only(root: Path) -> None:
+    found, notes = find(root)
+    names = {file["path"].partition(f"{LIB}/")[2].partition(".so")[0] for group in found.values() for file in group}
+    assert {"libcuda", "libnvidia-ml", "libnvidia-nvvm", "libnvidia-pkcs11", "libnvidia-pkcs11-openssl3"} <= names
+    assert not {"libnvidia-glcore", "libGLX_nvidia", "libnvidia-encode", "libnvcuvid"} & names
+    assert notes == []
+
+
+def test_soname_and_links(root: Path) -> None:
+    found, _ = find(root)
+    assert entry(found, f"libcuda.so.{VERSION}") == {
+        "path": f"/{LIB}/libcuda.so.{VERSION}",
+        "kind": "library",
+        "soname": "libcuda.so.1",
+        "links": [f"libcuda.so.1::/{LIB}/libcuda.so"],
+    }
+    assert "links" not in entry(found, f"libnvidia-gpucomp.so.{VERSION}")
+
+
+def test_link_for_linking_only_where_the_host_has_it(root: Path) -> None:
+    (root / LIB / "libnvidia-ml.so").unlink()
+    (root / LIB / "libcuda.so").unlink()
+    found, _ = find(root)
+    assert "links" not in entry(found, f"libnvidia-ml.so.{VERSION}")
+    assert "links" in entry(found, f"libcuda.so.{VERSION}")  # programs dlopen it
+
+
+def test_programs_firmware_and_sockets(root: Path) -> None:
+    found, _ = find(root)
+    assert {"path": "/usr/bin/nvidia-smi", "kind": "binary"} in found["utility"]
+    assert {"path": "/usr/bin/nvidia-cuda-mps-server", "kind": "binary"} in found["compute"]
+    assert {"path": "/run/nvidia-persistenced/socket", "kind": "socket"} in found["utility"]
+    assert {"path": f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin", "kind": "firmware"} in found["any"]
+
+
+def test_another_version_finds_no_library(root: Path) -> None:
+    found, _ = find(root, "535.183.0")
+    assert not [file for group in found.values() for file in group if file["kind"] == "library"]
+
+
+def test_two_versions_side_by_side(root: Path) -> None:
+    other = root / LIB / "libcuda.so.550.54.14"
+    shutil.copy(root / LIB / f"libcuda.so.{VERSION}", other)
+    (root / LIB / "libcuda.so.1").unlink()
+    (root / LIB / "libcuda.so.1").symlink_to(other.name)
+    found, _ = find(root)
+    assert entry(found, f"libcuda.so.{VERSION}")["soname"] == "libcuda.so.1"
+    assert files.versions(str(root))[0] == "550.54.14"
+
+
+@pytest.mark.parametrize("damage", ["missing", "garbage", "truncated", "fifo", "directory", "loop"])
+def test_without_a_cache_the_usual_directories_do(root: Path, damage: str) -> None:
+    cache = root / "etc/ld.so.cache"
+    whole = cache.read_bytes()
+    cache.unlink()
+    if damage == "garbage":
+        cache.write_bytes(b"garbage")
+    elif damage == "truncated":
+        cache.write_bytes(whole[:300])
+    elif damage == "fifo":
+        os.mkfifo(cache)
+    elif damage == "directory":
+        cache.mkdir()
+    elif damage == "loop":
+        cache.symlink_to("ld.so.cache")
+    found, notes = find(root)
+    assert entry(found, f"libcuda.so.{VERSION}")
+    assert len(notes) == 1
+    assert "ld.so.cache" in notes[0]
+
+
+def test_unusual_directory_through_the_cache(tmp_path: Path) -> None:
+    fakehost.build(str(tmp_path), 1, libdir="opt/nvidia/lib")
+    assert entry(find(tmp_path)[0], "libcuda.so." + VERSION)["path"] == f"/opt/nvidia/lib/libcuda.so.{VERSION}"
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF truncated", b"no library"])
+def test_damaged_library_is_left_out_and_the_others_stay(root: Path, data: bytes) -> None:
+    (root / LIB / f"libnvidia-nvvm.so.{VERSION}").write_bytes(data)
+    found, notes = find(root)
+    assert not [file for file in found["compute"] if "nvvm" in file["path"]]
+    assert entry(found, f"libcuda.so.{VERSION}")
+    assert bool(notes) == bool(data)  # an empty file counts as absent
+
+
+def test_dangling_link(root: Path) -> None:
+    (root / LIB / f"libcuda.so.{VERSION}").unlink()
+    found, _ = find(root)
+    assert not [file for file in found["compute"] if "libcuda.so" in file["path"]]
+
+
+def test_alternatives_of_debian(root: Path) -> None:
+    """Debian: libcuda.so.1 and nvidia-smi are links through /etc/alternatives."""
+    real = root / LIB / "nvidia/current"
+    real.mkdir(parents=True)
+    (root / "etc/alternatives").mkdir()
+    (root / LIB / f"libcuda.so.{VERSION}").rename(real / f"libcuda.so.{VERSION}")
+    (root / LIB / "libcuda.so.1").unlink()
+    (root / LIB / "libcuda.so.1").symlink_to("/etc/alternatives/cuda")
+    (root / "etc/alternatives/cuda").symlink_to(f"/{LIB}/nvidia/current/libcuda.so.{VERSION}")
+    assert entry(find(root)[0], f"libcuda.so.{VERSION}")["path"] == f"/{LIB}/nvidia/current/libcuda.so.{VERSION}"
+
+
+def test_program_behind_a_link_keeps_its_name(root: Path) -> None:
+    (root / "usr/bin/nvidia-smi").rename(root / "usr/bin/smi-real")
+    (root / "usr/bin/nvidia-smi").symlink_to("smi-real")
+    assert {"path": "/usr/bin/nvidia-smi", "kind": "binary"} in find(root)[0]["utility"]
+
+
+def test_program_behind_a_link_that_is_meant_inside_the_root(root: Path) -> None:
+    (root / "opt").mkdir()
+    (root / "usr/bin/nvidia-smi").rename(root / "opt/smi")
+    (root / "usr/bin/nvidia-smi").symlink_to("/opt/smi")
+    expected = {"path": "/opt/smi", "kind": "binary", "links": ["/opt/smi::/usr/bin/nvidia-smi"]}
+    assert expected in find(root)[0]["utility"]
+
+
+def test_socket_that_is_a_file_does_not_count(root: Path) -> None:
+    (root / "run/nvidia-persistenced/socket").unlink()
+    (root / "run/nvidia-persistenced/socket").write_text("x")
+    assert not [file for file in find(root)[0]["utility"] if file["kind"] == "socket"]
+
+
+def test_links_never_leave_the_root(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside") / f"libcuda.so.{VERSION}"
+    shutil.move(root / LIB / f"libcuda.so.{VERSION}", outside)
+    (root / LIB / f"libcuda.so.{VERSION}").symlink_to(os.path.relpath(outside, root / LIB))
+    assert not [file for file in find(root)[0]["compute"] if "libcuda.so" in file["path"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/a/file", "/a/file"),
+        ("/a/../a/./file", "/a/file"),
+        ("/../../a/file", "/a/file"),
+        ("/up/file", "/a/file"),
+        ("/absolute", "/a/file"),
+        ("/loop", None),
+        ("/a/missing", None),
+        ("/a/file/below", None),
+        ("/", "/"),
+    ],
+)
+def test_resolve(tmp_path: Path, path: str, expected: str | None) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/file").write_text("")
+    (tmp_path / "up").symlink_to("../../../a")
+    (tmp_path / "absolute").symlink_to("/a/file")
+    (tmp_path / "loop").symlink_to("loop")
+    assert files.resolve(str(tmp_path), path) == expected
+
+
+def test_resolve_in_the_real_root() -> None:
+    assert files.resolve("/", "/proc/../usr/bin/python3") == os.path.realpath("/usr/bin/python3")

@@ -1,0 +1,57 @@
+"""Listing an ld.so.cache, against ldconfig itself."""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+from pathlib import Path
+
+import fakehost
+import pytest
+from gpushim.inventory import ldcache_list
+
+
+def printed(cache: Path) -> list[tuple[str, str]]:
+    text = subprocess.run(["/sbin/ldconfig", "-p", "-C", cache], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"^\t(\S+) \(libc6,x86-64[^)]*\) => (\S+)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("layout", ["new", "compat"])
+def test_agrees_with_ldconfig(tmp_path: Path, layout: str) -> None:
+    cache = tmp_path / "cache"
+    subprocess.run(["/sbin/ldconfig", "-X", "-c", layout, "-C", cache], check=True, stderr=subprocess.DEVNULL)
+    assert ldcache_list.libraries(cache.read_bytes(), "x86_64") == printed(cache)
+    assert printed(cache)
+
+
+def test_old_layout_alone_is_refused(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    subprocess.run(["/sbin/ldconfig", "-X", "-c", "old", "-C", cache], check=True, stderr=subprocess.DEVNULL)
+    with pytest.raises(ValueError, match="no new-layout header"):
+        ldcache_list.libraries(cache.read_bytes())
+
+
+def test_other_machines_libraries_are_not_listed(tmp_path: Path) -> None:
+    fakehost.build(str(tmp_path), 1)
+    assert ldcache_list.libraries((tmp_path / "etc/ld.so.cache").read_bytes(), "aarch64") == []
+
+
+def test_every_truncation_is_refused_or_lists_what_is_whole(tmp_path: Path) -> None:
+    fakehost.build(str(tmp_path), 1)
+    data = (tmp_path / "etc/ld.so.cache").read_bytes()
+    whole = ldcache_list.libraries(data)
+    for size in range(len(data)):
+        try:
+            assert ldcache_list.libraries(data[:size]) == whole  # only what follows the last string is missing
+        except ValueError:
+            pass
+
+
+@pytest.mark.parametrize("count", [1, 1 << 31, (1 << 32) - 1])
+def test_absurd_counts(count: int) -> None:
+    header = ldcache_list.NEW_MAGIC + struct.pack("=I", count) + bytes(24)
+    with pytest.raises(ValueError, match="entries"):
+        ldcache_list.libraries(header)
+    with pytest.raises(ValueError, match="header"):
+        ldcache_list.libraries(ldcache_list.OLD_MAGIC + b"\0" + struct.pack("=I", count))

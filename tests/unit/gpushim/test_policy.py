@@ -1,0 +1,234 @@
+"""config.toml: what is read, what is refused and with which words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from gpushim import policy
+from gpushim.errors import CONFIG, NOT_FOUND, GpushimError
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(GpushimError) as caught:
+        policy.load(str(path))
+    assert caught.value.exit_code == CONFIG
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_missing_file_means_defaults(config: Path) -> None:
+    assert policy.load(str(config)) == policy.defaults()
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    assert policy.defaults() == {
+        "driver": {"root": "/", "dev-root": "/"},
+        "runtime": {"low-level": ["runc", "crun"]},
+        "requests": {
+            "accept-env-when-unprivileged": True,
+            "accept-volume-mounts": False,
+            "swarm-variables": [],
+            "ignore-imex-channel-requests": False,
+            "disable-require": False,
+        },
+        "cdi": {"annotation-prefixes": ["cdi.k8s.io/"], "kind": "nvidia.com/gpu"},
+        "refresh": {"deadline-seconds": 20},
+        "log": {"file": "/var/log/gpushim.log", "format": "json", "level": "info"},
+    }
+
+
+def test_defaults_pass_the_schema() -> None:
+    jsonschema.validate(policy.defaults(), policy.schema())
+
+
+@pytest.mark.parametrize(
+    ("text", "section", "key", "value"),
+    [
+        ('[driver]\nroot = "/run/nvidia/driver"', "driver", "root", "/run/nvidia/driver"),
+        ('[driver]\nroot = "//run//nvidia/driver/"', "driver", "root", "/run/nvidia/driver"),
+        ('[driver]\nroot = "/run/nvidia/driver"', "driver", "dev-root", "/run/nvidia/driver"),
+        ('[driver]\nroot = "/r"\ndev-root = "/"', "driver", "dev-root", "/"),
+        ("[refresh]\ndeadline-seconds = 600", "refresh", "deadline-seconds", 600),
+        ('[log]\r\nformat = "text"\r\n', "log", "format", "text"),
+        ('[log]\nfile = ""', "log", "file", ""),
+        ('[runtime]\nlow-level = ["/opt/crun"]', "runtime", "low-level", ["/opt/crun"]),
+        ('[requests]\nswarm-variables = ["DOCKER_RESOURCE_GPU"]', "requests", "swarm-variables", ["DOCKER_RESOURCE_GPU"]),
+        ("\t\n# nothing but a comment", "requests", "disable-require", False),
+    ],
+)
+def test_accepted(config: Path, text: str, section: str, key: str, value: object) -> None:
+    config.write_bytes(text.encode())
+    assert policy.load(str(config))[section][key] == value
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[requests]\naccept-volume-mount = true", "did you mean requests.accept-volume-mounts?"),
+        ("[request]\naccept-volume-mounts = true", "request is not a known key; did you mean requests?"),
+        ("[driver]\nlow-level = []", "driver.low-level is not a known key; did you mean runtime.low-level?"),
+        ("zzz = 1", "zzz is not a known key; the sections are driver, runtime, requests, cdi, refresh, log"),
+        ('"a\\nb" = 1', "a\\nb is not a known key"),
+        ("driver = 1", "driver is 1, not a table"),
+        ("[driver]\nroot = 1", "driver.root is 1, not a string"),
+        ('[driver]\nroot = "run/nvidia"', "driver.root is 'run/nvidia', which is not allowed there"),
+        ('[driver]\nroot = "/a\\nb"', "which is not allowed there"),
+        ('[driver]\nroot = "/a\\n"', "which is not allowed there"),
+        ('[runtime]\nlow-level = "runc"', "runtime.low-level is 'runc', not an array"),
+        ("[runtime]\nlow-level = []", "runtime.low-level is empty"),
+        ('[runtime]\nlow-level = ["runc", 2]', "runtime.low-level[1] is 2, not a string"),
+        ('[runtime]\nlow-level = [""]', "runtime.low-level[0] is ''"),
+        ("[requests]\ndisable-require = 1", "requests.disable-require is 1, not true or false"),
+        ('[requests]\nswarm-variables = ["A\\nB"]', "requests.swarm-variables[0]"),
+        ('[cdi]\nannotation-prefixes = [""]', "cdi.annotation-prefixes[0]"),
+        ('[cdi]\nkind = "nvidia.com"', "cdi.kind is 'nvidia.com'"),
+        ("[refresh]\ndeadline-seconds = 0", "refresh.deadline-seconds is 0, not between 1 and 600"),
+        ("[refresh]\ndeadline-seconds = 601", "not between 1 and 600"),
+        ("[refresh]\ndeadline-seconds = true", "is True, not an integer"),
+        ("[refresh]\ndeadline-seconds = 2.5", "is 2.5, not an integer"),
+        ('[log]\nformat = "xml"', "log.format is 'xml', not one of json, text"),
+        ("[driver]\nroot = /run", "line 2"),
+        ("[driver\n", "line 1"),
+        ("a = 1\na = 2\n", "line 2"),
+        ("a = " + "9" * 5000, "is not TOML"),
+        ("a = " + "[" * 20000, "config.toml"),
+        ("x" * 100 + " = 1", "..."),
+    ],
+)
+def test_refused(config: Path, text: str, words: str) -> None:
+    config.write_text(text)
+    said = refusal(config)
+    assert said.startswith(str(config))
+    assert words in said
+    assert len(said) < 500
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\xef\xbb\xbf[driver]\n", "line 1: begins with a byte order mark"),
+        (b"# good\n# good\n# \xff bad\n", "line 3: is not UTF-8"),
+        ("[driver]\n".encode("utf-16"), "line 1: is not UTF-8"),
+        (b"[driver]\rroot='/'", "line 1"),
+        (b"#" * ((1 << 20) + 1), "larger than 1 MiB"),
+    ],
+)
+def test_refused_bytes(config: Path, data: bytes, words: str) -> None:
+    config.write_bytes(data)
+    assert words in refusal(config)
+
+
+def test_fifo_does_not_hang(config: Path) -> None:
+    os.mkfifo(config)
+    assert "is not a regular file" in refusal(config)
+
+
+def test_directory(config: Path) -> None:
+    config.mkdir()
+    assert "is not a regular file" in refusal(config)
+
+
+def test_link_to_a_device(config: Path) -> None:
+    config.symlink_to("/dev/zero")
+    assert "is not a regular file" in refusal(config)
+
+
+def test_loop_of_links(config: Path) -> None:
+    config.symlink_to(config)
+    assert "cannot be read: Too many levels of symbolic links" in refusal(config)
+
+
+@pytest.mark.parametrize(("mode", "owner"), [(0o664, 0), (0o646, 0), (0o644, 4711)])
+def test_not_to_be_trusted(config: Path, mode: int, owner: int) -> None:
+    config.write_text("")
+    config.chmod(mode)
+    os.chown(config, owner, 0)
+    assert f"user {owner} owns it, its mode is {mode:04o}" in refusal(config)
+
+
+def test_defaults_are_new_objects() -> None:
+    policy.defaults()["runtime"]["low-level"].append("x")
+    assert policy.defaults()["runtime"]["low-level"] == ["runc", "crun"]
+
+
+_VALIDATOR = jsonschema.Draft202012Validator(policy.schema())
+_KEYS = [key for rule in policy.schema()["properties"].values() for key in rule["properties"]]
+_VALUES = st.one_of(
+    st.sampled_from(["/", "/a", "", "a", "json", "runc", "A_B", "v/c", "/a\n", "\n", "x y"]),
+    st.booleans(),
+    st.integers(-1, 700),
+    st.just(1.5),
+    st.none(),
+    st.lists(st.sampled_from(["runc", "", "A\n", 1, "/x", "a.b/"]), max_size=3),
+)
+_SECTIONS = st.dictionaries(st.sampled_from([*_KEYS, "other"]), _VALUES, max_size=4)
+_DOCUMENTS = st.dictionaries(st.sampled_from([*policy.schema()["properties"], "x"]), _SECTIONS | _VALUES, max_size=4)
+
+
+@given(_DOCUMENTS)
+def test_validator_agrees_with_jsonschema(document: dict[str, Any]) -> None:
+    assert (not list(policy._troubles(document, _VALIDATOR.schema, ""))) == _VALIDATOR.is_valid(document)
+
+
+def test_schema_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(policy.schema())
+
+
+class TestLowLevel:
+    """Finding the low-level runtime."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr(policy, "SYSTEM_PATH", str(tmp_path / "system"))
+        monkeypatch.setenv("PATH", f"relative::{tmp_path}/path")
+        for place in ("system", "path"):
+            (tmp_path / place).mkdir()
+        return tmp_path
+
+    def executable(self, path: Path) -> str:
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+        return str(path)
+
+    def test_first_name_wins_over_first_folder(self, folder: Path) -> None:
+        self.executable(folder / "system/crun")
+        expected = self.executable(folder / "path/runc")
+        assert policy.low_level(["runc", "crun"]) == expected
+
+    def test_system_folders_come_before_path(self, folder: Path) -> None:
+        self.executable(folder / "path/runc")
+        expected = self.executable(folder / "system/runc")
+        assert policy.low_level(["runc"]) == expected
+
+    def test_absolute_path(self, folder: Path) -> None:
+        expected = self.executable(folder / "mine")
+        assert policy.low_level(["nothing", expected]) == expected
+
+    @pytest.mark.parametrize("name", ["./runc", "bin/runc", "{}/plain", "{}/folder", "{}/no\nline", "{}/dangling"])
+    def test_not_usable(self, folder: Path, name: str) -> None:
+        (folder / "plain").write_text("")
+        (folder / "folder").mkdir()
+        (folder / "dangling").symlink_to("nowhere")
+        self.executable(folder / "no\nline")
+        with pytest.raises(GpushimError, match=r"(?s)none of .* is an executable file") as caught:
+            policy.low_level([name.format(folder)])
+        assert caught.value.exit_code == NOT_FOUND
+
+    def test_relative_folder_in_path_does_not_count(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / "relative").mkdir()
+        self.executable(folder / "relative/runc")
+        self.executable(folder / "runc")
+        monkeypatch.chdir(folder)
+        with pytest.raises(GpushimError, match="runc"):
+            policy.low_level(["runc"])

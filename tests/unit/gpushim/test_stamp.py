@@ -1,0 +1,146 @@
+"""The stamp: it changes with each fact that matters, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import posix
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpushim import stamp
+from gpushim.errors import CONFIG, GpushimError
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with one GPU in MIG mode, made of plain files."""
+    nvidia = tmp_path / "proc/driver/nvidia"
+    for folder in ("gpus/0000:01:00.0", "capabilities/gpu0/mig/gi1/ci0", "capabilities/mig"):
+        (nvidia / folder).mkdir(parents=True)
+    (nvidia / "version").write_text("NVRM version: 535\n")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/ld.so.cache").write_text("cache")
+    (tmp_path / "dev/caps").mkdir(parents=True)
+    os.mknod(tmp_path / "dev/nvidia0", 0o020666, os.makedev(195, 0))
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "boot_id").write_text("first\n")
+    monkeypatch.setattr(stamp, "BOOT_ID", str(tmp_path / "boot_id"))
+    return tmp_path
+
+
+def facts(tree: Path) -> list[Any]:
+    nodes = [f"{tree}/dev/{name}" for name in ("nvidia0", "nvidia1", "caps")]
+    return stamp.current({"config": f"{tree}/config.toml", "root": str(tree), "nodes": nodes})
+
+
+def make_node(path: Path, minor: int) -> None:
+    os.mknod(path, 0o020666, os.makedev(195, minor))
+
+
+def replace_node(path: Path) -> None:
+    path.unlink()
+    os.mknod(path, 0o020666, os.makedev(510, 0))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "another boot": lambda tree: (tree / "boot_id").write_text("second\n"),
+    "config written": lambda tree: (tree / "config.toml").write_text("[log]"),
+    "config touched": lambda tree: os.utime(tree / "config.toml", ns=(1, 1)),
+    "config removed": lambda tree: (tree / "config.toml").unlink(),
+    "config replaced": lambda tree: (tree / "boot_id").replace(tree / "config.toml"),
+    "module upgraded": lambda tree: (tree / "proc/driver/nvidia/version").write_text("NVRM version: 550\n"),
+    "module unloaded": lambda tree: (tree / "proc/driver/nvidia/version").unlink(),
+    "GPU added": lambda tree: (tree / "proc/driver/nvidia/gpus/0000:02:00.0").mkdir(),
+    "GPU gone": lambda tree: (tree / "proc/driver/nvidia/gpus/0000:01:00.0").rmdir(),
+    "compute instance added": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci1").mkdir(),
+    "compute instance gone": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0").rmdir(),
+    "GPU instance added": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi2").mkdir(),
+    "another GPU in MIG mode": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu1/mig/gi1").mkdir(parents=True),
+    "libraries changed": lambda tree: (tree / "etc/ld.so.cache").write_text("other"),
+    "library cache removed": lambda tree: (tree / "etc/ld.so.cache").unlink(),
+    "node removed": lambda tree: (tree / "dev/nvidia0").unlink(),
+    "node appeared": lambda tree: make_node(tree / "dev/nvidia1", 1),
+    "node with another major": lambda tree: replace_node(tree / "dev/nvidia0"),
+    "node with another mode": lambda tree: (tree / "dev/nvidia0").chmod(0o600),
+    "node with another owner": lambda tree: os.chown(tree / "dev/nvidia0", 7, -1),
+    "node with another group": lambda tree: os.chown(tree / "dev/nvidia0", -1, 7),
+    "node in a watched directory": lambda tree: make_node(tree / "dev/caps/nvidia-cap1", 1),
+}
+NO_CHANGES: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda tree: None,
+    "another node": lambda tree: make_node(tree / "dev/tty", 2),
+    "node used": lambda tree: os.utime(tree / "dev/nvidia0"),
+    "other file in etc": lambda tree: (tree / "etc/passwd").write_text(""),
+    "GPU without instances": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu7/mig").mkdir(parents=True),
+    "information of a GPU": lambda tree: (tree / "proc/driver/nvidia/gpus/0000:01:00.0/information").write_text("x"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changes(tree: Path, change: Callable[[Path], object]) -> None:
+    before = facts(tree)
+    change(tree)
+    assert facts(tree) != before
+
+
+@pytest.mark.parametrize("change", NO_CHANGES.values(), ids=NO_CHANGES)
+def test_does_not_change(tree: Path, change: Callable[[Path], object]) -> None:
+    before = facts(tree)
+    change(tree)
+    assert facts(tree) == before
+
+
+def test_survives_json(tree: Path) -> None:
+    os.mkdir(os.fsencode(tree) + b"/proc/driver/nvidia/gpus/\xff")
+    assert json.loads(json.dumps(facts(tree))) == facts(tree)
+
+
+def test_version_is_bounded(tree: Path) -> None:
+    (tree / "proc/driver/nvidia/version").write_text("x" * 5000)
+    assert len(facts(tree)[2]) == stamp.VERSION_LIMIT
+
+
+def test_fifos_do_not_hang(tree: Path) -> None:
+    (tree / "proc/driver/nvidia/version").unlink()
+    os.mkfifo(tree / "proc/driver/nvidia/version")
+    assert facts(tree)[2] == ""
+
+
+def test_proc_of_a_driver_root_without_its_own(tmp_path: Path) -> None:
+    assert stamp.proc_dir(str(tmp_path)) == "/proc"
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    assert stamp.proc_dir(str(tmp_path)) == f"{tmp_path}/proc"
+    assert stamp.proc_dir("/") == "/proc"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "/run/gpushim"), (b"", "/run/gpushim"), (b"/tmp/x y", "/tmp/x y"), (b"/\xff", "/\udcff")],
+)
+def test_state_dir(value: bytes | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(posix.environ, b"GPUSHIM_STATE", raising=False)
+    if value is not None:
+        monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", value)
+    assert stamp.state_dir() == expected
+
+
+def test_relative_paths_in_the_environment_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(posix.environ, b"GPUSHIM_CONFIG", b"here.toml")
+    with pytest.raises(GpushimError, match=r"GPUSHIM_CONFIG is 'here.toml', which is not an absolute path") as caught:
+        stamp.config_path()
+    assert caught.value.exit_code == CONFIG
+
+
+def test_imports_nothing_slow() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import gpushim.inventory.ensure;"
+        "print(*sorted({'os', 're', 'json', 'typing', 'subprocess', 'struct', 'enum'} & set(sys.modules)))"
+    )
+    shim = stamp.__file__.rpartition("/gpushim/")[0]
+    done = subprocess.run([sys.executable, "-IS", "-c", code, shim], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"

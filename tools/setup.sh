@@ -1,0 +1,61 @@
+#!/bin/sh
+# Install what the demo or the tests need on Debian 12: `tools/setup.sh demo|test`, as root.
+#
+# Packages come from the host's own apt sources and only if they are missing. Everything else lands in this
+# checkout: vendor/ holds the Python packages that a refresh imports with the system's Python, .venv/ the tools
+# of the tests. A second run with the same pyproject.toml does nothing.
+set -eu
+cd "$(dirname "$0")/.."
+
+what=${1:-test}
+packages="busybox-static gcc libc6-dev libc-bin mmdebstrap python3 python3-venv runc"
+case $what in
+  demo) ;;
+  # Without recommended packages docker.io brings no bridge firewall tools; its service does start.
+  test) packages="$packages containerd crun docker.io shellcheck strace" ;;
+  *) echo "usage: tools/setup.sh demo|test" >&2 && exit 2 ;;
+esac
+
+say() { echo "setup: $1"; }
+
+wanted=''
+for package in $packages; do
+  # shellcheck disable=SC2016 # the dollar is dpkg-query's
+  state=$(dpkg-query --show --showformat='${db:Status-Abbrev}' "$package" 2>/dev/null) || state=''
+  case $state in ii*) ;; *) wanted="$wanted $package" ;; esac
+done
+if [ -n "$wanted" ]; then
+  [ "$(id -u)" = 0 ] || { say "these packages are missing, install them as root:$wanted" >&2 && exit 1; }
+  say "installing Debian packages:$wanted"
+  apt-get update --quiet=2
+  # shellcheck disable=SC2086 # a list of words
+  DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $wanted
+fi
+
+# made DIRECTORY: whether it was made from this pyproject.toml.
+recipe=$(sha256sum pyproject.toml tools/setup.sh | sha256sum)
+made() { [ -f "$1/.made" ] && [ "$(cat "$1/.made")" = "$recipe" ]; }
+finished() { echo "$recipe" >"$1/.made"; }
+
+[ -x .venv/bin/python ] || /usr/bin/python3 -m venv .venv
+pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore "$@"; }
+
+if ! made vendor; then
+  say "installing into vendor/: what pyproject.toml names as dependencies"
+  rm -rf vendor
+  mkdir vendor
+  .venv/bin/python - <<'END' >vendor/.requirements
+import tomllib
+
+with open("pyproject.toml", "rb") as stream:
+    print(*tomllib.load(stream)["project"]["dependencies"], sep="\n")
+END
+  pip --no-compile --target vendor --requirement vendor/.requirements
+  finished vendor
+fi
+
+if [ "$what" = test ] && ! made .venv; then
+  say "installing into .venv/: gpushim itself, editable, and the tools of the tests"
+  pip --editable '.[dev]'
+  finished .venv
+fi
