@@ -23,7 +23,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 TOP = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TOP / "tests")]
@@ -98,22 +98,22 @@ def yardsticks(work: Path) -> list[Row]:
     ]
 
 
-def settings(work: Path, name: str, gpus: int, low: str) -> tuple[dict[str, str], Any]:
+def settings(work: Path, name: str, gpus: int, low: str) -> dict[str, str]:
     """Build a simulated host and return an environment in which gpushim serves it, its snapshot taken."""
     host = fakehost.build(str(work / name / "driver"), gpus)
     config, state = work / name / "config.toml", work / name / "state"
     config.write_text(f'[driver]\nroot = "{host.root}"\n[runtime]\nlow-level = ["{low}"]\n[log]\nfile = ""\n')
     env = {**ENV, "GPUSHIM_CONFIG": str(config), "GPUSHIM_STATE": str(state)}
     stub = TOP / "shim" / "gpushim" / "stub.py"
-    subprocess.run(["/usr/bin/python3", "-IB", stub, "refresh"], env=env, check=True)
-    return env, host
+    subprocess.run(["/usr/bin/python3", "-IB", stub, "refresh"], env=env, check=True, stderr=subprocess.DEVNULL)
+    return env
 
 
 def stub_rows(work: Path) -> list[Row]:
     """What gpushim costs before the low-level runtime starts."""
     stub = str(work / "recorder")
-    one, _ = settings(work, "one", 1, stub)
-    eight, _ = settings(work, "eight", 8, stub)
+    one = settings(work, "one", 1, stub)
+    eight = settings(work, "eight", 8, stub)
     spec = (TOP / "tests" / "data" / "docker-config.json").read_text()
     rows = [Row("pass-through verb (stub)", [[RUNTIME, "--root", "/r", "state", "x"]], one, nothing, "stub alone")]
     for name, env, asked in [
@@ -137,7 +137,7 @@ def _writer(path: Path, content: str) -> Callable[[], object]:
 
 def hook_row(work: Path, entries: int, stack: ExitStack) -> Row:
     """The hook alone, on a rootfs whose ld.so.cache has many entries; put back before each round."""
-    _, host = settings(work, "hook", 1, RUNC)
+    settings(work, "hook", 1, RUNC)
     snapshot = json.loads((work / "hook" / "state" / "inventory.json").read_text())
     files = [file for name in ("utility", "compute") for file in snapshot["files"][name]]
     rootfs, pristine = work / "hook" / "rootfs", work / "hook" / "pristine"
@@ -184,12 +184,12 @@ def libraries(root: Path, entries: int, driver: list[Path]) -> None:
         target = root / str(path).lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.touch()
-    subprocess.run(["/sbin/ldconfig", "-r", root], check=True)
+    subprocess.run(["/sbin/ldconfig", "-r", root], check=True, stderr=subprocess.DEVNULL)
 
 
 def cycle_rows(work: Path) -> list[Row]:
     """A container's whole life, with plain runc and through gpushim (utility and compute, one GPU)."""
-    env, _ = settings(work, "cycle", 1, RUNC)
+    env = settings(work, "cycle", 1, RUNC)
     rows = []
     for name, runtime, asked in [
         ("whole cycle, plain runc", RUNC, None),

@@ -157,9 +157,8 @@ def merge(data: bytes | None, libraries: list[tuple[bytes, bytes]], flags: int) 
         flags: one of FLAGS.
 
     Returns:
-        the new cache, or None if the old one says all this already. What the loader ignores (foreign
-        magic, byte order or size) is replaced by a cache of ours alone: the image's libraries resolve
-        from the default directories afterwards, as they did before.
+        the new cache, or None if the old one says all this already. One that the loader ignores (magic,
+        byte order, size) is replaced by ours alone: the image's libraries resolve as they did before.
 
     Raises:
         CacheError: the cache is damaged in a way that the loader does not notice.
@@ -167,9 +166,8 @@ def merge(data: bytes | None, libraries: list[tuple[bytes, bytes]], flags: int) 
     cache = (data and _parse(data)) or _Cache(_EMPTY, 48, 24, 0, 0, 48)
     view = memoryview(cache.data)[cache.first : cache.end]
     place = cache.extension - cache.base
-    strings = b""
+    strings, done = b"", 0
     pieces: list[bytes | memoryview] = []
-    done = 0
     try:
         for name, path in _sorted(libraries):
             low, high = _equal_range(cache, name, done)
@@ -287,7 +285,9 @@ def _moved_extension(cache: _Cache, strings_shift: int, shift: int) -> bytes:
         if tag == _HWCAPS:
             for word in range(offset - at, offset - at + size - 3, 4):
                 name = _u32(blob, word)
-                if not cache.end - cache.base <= name < len(cache.data) - cache.base:
-                    raise CacheError("a glibc-hwcaps name lies outside it")
-                blob[word : word + 4] = _pack(name + strings_shift)
+                # Readers count these from the start of the file (dl_cache_hwcap_extension in dl-cache.c), the
+                # writer of combined caches does not (glibc 2.36): what readers take for no name stays none.
+                if not cache.end <= name < cache.extension:
+                    name = cache.extension - 1
+                blob[word : word + 4] = _pack(name - cache.base + strings_shift)
     return bytes(blob)

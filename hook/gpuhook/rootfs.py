@@ -10,7 +10,6 @@ ordinary text and that fs.protected_symlinks, which guards a root this walk cann
 Writes stay on the mount of the rootfs itself: with `-v /etc:/etc` the container's /etc is the host's.
 
 Out of scope: mounts, device nodes, owners, and finding the rootfs.
-
 Hot path: builtin modules only; a walk costs one open and one fstat for each component.
 """
 
@@ -31,7 +30,7 @@ _DATA = posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | posix.O_CLOEXEC
 
 
 class OtherMountError(OSError):
-    """The place lies on another mount than the rootfs: it belongs to the user or to the host."""
+    """The place lies on another mount than the rootfs: it is the user's or the host's."""
 
     def __init__(self, path: str) -> None:
         super().__init__(EXDEV, "lies on another mount than the rootfs and is left alone", path)
@@ -42,10 +41,10 @@ def _error(number: int, path: str) -> OSError:
 
 
 def mount_id(fd: int) -> bytes:
-    """Tell which mount an open file lies on: its id, unique among all namespaces while `fd` is open.
+    """Return the id of the mount that `fd` lies on (proc(5), fdinfo); no other has it while `fd` is open.
 
     Raises:
-        OSError: /proc is not there, or the kernel is older than 3.15 (proc(5), fdinfo).
+        OSError: there is no /proc, or the kernel is older than 3.15.
     """
     info = posix.open(f"/proc/self/fdinfo/{fd}", posix.O_RDONLY | posix.O_CLOEXEC)
     try:
@@ -58,7 +57,7 @@ def mount_id(fd: int) -> bytes:
 
 
 def walk(root: int, path: str, follow: bool = True, create_on: bytes = b"") -> int:
-    """Open the place that a path names when `root` is the root directory.
+    """Open the place that a path names when `root` is the root directory; the caller closes the O_PATH fd.
 
     Args:
         root: an open directory.
@@ -66,17 +65,12 @@ def walk(root: int, path: str, follow: bool = True, create_on: bytes = b"") -> i
         follow: whether a link at the very end is followed; with a `/` behind it, it always is.
         create_on: id of the one mount on which missing directories are made (0755 less the umask).
 
-    Returns:
-        an O_PATH fd that the caller closes.
-
     Raises:
         OSError: with the errno that openat2(2) gives for RESOLVE_IN_ROOT; OtherMountError if a directory
             would have to be made on another mount than `create_on`.
     """
-    if not path:
-        raise _error(ENOENT, path)
-    if len(path) >= PATH_MAX:
-        raise _error(ENAMETOOLONG, path)
+    if not 0 < len(path) < PATH_MAX:
+        raise _error(ENAMETOOLONG if path else ENOENT, path)
     stack = [posix.dup(root)]
     todo = path.split("/")[::-1]
     links = 0
@@ -95,17 +89,22 @@ def walk(root: int, path: str, follow: bool = True, create_on: bytes = b"") -> i
                 links += 1
                 if links > MAX_LINKS:
                     raise _error(ELOOP, path)
-                text = posix.readlink("", dir_fd=stack[-1])
-                keep = 1 if text.startswith("/") else len(stack) - 1
-                while len(stack) > keep:
-                    posix.close(stack.pop())
-                todo += text.split("/")[::-1]
+                todo += _expand(stack)
             elif kind != _DIRECTORY and todo:
                 raise _error(ENOTDIR, path)
         return stack.pop()
     finally:
         for fd in stack:
             posix.close(fd)
+
+
+def _expand(stack: list[int]) -> list[str]:
+    """Leave the link on top for the directory that its text counts from; return the text's words, last first."""
+    text = posix.readlink("", dir_fd=stack[-1])
+    keep = 1 if text.startswith("/") else len(stack) - 1
+    while len(stack) > keep:
+        posix.close(stack.pop())
+    return text.split("/")[::-1]
 
 
 def _enter(directory: int, name: str, create_on: bytes) -> int:
@@ -153,14 +152,10 @@ class Rootfs:
         return True
 
     def read(self, path: str, limit: int) -> bytes:
-        """Read a regular file.
-
-        Args:
-            path: a path in the container.
-            limit: the most bytes it may have.
+        """Read a regular file of the container.
 
         Raises:
-            OSError: it is absent, not a regular file (EINVAL), or larger than `limit` (EFBIG).
+            OSError: it is absent, not a regular file (EINVAL), or has more than `limit` bytes (EFBIG).
         """
         place = walk(self.fd, path)
         try:
@@ -174,19 +169,15 @@ class Rootfs:
         finally:
             posix.close(place)
         try:
-            return _read_all(fd, limit, path)
+            return _read_all(fd, facts.st_size, limit, path)
         finally:
             posix.close(fd)
 
     def directory(self, path: str, create: bool = False) -> Directory:
-        """Open a directory to write in.
-
-        Args:
-            path: a path in the container.
-            create: whether it and its parents are made when they are missing.
+        """Open a directory to write in; `create` makes it and its parents where they are missing.
 
         Raises:
-            OSError: it is absent, not a directory, or on another mount (OtherMountError).
+            OSError: it is absent, no directory, or on another mount (OtherMountError).
         """
         fd = walk(self.fd, path + "/", create_on=self.mount if create else b"")
         try:
@@ -202,7 +193,7 @@ class Directory:
     """A directory on the rootfs's own mount, held open for writing in it.
 
     Args:
-        fd: the open directory; it is closed by `close`.
+        fd: the open directory; `close` closes it.
         mount: id of the mount it lies on.
     """
 
@@ -249,14 +240,19 @@ class Directory:
             text: where it points, relative or in the container; never looked up here.
             name: one component.
 
-        Raises:
-            OSError: as `write` does.
+        Raises OSError as `write` does.
         """
+        try:
+            posix.symlink(text, name, dir_fd=self.fd)
+        except FileExistsError:
+            self._replace_by_link(text, name)
+
+    def _replace_by_link(self, text: str, name: str) -> None:
         try:
             if posix.readlink(name, dir_fd=self.fd) == text:
                 return
         except OSError:
-            pass  # absent, or not a link
+            pass  # not a link, or gone again
         self._check_place(name)
         new = _temporary()
         try:
@@ -282,15 +278,13 @@ class Directory:
             posix.close(fd)
 
 
-def _read_all(fd: int, limit: int, path: str) -> bytes:
-    parts: list[bytes] = []
-    left = limit + 1
-    while left:
-        part = posix.read(fd, min(left, 1 << 20))
+def _read_all(fd: int, size: int, limit: int, path: str) -> bytes:
+    data = b""
+    while len(data) <= limit:
+        part = posix.read(fd, max(size - len(data), 4096))
         if not part:
-            return b"".join(parts)
-        parts.append(part)
-        left -= len(part)
+            return data
+        data += part
     raise _error(EFBIG, path)
 
 

@@ -17,7 +17,7 @@ import time
 
 from gpushim import bundle, fastjson, plan, request, stamp
 from gpushim.edits import apply
-from gpushim.errors import BUNDLE, CONFIG, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError
+from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError
 from gpushim.inventory import ensure
 
 TYPE_CHECKING = False
@@ -29,17 +29,19 @@ def main(argv: list[str]) -> NoReturn:
     """Edit the bundle where it asks for GPUs, and become the low-level runtime.
 
     Args:
-        argv: what the launcher found: the low-level runtime ("" when a configuration awaits its first reading),
-            verb, bundle, container id, runc's --log and --log-format, the mask of ignored signals (hex, as in
-            /proc/self/status), "kept" if LC_CTYPE was set, the launcher's own path; then runc's arguments.
+        argv: what the launcher found: the low-level runtime, "yes" if the configuration is newer than that or there
+            is none yet, verb, bundle, container id, runc's --log and --log-format, the mask of ignored signals
+            (hex, as in /proc/self/status), "=" and LC_CTYPE if that was set, the launcher's own path; then runc's
+            arguments.
     """
     started = time.monotonic()
-    low, verb, bundle_path, container, log, log_format, ignored, lc_ctype, launcher, *args = argv
-    if lc_ctype != "kept":
-        posix.environ.pop(b"LC_CTYPE", None)  # CPython put it there (PEP 538)
+    low, unread, verb, bundle_path, container, log, log_format, ignored, lc_ctype, launcher, *args = argv
+    posix.environ.pop(b"LC_CTYPE", None)  # CPython may have set or changed it (PEP 538)
+    if lc_ctype:
+        posix.environ[b"LC_CTYPE"] = lc_ctype[1:].encode("utf-8", "surrogateescape")
     try:
-        if not low:
-            low = configured_runtime(launcher)
+        if unread:
+            low = configured_runtime(low, launcher)
         if verb in ("create", "run"):
             low = edit(low, bundle_path, container, started)
         become(low, args, int(ignored or "0", 16))
@@ -140,23 +142,23 @@ def absolute(path: str, base: str = "") -> str:
     return f"{base or posix.getcwd()}/{path}".rstrip("/")
 
 
-def configured_runtime(launcher: str) -> str:
+def configured_runtime(last: str, launcher: str) -> str:
     """Find the low-level runtime when the launcher could not: a configuration is there that no refresh has read.
 
     Args:
+        last: the runtime that the last refresh found, or "".
         launcher: path of gpushim-runtime, which must not be its own low-level runtime.
 
     Raises:
         GpushimError: there is none, or it is gpushim-runtime itself.
     """
-    from gpushim import policy  # imports json and more; after the first refresh nobody comes here
+    from gpushim import policy  # imports json and more; after the next refresh nobody comes here
 
     try:
-        low = policy.low_level(policy.load(stamp.config_path())["runtime"]["low-level"])
-    except GpushimError as error:
-        if error.exit_code != CONFIG:
-            raise
-        low = policy.low_level(policy.defaults()["runtime"]["low-level"])  # most calls do not need the rest of it
+        names = policy.load(stamp.config_path())["runtime"]["low-level"]
+    except GpushimError:  # a request will meet it again and say so; most calls need nothing of the configuration
+        names = [last] if last else policy.defaults()["runtime"]["low-level"]
+    low = policy.low_level(names)
     ours, theirs = posix.stat(launcher), posix.stat(low)
     if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
         raise GpushimError(f"the low-level runtime {low} is gpushim-runtime itself", NOT_EXECUTABLE)

@@ -1,7 +1,9 @@
-"""The one exception of the project and the exit codes that go with it.
+"""The one exception of the project, the exit codes that go with it, and how others' text gets into its sentence.
 
 Out of scope: printing and logging; `main` functions do that.
 """
+
+from __future__ import annotations
 
 # Exit codes; docs/exit-codes.md says the same to users.
 FAILED = 1  # anything without a code of its own
@@ -27,3 +29,17 @@ class GpushimError(Exception):
     def __init__(self, sentence: str, exit_code: int = FAILED) -> None:
         super().__init__(sentence)
         self.exit_code = exit_code
+
+
+def quote(text: str) -> str:
+    r"""Make text that others wrote fit for a message.
+
+    Args:
+        text: any string, lone surrogates included.
+
+    Returns:
+        At most 80 printable ASCII characters without quotation marks around them; other characters appear
+        as escapes such as \n and \u0660, and what was cut off as "...".
+    """
+    shown = ascii(text[:81])[1:-1]
+    return shown if len(shown) <= 80 else shown[:77] + "..."

@@ -21,9 +21,13 @@ FILE_OPTIONS = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
 SOCKET_OPTIONS = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
 NODE_OPTIONS = ["nosuid", "noexec", "rbind", "rprivate"]
 
-# Nodes beyond /dev/nvidiactl that a capability needs, and whether it can do without.
+# Nodes beyond /dev/nvidiactl that some capabilities need.
 UVM_NODES = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 MODESET_NODE = "/dev/nvidia-modeset"
+
+# Capabilities `config` and `monitor` of /proc/driver/nvidia-caps/mig-minors, the same on every driver with MIG.
+MIG_CONFIG_NODE = "/dev/nvidia-caps/nvidia-cap1"
+MIG_MONITOR_NODE = "/dev/nvidia-caps/nvidia-cap2"
 
 # runc and crun replace the hook's environment by this one; without it an image's could get in (CVE-2025-23266).
 HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
@@ -51,7 +55,7 @@ def plan(
         raise GpushimError(
             f"{request.source} asks for GPUs: {inventory['error']['sentence']}", inventory["error"]["code"]
         )
-    gpus, migs = selection.select(request.devices, inventory)
+    gpus, migs = selection.select(request.devices, inventory, request.source, request.ignored)
     require.check(request.requirements, facts(gpus, migs, inventory))
     edits: list[tuple[str, Any]] = []
     for path in node_paths(request, gpus, migs, inventory):
@@ -60,7 +64,7 @@ def plan(
     edits += [("mount", _mount(file, inventory["driver"]["root"])) for file in files]
     edits.append(("env", ("NVIDIA_VISIBLE_DEVICES", visible_devices(request, gpus, migs))))
     edits.append(("hook", _hook(files, inventory, bundle)))
-    return edits, [device["uuid"] for device in [*gpus, *migs]]
+    return edits, _names(gpus, migs)
 
 
 def facts(gpus: list[Any], migs: list[Any], inventory: dict[str, Any]) -> list[dict[str, Any]]:
@@ -77,7 +81,12 @@ def visible_devices(request: Request, gpus: list[Any], migs: list[Any]) -> str:
     """Say what NVIDIA_VISIBLE_DEVICES becomes: its own value, or the UUIDs if the request came by another way."""
     if request.source == "env NVIDIA_VISIBLE_DEVICES":
         return str(request.text)
-    return ",".join(device["uuid"] for device in [*gpus, *migs]) or "none"
+    return ",".join(_names(gpus, migs)) or "none"
+
+
+def _names(gpus: list[Any], migs: list[Any]) -> list[str]:
+    # Without NVML, a GPU that nobody has used since the boot has no UUID yet.
+    return [str(device["uuid"] or device["index"]) for device in [*gpus, *migs]]
 
 
 def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: dict[str, Any]) -> list[str]:
@@ -97,10 +106,15 @@ def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: di
     needed += [
         (f"/dev/nvidia-caps-imex-channels/channel{n}", "NVIDIA_IMEX_CHANNELS asks for it") for n in request.imex
     ]
+    if request.mig_config:
+        needed.append((MIG_CONFIG_NODE, "NVIDIA_MIG_CONFIG_DEVICES asks for it"))
+    if request.mig_monitor:
+        needed.append((MIG_MONITOR_NODE, "NVIDIA_MIG_MONITOR_DEVICES asks for it"))
     for path, why in needed:
         if path not in nodes:
             raise GpushimError(
-                f"{path} is not on this host ({why}); make it with nvidia-modprobe -u -c 0, then run gpushim refresh",
+                f"{path} is not on this host, or is not that device ({why}); make it, as nvidia-modprobe and the "
+                "first nvidia-smi after a boot do, then run gpushim refresh",
                 INVENTORY,
             )
     paths = [path for path, _ in needed]

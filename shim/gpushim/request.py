@@ -7,9 +7,9 @@ Hot path: imports nothing but gpushim's errors, require and selection; reading a
 
 from __future__ import annotations
 
-from gpushim.errors import BUNDLE, REQUEST, GpushimError
+from gpushim.errors import BUNDLE, REQUEST, GpushimError, quote
 from gpushim.require import MAX_VALUE, gather
-from gpushim.selection import MAX_ITEMS, is_qualified, number, parse, quote
+from gpushim.selection import MAX_ITEMS, is_qualified, number, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

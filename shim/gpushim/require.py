@@ -8,8 +8,7 @@ Hot path: imports nothing but gpushim's errors and selection; time grows only wi
 
 from __future__ import annotations
 
-from gpushim.errors import REQUEST, REQUIREMENT, GpushimError
-from gpushim.selection import quote
+from gpushim.errors import REQUEST, REQUIREMENT, GpushimError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ Hot path: imports nothing but gpushim.errors; parsing and choosing 8 GPUs takes 
 
 from __future__ import annotations
 
-from gpushim.errors import INVENTORY, REQUEST, GpushimError
+from gpushim.errors import INVENTORY, REQUEST, GpushimError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,20 +27,6 @@ _HEX = "0123456789abcdef"
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ALNUM = _LETTERS + _DIGITS
 _UUID_GROUPS = [8, 4, 4, 4, 12]  # RFC 9562, section 4
-
-
-def quote(text: str) -> str:
-    r"""Make text that others wrote fit for a message.
-
-    Args:
-        text: any string, lone surrogates included.
-
-    Returns:
-        At most 80 printable ASCII characters without quotation marks around them; other characters appear
-        as escapes such as \n and \u0660, and what was cut off as "...".
-    """
-    shown = ascii(text[:81])[1:-1]
-    return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
 def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:

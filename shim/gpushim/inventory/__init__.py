@@ -1,1 +1,20 @@
-"""What the host has: GPUs, MIG instances, device nodes and the driver's files, kept as a snapshot."""
+"""What the host has: GPUs, MIG instances, device nodes and the driver's files, kept as a snapshot.
+
+The snapshot is one JSON object, inventory.json in the state directory. All paths but those of "inputs" and
+"runtime" are as seen inside the driver root or the device root, which is where a container has them:
+
+    version, gpushim, written   1; version of gpushim; time in UTC. Another version is a stale snapshot.
+    inputs, stamp               what stamp.current looks at, and what it answered
+    source                      "nvml", or "proc": whole GPUs only, because NVML could not be used
+    notes                       sentences about what is not as it should be
+    driver                      {"version", "cuda", "root", "dev-root"}; unknown versions are ""
+    error                       null, or {"sentence", "code"}: why this host cannot serve GPUs
+    gpus                        [{"index", "uuid", "minor", "pci", "model", "brand", "arch", "mig", "node",
+                                  "problem"}], problem: null, or a sentence
+    mig                         [{"uuid", "legacy", "gpu", "index", "gi", "ci", "profile", "nodes"}]
+    nodes                       path: [major, minor, mode bits, uid, gid]
+    features, imex              feature: [paths of nodes]; numbers of IMEX channels
+    files                       capability, or "any": [{"path", "kind", "soname" (libraries), "links"}]
+                                kind: library, binary, firmware, socket; links: "target::path of the link"
+    policy, runtime             the policy with all defaults; path of the low-level runtime
+"""

@@ -51,6 +51,8 @@ def _soname(fd: int) -> str:
         raise ValueError("its program headers are odd")
     # p_type, p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz, p_align
     segments = list(struct.iter_unpack("=IIQQQQQQ", os.pread(fd, SEGMENT * count, table)))
+    if any(kind == PT_LOAD and offset + size > os.fstat(fd).st_size for kind, _, offset, _, _, size, *_ in segments):
+        raise ValueError("it is shorter than its own headers say")
     dynamic = next((segment for segment in segments if segment[0] == PT_DYNAMIC), None)
     if dynamic is None or dynamic[5] > MAX_DYNAMIC:
         raise ValueError("it has no dynamic segment of a sensible size")
@@ -77,6 +79,6 @@ def _tags(table: bytes) -> dict[int, int]:
     tags: dict[int, int] = {}
     for tag, value in struct.iter_unpack("=qQ", table):
         if tag == DT_NULL:
-            break
+            return tags
         tags[tag] = value
-    return tags
+    raise ValueError("its dynamic segment does not end")

@@ -38,7 +38,8 @@ def snapshot(config: str, state: str) -> dict[str, Any]:
         state: directory of the snapshot.
 
     Returns:
-        the snapshot, as docs/inventory.md describes it. Its "error" may say that the host cannot serve GPUs.
+        the snapshot, as the docstring of gpushim.inventory describes it; its "error" may say that the host cannot
+        serve GPUs.
 
     Raises:
         GpushimError: there is none and a refresh fails or takes too long; the refresh's own sentence and code.

@@ -7,6 +7,7 @@ import re
 import sys
 
 import pytest
+
 from gpushim import logs
 
 

@@ -133,7 +133,7 @@ def test_anything_else_is_kept_as_unknown_and_refused(text: str) -> None:
     items = selection.parse([text], KINDS)
     assert items is not None
     assert [(kind, item_text) for kind, _, item_text in items] == [("unknown", text)]
-    assert str(refusal(text)).startswith(f'NVIDIA_VISIBLE_DEVICES asks for GPU "{selection.quote(text)}", but')
+    assert str(refusal(text)).startswith(f'NVIDIA_VISIBLE_DEVICES asks for GPU "{errors.quote(text)}", but')
 
 
 LISTS: list[tuple[str, str | None]] = [
@@ -350,12 +350,12 @@ def test_refusals_name_the_source(source: str, start: str) -> None:
     ],
 )
 def test_quote_shows_what_can_be_shown(text: str, expected: str) -> None:
-    assert selection.quote(text) == expected
+    assert errors.quote(text) == expected
 
 
 @given(st.text())
 def test_quote_is_short_printable_ascii(text: str) -> None:
-    shown = selection.quote(text)
+    shown = errors.quote(text)
     assert len(shown) <= 80
     assert shown.isascii()
     assert shown.isprintable() or not shown

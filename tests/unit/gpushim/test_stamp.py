@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gpushim import stamp
 from gpushim.errors import CONFIG, GpushimError
 
@@ -60,7 +61,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "compute instance added": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci1").mkdir(),
     "compute instance gone": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0").rmdir(),
     "GPU instance added": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi2").mkdir(),
-    "another GPU in MIG mode": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu1/mig/gi1").mkdir(parents=True),
+    "another GPU in MIG mode": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu1/mig/gi1").mkdir(
+        parents=True
+    ),
     "libraries changed": lambda tree: (tree / "etc/ld.so.cache").write_text("other"),
     "library cache removed": lambda tree: (tree / "etc/ld.so.cache").unlink(),
     "node removed": lambda tree: (tree / "dev/nvidia0").unlink(),

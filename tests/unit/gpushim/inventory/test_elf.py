@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
-import fakehost
 import pytest
+
+import fakehost
 from gpushim.inventory import elf
 
 
@@ -40,7 +42,7 @@ def test_not_a_library(tmp_path: Path, data: bytes) -> None:
 
 def test_every_truncation_is_refused_or_right(libraries: Path, tmp_path: Path) -> None:
     data = (libraries / "libnvidia-nvvm.so.535.183.01").read_bytes()
-    for size in range(0, len(data), 7):
+    for size in range(0, len(data), 61):
         (tmp_path / "x").write_bytes(data[:size])
         try:
             assert elf.soname(str(tmp_path / "x")) == "libnvidia-nvvm.so.4"
@@ -48,15 +50,29 @@ def test_every_truncation_is_refused_or_right(libraries: Path, tmp_path: Path) -
             pass
 
 
-@pytest.mark.parametrize("value", [0, 1, 0xFF, 0x7F])
+def test_library_that_lacks_its_last_byte_is_refused(libraries: Path, tmp_path: Path) -> None:
+    data = (libraries / "libnvidia-nvvm.so.535.183.01").read_bytes()
+    segments = struct.iter_unpack("=IIQQQQQQ", data[64 : 64 + 56 * struct.unpack_from("=H", data, 56)[0]])
+    end = max(offset + size for kind, _, offset, _, _, size, *_ in segments if kind == elf.PT_LOAD)
+    (tmp_path / "x").write_bytes(data[:end])
+    assert elf.soname(str(tmp_path / "x")) == "libnvidia-nvvm.so.4"
+    (tmp_path / "x").write_bytes(data[: end - 1])
+    with pytest.raises(ValueError, match="shorter than its own headers say"):
+        elf.soname(str(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("value", [0x01, 0xFF])
 def test_no_changed_byte_of_the_headers_does_harm(libraries: Path, tmp_path: Path, value: int) -> None:
     data = (libraries / "libnvidia-nvvm.so.535.183.01").read_bytes()
-    for offset in range(64 + 56 * 12):
-        (tmp_path / "x").write_bytes(data[:offset] + bytes([value]) + data[offset + 1 :])
-        try:
-            assert isinstance(elf.soname(str(tmp_path / "x")), str)
-        except ValueError:
-            pass
+    (tmp_path / "x").write_bytes(data)
+    with open(tmp_path / "x", "r+b", buffering=0) as file:
+        for offset in range(64 + 56 * 12):
+            os.pwrite(file.fileno(), bytes([value]), offset)
+            try:
+                assert isinstance(elf.soname(str(tmp_path / "x")), str)
+            except ValueError:
+                pass
+            os.pwrite(file.fileno(), data[offset : offset + 1], offset)
 
 
 def test_offset_beyond_any_file(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import fakehost
 import pytest
+
+import fakehost
 from gpushim.inventory import files
 
 VERSION = "535.183.01"

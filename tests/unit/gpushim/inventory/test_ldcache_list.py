@@ -7,8 +7,9 @@ import struct
 import subprocess
 from pathlib import Path
 
-import fakehost
 import pytest
+
+import fakehost
 from gpushim.inventory import ldcache_list
 
 

@@ -1,0 +1,195 @@
+"""The hook as the process that runc starts: arguments, state, descriptors, environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from unit.gpuhook.sandbox import HOOK, TOP, container, picture
+
+DRV = "/usr/lib/drv"
+LIBS = ("--lib", f"libcuda.so.1={DRV}/libcuda.so.550")
+
+
+def run(*argv: object, state: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([str(HOOK), *map(str, argv)], input=state, capture_output=True, env={}, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def pid() -> Iterator[int]:
+    with container() as made:
+        yield made
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root" / DRV[1:]).mkdir(parents=True)
+    (tmp_path / "root/etc").mkdir()
+    return tmp_path / "root"
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (b"", "no container's state"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[]", "names no pid"),
+        (b"{}", "names no pid"),
+        (b'{"pid":0}', "names no pid"),
+        (b'{"pid":-1}', "names no pid"),
+        (b'{"pid":true}', "names no pid"),
+        (b'{"pid":"1"}', "names no pid"),
+        (b'{"pid":99999999999}', "names no pid"),
+        (b'{"pid":2147483647}', "cannot be opened"),
+        (b" " * (2 << 20), "more than 1048576 bytes"),
+    ],
+    ids=range(13),
+)
+def test_states_that_say_nothing(state: bytes, text: str) -> None:
+    done = run("prestart", "--rootfs", "/nowhere", state=state)
+    assert done.returncode in (14, 16)
+    assert done.stderr.startswith(b"gpushim-hook: ")
+    assert text in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_large_state(root: Path, pid: int) -> None:
+    state = json.dumps({"annotations": {"a": "x" * 900_000}, "pid": pid}).encode()
+    assert run("prestart", "--rootfs", root, *LIBS, state=state).returncode == 0
+
+
+def test_slow_state(root: Path, pid: int) -> None:
+    with subprocess.Popen([str(HOOK), "prestart", "--rootfs", str(root), *LIBS], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        for byte in b'{"pid": %d}' % pid:
+            process.stdin.write(bytes([byte]))
+            process.stdin.flush()
+            time.sleep(0.02)
+        process.stdin.close()
+        assert process.wait(10) == 0
+    assert (root / DRV[1:] / "libcuda.so.1").is_symlink()
+
+
+def test_a_state_that_never_ends() -> None:
+    code = "from gpuhook.prestart import read_pid; read_pid(0, 0.2)"
+    path = f"import sys; sys.path[:0] = ['{TOP}/hook', '{TOP}/shim']; {code}"
+    read, write = os.pipe()
+    done = subprocess.run([sys.executable, "-IS", "-c", path], stdin=read, capture_output=True, timeout=20)
+    os.close(read)
+    os.close(write)
+    assert b"did not come to its end on stdin in time" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "<&- >&- 2>&-", "</dev/null 2>&-"])
+def test_closed_descriptors(root: Path, closed: str) -> None:
+    before = picture(root)
+    command = f'exec "$0" prestart --rootfs "$1" {closed}'
+    done = subprocess.run(["/bin/sh", "-c", command, str(HOOK), str(root)], capture_output=True)
+    assert done.returncode == 16
+    assert picture(root) == before
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["frobnicate"],
+        ["prestart"],
+        ["prestart", "--rootfs"],
+        ["prestart", "--rootfs", "relative"],
+        ["prestart", "--rootfs", "/x", "--what", "/y"],
+        ["prestart", "--rootfs", "/x", "--lib", "libcuda.so.1"],
+        ["prestart", "--rootfs", "/x", "--lib", "=/usr/lib/x"],
+        ["prestart", "--rootfs", "/x", "--lib", "a/b=/usr/lib/x"],
+        ["prestart", "--rootfs", "/x", "--lib", "a=/usr/lib\n/etc/x"],
+        ["prestart", "--rootfs", "/x", "--lib", "a=usr/lib/x"],
+        ["prestart", "--rootfs", "/x", "--link", "a::/usr/lib/.."],
+        ["prestart", "--rootfs", "/x", "--link", "a:/usr/lib/x"],
+    ],
+)
+def test_wrong_usage(argv: list[str]) -> None:
+    done = run(*argv)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"gpushim-hook: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["poststart", "poststop"])
+def test_other_stages_have_nothing_to_do(verb: str) -> None:
+    assert run(verb, state=b"{}").returncode == 0
+
+
+def test_environment_and_directory_do_nothing(root: Path, pid: int) -> None:
+    """CVE-2025-23266: what an image's environment and files could bring is not looked at by Python."""
+    trap = root.parent / "trap"
+    trap.mkdir()
+    marker = trap / "owned"
+    for name in ("os", "json", "site", "sitecustomize", "gpuhook", "gpushim", "encodings", "posix", "time"):
+        (trap / f"{name}.py").write_text(f"open({str(marker)!r}, 'w')")
+    names = "PATH HOME PYTHONSTARTUP PYTHONPATH PYTHONHOME PYTHONUSERBASE PYTHONPYCACHEPREFIX PYTHONPLATLIBDIR"
+    env = dict.fromkeys(names.split(), str(trap)) | {"PYTHONINSPECT": "1", "PYTHONBREAKPOINT": "os.abort"}
+    argv = [str(HOOK), "prestart", "--rootfs", str(root), *LIBS]
+    done = subprocess.run(argv, input=b'{"pid": %d}' % pid, capture_output=True, env=env, cwd=trap)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(path.suffix for path in trap.iterdir()) == [".py"] * 9
+
+
+def test_python_without_isolation_is_refused() -> None:
+    done = subprocess.run([sys.executable, "-S", str(HOOK), "poststop"], capture_output=True, env={})
+    assert (done.returncode, b"start gpushim-hook itself" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("log", ["/nowhere/log", "/dev/full", "/etc", "FIFO"])
+def test_a_log_that_cannot_be_written(root: Path, pid: int, log: str) -> None:
+    os.mkfifo(root.parent / "fifo")
+    (root / "etc/ld.so.cache").write_bytes(b"")
+    (root / DRV[1:] / "libcuda.so.1").mkdir()
+    path = log.replace("FIFO", str(root.parent / "fifo"))
+    done = run("prestart", "--rootfs", root, "--log", path, *LIBS, state=b'{"pid": %d}' % pid)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("way", ["absolute", "relative", "twice"])
+def test_started_through_a_link(tmp_path: Path, way: str) -> None:
+    (tmp_path / "one").symlink_to(HOOK if way != "relative" else os.path.relpath(HOOK, tmp_path))
+    (tmp_path / "two").symlink_to("one")
+    done = subprocess.run(["./two" if way == "twice" else "./one", "poststop"], cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_installed(tmp_path: Path) -> None:
+    """/usr/bin and the private /usr/lib/gpushim, as the packages install it."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "lib/gpushim").mkdir(parents=True)
+    (tmp_path / "lib/gpushim/gpuhook").symlink_to(TOP / "hook/gpuhook")
+    (tmp_path / "lib/gpushim/gpushim").symlink_to(TOP / "shim/gpushim")
+    (tmp_path / "bin/gpushim-hook").write_bytes(HOOK.read_bytes())
+    (tmp_path / "bin/gpushim-hook").chmod(0o755)
+    done = subprocess.run([str(tmp_path / "bin/gpushim-hook"), "poststop"], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_it_imports_no_more_than_it_needs() -> None:
+    code = (
+        f"import sys; sys.path[:0] = ['{TOP}/hook', '{TOP}/shim']; old = set(sys.modules); import gpuhook.prestart; "
+    )
+    code += "print(*sorted(set(sys.modules) - old))"
+    done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, check=True, text=True)
+    ours = {"gpuhook", "gpuhook.prestart", "gpuhook.finish", "gpuhook.ldcache", "gpuhook.rootfs"}
+    assert set(done.stdout.split()) <= ours | {
+        "gpushim",
+        "gpushim.errors",
+        "gpushim.fastjson",
+        "errno",
+        "_json",
+        "__future__",
+    }

@@ -1,0 +1,218 @@
+"""A refresh as a process: what it writes, when it refuses, and two at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpushim.errors import CONFIG, DRIVER, INVENTORY, NOT_FOUND
+from gpushim.inventory import ensure
+from unit.gpushim.inventory.machine import Machine
+
+
+def test_snapshot_is_complete_and_readable_by_all(machine: Machine) -> None:
+    machine.build(1)
+    snapshot = machine.refreshed()
+    assert {"version", "gpushim", "written", "inputs", "stamp", "source", "notes", "driver", "error"} <= set(snapshot)
+    assert {"gpus", "mig", "nodes", "features", "imex", "files", "policy", "runtime"} <= set(snapshot)
+    assert stat.S_IMODE(os.stat(machine.state).st_mode) == 0o755
+    assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
+    assert sorted(os.listdir(machine.state)) == ["inventory.json", "lock", "runtime"]
+
+
+def test_umask_of_the_engine_does_not_matter(machine: Machine) -> None:
+    machine.build(1)
+    old = os.umask(0o777)
+    try:
+        machine.refresh()
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(os.stat(machine.state).st_mode) == 0o755
+    assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
+
+
+def test_runtime_for_the_launcher(machine: Machine) -> None:
+    runtime = machine.folder / "my runc"
+    runtime.write_text("#!/bin/sh\n")
+    runtime.chmod(0o755)
+    machine.build(1, f'[runtime]\nlow-level = ["{runtime}"]\n')
+    assert machine.refreshed()["runtime"] == str(runtime)
+    assert Path(machine.state, "runtime").read_text() == f"{runtime}\n"
+
+
+def test_triggers_come_and_go_with_the_policy(machine: Machine) -> None:
+    triggers = Path(machine.state, "triggers")
+    extra = '[requests]\nswarm-variables = ["A_GPU"]\n[cdi]\nannotation-prefixes = ["cdi.k8s.io/", "my.org/"]\n'
+    machine.build(1, extra)
+    machine.refreshed()
+    assert triggers.read_text() == "A_GPU\nmy.org/\n"
+    machine.build(1)
+    machine.refreshed()
+    assert not triggers.exists()
+
+
+def test_second_refresh_changes_nothing_unless_forced(machine: Machine) -> None:
+    machine.build(1)
+    machine.refreshed()
+    path = f"{machine.state}/inventory.json"
+    first = os.stat(path).st_ino
+    machine.refresh()
+    assert os.stat(path).st_ino == first
+    before = os.stat(path).st_mtime_ns
+    machine.refresh("--force")
+    assert os.stat(path).st_mtime_ns != before
+
+
+def test_leftovers_of_a_killed_refresh_do_not_matter(machine: Machine) -> None:
+    machine.build(1)
+    os.mkdir(machine.state)
+    Path(machine.state, "inventory.json.new").symlink_to("/nowhere/else")
+    machine.refreshed()
+    assert "inventory.json.new" not in os.listdir(machine.state)
+
+
+def test_state_directory_of_others_is_refused(machine: Machine) -> None:
+    machine.build(1)
+    os.mkdir(machine.state)
+    os.chmod(machine.state, 0o777)
+    code, said = machine.refresh()
+    assert code == INVENTORY
+    assert f"{machine.state} cannot be trusted" in said
+
+
+def test_state_directory_that_cannot_be_made(machine: Machine) -> None:
+    machine.build(1)
+    Path(machine.state).write_text("")
+    code, said = machine.refresh()
+    assert code == INVENTORY
+    assert said.startswith("gpushim: ")
+
+
+def test_broken_config_leaves_the_snapshot_alone(machine: Machine) -> None:
+    machine.build(1)
+    before = machine.refreshed()
+    machine.configure("[driver\n")
+    code, said = machine.refresh()
+    assert code == CONFIG
+    assert said.count("\n") == 1
+    assert machine.saved() == before
+
+
+def test_no_low_level_runtime(machine: Machine) -> None:
+    machine.build(1, '[runtime]\nlow-level = ["no-such-runtime"]\n')
+    code, said = machine.refresh()
+    assert code == NOT_FOUND
+    assert "none of no-such-runtime" in said
+
+
+def test_no_driver(machine: Machine) -> None:
+    machine.build(1)
+    shutil.rmtree(machine.folder / "host/proc/driver/nvidia")
+    (machine.folder / "host/proc/driver/nvidia").mkdir()
+    code, said = machine.refresh()
+    assert code == INVENTORY
+    assert "no NVIDIA driver is loaded" in said
+    snapshot = machine.saved()
+    assert snapshot["error"]["code"] == INVENTORY
+    assert (snapshot["gpus"], snapshot["files"]) == ([], {})
+
+
+def test_module_without_libraries(machine: Machine) -> None:
+    host = machine.build(1)
+    shutil.rmtree(host.lib_path)
+    code, said = machine.refresh()
+    assert code == INVENTORY
+    assert "the NVIDIA kernel module 535.183.01 is loaded, but there is neither libcuda.so.535.183.01" in said
+
+
+def test_half_upgraded_driver(machine: Machine) -> None:
+    machine.build(1).half_upgrade("550.54.14")
+    code, said = machine.refresh()
+    assert code == DRIVER
+    assert "the NVIDIA kernel module is 550.54.14 but its libraries are 535.183.01: reboot" in said
+    assert machine.saved()["error"]["code"] == DRIVER
+
+
+def test_mismatch_that_only_nvml_sees(machine: Machine) -> None:
+    machine.build(1).behave(fail=18)
+    code, said = machine.refresh()
+    assert code == DRIVER
+    assert "its libraries are of another version" in said
+
+
+def test_old_libraries_beside_the_new_ones_do_not_matter(machine: Machine) -> None:
+    machine.build(1, driver="525.60.13")
+    machine.build(1, driver="535.183.01")
+    snapshot = machine.refreshed()
+    assert snapshot["source"] == "nvml"
+    paths = [file["path"] for group in snapshot["files"].values() for file in group]
+    assert not [path for path in paths if "525" in path]
+
+
+def test_separate_dev_root(machine: Machine) -> None:
+    dev_root = machine.folder / "devices"
+    machine.build(2, f'dev-root = "{dev_root}"\n', dev_root=str(dev_root), node_mode=0o660, node_gid=44)
+    snapshot = machine.refreshed()
+    assert snapshot["driver"]["dev-root"] == str(dev_root)
+    assert snapshot["nodes"]["/dev/nvidia0"] == [195, 0, 0o660, 0, 44]
+    assert f"{dev_root}/dev/nvidia0" in snapshot["inputs"]["nodes"]
+
+
+def test_hanging_nvml_ends_at_the_deadline(machine: Machine) -> None:
+    machine.build(1, "[refresh]\ndeadline-seconds = 1\n").behave(hang=True)
+    started = time.monotonic()
+    code, said = machine.refresh()
+    assert code == INVENTORY
+    assert "waited 1 s for NVML to initialise and gave up" in said
+    assert "persistence mode" in said
+    assert time.monotonic() - started < 15
+    assert not Path(machine.state, "inventory.json").exists()
+
+
+def test_lock_that_is_held_ends_at_the_deadline(machine: Machine) -> None:
+    machine.build(1, "[refresh]\ndeadline-seconds = 1\n")
+    os.mkdir(machine.state)
+    with open(f"{machine.state}/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, said = machine.refresh()
+    assert code == INVENTORY
+    assert f"for another refresh, which holds {machine.state}/lock" in said
+
+
+def test_two_at_once_look_once(machine: Machine) -> None:
+    machine.build(1).behave(delay_ms=700)
+    both = [machine.start(), machine.start()]
+    said = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("GPUs and" in text for text in said) == 1
+
+
+def test_log_is_json_lines(machine: Machine) -> None:
+    machine.build(1).behave(fail=999)
+    _, said = machine.refresh()
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [line["level"] for line in lines] == ["warning", "info"]
+    assert "MIG instances are not listed" in lines[0]["msg"]
+
+
+def test_log_as_text(machine: Machine) -> None:
+    machine.build(1, '[log]\nformat = "text"\n')
+    _, said = machine.refresh()
+    assert said == "gpushim: INFO: 1 GPUs and 0 MIG instances listed\n"
+
+
+def test_system_python_reads_the_host_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.build(2)
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    machine.refresh()
+    snapshot = machine.saved()
+    assert [gpu["index"] for gpu in snapshot["gpus"]] == [0, 1]
+    assert ensure.read(machine.config, machine.state) == snapshot

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim import edits, request
+from gpushim.errors import DRIVER, INVENTORY, REQUEST, REQUIREMENT, GpushimError
+from gpushim.plan import plan
+from gpushim.policy import defaults
+
+DATA = Path(__file__).parents[2] / "data"
+UUIDS = [f"GPU-{i}1111111-1111-1111-1111-111111111111" for i in range(3)]
+LIBRARY = {"path": "/usr/lib/libcuda.so.5", "kind": "library", "soname": "libcuda.so.1", "links": ["a::/usr/lib/b"]}
+CAPS = "/dev/nvidia-caps/nvidia-cap"
+
+
+def gpu(index: int, minor: int, **changes: Any) -> dict[str, Any]:
+    node = {"minor": minor, "node": f"/dev/nvidia{minor}", "pci": f"00000000:0{index}:00.0", "mig": False}
+    facts = {"model": "NVIDIA A100", "brand": "Nvidia", "arch": "8.0", "problem": None}
+    return {"index": index, "uuid": UUIDS[index], **node, **facts, **changes}
+
+
+def snapshot(**changes: Any) -> dict[str, Any]:
+    """A host with three GPUs, the third divided by MIG."""
+    node = {f"/dev/nvidia{minor}": [195, minor, 0o666, 0, 0] for minor in range(3)}
+    node["/dev/nvidiactl"] = [195, 255, 0o666, 0, 0]
+    node["/dev/nvidia-modeset"] = [195, 254, 0o666, 0, 0]
+    node["/dev/nvidia-uvm"] = [508, 0, 0o666, 0, 0]
+    node["/dev/nvidia-uvm-tools"] = [508, 1, 0o666, 0, 0]
+    node["/dev/nvidia-fs0"] = [510, 0, 0o666, 0, 0]
+    node["/dev/nvidia-caps-imex-channels/channel3"] = [511, 3, 0o666, 0, 0]
+    node |= {f"{CAPS}{n}": [237, n, 0o444, 0, 0] for n in (1, 2, 12, 13)}
+    instance = {"uuid": "MIG-1", "legacy": "MIG-x/1/0", "gpu": 2, "index": 0, "gi": 1, "ci": 0}
+    return {
+        "error": None,
+        "notes": [],
+        "driver": {"version": "535.183.01", "cuda": "12.2", "root": "/", "dev-root": "/"},
+        "gpus": [gpu(0, 1), gpu(1, 2), gpu(2, 0, mig=True)],
+        "mig": [{**instance, "nodes": [CAPS + "12", CAPS + "13"]}],
+        "nodes": node,
+        "features": {"gds": ["/dev/nvidia-fs0"], "mofed": []},
+        "files": {
+            "any": [{"path": "/lib/firmware/gsp.bin", "kind": "firmware"}],
+            "utility": [
+                {"path": "/usr/bin/nvidia-smi", "kind": "binary"},
+                {"path": "/run/nvidia-persistenced/socket", "kind": "socket"},
+            ],
+            "compute": [LIBRARY],
+        },
+        "policy": {**defaults(), "log": {"file": "/var/log/g.log", "format": "json", "level": "info"}},
+        **changes,
+    }
+
+
+BUNDLE = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
+
+
+def decide(*env: str, inventory: dict[str, Any] | None = None, spec: Any = None, **bundle: Any) -> Any:
+    """Plan for a container with this environment; returns the edits by kind."""
+    inventory = inventory or snapshot()
+    capabilities = {"bounding": ["CAP_SYS_ADMIN"]}
+    wanted = request.read(spec or {"process": {"env": list(env), "capabilities": capabilities}}, inventory["policy"])
+    assert wanted is not None
+    found: dict[str, list[Any]] = {kind: [] for kind in ("node", "rule", "mount", "env", "gid", "hook")}
+    for kind, value in plan(wanted, inventory, {**BUNDLE, **bundle})[0]:
+        found[kind].append(value)
+    return found
+
+
+def paths(found: Any) -> list[str]:
+    return [node["path"] for node in found["node"]]
+
+
+CONTROL = ["/dev/nvidiactl", "/dev/nvidia-uvm"]
+ENDS = ["/dev/nvidia-uvm-tools"]
+
+
+@pytest.mark.parametrize(
+    ("env", "nodes"),
+    [
+        (["NVIDIA_VISIBLE_DEVICES=0"], [*CONTROL, "/dev/nvidia1", *ENDS]),
+        (["NVIDIA_VISIBLE_DEVICES=1,0"], [*CONTROL, "/dev/nvidia2", "/dev/nvidia1", *ENDS]),
+        (["NVIDIA_VISIBLE_DEVICES=0,GPU-01111111"], [*CONTROL, "/dev/nvidia1", *ENDS]),
+        (["NVIDIA_VISIBLE_DEVICES=none"], [*CONTROL, *ENDS]),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=all"],
+            [*CONTROL, "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia0", CAPS + "12", CAPS + "13", *ENDS],
+        ),
+        (["NVIDIA_VISIBLE_DEVICES=2:0"], [*CONTROL, "/dev/nvidia0", CAPS + "12", CAPS + "13", *ENDS]),
+        (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility"], ["/dev/nvidiactl", "/dev/nvidia1"]),
+        (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=video"], [*CONTROL, "/dev/nvidia1", *ENDS]),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"],
+            ["/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia-modeset"],
+        ),
+        (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDS=enabled"], [*CONTROL, "/dev/nvidia1", *ENDS, "/dev/nvidia-fs0"]),
+        (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MOFED=enabled"], [*CONTROL, "/dev/nvidia1", *ENDS]),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=3"],
+            [*CONTROL, "/dev/nvidia1", "/dev/nvidia-caps-imex-channels/channel3", *ENDS],
+        ),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_MIG_MONITOR_DEVICES=all"],
+            [*CONTROL, "/dev/nvidia1", CAPS + "1", CAPS + "2", *ENDS],
+        ),
+    ],
+)
+def test_the_nodes_of_a_request(env: list[str], nodes: list[str]) -> None:
+    found = decide(*env)
+    assert paths(found) == nodes
+    assert len(found["rule"]) == len(nodes)
+
+
+def test_a_node_has_the_hosts_numbers_mode_and_owner() -> None:
+    inventory = snapshot()
+    inventory["nodes"]["/dev/nvidia1"] = [195, 1, 0o660, 7, 44]
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)
+    node = {"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1, "fileMode": 0o660, "uid": 7, "gid": 44}
+    assert node in found["node"]
+    assert (195, 1) in found["rule"]
+    assert found["gid"] == [44]
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "destinations"),
+    [
+        ("utility", ["/lib/firmware/gsp.bin", "/usr/bin/nvidia-smi", "/run/nvidia-persistenced/socket"]),
+        ("compute", ["/lib/firmware/gsp.bin", "/usr/lib/libcuda.so.5"]),
+        ("graphics", ["/lib/firmware/gsp.bin"]),
+    ],
+)
+def test_files_by_capability(capabilities: str, destinations: list[str]) -> None:
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
+    assert [mount["destination"] for mount in found["mount"]] == destinations
+
+
+def test_mounts_are_read_only_and_sockets_are_not() -> None:
+    found = decide("NVIDIA_VISIBLE_DEVICES=0")
+    options = {mount["destination"]: mount["options"] for mount in found["mount"]}
+    assert options["/usr/lib/libcuda.so.5"] == ["ro", "nosuid", "nodev", "rbind", "rprivate"]
+    assert options["/run/nvidia-persistenced/socket"] == ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
+
+
+def test_a_driver_root_is_the_source_but_not_the_destination() -> None:
+    driver = {"version": "535", "cuda": "12.2", "root": "/run/nvidia/driver", "dev-root": "/"}
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=snapshot(driver=driver))
+    by_destination = {mount["destination"]: mount["source"] for mount in found["mount"]}
+    assert by_destination["/usr/bin/nvidia-smi"] == "/run/nvidia/driver/usr/bin/nvidia-smi"
+
+
+def test_the_hook_gets_all_it_needs_in_its_arguments() -> None:
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0")["hook"]
+    assert hook["path"] == "/usr/bin/gpushim-hook"
+    assert hook["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+    assert hook["args"] == [
+        *("gpushim-hook", "prestart", "--rootfs", "/b/rootfs", "--log", "/var/log/g.log"),
+        *("--lib", "libcuda.so.1=/usr/lib/libcuda.so.5", "--link", "a::/usr/lib/b"),
+    ]
+
+
+def test_in_a_user_namespace_nodes_of_another_dev_root_are_mounted() -> None:
+    driver = {"version": "535", "cuda": "12.2", "root": "/d", "dev-root": "/d"}
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=snapshot(driver=driver), userns=True)
+    assert found["node"] == []
+    sources = {mount["destination"]: mount["source"] for mount in found["mount"]}
+    assert sources["/dev/nvidia1"] == "/d/dev/nvidia1"
+    assert (195, 1) in found["rule"]
+
+
+@pytest.mark.parametrize(
+    ("env", "value"),
+    [
+        (["NVIDIA_VISIBLE_DEVICES=0,1"], "0,1"),
+        (["NVIDIA_VISIBLE_DEVICES=all"], "all"),
+        (["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=1"], "1"),
+    ],
+)
+def test_the_variable_keeps_the_value_asked_for(env: list[str], value: str) -> None:
+    assert decide(*env)["env"] == [("NVIDIA_VISIBLE_DEVICES", value)]
+
+
+def test_the_variable_names_uuids_when_the_request_came_otherwise() -> None:
+    spec = {"annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=0,nvidia.com/gpu=2:0"}}
+    assert decide(spec=spec)["env"] == [("NVIDIA_VISIBLE_DEVICES", f"{UUIDS[0]},MIG-1")]
+
+
+def test_a_legacy_image_is_told_what_it_got() -> None:
+    assert decide("CUDA_VERSION=8.0")["env"] == [("NVIDIA_VISIBLE_DEVICES", f"{UUIDS[0]},{UUIDS[1]},MIG-1")]
+
+
+def test_requirements_count_for_each_gpu_chosen() -> None:
+    inventory = snapshot(gpus=[gpu(0, 1), gpu(1, 2, arch="7.0")])
+    decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_ARCH=arch>=8.0", inventory=inventory)
+    with pytest.raises(GpushimError) as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=0,1", "NVIDIA_REQUIRE_ARCH=arch>=8.0", inventory=inventory)
+    assert caught.value.exit_code == REQUIREMENT
+
+
+def test_an_unmet_cuda_requirement_says_the_words_users_know() -> None:
+    known = (
+        "unsatisfied condition: cuda>=12.3, "
+        "please update your driver to a newer version, or use an earlier cuda container"
+    )
+    with pytest.raises(GpushimError) as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=12.3")
+    assert known in str(caught.value)
+    assert "12.2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "gone", "words"),
+    [
+        ([], "/dev/nvidiactl", "/dev/nvidiactl is not on this host"),
+        ([], "/dev/nvidia-uvm", "CUDA needs it"),
+        ([], "/dev/nvidia1", "it is GPU 0"),
+        (["NVIDIA_IMEX_CHANNELS=4"], "", "channel4 is not on this host"),
+        (["NVIDIA_MIG_CONFIG_DEVICES=all"], CAPS + "1", "NVIDIA_MIG_CONFIG_DEVICES asks for it"),
+    ],
+)
+def test_a_missing_node_is_a_refusal(env: list[str], gone: str, words: str) -> None:
+    inventory = snapshot()
+    inventory["nodes"].pop(gone, None)
+    with pytest.raises(GpushimError, match=words) as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=0", *env, inventory=inventory)
+    assert caught.value.exit_code == INVENTORY
+
+
+def test_without_uvm_a_utility_container_is_served() -> None:
+    inventory = snapshot()
+    del inventory["nodes"]["/dev/nvidia-uvm"], inventory["nodes"]["/dev/nvidia-uvm-tools"]
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility", inventory=inventory)
+    assert paths(found) == ["/dev/nvidiactl", "/dev/nvidia1"]
+
+
+def test_a_host_that_cannot_serve_refuses_with_its_reason() -> None:
+    error = {"sentence": "the NVIDIA kernel module is 1 but its libraries are 2", "code": DRIVER}
+    with pytest.raises(GpushimError, match="kernel module is 1") as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=none", inventory=snapshot(error=error))
+    assert caught.value.exit_code == DRIVER
+
+
+@pytest.mark.parametrize("item", ["7", "GPU-99999999", "2:5", "MIG-2", "x y", "evil.com/gpu=0", "../x"])
+def test_never_fewer_than_asked_for(item: str) -> None:
+    with pytest.raises(GpushimError) as caught:
+        decide(f"NVIDIA_VISIBLE_DEVICES=0,{item}")
+    assert caught.value.exit_code == REQUEST
+    assert item in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["docker-config.json", "docker-privileged-config.json"])
+@pytest.mark.parametrize("asked", ["0", "all", "none", "2:0"])
+def test_a_second_run_on_a_real_config_changes_nothing(name: str, asked: str) -> None:
+    spec = json.loads((DATA / name).read_text())
+    spec["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=void", f"NVIDIA_VISIBLE_DEVICES={asked}"]
+    inventory = snapshot()
+    results = []
+    for _ in range(2):
+        wanted = request.read(spec, inventory["policy"])
+        assert wanted is not None
+        edits.apply(plan(wanted, inventory, BUNDLE)[0], spec)
+        results.append(copy.deepcopy(spec))
+    assert results[0] == results[1]
+    assert spec["process"]["env"].count(f"NVIDIA_VISIBLE_DEVICES={asked}") == 1
+
+
+def test_every_mount_comes_from_the_inventory() -> None:
+    inventory = snapshot()
+    known = {file["path"] for files in inventory["files"].values() for file in files}
+    found = decide("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all", inventory=inventory)
+    assert {mount["source"] for mount in found["mount"]} == known
