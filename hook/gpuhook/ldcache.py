@@ -285,8 +285,8 @@ def _moved_extension(cache: _Cache, strings_shift: int, shift: int) -> bytes:
         if tag == _HWCAPS:
             for word in range(offset - at, offset - at + size - 3, 4):
                 name = _u32(blob, word)
-                # Readers count these from the start of the file (dl_cache_hwcap_extension in dl-cache.c), the
-                # writer of combined caches does not (glibc 2.36): what readers take for no name stays none.
+                # Loader and ldconfig -p count these from the start of the file, the writer of combined caches
+                # does not (seen with glibc 2.36): what readers take for no name stays none.
                 if not cache.end <= name < cache.extension:
                     name = cache.extension - 1
                 blob[word : word + 4] = _pack(name - cache.base + strings_shift)

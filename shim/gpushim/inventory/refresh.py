@@ -22,11 +22,12 @@ from gpushim.inventory import ensure, files, gpus, nodes, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import NoReturn
 
 ATTEMPTS = 3  # when the host changes while it is looked at, as it does when NVML makes device nodes
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> NoReturn:
     """Refresh the snapshot, say what is wrong on stderr, and exit.
 
     Args:
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> None:
     if snapshot["error"]:
         _say(snapshot["error"]["sentence"])
         sys.exit(snapshot["error"]["code"])
+    sys.exit(0)
 
 
 def refresh(force: bool = False) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import os
 import posix
 import resource
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_umask_does_not_change_the_mode(config: Path) -> None:
 @pytest.mark.parametrize("kind", ["fifo", "directory", "device", "absent", "dangling", "socket"])
 def test_refuses_what_is_not_a_regular_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "config.json"
-    make = {
+    make: dict[str, Callable[[], object]] = {
         "fifo": lambda: os.mkfifo(path),
         "directory": path.mkdir,
         "device": lambda: path.symlink_to("/dev/zero"),

@@ -222,7 +222,7 @@ def test_lc_ctype_is_what_it_was(shim: Shim, value: str | None) -> None:
 
 def test_it_execs_and_does_not_fork(shim: Shim) -> None:
     shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    command = [LAUNCHER, "create", "--bundle", shim.bundle, "x"]
+    command = [str(LAUNCHER), "create", "--bundle", str(shim.bundle), "x"]
     with subprocess.Popen(command, env={**shim.env, "RECORD": str(shim.record), "RECORD_EXIT": "7"}) as child:
         assert child.wait(60) == 7
     assert shim.seen()["pid"] == child.pid
