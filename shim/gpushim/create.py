@@ -31,7 +31,7 @@ def main(argv: list[str]) -> NoReturn:
     Args:
         argv: what the launcher found: the low-level runtime, "yes" if the configuration is newer than that or there
             is none yet, verb, bundle, container id, runc's --log and --log-format, the mask of ignored signals
-            (hex, as in /proc/self/status), "=" and LC_CTYPE if that was set, the launcher's own path; then runc's
+            (decimal, as in /proc/self/stat), "=" and LC_CTYPE if that was set, the launcher's own path; then runc's
             arguments.
     """
     started = time.monotonic()
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> NoReturn:
             low = configured_runtime(low, launcher)
         if verb in ("create", "run"):
             low = edit(low, bundle_path, container, started)
-        become(low, args, int(ignored or "0", 16))
+        become(low, args, int(ignored))
     except GpushimError as error:
         complain(str(error), log, log_format)
         posix._exit(error.exit_code)
@@ -171,7 +171,7 @@ def become(low: str, args: list[str], ignored: int) -> NoReturn:
     Args:
         low: its path.
         args: its arguments.
-        ignored: mask of the signals that were ignored when the engine called us (SigIgn, proc(5)).
+        ignored: mask of the signals that were ignored when the engine called us (sigignore, proc(5)).
 
     Raises:
         GpushimError: it cannot be executed.
