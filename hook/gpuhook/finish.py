@@ -85,13 +85,19 @@ class Work:
             entries.append((_encode(soname), _encode(path)))
         return entries
 
-    def link(self, links: list[tuple[str, str, str]]) -> None:
-        """Make the other links."""
+    def link(self, links: list[tuple[str, str, str]]) -> list[tuple[bytes, bytes]]:
+        """Make the other links; those that name a library become entries too, as ldconfig(8) has it."""
+        entries = []
         for text, directory, name in links:
+            path = f"{directory}/{name}"
             try:
                 self.directory(directory, create=True).symlink(text, name)
             except OSError as error:
-                self.warn(f"{directory}/{name}", error)
+                self.warn(path, error)
+                continue
+            if name.startswith("lib") and ".so" in name:
+                entries.append((_encode(name), _encode(path)))
+        return entries
 
     def configure(self, entries: list[tuple[bytes, bytes]], machine: str) -> None:
         """Tell the image's loader about the libraries; an image without one (static binaries) needs nothing."""

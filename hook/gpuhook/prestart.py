@@ -132,8 +132,7 @@ def prestart(argv: list[str]) -> None:
     if (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino):
         work.warn("everything", GpushimError("the rootfs is the host's own root directory", ROOTFS))
         return
-    entries = work.link_libraries(options.libs)
-    work.link(options.links)
+    entries = work.link_libraries(options.libs) + work.link(options.links)
     if entries:
         work.configure(entries, posix.uname().machine)
 

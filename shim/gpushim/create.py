@@ -73,21 +73,33 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
     spec = fastjson.loads(data, path)
     if not isinstance(spec, dict):
         raise GpushimError(f"{path} is not a JSON object", BUNDLE)
-    wanted, inventory = find_request(spec)
+    ignored: list[str] = []
+    wanted, inventory = find_request(spec, ignored)
     if wanted is None:
+        if ignored:
+            record(inventory, {"level": "warning", "msg": "no GPU", "container": container, "ignored": ignored})
         return low
     edits, chosen = plan.plan(wanted, inventory, facts(spec, bundle_path))
     if apply(edits, spec):
         bundle.replace(path, fastjson.dumps(spec), status)
-    record(inventory["policy"]["log"]["file"], container, wanted, chosen, started)
+    line: dict[str, Any] = {"level": "info", "msg": "GPU container", "container": container, "gpus": chosen}
+    line["request"] = f"{wanted.source}={wanted.text}"[:1000]
+    line["milliseconds"] = round((time.monotonic() - started) * 1000, 2)
+    if ignored:
+        line["ignored"] = ignored
+    record(inventory, line)
     return str(inventory["runtime"])
 
 
-def find_request(spec: dict[str, Any]) -> tuple[request.Request | None, dict[str, Any]]:
+def find_request(spec: dict[str, Any], ignored: list[str]) -> tuple[request.Request | None, dict[str, Any]]:
     """Read the request under the policy in force, with an inventory that is true now.
 
     A container that asks for nothing is never harmed by trouble of ours: it does not wait for a refresh, unless
     the policy itself has changed, and not even then does a failing one stop it.
+
+    Args:
+        spec: a parsed config.json.
+        ignored: receives a sentence for each thing asked for that the policy forbids.
 
     Returns:
         the request, or None; and the inventory snapshot.
@@ -98,7 +110,7 @@ def find_request(spec: dict[str, Any]) -> tuple[request.Request | None, dict[str
     config, state = stamp.config_path(), stamp.state_dir()
     inventory, stale = ensure.last(config, state)
     if stale != "policy":
-        wanted = request.read(spec, inventory["policy"])
+        wanted = request.read(spec, inventory["policy"], ignored)
         if wanted is None or not stale:
             return wanted, inventory
     try:
@@ -107,7 +119,8 @@ def find_request(spec: dict[str, Any]) -> tuple[request.Request | None, dict[str
         if stale == "policy" and asks_for_nothing(spec):
             return None, {}
         raise
-    return request.read(spec, inventory["policy"]), inventory
+    ignored.clear()
+    return request.read(spec, inventory["policy"], ignored), inventory
 
 
 def asks_for_nothing(spec: dict[str, Any]) -> bool:
@@ -202,20 +215,9 @@ def complain(sentence: str, log: str, log_format: str) -> None:
         pass  # stderr is closed, and there is nowhere else to say so
 
 
-def record(log: str, container: str, wanted: request.Request, chosen: list[str], started: float) -> None:
-    """Write the one line per GPU container."""
-    line: dict[str, object] = {
-        "time": now(),
-        "level": "info",
-        "msg": "GPU container",
-        "container": container,
-        "request": f"{wanted.source}={wanted.text}"[:1000],
-        "gpus": chosen,
-        "milliseconds": round((time.monotonic() - started) * 1000, 2),
-    }
-    if wanted.ignored:
-        line["ignored"] = wanted.ignored
-    append(log, fastjson.dumps(line))
+def record(inventory: dict[str, Any], line: dict[str, Any]) -> None:
+    """Write the line about a container that asked, into the log that [log] names."""
+    append(inventory["policy"]["log"]["file"], fastjson.dumps({"time": now(), **line}))
 
 
 def append(path: str, line: str) -> None:

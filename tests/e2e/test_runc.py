@@ -123,7 +123,11 @@ def test_without_a_request_nothing_is_touched(bundle: Bundle, gpu_host: Host, en
     sees_nothing(bundle.run().stdout)
     after = bundle.config.stat()
     assert bundle.config.read_bytes() == content
-    assert (after.st_ino, after.st_mtime_ns, after.st_ctime_ns) == (before.st_ino, before.st_mtime_ns, before.st_ctime_ns)
+    assert (after.st_ino, after.st_mtime_ns, after.st_ctime_ns) == (
+        before.st_ino,
+        before.st_mtime_ns,
+        before.st_ctime_ns,
+    )
 
 
 def test_an_unknown_gpu_is_refused(bundle: Bundle, gpu_host: Host) -> None:
@@ -167,9 +171,9 @@ def test_relative_paths(bundle: Bundle, gpu_host: Host) -> None:
 def test_an_image_without_a_loader(busybox: Bundle, gpu_host: Host) -> None:
     busybox.ask("NVIDIA_VISIBLE_DEVICES=0", args=["sh", "-c", NODES])
     lines = busybox.run().stdout.splitlines()
-    assert [line.split()[0] for line in lines] == [*sorted(
-        ["nvidia-uvm", "nvidia-uvm-tools", "nvidiactl", f"nvidia{gpu_host.gpus[0].minor}"]
-    )]
+    assert [line.split()[0] for line in lines] == [
+        *sorted(["nvidia-uvm", "nvidia-uvm-tools", "nvidiactl", f"nvidia{gpu_host.gpus[0].minor}"])
+    ]
     assert all("No such device or address" in line for line in lines), lines
 
 
@@ -197,7 +201,9 @@ def test_a_mig_instance(debian_root: Path, tmp_path: Path, mig_host: Host, form:
     assert left_out.uuid not in report["nvidia-smi"]
 
 
-def test_a_user_namespace(debian_tree: Path, open_directory: Path, gpushim_env: dict[str, str], gpu_host: Host) -> None:
+def test_a_user_namespace(
+    debian_tree: Path, open_directory: Path, gpushim_env: dict[str, str], gpu_host: Host
+) -> None:
     with trees.overlay(debian_tree, open_directory) as root:
         # Places for mounts are made by the namespace's root, as the owner that engines give an image there.
         subprocess.run(
@@ -216,4 +222,5 @@ def test_a_user_namespace(debian_tree: Path, open_directory: Path, gpushim_env: 
 
 def test_crun(debian_root: Path, tmp_path: Path, gpu_host: Host) -> None:
     bundle = Bundle(tmp_path / "bundle", debian_root, settings(tmp_path, gpu_host.root, CRUN), PURE_V1_PREFIX)
+    assert bundle.call("--version").stdout.startswith("crun ")
     sees_exactly(bundle.look(gpu_host, [0, 2], "NVIDIA_VISIBLE_DEVICES=0,2"), gpu_host, [0, 2])

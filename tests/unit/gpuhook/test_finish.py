@@ -101,7 +101,7 @@ def test_no_cache_and_no_configuration(root: Path, pid: int) -> None:
     for name in ("ld.so.cache", "ld.so.conf"):
         (root / "etc" / name).unlink()
     assert finish(root, pid) == ""
-    assert set(entries(root)) == {"libcuda.so.1", "libnvidia-ml.so.1"}
+    assert set(entries(root)) == {"libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"}
     assert (root / "etc/ld.so.conf").read_text() == "include /etc/ld.so.conf.d/*.conf\n"
 
 

@@ -176,6 +176,17 @@ def test_the_log_has_one_line_per_gpu_container(shim: Shim) -> None:
     assert line["time"].endswith("Z")
 
 
+def test_what_policy_forbids_is_logged(shim: Shim) -> None:
+    shim.toml.write_text(shim.toml.read_text() + "[requests]\naccept-env-when-unprivileged = false\n")
+    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
+    before = (shim.bundle / "config.json").read_bytes()
+    assert shim.create().returncode == 0
+    assert (shim.bundle / "config.json").read_bytes() == before
+    (line,) = shim.logged()
+    assert line["msg"] == "no GPU"
+    assert "accept-env-when-unprivileged is false" in line["ignored"][0]
+
+
 def test_everything_reaches_the_runtime_as_it_came(shim: Shim, tmp_path: Path) -> None:
     def set_up() -> None:
         os.umask(0o027)
