@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 
@@ -68,8 +68,21 @@ def low(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorder.build(tmp_path_factory.mktemp("recorder"))
 
 
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> fakehost.Host:
+    return fakehost.build(str(tmp_path_factory.mktemp("host")), 3)
+
+
 @pytest.fixture
-def shim(tmp_path: Path, low: Path) -> Shim:
+def shim(tmp_path: Path, host: fakehost.Host, low: Path) -> Iterator[Shim]:
+    """A shim on a host that is whole again afterwards."""
+    yield Shim(tmp_path, host, low)
+    host.behave()
+
+
+@pytest.fixture
+def own(tmp_path: Path, low: Path) -> Shim:
+    """A shim on a host of its own, which the test may damage."""
     return Shim(tmp_path, fakehost.build(str(tmp_path / "host"), 3), low)
 
 
@@ -307,13 +320,13 @@ def test_a_hanging_nvml_ends_with_a_sentence(shim: Shim) -> None:
     assert "persistence mode" in done.stderr
 
 
-def test_a_container_without_a_request_does_not_wait_for_a_stale_snapshot(shim: Shim) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    shim.create()
-    shim.host.behave(hang=True)
-    shim.host.remove_node("nvidia-uvm")
-    shim.ask("NVIDIA_VISIBLE_DEVICES=void")
-    done = shim.create()
+def test_a_container_without_a_request_does_not_wait_for_a_stale_snapshot(own: Shim) -> None:
+    own.ask("NVIDIA_VISIBLE_DEVICES=0")
+    own.create()
+    own.host.behave(hang=True)
+    own.host.remove_node("nvidia-uvm")
+    own.ask("NVIDIA_VISIBLE_DEVICES=void")
+    done = own.create()
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -353,24 +366,24 @@ def test_a_changed_configuration_counts_at_once(shim: Shim) -> None:
     assert (shim.state / "triggers").read_text() == "DOCKER_RESOURCE_GPU\n"
 
 
-def test_a_half_upgraded_driver_is_refused(shim: Shim) -> None:
-    shim.host.half_upgrade("535.54.03")
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    done = shim.create()
+def test_a_half_upgraded_driver_is_refused(own: Shim) -> None:
+    own.host.half_upgrade("535.54.03")
+    own.ask("NVIDIA_VISIBLE_DEVICES=0")
+    done = own.create()
     assert done.returncode == 13
     assert "535.54.03" in done.stderr
     assert "535.183.01" in done.stderr
 
 
-def test_no_driver_is_refused_and_remembered(shim: Shim) -> None:
-    shutil.rmtree(f"{shim.host.root}/proc")
-    shim.ask("NVIDIA_VISIBLE_DEVICES=all")
-    done = shim.create()
+def test_no_driver_is_refused_and_remembered(own: Shim) -> None:
+    shutil.rmtree(f"{own.host.root}/proc")
+    own.ask("NVIDIA_VISIBLE_DEVICES=all")
+    done = own.create()
     assert done.returncode == 12
     assert "no NVIDIA driver is loaded" in done.stderr
-    written = (shim.state / "inventory.json").stat().st_mtime_ns
-    assert shim.create().returncode == 12
-    assert (shim.state / "inventory.json").stat().st_mtime_ns == written
+    written = (own.state / "inventory.json").stat().st_mtime_ns
+    assert own.create().returncode == 12
+    assert (own.state / "inventory.json").stat().st_mtime_ns == written
 
 
 def test_a_snapshot_that_others_could_have_written_is_not_used(shim: Shim) -> None:
