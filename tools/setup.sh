@@ -59,3 +59,6 @@ if [ "$what" = test ] && ! made .venv; then
   pip --editable '.[dev]'
   finished .venv
 fi
+
+# Nothing writes bytecode at run time; a checkout that has it starts a container some 20 ms sooner.
+/usr/bin/python3 -m compileall -q shim hook
