@@ -33,7 +33,25 @@ VERB_VALUES = ["--console-socket", "--pid-file", "--preserve-fds"]
 VERB_FLAGS = ["--no-pivot", "--no-new-keyring", "--no-pivot=true", "--no-new-keyring=0"]
 LESS_FLAGS = ["--detach", "-d", "--keep", "--help", "-h"]
 BUNDLE = ["--bundle", "-b", "-bundle", "--b"]
-ODD = ["", "-", "--", "-=", "--=A", "---b", "---b=A", *LESS_FLAGS, "--unknown", "--unknown=A", "x", "create", "run", "state", "json", "0", "1"]
+ODD = [
+    "",
+    "-",
+    "--",
+    "-=",
+    "--=A",
+    "---b",
+    "---b=A",
+    *LESS_FLAGS,
+    "--unknown",
+    "--unknown=A",
+    "x",
+    "create",
+    "run",
+    "state",
+    "json",
+    "0",
+    "1",
+]
 
 words = st.sampled_from([*ODD, *NAMES, *VERBS, *GLOBAL_VALUES, *GLOBAL_FLAGS, *VERB_VALUES, *VERB_FLAGS, *BUNDLE])
 
@@ -55,16 +73,16 @@ def joined(parts: st.SearchStrategy[list[str]], most: int) -> st.SearchStrategy[
 
 
 before = joined(
-    option(["--root", "--log", "--criu"], ["log", "create", "--"]) | option(GLOBAL_VALUES, [*ODD, *NAMES])
-    | flag(GLOBAL_FLAGS), 2
+    option(["--root", "--log", "--criu"], ["log", "create", "--"])
+    | option(GLOBAL_VALUES, [*ODD, *NAMES])
+    | flag(GLOBAL_FLAGS),
+    2,
 )
-behind = joined(
-    option(BUNDLE, ["", *NAMES, "nowhere"]) | option(VERB_VALUES, ["0", "-b", "x"]) | flag(VERB_FLAGS), 2
-)
+behind = joined(option(BUNDLE, ["", *NAMES, "nowhere"]) | option(VERB_VALUES, ["0", "-b", "x"]) | flag(VERB_FLAGS), 2)
 # Most command lines make sense to runc, for those are the ones that must not be missed; the rest is anything.
-sensible = st.tuples(before, flag(["create", "run"]), behind, flag(["x", "create", "run", "x"]), behind | st.just([])).map(
-    lambda parts: [word for part in parts for word in part]
-)
+sensible = st.tuples(
+    before, flag(["create", "run"]), behind, flag(["x", "create", "run", "x"]), behind | st.just([])
+).map(lambda parts: [word for part in parts for word in part])
 other_verbs = st.tuples(before, flag(VERBS), behind, st.lists(words, max_size=2)).map(
     lambda parts: [word for part in parts for word in part]
 )
@@ -137,6 +155,12 @@ def agree(argv: list[str], state: Path) -> str:
 @example(argv=["--", "create", "--bundle", "a b", "--", "x"])
 def test_gpushim_looks_where_runc_looks(argv: list[str], state: Path) -> None:
     event(agree(argv, state))
+
+
+@pytest.mark.parametrize("argv", [["create", "A", "x", "--bundle"], ["run", "x", "y", "--pid-file"]])
+def test_an_option_at_the_end_takes_the_first_word_that_is_none(argv: list[str], state: Path) -> None:
+    assert ask(RUNC, argv, state).bundle is not None  # runc moves options to the front before it reads them
+    agree(argv, state)
 
 
 def test_the_answers_can_be_told_apart(state: Path) -> None:

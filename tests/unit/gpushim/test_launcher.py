@@ -82,7 +82,8 @@ VERBS = [
     (["create", "--bundle=", "x"], "./config.json"),
     (["create", "--bundle", "", "x"], "./config.json"),
     (["create", "x", "--", "-b", "A"], "./config.json"),
-    (["create", "x", "-b"], PASS),  # the option has no value: runc says so
+    (["create", "x", "-b"], PASS),  # runc takes x for the bundle, and there is none
+    (["create", "A", "x", "-b"], "A/config.json"),
     (["create", "--no-pivot", "--bundle", "A", "--pid-file", "-b", "x"], "A/config.json"),
     (["create", "--pid-file", "p", "--console-socket", "s", "--preserve-fds", "3", "-b", "A", "x"], "A/config.json"),
     (["create", "--pid-file=-b", "-b", "A", "x"], "A/config.json"),
