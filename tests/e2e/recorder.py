@@ -20,3 +20,9 @@ def build(directory: Path) -> Path:
 def read(record: Path) -> Any:
     """Return what the recorder wrote; bytes that are not ASCII come as surrogates (os.fsencode gives them back)."""
     return json.loads(record.read_text())
+
+
+def ignored(record: Any) -> set[int]:
+    """Return the signals that were ignored; 32 and 33 are the C library's own and depend on who started the test."""
+    mask = int(record["SigIgn"], 16)
+    return {number for number in range(1, 32) if mask >> (number - 1) & 1}
