@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,7 +122,16 @@ def overlay(lower: Path, scratch: Path) -> Iterator[Path]:
     try:
         yield merged
     finally:
-        subprocess.run(["/bin/umount", str(merged)], check=True)
+        _unmount(merged)
+
+
+def _unmount(mount: Path) -> None:
+    # A container that has just ended holds it for a moment: the kernel takes its namespace down behind our back.
+    for _ in range(50):
+        if subprocess.run(["/bin/umount", "--quiet", str(mount)], check=False).returncode == 0:
+            return
+        time.sleep(0.1)
+    subprocess.run(["/bin/umount", str(mount)], check=True)
 
 
 def image(tree: Path, name: str, command: list[str]) -> Path:
