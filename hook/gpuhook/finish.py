@@ -3,7 +3,7 @@
 Whatever an odd image does not allow is skipped with a line in the log: the container starts all the same.
 
 Out of scope: arguments and state (prestart.py), how places are reached (rootfs.py), the cache's bytes
-(ldcache.py).
+(ldcache.py), which libcuda is to be used (compat.py), mounts over /proc (params.py).
 
 Hot path: builtin modules only; each directory is opened once.
 """
@@ -22,11 +22,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
+    from gpuhook.prestart import Options
     from gpuhook.rootfs import Directory, Rootfs
 
 CONF_LIMIT = 1 << 16  # bytes of a loader's configuration file
 LOG_TEXT_LIMIT = 1000  # characters
 LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
+COMPAT = "/usr/local/cuda/compat"
+PROFILES = "/etc/nvidia/nvidia-application-profiles-rc.d"
+SYSTEM_FOLDERS = [
+    start + end
+    for start in (b"/lib", b"/usr/lib")
+    for end in (b"", b"64", b"/x86_64-linux-gnu", b"/aarch64-linux-gnu")
+]
 MUSL_DEFAULT = b"/lib:/usr/local/lib:/usr/lib\n"  # what musl's dynlink.c searches without a path file
 
 
@@ -99,17 +107,32 @@ class Work:
                 entries.append((_encode(name), _encode(path)))
         return entries
 
-    def configure(self, entries: list[tuple[bytes, bytes]], machine: str) -> None:
-        """Tell the image's loader about the libraries; an image without one (static binaries) needs nothing."""
-        folders = list(dict.fromkeys([path.rpartition(b"/")[0] or b"/" for _, path in entries]))
+    def compatibility(self, driver: str, cuda: str) -> list[tuple[bytes, bytes]]:
+        """Return the cache entries of the image's own libcuda and its kin, if they are to come first."""
+        if not (driver or cuda) or not self.root.exists(COMPAT):
+            return []
+        from gpuhook.compat import choose  # many images have no such directory
+
+        return [(_encode(name), _encode(path)) for name, path in choose(self.root, driver, cuda, self.warn)]
+
+    def configure(self, entries: list[tuple[bytes, bytes]], machine: str, driver: str = "", cuda: str = "") -> None:
+        """Tell the image's loader about the libraries; an image without one (static binaries) needs nothing.
+
+        Args:
+            entries: (SONAME, path in the container) of the libraries.
+            machine: as uname(2) calls it.
+            driver: version of the host's driver, if the container may use a newer libcuda of its own.
+            cuda: CUDA version of that driver.
+        """
         exists = self.root.exists
         glibc = machine in LOADERS and exists(LOADERS[machine])
         # Alpine's gcompat brings a file with the name of glibc's loader.
         if exists("/etc/alpine-release") or (not glibc and exists(f"/lib/ld-musl-{machine}.so.1")):
-            self.attempt(f"/etc/ld-musl-{machine}.path", self.add_to_musl_path, folders, machine)
+            self.attempt(f"/etc/ld-musl-{machine}.path", self.add_to_musl_path, _folders(entries), machine)
         elif glibc or exists("/etc/ld.so.cache"):
+            entries = self.compatibility(driver, cuda) + entries  # of two with one name the first counts
             self.attempt("/etc/ld.so.cache", self.merge_cache, entries, machine)
-            self.attempt("/etc/ld.so.conf.d/00-gpushim.conf", self.name_folders, folders)
+            self.attempt("/etc/ld.so.conf.d", self.name_folders, _folders(entries))
 
     def attempt(self, what: str, step: Callable[..., None], *args: object) -> None:
         """Take a step that the container can start without."""
@@ -128,11 +151,19 @@ class Work:
             etc.write("ld.so.cache", new)
 
     def name_folders(self, folders: list[bytes]) -> None:
-        """Name our directories for the ldconfig that the user may run later (ld.so.conf, ldconfig(8))."""
+        """Name our directories for the ldconfig that the user may run later (ld.so.conf, ldconfig(8)).
+
+        ldconfig prefers what it reads first. A directory of the system's own comes last: named first, it would win
+        over /usr/local/lib with all that the image has in it.
+        """
         etc = self.directory("/etc")
-        text = b"".join([folder + b"\n" for folder in folders])
-        if self.read("/etc/ld.so.conf.d/00-gpushim.conf", CONF_LIMIT) != text:
-            self.directory("/etc/ld.so.conf.d", create=True).write("00-gpushim.conf", text)
+        for name, named in (
+            ("00-gpushim.conf", [folder for folder in folders if folder not in SYSTEM_FOLDERS]),
+            ("zz-gpushim.conf", [folder for folder in folders if folder in SYSTEM_FOLDERS]),
+        ):
+            text = b"".join([folder + b"\n" for folder in named])
+            if text and self.read(f"/etc/ld.so.conf.d/{name}", CONF_LIMIT) != text:
+                self.directory("/etc/ld.so.conf.d", create=True).write(name, text)
         if not self.root.exists("/etc/ld.so.conf"):
             etc.write("ld.so.conf", b"include /etc/ld.so.conf.d/*.conf\n")
 
@@ -146,6 +177,40 @@ class Work:
         missing = b"".join([folder + b"\n" for folder in folders if folder not in named])
         if missing:
             etc.write(name, text + (b"\n" if text and not text.endswith(b"\n") else b"") + missing)
+
+    def restrict_display(self, mask: int) -> None:
+        """Tell NVIDIA's EGL which GPUs are the container's, as an application profile (NVIDIA driver README).
+
+        Args:
+            mask: bit n stands for the GPU with minor number n.
+        """
+        text = b'{"profiles":[{"name":"_container_","settings":["EGLVisibleDGPUDevices",%#x]}],' % mask
+        text += b'"rules":[{"pattern":[],"profile":"_container_"}]}\n'
+        if self.read(f"{PROFILES}/10-container.conf", CONF_LIMIT) != text:
+            self.directory(PROFILES, create=True).write("10-container.conf", text)
+
+
+def finish(work: Work, options: Options, pid: int) -> None:
+    """Do what the arguments say, in a container whose mounts are made.
+
+    Args:
+        work: the container.
+        options: the hook's arguments.
+        pid: the container's process.
+    """
+    entries = work.link_libraries(options.libs) + work.link(options.links)
+    if entries:
+        work.configure(entries, posix.uname().machine, options.driver, options.cuda)
+    if options.profile_mask:
+        work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, options.profile_mask)
+    if options.params:
+        from gpuhook.params import PARAMS, bind  # not needed where the driver's own file says the same
+
+        work.attempt(PARAMS, bind, work.root, pid, options.params)
+
+
+def _folders(entries: list[tuple[bytes, bytes]]) -> list[bytes]:
+    return list(dict.fromkeys([path.rpartition(b"/")[0] or b"/" for _, path in entries]))
 
 
 def _encode(text: str) -> bytes:

@@ -25,6 +25,8 @@ NODE_OPTIONS = ["nosuid", "noexec", "rbind", "rprivate"]
 UVM_NODES = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 MODESET_NODE = "/dev/nvidia-modeset"
 
+DISPLAYING = {"graphics", "display"}  # capabilities
+
 # Capabilities `config` and `monitor` of /proc/driver/nvidia-caps/mig-minors, the same on every driver with MIG.
 MIG_CONFIG_NODE = "/dev/nvidia-caps/nvidia-cap1"
 MIG_MONITOR_NODE = "/dev/nvidia-caps/nvidia-cap2"
@@ -58,12 +60,13 @@ def plan(
     gpus, migs = selection.select(request.devices, inventory, request.source, request.ignored)
     require.check(request.requirements, facts(gpus, migs, inventory))
     edits: list[tuple[str, Any]] = []
-    for path in node_paths(request, gpus, migs, inventory):
+    nodes = node_paths(request, gpus, migs, inventory)
+    for path in nodes:
         edits += _node_edits(path, inventory, bundle)
     files = [file for name in ("any", *request.capabilities) for file in inventory["files"].get(name, ())]
     edits += [("mount", _mount(file, inventory["driver"]["root"])) for file in files]
     edits.append(("env", ("NVIDIA_VISIBLE_DEVICES", visible_devices(request, gpus, migs))))
-    edits.append(("hook", _hook(files, inventory, bundle)))
+    edits.append(("hook", _hook(request, nodes, files, inventory, bundle)))
     return edits, _names(gpus, migs)
 
 
@@ -120,7 +123,7 @@ def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: di
     paths = [path for path, _ in needed]
     if UVM_NODES[0] in paths and UVM_NODES[1] in nodes:
         paths.append(UVM_NODES[1])
-    if {"graphics", "display"} & set(request.capabilities) and MODESET_NODE in nodes:
+    if DISPLAYING & set(request.capabilities) and MODESET_NODE in nodes:
         paths.append(MODESET_NODE)
     if request.devices:
         paths += [path for feature in request.features for path in inventory["features"].get(feature, ())]
@@ -161,10 +164,12 @@ def _mount(file: dict[str, Any], root: str) -> dict[str, Any]:
     }
 
 
-def _hook(files: list[dict[str, Any]], inventory: dict[str, Any], bundle: dict[str, Any]) -> dict[str, Any]:
+def _hook(
+    request: Request, nodes: list[str], files: list[dict[str, Any]], inventory: dict[str, Any], bundle: dict[str, Any]
+) -> dict[str, Any]:
     """Write the hook's entry: all that it needs is in its arguments."""
     args = [HOOK_NAME, "prestart", "--rootfs", bundle["rootfs"]]
-    log = inventory["policy"]["log"]["file"]
+    log, driver = inventory["policy"]["log"]["file"], inventory["driver"]
     if log:
         args += ["--log", log]
     for file in files:
@@ -172,4 +177,15 @@ def _hook(files: list[dict[str, Any]], inventory: dict[str, Any], bundle: dict[s
             args += ["--lib", f"{file['soname']}={file['path']}"]
         for link in file.get("links", ()):
             args += ["--link", link]
+    if "compute" in request.capabilities:
+        for option, version in (("--driver", driver["version"]), ("--cuda", driver["cuda"])):
+            if version:
+                args += [option, version]
+    if DISPLAYING & set(request.capabilities):
+        # The mask that the driver takes has 64 bits: GPUs with higher minor numbers stay out of it.
+        granted = {gpu["minor"] for gpu in inventory["gpus"] if gpu["node"] in nodes and gpu["minor"] < 64}
+        if granted:
+            args += ["--profile-mask", hex(sum(1 << minor for minor in granted))]
+    if driver["params"]:
+        args += ["--params", driver["params"]]
     return {"path": bundle["hook"], "args": args, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}

@@ -1,8 +1,8 @@
 """Root filesystems and image archives for the engines.
 
 The Debian tree is a real one: glibc, its loader and ldconfig, Python with ctypes, and NVIDIA's Python
-bindings. It is built once per recipe below `.cache/trees`, and tests put an overlay on it, so that none
-of them can change what the next one sees. Nothing here knows about GPUs.
+bindings; those of later Debians have glibc alone. Each is built once per recipe below `.cache/trees`, and tests
+put an overlay on it, so that none of them can change what the next one sees. Nothing here knows about GPUs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ CACHE = TOP / ".cache" / "trees"
 
 SUITE = "bookworm"
 PACKAGES = ("python3-minimal", "libpython3-stdlib")
+LOADER = ("base-files", "libc6", "libc-bin")  # base-files has the links of a merged /usr
 # None of these is read by a test; without them the images load in half the time.
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/zoneinfo/*")
 APPLETS = ("sh", "ls", "cat", "env", "sleep", "mknod", "head", "stat", "true")
@@ -63,11 +64,34 @@ def debian(cache: Path = CACHE) -> Path:
         if not tree.is_dir():
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 fresh = Path(scratch) / "tree"
-                _bootstrap(fresh)
+                _bootstrap(fresh, SUITE, "essential", PACKAGES)
                 modules = fresh / "usr/lib/python3/dist-packages"
                 modules.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(bindings, modules / "pynvml.py")
                 _compile(fresh, "/usr/lib/python3/dist-packages/pynvml.py")
+                fresh.rename(tree)
+    return tree
+
+
+def glibc(suite: str, cache: Path = CACHE) -> Path:
+    """Return a root filesystem of a Debian suite's glibc, loader and ldconfig, building it the first time.
+
+    Its packages are unpacked without running their scripts: it has neither a shell nor an ld.so.cache.
+
+    Args:
+        suite: codename, as in `trixie`.
+        cache: directory that keeps trees between runs.
+
+    Returns:
+        The tree's directory. It is shared: mount `overlay` on it instead of writing to it.
+    """
+    recipe = hashlib.sha256(json.dumps([LOADER, LEFT_OUT]).encode()).hexdigest()
+    tree = cache / f"{suite}-{recipe[:12]}"
+    with _locked(cache):
+        if not tree.is_dir():
+            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+                fresh = Path(scratch) / "tree"
+                _bootstrap(fresh, suite, "extract", LOADER)
                 fresh.rename(tree)
     return tree
 
@@ -79,14 +103,16 @@ def _pynvml() -> Path:
     return Path(spec.origin)
 
 
-def _bootstrap(dest: Path) -> None:
-    command = ["/usr/bin/mmdebstrap", "--quiet", "--mode=root", "--variant=essential"]
-    command += [f"--include={','.join(PACKAGES)}"]
+def _bootstrap(dest: Path, suite: str, variant: str, packages: tuple[str, ...]) -> None:
+    command = ["/usr/bin/mmdebstrap", "--quiet", "--mode=root", f"--variant={variant}"]
+    command += [f"--include={','.join(packages)}"]
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
+    # A mirror may be a copy of some weeks ago, and sid's index says that it is stale after one.
+    command += ['--aptopt=Acquire::Check-Valid-Until "false"']
     # A user's own Python may stand first on PATH; maintainer scripts expect Debian's.
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
     environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
-    subprocess.run([*command, SUITE, str(dest)], check=True, env=environment, timeout=600)
+    subprocess.run([*command, suite, str(dest)], check=True, env=environment, timeout=600)
 
 
 def _compile(root: Path, module: str) -> None:
@@ -104,12 +130,13 @@ def _locked(cache: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def overlay(lower: Path, scratch: Path) -> Iterator[Path]:
+def overlay(lower: Path, scratch: Path, *above: Path) -> Iterator[Path]:
     """Mount a writable view of a tree.
 
     Args:
         lower: the tree, which stays as it is.
         scratch: existing directory for what gets written, on a file system that can be an upper layer.
+        above: trees whose files stand on top of the first, each over the one before.
 
     Yields:
         The mount point, below scratch; it is unmounted afterwards.
@@ -117,7 +144,8 @@ def overlay(lower: Path, scratch: Path) -> Iterator[Path]:
     upper, work, merged = (scratch / name for name in ("upper", "work", "merged"))
     for directory in (upper, work, merged):
         directory.mkdir()
-    layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    lowers = ":".join(map(str, reversed((lower, *above))))
+    layers = f"lowerdir={lowers},upperdir={upper},workdir={work}"
     subprocess.run(["/bin/mount", "-t", "overlay", "overlay", "-o", layers, str(merged)], check=True)
     try:
         yield merged

@@ -3,11 +3,13 @@
 The snapshot is one JSON object, inventory.json in the state directory. All paths but those of "inputs" and
 "runtime" are as seen inside the driver root or the device root, which is where a container has them:
 
-    version, gpushim, written   1; version of gpushim; time in UTC. Another version is a stale snapshot.
+    version, gpushim, written   2; version of gpushim; time in UTC. Another version is a stale snapshot.
     inputs, stamp               what stamp.current looks at, and what it answered
     source                      "nvml", or "proc": whole GPUs only, because NVML could not be used
     notes                       sentences about what is not as it should be
-    driver                      {"version", "cuda", "root", "dev-root"}; unknown versions are ""
+    driver                      {"version", "cuda", "root", "dev-root", "params"}; unknown versions are ""
+                                params: a file of the host that containers are to see instead of
+                                /proc/driver/nvidia/params; "" if that will do
     error                       null, or {"sentence", "code"}: why this host cannot serve GPUs
     gpus                        [{"index", "uuid", "minor", "pci", "model", "brand", "arch", "mig", "node",
                                   "problem"}], problem: null, or a sentence

@@ -12,6 +12,7 @@ from typing import Any
 
 FILE_LIMIT = 1 << 20  # bytes; mig-minors, the longest, has about 0.3 MiB
 GPU_LIMIT = 256
+_MAY_MODIFY = re.compile(r"^(ModifyDeviceFiles:\s*)1$", re.MULTILINE)
 # The first line of the version file: "... Kernel Module  535.183.01  <date>", and more words for the open module.
 _VERSION = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s")
 
@@ -23,6 +24,15 @@ def module_version(proc: str) -> str | None:
         return None
     match = _VERSION.search(text)
     return match[1] if match else ""
+
+
+def restricted_params(proc: str) -> str:
+    """Return what containers are to see as the module's parameters, "" if that is what they are.
+
+    NVIDIA's libraries make and change device nodes where it says ModifyDeviceFiles: 1; a container's are not theirs.
+    """
+    text = _text(proc + "/driver/nvidia/params") or ""
+    return _MAY_MODIFY.sub(r"\g<1>0", text) if _MAY_MODIFY.search(text) else ""
 
 
 def gpus(proc: str, notes: list[str]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Find out what the host has, and save it: the snapshot, and two small files for the launcher.
+"""Find out what the host has, and save it: the snapshot, and small files for launcher and hook.
 
 Runs as a child of a create or of the command line, because NVML can hang: a deadline ends the whole process.
 Out of scope: what is where (gpus.py, nodes.py, files.py), and reading the snapshot (ensure.py).
@@ -120,6 +120,7 @@ def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], No
     found: dict[str, Any] = {"source": "proc", "cuda": "", "gpus": [], "mig": []}
     error = None
     version = procfs.module_version(proc)
+    params = f"{stamp.state_dir()}/params" if procfs.restricted_params(proc) else ""
     try:
         _check_driver(version, root, proc)
         found = gpus.read(root, proc, version or "", notes, waiting)
@@ -131,7 +132,7 @@ def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], No
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "source": found["source"],
         "notes": notes,
-        "driver": {"version": version or "", "cuda": found["cuda"], **settings["driver"]},
+        "driver": {"version": version or "", "cuda": found["cuda"], "params": params, **settings["driver"]},
         "error": error,
         "gpus": found["gpus"],
         "mig": found["mig"],
@@ -229,8 +230,11 @@ def _prepare(state: str) -> None:
 
 
 def _publish(state: str, snapshot: dict[str, Any]) -> None:
-    """Save a snapshot, and before it what the launcher reads: a true snapshot means that those are true too."""
+    """Save a snapshot, and before it what launcher and hook read: a true snapshot means that those are true too."""
     _replace(state + "/runtime", snapshot["runtime"] + "\n")
+    driver = snapshot["driver"]
+    if driver["params"]:
+        _replace(driver["params"], procfs.restricted_params(stamp.proc_dir(driver["root"])))
     requests, cdi = snapshot["policy"]["requests"], snapshot["policy"]["cdi"]
     known = policy.defaults()["cdi"]["annotation-prefixes"]
     words = [*requests["swarm-variables"], *(word for word in cdi["annotation-prefixes"] if word not in known)]

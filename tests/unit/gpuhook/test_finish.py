@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpuhook.finish import LOADERS
-from unit.gpuhook.caches import image, ldconfig, listing
-from unit.gpuhook.sandbox import HOOK, container, picture
-
-MACHINE = platform.machine()
-DRV = "/usr/lib/drv"
-LIBS = ("--lib", f"libcuda.so.1={DRV}/libcuda.so.550", "--lib", f"libnvidia-ml.so.1={DRV}/libnvidia-ml.so.550")
-LINK = ("--link", f"libcuda.so.1::{DRV}/libcuda.so")
-
-
-def run(*argv: object, state: bytes = b"", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
-    words = [str(HOOK), *map(str, argv)]
-    return subprocess.run(words, input=state, capture_output=True, env=env or {}, timeout=60)
-
-
-def finish(root: Path, pid: int, *more: object) -> str:
-    """Run the hook as it runs after the shim; return what the log says."""
-    log = root.parent / "log"
-    done = run("prestart", "--rootfs", root, "--log", log, *LIBS, *LINK, *more, state=b'{"pid": %d}' % pid)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-    return log.read_text() if log.exists() else ""
+from unit.gpuhook.sandbox import container, picture
+from unit.gpuhook.trees import DRV, MACHINE, entries, finish, glibc_image, run
 
 
 @pytest.fixture(scope="module")
@@ -42,28 +22,7 @@ def pid() -> Iterator[int]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A glibc image with a cache, and the driver's libraries as if mounted; a canary stands beside it."""
-    top = tmp_path / "root"
-    top.mkdir()
-    image(top, ("libz.so.1", "libcuda.so.1"))
-    ldconfig(top)
-    glibc(top)
-    (top / DRV[1:]).mkdir(parents=True)
-    for name in ("libcuda.so.550", "libnvidia-ml.so.550"):
-        (top / DRV[1:] / name).touch()
-    (tmp_path / "canary").mkdir()
-    return top
-
-
-def glibc(top: Path) -> None:
-    loader = top / LOADERS[MACHINE][1:]
-    loader.parent.mkdir(exist_ok=True)
-    loader.touch()
-
-
-def entries(top: Path) -> dict[str, str]:
-    lines = [line.split(" => ") for line in listing((top / "etc/ld.so.cache").read_bytes())]
-    return {name.split()[0]: path for name, path in reversed(lines)}
+    return glibc_image(tmp_path)
 
 
 def test_links_cache_and_configuration(root: Path, pid: int) -> None:

@@ -50,9 +50,11 @@ def root(tmp_path: Path) -> Path:
         (b'{"pid":"1"}', "names no pid"),
         (b'{"pid":99999999999}', "names no pid"),
         (b'{"pid":2147483647}', "cannot be opened"),
+        (b'{"pid":1,"status":"running"}', "past the stages"),
+        (b'{"pid":1,"status":["created"]}', "past the stages"),
         (b" " * (2 << 20), "more than 1048576 bytes"),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_states_that_say_nothing(state: bytes, text: str) -> None:
     done = run("prestart", "--rootfs", "/nowhere", state=state)
@@ -65,6 +67,15 @@ def test_states_that_say_nothing(state: bytes, text: str) -> None:
 def test_large_state(root: Path, pid: int) -> None:
     state = json.dumps({"annotations": {"a": "x" * 900_000}, "pid": pid}).encode()
     assert run("prestart", "--rootfs", root, *LIBS, state=state).returncode == 0
+
+
+@pytest.mark.parametrize("status", ["creating", "created"])
+@pytest.mark.parametrize("verb", ["prestart", "createRuntime"])
+def test_runtimes_and_stages(root: Path, pid: int, verb: str, status: str) -> None:
+    """crun says created and adds the rootfs to the state."""
+    state = {"ociVersion": "1.0", "id": "x", "pid": pid, "root": "/elsewhere", "bundle": "/b", "status": status}
+    assert run(verb, "--rootfs", root, *LIBS, state=json.dumps(state).encode()).returncode == 0
+    assert (root / DRV[1:] / "libcuda.so.1").is_symlink()
 
 
 def test_slow_state(root: Path, pid: int) -> None:
@@ -80,7 +91,7 @@ def test_slow_state(root: Path, pid: int) -> None:
 
 
 def test_a_state_that_never_ends() -> None:
-    code = "from gpuhook.prestart import read_pid; read_pid(0, 0.2)"
+    code = "from gpuhook.prestart import read_state; read_state(0, 0.2)"
     path = f"import sys; sys.path[:0] = ['{TOP}/hook', '{TOP}/shim']; {code}"
     read, write = os.pipe()
     done = subprocess.run([sys.executable, "-IS", "-c", path], stdin=read, capture_output=True, timeout=20)
@@ -103,7 +114,7 @@ def test_closed_descriptors(root: Path, closed: str) -> None:
     [
         [],
         ["frobnicate"],
-        ["prestart"],
+        ["createContainer"],
         ["prestart", "--rootfs"],
         ["prestart", "--rootfs", "relative"],
         ["prestart", "--rootfs", "/x", "--what", "/y"],
@@ -143,6 +154,13 @@ def test_environment_and_directory_do_nothing(root: Path, pid: int) -> None:
     assert sorted(path.suffix for path in trap.iterdir()) == [".py"] * 9
 
 
+def test_settings_count_only_without_arguments(root: Path, pid: int) -> None:
+    """After the shim all is said in the arguments, and the environment may be anybody's."""
+    env = {"GPUSHIM_CONFIG": "no path", "GPUSHIM_STATE": "no path"}
+    argv = [str(HOOK), "prestart", "--rootfs", str(root), *LIBS]
+    assert not subprocess.run(argv, input=b'{"pid": %d}' % pid, env=env).returncode
+
+
 def test_python_without_isolation_is_refused() -> None:
     done = subprocess.run([sys.executable, "-S", str(HOOK), "poststop"], capture_output=True, env={})
     assert (done.returncode, b"start gpushim-hook itself" in done.stderr) == (1, True)
@@ -156,6 +174,14 @@ def test_a_log_that_cannot_be_written(root: Path, pid: int, log: str) -> None:
     path = log.replace("FIFO", str(root.parent / "fifo"))
     done = run("prestart", "--rootfs", root, "--log", path, *LIBS, state=b'{"pid": %d}' % pid)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("name", ["nvidia-container-runtime-hook", "nvidia-container-toolkit"])
+def test_names_that_engines_look_for(root: Path, pid: int, name: str) -> None:
+    words = [str(HOOK.with_name(name)), "prestart", "--rootfs", str(root), *LIBS]
+    done = subprocess.run(words, input=b'{"pid": %d}' % pid, capture_output=True, env={})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (root / DRV[1:] / "libcuda.so.1").is_symlink()
 
 
 @pytest.mark.parametrize("way", ["absolute", "relative", "twice"])
@@ -184,7 +210,7 @@ def test_it_imports_no_more_than_it_needs() -> None:
     )
     code += "print(*sorted(set(sys.modules) - old))"
     done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, check=True, text=True)
-    ours = {"gpuhook", "gpuhook.prestart", "gpuhook.finish", "gpuhook.ldcache", "gpuhook.rootfs"}
+    ours = {"gpuhook", "gpuhook.prestart", "gpuhook.finish", "gpuhook.ldcache", "gpuhook.rootfs", "gpuhook.walk"}
     assert set(done.stdout.split()) <= ours | {
         "gpushim",
         "gpushim.errors",

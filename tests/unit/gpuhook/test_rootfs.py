@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.rootfs import OtherMountError, Rootfs
+from gpuhook.rootfs import Rootfs
+from gpuhook.walk import OtherMountError
 from unit.gpuhook.sandbox import bind, exchange, forked, open_fds, picture, running, until
 
 

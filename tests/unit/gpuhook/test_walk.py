@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.rootfs import walk
+from gpuhook.walk import walk
 from unit.gpuhook.sandbox import exchange, forked, open_fds, openat2_in_root, running, until
 
 NAMES = ("a", "b", "c", "d")
@@ -134,6 +134,8 @@ def test_edges(tmp_path: Path, path: str, follow: bool) -> None:
     for name, text in links.items():
         (tmp_path / name).symlink_to(text)
     root = os.open(tmp_path, PLACE)
+    # The kernel's count of links goes on when it starts over for one that it has not cached yet.
+    chroots(tmp_path, [(path, follow)])
     answers = {str(answer(root, path, follow)) for answer in (ours, kernels)}
     answers.add(str(chroots(tmp_path, [(path, follow)])[0]))
     os.close(root)

@@ -38,7 +38,7 @@ def snapshot(**changes: Any) -> dict[str, Any]:
     return {
         "error": None,
         "notes": [],
-        "driver": {"version": "535.183.01", "cuda": "12.2", "root": "/", "dev-root": "/"},
+        "driver": {"version": "535.183.01", "cuda": "12.2", "root": "/", "dev-root": "/", "params": ""},
         "gpus": [gpu(0, 1), gpu(1, 2), gpu(2, 0, mig=True)],
         "mig": [{**instance, "nodes": [CAPS + "12", CAPS + "13"]}],
         "nodes": node,
@@ -146,8 +146,9 @@ def test_mounts_are_read_only_and_sockets_are_not() -> None:
 
 
 def test_a_driver_root_is_the_source_but_not_the_destination() -> None:
-    driver = {"version": "535", "cuda": "12.2", "root": "/run/nvidia/driver", "dev-root": "/"}
-    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=snapshot(driver=driver))
+    inventory = snapshot()
+    inventory["driver"]["root"] = "/run/nvidia/driver"
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)
     by_destination = {mount["destination"]: mount["source"] for mount in found["mount"]}
     assert by_destination["/usr/bin/nvidia-smi"] == "/run/nvidia/driver/usr/bin/nvidia-smi"
 
@@ -159,12 +160,47 @@ def test_the_hook_gets_all_it_needs_in_its_arguments() -> None:
     assert hook["args"] == [
         *("gpushim-hook", "prestart", "--rootfs", "/b/rootfs", "--log", "/var/log/g.log"),
         *("--lib", "libcuda.so.1=/usr/lib/libcuda.so.5", "--link", "a::/usr/lib/b"),
+        *("--driver", "535.183.01", "--cuda", "12.2"),
     ]
 
 
+@pytest.mark.parametrize(
+    ("env", "driver", "words"),
+    [
+        (["NVIDIA_DRIVER_CAPABILITIES=utility"], {}, []),
+        (["NVIDIA_DRIVER_CAPABILITIES=compute"], {}, ["--driver", "535.183.01", "--cuda", "12.2"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=compute"], {"cuda": ""}, ["--driver", "535.183.01"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=compute"], {"version": "", "cuda": ""}, []),
+        (
+            ["NVIDIA_DRIVER_CAPABILITIES=utility"],
+            {"params": "/run/gpushim/params"},
+            ["--params", "/run/gpushim/params"],
+        ),
+        (["NVIDIA_DRIVER_CAPABILITIES=graphics"], {}, ["--profile-mask", "0x2"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=display", "NVIDIA_VISIBLE_DEVICES=0,1"], {}, ["--profile-mask", "0x6"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=display", "NVIDIA_VISIBLE_DEVICES=2:0"], {}, ["--profile-mask", "0x1"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=display", "NVIDIA_VISIBLE_DEVICES=none"], {}, []),
+    ],
+)
+def test_the_hook_is_told_of_more_than_libraries(env: list[str], driver: dict[str, str], words: list[str]) -> None:
+    inventory = snapshot(files={})
+    inventory["driver"].update(driver)
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", *env, inventory=inventory)["hook"]
+    assert hook["args"][6:] == words
+
+
+@pytest.mark.parametrize(("minor", "words"), [(63, ["--profile-mask", "0x8000000000000000"]), (64, [])])
+def test_the_profile_has_64_bits(minor: int, words: list[str]) -> None:
+    inventory = snapshot(files={}, gpus=[gpu(0, minor)], mig=[])
+    inventory["nodes"][f"/dev/nvidia{minor}"] = [195, minor, 0o666, 0, 0]
+    env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics")
+    assert decide(*env, inventory=inventory)["hook"][0]["args"][6:] == words
+
+
 def test_in_a_user_namespace_nodes_of_another_dev_root_are_mounted() -> None:
-    driver = {"version": "535", "cuda": "12.2", "root": "/d", "dev-root": "/d"}
-    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=snapshot(driver=driver), userns=True)
+    inventory = snapshot()
+    inventory["driver"]["dev-root"] = "/d"
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory, userns=True)
     assert found["node"] == []
     sources = {mount["destination"]: mount["source"] for mount in found["mount"]}
     assert sources["/dev/nvidia1"] == "/d/dev/nvidia1"

@@ -94,3 +94,22 @@ def test_mig_nodes_from_the_list(tmp_path: Path) -> None:
     expected = ["/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"]
     assert procfs.mig_nodes(str(tmp_path), 1, 2, 0) == expected
     assert procfs.mig_nodes(str(tmp_path), 11, 2, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("A: 1\nModifyDeviceFiles: 1\nB: 1\n", "A: 1\nModifyDeviceFiles: 0\nB: 1\n"),
+        ("ModifyDeviceFiles: 0\n", ""),
+        ("ModifyDeviceFiles: 10\nModifyDeviceFiles: 1 2\n", ""),
+        ("NotModifyDeviceFiles: 1\n", ""),
+        ("", ""),
+    ],
+)
+def test_parameters_that_containers_see(nvidia: Path, text: str, seen: str) -> None:
+    (nvidia / "params").write_text(text)
+    assert procfs.restricted_params(str(nvidia.parent.parent)) == seen
+
+
+def test_no_parameters(tmp_path: Path) -> None:
+    assert procfs.restricted_params(str(tmp_path)) == ""

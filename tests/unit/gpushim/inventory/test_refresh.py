@@ -25,7 +25,7 @@ def test_snapshot_is_complete_and_readable_by_all(machine: Machine) -> None:
     assert {"gpus", "mig", "nodes", "features", "imex", "files", "policy", "runtime"} <= set(snapshot)
     assert stat.S_IMODE(os.stat(machine.state).st_mode) == 0o755
     assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
-    assert sorted(os.listdir(machine.state)) == ["inventory.json", "lock", "runtime"]
+    assert sorted(os.listdir(machine.state)) == ["inventory.json", "lock", "params", "runtime"]
 
 
 def test_umask_of_the_engine_does_not_matter(machine: Machine) -> None:
@@ -216,3 +216,17 @@ def test_system_python_reads_the_host_too(machine: Machine, monkeypatch: pytest.
     snapshot = machine.saved()
     assert [gpu["index"] for gpu in snapshot["gpus"]] == [0, 1]
     assert ensure.read(machine.config, machine.state) == snapshot
+
+
+@pytest.mark.parametrize("value", ["1", "0"])
+def test_parameters_for_containers(machine: Machine, value: str) -> None:
+    machine.build(1)
+    params = Path(machine.root, "proc/driver/nvidia/params")
+    text = params.read_text().replace("ModifyDeviceFiles: 1", f"ModifyDeviceFiles: {value}")
+    params.write_text(text)
+    snapshot = machine.refreshed()
+    assert snapshot["driver"]["params"] == (f"{machine.state}/params" if value == "1" else "")
+    if value == "1":
+        copy = Path(machine.state, "params")
+        assert copy.read_text() == text.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")
+        assert copy.stat().st_mode & 0o777 == 0o644

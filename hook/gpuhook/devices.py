@@ -1,0 +1,244 @@
+"""Let a created container use device numbers: the rules of its cgroup, v1 or v2, and of its systemd unit.
+
+Needed where an engine calls only the hook; after the shim, the low-level runtime has set the rules from
+config.json. To be called in the host's mount namespace, for its mounts tell where the cgroup is.
+
+Out of scope: nodes (live.py), what may be used (plan). Not on the path after the shim.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpushim.errors import FAILED, ROOTFS, GpushimError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    Warn = Callable[[str, Exception], None]
+
+PROC = "/proc"
+READ_LIMIT = 16 << 20  # bytes; a host with 10 000 containers has some MiB of mountinfo
+WHOLE_HOST = ["0", "0", "4294967295"]  # /proc/self/uid_map where there is no user namespace
+_DIRECTORY = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC
+
+
+class Cgroup:
+    """The cgroup that decides about a process's devices.
+
+    Args:
+        version: "1" or "2".
+        path: as /proc/<pid>/cgroup names it.
+        places: candidates for its directory, each with the device number of its file system.
+    """
+
+    __slots__ = ("path", "places", "version")
+
+    def __init__(self, version: str, path: str, places: list[tuple[str, int]]) -> None:
+        self.version = version
+        self.path = path
+        self.places = places
+
+    def open(self, above: int = 0) -> int:
+        """Return an fd of the directory that lies so many levels above it.
+
+        Raises:
+            OSError: it is not mounted where this process sees it.
+        """
+        for place, device in self.places:
+            try:
+                fd = posix.open(place + "/.." * above, _DIRECTORY)
+            except OSError:
+                continue
+            if posix.fstat(fd).st_dev == device:  # else something else is mounted on top of it
+                return fd
+            posix.close(fd)
+        raise FileNotFoundError(2, "no mount shows it here")
+
+
+def paths(text: str) -> dict[str, str]:
+    """Read /proc/<pid>/cgroup (cgroups(7)).
+
+    Args:
+        text: of the file.
+
+    Returns:
+        the path of the v1 hierarchy with the controller "devices" as "1", that of v2 as "2".
+    """
+    found = {}
+    for line in text.split("\n"):
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if path and "devices" in controllers.split(","):
+            found["1"] = path
+        elif path and hierarchy == "0" and not controllers:
+            found["2"] = path
+    return found
+
+
+def places(text: str, version: str, path: str) -> list[tuple[str, int]]:
+    """Find directories that may be a cgroup's in /proc/self/mountinfo (proc(5)).
+
+    Args:
+        text: of the file.
+        version: "1" for the hierarchy of "devices", "2".
+        path: of the cgroup, as seen from the cgroup namespace that mountinfo was read in.
+
+    Returns:
+        paths, each with the device number of its mount; none if the cgroup is in no mount's part of the tree.
+    """
+    found = []
+    for line in text.split("\n"):
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(" "), right.split(" ")
+        if len(fields) < 6 or len(kind) < 3 or kind[0] != ("cgroup" if version == "1" else "cgroup2"):
+            continue
+        root, point = _unescaped(fields[3]).rstrip("/"), _unescaped(fields[4])
+        inside = path == root or path.startswith(root + "/")
+        if inside and (version == "2" or "devices" in kind[2].split(",")):
+            major, _, minor = fields[2].partition(":")
+            found.append((point + path[len(root) :], posix.makedev(int(major), int(minor))))
+    return found
+
+
+def _unescaped(text: str) -> str:
+    """Undo the kernel's octal escapes of space, tab, newline and backslash."""
+    first, *rest = text.split("\\")
+    return first + "".join([chr(int(part[:3], 8)) + part[3:] for part in rest])
+
+
+def find(pid: int) -> Cgroup | None:
+    """Find the cgroup that decides about a process's devices; v1's where both exist.
+
+    Args:
+        pid: of the process.
+
+    Returns:
+        None where the kernel has no cgroups.
+
+    Raises:
+        GpushimError: the process has ended, or no mount that this process sees shows its cgroup.
+    """
+    try:
+        mounts, named = _read(f"{PROC}/self/mountinfo"), paths(_read(f"{PROC}/{pid}/cgroup"))
+    except OSError as error:
+        raise GpushimError(f"the cgroup of process {pid} cannot be found: {error.strerror}", ROOTFS) from None
+    for version in ("1", "2"):
+        path = named.get(version, "/..")
+        # What begins so is outside of this process's cgroup namespace.
+        if path != "/.." and not path.startswith("/../"):
+            candidates = places(mounts, version, path)
+            if candidates:
+                return Cgroup(version, path, candidates)
+    if not named:
+        return None
+    sentence = f"no cgroup mount shows the cgroup {' or '.join(named.values())} of process {pid}, whose device rules"
+    raise GpushimError(f"{sentence} must change; is the hook in another cgroup namespace than the runtime?", ROOTFS)
+
+
+def _read(path: str) -> str:
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        data = b""
+        while len(data) <= READ_LIMIT and (part := posix.read(fd, 1 << 16)):
+            data += part
+    finally:
+        posix.close(fd)
+    return str(data, "utf-8", "surrogateescape")
+
+
+def unit(path: str, own: str) -> tuple[str, int]:
+    """Find the systemd unit of a container in its cgroup's path.
+
+    Args:
+        path: of the container's cgroup.
+        own: path of this process's cgroup, in the same hierarchy.
+
+    Returns:
+        the unit's name and how many levels above the cgroup it lies: 0, or 1 below which crun adds one. "" and 0
+        if there is none: one further up holds other things too, one that this process is in is the engine's.
+    """
+    parts = path.split("/")
+    for above, name in enumerate(parts[:-3:-1]):
+        if name.endswith((".scope", ".service")):
+            depth = len(parts) - above
+            shared = own.split("/")[:depth] == parts[:depth]
+            return ("", 0) if shared else (name, above)
+    return "", 0
+
+
+def allow(pid: int, numbers: list[tuple[int, int]], warn: Warn) -> None:
+    """Let a container read and write character devices, now and when systemd reloads.
+
+    A second time changes nothing.
+
+    Args:
+        pid: of the container's process, which waits.
+        numbers: majors and minors.
+        warn: called with what was skipped and why: the rules of a rootless container, which are rarely in force
+            (no engine of an ordinary user can set any), or systemd's part.
+
+    Raises:
+        GpushimError: the container would start without its devices.
+    """
+    if not numbers:
+        return
+    try:
+        name = _change(pid, numbers)
+    except GpushimError as error:
+        if not _rootless():
+            raise
+        warn("the device rules, which this user may not change", error)
+        return
+    if name:
+        from gpuhook import systemd  # a socket, and only where there is a unit
+
+        try:
+            systemd.extend(name, numbers)
+        except GpushimError as error:
+            reason = f"{error}; `systemctl daemon-reload` may take the GPUs away from the container"
+            warn(f"the device rules of systemd's unit {name}", GpushimError(reason, FAILED))
+
+
+def _change(pid: int, numbers: list[tuple[int, int]]) -> str:
+    """Change the rules of the container's cgroup, and return the name of its unit."""
+    cgroup = find(pid)
+    if cgroup is None:
+        return ""
+    try:
+        name, above = unit(cgroup.path, paths(_read(f"{PROC}/self/cgroup")).get(cgroup.version, ""))
+        # From the unit down to the cgroup itself: each of them must allow, and v1 asks the parent first.
+        for level in range(above, -1, -1):
+            directory = cgroup.open(level)
+            try:
+                (_allow_v1 if cgroup.version == "1" else _allow_v2)(directory, numbers)
+            finally:
+                posix.close(directory)
+    except OSError as error:
+        raise GpushimError(
+            f"the device rules of the container's cgroup {cgroup.path} (v{cgroup.version}) cannot be changed: "
+            f"{error.strerror}; use the runtime gpushim-runtime, which needs no such change",
+            ROOTFS,
+        ) from None
+    return name
+
+
+def _allow_v1(directory: int, numbers: list[tuple[int, int]]) -> None:
+    rules = posix.open("devices.allow", posix.O_WRONLY | posix.O_CLOEXEC, dir_fd=directory)
+    try:
+        for major, minor in numbers:  # one rule for each write(2)
+            posix.write(rules, f"c {major}:{minor} rw".encode())
+    finally:
+        posix.close(rules)
+
+
+def _allow_v2(directory: int, numbers: list[tuple[int, int]]) -> None:
+    from gpuhook import bpf  # ctypes, for bpf(2) has no Python name
+
+    bpf.Kernel(posix.uname().machine).allow(directory, numbers)
+
+
+def _rootless() -> bool:
+    """Tell whether this is an unprivileged user, or root of a user namespace."""
+    return posix.geteuid() != 0 or _read(f"{PROC}/self/uid_map").split() != WHOLE_HOST

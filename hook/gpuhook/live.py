@@ -1,0 +1,193 @@
+"""Put a plan's edits into a container that is created but not started: the second way for edits to land.
+
+The container's process waits in its own mount namespace, with its mounts made and its rootfs still at the
+host's path. Device nodes and files of the driver are bind-mounted there, rules go to its cgroup. What a created
+process cannot be given any more (variables, groups) is the engine's.
+
+Out of scope: what a container gets (gpushim.plan), the system calls (mounts.py), the rules (devices.py), links
+and loader cache (finish.py).
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpuhook import devices, mounts
+from gpuhook.walk import DIRECTORY, TYPE, OtherMountError, mount_id, walk_to_file
+from gpushim.errors import INVENTORY, ROOTFS, GpushimError
+from gpushim.plan import NODE_OPTIONS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    from gpuhook.rootfs import Rootfs
+
+    Source = tuple[str, int, posix.stat_result]  # path on the host, O_PATH fd, what it is
+
+CHARACTER, REGULAR, SOCKET = 0o020000, 0o100000, 0o140000  # S_IFCHR, S_IFREG, S_IFSOCK: inode(7)
+NODEV = mounts.NODEV
+MOUNTINFO_LIMIT = 64 << 20  # bytes; 100 000 mounts have 20 MiB
+
+
+def apply(
+    edits: list[tuple[str, Any]], pid: int, root: Rootfs, dev_root: str, warn: Callable[[str, Exception], None]
+) -> None:
+    """Give a created container its device nodes, rules and files; what is there already is left alone.
+
+    Args:
+        edits: as the docstring of gpushim.edits describes them; env and hook are left to others.
+        pid: of the container's process.
+        root: its rootfs.
+        dev_root: absolute path of the directory that the host's nodes lie below.
+        warn: takes what was skipped, and the error.
+
+    Raises:
+        GpushimError: the container would lack something of its GPU.
+    """
+    _check_namespace(pid)
+    own = own_mounts(pid, root.mount)
+    binds = []
+    for kind, value in edits:
+        if kind == "node":
+            path = value["path"]
+            source = _open_node(path if dev_root == "/" else dev_root + path, value["major"], value["minor"])
+            binds += _bind(root, path, source, NODE_OPTIONS, own)
+        elif kind == "mount":
+            binds += _bind(root, value["destination"], _open_file(value["source"]), value["options"], own)
+        elif kind == "gid":
+            warn(f"group {value} of the GPUs' nodes", GpushimError("a hook cannot add it; use --group-add"))
+    rules = [value for kind, value in edits if kind == "rule"]
+    if rules:
+        devices.allow(pid, rules, warn)
+    if binds:
+        mounts.bind(pid, binds)
+    for one in binds:
+        for fd in (one.source, one.directory, one.place):
+            posix.close(fd)
+
+
+def _check_namespace(pid: int) -> None:
+    try:
+        ours, theirs = posix.stat("/proc/self/ns/mnt"), posix.stat(f"/proc/{pid}/ns/mnt")
+    except OSError as error:
+        raise GpushimError(
+            f"the mount namespace of the container's process {pid} cannot be looked at: {error.strerror}; the hook "
+            "must run as the engine's user",
+            ROOTFS,
+        ) from None
+    if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+        raise GpushimError(
+            "the container has no mount namespace of its own: mounts for it would be the host's", ROOTFS
+        )
+
+
+def own_mounts(pid: int, rootfs: bytes) -> set[bytes]:
+    """Find the mounts that are a container's alone: files may be made on them, and mounts on those.
+
+    These are its rootfs and what was mounted for it, such as its /dev. A file system that the host has mounted too
+    comes from a volume, and is the user's or the host's. So is a mount whose mounts would propagate to the host.
+
+    Args:
+        pid: of the container's process.
+        rootfs: id of the mount that its rootfs is on.
+
+    Returns:
+        ids of mounts.
+
+    Raises:
+        OSError: /proc cannot be read.
+    """
+    hosts = _mountinfo("self")
+    systems, groups = {system for _, system, _ in hosts}, {group for *_, have in hosts for group in have.values()}
+    return {
+        mount
+        for mount, system, have in _mountinfo(str(pid))
+        if (mount == rootfs or system not in systems) and have.get(b"shared") not in groups
+    }
+
+
+def _mountinfo(process: str) -> list[tuple[bytes, bytes, dict[bytes, bytes]]]:
+    """List mounts (proc(5)): id, major:minor of the file system, and peer groups as {b"shared" or b"master": number}.
+
+    Only these numbers tell which file systems are the same: on btrfs and overlayfs the st_dev of files is another.
+    """
+    data = b""
+    fd = posix.open(f"/proc/{process}/mountinfo", posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        part = b"-"
+        while part and len(data) <= MOUNTINFO_LIMIT:
+            part = posix.read(fd, 1 << 20)
+            data += part
+    finally:
+        posix.close(fd)
+    rows = []
+    for line in data.splitlines():
+        words = line.partition(b" - ")[0].split(b" ")
+        tags = [word.partition(b":") for word in words[6:]]
+        rows.append(
+            (words[0], words[2], {name: number for name, _, number in tags if name in (b"shared", b"master")})
+        )
+    return rows
+
+
+def _open_node(path: str, major: int, minor: int) -> Source:
+    """Open a device node of the host, and see that it is that device."""
+    fd, facts = _open(path)
+    if facts.st_mode & TYPE != CHARACTER or facts.st_rdev != posix.makedev(major, minor):
+        posix.close(fd)
+        raise GpushimError(f"{path} is not the device {major}:{minor} any more; run gpushim refresh", INVENTORY)
+    return path, fd, facts
+
+
+def _open_file(path: str) -> Source:
+    """Open a file or socket of the driver."""
+    fd, facts = _open(path)
+    if facts.st_mode & TYPE not in (REGULAR, SOCKET):
+        posix.close(fd)
+        raise GpushimError(f"{path} is neither a file nor a socket any more; run gpushim refresh", INVENTORY)
+    return path, fd, facts
+
+
+def _open(path: str) -> tuple[int, posix.stat_result]:
+    try:
+        fd = posix.open(path, posix.O_PATH | posix.O_CLOEXEC)
+    except OSError as error:
+        raise GpushimError(
+            f"{path} is gone from the host ({error.strerror}); run gpushim refresh", INVENTORY
+        ) from None
+    return fd, posix.fstat(fd)
+
+
+def _bind(root: Rootfs, path: str, source: Source, options: list[str], own: set[bytes]) -> list[mounts.Bind]:
+    """Find or make the place for a file of the host; return nothing if the container has that file already."""
+    host_path, fd, facts = source
+    try:
+        directory, name, place = walk_to_file(root.fd, path, own)
+        if not _is_there(place, facts):
+            if posix.fstat(place).st_mode & TYPE == DIRECTORY:
+                raise GpushimError(f"the container cannot get {path}: the image has a directory there", ROOTFS)
+            if mount_id(place) not in own:
+                raise OtherMountError(path)
+            return [mounts.Bind(host_path, fd, (directory, name, place), options)]
+    except OtherMountError:
+        raise GpushimError(
+            f"the container cannot get {path}: that place is on a volume or a mount shared with the host, and a hook "
+            f"does not write there; leave that volume out, or mount {host_path} there too",
+            ROOTFS,
+        ) from None
+    except OSError as error:
+        raise GpushimError(
+            f"the container cannot get {path}: its place in the rootfs cannot be made: {error.strerror}", ROOTFS
+        ) from None
+    for done in (fd, directory, place):
+        posix.close(done)
+    return []
+
+
+def _is_there(place: int, facts: posix.stat_result) -> bool:
+    """Say whether a place has the host's file, or a usable node of the same device."""
+    found = posix.fstat(place)
+    if found.st_mode & TYPE == CHARACTER == facts.st_mode & TYPE:
+        return found.st_rdev == facts.st_rdev and not posix.fstatvfs(place).f_flag & NODEV
+    return (found.st_dev, found.st_ino) == (facts.st_dev, facts.st_ino)

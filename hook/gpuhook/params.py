@@ -1,0 +1,102 @@
+"""Put a file of the host over /proc/driver/nvidia/params of a container.
+
+The file says ModifyDeviceFiles: 0, so that NVIDIA's libraries inside make and change no device nodes; refresh
+prepares it where the real one says 1. The place must be what it seems: a file of a whole procfs, reached without
+links, which no other mount namespace shares. In a container without it there is nothing to hide.
+
+Out of scope: the file's text (gpushim.inventory), the system calls (mounts.py), and limiting what
+/proc/driver/nvidia/gpus lists.
+
+Hot path: builtin modules only until there is something to mount.
+"""
+
+from __future__ import annotations
+
+import posix
+from errno import EINVAL
+
+from gpuhook.walk import PLACE, OtherMountError, mount_id
+from gpushim.errors import ROOTFS, GpushimError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.rootfs import Rootfs
+
+PARAMS = "/proc/driver/nvidia/params"
+MOUNTINFO_LIMIT = 64 << 20  # bytes; the kernel allows 100 000 mounts in a namespace
+OPTIONS = ("ro", "nosuid", "nodev", "noexec")
+
+
+def bind(root: Rootfs, pid: int, source: str, path: str = PARAMS) -> None:
+    """Mount a file over the container's, once.
+
+    Args:
+        root: the container's rootfs.
+        pid: the container's process.
+        source: path of the file on the host, trusted.
+        path: of the file in the container, below the directory where its procfs is mounted.
+
+    Raises:
+        OSError: there is no such source, or the place is a link, or lies on another mount than the procfs.
+        GpushimError: it is not a procfs, or its mounts are shared with others, or the kernel refuses.
+    """
+    fds: list[int] = []
+    try:
+        try:
+            _open_each(root.fd, path.split("/")[1:], fds)
+        except FileNotFoundError:
+            return
+        fds.append(posix.open(source, posix.O_PATH | posix.O_CLOEXEC))
+        proc, place, ours = fds[0], fds[-2], fds[-1]
+        if _identity(place) == _identity(ours):
+            return  # from the first time
+        if mount_id(place) != mount_id(proc):
+            raise OtherMountError(path)
+        _check_procfs(mount_id(proc), pid)
+        from gpuhook import mounts  # 1.3 ms: `posix` lacks mount(2)
+
+        where = (fds[-3], path.rpartition("/")[2], place)
+        mounts.bind(pid, [mounts.Bind(source, ours, where, OPTIONS)])
+    finally:
+        for fd in fds:
+            posix.close(fd)
+
+
+def _open_each(top: int, names: list[str], fds: list[int]) -> None:
+    """Open each component of a path without following links; the fds go to the end of `fds`."""
+    for name in names[:-1]:
+        fds.append(posix.open(name, PLACE | posix.O_DIRECTORY, dir_fd=fds[-1] if fds else top))
+    fds.append(posix.open(names[-1], PLACE, dir_fd=fds[-1]))
+    if posix.fstat(fds[-1]).st_mode & 0o170000 != 0o100000:  # S_IFMT, S_IFREG
+        raise OSError(EINVAL, "is not a regular file")
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = posix.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _check_procfs(mount: bytes, pid: int) -> None:
+    """Refuse a mount that is not the root of a procfs, or that would carry ours to other namespaces (proc(5))."""
+    for line in _read(f"/proc/{pid}/mountinfo").splitlines():
+        words = line.split(b" ")
+        if words[0] != mount:
+            continue
+        end = words.index(b"-", 6)
+        if words[end + 1] != b"proc" or words[3] != b"/":
+            raise GpushimError("what is mounted there is not a procfs", ROOTFS)
+        if any(word.startswith(b"shared:") for word in words[6:end]):
+            raise GpushimError("the procfs there is shared with other mount namespaces", ROOTFS)
+        return
+    raise GpushimError("what is mounted there is unknown to the container's mount namespace", ROOTFS)
+
+
+def _read(path: str) -> bytes:
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        data = b""
+        while len(data) < MOUNTINFO_LIMIT and (part := posix.read(fd, 1 << 20)):
+            data += part
+        return data
+    finally:
+        posix.close(fd)

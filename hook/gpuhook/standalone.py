@@ -1,0 +1,101 @@
+"""The hook alone: an engine called it for a container that went past gpushim-runtime.
+
+So does `docker run --gpus` before Docker 29.2, and a hooks.d directory of Podman or CRI-O. The story is that of
+gpushim.create, with the same request, inventory and plan; only the edits land elsewhere: in the container that
+runc or crun has created and not started.
+
+Out of scope: deciding anything (gpushim.plan), mounting (live.py), finishing (finish.py).
+"""
+
+from __future__ import annotations
+
+import posix
+import time
+
+from gpuhook import live
+from gpuhook.finish import finish
+from gpuhook.prestart import Options, open_container
+from gpushim import bundle, create, edits, fastjson, plan
+from gpushim.errors import BUNDLE, ROOTFS, GpushimError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def inject(state: dict[str, Any]) -> None:
+    """Give a created container what it asks for.
+
+    Args:
+        state: what the runtime wrote on stdin (OCI runtime-spec, State).
+
+    Raises:
+        GpushimError: the request is malformed or cannot be met, or config.json cannot be read.
+    """
+    started = time.monotonic()
+    directory = bundle_of(state)
+    path = directory + "/config.json"
+    spec = fastjson.loads(bundle.read(path)[0], path)
+    if not isinstance(spec, dict):
+        raise GpushimError(f"{path} is not a JSON object", BUNDLE)
+    if edited(spec):
+        return
+    ignored: list[str] = []
+    wanted, inventory = create.find_request(spec, ignored)
+    line: dict[str, Any] = {"container": state.get("id"), "by": edits.HOOK_NAME}
+    if wanted is None:
+        if ignored:
+            create.record(inventory, {"level": "warning", "msg": "no GPU", **line, "ignored": ignored})
+        return
+    # Nodes come from the device root by themselves here, in a user namespace too.
+    facts = {**create.facts(spec, directory), "userns": False}
+    planned, chosen = plan.plan(wanted, inventory, facts)
+    put(planned, spec, state["pid"], inventory["driver"]["dev-root"])
+    line |= {"gpus": chosen, "request": f"{wanted.source}={wanted.text}"[:1000]}
+    line["milliseconds"] = round((time.monotonic() - started) * 1000, 2)
+    if ignored:
+        line["ignored"] = ignored
+    create.record(inventory, {"level": "info", "msg": "GPU container", **line})
+
+
+def put(planned: list[tuple[str, Any]], spec: dict[str, Any], pid: int, dev_root: str) -> None:
+    """Let a plan land in a created container, and finish it.
+
+    Args:
+        planned: edits.
+        spec: the container's config.json, which tells what it has already; changed on the way.
+        pid: of its process.
+        dev_root: absolute path of the directory that the host's nodes lie below.
+
+    Raises:
+        GpushimError: the container would lack something of its GPU.
+    """
+    missing = [edit for edit in planned if edits.apply([edit], spec)]
+    (hook,) = [value for kind, value in planned if kind == "hook"]
+    options = Options(hook["args"][2:])
+    work = open_container(options, pid)
+    if work is None:
+        raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
+    live.apply(missing, pid, work.root, dev_root, work.warn)
+    finish(work, options, pid)
+
+
+def bundle_of(state: dict[str, Any]) -> str:
+    """Return the bundle's directory: what the state says ("bundlePath" before runtime-spec 1.0), or the working one.
+
+    Raises:
+        GpushimError: it is not an absolute path.
+    """
+    path = state.get("bundle") or state.get("bundlePath") or posix.getcwd()
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+        raise GpushimError("the container's state on stdin names no absolute path of the bundle", BUNDLE)
+    return path
+
+
+def edited(spec: dict[str, Any]) -> bool:
+    """Say whether gpushim-runtime has been at a config.json: then its own hook does the rest."""
+    hooks = spec.get("hooks")
+    stages = [hooks.get(stage) for stage in ("prestart", "createRuntime")] if isinstance(hooks, dict) else []
+    entries = [entry for stage in stages if isinstance(stage, list) for entry in stage if isinstance(entry, dict)]
+    ours = [entry.get("args") for entry in entries if str(entry.get("path")).endswith("/" + edits.HOOK_NAME)]
+    return any(isinstance(args, list) and "--rootfs" in args for args in ours)

@@ -1,0 +1,149 @@
+"""A host's file over a file of a container's procfs.
+
+No machine without NVIDIA's driver has /proc/driver/nvidia/params: a file of a real procfs stands for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuhook import params
+from gpuhook.rootfs import Rootfs
+from gpuhook.walk import OtherMountError
+from gpushim.errors import GpushimError
+from unit.gpuhook.sandbox import container, forked, open_fds
+
+PLACE = "/proc/tty/drivers"
+TEXT = "ModifyDeviceFiles: 0\n"
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    (tmp_path / "root/proc").mkdir(parents=True)
+    (tmp_path / "params").write_text(TEXT)
+    return tmp_path / "root"
+
+
+def proc(top: Path, more: str = "") -> str:
+    return f"mount -t proc proc '{top}/proc'; {more}"
+
+
+def bind(top: Path, pid: int, path: str = PLACE, times: int = 1) -> str:
+    """Bind as the hook does, in a process of its own; returns the trouble, "" if there is none."""
+
+    def work() -> str:
+        before = open_fds(), os.readlink("/proc/self/ns/mnt"), os.getcwd()
+        root = Rootfs(f"/proc/{pid}/root", str(top))
+        said = ""
+        try:
+            for _ in range(times):
+                params.bind(root, pid, str(top.parent / "params"), path)
+        except (OSError, GpushimError) as error:
+            said = f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"
+        os.close(root.fd)
+        assert (open_fds(), os.readlink("/proc/self/ns/mnt"), os.getcwd()) == before
+        return said
+
+    return forked(work)
+
+
+def mounts(pid: int, top: Path) -> list[list[str]]:
+    """The mounts below a tree, each as the words of mountinfo (proc(5))."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
+    return [words for words in lines if words[4].startswith(f"{top}/")]
+
+
+def test_the_container_sees_the_hosts_file_read_only(top: Path) -> None:
+    host = Path("/proc/self/mountinfo").read_text()
+    with container(proc(top)) as pid:
+        assert bind(top, pid) == ""
+        place = Path(f"/proc/{pid}/root{top}{PLACE}")
+        assert place.read_text() == TEXT
+        with pytest.raises(OSError, match="Read-only") as caught:
+            place.open("a")
+        assert caught.value.errno == errno.EROFS
+        (mount,) = [words for words in mounts(pid, top) if words[4].endswith(PLACE)]
+        assert {"ro", "nosuid", "nodev", "noexec"} <= set(mount[5].split(","))
+        assert mount[6] == "-"  # not shared with anybody
+    assert Path("/proc/self/mountinfo").read_text() == host
+    assert Path(PLACE).read_text() != TEXT
+
+
+def test_a_second_time_changes_nothing(top: Path) -> None:
+    with container(proc(top)) as pid:
+        assert bind(top, pid, times=2) == ""
+        assert bind(top, pid) == ""
+        assert len(mounts(pid, top)) == 2
+
+
+@pytest.mark.parametrize("path", ["/proc/driver/nvidia/params", "/proc/none", "/none/params"])
+def test_what_is_not_there_needs_no_hiding(top: Path, path: str) -> None:
+    with container(proc(top)) as pid:
+        assert bind(top, pid, path) == ""
+        assert len(mounts(pid, top)) == 1
+
+
+def test_a_container_without_a_procfs(top: Path) -> None:
+    (top / "proc/tty").mkdir()
+    (top / "proc/tty/drivers").touch()
+    with container() as pid:
+        assert "not a procfs" in bind(top, pid)
+        assert not mounts(pid, top)
+
+
+FAKES = {
+    "tmpfs": "mount -t tmpfs none '{top}/proc'; mkdir '{top}/proc/tty'; touch '{top}/proc/tty/drivers'",
+    "directory of the user's": "mount --bind '{top}/mine' '{top}/proc'",
+    "part of a procfs": "mount --bind /proc/$$/net '{top}/proc'",
+}
+
+
+@pytest.mark.parametrize("kind", FAKES)
+def test_other_file_systems(top: Path, kind: str) -> None:
+    (top / "mine/tty").mkdir(parents=True)
+    (top / "mine/tty/drivers").touch()
+    path = "/proc/dev" if kind == "part of a procfs" else PLACE
+    with container(FAKES[kind].replace("{top}", str(top))) as pid:
+        assert "not a procfs" in bind(top, pid, path)
+        assert len(mounts(pid, top)) == 1
+
+
+def test_a_mount_of_the_users_over_the_place(top: Path) -> None:
+    (top / "mine").touch()
+    with container(proc(top, f"mount --bind '{top}/mine' '{top}{PLACE}'")) as pid:
+        assert bind(top, pid).startswith(OtherMountError.__name__)
+        assert Path(f"/proc/{pid}/root{top}{PLACE}").read_text() == ""
+
+
+@pytest.mark.parametrize("target", ["/proc", "elsewhere", "/"])
+def test_proc_as_a_link(top: Path, target: str) -> None:
+    (top / "elsewhere").mkdir()
+    (top / "proc").rmdir()
+    (top / "proc").symlink_to(target)
+    with container(f"mount -t proc proc '{top}/elsewhere'") as pid:
+        assert "Not a directory" in bind(top, pid)
+        assert len(mounts(pid, top)) == 1
+
+
+@pytest.mark.parametrize(("path", "text"), [("/proc/self/exe", "Not a dir"), ("/proc/1/exe", "not a regular file")])
+def test_links_in_the_procfs(top: Path, path: str, text: str) -> None:
+    with container(proc(top)) as pid:
+        assert text in bind(top, pid, path)
+        assert len(mounts(pid, top)) == 1
+
+
+def test_a_procfs_that_others_share(top: Path) -> None:
+    with container(proc(top, f"mount --make-shared '{top}/proc'")) as pid:
+        assert "shared with other mount namespaces" in bind(top, pid)
+        assert len(mounts(pid, top)) == 1
+
+
+def test_a_source_that_is_gone(top: Path) -> None:
+    (top.parent / "params").unlink()
+    with container(proc(top)) as pid:
+        assert bind(top, pid) == "FileNotFoundError: No such file or directory"
+        assert len(mounts(pid, top)) == 1

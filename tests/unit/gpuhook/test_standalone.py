@@ -1,0 +1,138 @@
+"""The hook as the process that an engine starts without arguments: what it reads, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.standalone import bundle_of, edited
+from gpushim.errors import GpushimError
+from unit.gpuhook.sandbox import HOOK, TOP, container
+
+OURS = {"path": "/usr/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--rootfs", "/r"]}
+NVIDIAS = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"]}
+
+
+@pytest.fixture(scope="module")
+def pid() -> Iterator[int]:
+    with container() as made:
+        yield made
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle of a container that asks for a GPU, on a host that has none."""
+    (tmp_path / "b" / "rootfs").mkdir(parents=True)
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "config.toml").write_text(f'[driver]\nroot = "{tmp_path}/driver"\n[log]\nfile = "{tmp_path}/log"\n')
+    write(tmp_path / "b", "NVIDIA_VISIBLE_DEVICES=all")
+    return tmp_path / "b"
+
+
+def write(bundle: Path, *env: str, **members: Any) -> None:
+    process = {"args": ["true"], "env": list(env)}
+    (bundle / "config.json").write_text(json.dumps({"root": {"path": "rootfs"}, "process": process, **members}))
+
+
+def run(bundle: Path, state: dict[str, Any], **env: str) -> tuple[int, str]:
+    """Run the hook in the bundle as runc does; return its exit code and what it says."""
+    top = bundle.parent
+    settings = {"GPUSHIM_CONFIG": f"{top}/config.toml", "GPUSHIM_STATE": f"{top}/state", "PATH": "/usr/bin", **env}
+    text = json.dumps(state).encode()
+    done = subprocess.run([HOOK, "prestart"], input=text, capture_output=True, env=settings, cwd=bundle, timeout=60)
+    said = done.stderr.decode()
+    assert said.count("\n") == bool(done.returncode)
+    return done.returncode, said
+
+
+@pytest.mark.parametrize("key", ["bundle", "bundlePath", None])
+def test_the_bundle_is_found(bundle: Path, pid: int, key: str | None) -> None:
+    state = {"pid": pid, key: str(bundle)} if key else {"pid": pid}
+    code, said = run(bundle, state)
+    assert code == 12
+    assert "env NVIDIA_VISIBLE_DEVICES asks for GPUs: " in said
+
+
+def test_the_settings_are_the_engines(bundle: Path, pid: int) -> None:
+    code, said = run(bundle, {"pid": pid}, GPUSHIM_STATE="relative")
+    assert (code, "GPUSHIM_STATE" in said) == (15, True)
+
+
+@pytest.mark.parametrize("env", [[], ["NVIDIA_VISIBLE_DEVICES=void"], ["NVIDIA_VISIBLE_DEVICES="]])
+def test_without_a_request_nothing_happens(bundle: Path, pid: int, env: list[str]) -> None:
+    write(bundle, *env)
+    assert run(bundle, {"pid": pid}) == (0, "")
+    assert not list((bundle / "rootfs").iterdir())
+
+
+def test_what_policy_forbids_is_logged(bundle: Path, pid: int) -> None:
+    with (bundle.parent / "config.toml").open("a") as config:
+        config.write("[requests]\naccept-env-when-unprivileged = false\n")
+    assert run(bundle, {"pid": pid, "id": "c1"}) == (0, "")
+    (line,) = [json.loads(text) for text in (bundle.parent / "log").read_text().splitlines()]
+    assert (line["container"], line["msg"], line["by"]) == ("c1", "no GPU", "gpushim-hook")
+
+
+@pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
+def test_a_bundle_that_the_shim_edited_is_left_to_its_hook(bundle: Path, pid: int, stage: str) -> None:
+    write(bundle, "NVIDIA_VISIBLE_DEVICES=all", hooks={stage: [NVIDIAS, OURS]})
+    assert run(bundle, {"pid": pid}) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "text"),
+    [
+        (None, 14, "config.json"),
+        ("{", 14, "config.json"),
+        ("[]", 14, "is not a JSON object"),
+        ('{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}}', 14, "root.path"),
+        ('{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": "x"}}', 12, "asks for GPUs"),
+        ('{"process": {"env": ["NVIDIA_DRIVER_CAPABILITIES=x", "NVIDIA_VISIBLE_DEVICES=0"]}}', 10, "it may have"),
+        ('{"process": 5}', 14, "process"),
+        ('{"hooks": {"prestart": 5}}', 0, ""),
+    ],
+    ids=range(8),
+)
+def test_a_config_json_that_cannot_be_used(bundle: Path, pid: int, config: str | None, code: int, text: str) -> None:
+    (bundle / "config.json").unlink()
+    if config is not None:
+        (bundle / "config.json").write_text(config)
+    done, said = run(bundle, {"pid": pid})
+    assert done == code
+    assert text in said
+
+
+@pytest.mark.parametrize("path", [5, "relative", "/a\0b", ["/x"]])
+def test_a_state_with_an_odd_bundle(path: object) -> None:
+    with pytest.raises(GpushimError, match="no absolute path"):
+        bundle_of({"bundle": path})
+
+
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        *[None, [], 5, {}, {"prestart": None}, {"prestart": [None, 5, {}]}, {"prestart": [NVIDIAS]}],
+        {"poststop": [OURS]},
+        {"prestart": [{**OURS, "args": None}, {**OURS, "args": 5}]},
+        {"prestart": 5, "createRuntime": "x"},
+        {"prestart": [{**OURS, "path": "gpushim-hook"}]},
+    ],
+)
+def test_hooks_that_are_not_the_shims(hooks: object) -> None:
+    assert not edited({"hooks": hooks})
+
+
+def test_the_hooks_d_file() -> None:
+    """Podman refuses a file with an unknown member; a hook without a fixed environment could get an image's."""
+    file = json.loads((TOP / "hook/oci-hooks.d/99-gpushim.json").read_text())
+    assert file["version"] == "1.0.0"
+    assert file.keys() == {"version", "hook", "when", "stages"}
+    assert file["hook"].keys() == {"path", "args", "env", "timeout"}
+    assert file["hook"]["path"] == "/usr/bin/gpushim-hook"
+    assert file["hook"]["args"] == ["gpushim-hook", "prestart"]
+    assert file["hook"]["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
