@@ -13,6 +13,8 @@ import pytest
 from fakehost import Host, build, ci_cap, gi_cap
 from fakehost.client import ask
 
+pytestmark = pytest.mark.slow
+
 
 def uuids(seen: Any) -> list[str]:
     return [gpu["uuid"] for gpu in seen["gpus"]]

@@ -15,6 +15,8 @@ import pytest
 from fakehost import Host, build
 from fakehost.client import ask
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).resolve().parent
 
 

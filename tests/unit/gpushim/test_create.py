@@ -16,6 +16,8 @@ import fakehost
 from e2e import recorder
 from e2e.witness import settings
 
+pytestmark = pytest.mark.slow
+
 TOP = Path(__file__).parents[3]
 LAUNCHER = TOP / "bin" / "gpushim-runtime"
 CONFIG = TOP / "tests" / "data" / "docker-config.json"

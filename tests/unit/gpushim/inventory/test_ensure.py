@@ -15,6 +15,8 @@ from gpushim.errors import CONFIG, DRIVER, INVENTORY, GpushimError
 from gpushim.inventory import ensure
 from unit.gpushim.inventory.machine import Machine
 
+pytestmark = pytest.mark.slow
+
 
 def snapshot(machine: Machine) -> dict[str, Any]:
     return ensure.snapshot(machine.config, machine.state)

@@ -17,6 +17,8 @@ from gpushim.errors import CONFIG, DRIVER, INVENTORY, NOT_FOUND
 from gpushim.inventory import ensure
 from unit.gpushim.inventory.machine import Machine
 
+pytestmark = pytest.mark.slow
+
 
 def test_snapshot_is_complete_and_readable_by_all(machine: Machine) -> None:
     machine.build(1)
