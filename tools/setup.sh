@@ -12,7 +12,7 @@ packages="busybox-static gcc libc6-dev libc-bin mmdebstrap python3 python3-venv 
 case $what in
   demo) ;;
   # Without recommended packages docker.io brings no bridge firewall tools; its service does start.
-  test) packages="$packages containerd crun docker.io shellcheck strace" ;;
+  test) packages="$packages containerd crun docker.io podman shellcheck strace systemd" ;;
   *) echo "usage: tools/setup.sh demo|test" >&2 && exit 2 ;;
 esac
 

@@ -49,9 +49,16 @@ def inject(state: dict[str, Any]) -> None:
         return
     # Nodes come from the device root by themselves here, in a user namespace too.
     facts = {**create.facts(spec, directory), "userns": False}
-    planned, chosen = plan.plan(wanted, inventory, facts)
-    put(planned, spec, state["pid"], inventory["driver"]["dev-root"])
-    line |= {"gpus": chosen, "request": f"{wanted.source}={wanted.text}"[:1000]}
+    line["request"] = f"{wanted.source}={wanted.text}"[:1000]
+    try:
+        planned, line["gpus"] = plan.plan(wanted, inventory, facts)
+        if not inventory["policy"]["hook"]["device-rules"]:
+            planned = [edit for edit in planned if edit[0] != "rule"]
+            ignored.append("no device rules are written while [hook] device-rules is false")
+        put(planned, spec, state["pid"], inventory["driver"]["dev-root"])
+    except GpushimError as error:  # crun hands on the exit code of a hook, and nothing of what it says
+        create.record(inventory, {"level": "error", "msg": str(error), **line})
+        raise
     line["milliseconds"] = round((time.monotonic() - started) * 1000, 2)
     if ignored:
         line["ignored"] = ignored

@@ -14,6 +14,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
+from gpushim import stamp
 from gpushim.errors import CONFIG, FAILED, NOT_FOUND, GpushimError
 from gpushim.stamp import config_path as config_path  # shared with the create path
 
@@ -102,7 +103,7 @@ def _read(path: str) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise GpushimError(f"{path} is not a regular file", CONFIG)
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        if not stamp.trusted(status.st_uid) or status.st_mode & 0o022:
             raise GpushimError(
                 f"{path} cannot be trusted: user {status.st_uid} owns it, its mode is "
                 f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",

@@ -20,6 +20,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 VERSION_LIMIT = 256  # bytes of /proc/driver/nvidia/version; the module's version is in its first line
 DIRECTORY = 0o040000  # S_IFDIR
 FILE_TYPE = 0o170000  # S_IFMT
+_OVERFLOW = 65534  # /proc/sys/kernel/overflowuid, which nobody changes
 CONFIG_IDENTITY = 1  # where `current` has the facts about config.toml
 
 
@@ -85,6 +86,34 @@ def proc_dir(root: str) -> str:
     except OSError:
         return "/proc"
     return root + "/proc"
+
+
+def trusted(uid: int) -> bool:
+    """Say whether a file's owner is root, or who runs this.
+
+    In a user namespace the host's root appears as the overflow user (user_namespaces(7)), and so do all others who
+    have no place in it; but there nobody has more power than the user who runs this anyway.
+    """
+    return uid in (0, posix.geteuid()) or (uid == _OVERFLOW and in_user_namespace())
+
+
+def in_user_namespace() -> bool:
+    """Say whether this process is in a user namespace other than the host's."""
+    return (_text("/proc/self/uid_map", 256) or "").split() != ["0", "0", "4294967295"]
+
+
+def same_from_here(then: list[Any], now: list[Any]) -> bool:
+    """Compare facts without the owners of nodes, which look different in a user namespace.
+
+    Args:
+        then: what `current` returned, maybe on the host.
+        now: what it returns here.
+    """
+    return in_user_namespace() and _ownerless(then) == _ownerless(now)
+
+
+def _ownerless(facts: list[Any]) -> list[Any]:
+    return [*facts[:-1], [node and node[:2] for node in facts[-1]]]
 
 
 def _from_environment(name: bytes, default: str) -> str:

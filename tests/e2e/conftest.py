@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import engines, trees
+from e2e import engines, podman, trees
 from e2e.witness import Witness, settings
 
 RUNTIME = trees.TOP / "bin" / "gpushim-runtime"
@@ -75,23 +75,33 @@ def witness(gpu_host: fakehost.Host, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def docker(debian_tree: Path, gpushim_env: dict[str, str], witness: Witness) -> Iterator[engines.Docker]:
+def debian_image(debian_tree: Path) -> Path:
+    """An archive of the image `debian:local`."""
+    return trees.image(debian_tree, "debian:local", ["/bin/sh"])
+
+
+@pytest.fixture(scope="session")
+def podman_images(debian_image: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image store of Podman's with the image `localhost/debian:local`."""
+    return podman.store(tmp_path_factory.mktemp("podman") / "images", debian_image)
+
+
+@pytest.fixture(scope="session")
+def docker(debian_image: Path, gpushim_env: dict[str, str], witness: Witness) -> Iterator[engines.Docker]:
     """A dockerd with the runtimes `nvidia` and `witnessed` and the image `debian:local`."""
-    image = trees.image(debian_tree, "debian:local", ["/bin/sh"])
     with engines.dockerd({"nvidia": RUNTIME, "witnessed": witness.front}, env=gpushim_env) as engine:
-        engine.docker("load", f"--input={image}")
+        engine.docker("load", f"--input={debian_image}")
         yield engine
 
 
 @pytest.fixture(scope="session")
 def containerd(
-    debian_tree: Path, busybox_tree: Path, gpushim_env: dict[str, str], witness: Witness
+    debian_image: Path, busybox_tree: Path, gpushim_env: dict[str, str], witness: Witness
 ) -> Iterator[engines.Containerd]:
     """A containerd with the CRI handlers `nvidia` and `witnessed` and the image `debian:local`."""
-    image = trees.image(debian_tree, "debian:local", ["/bin/sh"])
     pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
     handlers = {"nvidia": RUNTIME, "witnessed": witness.front}
     with engines.containerd(handlers, pause="docker.io/library/pause:local", env=gpushim_env) as engine:
-        engine.load(image)
+        engine.load(debian_image)
         engine.load(pause)
         yield engine

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-import signal
 import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e import cri
+from e2e import cri, leftovers
+from e2e.leftovers import STOP_SECONDS, until
 
 # Absolute paths: a machine may carry other engines earlier on PATH.
 DOCKERD, DOCKER = "/usr/sbin/dockerd", "/usr/bin/docker"
 CONTAINERD, CTR = "/usr/bin/containerd", "/usr/bin/ctr"
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 READY_SECONDS = 40.0
-STOP_SECONDS = 30.0
 CALL_SECONDS = 120.0
 
 Done = subprocess.CompletedProcess[str]
@@ -54,56 +49,6 @@ def tail(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def _state() -> Iterator[Path]:
-    # Not pytest's own directory: a unix socket's path ends at 107 bytes.
-    state = Path(tempfile.mkdtemp(prefix="engine-", dir="/tmp"))
-    try:
-        yield state
-    finally:
-        left = [*_kill_all(state), *_unmount_all(state)]
-        shutil.rmtree(state)
-        assert not left, f"the engine left behind: {left}"
-
-
-def _named_by(state: Path) -> list[int]:
-    """List the processes with the state directory on their command line."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if entry.name.isdigit() and os.fsencode(state) in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
-
-
-def _kill_all(state: Path) -> list[str]:
-    left = []
-    for pid in _named_by(state):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            os.kill(pid, signal.SIGKILL)
-            left.append(f"process {pid}: {command}")
-    _until(lambda: not _named_by(state), STOP_SECONDS)
-    return left
-
-
-def _unmount_all(state: Path) -> list[str]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    points = [point for point in (line.split()[4] for line in lines) if point.startswith(f"{state}/")]
-    for point in reversed(points):
-        run(["/bin/umount", "--lazy", point], check=False)
-    return [f"mount {point}" for point in points]
-
-
-def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
-
-
-@contextlib.contextmanager
 def _daemon(command: list[str], log: Path, env: dict[str, str], ready: list[str]) -> Iterator[None]:
     """Run a daemon until the block ends; its log is printed if it does not come up."""
     with log.open("wb") as output:
@@ -111,7 +56,7 @@ def _daemon(command: list[str], log: Path, env: dict[str, str], ready: list[str]
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
         )
     try:
-        _until(lambda: process.poll() is not None or run(ready, check=False).returncode == 0, READY_SECONDS)
+        until(lambda: process.poll() is not None or run(ready, check=False).returncode == 0, READY_SECONDS)
         answered = process.poll() is None and run(ready, check=False).returncode == 0
         assert answered, f"{command[0]} does not come up:\n{tail(log)}"
         yield
@@ -148,25 +93,34 @@ class Docker:
 
 @contextlib.contextmanager
 def dockerd(
-    runtimes: dict[str, Path], *, env: dict[str, str] | None = None, path_dirs: tuple[Path, ...] = ()
+    runtimes: dict[str, Path],
+    *,
+    default: str = "runc",
+    env: dict[str, str] | None = None,
+    path_dirs: tuple[Path, ...] = (),
+    prefix: tuple[str, ...] = (),
 ) -> Iterator[Docker]:
     """Run a dockerd without networks.
 
     Args:
         runtimes: executable of each runtime, by the name that `--runtime` takes.
-        env: variables of the daemon, which the runtimes inherit.
+        default: name of the runtime that it takes by itself.
+        env: variables of the daemon, which runtimes and hooks inherit.
         path_dirs: directories put before the daemon's PATH.
+        prefix: command that executes the daemon, such as one that enters a namespace.
 
     Yields:
         The daemon, once it answers.
     """
-    with _state() as state:
+    with leftovers.state() as state:
         settings = {
             "data-root": str(state / "data"),
             "exec-root": str(state / "exec"),
             "pidfile": str(state / "docker.pid"),
             "hosts": [f"unix://{state}/docker.sock"],
             "bridge": "none",
+            "cgroup-parent": f"/{state.name}",
+            "default-runtime": default,
             "iptables": False,
             "ip6tables": False,
             "runtimes": {name: {"path": str(path)} for name, path in runtimes.items()},
@@ -175,7 +129,7 @@ def dockerd(
         path = ":".join([*map(str, path_dirs), SYSTEM_PATH])
         engine = Docker(state)
         ready = [DOCKER, f"--host=unix://{engine.socket}", "version"]
-        command = [DOCKERD, f"--config-file={state}/daemon.json"]
+        command = [*prefix, DOCKERD, f"--config-file={state}/daemon.json"]
         with _daemon(command, engine.log, {"PATH": path, **(env or {})}, ready):
             try:
                 yield engine
@@ -275,7 +229,7 @@ def containerd(runtimes: dict[str, Path], *, pause: str, env: dict[str, str] | N
     Yields:
         The daemon, once it answers.
     """
-    with _state() as state:
+    with leftovers.state() as state:
         config = CONTAINERD_CONFIG.format(state=state, pause=pause)
         for name, path in runtimes.items():
             config += HANDLER_CONFIG.format(name=name, path=path, state=state)

@@ -58,3 +58,11 @@ def refuses(message: str, host: Host, item: str) -> None:
     for gpu in host.gpus:
         assert gpu.uuid in message, message
     assert "Traceback" not in message
+
+
+def refused_in_log(env: dict[str, str]) -> str:
+    """Return the sentence of a refusal that is the last line of gpushim's log."""
+    *_, last = Path(env["GPUSHIM_CONFIG"]).with_name("gpushim.log").read_text().splitlines()
+    line = json.loads(last)
+    assert line["level"] == "error", line
+    return str(line["msg"])

@@ -87,6 +87,7 @@ def test_the_same_as_through_the_shim(pair: tuple[Bundle, Bundle], gpu_host: Hos
     shim, hook = json.loads(pair[0].run().stdout), json.loads(run(pair[1]).stdout)
     for part in ("nodes", "links", "files", "rules"):
         assert shim[part] == hook[part]
+    assert f"c {GPU_MAJOR}:{gpu_host.gpus[0].minor} rw\n" in hook["rules"]
     # What runc makes with mknod, a hook can only bind.
     nodes = {path for path in hook["nodes"] if "nvidia" in path}
     assert {path for path in hook["mounts"] if path in nodes} == nodes

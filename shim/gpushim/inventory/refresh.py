@@ -218,13 +218,15 @@ def _prepare(state: str) -> None:
     except FileExistsError:
         pass
     status = os.lstat(state)
-    if (
-        not stat.S_ISDIR(status.st_mode)
-        or status.st_uid not in (0, os.geteuid())
-        or status.st_mode & ensure.OTHERS_WRITE
-    ):
+    if not stat.S_ISDIR(status.st_mode) or not stamp.trusted(status.st_uid) or status.st_mode & ensure.OTHERS_WRITE:
         raise GpushimError(
             f"{state} cannot be trusted: it is not a directory that only root can write to; remove it",
+            INVENTORY,
+        )
+    if not os.access(state, os.W_OK):
+        raise GpushimError(
+            f"the snapshot in {state} is out of date, and this user may not renew it: run gpushim refresh as root, "
+            "or set GPUSHIM_STATE to a directory of your own",
             INVENTORY,
         )
 

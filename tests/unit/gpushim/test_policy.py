@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from gpushim import policy
 from gpushim.errors import CONFIG, NOT_FOUND, GpushimError
 
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "configuration.md"
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
@@ -32,20 +34,13 @@ def test_missing_file_means_defaults(config: Path) -> None:
     assert policy.load(str(config)) == policy.defaults()
 
 
-def test_defaults_are_those_of_the_documentation() -> None:
-    assert policy.defaults() == {
-        "driver": {"root": "/", "dev-root": "/"},
-        "runtime": {"low-level": ["runc", "crun"]},
-        "requests": {
-            "accept-env-when-unprivileged": True,
-            "accept-volume-mounts": False,
-            "swarm-variables": [],
-            "ignore-imex-channel-requests": False,
-            "disable-require": False,
-        },
-        "cdi": {"annotation-prefixes": ["cdi.k8s.io/"], "kind": "nvidia.com/gpu"},
-        "refresh": {"deadline-seconds": 20},
-        "log": {"file": "/var/log/gpushim.log", "format": "json", "level": "info"},
+def test_the_documentation_names_every_key_with_its_default(config: Path) -> None:
+    text = DOCUMENTATION.read_text().partition("```toml\n")[2].partition("```")[0]
+    config.write_text(text)
+    assert policy.load(str(config)) == policy.defaults()
+    documented = policy._parse(text.encode(), "the documentation")
+    assert {name: set(keys) for name, keys in documented.items()} == {
+        name: set(keys) for name, keys in policy.defaults().items()
     }
 
 
@@ -84,7 +79,7 @@ def test_accepted(config: Path, text: str, section: str, key: str, value: object
         ("[requests]\naccept-volume-mount = true", "did you mean requests.accept-volume-mounts?"),
         ("[request]\naccept-volume-mounts = true", "request is not a known key; did you mean requests?"),
         ("[driver]\nlow-level = []", "driver.low-level is not a known key; did you mean runtime.low-level?"),
-        ("zzz = 1", "zzz is not a known key; the sections are driver, runtime, requests, cdi, refresh, log"),
+        ("zzz = 1", "zzz is not a known key; the sections are driver, runtime, requests, cdi, hook, refresh, log"),
         ('"a\\nb" = 1', "a\\nb is not a known key"),
         ("driver = 1", "driver is 1, not a table"),
         ("[driver]\nroot = 1", "driver.root is 1, not a string"),

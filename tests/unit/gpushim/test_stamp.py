@@ -147,3 +147,29 @@ def test_imports_nothing_slow() -> None:
     shim = stamp.__file__.rpartition("/gpushim/")[0]
     done = subprocess.run([sys.executable, "-IS", "-c", code, shim], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+IDENTITY = "         0          0 4294967295\n"
+FACTS = ["boot", [1, 2], "535", [], [], None, [[195, 0o20666, 0, 44], None]]
+
+
+@pytest.mark.parametrize(("uid_map", "uid", "trusted"), [
+    (IDENTITY, 0, True),
+    (IDENTITY, 1234, False),
+    (IDENTITY, 65534, False),
+    ("0 1000 1\n", 65534, True),
+    ("0 1000 1\n", 1234, False),
+])  # fmt: skip
+def test_the_hosts_root_is_trusted_in_a_user_namespace_too(
+    monkeypatch: pytest.MonkeyPatch, uid_map: str, uid: int, trusted: bool
+) -> None:
+    monkeypatch.setattr(stamp, "_text", lambda path, limit: uid_map)
+    assert stamp.trusted(uid) is trusted
+
+
+@pytest.mark.parametrize(("uid_map", "same"), [(IDENTITY, False), ("0 1000 1\n", True)])
+def test_owners_count_only_on_the_host(monkeypatch: pytest.MonkeyPatch, uid_map: str, same: bool) -> None:
+    monkeypatch.setattr(stamp, "_text", lambda path, limit: uid_map)
+    here = [*FACTS[:-1], [[195, 0o20666, 65534, 65534], None]]
+    assert stamp.same_from_here(FACTS, here) is same
+    assert not stamp.same_from_here(FACTS, [*FACTS[:-1], [[195, 0o20600, 65534, 65534], None]])
