@@ -49,7 +49,7 @@ def users_podman(debian_image: Path, host: Host) -> Iterator[Podman]:
             shutil.copytree(TOP / name, state / "gpushim" / name, symlinks=True)
         (state / "settings").mkdir()
         environment = settings(state / "settings", host.root)
-        refresh = ["/usr/bin/python3", "-IB", state / "gpushim/shim/gpushim/stub.py", "refresh"]
+        refresh = ["/usr/bin/python3", "-IB", str(state / "gpushim/shim/gpushim/stub.py"), "refresh"]
         subprocess.run(refresh, env=environment, check=True, capture_output=True)
         log = state / "settings" / "gpushim.log"
         log.touch()
