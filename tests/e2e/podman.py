@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,10 @@ def store(directory: Path, archive: Path) -> Path:
     Returns:
         directory.
     """
-    command = [PODMAN, f"--root={directory}", f"--runroot={directory}.run", f"--tmpdir={directory}.tmp"]
-    run([*command, "--storage-driver=overlay", "load", "--quiet", f"--input={archive}"])
+    # Podman takes no run root whose path has more than 50 characters.
+    with tempfile.TemporaryDirectory(prefix="podman-", dir="/tmp") as scratch:
+        command = [PODMAN, f"--root={directory}", f"--runroot={scratch}/run", f"--tmpdir={scratch}/tmp"]
+        run([*command, "--storage-driver=overlay", "load", "--quiet", f"--input={archive}"])
     return directory
 
 
