@@ -3,7 +3,7 @@
 Whatever an odd image does not allow is skipped with a line in the log: the container starts all the same.
 
 Out of scope: arguments and state (prestart.py), how places are reached (rootfs.py), the cache's bytes
-(ldcache.py), which libcuda is to be used (compat.py), mounts over /proc (params.py).
+(ldcache.py), which libcuda is to be used (compat.py), mounts over /proc (cover.py).
 
 Hot path: builtin modules only; each directory is opened once.
 """
@@ -203,10 +203,11 @@ def finish(work: Work, options: Options, pid: int) -> None:
         work.configure(entries, posix.uname().machine, options.driver, options.cuda)
     if options.profile_mask:
         work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, options.profile_mask)
-    if options.params:
-        from gpuhook.params import PARAMS, bind  # not needed where the driver's own file says the same
+    if options.covers:
+        from gpuhook.cover import cover  # not needed where the container may see all that the host sees
 
-        work.attempt(PARAMS, bind, work.root, pid, options.params)
+        for source, path in options.covers:
+            work.attempt(path, cover, work.root, pid, source, path)
 
 
 def _folders(entries: list[tuple[bytes, bytes]]) -> list[bytes]:

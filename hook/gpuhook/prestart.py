@@ -1,7 +1,7 @@
 """The door of the hook: the container's state on stdin, everything else in the arguments.
 
     gpushim-hook prestart --rootfs DIR [--log FILE] [--lib SONAME=PATH]... [--link TARGET::PATH]...
-        [--driver VERSION] [--cuda VERSION] [--profile-mask MASK] [--params FILE]
+        [--driver VERSION] [--cuda VERSION] [--profile-mask MASK] [--cover SOURCE::PATH]...
 
 It runs in the host's namespaces when the container's mounts are done and its process waits, sees them
 through /proc/<pid>/root, and has finish.py make links, the loader's cache and its configuration ready.
@@ -49,10 +49,11 @@ class Options:
         GpushimError: one of them cannot be understood.
     """
 
-    __slots__ = ("cuda", "driver", "libs", "links", "log", "params", "profile_mask", "rootfs")
+    __slots__ = ("covers", "cuda", "driver", "libs", "links", "log", "profile_mask", "rootfs")
 
     def __init__(self, argv: list[str]) -> None:
-        self.rootfs = self.log = self.params = ""
+        self.rootfs = self.log = ""
+        self.covers: list[tuple[str, str]] = []  # path on the host, path in the container
         self.driver = self.cuda = ""  # versions of the host's, if a newer libcuda of the image's own may be used
         self.profile_mask = 0  # bit n: the container's displays may use the GPU with minor number n
         self.libs: list[tuple[str, str, str]] = []  # SONAME, directory, file name
@@ -64,8 +65,9 @@ class Options:
                 self.rootfs = value
             elif word == "--log" and value.startswith("/"):
                 self.log = value
-            elif word == "--params" and value.startswith("/"):
-                self.params = value
+            elif word == "--cover" and value.startswith("/") and "::/proc/" in value:
+                source, _, path = value.partition("::")
+                self.covers.append((source, path))
             elif word == "--driver":
                 self.driver = value
             elif word == "--cuda":
@@ -222,8 +224,8 @@ def run(argv: list[str]) -> None:
     elif verb not in ("poststart", "poststop"):
         raise GpushimError(
             "usage: gpushim-hook prestart|createRuntime [--rootfs DIR [--log FILE] [--lib SONAME=PATH]... "
-            "[--link TARGET::PATH]... [--driver VERSION] [--cuda VERSION] [--profile-mask MASK] [--params FILE]]  "
-            "(or poststart, poststop: nothing to do)",
+            "[--link TARGET::PATH]... [--driver VERSION] [--cuda VERSION] [--profile-mask MASK] "
+            "[--cover SOURCE::PATH]...]  (or poststart, poststop: nothing to do)",
             USAGE,
         )
 

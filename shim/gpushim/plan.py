@@ -187,5 +187,9 @@ def _hook(
         if granted:
             args += ["--profile-mask", hex(sum(1 << minor for minor in granted))]
     if driver["params"]:
-        args += ["--params", driver["params"]]
+        args += ["--cover", f"{driver['params']}::/proc/driver/nvidia/params"]
+    for gpu in inventory["gpus"]:
+        if gpu["node"] not in nodes:  # the container need not even read its UUID
+            name = gpu["pci"][4:] if gpu["pci"].startswith("0000") else gpu["pci"]  # as the kernel names it
+            args += ["--cover", f"{driver['empty']}::/proc/driver/nvidia/gpus/{name}"]
     return {"path": bundle["hook"], "args": args, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}

@@ -7,9 +7,10 @@ The snapshot is one JSON object, inventory.json in the state directory. All path
     inputs, stamp               what stamp.current looks at, and what it answered
     source                      "nvml", or "proc": whole GPUs only, because NVML could not be used
     notes                       sentences about what is not as it should be
-    driver                      {"version", "cuda", "root", "dev-root", "params"}; unknown versions are ""
+    driver                      {"version", "cuda", "root", "dev-root", "params", "empty"}; unknown versions are ""
                                 params: a file of the host that containers are to see instead of
                                 /proc/driver/nvidia/params; "" if that will do
+                                empty: an empty directory of the host
     error                       null, or {"sentence", "code"}: why this host cannot serve GPUs
     gpus                        [{"index", "uuid", "minor", "pci", "model", "brand", "arch", "mig", "node",
                                   "problem"}], problem: null, or a sentence

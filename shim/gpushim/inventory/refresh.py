@@ -120,7 +120,8 @@ def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], No
     found: dict[str, Any] = {"source": "proc", "cuda": "", "gpus": [], "mig": []}
     error = None
     version = procfs.module_version(proc)
-    params = f"{stamp.state_dir()}/params" if procfs.restricted_params(proc) else ""
+    state = stamp.state_dir()
+    covers = {"params": f"{state}/params" if procfs.restricted_params(proc) else "", "empty": f"{state}/empty"}
     try:
         _check_driver(version, root, proc)
         found = gpus.read(root, proc, version or "", notes, waiting)
@@ -132,7 +133,7 @@ def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], No
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "source": found["source"],
         "notes": notes,
-        "driver": {"version": version or "", "cuda": found["cuda"], "params": params, **settings["driver"]},
+        "driver": {"version": version or "", "cuda": found["cuda"], **covers, **settings["driver"]},
         "error": error,
         "gpus": found["gpus"],
         "mig": found["mig"],
@@ -235,6 +236,8 @@ def _publish(state: str, snapshot: dict[str, Any]) -> None:
     """Save a snapshot, and before it what launcher and hook read: a true snapshot means that those are true too."""
     _replace(state + "/runtime", snapshot["runtime"] + "\n")
     driver = snapshot["driver"]
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(driver["empty"], 0o555)
     if driver["params"]:
         _replace(driver["params"], procfs.restricted_params(stamp.proc_dir(driver["root"])))
     requests, cdi = snapshot["policy"]["requests"], snapshot["policy"]["cdi"]

@@ -112,4 +112,4 @@ def test_a_profile_of_the_image_gives_way(root: Path, pid: int) -> None:
 
 
 def test_a_host_file_for_a_container_without_the_drivers_procfs(root: Path, pid: int) -> None:
-    assert finish(root, pid, "--params", root.parent / "params") == ""
+    assert finish(root, pid, "--cover", f"{root.parent}/params::/proc/driver/nvidia/params") == ""

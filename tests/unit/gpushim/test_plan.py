@@ -16,6 +16,7 @@ DATA = Path(__file__).parents[2] / "data"
 UUIDS = [f"GPU-{i}1111111-1111-1111-1111-111111111111" for i in range(3)]
 LIBRARY = {"path": "/usr/lib/libcuda.so.5", "kind": "library", "soname": "libcuda.so.1", "links": ["a::/usr/lib/b"]}
 CAPS = "/dev/nvidia-caps/nvidia-cap"
+COVERS = {"params": "", "empty": "/e"}
 
 
 def gpu(index: int, minor: int, **changes: Any) -> dict[str, Any]:
@@ -38,7 +39,14 @@ def snapshot(**changes: Any) -> dict[str, Any]:
     return {
         "error": None,
         "notes": [],
-        "driver": {"version": "535.183.01", "cuda": "12.2", "root": "/", "dev-root": "/", "params": ""},
+        "driver": {
+            "version": "535.183.01",
+            "cuda": "12.2",
+            "root": "/",
+            "dev-root": "/",
+            "params": "",
+            "empty": "/e",
+        },
         "gpus": [gpu(0, 1), gpu(1, 2), gpu(2, 0, mig=True)],
         "mig": [{**instance, "nodes": [CAPS + "12", CAPS + "13"]}],
         "nodes": node,
@@ -153,11 +161,27 @@ def test_a_driver_root_is_the_source_but_not_the_destination() -> None:
     assert by_destination["/usr/bin/nvidia-smi"] == "/run/nvidia/driver/usr/bin/nvidia-smi"
 
 
+def without_gpus(args: list[str]) -> list[str]:
+    """The hook's arguments but those that cover the directories of GPUs."""
+    gone = [n for n, word in enumerate(args) if "/gpus/" in word]
+    return [word for n, word in enumerate(args) if n not in gone and n + 1 not in gone]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "hidden"),
+    [("0", ["01", "02"]), ("all", []), ("none", ["00", "01", "02"]), ("2:0", ["00", "01"])],
+)
+def test_the_directories_of_other_gpus_are_covered(wanted: str, hidden: list[str]) -> None:
+    (hook,) = decide(f"NVIDIA_VISIBLE_DEVICES={wanted}")["hook"]
+    covers = [word for word in hook["args"] if "/gpus/" in word]
+    assert covers == [f"/e::/proc/driver/nvidia/gpus/0000:{bus}:00.0" for bus in hidden]
+
+
 def test_the_hook_gets_all_it_needs_in_its_arguments() -> None:
     (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0")["hook"]
     assert hook["path"] == "/usr/bin/gpushim-hook"
     assert hook["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
-    assert hook["args"] == [
+    assert without_gpus(hook["args"]) == [
         *("gpushim-hook", "prestart", "--rootfs", "/b/rootfs", "--log", "/var/log/g.log"),
         *("--lib", "libcuda.so.1=/usr/lib/libcuda.so.5", "--link", "a::/usr/lib/b"),
         *("--driver", "535.183.01", "--cuda", "12.2"),
@@ -174,7 +198,7 @@ def test_the_hook_gets_all_it_needs_in_its_arguments() -> None:
         (
             ["NVIDIA_DRIVER_CAPABILITIES=utility"],
             {"params": "/run/gpushim/params"},
-            ["--params", "/run/gpushim/params"],
+            ["--cover", "/run/gpushim/params::/proc/driver/nvidia/params"],
         ),
         (["NVIDIA_DRIVER_CAPABILITIES=graphics"], {}, ["--profile-mask", "0x2"]),
         (["NVIDIA_DRIVER_CAPABILITIES=display", "NVIDIA_VISIBLE_DEVICES=0,1"], {}, ["--profile-mask", "0x6"]),
@@ -186,7 +210,7 @@ def test_the_hook_is_told_of_more_than_libraries(env: list[str], driver: dict[st
     inventory = snapshot(files={})
     inventory["driver"].update(driver)
     (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", *env, inventory=inventory)["hook"]
-    assert hook["args"][6:] == words
+    assert without_gpus(hook["args"][6:]) == words
 
 
 @pytest.mark.parametrize(("minor", "words"), [(63, ["--profile-mask", "0x8000000000000000"]), (64, [])])

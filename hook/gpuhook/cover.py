@@ -1,11 +1,11 @@
-"""Put a file of the host over /proc/driver/nvidia/params of a container.
+"""Put files and directories of the host over places of a container's procfs.
 
-The file says ModifyDeviceFiles: 0, so that NVIDIA's libraries inside make and change no device nodes; refresh
-prepares it where the real one says 1. The place must be what it seems: a file of a whole procfs, reached without
-links, which no other mount namespace shares. In a container without it there is nothing to hide.
+Over /proc/driver/nvidia/params goes a file that says ModifyDeviceFiles: 0, so that NVIDIA's libraries inside make
+and change no device nodes; over the directories of GPUs that the container was not given, an empty directory. The
+place must be what it seems: one of a whole procfs, reached without links, which no other mount namespace shares.
+Where there is no such place there is nothing to hide.
 
-Out of scope: the file's text (gpushim.inventory), the system calls (mounts.py), and limiting what
-/proc/driver/nvidia/gpus lists.
+Out of scope: what covers what (gpushim.plan), the sources (gpushim.inventory), the system calls (mounts.py).
 
 Hot path: builtin modules only until there is something to mount.
 """
@@ -15,29 +15,29 @@ from __future__ import annotations
 import posix
 from errno import EINVAL
 
-from gpuhook.walk import PLACE, OtherMountError, mount_id
+from gpuhook.walk import DIRECTORY, PLACE, TYPE, OtherMountError, mount_id
 from gpushim.errors import ROOTFS, GpushimError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.rootfs import Rootfs
 
-PARAMS = "/proc/driver/nvidia/params"
 MOUNTINFO_LIMIT = 64 << 20  # bytes; the kernel allows 100 000 mounts in a namespace
 OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 
 
-def bind(root: Rootfs, pid: int, source: str, path: str = PARAMS) -> None:
-    """Mount a file over the container's, once.
+def cover(root: Rootfs, pid: int, source: str, path: str) -> None:
+    """Mount a file or directory of the host over the container's, once.
 
     Args:
         root: the container's rootfs.
         pid: the container's process.
-        source: path of the file on the host, trusted.
-        path: of the file in the container, below the directory where its procfs is mounted.
+        source: path on the host, trusted.
+        path: in the container, below the directory where its procfs is mounted.
 
     Raises:
-        OSError: there is no such source, or the place is a link, or lies on another mount than the procfs.
+        OSError: there is no such source, or the place is a link or of another kind, or lies on another mount than
+            the procfs.
         GpushimError: it is not a procfs, or its mounts are shared with others, or the kernel refuses.
     """
     fds: list[int] = []
@@ -50,6 +50,9 @@ def bind(root: Rootfs, pid: int, source: str, path: str = PARAMS) -> None:
         proc, place, ours = fds[0], fds[-2], fds[-1]
         if _identity(place) == _identity(ours):
             return  # from the first time
+        kind = posix.fstat(ours).st_mode & TYPE
+        if posix.fstat(place).st_mode & TYPE != kind:
+            raise OSError(EINVAL, f"is not a {'directory' if kind == DIRECTORY else 'regular file'}")
         if mount_id(place) != mount_id(proc):
             raise OtherMountError(path)
         _check_procfs(mount_id(proc), pid)
@@ -67,8 +70,6 @@ def _open_each(top: int, names: list[str], fds: list[int]) -> None:
     for name in names[:-1]:
         fds.append(posix.open(name, PLACE | posix.O_DIRECTORY, dir_fd=fds[-1] if fds else top))
     fds.append(posix.open(names[-1], PLACE, dir_fd=fds[-1]))
-    if posix.fstat(fds[-1]).st_mode & 0o170000 != 0o100000:  # S_IFMT, S_IFREG
-        raise OSError(EINVAL, "is not a regular file")
 
 
 def _identity(fd: int) -> tuple[int, int]:

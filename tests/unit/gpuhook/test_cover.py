@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook import params
+from gpuhook import cover
 from gpuhook.rootfs import Rootfs
 from gpuhook.walk import OtherMountError
 from gpushim.errors import GpushimError
@@ -25,6 +25,7 @@ TEXT = "ModifyDeviceFiles: 0\n"
 def top(tmp_path: Path) -> Path:
     (tmp_path / "root/proc").mkdir(parents=True)
     (tmp_path / "params").write_text(TEXT)
+    (tmp_path / "empty").mkdir()
     return tmp_path / "root"
 
 
@@ -32,7 +33,7 @@ def proc(top: Path, more: str = "") -> str:
     return f"mount -t proc proc '{top}/proc'; {more}"
 
 
-def bind(top: Path, pid: int, path: str = PLACE, times: int = 1) -> str:
+def bind(top: Path, pid: int, path: str = PLACE, times: int = 1, source: str = "params") -> str:
     """Bind as the hook does, in a process of its own; returns the trouble, "" if there is none."""
 
     def work() -> str:
@@ -41,7 +42,7 @@ def bind(top: Path, pid: int, path: str = PLACE, times: int = 1) -> str:
         said = ""
         try:
             for _ in range(times):
-                params.bind(root, pid, str(top.parent / "params"), path)
+                cover.cover(root, pid, str(top.parent / source), path)
         except (OSError, GpushimError) as error:
             said = f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"
         os.close(root.fd)
@@ -71,6 +72,21 @@ def test_the_container_sees_the_hosts_file_read_only(top: Path) -> None:
         assert mount[6] == "-"  # not shared with anybody
     assert Path("/proc/self/mountinfo").read_text() == host
     assert Path(PLACE).read_text() != TEXT
+
+
+def test_a_directory_is_emptied(top: Path) -> None:
+    with container(proc(top)) as pid:
+        place = Path(f"/proc/{pid}/root{top}/proc/tty/driver")
+        assert bind(top, pid, "/proc/tty/driver", times=2, source="empty") == ""
+        assert os.listdir(place) == []
+        assert len(mounts(pid, top)) == 2
+
+
+@pytest.mark.parametrize(("path", "source"), [("/proc/tty/drivers", "empty"), ("/proc/tty/driver", "params")])
+def test_a_place_of_another_kind(top: Path, path: str, source: str) -> None:
+    with container(proc(top)) as pid:
+        assert "is not a" in bind(top, pid, path, source=source)
+        assert len(mounts(pid, top)) == 1
 
 
 def test_a_second_time_changes_nothing(top: Path) -> None:
