@@ -16,7 +16,6 @@ DATA = Path(__file__).parents[2] / "data"
 UUIDS = [f"GPU-{i}1111111-1111-1111-1111-111111111111" for i in range(3)]
 LIBRARY = {"path": "/usr/lib/libcuda.so.5", "kind": "library", "soname": "libcuda.so.1", "links": ["a::/usr/lib/b"]}
 CAPS = "/dev/nvidia-caps/nvidia-cap"
-COVERS = {"params": "", "empty": "/e"}
 
 
 def gpu(index: int, minor: int, **changes: Any) -> dict[str, Any]:
