@@ -1,0 +1,200 @@
+"""What tests of hostile images share: the trap, the canary it is after, and the proof that nothing came of it.
+
+The canary is a tree of the host outside the root file system, with a token in each file. The runtime runs in a
+mount namespace that shares its mounts with nobody else, so that what it and the hook leave mounted can be told from
+what other tests mount. Every image is run by both appliers of a plan: the shim, and the hook alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from e2e.bundles import Bundle
+from e2e.expect import PROBE
+from e2e.trees import TOP
+from e2e.witness import RUNC
+from fakehost import Host
+
+HOOK = TOP / "bin" / "nvidia-container-runtime-hook"
+LIBS = "usr/lib/x86_64-linux-gnu"
+WAYS = ("shim", "hook")
+# A leaked mount shows in the namespace itself only where mounts propagate, as they do on a host with systemd.
+SHARED = """
+mount --make-rshared /
+cat /proc/self/mountinfo >"$0/before"
+"$@" || code=$?
+cat /proc/self/mountinfo >"$0/after"
+exit ${code:-0}
+"""
+NO_FILE = ("directory", "character special file", "symbolic link")
+HOSTS = ["/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/sbin/ldconfig", "/usr/sbin/runc"]
+HOSTS += ["/usr/bin/python3", str(TOP / "bin")]
+# What a container sees, in words that need nothing of the image: mounts, what is on them, its fds, and the token in
+# whatever is younger than the trap.
+LOOK = """
+b=/busybox
+$b cat /proc/self/mountinfo
+echo -- identities
+while read -r _ _ _ _ place _; do $b stat -c '%d:%i %F %n' "$place"; done </proc/self/mountinfo
+echo -- fds
+$b ls -l /proc/$$/fd
+echo -- token
+$b find / '(' -path /proc -o -path /sys -o -path /dev ')' -prune -o -type f -newer $b -exec $b grep -lF TOKEN '{}' +
+echo -- end
+"""
+
+
+def snapshot(*tops: str) -> dict[str, object]:
+    """Say what is below some directories: names, contents, owners and times."""
+    found: dict[str, object] = {}
+    for top in map(Path, map(os.path.realpath, tops)):
+        for path in sorted([top, *top.rglob("*")]):
+            status = path.lstat()
+            facts: list[object] = [status.st_mode, status.st_uid, status.st_gid, status.st_ino, status.st_mtime_ns]
+            if path.is_symlink():
+                facts.append(path.readlink())
+            elif path.is_file():
+                facts.append(digest(str(path), status.st_dev, status.st_ino, status.st_ctime_ns))
+            found[str(path)] = facts
+    return found
+
+
+@functools.cache
+def digest(path: str, *identity: int) -> str:
+    """Hash a file, once for each ctime: nobody can set that back."""
+    del identity
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+class Trap:
+    """An image that is about to be run, and the canary that it is after.
+
+    Args:
+        work: empty directory.
+        root: the image's files.
+        env: the engine's environment.
+        way: who applies the plan, of WAYS.
+    """
+
+    def __init__(self, work: Path, root: Path, env: dict[str, str], way: str = "shim") -> None:
+        self.root, self.work, self.way, self.canary = root, work, way, work / "canary"
+        shutil.copyfile("/bin/busybox", root / "busybox")  # static: it runs whatever the image has lost
+        (root / "busybox").chmod(0o755)
+        self.watched = [str(self.canary), *HOSTS]
+        self.token = secrets.token_hex(16)
+        (self.canary / "etc/ld.so.conf.d").mkdir(parents=True)
+        (self.canary / "lib").mkdir()
+        for name in ("secret", "x", "etc/passwd", "etc/ld.so.conf"):
+            (self.canary / name).write_text(f"the host's own {name}, {self.token}\n")
+        shutil.copy2("/etc/ld.so.cache", self.canary / "etc/ld.so.cache")
+        prefix = ("/usr/bin/unshare", "--mount", "--propagation=private", "/bin/sh", "-c", SHARED, str(work))
+        self.bundle = Bundle(work / "bundle", root, env, prefix)
+
+    def up(self, inside: str) -> str:
+        """The canary's path by as many steps up as lead out of any root."""
+        return "../" * 40 + str(self.canary / inside)[1:]
+
+    def link(self, name: str, target: object) -> None:
+        """Put a link into the image, in the place of what is there."""
+        place = self.root / name
+        self.remove(name)
+        place.symlink_to(str(target))
+
+    def remove(self, name: str) -> None:
+        """Make place for something else, with the directories above it."""
+        place = self.root / name
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        place.unlink(missing_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put a file into the image, in the place of what is there."""
+        self.remove(name)
+        (self.root / name).write_bytes(data)
+
+    def ask(self, *env: str, args: list[str], before: tuple[dict[str, Any], ...] = (), **members: Any) -> None:
+        """Write config.json as an engine does for the shim, or for the hook; `before` are hooks that come first."""
+        hooks = list(before)
+        if self.way == "hook":
+            variables = [f"{key}={value}" for key, value in self.bundle.env.items()]
+            hooks.append({"path": str(HOOK), "args": [HOOK.name, "prestart"], "env": ["PATH=/usr/bin", *variables]})
+        self.bundle.ask(*env, args=args, **{"hooks": {"prestart": hooks}, **members})
+
+    def look(self, *env: str, **members: Any) -> None:
+        """Ask for a container that looks around."""
+        script = LOOK.replace("TOKEN", self.token)
+        self.ask(*env, args=["/busybox", "sh", "-c", script], **members)
+
+    def run(self, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run the container with the runtime that belongs to the way."""
+        if self.way == "shim":
+            return self.bundle.run(check=False, **options)
+        state = [f"--root={self.bundle.directory}/plain", "--log", str(self.bundle.log), "--log-format", "json"]
+        command = [*self.bundle.prefix, RUNC, *state, "run", "--bundle", str(self.bundle.directory), self.bundle.id]
+        options = {"env": self.bundle.env, "stdin": subprocess.DEVNULL, "timeout": 60, **options}
+        return subprocess.run(command, check=False, capture_output=True, text=True, **options)
+
+    @contextlib.contextmanager
+    def harmless(self, host: Host) -> Iterator[None]:
+        """Assert that the block changes nothing of the host and leaves nothing mounted."""
+        before = snapshot(host.root, *self.watched)
+        yield
+        assert snapshot(host.root, *self.watched) == before
+        had, has = (set((self.work / name).read_text().splitlines()) for name in ("before", "after"))
+        assert not has - had
+        # Other tests remove mount points meanwhile; with its directory a mount goes from every namespace.
+        assert not [line for line in had - has if os.path.lexists(line.split()[4])]
+
+    def saw_nothing(self, done: subprocess.CompletedProcess[str], host: Host) -> None:
+        """Assert that a container which ran, with `look`, has the driver's files and nothing else of the host."""
+        parts = done.stdout.split("\n-- ")
+        assert len(parts) == 5, f"{done.returncode}: {done.stdout}{done.stderr}"
+        mounts, identities, fds, token, _ = parts
+        lines = [line.split() for line in mounts.splitlines()]
+        assert sum(host.driver in line[3] for line in lines) > 5, mounts
+        # The root of each mount in its file system: of the canary's, nothing but what belongs to the container.
+        system, _ = place_in_system(self.canary)
+        given = [place_in_system(Path(path)) for path in (host.root, PROBE, self.root, self.work / "volume")]
+        own = tuple(place for where, place in given if where == system)
+        assert all(line[3].startswith(own) for line in lines if line[2] == system), mounts
+        ours = {identity(path) for path in [str(PROBE), *map(str, Path(host.root).rglob("*"))]}
+        for words in [line.split(" ", 1) for line in identities.splitlines()[1:]]:
+            kind, _, place = words[1].rpartition(" ")  # what is on /proc is of runc's masks; links come in races
+            assert words[0] in ours or kind in NO_FILE or place.startswith("/proc/"), words
+        assert token.splitlines() == ["token"]
+        names = [line.split() for line in fds.splitlines()[1:] if "->" in line]
+        assert {words[words.index("->") - 1] for words in names} <= {"0", "1", "2"}, fds
+
+    def refused(self, done: subprocess.CompletedProcess[str]) -> str:
+        """Assert that a container which did not run was refused with a reason, and return that."""
+        assert done.returncode
+        assert "Traceback" not in done.stderr
+        assert "internal error" not in done.stderr
+        assert isinstance(self.bundle.spec, dict)
+        logged = [json.loads(line) for line in self.bundle.log.read_text().splitlines()]
+        reason = [line["msg"] for line in logged if line["level"] in ("error", "fatal")][-1]
+        return f"{reason}\n{done.stderr}"
+
+
+def place_in_system(path: Path) -> tuple[str, str]:
+    """Return a file system's major:minor and the place of a path in it, as mountinfo has them (proc(5))."""
+    top = next(above for above in [path, *path.parents] if above.is_mount())
+    device = top.stat().st_dev
+    return f"{os.major(device)}:{os.minor(device)}", "/" + "/".join(path.relative_to(top).parts)
+
+
+def identity(path: str) -> str:
+    """Name a file as busybox's stat does in LOOK."""
+    facts = os.lstat(path)
+    return f"{facts.st_dev}:{facts.st_ino}"

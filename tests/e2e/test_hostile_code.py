@@ -1,0 +1,175 @@
+"""Code in hostile images under the real runc: no process of the host runs it, led there by variables or by names.
+
+T-23266 and T-0136 are named for CVEs, P-1 to P-9 for the ways in which Python software repeats such things: PATH in a
+first line, the working directory on sys.path, variables, names of programs, imports and name services inside an
+image, helpers that its loader starts, paths looked up twice, open files.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from e2e.hostile import LIBS, WAYS, Trap
+from e2e.trees import TOP
+from fakehost import Host
+
+# Every variable by which a dynamic program, a shell or Python can be led to foreign code.
+VARIABLES = {
+    "/proc/self/cwd/poc.so": ["LD_PRELOAD", "LD_AUDIT"],
+    "/proc/self/cwd": ["LD_LIBRARY_PATH", "GCONV_PATH", "LOCPATH", "NLSPATH", "HOME", "TMPDIR", "PYTHONHOME",
+                       "PYTHONPATH", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX", "XDG_CONFIG_HOME", "PERL5LIB"],
+    "/proc/self/cwd/trap.py": ["PYTHONSTARTUP"],
+    "/proc/self/cwd/trap.sh": ["BASH_ENV", "ENV"],
+    "/proc/self/cwd/traps": ["PATH"],
+    "glibc.malloc.check=3": ["GLIBC_TUNABLES"],
+    "traps": ["PYTHONPLATLIBDIR"],
+    "os.trap": ["PYTHONBREAKPOINT"],
+    "error::os.Trap": ["PYTHONWARNINGS"],
+    "1": ["PYTHONINSPECT", "PYTHONVERBOSE", "SHELLOPTS", "IFS", "GPUSHIM_CONFIG", "GPUSHIM_STATE"],
+}  # fmt: skip
+PROGRAMS = ("python3", "sh", "grep", "runc", "ldconfig", "ldconfig.real", "env", "mount")
+MODULES = ("json", "os", "posix", "sitecustomize", "encodings/__init__", "site", "trap", "gpuhook/__init__", "stub")
+
+
+@pytest.fixture(params=WAYS)
+def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Trap:
+    """A Debian image to lay traps in."""
+    return Trap(tmp_path, debian_root, gpushim_env, request.param)
+
+
+@pytest.fixture
+def marker(trap: Trap) -> Path:
+    """What an image's code makes when a process of the host runs it: the image is full of such code."""
+    arm(trap.root, trap.work / "owned")
+    return trap.work / "owned"
+
+
+def library(path: Path, marker: Path) -> None:
+    """Compile one whose constructor makes the marker."""
+    command = ["/usr/bin/gcc", "-shared", "-fPIC", f'-DMARKER="{marker}"', "-o", str(path)]
+    subprocess.run([*command, str(Path(__file__).with_name("poc.c"))], check=True)
+
+
+def arm(root: Path, marker: Path) -> None:
+    """Fill an image with code that makes the marker when a process of the host runs it."""
+    library(root / "poc.so", marker)
+    python = f"import _io\ntry: _io.open({str(marker)!r}, 'w')\nexcept OSError: pass\n"
+    for name in (*MODULES, "gpushim/__init__", "lib/python3.11/os", "traps/python3.11/os"):
+        (root / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        (root / f"{name}.py").write_text(python)
+    shell = f"#!/bin/sh\n: >{marker}\n"
+    for name in ("trap.sh", *(f"traps/{program}" for program in PROGRAMS)):
+        (root / name).write_text(shell)
+        (root / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(("value", "names"), VARIABLES.items(), ids=VARIABLES.keys())
+def test_no_variable_reaches_a_process_of_the_host(
+    trap: Trap, gpu_host: Host, marker: Path, value: str, names: list[str]
+) -> None:
+    """T-23266, P-1, P-3."""
+    env = [f"{name}={value}" for name in names]
+    trap.ask("NVIDIA_VISIBLE_DEVICES=0", *env, args=["/busybox", "env"])
+    with trap.harmless(gpu_host):
+        done = trap.run()
+    assert not marker.exists()
+    assert done.returncode == 0, done.stderr
+    assert set(env) <= set(done.stdout.splitlines())
+
+
+def test_an_engine_that_gives_its_hooks_no_environment(trap: Trap, gpu_host: Host, marker: Path) -> None:
+    """T-23266: some runtimes run such a hook with the container's."""
+    env = [f"{name}={value}" for value, names in VARIABLES.items() for name in names if "PRELOAD" in name]
+    trap.ask("NVIDIA_VISIBLE_DEVICES=0", *env, args=["/busybox", "ls", "/dev"])
+    spec = trap.bundle.spec
+    for hook in spec["hooks"]["prestart"]:
+        del hook["env"]
+    trap.bundle.ask("NVIDIA_VISIBLE_DEVICES=0", *env, args=["/busybox", "ls", "/dev"], hooks=spec["hooks"])
+    with trap.harmless(gpu_host):
+        done = trap.run()
+    assert f"nvidia{gpu_host.gpus[0].minor}" in done.stdout.split(), done.stderr
+    assert not marker.exists()
+
+
+def test_the_traps_would_work(trap: Trap, marker: Path) -> None:
+    for entry in ("LD_PRELOAD=/proc/self/cwd/poc.so", "LD_AUDIT=/proc/self/cwd/poc.so", "PYTHONPATH=/proc/self/cwd"):
+        name, _, value = entry.partition("=")
+        subprocess.run(["/usr/bin/python3", "-c", "import trap"], env={name: value}, cwd=trap.root, check=False)
+        assert marker.exists(), entry
+        marker.unlink()
+
+
+def test_the_working_directory_may_be_the_image(trap: Trap, gpu_host: Host, marker: Path) -> None:
+    """P-2."""
+    trap.ask("NVIDIA_VISIBLE_DEVICES=1", args=["/busybox", "ls", "/dev"])
+    with trap.harmless(gpu_host):
+        done = trap.run(cwd=trap.root)
+    assert f"nvidia{gpu_host.gpus[1].minor}" in done.stdout.split()
+    assert not marker.exists()
+
+
+def test_programs_and_libraries_of_the_image(trap: Trap, gpu_host: Host, marker: Path) -> None:
+    """T-0136, P-4 to P-7: an ldconfig, shells, a Python, and libraries of the loader and the name services."""
+    script = (trap.root / "traps/sh").read_bytes().replace(b"/bin/sh", b"/busybox sh")
+    for folder, name in itertools.product(("usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin"), PROGRAMS):
+        trap.write(f"{folder}/{name}", script)
+        (trap.root / folder / name).chmod(0o755)
+    for name in ("libnss_files.so.2", "libc.so.6", "libffi.so.8", "gconv/UTF-16.so", "ld-linux-x86-64.so.2"):
+        trap.write(f"{LIBS}/{name}", (trap.root / "poc.so").read_bytes())
+    for path in Path(os.path.realpath("/usr/lib/python3.11")).glob("*.py"):
+        trap.write(str(path)[1:], (trap.root / "os.py").read_bytes())
+    trap.look("NVIDIA_VISIBLE_DEVICES=all")
+    with trap.harmless(gpu_host):
+        done = trap.run()
+    trap.saw_nothing(done, gpu_host)
+    assert not marker.exists()
+
+
+def test_open_files_of_the_engine(trap: Trap, gpu_host: Host) -> None:
+    """P-9: the container has none of them, whoever forgot to close them (saw_nothing looks at its own)."""
+    roots = [os.open("/", os.O_RDONLY) for _ in range(20)]
+    trap.look("NVIDIA_VISIBLE_DEVICES=all")
+    with trap.harmless(gpu_host):
+        done = trap.run(pass_fds=roots)
+    for root in roots:
+        os.close(root)
+    trap.saw_nothing(done, gpu_host)
+
+
+@pytest.mark.parametrize("name", ["bin/gpushim-hook", "shim/gpushim/launcher", "bin/gpushim"])
+def test_no_program_finds_its_interpreter_by_a_name(name: str) -> None:
+    """P-1."""
+    words = (TOP / name).read_bytes().splitlines()[0].split()
+    assert words[0].startswith(b"#!/")
+    assert not words[0].endswith(b"/env")
+
+
+@pytest.mark.parametrize("flags", [["-B"], ["-S"], ["-E"]])
+def test_the_hook_refuses_a_python_that_listens_to_its_caller(flags: list[str]) -> None:
+    """P-2, P-3."""
+    command = ["/usr/bin/python3", *flags, str(TOP / "bin/gpushim-hook"), "prestart"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode
+    assert "caller's environment" in done.stderr
+
+
+FORBIDDEN = ("subprocess", "os", "pathlib", "shutil", "tempfile", "glob", "pwd", "grp", "socket", "locale")
+STARTS = ("exec", "spawn", "posix_spawn", "fork", "system", "popen")
+
+
+@pytest.mark.parametrize("path", sorted((TOP / "hook/gpuhook").glob("*.py")), ids=lambda path: path.name)
+def test_the_hook_starts_nothing_and_uses_no_path_twice(path: Path) -> None:
+    """T-0135, P-4, P-6, P-8: not by what it imports, nor by what it calls."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not {alias.name.partition(".")[0] for alias in node.names} & set(FORBIDDEN)
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").partition(".")[0] not in FORBIDDEN
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "posix":
+            assert not node.attr.startswith(STARTS)

@@ -1,0 +1,187 @@
+"""Images whose files change while the hook is at work, under the real runc (T-23359, T-24260).
+
+Somebody exchanges a directory or a file with a link to the canary or to a volume: as fast as possible, or in each
+window between two system calls of the hook. It begins when runc's own mounts are made: what runc does before is
+runc's. GPUSHIM_RACE_SECONDS says for how long the races go on, for each applier of a plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.hostile import LIBS, WAYS, Trap
+from fakehost import Host
+from unit.gpuhook.sandbox import exchange, until
+
+SECONDS = float(os.environ.get("GPUSHIM_RACE_SECONDS", "4"))
+WINDOW, LAUNCHER = (Path(__file__).with_name(name) for name in ("window.py", "nosyscalls.py"))
+COMPAT = "usr/local/cuda/compat"
+DIRECTORIES = ["etc", "etc/ld.so.conf.d", "usr", "usr/lib", LIBS, "usr/bin", COMPAT, "run", "dev", "usr/share"]
+FILES = ["etc/ld.so.cache", "etc/ld.so.conf", f"{LIBS}/libcuda.so.{{0.driver}}", "usr/bin/nvidia-smi"]
+PLACES = DIRECTORIES + FILES
+LINKS = ("{canary}/{inside}", "{up}", "/volume/{inside}")
+ENV = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
+
+
+class Race:
+    """An image of few files, made anew for each run, and a volume of the user's.
+
+    Args:
+        tree: of a Debian.
+        work: absent directory.
+        env: the engine's environment.
+        way: who applies the plan.
+    """
+
+    def __init__(self, tree: Path, work: Path, env: dict[str, str], way: str) -> None:
+        self.tree, self.work, self.volume = tree, work, work / "volume"
+        (work / "root").mkdir(parents=True)
+        self.trap = Trap(work, work / "root", env, way)
+        for name in ("etc/ld.so.conf.d", "lib"):
+            (self.volume / name).mkdir(parents=True)
+        self.trap.watched.append(str(self.volume))
+
+    def lay(self, place: str, link: str, host: Host) -> tuple[Path, Path]:
+        """Make the image anew; return the place in it, and beside that the link that is to have its name."""
+        root = self.trap.root
+        for path in root.iterdir():
+            if path.is_symlink():
+                path.unlink()
+            elif path.is_dir():
+                shutil.rmtree(path)
+        shutil.copytree(self.tree / "etc", root / "etc", symlinks=True)
+        for name in (*DIRECTORIES, "usr/lib64", "proc", "sys", "volume"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        for name in ("lib", "lib64"):
+            (root / name).symlink_to(f"usr/{name}")
+        for name in ("usr/lib64/ld-linux-x86-64.so.2", f"{COMPAT}/libcuda.so.999.1"):
+            (root / name).touch()
+        found = root / place.format(host)
+        if place in FILES:
+            found.touch()
+        inside = "etc/ld.so.cache" if place in FILES else "etc" if place.startswith("etc") else "lib"
+        other = found.with_name(found.name + ".other")
+        other.symlink_to(link.format(canary=self.trap.canary, up=self.trap.up(inside), inside=inside))
+        return found, other
+
+    def look(self, *before: dict[str, Any]) -> None:
+        """Ask for a container that looks around and has the volume."""
+        volume = {"destination": "/volume", "source": str(self.volume), "type": "bind", "options": ["rbind", "rw"]}
+        self.trap.look(*ENV, before=before, mounts=[*self.trap.bundle.plain["mounts"], volume])
+
+    def run(self, host: Host) -> bool:
+        """Run it, harmless; return whether it was not refused."""
+        with self.trap.harmless(host):
+            done = self.trap.run()
+        if done.returncode:
+            self.trap.refused(done)
+        else:
+            self.trap.saw_nothing(done, host)
+        return not done.returncode
+
+
+@pytest.fixture(params=WAYS)
+def race(request: pytest.FixtureRequest, debian_tree: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Race:
+    """A race about to begin."""
+    return Race(debian_tree, tmp_path / "race", gpushim_env, request.param)
+
+
+@contextlib.contextmanager
+def racer(work: Path, found: Path, other: Path) -> Iterator[mmap.mmap]:
+    """Exchange two names as fast as possible from the moment when a file `go` is there; count in the result."""
+    count = mmap.mmap(-1, 8)
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            while not (work / "go").exists():
+                time.sleep(0.001)
+            (work / "racing").touch()
+            for number in until(60):
+                exchange(found, other)
+                count[:] = number.to_bytes(8, "little")
+        os._exit(1)
+    try:
+        yield count
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the racer gave up"
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        for name in ("go", "racing"):
+            (work / name).unlink()
+
+
+def test_a_race(race: Race, gpu_host: Host) -> None:
+    """T-23359, T-24260."""
+    barrier = f": >{race.work}/go; while [ ! -e {race.work}/racing ]; do :; done"
+    hook = {"path": "/bin/sh", "args": ["sh", "-c", barrier], "env": ["PATH=/bin"]}
+    started = exchanged = 0
+    for number in until(SECONDS):
+        found, other = race.lay(PLACES[number % len(PLACES)], LINKS[number % len(LINKS)], gpu_host)
+        race.look(hook)
+        with racer(race.work, found, other) as count:
+            started += race.run(gpu_host)
+        exchanged += int.from_bytes(count[:], "little")
+    assert started
+    assert exchanged > 1000
+
+
+def prepare(race: Race, host: Host) -> dict[str, Any]:
+    """Return the config.json that the hook runs with, of which only its program is still to be changed."""
+    race.lay(PLACES[0], LINKS[0], host)
+    race.look()
+    if race.trap.way == "shim":
+        assert race.run(host)
+        race.trap.way = "hook"  # from here on runc alone, with the edits of the shim
+    return dict(race.trap.bundle.spec)
+
+
+def windowed(work: Path, when: str, found: Path, other: Path, naive: str = "", error: str = "") -> str:
+    """Write the hook with windows as a program of its own; with an error, that is all that new calls give it."""
+    script = work / "windowed"
+    words = [sys.executable, LAUNCHER, error] if error else []
+    words += ["/usr/bin/python3", "-IBS", WINDOW, when, found, other, naive, work / "count"]
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+WAYS_AND_WINDOWS = [(way, when, "") for way in WAYS for when in ("use", "look")]
+WAYS_AND_WINDOWS += [("hook", "each", ""), ("hook", "use", "EPERM"), ("hook", "each", "ENOSYS")]
+
+
+@pytest.mark.parametrize(("race", "when", "error"), WAYS_AND_WINDOWS, indirect=["race"])
+def test_a_race_won_in_every_window(race: Race, gpu_host: Host, when: str, error: str) -> None:
+    """T-23359, T-24260, T-30465: what is looked at is never what the name means when it is used."""
+    spec = prepare(race, gpu_host)
+    started = exchanged = 0
+    for number, place in enumerate(PLACES):
+        found, other = race.lay(place, LINKS[number % len(LINKS)], gpu_host)
+        spec["hooks"]["prestart"][-1]["path"] = windowed(race.work, when, found, other, error=error)
+        race.trap.bundle.config.write_text(json.dumps(spec))
+        started += race.run(gpu_host)
+        exchanged += int((race.work / "count").read_text())
+    assert started > len(PLACES) / 2
+    assert exchanged > 10 * len(PLACES)
+
+
+@pytest.mark.parametrize("race", ["shim"], indirect=True)
+def test_the_windows_are_real(race: Race, gpu_host: Host) -> None:
+    """A resolver that leaves links to the kernel does reach the canary through them."""
+    spec = prepare(race, gpu_host)
+    found, other = race.lay("etc", LINKS[0], gpu_host)
+    spec["hooks"]["prestart"][-1]["path"] = windowed(race.work, "look", found, other, naive="yes")
+    race.trap.bundle.config.write_text(json.dumps(spec))
+    race.trap.run()
+    assert b"libcuda.so.1\0" in (race.trap.canary / "etc/ld.so.cache").read_bytes()
