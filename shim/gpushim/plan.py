@@ -9,6 +9,7 @@ from __future__ import annotations
 from gpushim import require, selection
 from gpushim.edits import HOOK_NAME
 from gpushim.errors import INVENTORY, GpushimError
+from gpushim.request import MPS_PIPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ MIG_MONITOR_NODE = "/dev/nvidia-caps/nvidia-cap2"
 # runc and crun replace the hook's environment by this one; without it an image's could get in (CVE-2025-23266).
 HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
 HOOK_TIMEOUT = 60  # seconds
+LIBRARY_OPTIONS = {"library": "--lib", "library32": "--lib32"}
 
 
 def plan(
@@ -45,7 +47,8 @@ def plan(
         request: what it asks for.
         inventory: the snapshot of what the host has.
         bundle: {"rootfs": absolute path, "userns": whether the container has a user namespace of its own,
-            "hook": absolute path of gpushim-hook}.
+            "hook": absolute path of gpushim-hook}; with an empty rootfs the hook finds out by itself where the
+            rootfs is and which of the GPUs it has, as one must that is written down in a CDI spec.
 
     Returns:
         edits, as the docstring of edits.py describes them; and the UUIDs of the GPUs and MIG instances chosen.
@@ -63,9 +66,11 @@ def plan(
     nodes = node_paths(request, gpus, migs, inventory)
     for path in nodes:
         edits += _node_edits(path, inventory, bundle)
-    files = [file for name in ("any", *request.capabilities) for file in inventory["files"].get(name, ())]
+    files = driver_files(request, inventory)
     edits += [("mount", _mount(file, inventory["driver"]["root"])) for file in files]
     edits.append(("env", ("NVIDIA_VISIBLE_DEVICES", visible_devices(request, gpus, migs))))
+    if _shares(request, inventory) and not request.mps:
+        edits.append(("env", (MPS_PIPES, inventory["policy"]["mps"]["pipe-directory"])))
     edits.append(("hook", _hook(request, nodes, files, inventory, bundle)))
     return edits, _names(gpus, migs)
 
@@ -99,6 +104,8 @@ def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: di
         GpushimError: one that it cannot do without is not on the host.
     """
     nodes = inventory["nodes"]
+    if inventory["platform"] != "native":
+        return list(nodes)  # one node for all of WSL; on Tegra all that the CSV files name
     parents = {mig["gpu"] for mig in migs}
     needed = [("/dev/nvidiactl", "every GPU container needs it")]
     if "compute" in request.capabilities or "video" in request.capabilities:
@@ -106,9 +113,6 @@ def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: di
     needed += [(gpu["node"], f"it is GPU {gpu['index']}") for gpu in gpus]
     needed += [(gpu["node"], "its MIG instances need it") for gpu in inventory["gpus"] if gpu["index"] in parents]
     needed += [(node, f"MIG instance {mig['uuid']} needs it") for mig in migs for node in mig["nodes"]]
-    needed += [
-        (f"/dev/nvidia-caps-imex-channels/channel{n}", "NVIDIA_IMEX_CHANNELS asks for it") for n in request.imex
-    ]
     if request.mig_config:
         needed.append((MIG_CONFIG_NODE, "NVIDIA_MIG_CONFIG_DEVICES asks for it"))
     if request.mig_monitor:
@@ -123,11 +127,47 @@ def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: di
     paths = [path for path, _ in needed]
     if UVM_NODES[0] in paths and UVM_NODES[1] in nodes:
         paths.append(UVM_NODES[1])
-    if DISPLAYING & set(request.capabilities) and MODESET_NODE in nodes:
-        paths.append(MODESET_NODE)
+    if DISPLAYING & set(request.capabilities):
+        drawing = [*gpus, *(gpu for gpu in inventory["gpus"] if _draws(gpu, migs))]
+        paths += [path for path in (MODESET_NODE, *(path for gpu in drawing for path in gpu["drm"])) if path in nodes]
+    for channel in request.imex:
+        paths.append(f"/dev/nvidia-caps-imex-channels/channel{channel}")
+        if paths[-1] not in nodes:
+            request.ignored.append(f"IMEX channel {channel} is not on this host: there is no {paths.pop()}")
     if request.devices:
         paths += [path for feature in request.features for path in inventory["features"].get(feature, ())]
     return list(dict.fromkeys(paths))
+
+
+def _draws(gpu: dict[str, Any], migs: list[Any]) -> bool:
+    """Say whether a MIG instance among these may use the graphics of its GPU: its profile says so."""
+    return any(mig["gpu"] == gpu["index"] and mig["profile"].endswith("+gfx") for mig in migs)
+
+
+def driver_files(request: Request, inventory: dict[str, Any]) -> list[dict[str, Any]]:
+    """List the driver's files that a container gets, as entries of the snapshot, each once."""
+    names = ["any", *request.capabilities]
+    if "display" in names and "graphics" not in names:
+        names.append("graphics")
+    if request.devices:
+        names += request.features
+    if _shares(request, inventory):
+        names.append("mps")
+    elif request.mps.rstrip("/") == inventory["policy"]["mps"]["pipe-directory"]:
+        request.ignored.append(f"{MPS_PIPES} is set, but no MPS control daemon was found on this host")
+    if "compat32" in names:
+        names += [name + "32" for name in names]
+    found = {file["path"]: file for name in names for file in inventory["files"].get(name, ())}
+    if "video" in names:  # libnvcuvid and its kin load libcuda
+        found.update((file["path"], file) for file in inventory["files"].get("compute", ()) if "soname" in file)
+    return list(found.values())
+
+
+def _shares(request: Request, inventory: dict[str, Any]) -> bool:
+    """Say whether a container takes part in the host's MPS: it names the daemon's directory, or policy says so."""
+    mps = inventory["policy"]["mps"]
+    asked = mps["enabled"] or request.mps.rstrip("/") == mps["pipe-directory"]
+    return asked and bool(request.devices and inventory["files"].get("mps"))
 
 
 def _node_edits(path: str, inventory: dict[str, Any], bundle: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -168,28 +208,40 @@ def _hook(
     request: Request, nodes: list[str], files: list[dict[str, Any]], inventory: dict[str, Any], bundle: dict[str, Any]
 ) -> dict[str, Any]:
     """Write the hook's entry: all that it needs is in its arguments."""
-    args = [HOOK_NAME, "prestart", "--rootfs", bundle["rootfs"]]
+    args = [HOOK_NAME, "prestart"]
+    if bundle["rootfs"]:
+        args += ["--rootfs", bundle["rootfs"]]
     log, driver = inventory["policy"]["log"]["file"], inventory["driver"]
     if log:
         args += ["--log", log]
     for file in files:
-        if file["kind"] == "library":
-            args += ["--lib", f"{file['soname']}={file['path']}"]
+        if file["kind"] in LIBRARY_OPTIONS:
+            args += [LIBRARY_OPTIONS[file["kind"]], f"{file['soname']}={file['path']}"]
         for link in file.get("links", ()):
             args += ["--link", link]
     if "compute" in request.capabilities:
         for option, version in (("--driver", driver["version"]), ("--cuda", driver["cuda"])):
             if version:
                 args += [option, version]
+    if driver["params"]:
+        args += ["--cover", f"{driver['params']}::/proc/driver/nvidia/params"]
     if DISPLAYING & set(request.capabilities):
+        for gpu in inventory["gpus"]:
+            args += [word for link in gpu["links"] for word in ("--node-link", link)]  # made where the node is
+    if not bundle["rootfs"]:
+        gpus = [f"{gpu['minor']}={_proc_name(gpu)}" for gpu in inventory["gpus"] if gpu["pci"]]
+        args += [word for text in gpus for word in ("--gpu", text)] + ["--empty", driver["empty"]]
+    elif DISPLAYING & set(request.capabilities):
         # The mask that the driver takes has 64 bits: GPUs with higher minor numbers stay out of it.
         granted = {gpu["minor"] for gpu in inventory["gpus"] if gpu["node"] in nodes and gpu["minor"] < 64}
         if granted:
             args += ["--profile-mask", hex(sum(1 << minor for minor in granted))]
-    if driver["params"]:
-        args += ["--cover", f"{driver['params']}::/proc/driver/nvidia/params"]
-    for gpu in inventory["gpus"]:
+    for gpu in inventory["gpus"] if bundle["rootfs"] else ():
         if gpu["node"] not in nodes:  # the container need not even read its UUID
-            name = gpu["pci"][4:] if gpu["pci"].startswith("0000") else gpu["pci"]  # as the kernel names it
-            args += ["--cover", f"{driver['empty']}::/proc/driver/nvidia/gpus/{name}"]
+            args += ["--cover", f"{driver['empty']}::/proc/driver/nvidia/gpus/{_proc_name(gpu)}"]
     return {"path": bundle["hook"], "args": args, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}
+
+
+def _proc_name(gpu: dict[str, Any]) -> str:
+    """Return a GPU's PCI address as the kernel names it below /proc."""
+    return str(gpu["pci"][4:] if gpu["pci"].startswith("0000") else gpu["pci"])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
+MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
 DEVICE_LIST = "/var/run/nvidia-container-devices"
@@ -40,6 +41,7 @@ class Request:
         devices: selection's items in order without duplicates; [] asks for the driver without a GPU.
         capabilities: out of CAPABILITIES, in that order.
         requirements: (variable, expression) for require.check.
+        mps: CUDA_MPS_PIPE_DIRECTORY as the container has it, or "".
         imex: channel numbers in order without duplicates.
         features: out of FEATURES, in that order.
         mig_config: MIG may be configured from the container.
@@ -50,7 +52,7 @@ class Request:
     """
 
     __slots__ = (
-        "capabilities", "devices", "features", "ignored", "imex", "legacy", "mig_config", "mig_monitor",
+        "capabilities", "devices", "features", "ignored", "imex", "legacy", "mig_config", "mig_monitor", "mps",
         "privileged", "requirements", "source", "text",
     )  # fmt: skip
 
@@ -61,6 +63,7 @@ class Request:
     requirements: list[tuple[str, str]]
     imex: list[int]
     features: list[str]
+    mps: str
     mig_config: bool
     mig_monitor: bool
     legacy: bool
@@ -117,6 +120,7 @@ def _complete(
     request.requirements = [] if disabled else gather(env, request.legacy)
     request.imex = _imex(env, mounted, rules, request)
     request.features = [name for name in FEATURES if env.get("NVIDIA_" + name.upper()) == "enabled"]
+    request.mps = env.get(MPS_PIPES, "")
     request.mig_config = _mig(env, "NVIDIA_MIG_CONFIG_DEVICES", privileged)
     request.mig_monitor = _mig(env, "NVIDIA_MIG_MONITOR_DEVICES", privileged)
 
@@ -133,7 +137,7 @@ def _member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:
 
 def _environment(process: Mapping[str, object], swarm: Sequence[str]) -> dict[str, str]:
     """Return the variables that matter here; of duplicates the last wins, as it does in runc."""
-    wanted = ("NVIDIA_", "CUDA_VERSION=", *[name + "=" for name in swarm])
+    wanted = ("NVIDIA_", "CUDA_VERSION=", MPS_PIPES + "=", *[name + "=" for name in swarm])
     found = {}
     for entry in _member(process, "env", list):
         if not isinstance(entry, str):

@@ -3,21 +3,26 @@
 The snapshot is one JSON object, inventory.json in the state directory. All paths but those of "inputs" and
 "runtime" are as seen inside the driver root or the device root, which is where a container has them:
 
-    version, gpushim, written   2; version of gpushim; time in UTC. Another version is a stale snapshot.
+    version, gpushim, written   4; version of gpushim; time in UTC. Another version is a stale snapshot.
     inputs, stamp               what stamp.current looks at, and what it answered
     source                      "nvml", or "proc": whole GPUs only, because NVML could not be used
     notes                       sentences about what is not as it should be
+    platform                    "native"; "wsl": one node for all GPUs; "tegra": CSV files name nodes and files
     driver                      {"version", "cuda", "root", "dev-root", "params", "empty"}; unknown versions are ""
                                 params: a file of the host that containers are to see instead of
                                 /proc/driver/nvidia/params; "" if that will do
                                 empty: an empty directory of the host
     error                       null, or {"sentence", "code"}: why this host cannot serve GPUs
     gpus                        [{"index", "uuid", "minor", "pci", "model", "brand", "arch", "mig", "node",
-                                  "problem"}], problem: null, or a sentence
+                                  "drm", "links", "problem"}]
+                                drm: paths of DRM nodes; links: "target::path of the link" below /dev/dri/by-path
+                                problem: null, or a sentence
     mig                         [{"uuid", "legacy", "gpu", "index", "gi", "ci", "profile", "nodes"}]
     nodes                       path: [major, minor, mode bits, uid, gid]
     features, imex              feature: [paths of nodes]; numbers of IMEX channels
-    files                       capability, or "any": [{"path", "kind", "soname" (libraries), "links"}]
-                                kind: library, binary, firmware, socket; links: "target::path of the link"
+    files                       capability, capability with "32" (for compat32), feature, "mps" or "any":
+                                [{"path", "kind", "soname" (libraries), "links"}]
+                                kind: library, library32, binary, firmware, data, directory, and socket, which may
+                                be a directory of sockets, and is writable; links: "target::path of the link"
     policy, runtime             the policy with all defaults; path of the low-level runtime
 """

@@ -120,6 +120,8 @@ def _gpu(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
         "arch": f"{major}.{small}",
         "mig": _in_mig_mode(nvml, handle),
         "node": f"/dev/nvidia{minor}",
+        "drm": [],
+        "links": [],
         "problem": None,
     }
 

@@ -66,6 +66,8 @@ def gpus(proc: str, notes: list[str]) -> list[dict[str, Any]]:
                 "arch": "",
                 "mig": bool(_instances(f"{proc}/driver/nvidia/capabilities/gpu{int(minor)}/mig")),
                 "node": f"/dev/nvidia{int(minor)}",
+                "drm": [],
+                "links": [],
                 "problem": None,
             }
         )

@@ -131,6 +131,7 @@ def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], No
         "version": ensure.SCHEMA,
         "gpushim": __version__,
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "platform": "native",
         "source": found["source"],
         "notes": notes,
         "driver": {"version": version or "", "cuda": found["cuda"], **covers, **settings["driver"]},

@@ -20,7 +20,7 @@ CAPS = "/dev/nvidia-caps/nvidia-cap"
 
 def gpu(index: int, minor: int, **changes: Any) -> dict[str, Any]:
     node = {"minor": minor, "node": f"/dev/nvidia{minor}", "pci": f"00000000:0{index}:00.0", "mig": False}
-    facts = {"model": "NVIDIA A100", "brand": "Nvidia", "arch": "8.0", "problem": None}
+    facts = {"model": "NVIDIA A100", "brand": "Nvidia", "arch": "8.0", "drm": [], "links": [], "problem": None}
     return {"index": index, "uuid": UUIDS[index], **node, **facts, **changes}
 
 
@@ -34,9 +34,10 @@ def snapshot(**changes: Any) -> dict[str, Any]:
     node["/dev/nvidia-fs0"] = [510, 0, 0o666, 0, 0]
     node["/dev/nvidia-caps-imex-channels/channel3"] = [511, 3, 0o666, 0, 0]
     node |= {f"{CAPS}{n}": [237, n, 0o444, 0, 0] for n in (1, 2, 12, 13)}
-    instance = {"uuid": "MIG-1", "legacy": "MIG-x/1/0", "gpu": 2, "index": 0, "gi": 1, "ci": 0}
+    instance = {"uuid": "MIG-1", "legacy": "MIG-x/1/0", "gpu": 2, "index": 0, "gi": 1, "ci": 0, "profile": "1g.5gb"}
     return {
         "error": None,
+        "platform": "native",
         "notes": [],
         "driver": {
             "version": "535.183.01",
@@ -108,7 +109,7 @@ ENDS = ["/dev/nvidia-uvm-tools"]
         (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MOFED=enabled"], [*CONTROL, "/dev/nvidia1", *ENDS]),
         (
             ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=3"],
-            [*CONTROL, "/dev/nvidia1", "/dev/nvidia-caps-imex-channels/channel3", *ENDS],
+            [*CONTROL, "/dev/nvidia1", *ENDS, "/dev/nvidia-caps-imex-channels/channel3"],
         ),
         (
             ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_MIG_MONITOR_DEVICES=all"],
@@ -120,6 +121,117 @@ def test_the_nodes_of_a_request(env: list[str], nodes: list[str]) -> None:
     found = decide(*env)
     assert paths(found) == nodes
     assert len(found["rule"]) == len(nodes)
+
+
+def test_an_imex_channel_that_the_host_lacks_is_left_out_and_logged() -> None:
+    asked = {"env": ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=4"]}
+    inventory, ignored = snapshot(), []
+    wanted = request.read({"process": asked}, inventory["policy"], ignored)
+    assert wanted is not None
+    plan(wanted, inventory, BUNDLE)
+    assert ignored == ["IMEX channel 4 is not on this host: there is no /dev/nvidia-caps-imex-channels/channel4"]
+
+
+def drawing(**changes: Any) -> dict[str, Any]:
+    """A host whose GPUs 0 and 2 have DRM nodes; the latter has a MIG instance that draws."""
+    inventory = snapshot(**changes)
+    for index, number in ((0, 1), (2, 3)):
+        card = f"/dev/dri/card{number}"
+        link = f"../card{number}::/dev/dri/by-path/pci-0000:0{index}:00.0-card"
+        inventory["nodes"][card] = [226, number, 0o660, 0, 44]
+        inventory["gpus"][index].update(drm=[card], links=[link])
+    inventory["mig"][0]["profile"] = "1g.24gb+gfx"
+    return inventory
+
+
+@pytest.mark.parametrize(
+    ("wanted", "capabilities", "nodes"),
+    [
+        ("0", "graphics", ["/dev/dri/card1"]),
+        ("0", "display", ["/dev/dri/card1"]),
+        ("1", "graphics", []),
+        ("2:0", "graphics", ["/dev/dri/card3"]),
+        ("0", "compute,utility,video", []),
+    ],
+)
+def test_drm_nodes_come_with_what_draws(wanted: str, capabilities: str, nodes: list[str]) -> None:
+    env = [f"NVIDIA_VISIBLE_DEVICES={wanted}", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"]
+    found = decide(*env, inventory=drawing())
+    assert [path for path in paths(found) if path.startswith("/dev/dri/")] == nodes
+    assert found["gid"] == ([44] if nodes else [])  # group video
+
+
+def test_a_mig_instance_that_cannot_draw_gets_no_drm_node() -> None:
+    inventory = drawing()
+    inventory["mig"][0]["profile"] = "1g.24gb"
+    found = decide("NVIDIA_VISIBLE_DEVICES=2:0", "NVIDIA_DRIVER_CAPABILITIES=graphics", inventory=inventory)
+    assert "/dev/dri/card3" not in paths(found)
+
+
+def test_the_hook_makes_links_to_nodes_by_path_where_the_node_is() -> None:
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all", inventory=drawing())["hook"]
+    assert "../card1::/dev/dri/by-path/pci-0000:00:00.0-card" in hook["args"]
+    assert hook["args"].count("--node-link") == 2
+
+
+FILES = {
+    "utility": [{"path": "/ml", "kind": "library", "soname": "libnvidia-ml.so.1"}],
+    "compute": [LIBRARY, {"path": "/mps-control", "kind": "binary"}],
+    "video": [{"path": "/cuvid", "kind": "library", "soname": "libnvcuvid.so.1"}],
+    "graphics": [{"path": "/glx", "kind": "library", "soname": "libGLX_nvidia.so.0"}],
+    "graphics32": [{"path": "/32/glx", "kind": "library32", "soname": "libGLX_nvidia.so.0"}],
+    "compute32": [{"path": "/32/cuda", "kind": "library32", "soname": "libcuda.so.1"}],
+    "display": [{"path": "/xorg/nvidia_drv.so", "kind": "data"}],
+    "gds": [{"path": "/etc/cufile.json", "kind": "data"}],
+    "mps": [{"path": "/tmp/nvidia-mps", "kind": "socket"}, {"path": "/mps-control", "kind": "binary"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("env", "destinations"),
+    [
+        (["NVIDIA_DRIVER_CAPABILITIES=video"], ["/cuvid", LIBRARY["path"]]),
+        (["NVIDIA_DRIVER_CAPABILITIES=display"], ["/xorg/nvidia_drv.so", "/glx"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=graphics,compat32"], ["/glx", "/32/glx"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=utility,compat32"], ["/ml"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=utility", "NVIDIA_GDS=enabled"], ["/ml", "/etc/cufile.json"]),
+        (
+            ["NVIDIA_DRIVER_CAPABILITIES=utility", "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps/"],
+            ["/ml", "/tmp/nvidia-mps", "/mps-control"],
+        ),
+        (["NVIDIA_DRIVER_CAPABILITIES=utility", "CUDA_MPS_PIPE_DIRECTORY=/root"], ["/ml"]),
+    ],
+)
+def test_the_files_of_a_request(env: list[str], destinations: list[str]) -> None:
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", *env, inventory=snapshot(files=FILES))
+    assert [mount["destination"] for mount in found["mount"]] == destinations
+
+
+def test_32_bit_libraries_are_named_to_the_hook_as_such() -> None:
+    env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics,compat32")
+    (hook,) = decide(*env, inventory=snapshot(files=FILES))["hook"]
+    assert "--lib32 libGLX_nvidia.so.0=/32/glx" in " ".join(hook["args"])
+
+
+def test_a_policy_brings_every_gpu_container_into_mps() -> None:
+    inventory = snapshot(files=FILES)
+    inventory["policy"]["mps"] = {"enabled": True, "pipe-directory": "/run/mps"}
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)
+    assert ("CUDA_MPS_PIPE_DIRECTORY", "/run/mps") in found["env"]
+    assert "/tmp/nvidia-mps" in [mount["destination"] for mount in found["mount"]]
+
+
+def test_without_a_rootfs_the_hook_is_told_of_all_gpus() -> None:
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=snapshot(files={}), rootfs="")["hook"]
+    assert "--rootfs" not in hook["args"]
+    assert "--cover" not in hook["args"]
+    assert "--gpu 1=0000:00:00.0 --gpu 2=0000:01:00.0 --gpu 0=0000:02:00.0 --empty /e" in " ".join(hook["args"])
+
+
+@pytest.mark.parametrize("platform", ["wsl", "tegra"])
+def test_other_platforms_give_all_the_nodes_they_have(platform: str) -> None:
+    inventory = snapshot(platform=platform, nodes={"/dev/dxg": [10, 63, 0o666, 0, 0]})
+    assert paths(decide("NVIDIA_VISIBLE_DEVICES=all", inventory=inventory)) == ["/dev/dxg"]
 
 
 def test_a_node_has_the_hosts_numbers_mode_and_owner() -> None:
@@ -276,7 +388,6 @@ def test_an_unmet_cuda_requirement_says_the_words_users_know() -> None:
         ([], "/dev/nvidiactl", "/dev/nvidiactl is not on this host"),
         ([], "/dev/nvidia-uvm", "CUDA needs it"),
         ([], "/dev/nvidia1", "it is GPU 0"),
-        (["NVIDIA_IMEX_CHANNELS=4"], "", "channel4 is not on this host"),
         (["NVIDIA_MIG_CONFIG_DEVICES=all"], CAPS + "1", "NVIDIA_MIG_CONFIG_DEVICES asks for it"),
     ],
 )

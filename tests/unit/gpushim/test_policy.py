@@ -79,7 +79,10 @@ def test_accepted(config: Path, text: str, section: str, key: str, value: object
         ("[requests]\naccept-volume-mount = true", "did you mean requests.accept-volume-mounts?"),
         ("[request]\naccept-volume-mounts = true", "request is not a known key; did you mean requests?"),
         ("[driver]\nlow-level = []", "driver.low-level is not a known key; did you mean runtime.low-level?"),
-        ("zzz = 1", "zzz is not a known key; the sections are driver, runtime, requests, cdi, hook, refresh, log"),
+        (
+            "zzz = 1",
+            "zzz is not a known key; the sections are driver, runtime, requests, cdi, mps, hook, refresh, log",
+        ),
         ('"a\\nb" = 1', "a\\nb is not a known key"),
         ("driver = 1", "driver is 1, not a table"),
         ("[driver]\nroot = 1", "driver.root is 1, not a string"),
