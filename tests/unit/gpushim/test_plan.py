@@ -20,7 +20,14 @@ CAPS = "/dev/nvidia-caps/nvidia-cap"
 
 def gpu(index: int, minor: int, **changes: Any) -> dict[str, Any]:
     node = {"minor": minor, "node": f"/dev/nvidia{minor}", "pci": f"00000000:0{index}:00.0", "mig": False}
-    facts = {"model": "NVIDIA A100", "brand": "Nvidia", "arch": "8.0", "drm": [], "links": [], "problem": None}
+    facts: dict[str, Any] = {
+        "model": "NVIDIA A100",
+        "brand": "Nvidia",
+        "arch": "8.0",
+        "drm": [],
+        "links": [],
+        "problem": None,
+    }
     return {"index": index, "uuid": UUIDS[index], **node, **facts, **changes}
 
 
@@ -125,7 +132,8 @@ def test_the_nodes_of_a_request(env: list[str], nodes: list[str]) -> None:
 
 def test_an_imex_channel_that_the_host_lacks_is_left_out_and_logged() -> None:
     asked = {"env": ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=4"]}
-    inventory, ignored = snapshot(), []
+    inventory = snapshot()
+    ignored: list[str] = []
     wanted = request.read({"process": asked}, inventory["policy"], ignored)
     assert wanted is not None
     plan(wanted, inventory, BUNDLE)
