@@ -125,7 +125,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 def planned(work: Path, root: str) -> tuple[list[str], list[str]]:
     """What the shim mounts for a container on this host, and the hook's arguments that any container would have."""
     bundle = Bundle(work / "bundle", work, settings(work, root, str(recorder.build(work))))
-    bundle.ask("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all", args=["true"])
+    bundle.ask("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility", args=["true"])
     bundle.call("create", "--bundle", str(bundle.directory), bundle.id)
     words = iter(bundle.spec["hooks"]["prestart"][-1]["args"][2:])
     args = [word for pair in zip(words, words) if pair[0] not in ("--rootfs", "--log") for word in pair]

@@ -9,7 +9,7 @@ import sys
 # Started by its path, the directory above is not on sys.path yet.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from fakehost import build
+from fakehost import build, layouts
 
 
 def main() -> int:
@@ -24,7 +24,10 @@ def main() -> int:
     parser.add_argument("--driver", default="535.183.01", help="driver version (default %(default)s)")
     parser.add_argument("--cuda", default="12.2", help="CUDA version of the driver (default %(default)s)")
     parser.add_argument("--mig", action="store_true", help="divide GPU 0 into MIG devices")
-    parser.add_argument("--libdir", default="usr/lib/x86_64-linux-gnu", help="library directory below the root")
+    parser.add_argument("--libdir", help="library directory below the root, if not the layout's")
+    parser.add_argument("--layout", choices=layouts.LIBDIRS, default="debian", help="where files are")
+    parser.add_argument("--complete", action="store_true", help="add what only newer drivers have")
+    parser.add_argument("--mps", action="store_true", help="with an MPS control daemon's directory")
     parser.add_argument("--no-nodes", action="store_true", help="make no device nodes")
     given = parser.parse_args()
     try:
@@ -35,6 +38,9 @@ def main() -> int:
             cuda=given.cuda,
             mig=given.mig,
             libdir=given.libdir,
+            layout=given.layout,
+            complete=given.complete,
+            mps=given.mps,
             nodes=not given.no_nodes,
         )
     except (OSError, RuntimeError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Compile the simulated driver's libraries and programs with gcc, and keep the results.
 
-A result is named after the hash of its source and command, so a second host costs only copies. Out of scope:
-32-bit libraries, cross compiling.
+A result is named after the hash of its source and command, so a second host costs only copies. 32-bit libraries
+are written, not compiled (smallelf.py). Out of scope: cross compiling.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+
+from fakehost import smallelf
 
 SOURCES = os.path.dirname(os.path.abspath(__file__))
 CACHE = os.path.join(os.path.dirname(os.path.dirname(SOURCES)), ".cache", "fakehost")
@@ -45,7 +47,24 @@ OTHER = (
     ("libnvidia-fbc.so", "1"),
     ("libGLX_nvidia.so", "0"),
     ("libEGL_nvidia.so", "0"),
+    ("libGLESv2_nvidia.so", "2"),
+    ("libGLESv1_CM_nvidia.so", "1"),
+    ("libnvidia-glvkspirv.so", ""),
+    ("libnvidia-vulkan-producer.so", ""),
     ("libnvidia-ngx.so", "1"),
+)
+# With versions of their own.
+OWN_VERSION = (
+    ("libnvidia-egl-gbm.so", "1.1.0"),
+    ("libnvidia-egl-wayland.so", "1.1.11"),
+    ("libnvidia-egl-wayland2.so", "1.0.0"),
+    ("libnvidia-egl-xcb.so", "1.0.0"),
+    ("libnvidia-egl-xlib.so", "1.0.0"),
+)
+# What has no 32-bit edition.
+ONLY_64 = (
+    *("libcudadebugger.so", "libnvidia-cfg.so", "libnvidia-pkcs11.so", "libnvidia-pkcs11-openssl3.so"),
+    *("libnvidia-rtcore.so", "libnvoptix.so", "libnvidia-vulkan-producer.so", "libnvidia-ngx.so"),
 )
 # The driver's installer leaves a development link for these only.
 DEV_LINKS = (
@@ -59,6 +78,7 @@ DEV_LINKS = (
     "libnvcuvid.so",
     "libnvidia-fbc.so",
 )
+IMEX_PROGRAMS = ("nvidia-imex", "nvidia-imex-ctl")
 PROGRAMS = ("nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 
 
@@ -97,19 +117,53 @@ def _run(command: list[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
 
 
-def install_libraries(directory: str, driver: str, cache: str) -> None:
+def install_libraries(directory: str, driver: str, cache: str, complete: bool) -> None:
     """Put the driver's libraries and their links into `directory`, as the driver's installer leaves them."""
     os.makedirs(directory, exist_ok=True)
     for stem, number in (*UTILITY, *COMPUTE, *OTHER):
         _library(directory, stem, number, driver, cache, ("stub.c",), "-nostdlib")
     _library(directory, "libnvidia-ml.so", "1", driver, cache, NVML, "-Wl,-z,defs")
     _library(directory, "libcuda.so", "1", driver, cache, CUDA, "-Wl,-z,defs")
-    # Versions of their own: never the driver's, so never to be taken for driver files.
-    _library(directory, "libnvidia-egl-gbm.so", "1", "1.1.0", cache, ("stub.c",), "-nostdlib")
-    _library(directory, "libnvidia-egl-wayland.so", "1", "1.1.11", cache, ("stub.c",), "-nostdlib")
+    for stem, version in OWN_VERSION:
+        _library(directory, stem, "1", version, cache, ("stub.c",), "-nostdlib")
+    if complete:
+        _library(directory, "libnvidia-nvvm70.so", "", "4", cache, ("stub.c",), "-nostdlib")
     vdpau = os.path.join(directory, "vdpau")
     os.makedirs(vdpau, exist_ok=True)
     _library(vdpau, "libvdpau_nvidia.so", "1", driver, cache, ("stub.c",), "-nostdlib")
+    os.makedirs(os.path.join(directory, "gbm"), exist_ok=True)
+    link("../libnvidia-allocator.so.1", os.path.join(directory, "gbm/nvidia-drm_gbm.so"))
+    link(f"libGLX_nvidia.so.{driver}", os.path.join(directory, "libGLX_indirect.so.0"))
+    _install_xorg(os.path.join(directory, "xorg/modules"), driver, cache)
+
+
+def _install_xorg(modules: str, driver: str, cache: str) -> None:
+    for folder, stem, file in (
+        ("drivers", "nvidia_drv.so", "nvidia_drv.so"),
+        ("extensions", "libglxserver_nvidia.so", f"libglxserver_nvidia.so.{driver}"),
+    ):
+        os.makedirs(os.path.join(modules, folder), exist_ok=True)
+        built = compiled(cache, ("stub.c",), "-fPIC", "-shared", f"-Wl,-soname,{file}", "-nostdlib")
+        place(built, os.path.join(modules, folder, file), 0o644)
+        if stem != file:
+            link(file, os.path.join(modules, folder, stem))
+
+
+def install_libraries32(directory: str, driver: str) -> None:
+    """Put the 32-bit editions and their links into `directory`."""
+    os.makedirs(os.path.join(directory, "vdpau"), exist_ok=True)
+    both = [("libnvidia-ml.so", "1"), ("libcuda.so", "1"), ("vdpau/libvdpau_nvidia.so", "1"), *COMPUTE, *OTHER]
+    for path, number in both:
+        stem = os.path.basename(path)
+        if stem in ONLY_64:
+            continue
+        soname = f"{stem}.{number}" if number else f"{stem}.{driver}"
+        file = os.path.join(directory, f"{path}.{driver}")
+        with open(file + ".new", "wb") as output:
+            output.write(smallelf.library("i386", soname))
+        os.rename(file + ".new", file)
+        if number:
+            link(os.path.basename(file), os.path.join(os.path.dirname(file), soname))
 
 
 def _library(
@@ -125,11 +179,11 @@ def _library(
         link(soname, os.path.join(directory, stem))
 
 
-def install_programs(directory: str, cache: str) -> None:
+def install_programs(directory: str, cache: str, complete: bool) -> None:
     """Put nvidia-smi and the small programs into `directory`."""
     os.makedirs(directory, exist_ok=True)
     place(compiled(cache, ("smi.c",)), os.path.join(directory, "nvidia-smi"), 0o755)
-    for name in PROGRAMS:
+    for name in (*PROGRAMS, *(IMEX_PROGRAMS if complete else ())):
         place(compiled(cache, ("tool.c",)), os.path.join(directory, name), 0o755)
 
 

@@ -30,6 +30,15 @@ MAX_GPUS = 64
 BUSES = (0x07, 0x0F, 0x47, 0x4E, 0x87, 0x90, 0xB7, 0xBD)
 # Where the driver numbers the first GPU instance of each size, by number of slices.
 FIRST_INSTANCE = {7: 0, 4: 1, 3: 1, 2: 3, 1: 7}
+# What differs from the default model, an A100.
+H100: dict[str, Any] = {"model": "NVIDIA H100 80GB HBM3", "arch": "9.0", "memory": 81559, "device_id": 0x2330}
+RTX_PRO_6000: dict[str, Any] = {
+    "model": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+    "brand": "nvidiartx",
+    "arch": "12.0",
+    "memory": 97887,
+    "device_id": 0x2BB5,
+}
 DEFAULT_MIG = ("3g.20gb", "2g.10gb", "1g.5gb")
 # mig-minors: config is 1, monitor is 2, then 15 GPU instances of one access file and 8 compute instances each.
 FIRST_CAP, INSTANCES, COMPUTES = 3, 15, 8
@@ -128,8 +137,8 @@ def set_mig(gpu: Gpu, devices: Iterable[MigRequest]) -> None:
 
     Args:
         gpu: the GPU to change.
-        devices: profiles such as "3g.20gb", which get the next free GPU instance and compute instance 0, or
-            (gi, ci, profile) or (gi, ci, profile, uuid).
+        devices: profiles such as "3g.20gb", "1g.10gb+me" or "1g.24gb+gfx", which get the next free GPU instance
+            and compute instance 0, or (gi, ci, profile) or (gi, ci, profile, uuid).
     """
     gpu.mig_mode, gpu.mig = (1, 1), []
     for device in devices:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
-from fakehost import compiled, tree
+from fakehost import compiled, kernel, layouts, tree
 from fakehost.gpus import Gpu, MigRequest, describe, set_mig, table
 
 HINT = "# behaviours: delay_ms = N, hang = 1, fail = NVML_ERROR, fail_gpu = INDEX NVML_ERROR\n"
@@ -34,6 +34,12 @@ class Host:
     node_gid: int
     majors: dict[str, int]
     imex: int = 0
+    layout: str = "debian"
+    complete: bool = False
+    mps: bool = False
+    drm: bool = False
+    modify: bool = True
+    unloaded: tuple[str, ...] = ()
     behaviours: list[str] = field(default_factory=list)
 
     @property
@@ -59,17 +65,31 @@ class Host:
         """Put every file in place; `build` calls this."""
         os.makedirs(self.root, exist_ok=True)
         tree.lay_out(self.root)
-        tree.write_firmware(self.root, self.driver)
-        tree.write_socket(self.root)
-        compiled.install_programs(f"{self.root}/usr/bin", compile_cache)
-        compiled.install_libraries(self.lib_path, self.driver, compile_cache)
-        tree.write_loader_cache(self.root, self.libdir)
+        tree.write_firmware(f"{self.root}/{layouts.firmware(self.layout)}", self.driver)
+        tree.write_socket(f"{self.root}/run/nvidia-persistenced")
+        if self.mps:
+            tree.write_mps(self.root)
+        libdir32, bindir = layouts.libdir32(self.libdir), layouts.bindir(self.layout, self.libdir)
+        compiled.install_programs(f"{self.root}/{bindir}", compile_cache, self.complete)
+        compiled.install_libraries(self.lib_path, self.driver, compile_cache, self.complete)
+        compiled.install_libraries32(f"{self.root}/{libdir32}", self.driver)
+        layouts.write_firmware_path(self.root, self.layout)
+        layouts.write_data(self.root, self.layout, self.libdir, self.complete)
+        if self.layout == "nixos":
+            layouts.link_store(self.root, self.libdir)
+        if self.layout not in layouts.WITHOUT_CACHE:
+            tree.write_loader_cache(self.root, (self.libdir, libdir32))
         self.update()
 
     def update(self) -> None:
         """Bring files, nodes and libraries in line with `gpus`, after a change to it."""
-        tree.write_proc(self.root, self.gpus, self.driver, self.module_version, self.majors, self.node_mode)
+        files = (int(self.modify), self.node_uid, self.node_gid, self.node_mode)
+        tree.write_proc(self.root, self.gpus, self.driver, self.module_version, self.majors, files)
+        if self.unloaded:
+            kernel.unload(self.root, self.unloaded)
         tree.write_sys(self.root, self.gpus)
+        if self.drm:
+            kernel.write_drm(self.root, self.dev_root, self.gpus)
         text = self._table()
         for name in ("libnvidia-ml.so", "libcuda.so"):
             compiled.bake(f"{self.lib_path}/{name}.{self.driver}", text)
@@ -102,8 +122,16 @@ class Host:
         self.module_version = new_module_version
         tree.write_version(self.root, new_module_version)
 
+    def unload(self, *names: str) -> None:
+        """Let the host be as after a boot: without these kernel modules and their nodes.
+
+        Its own modprobe loads them. A later `update` brings the host back to this state.
+        """
+        self.unloaded = names
+        self.update()
+
     def remove_node(self, name: str) -> None:
-        """Remove one device node; `update` brings it back."""
+        """Remove one device node; `update`, or a refresh where the driver allows it, brings it back."""
         os.unlink(self.node(name))
 
     def _table(self) -> str:
@@ -114,14 +142,24 @@ class Host:
     def _write_conf(self) -> None:
         tree.write(self.conf, self._table() + HINT + "".join(line + "\n" for line in self.behaviours))
 
+    @staticmethod
+    def _owner(name: str) -> str:
+        return {"nvidia-uvm": "nvidia_uvm", "nvidia-uvm-tools": "nvidia_uvm", "nvidia-modeset": "nvidia_modeset"}.get(
+            name, "nvidia"
+        )
+
     def _make_nodes(self) -> None:
         wanted = tree.nodes(self.gpus, self.majors, self.imex)
+        for name in [name for name in wanted if self._owner(name) in self.unloaded or "nvidia" in self.unloaded]:
+            del wanted[name]
+            tree.remove(self.node(name))
         for name, (major, minor) in wanted.items():
             # The driver gives capability nodes modes of their own: only root may change MIG.
             caps = name.startswith("nvidia-caps/")
             mode = (0o400 if minor == 1 else 0o444) if caps else self.node_mode
             tree.make_node(self.node(name), major, minor, mode, self.node_uid, self.node_gid)
         for folder in ("", "nvidia-caps/"):
+            os.makedirs(self.node(folder), exist_ok=True)
             for name in os.listdir(self.node(folder)):
                 if re.fullmatch(r"nvidia(-cap)?\d+", name) and folder + name not in wanted:
                     self.remove_node(folder + name)
@@ -135,7 +173,10 @@ def build(
     module_version: Optional[str] = None,
     cuda: str = "12.2",
     mig: Any = None,
-    libdir: str = "usr/lib/x86_64-linux-gnu",
+    libdir: Optional[str] = None,
+    layout: str = "debian",
+    complete: bool = False,
+    mps: bool = False,
     nodes: bool = True,
     dev_root: Optional[str] = None,
     node_mode: int = 0o666,
@@ -144,6 +185,8 @@ def build(
     uvm_major: int = 508,
     caps_major: int = 237,
     imex: int = 0,
+    drm: bool = False,
+    modify: bool = True,
     compile_cache: str = compiled.CACHE,
 ) -> Host:
     """Build a host with GPUs below `root`, or bring the one that is there up to this description.
@@ -155,7 +198,10 @@ def build(
         module_version: the loaded kernel module's version, when it is another.
         cuda: CUDA version of the driver, "major.minor".
         mig: True for a default set of MIG devices on GPU 0, or {index: [profile or (gi, ci, profile[, uuid])]}.
-        libdir: where the libraries go, below root.
+        libdir: where the libraries go, below root; the layout's place by default.
+        layout: where files are, one of layouts.py's.
+        complete: also what newer drivers add to the default capabilities: an ICD of OpenCL, nvidia-imex, nvvm70.
+        mps: whether an MPS control daemon runs.
         nodes: whether to make device nodes at all.
         dev_root: directory whose dev/ gets the nodes; root itself by default.
         node_mode: permissions of the nodes but for /dev/nvidia-caps.
@@ -164,6 +210,8 @@ def build(
         uvm_major: the dynamic major of nvidia-uvm.
         caps_major: the dynamic major of nvidia-caps.
         imex: number of IMEX channels.
+        drm: whether nvidia_drm is loaded: nodes below /dev/dri, beside one of another maker.
+        modify: whether the driver allows its nodes to be made and changed (ModifyDeviceFiles).
         compile_cache: directory that keeps compiled files for the next host.
 
     Raises:
@@ -182,7 +230,10 @@ def build(
         driver=driver,
         module_version=module_version or driver,
         cuda=cuda,
-        libdir=libdir,
+        libdir=libdir or layouts.LIBDIRS[layout].format(driver=driver),
+        layout=layout,
+        complete=complete,
+        mps=mps,
         dev_root=os.path.realpath(dev_root) if dev_root else root,
         nodes=nodes,
         node_mode=node_mode,
@@ -190,6 +241,8 @@ def build(
         node_gid=node_gid,
         majors=majors,
         imex=imex,
+        drm=drm,
+        modify=modify,
     )
     host.install(compile_cache)
     return host

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from fakehost.gpus import COMPUTES, INSTANCES, Gpu, ci_cap, gi_cap
 
 NVIDIA_MAJOR, MODESET_MINOR, CTL_MINOR = 195, 254, 255
-CAPS_IMEX_MAJOR = 236
+CAPS_IMEX_MAJOR, DRM_MAJOR = 236, 226
 MIG_MINORS_GPUS = 32  # the driver lists this many, whatever is plugged in
 FIRMWARE = ("gsp_ga10x.bin", "gsp_tu10x.bin")
 
@@ -42,34 +42,38 @@ def lay_out(root: str) -> None:
         os.symlink("/run", f"{root}/var/run")
 
 
-def write_firmware(root: str, driver: str) -> None:
+def write_firmware(directory: str, driver: str) -> None:
     """Put the two GSP images where the kernel looks for them."""
     for name in FIRMWARE:
-        write(f"{root}/lib/firmware/nvidia/{driver}/{name}", f"simulated {name} {driver}\n")
+        write(f"{directory}/nvidia/{driver}/{name}", f"simulated {name} {driver}\n")
 
 
-def write_socket(root: str) -> None:
+def write_socket(directory: str, name: str = "socket") -> None:
     """Leave a real socket inode behind, as a running nvidia-persistenced has; nobody listens."""
-    directory = f"{root}/run/nvidia-persistenced"
     os.makedirs(directory, exist_ok=True)
-    if os.path.lexists(f"{directory}/socket"):
-        os.unlink(f"{directory}/socket")
+    remove(f"{directory}/{name}")
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:  # by way of the descriptor: a socket's address has room for 107 bytes only
         with socket.socket(socket.AF_UNIX) as server:
-            server.bind(f"/proc/self/fd/{fd}/socket")
+            server.bind(f"/proc/self/fd/{fd}/{name}")
     finally:
         os.close(fd)
 
 
-def write_loader_cache(root: str, libdir: str) -> None:
+def write_mps(root: str) -> None:
+    """Leave behind what a running MPS control daemon has in its directory."""
+    write(f"{root}/tmp/nvidia-mps/nvidia-cuda-mps-control.pid", "4242\n")
+    write_socket(f"{root}/tmp/nvidia-mps", "control")
+
+
+def write_loader_cache(root: str, libdirs: Iterable[str]) -> None:
     """Let the real ldconfig write etc/ld.so.cache, with paths as seen inside the root.
 
     Raises:
         RuntimeError: ldconfig fails.
     """
     write(f"{root}/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n")
-    write(f"{root}/etc/ld.so.conf.d/fakehost.conf", f"/{libdir}\n")
+    write(f"{root}/etc/ld.so.conf.d/fakehost.conf", "".join(f"/{libdir}\n" for libdir in libdirs))
     command = ["/sbin/ldconfig", "-i", "-r", root]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -77,16 +81,26 @@ def write_loader_cache(root: str, libdir: str) -> None:
 
 
 def write_proc(
-    root: str, gpus: Iterable[Gpu], driver: str, module: str, majors: dict[str, int], node_mode: int
+    root: str, gpus: Iterable[Gpu], driver: str, module: str, majors: dict[str, int], files: tuple[int, int, int, int]
 ) -> None:
-    """Write proc/driver/nvidia, proc/driver/nvidia-caps, proc/devices and proc/modules anew."""
+    """Write proc/driver/nvidia, proc/driver/nvidia-caps, proc/devices and proc/modules anew.
+
+    Args:
+        root: the host's.
+        gpus: those plugged in.
+        driver: version of the libraries.
+        module: version of the kernel module.
+        majors: of drivers with a dynamic one.
+        files: the module's parameters about nodes: whether to modify them, uid, gid, mode.
+    """
+    modify, uid, gid, mode = files
     base = f"{root}/proc/driver/nvidia"
     shutil.rmtree(base, ignore_errors=True)
     write_version(root, module)
     write(
         f"{base}/params",
-        "ResmanDebugLevel: 4294967295\nRmLogonRC: 1\nModifyDeviceFiles: 1\nDeviceFileUID: 0\n"
-        f"DeviceFileGID: 0\nDeviceFileMode: {node_mode}\nInitializeSystemMemoryAllocations: 1\n"
+        f"ResmanDebugLevel: 4294967295\nRmLogonRC: 1\nModifyDeviceFiles: {modify}\nDeviceFileUID: {uid}\n"
+        f"DeviceFileGID: {gid}\nDeviceFileMode: {mode}\nInitializeSystemMemoryAllocations: 1\n"
         'UsePageAttributeTable: 4294967295\nEnableMSI: 1\nRegistryDwords: ""\n',
     )
     write(f"{base}/registry", 'Binary: ""\n')
@@ -151,7 +165,7 @@ def _mig_minors() -> str:
 def _devices(module: str, majors: dict[str, int]) -> str:
     # Up to branch 535 the module registered one front end for every minor of its major.
     first = ["nvidia-frontend"] if int(module.split(".")[0]) <= 535 else ["nvidia", "nvidia-modeset", "nvidiactl"]
-    lines = [(1, "mem"), (5, "/dev/tty"), (136, "pts"), *((NVIDIA_MAJOR, name) for name in first)]
+    lines = [(1, "mem"), (5, "/dev/tty"), (136, "pts"), (DRM_MAJOR, "drm"), *((NVIDIA_MAJOR, name) for name in first)]
     lines += [(major, name) for name, major in majors.items()]
     characters = "".join(f"{major:3d} {name}\n" for major, name in sorted(lines))
     return f"Character devices:\n{characters}\nBlock devices:\n  8 sd\n259 blkext\n"
@@ -187,6 +201,12 @@ def nodes(gpus: Iterable[Gpu], majors: dict[str, int], imex: int) -> dict[str, t
     for channel in range(imex):
         found[f"nvidia-caps-imex-channels/channel{channel}"] = (CAPS_IMEX_MAJOR, channel)
     return found
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it is there."""
+    if os.path.lexists(path):
+        os.unlink(path)
 
 
 def make_node(path: str, major: int, minor: int, mode: int, uid: int, gid: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 
+import fakehost
 from fakehost import Host, build
 from fakehost.client import ask
+from gpushim.inventory import rooted
 
 pytestmark = pytest.mark.slow
 
@@ -120,6 +123,63 @@ def test_two_driver_versions_side_by_side(tmp_path: Path) -> None:
     assert os.path.exists(f"{made.lib_path}/libcuda.so.535.183.01")
     assert os.readlink(f"{made.lib_path}/libcuda.so.1") == "libcuda.so.550.54.14"
     assert ask(made)["driver"] == "550.54.14"
+
+
+@pytest.mark.parametrize("layout", fakehost.layouts.LIBDIRS)
+def test_nvml_of_every_layout(tmp_path: Path, layout: str) -> None:
+    made = build(str(tmp_path / "h"), 2, layout=layout)
+    assert len(ask(made)["gpus"]) == 2
+    assert os.path.exists(f"{made.root}/etc/ld.so.cache") == (layout in ("debian", "rhel"))
+
+
+@pytest.mark.parametrize(("layout", "folder"), [("debian", "usr/lib/i386-linux-gnu"), ("rhel", "usr/lib")])
+def test_32_bit_libraries_in_the_loader_cache(tmp_path: Path, layout: str, folder: str) -> None:
+    made = build(str(tmp_path / "h"), 1, layout=layout)
+    command = ["/sbin/ldconfig", "-p", "-C", f"{made.root}/etc/ld.so.cache"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    paths = re.findall(r"^\tlibcuda\.so\.1 \((.*)\) => (\S+)$", listed, re.M)
+    assert ("ELF", f"/{folder}/libcuda.so.1") in paths or ("libc6", f"/{folder}/libcuda.so.1") in paths
+    assert ("libc6,x86-64", f"/{made.libdir}/libcuda.so.1") in paths
+
+
+@pytest.mark.parametrize("machine", fakehost.smallelf.MACHINES)
+def test_written_libraries_in_the_eyes_of_readelf(tmp_path: Path, machine: str) -> None:
+    (tmp_path / "x").write_bytes(fakehost.smallelf.library(machine, "libx.so.1"))
+    command = ["readelf", "--wide", "--file-header", "--segments", "--dynamic", str(tmp_path / "x")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={"LC_ALL": "C", "PATH": "/usr/bin"}
+    )
+    assert (done.stderr, "Library soname: [libx.so.1]" in done.stdout) == ("", True)
+    assert {"x86_64": "X86-64", "aarch64": "AArch64", "i386": "Intel 80386"}[machine] in done.stdout
+
+
+def test_links_of_the_store(tmp_path: Path) -> None:
+    made = build(str(tmp_path / "h"), 1, layout="nixos")
+    for path in ("run/opengl-driver/lib/libcuda.so.1", "run/opengl-driver/share/nvidia/nvoptix.bin"):
+        assert (rooted.resolve(made.root, f"/{path}") or "").startswith("/nix/store/q8xk3v7m-nvidia-x11-")
+    assert not os.path.exists(f"{made.root}/usr/bin/nvidia-smi")
+    assert rooted.resolve(made.root, "/run/current-system/sw/bin/nvidia-smi")
+
+
+def test_what_only_complete_hosts_have(tmp_path: Path) -> None:
+    plain = build(str(tmp_path / "plain"), 1, nodes=False)
+    complete = build(str(tmp_path / "complete"), 1, nodes=False, complete=True)
+
+    def files(root: str) -> set[str]:
+        return {os.path.relpath(os.path.join(at, name), root) for at, _, names in os.walk(root) for name in names}
+
+    assert files(complete.root) - files(plain.root) == {
+        "etc/OpenCL/vendors/nvidia.icd",
+        "usr/bin/nvidia-imex",
+        "usr/bin/nvidia-imex-ctl",
+        "usr/lib/x86_64-linux-gnu/libnvidia-nvvm70.so.4",
+    }
+
+
+def test_mps_on_request(tmp_path: Path) -> None:
+    assert not os.path.exists(f"{build(str(tmp_path / 'a'), 1, nodes=False).root}/tmp/nvidia-mps")
+    made = build(str(tmp_path / "b"), 1, nodes=False, mps=True)
+    assert stat.S_ISSOCK(os.lstat(f"{made.root}/tmp/nvidia-mps/control").st_mode)
 
 
 def test_command_line_with_the_system_python(tmp_path: Path) -> None:

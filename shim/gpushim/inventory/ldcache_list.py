@@ -14,16 +14,19 @@ OLD_MAGIC = b"ld.so-1.7.0"
 OLD_HEADER, OLD_ENTRY = 16, 12  # bytes; the count is at offset 12
 NEW_HEADER, NEW_ENTRY = 48, 24
 NAME_LIMIT = 4096  # bytes of a name or a path (PATH_MAX)
-# Flags of a 64-bit ELF library, by machine: FLAG_ELF_LIBC6 in the low byte and the ABI in the next.
-_FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03, "ppc64le": 0x0503, "riscv64": 0x1003}
+# Flags of an entry: the library's ABI, by machine, and in the low byte its type. FLAG_ELF_LIBC6 is 3; ldconfig gives
+# FLAG_ELF, which is 1, to 32-bit libraries that do not ask for libc themselves.
+ABIS = {"x86_64": 0x0300, "aarch64": 0x0A00, "ppc64le": 0x0500, "riscv64": 0x1000, "i386": 0x0000}
+FLAG_ELF, ABI_MASK = 1, 0xFF00
 
 
-def libraries(cache: bytes, machine: str = "") -> list[tuple[str, str]]:
+def libraries(cache: bytes, machine: str = "", beginnings: tuple[bytes, ...] = (b"",)) -> list[tuple[str, str]]:
     """List a cache's libraries for a machine.
 
     Args:
         cache: the whole file.
-        machine: as uname names it; this one's by default.
+        machine: as uname names it, or "i386"; this one by default.
+        beginnings: of the names that are wanted; a cache may have thousands of others.
 
     Returns:
         (name that the loader asks for, path), in the cache's order.
@@ -31,7 +34,7 @@ def libraries(cache: bytes, machine: str = "") -> list[tuple[str, str]]:
     Raises:
         ValueError: it is not a cache in the new layout, or it is damaged.
     """
-    wanted = _FLAGS.get(machine or platform.machine(), 0x0003)
+    wanted = ABIS.get(machine or platform.machine(), 0)
     try:
         start = _new_layout(cache)
         (count,) = struct.unpack_from("=I", cache, start + len(NEW_MAGIC))
@@ -41,7 +44,9 @@ def libraries(cache: bytes, machine: str = "") -> list[tuple[str, str]]:
         return [
             (_text(cache, start + key), _text(cache, start + value))
             for flags, key, value, _version, _hwcap in struct.iter_unpack("=iIIIQ", table)
-            if flags == wanted
+            if flags & FLAG_ELF
+            and flags & ABI_MASK == wanted
+            and (cache.startswith(beginnings, start + key) or start + key >= len(cache))
         ]
     except struct.error:
         raise ValueError("it ends within its header") from None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import fakehost
+from fakehost import smallelf
 from gpushim.inventory import elf
 
 
@@ -31,6 +33,64 @@ def test_reads_the_soname(libraries: Path, name: str, soname: str) -> None:
 
 def test_program_has_none() -> None:
     assert elf.soname("/usr/bin/python3") == ""
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64", "i386"])
+@pytest.mark.parametrize("soname", ["libcuda.so.1", ""])
+def test_every_machine(tmp_path: Path, machine: str, soname: str) -> None:
+    (tmp_path / "x").write_bytes(smallelf.library(machine, soname))
+    assert elf.soname(str(tmp_path / "x"), machine) == soname
+
+
+def test_32_bit_library_of_a_real_linker(tmp_path: Path) -> None:
+    source, output = tmp_path / "a.c", tmp_path / "a.so"
+    source.write_text("int f(void) { return 0; }\n")
+    command = ["gcc", "-m32", "-nostdlib", "-fPIC", "-shared", "-Wl,-soname,liba.so.3", "-o", output, source]
+    subprocess.run([str(word) for word in command], check=True)
+    assert elf.soname(str(output), "i386") == "liba.so.3"
+    with pytest.raises(elf.ForeignError, match="another machine"):
+        elf.soname(str(output), "x86_64")
+
+
+@pytest.mark.parametrize(
+    ("actual", "wanted"),
+    [("i386", "x86_64"), ("aarch64", "x86_64"), ("x86_64", "aarch64"), ("x86_64", "i386"), ("i386", "mips64")],
+)
+def test_library_for_another_machine(tmp_path: Path, actual: str, wanted: str) -> None:
+    (tmp_path / "x").write_bytes(smallelf.library(actual, "libcuda.so.1"))
+    with pytest.raises(elf.ForeignError):
+        elf.soname(str(tmp_path / "x"), wanted)
+
+
+def test_32_bits_of_a_64_bit_machine_are_foreign(tmp_path: Path) -> None:
+    data = bytearray(smallelf.library("i386", "libcuda.so.1"))
+    struct.pack_into("<H", data, 18, smallelf.MACHINES["x86_64"][1])  # x32 is such
+    (tmp_path / "x").write_bytes(data)
+    for machine in ("x86_64", "i386"):
+        with pytest.raises(elf.ForeignError):
+            elf.soname(str(tmp_path / "x"), machine)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "i386"])
+def test_every_truncation_of_a_small_one(tmp_path: Path, machine: str) -> None:
+    data = smallelf.library(machine, "libcuda.so.1")
+    for size in range(len(data)):
+        (tmp_path / "x").write_bytes(data[:size])
+        with pytest.raises(ValueError, match="it "):
+            elf.soname(str(tmp_path / "x"), machine)
+
+
+def test_fifo_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(ValueError, match="not an ELF file"):
+        elf.soname(str(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/b"])
+def test_soname_that_is_a_path(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x").write_bytes(smallelf.library("x86_64", name))
+    with pytest.raises(ValueError, match="its SONAME is a path"):
+        elf.soname(str(tmp_path / "x"), "x86_64")
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"\x7fELF\x01\x01" + bytes(60), b"#!/bin/sh\n" * 10])
@@ -76,9 +136,8 @@ def test_no_changed_byte_of_the_headers_does_harm(libraries: Path, tmp_path: Pat
 
 
 def test_offset_beyond_any_file(tmp_path: Path) -> None:
-    header = bytearray(elf.IDENT + bytes(58))
+    header = bytearray(smallelf.library("x86_64", "libcuda.so.1"))
     struct.pack_into("=Q", header, 32, (1 << 64) - 1)
-    struct.pack_into("=HH", header, 54, 56, 1)
     (tmp_path / "x").write_bytes(header)
-    with pytest.raises(ValueError, match="odd"):
-        elf.soname(str(tmp_path / "x"))
+    with pytest.raises(ValueError, match="beyond its end"):
+        elf.soname(str(tmp_path / "x"), "x86_64")

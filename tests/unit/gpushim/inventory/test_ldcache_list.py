@@ -11,6 +11,7 @@ import pytest
 
 import fakehost
 from gpushim.inventory import ldcache_list
+from unit.gpushim.inventory.golden import loader_cache
 
 
 def printed(cache: Path) -> list[tuple[str, str]]:
@@ -38,15 +39,36 @@ def test_other_machines_libraries_are_not_listed(tmp_path: Path) -> None:
     assert ldcache_list.libraries((tmp_path / "etc/ld.so.cache").read_bytes(), "aarch64") == []
 
 
+def test_32_bit_libraries_agree_with_ldconfig(tmp_path: Path) -> None:
+    fakehost.build(str(tmp_path), 1)
+    cache = tmp_path / "etc/ld.so.cache"
+    text = subprocess.run(["/sbin/ldconfig", "-p", "-C", cache], capture_output=True, text=True, check=True).stdout
+    listed = re.findall(r"^\t(\S+) \((?:libc6|ELF)\) => (\S+)$", text, re.MULTILINE)
+    assert ("libcuda.so.1", "/usr/lib/i386-linux-gnu/libcuda.so.1") in listed
+    assert ldcache_list.libraries(cache.read_bytes(), "i386") == listed
+
+
+@pytest.mark.parametrize(
+    ("flags", "listed"),
+    [(0x0303, ["x86_64"]), (0x0301, ["x86_64"]), (0x0302, []), (0x0003, ["i386"]), (0x0001, ["i386"]), (0x0803, [])],
+)
+def test_types_and_abis(flags: int, listed: list[str]) -> None:
+    data = loader_cache([(flags, "libcuda.so.1", "/lib/libcuda.so.1")])
+    machines = ("x86_64", "aarch64", "i386")
+    assert [machine for machine in machines if ldcache_list.libraries(data, machine)] == listed
+
+
 def test_every_truncation_is_refused_or_lists_what_is_whole(tmp_path: Path) -> None:
     fakehost.build(str(tmp_path), 1)
     data = (tmp_path / "etc/ld.so.cache").read_bytes()
     whole = ldcache_list.libraries(data)
     for size in range(len(data)):
-        try:
-            assert ldcache_list.libraries(data[:size]) == whole  # only what follows the last string is missing
-        except ValueError:
-            pass
+        for beginnings in ((b"",), (b"libcuda", b"libnvi")):
+            wanted = [entry for entry in whole if entry[0].encode().startswith(beginnings)]
+            try:  # if it is not refused, only what follows the last of their strings is missing
+                assert ldcache_list.libraries(data[:size], beginnings=beginnings) == wanted
+            except ValueError:
+                pass
 
 
 @pytest.mark.parametrize("count", [1, 1 << 31, (1 << 32) - 1])

@@ -1,0 +1,195 @@
+"""The driver's files that are no libraries: programs, firmware, sockets, configuration, X.Org modules.
+
+Out of scope: libraries (libraries.py); what is in the files, but for the machine of an X.Org module.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+from gpushim import stamp
+from gpushim.inventory import elf, rooted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpushim.inventory.libraries import Loader
+
+BINARIES = {
+    "utility": (
+        "nvidia-smi",
+        "nvidia-debugdump",
+        "nvidia-persistenced",
+        "nv-fabricmanager",
+        "nvidia-imex",
+        "nvidia-imex-ctl",
+    ),
+    "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),  # MPS needs all of them
+}
+BINARY_DIRS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
+NIXOS_BINARIES = "/run/current-system/sw/bin"
+SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
+
+# By capability, below each of CONFIG_DIRS; {arch} as file names have it: x86_64, aarch64, i686.
+CONFIGS = {
+    "compute": ("OpenCL/vendors/nvidia.icd",),
+    "graphics": (
+        "glvnd/egl_vendor.d/10_nvidia.json",
+        "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+        "egl/egl_external_platform.d/10_nvidia_wayland.json",
+        "egl/egl_external_platform.d/15_nvidia_gbm.json",
+        "egl/egl_external_platform.d/20_nvidia_xcb.json",
+        "egl/egl_external_platform.d/20_nvidia_xlib.json",
+        "vulkan/icd.d/nvidia_icd.json",
+        "vulkan/icd.d/nvidia_icd.{arch}.json",
+        "vulkan/icd.d/nvidia_layers.json",
+        "vulkan/implicit_layer.d/nvidia_layers.json",
+        "nvidia/nvoptix.bin",
+    ),
+    "graphics32": ("vulkan/icd.d/nvidia_icd.{arch}.json",),
+    "display": (
+        "X11/xorg.conf.d/10-nvidia.conf",
+        "X11/xorg.conf.d/10-nvidia-drm-outputclass.conf",
+        "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+    ),
+}
+CONFIG_DIRS = ("/etc", "/usr/local/share", "/usr/share")
+NIXOS_CONFIGS = {"/etc": "/run/opengl-driver/etc", "/usr/share": "/run/opengl-driver/share"}
+
+XORG_DIRS = ("/usr/lib", "/usr/lib64", "/usr/X11R6/lib", "/usr/X11R6/lib64")
+XORG_MODULES = (  # places below a library directory, for drivers and for extensions
+    ("nvidia/xorg", "xorg/modules/drivers", "xorg/modules/updates/drivers", "modules/drivers"),
+    ("nvidia/xorg", "xorg/modules/extensions", "xorg/modules/updates/extensions", "modules/extensions"),
+)
+FIRMWARE_PATH = "/sys/module/firmware_class/parameters/path"
+PATH_LIMIT = 4096  # bytes, PATH_MAX
+
+
+def binaries(root: str, capability: str) -> list[dict[str, Any]]:
+    """List a capability's programs: of each name the first there is."""
+    found = []
+    for name in BINARIES.get(capability, ()):
+        # NixOS has its programs where no container looks: there they are linked to.
+        places = [(f"{folder}/{name}", f"{folder}/{name}") for folder in BINARY_DIRS]
+        places.append((f"{NIXOS_BINARIES}/{name}", f"/usr/bin/{name}"))
+        found += list(_hits(root, places, "binary"))[:1]
+    return found
+
+
+def configs(root: str, capability: str, arch: str) -> list[dict[str, Any]]:
+    """List a capability's configuration and data files, each at every path where the host has it.
+
+    Args:
+        root: the driver root.
+        capability: one, or one with "32".
+        arch: the machine as file names have it.
+    """
+    places = []
+    for folder in CONFIG_DIRS:
+        for name in CONFIGS.get(capability, ()):
+            path = f"{folder}/{name.format(arch=arch)}"
+            places.append((path, path))
+    for folder, actual in NIXOS_CONFIGS.items():
+        for name in CONFIGS.get(capability, ()):
+            below = name.format(arch=arch)
+            places.append((f"{actual}/{below}", f"{folder}/{below}"))
+    return list(_hits(root, places, "data"))
+
+
+def xorg(loader: Loader, version: str) -> list[dict[str, Any]]:
+    """List the driver's modules of the X server: of each the first that is for this machine."""
+    folders = list(dict.fromkeys([*loader.folders, *XORG_DIRS]))
+    extension = f"libglxserver_nvidia.so.{version}"
+    found = []
+    for name, places in zip(("nvidia_drv.so", extension), XORG_MODULES):
+        paths = [f"{folder}/{place}/{name}" for folder in folders for place in places]
+        for entry in _hits(loader.root, [(path, path) for path in paths], "data"):
+            try:
+                elf.soname(rooted.inside(loader.root, entry["path"]), loader.machine)
+            except (OSError, ValueError):
+                continue
+            if name == extension:
+                link = f"{os.path.dirname(entry['path'])}/libglxserver_nvidia.so"
+                entry.setdefault("links", []).append(f"{os.path.basename(entry['path'])}::{link}")
+            found.append(entry)
+            break
+    return found
+
+
+def firmware(root: str, version: str) -> list[dict[str, Any]]:
+    """List the GSP's firmware: of each file the one that the kernel loads (fw_path in firmware_loader/main.c)."""
+    release = os.uname().release
+    below = (f"/updates/{release}", "/updates", f"/{release}", "")
+    found: dict[str, dict[str, Any]] = {}
+    for place in (*_firmware_path(root), *("/lib/firmware" + name for name in below)):
+        folder = f"{place}/nvidia/{version}"
+        for name in rooted.listing(root, folder):
+            if name.startswith("gsp") and name.endswith(".bin") and name not in found:
+                found.update((name, entry) for entry in _hits(root, [(f"{folder}/{name}",) * 2], "firmware"))
+    return list(found.values())
+
+
+def _firmware_path(root: str) -> list[str]:
+    """Read the directory that the kernel looks in first; it is the host's, and may be one in the root."""
+    for path in dict.fromkeys((rooted.inside(root, FIRMWARE_PATH), FIRMWARE_PATH)):
+        try:
+            with open(path, "rb", opener=rooted.nonblocking) as file:
+                folder = os.fsdecode(file.read(PATH_LIMIT)).rstrip("\n").rstrip("/")
+        except OSError:
+            continue
+        if root != "/" and folder.startswith(root + "/"):
+            folder = folder[len(root) :]
+        return [folder] if folder.startswith("/") else []
+    return []
+
+
+def sockets(root: str) -> list[dict[str, Any]]:
+    """List the sockets of the driver's services."""
+    resolved = [rooted.resolve(root, path) or rooted.resolve(root, "/var" + path) for path in SOCKETS]
+    return [{"path": path, "kind": "socket"} for path in resolved if rooted.kind(root, path) == stat.S_IFSOCK]
+
+
+def gds(root: str) -> list[dict[str, Any]]:
+    """List what GPUDirect Storage needs beside its nodes: its configuration, and udev's knowledge of disks."""
+    found = list(_hits(root, [("/etc/cufile.json",) * 2], "data"))
+    if rooted.kind(root, rooted.resolve(root, "/run/udev")) == stat.S_IFDIR:
+        found.append({"path": "/run/udev", "kind": "directory"})
+    return found
+
+
+def mps(root: str, pipes: str) -> list[dict[str, Any]]:
+    """List what MPS needs: the directory of the daemon's pipes, if it runs, and the programs.
+
+    Args:
+        root: the driver root.
+        pipes: the directory, "" for none. /tmp is everybody's, and containers may write to what they get: a link
+            does not count, nor does a directory of anybody but root.
+    """
+    parent, name = os.path.split(pipes.rstrip("/"))
+    above = rooted.resolve(root, parent) if name not in ("", ".", "..") else None
+    real = f"{above.rstrip('/')}/{name}" if above else None
+    if real is None or rooted.kind(root, real) != stat.S_IFDIR:
+        return []
+    if rooted.kind(root, f"{real}/control") not in (stat.S_IFSOCK, stat.S_IFIFO):
+        return []
+    try:
+        if not stamp.trusted(os.lstat(rooted.inside(root, real)).st_uid):
+            return []  # its owner could put a link in its place later
+    except OSError:  # it is gone
+        return []
+    return [rooted.entry(root, f"{parent.rstrip('/')}/{name}", real, "socket"), *binaries(root, "compute")]
+
+
+def _hits(root: str, places: list[tuple[str, str]], kind: str) -> Iterator[dict[str, Any]]:
+    """Find the files among (place on the host, path where programs look for it); no path twice."""
+    known = set()
+    for place, path in places:
+        real = rooted.resolve(root, place)
+        if path in known or not real or rooted.kind(root, real) != stat.S_IFREG:
+            continue
+        entry = rooted.entry(root, path, real, kind)
+        if entry["path"] not in known:
+            yield entry
+        known |= {path, entry["path"]}

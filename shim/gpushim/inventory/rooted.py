@@ -1,0 +1,100 @@
+"""Paths inside a driver root: links are followed as a process would that has the root as its "/".
+
+Out of scope: containers' roots, which may change while one looks (gpuhook.walk).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS
+
+
+def resolve(root: str, path: str) -> str | None:
+    """Follow a path's links inside a root.
+
+    Args:
+        root: an absolute path; where "/" and the top of ".." are.
+        path: an absolute path inside it.
+
+    Returns:
+        the path inside the root without any link, None if it leads nowhere.
+    """
+    top = root.rstrip("/")
+    done: list[str] = []
+    todo = path.split("/")[::-1]
+    links = 0
+    while todo:
+        part = todo.pop()
+        if part == "..":
+            del done[-1:]
+        elif part not in ("", "."):
+            here = "/".join((top, *done, part))
+            try:
+                is_link = stat.S_ISLNK(os.lstat(here).st_mode)
+                target = os.readlink(here) if is_link else ""
+            except (OSError, ValueError):  # ValueError: a NUL in it
+                return None
+            if not is_link:
+                done.append(part)
+                continue
+            links += 1
+            if links > LINK_LIMIT:
+                return None
+            if target.startswith("/"):
+                done.clear()
+            todo += target.split("/")[::-1]
+    return "/" + "/".join(done)
+
+
+def inside(root: str, path: str) -> str:
+    """Return the host's path of an absolute path inside a root."""
+    return path if root == "/" else root + path
+
+
+def kind(root: str, path: str | None) -> int:
+    """Tell what is at a resolved path: S_IFREG, S_IFSOCK, ...; 0 for nothing, and for an empty file."""
+    try:
+        status = os.lstat(inside(root, path)) if path else None
+    except OSError:
+        return 0
+    if status is None or (stat.S_ISREG(status.st_mode) and not status.st_size):
+        return 0
+    return stat.S_IFMT(status.st_mode)
+
+
+def listing(root: str, folder: str) -> list[str]:
+    """List the names in a directory inside a root, sorted; none if it cannot be read."""
+    real = resolve(root, folder)
+    try:
+        return sorted(os.listdir(inside(root, real))) if real else []
+    except OSError:
+        return []
+
+
+def nonblocking(path: str, flags: int) -> int:
+    """Open a file for reading, as open's `opener`: a FIFO must not hang us."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def entry(root: str, path: str, real: str, kind: str) -> dict[str, Any]:
+    """Write the snapshot's entry of a file that programs know under another path than its own.
+
+    Args:
+        root: the driver root.
+        path: where programs look for it, such as /usr/bin/nvidia-smi.
+        real: where it is.
+        kind: the entry's.
+
+    Returns:
+        an entry with the path that programs know where the kernel finds the same file there. Where it does not,
+        because a link is meant inside the root, the container gets the file at its own path, and a link to it.
+    """
+    try:
+        if os.path.samefile(inside(root, path), inside(root, real)):
+            return {"path": path, "kind": kind}
+    except OSError:
+        pass
+    return {"path": real, "kind": kind, "links": [f"{real}::{path}"]}

@@ -1,0 +1,248 @@
+"""The driver's files that are no libraries. Whole inventories are in test_files_golden.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakehost
+from fakehost import smallelf
+from gpushim.inventory import data_files
+from gpushim.inventory.libraries import Loader
+
+VERSION = "535.183.01"
+
+
+def make(path: Path, data: bytes = b"x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def listen(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path.parent, os.O_PATH)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"/proc/self/fd/{fd}/{path.name}")
+    os.close(fd)
+
+
+def paths(entries: list[dict[str, Any]]) -> list[str]:
+    return [entry["path"] for entry in entries]
+
+
+def test_first_program_of_a_name(tmp_path: Path) -> None:
+    make(tmp_path / "usr/local/bin/nvidia-smi")
+    make(tmp_path / "usr/sbin/nvidia-smi")
+    assert data_files.binaries(str(tmp_path), "utility") == [{"path": "/usr/sbin/nvidia-smi", "kind": "binary"}]
+
+
+@pytest.mark.parametrize("name", data_files.BINARIES["utility"])
+def test_programs_of_utility(tmp_path: Path, name: str) -> None:
+    make(tmp_path / "usr/bin" / name)
+    assert paths(data_files.binaries(str(tmp_path), "utility")) == [f"/usr/bin/{name}"]
+    assert data_files.binaries(str(tmp_path), "compute") == []
+
+
+def test_program_behind_a_link_keeps_its_name(tmp_path: Path) -> None:
+    make(tmp_path / "usr/bin/smi-real")
+    (tmp_path / "usr/bin/nvidia-smi").symlink_to("smi-real")
+    assert data_files.binaries(str(tmp_path), "utility") == [{"path": "/usr/bin/nvidia-smi", "kind": "binary"}]
+
+
+def test_program_behind_a_link_that_is_meant_inside_the_root(tmp_path: Path) -> None:
+    make(tmp_path / "opt/smi")
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/nvidia-smi").symlink_to("/opt/smi")
+    expected = {"path": "/opt/smi", "kind": "binary", "links": ["/opt/smi::/usr/bin/nvidia-smi"]}
+    assert data_files.binaries(str(tmp_path), "utility") == [expected]
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        ("compute", "OpenCL/vendors/nvidia.icd"),
+        ("graphics", "glvnd/egl_vendor.d/10_nvidia.json"),
+        ("graphics", "egl/egl_external_platform.d/15_nvidia_gbm.json"),
+        ("graphics", "vulkan/icd.d/nvidia_icd.aarch64.json"),
+        ("graphics", "nvidia/nvoptix.bin"),
+        ("display", "X11/xorg.conf.d/10-nvidia.conf"),
+    ],
+)
+def test_every_hit_at_its_own_path(tmp_path: Path, capability: str, name: str) -> None:
+    for folder in ("usr/share", "usr/local/share", "etc"):
+        make(tmp_path / folder / name)
+    found = data_files.configs(str(tmp_path), capability, "aarch64")
+    assert found == [{"path": f"/{at}/{name}", "kind": "data"} for at in ("etc", "usr/local/share", "usr/share")]
+    others = {"compute", "graphics", "display"} - {capability}
+    assert not [entry for other in others for entry in data_files.configs(str(tmp_path), other, "aarch64")]
+
+
+def test_configuration_of_another_machine_stays(tmp_path: Path) -> None:
+    make(tmp_path / "usr/share/vulkan/icd.d/nvidia_icd.i686.json")
+    assert data_files.configs(str(tmp_path), "graphics", "x86_64") == []
+    assert paths(data_files.configs(str(tmp_path), "graphics32", "i686")) == [
+        "/usr/share/vulkan/icd.d/nvidia_icd.i686.json"
+    ]
+
+
+@pytest.mark.parametrize("obstacle", ["fifo", "directory", "empty", "loop", "outside"])
+def test_configuration_that_is_no_file(tmp_path: Path, obstacle: str) -> None:
+    path = tmp_path / "root/etc/OpenCL/vendors/nvidia.icd"
+    path.parent.mkdir(parents=True)
+    make(tmp_path / "secret")
+    if obstacle == "fifo":
+        os.mkfifo(path)
+    elif obstacle == "directory":
+        path.mkdir()
+    elif obstacle == "empty":
+        path.write_bytes(b"")
+    else:
+        path.symlink_to("nvidia.icd" if obstacle == "loop" else "../../../../secret")
+    assert data_files.configs(str(tmp_path / "root"), "compute", "x86_64") == []
+
+
+def test_one_file_under_two_names_is_mounted_once(tmp_path: Path) -> None:
+    make(tmp_path / "usr/share/OpenCL/vendors/nvidia.icd")
+    (tmp_path / "etc/OpenCL/vendors").mkdir(parents=True)
+    (tmp_path / "etc/OpenCL/vendors/nvidia.icd").symlink_to("/usr/share/OpenCL/vendors/nvidia.icd")
+    (entry,) = data_files.configs(str(tmp_path), "compute", "x86_64")
+    assert entry["links"] == ["/usr/share/OpenCL/vendors/nvidia.icd::/etc/OpenCL/vendors/nvidia.icd"]
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["usr/lib/xorg/modules", "usr/lib64/xorg/modules", "usr/lib64/xorg/modules/updates", "usr/X11R6/lib/modules"],
+)
+def test_modules_of_the_x_server(tmp_path: Path, folder: str) -> None:
+    make(tmp_path / folder / "drivers/nvidia_drv.so", smallelf.library("x86_64", ""))
+    name = f"libglxserver_nvidia.so.{VERSION}"
+    make(tmp_path / folder / "extensions" / name, smallelf.library("x86_64", name))
+    make(tmp_path / folder / "extensions/libglxserver_nvidia.so.1.2", smallelf.library("x86_64", name))
+    driver, extension = data_files.xorg(Loader(str(tmp_path), "x86_64", b"", []), VERSION)
+    assert driver == {"path": f"/{folder}/drivers/nvidia_drv.so", "kind": "data"}
+    assert extension["path"] == f"/{folder}/extensions/{name}"
+    assert extension["links"] == [f"{name}::/{folder}/extensions/libglxserver_nvidia.so"]
+
+
+def test_module_of_another_machine_is_passed_over(tmp_path: Path) -> None:
+    make(tmp_path / "usr/lib/xorg/modules/drivers/nvidia_drv.so", smallelf.library("i386", ""))
+    make(tmp_path / "usr/lib64/nvidia/xorg/nvidia_drv.so", smallelf.library("x86_64", ""))
+    found = data_files.xorg(Loader(str(tmp_path), "x86_64", b"", []), VERSION)
+    assert paths(found) == ["/usr/lib64/nvidia/xorg/nvidia_drv.so"]
+
+
+@pytest.mark.parametrize(
+    ("told", "folder"),
+    [
+        ("{root}/lib/firmware", "lib/firmware"),
+        ("{root}/opt/fw/", "opt/fw"),
+        ("/opt/fw", "opt/fw"),
+        ("relative", "lib/firmware"),
+        ("", "lib/firmware"),
+    ],
+)
+def test_firmware_where_the_kernel_was_told(tmp_path: Path, told: str, folder: str) -> None:
+    for place in ("lib/firmware", "opt/fw"):
+        make(tmp_path / place / f"nvidia/{VERSION}/gsp_ga10x.bin")
+    told = told.format(root=tmp_path)
+    make(tmp_path / "sys/module/firmware_class/parameters/path", f"{told}\n".encode())
+    assert paths(data_files.firmware(str(tmp_path), VERSION)) == [f"/{folder}/nvidia/{VERSION}/gsp_ga10x.bin"]
+
+
+def test_firmware_path_that_is_a_fifo(tmp_path: Path) -> None:
+    make(tmp_path / f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin")
+    (tmp_path / "sys/module/firmware_class/parameters").mkdir(parents=True)
+    os.mkfifo(tmp_path / "sys/module/firmware_class/parameters/path")
+    assert len(data_files.firmware(str(tmp_path), VERSION)) == 1
+
+
+def test_firmware_of_other_names_and_versions_stays(tmp_path: Path) -> None:
+    for name in (f"{VERSION}/other.bin", f"{VERSION}/gsp.txt", "1.2/gsp_ga10x.bin"):
+        make(tmp_path / "lib/firmware/nvidia" / name)
+    assert data_files.firmware(str(tmp_path), VERSION) == []
+
+
+@pytest.mark.parametrize("service", ["nvidia-persistenced", "nvidia-fabricmanager"])
+@pytest.mark.parametrize("run", ["run", "var/run"])
+def test_sockets(tmp_path: Path, run: str, service: str) -> None:
+    listen(tmp_path / run / service / "socket")
+    assert data_files.sockets(str(tmp_path)) == [{"path": f"/{run}/{service}/socket", "kind": "socket"}]
+
+
+def test_socket_that_is_a_file_does_not_count(tmp_path: Path) -> None:
+    make(tmp_path / "run/nvidia-persistenced/socket")
+    assert data_files.sockets(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("pipe", ["socket", "fifo"])
+def test_mps(tmp_path: Path, pipe: str) -> None:
+    root = fakehost.build(str(tmp_path), 1, nodes=False, mps=True).root
+    if pipe == "fifo":
+        (tmp_path / "tmp/nvidia-mps/control").unlink()
+        os.mkfifo(tmp_path / "tmp/nvidia-mps/control")
+    assert data_files.mps(root, "/tmp/nvidia-mps") == [
+        {"path": "/tmp/nvidia-mps", "kind": "socket"},
+        {"path": "/usr/bin/nvidia-cuda-mps-control", "kind": "binary"},
+        {"path": "/usr/bin/nvidia-cuda-mps-server", "kind": "binary"},
+    ]
+
+
+def test_mps_directory_by_another_spelling(tmp_path: Path) -> None:
+    listen(tmp_path / "run/mps/control")
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var/run").symlink_to("../run")
+    assert data_files.mps(str(tmp_path), "/var/run/mps") == [{"path": "/var/run/mps", "kind": "socket"}]
+
+
+@pytest.mark.parametrize(
+    "obstacle", ["no policy", "missing", "no control", "file", "link", "control is a file", "control is a link"]
+)
+def test_no_mps(tmp_path: Path, obstacle: str) -> None:
+    pipes = tmp_path / "tmp/nvidia-mps"
+    (tmp_path / "tmp").mkdir()
+    if obstacle == "file":
+        pipes.write_bytes(b"x")
+    elif obstacle == "link":
+        listen(tmp_path / "etc/control")
+        pipes.symlink_to("../etc")
+    elif obstacle == "control is a link":
+        listen(tmp_path / "etc/control")
+        pipes.mkdir()
+        (pipes / "control").symlink_to("../../etc/control")
+    elif obstacle != "missing":
+        pipes.mkdir()
+    if obstacle == "control is a file":
+        make(pipes / "control")
+    elif obstacle == "no policy":
+        listen(pipes / "control")
+    assert data_files.mps(str(tmp_path), "" if obstacle == "no policy" else "/tmp/nvidia-mps") == []
+
+
+def test_mps_directory_of_somebody_else(tmp_path: Path) -> None:
+    listen(tmp_path / "tmp/nvidia-mps/control")
+    assert data_files.mps(str(tmp_path), "/tmp/nvidia-mps")
+    os.chown(tmp_path / "tmp/nvidia-mps", 1000, 1000)
+    assert data_files.mps(str(tmp_path), "/tmp/nvidia-mps") == []
+
+
+@pytest.mark.parametrize("pipes", ["/", "/tmp/..", "/tmp/."])
+def test_odd_mps_directories(tmp_path: Path, pipes: str) -> None:
+    listen(tmp_path / "control")
+    listen(tmp_path / "tmp/control")
+    assert data_files.mps(str(tmp_path), pipes) == []
+
+
+def test_gds(tmp_path: Path) -> None:
+    make(tmp_path / "etc/cufile.json")
+    (tmp_path / "run/udev").mkdir(parents=True)
+    expected = [{"path": "/etc/cufile.json", "kind": "data"}, {"path": "/run/udev", "kind": "directory"}]
+    assert data_files.gds(str(tmp_path)) == expected
+    shutil.rmtree(tmp_path / "run/udev")
+    (tmp_path / "run/udev").symlink_to("/nowhere")
+    assert data_files.gds(str(tmp_path)) == expected[:1]
