@@ -12,7 +12,7 @@ packages="busybox-static gcc libc6-dev libc-bin mmdebstrap python3 python3-venv 
 case $what in
   demo) ;;
   # Without recommended packages docker.io brings no bridge firewall tools; its service does start.
-  test) packages="$packages containerd crun docker.io podman shellcheck strace systemd" ;;
+  test) packages="$packages containerd crun docker.io podman shellcheck strace systemd udev" ;;
   *) echo "usage: tools/setup.sh demo|test" >&2 && exit 2 ;;
 esac
 
@@ -61,4 +61,4 @@ if [ "$what" = test ] && ! made .venv; then
 fi
 
 # Nothing writes bytecode at run time; a checkout that has it starts a container some 20 ms sooner.
-/usr/bin/python3 -m compileall -q shim hook
+/usr/bin/python3 -m compileall -q shim hook vendor

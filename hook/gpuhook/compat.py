@@ -30,7 +30,9 @@ SECTION = b".note.cuda.fwd_compatibility"
 OWNER = b"NVIDIA Corporation"
 
 
-def choose(root: Rootfs, driver: str, cuda: str, warn: Callable[[str, Exception], None]) -> list[tuple[str, str]]:
+def choose(
+    root: Rootfs, driver: str, cuda: str, warn: Callable[[str, Exception], None], folder: str = FOLDER
+) -> list[tuple[str, str]]:
     """Decide whether the image's compatibility libraries come before the host driver's.
 
     With a note that lists driver branches, they do if the host's branch is among them and their version is higher
@@ -42,20 +44,21 @@ def choose(root: Rootfs, driver: str, cuda: str, warn: Callable[[str, Exception]
         driver: version of the host's driver, e.g. 535.183.01, or "" if it is not known.
         cuda: CUDA version of the host's driver, e.g. 12.2, or "".
         warn: called with a place and an error for libraries that are there and cannot be judged.
+        folder: where the image has them.
 
     Returns:
         (SONAME, path in the container) of each such library; empty if the host's are to be used.
     """
-    place = FOLDER
+    place = folder
     try:
-        names = root.names(FOLDER, NAMES_LIMIT)
+        names = root.names(folder, NAMES_LIMIT)
         found = [name for name, regular in names.items() if regular and len(_libcuda_version(name)) > 1]
         if not found:
             return []
         if len(found) > 1:
             raise GpushimError(f"{len(found)} files there are called libcuda.so.*.*, instead of one", ROOTFS)
-        place = f"{FOLDER}/{found[0]}"
-        return _libraries(names, found[0]) if _is_better(root, found[0], driver, cuda) else []
+        place = f"{folder}/{found[0]}"
+        return _libraries(names, folder, found[0]) if _is_better(root, place, driver, cuda) else []
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, ValueError, GpushimError) as error:
@@ -68,16 +71,16 @@ def _libcuda_version(name: str) -> tuple[int, ...]:
     return version(rest) if stem == "libcuda" else ()
 
 
-def _is_better(root: Rootfs, name: str, driver: str, cuda: str) -> bool:
-    host, ours = version(driver), _libcuda_version(name)
-    fd, size = root.open(f"{FOLDER}/{name}")
+def _is_better(root: Rootfs, path: str, driver: str, cuda: str) -> bool:
+    host, ours = version(driver), _libcuda_version(path.rpartition("/")[2])
+    fd, size = root.open(path)
     try:
         text = elf.note(fd, size, posix.uname().machine, SECTION, OWNER)
     finally:
         posix.close(fd)
     if text is None:
         return bool(host) and ours[0] > host[0]
-    facts: Any = loads(text, f"the note in {FOLDER}/{name}")
+    facts: Any = loads(text, f"the note in {path}")
     if not isinstance(facts, dict):
         raise ValueError("its note is not a JSON object")
     branches, wants = facts.get("Driver"), facts.get("CUDA Version")
@@ -87,15 +90,15 @@ def _is_better(root: Rootfs, name: str, driver: str, cuda: str) -> bool:
     return isinstance(wants, str) and bool(theirs) and version(wants) > theirs
 
 
-def _libraries(names: dict[str, bool], libcuda: str) -> list[tuple[str, str]]:
+def _libraries(names: dict[str, bool], folder: str, libcuda: str) -> list[tuple[str, str]]:
     """Name the libraries as ldconfig(8) does, without reading each: most SONAMEs have one number behind .so."""
     parts = {name: name.partition(".so.") for name in names if name.startswith("lib")}
     short = [name for name, (_, _, rest) in parts.items() if name.endswith(".so") or len(version(rest)) == 1]
     linked = {parts[name][0] for name in short}
     # Some SONAMEs have the whole version; the file has no other name then.
     whole = [name for name, (stem, _, rest) in parts.items() if stem not in linked and len(version(rest)) > 1]
-    found = {name: f"{FOLDER}/{name}" for name in [*short, *whole]}
-    found.setdefault("libcuda.so.1", f"{FOLDER}/{libcuda}")
+    found = {name: f"{folder}/{name}" for name in [*short, *whole]}
+    found.setdefault("libcuda.so.1", f"{folder}/{libcuda}")
     if len(found) > LIBRARY_LIMIT:
         raise GpushimError(f"there are more than {LIBRARY_LIMIT} libraries", ROOTFS)
     return sorted(found.items())

@@ -22,8 +22,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.rootfs import Rootfs
 
+REGULAR = 0o100000  # S_IFREG: inode(7)
 MOUNTINFO_LIMIT = 64 << 20  # bytes; the kernel allows 100 000 mounts in a namespace
 OPTIONS = ("ro", "nosuid", "nodev", "noexec")
+PARAMS = "/proc/driver/nvidia/params"
+PARAMS_LIMIT = 1 << 16  # bytes; a driver's have one or two thousand
+MODIFIES, MODIFIES_NOT = b"ModifyDeviceFiles: 1\n", b"ModifyDeviceFiles: 0\n"
 
 
 def cover(root: Rootfs, pid: int, source: str, path: str) -> None:
@@ -31,7 +35,7 @@ def cover(root: Rootfs, pid: int, source: str, path: str) -> None:
 
     Args:
         root: the container's rootfs.
-        pid: the container's process.
+        pid: the container's process; 0 if the caller is in its mount namespace.
         source: path on the host, trusted.
         path: in the container, below the directory where its procfs is mounted.
 
@@ -47,19 +51,49 @@ def cover(root: Rootfs, pid: int, source: str, path: str) -> None:
         except FileNotFoundError:
             return
         fds.append(posix.open(source, posix.O_PATH | posix.O_CLOEXEC))
-        proc, place, ours = fds[0], fds[-2], fds[-1]
+        place, ours = fds[-2], fds[-1]
         if _identity(place) == _identity(ours):
             return  # from the first time
         kind = posix.fstat(ours).st_mode & TYPE
         if posix.fstat(place).st_mode & TYPE != kind:
             raise OSError(EINVAL, f"is not a {'directory' if kind == DIRECTORY else 'regular file'}")
-        if mount_id(place) != mount_id(proc):
-            raise OtherMountError(path)
-        _check_procfs(mount_id(proc), pid)
+        _check(fds[0], place, path, pid)
         from gpuhook import mounts  # 1.3 ms: `posix` lacks mount(2)
 
         where = (fds[-3], path.rpartition("/")[2], place)
         mounts.bind(pid, [mounts.Bind(source, ours, where, OPTIONS)])
+    finally:
+        for fd in fds:
+            posix.close(fd)
+
+
+def restrict_params(root: Rootfs, pid: int) -> None:
+    """Cover the driver's parameters by a copy that says ModifyDeviceFiles: 0, where no file of the host says so.
+
+    Args:
+        root: the container's rootfs.
+        pid: as for `cover`.
+
+    Raises OSError and GpushimError as `cover` does.
+    """
+    fds: list[int] = []
+    try:
+        try:
+            _open_each(root.fd, PARAMS.split("/")[1:], fds)
+        except FileNotFoundError:
+            return
+        place = fds[-1]
+        if posix.fstat(place).st_mode & TYPE != REGULAR:
+            raise OSError(EINVAL, "is not a regular file")
+        data = _read(f"/proc/self/fd/{place}", PARAMS_LIMIT)
+        if MODIFIES not in data:
+            return
+        _check(fds[0], place, PARAMS, pid)
+        from gpuhook import mounts  # as above
+
+        folder, name = PARAMS.split("/")[-2:]
+        where = (fds[-2], name, place)
+        mounts.bind_data(pid, data.replace(MODIFIES, MODIFIES_NOT), (fds[-3], folder), where, OPTIONS)
     finally:
         for fd in fds:
             posix.close(fd)
@@ -77,9 +111,15 @@ def _identity(fd: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _check_procfs(mount: bytes, pid: int) -> None:
-    """Refuse a mount that is not the root of a procfs, or that would carry ours to other namespaces (proc(5))."""
-    for line in _read(f"/proc/{pid}/mountinfo").splitlines():
+def _check(proc: int, place: int, path: str, pid: int) -> None:
+    """Refuse a place on another mount than the procfs, and a mount there that is not the root of a procfs.
+
+    So is one refused that would carry ours to other namespaces (proc(5)).
+    """
+    mount = mount_id(proc)
+    if mount_id(place) != mount:
+        raise OtherMountError(path)
+    for line in _read(f"/proc/{pid or 'self'}/mountinfo", MOUNTINFO_LIMIT).splitlines():
         words = line.split(b" ")
         if words[0] != mount:
             continue
@@ -92,11 +132,11 @@ def _check_procfs(mount: bytes, pid: int) -> None:
     raise GpushimError("what is mounted there is unknown to the container's mount namespace", ROOTFS)
 
 
-def _read(path: str) -> bytes:
-    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+def _read(path: str, limit: int) -> bytes:
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
     try:
         data = b""
-        while len(data) < MOUNTINFO_LIMIT and (part := posix.read(fd, 1 << 20)):
+        while len(data) < limit and (part := posix.read(fd, 1 << 20)):
             data += part
         return data
     finally:

@@ -25,15 +25,20 @@ if TYPE_CHECKING:
     from gpuhook.prestart import Options
     from gpuhook.rootfs import Directory, Rootfs
 
+    Entries = list[tuple[bytes, bytes]]  # SONAME, path in the container
+
 CONF_LIMIT = 1 << 16  # bytes of a loader's configuration file
 LOG_TEXT_LIMIT = 1000  # characters
+LOADER32 = "/lib/ld-linux.so.2"  # i386's
 LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 COMPAT = "/usr/local/cuda/compat"
 PROFILES = "/etc/nvidia/nvidia-application-profiles-rc.d"
+GPUS = "/proc/driver/nvidia/gpus"
+DRAWING = ("libnvidia-eglcore.so", "libEGL_nvidia.so")  # what reads application profiles
 SYSTEM_FOLDERS = [
     start + end
     for start in (b"/lib", b"/usr/lib")
-    for end in (b"", b"64", b"/x86_64-linux-gnu", b"/aarch64-linux-gnu")
+    for end in (b"", b"64", b"32", b"/x86_64-linux-gnu", b"/aarch64-linux-gnu", b"/i386-linux-gnu")
 ]
 MUSL_DEFAULT = b"/lib:/usr/local/lib:/usr/lib\n"  # what musl's dynlink.c searches without a path file
 
@@ -79,7 +84,7 @@ class Work:
         except FileNotFoundError:
             return None
 
-    def link_libraries(self, libs: list[tuple[str, str, str]]) -> list[tuple[bytes, bytes]]:
+    def link_libraries(self, libs: list[tuple[str, str, str]]) -> Entries:
         """Make the SONAME links; return the entries for the loader's cache."""
         entries = []
         for soname, directory, name in libs:
@@ -93,7 +98,7 @@ class Work:
             entries.append((_encode(soname), _encode(path)))
         return entries
 
-    def link(self, links: list[tuple[str, str, str]]) -> list[tuple[bytes, bytes]]:
+    def link(self, links: list[tuple[str, str, str]]) -> Entries:
         """Make the other links; those that name a library become entries too, as ldconfig(8) has it."""
         entries = []
         for text, directory, name in links:
@@ -107,7 +112,7 @@ class Work:
                 entries.append((_encode(name), _encode(path)))
         return entries
 
-    def compatibility(self, driver: str, cuda: str) -> list[tuple[bytes, bytes]]:
+    def compatibility(self, driver: str, cuda: str) -> Entries:
         """Return the cache entries of the image's own libcuda and its kin, if they are to come first."""
         if not (driver or cuda) or not self.root.exists(COMPAT):
             return []
@@ -115,7 +120,9 @@ class Work:
 
         return [(_encode(name), _encode(path)) for name, path in choose(self.root, driver, cuda, self.warn)]
 
-    def configure(self, entries: list[tuple[bytes, bytes]], machine: str, driver: str = "", cuda: str = "") -> None:
+    def configure(
+        self, entries: Entries, machine: str, driver: str = "", cuda: str = "", entries32: Entries | None = None
+    ) -> None:
         """Tell the image's loader about the libraries; an image without one (static binaries) needs nothing.
 
         Args:
@@ -123,16 +130,18 @@ class Work:
             machine: as uname(2) calls it.
             driver: version of the host's driver, if the container may use a newer libcuda of its own.
             cuda: CUDA version of that driver.
+            entries32: the same as `entries`, for the loader of 32-bit programs.
         """
         exists = self.root.exists
         glibc = machine in LOADERS and exists(LOADERS[machine])
         # Alpine's gcompat brings a file with the name of glibc's loader.
         if exists("/etc/alpine-release") or (not glibc and exists(f"/lib/ld-musl-{machine}.so.1")):
             self.attempt(f"/etc/ld-musl-{machine}.path", self.add_to_musl_path, _folders(entries), machine)
-        elif glibc or exists("/etc/ld.so.cache"):
+        elif glibc or exists("/etc/ld.so.cache") or (entries32 and exists(LOADER32)):
             entries = self.compatibility(driver, cuda) + entries  # of two with one name the first counts
-            self.attempt("/etc/ld.so.cache", self.merge_cache, entries, machine)
-            self.attempt("/etc/ld.so.conf.d", self.name_folders, _folders(entries))
+            more = entries32 or []
+            self.attempt("/etc/ld.so.cache", self.merge_cache, entries, more, machine)
+            self.attempt("/etc/ld.so.conf.d", self.name_folders, _folders(entries + more))
 
     def attempt(self, what: str, step: Callable[..., None], *args: object) -> None:
         """Take a step that the container can start without."""
@@ -141,28 +150,35 @@ class Work:
         except (OSError, GpushimError) as error:
             self.warn(what, error)
 
-    def merge_cache(self, entries: list[tuple[bytes, bytes]], machine: str) -> None:
+    def merge_cache(self, entries: Entries, entries32: Entries, machine: str) -> None:
         """Add our libraries to glibc's cache."""
-        if machine not in ldcache.FLAGS:
-            raise GpushimError(f"libraries of {machine} have no known mark in it", ROOTFS)
         etc = self.directory("/etc")
-        new = ldcache.merge(self.read("/etc/ld.so.cache", ldcache.LIMIT), entries, ldcache.FLAGS[machine])
+        old = self.read("/etc/ld.so.cache", ldcache.LIMIT)
+        new = None
+        for more, flags in ((entries, ldcache.FLAGS), (entries32, ldcache.FLAGS32)):
+            if not more:
+                continue
+            if machine not in flags:
+                raise GpushimError(f"libraries of {machine} have no known mark in it", ROOTFS)
+            new = ldcache.merge(new or old, more, flags[machine]) or new
         if new is not None:
             etc.write("ld.so.cache", new)
 
-    def name_folders(self, folders: list[bytes]) -> None:
+    def name_folders(self, folders: list[bytes], keep: bool = False) -> None:
         """Name our directories for the ldconfig that the user may run later (ld.so.conf, ldconfig(8)).
 
         ldconfig prefers what it reads first. A directory of the system's own comes last: named first, it would win
-        over /usr/local/lib with all that the image has in it.
+        over /usr/local/lib with all that the image has in it. `keep` leaves those named before, by another hook.
         """
         etc = self.directory("/etc")
         for name, named in (
             ("00-gpushim.conf", [folder for folder in folders if folder not in SYSTEM_FOLDERS]),
             ("zz-gpushim.conf", [folder for folder in folders if folder in SYSTEM_FOLDERS]),
         ):
-            text = b"".join([folder + b"\n" for folder in named])
-            if text and self.read(f"/etc/ld.so.conf.d/{name}", CONF_LIMIT) != text:
+            old = self.read(f"/etc/ld.so.conf.d/{name}", CONF_LIMIT) if named else b""
+            before = old.splitlines() if keep and old else []
+            text = b"".join([folder + b"\n" for folder in dict.fromkeys([*before, *named])])
+            if named and old != text:
                 self.directory("/etc/ld.so.conf.d", create=True).write(name, text)
         if not self.root.exists("/etc/ld.so.conf"):
             etc.write("ld.so.conf", b"include /etc/ld.so.conf.d/*.conf\n")
@@ -198,19 +214,31 @@ def finish(work: Work, options: Options, pid: int) -> None:
         options: the hook's arguments.
         pid: the container's process.
     """
-    entries = work.link_libraries(options.libs) + work.link(options.links)
-    if entries:
-        work.configure(entries, posix.uname().machine, options.driver, options.cuda)
-    if options.profile_mask:
-        work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, options.profile_mask)
-    if options.covers:
+    folders32 = {place[1] for place in options.libs32} - {place[1] for place in options.libs}
+    entries32 = work.link_libraries(options.libs32) + work.link([one for one in options.links if one[1] in folders32])
+    entries = work.link_libraries(options.libs) + work.link([one for one in options.links if one[1] not in folders32])
+    if entries or entries32:
+        work.configure(entries, posix.uname().machine, options.driver, options.cuda, entries32)
+    mask, covers = options.profile_mask, options.covers
+    if options.node_links or options.gpus:
+        from gpuhook import nodes  # not needed where the arguments say which GPUs the container has
+
+        nodes.link(work.root, pid, options.node_links, work.warn)
+        own = [minor for minor, _ in options.gpus if nodes.has_gpu(work.root, minor)]
+        others = [f"{GPUS}/{name}" for minor, name in options.gpus if minor not in own and options.empty]
+        covers = [*covers, *((options.empty, path) for path in others)]
+        if any(soname.startswith(DRAWING) for soname, *_ in options.libs):
+            mask |= nodes.mask(own, work.warn)
+    if mask:
+        work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)
+    if covers:
         from gpuhook.cover import cover  # not needed where the container may see all that the host sees
 
-        for source, path in options.covers:
+        for source, path in covers:
             work.attempt(path, cover, work.root, pid, source, path)
 
 
-def _folders(entries: list[tuple[bytes, bytes]]) -> list[bytes]:
+def _folders(entries: Entries) -> list[bytes]:
     return list(dict.fromkeys([path.rpartition(b"/")[0] or b"/" for _, path in entries]))
 
 

@@ -24,6 +24,7 @@ from gpushim.errors import ROOTFS, GpushimError
 LIMIT = 16 << 20  # bytes; the cache of a full desktop has 300 KiB
 # The "flags" of a 64-bit glibc library on each machine: FLAG_ELF_LIBC6 and the architecture's own.
 FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}
+FLAGS32 = {"x86_64": 0x0003}  # of the 32-bit libraries that NVIDIA's drivers have on a machine: i386's
 
 _OLD_MAGIC = b"ld.so-1.7.0"
 _NEW_MAGIC = b"glibc-ld.so.cache1.1"
@@ -154,7 +155,7 @@ def merge(data: bytes | None, libraries: list[tuple[bytes, bytes]], flags: int) 
     Args:
         data: the container's cache; None when there is none.
         libraries: (SONAME, path in the container); of two with one SONAME the first counts.
-        flags: one of FLAGS.
+        flags: one of FLAGS or FLAGS32.
 
     Returns:
         the new cache, or None if the old one says all this already. One that the loader ignores (magic,

@@ -13,6 +13,8 @@ from __future__ import annotations
 import posix
 
 from gpuhook import devices, mounts
+from gpuhook.owned import mounts as mounts_of
+from gpuhook.owned import own_mounts
 from gpuhook.walk import DIRECTORY, TYPE, OtherMountError, mount_id, walk_to_file
 from gpushim.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.plan import NODE_OPTIONS
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 CHARACTER, REGULAR, SOCKET = 0o020000, 0o100000, 0o140000  # S_IFCHR, S_IFREG, S_IFSOCK: inode(7)
 NODEV = mounts.NODEV
-MOUNTINFO_LIMIT = 64 << 20  # bytes; 100 000 mounts have 20 MiB
 
 
 def apply(
@@ -37,7 +38,7 @@ def apply(
 
     Args:
         edits: as the docstring of gpushim.edits describes them; env and hook are left to others.
-        pid: of the container's process.
+        pid: of the container's process; 0 if this process is in its mount namespace.
         root: its rootfs.
         dev_root: absolute path of the directory that the host's nodes lie below.
         warn: takes what was skipped, and the error.
@@ -45,8 +46,11 @@ def apply(
     Raises:
         GpushimError: the container would lack something of its GPU.
     """
-    _check_namespace(pid)
-    own = own_mounts(pid, root.mount)
+    if pid:
+        _check_namespace(pid)
+    else:
+        _check_own_namespace(root)
+    own = {one.id for one in own_mounts(pid, root)}
     binds = []
     for kind, value in edits:
         if kind == "node":
@@ -57,7 +61,7 @@ def apply(
             binds += _bind(root, value["destination"], _open_file(value["source"]), value["options"], own)
         elif kind == "gid":
             warn(f"group {value} of the GPUs' nodes", GpushimError("a hook cannot add it; use --group-add"))
-    rules = [value for kind, value in edits if kind == "rule"]
+    rules = [value[1:3] for kind, value in edits if kind == "rule"]  # of character devices, all of them
     if rules:
         devices.allow(pid, rules, warn)
     if binds:
@@ -82,53 +86,25 @@ def _check_namespace(pid: int) -> None:
         )
 
 
-def own_mounts(pid: int, rootfs: bytes) -> set[bytes]:
-    """Find the mounts that are a container's alone: files may be made on them, and mounts on those.
-
-    These are its rootfs and what was mounted for it, such as its /dev. A file system that the host has mounted too
-    comes from a volume, and is the user's or the host's. So is a mount whose mounts would propagate to the host.
-
-    Args:
-        pid: of the container's process.
-        rootfs: id of the mount that its rootfs is on.
-
-    Returns:
-        ids of mounts.
-
-    Raises:
-        OSError: /proc cannot be read.
-    """
-    hosts = _mountinfo("self")
-    systems, groups = {system for _, system, _ in hosts}, {group for *_, have in hosts for group in have.values()}
-    return {
-        mount
-        for mount, system, have in _mountinfo(str(pid))
-        if (mount == rootfs or system not in systems) and have.get(b"shared") not in groups
-    }
-
-
-def _mountinfo(process: str) -> list[tuple[bytes, bytes, dict[bytes, bytes]]]:
-    """List mounts (proc(5)): id, major:minor of the file system, and peer groups as {b"shared" or b"master": number}.
-
-    Only these numbers tell which file systems are the same: on btrfs and overlayfs the st_dev of files is another.
-    """
-    data = b""
-    fd = posix.open(f"/proc/{process}/mountinfo", posix.O_RDONLY | posix.O_CLOEXEC)
+def _check_own_namespace(root: Rootfs) -> None:
+    """See that mounts which this process makes below the rootfs are nobody else's."""
+    ours = posix.stat("/proc/self/ns/mnt")
     try:
-        part = b"-"
-        while part and len(data) <= MOUNTINFO_LIMIT:
-            part = posix.read(fd, 1 << 20)
-            data += part
-    finally:
-        posix.close(fd)
-    rows = []
-    for line in data.splitlines():
-        words = line.partition(b" - ")[0].split(b" ")
-        tags = [word.partition(b":") for word in words[6:]]
-        rows.append(
-            (words[0], words[2], {name: number for name, _, number in tags if name in (b"shared", b"master")})
+        hosts = posix.stat("/proc/1/ns/mnt")
+    except OSError:
+        hosts = None  # an unprivileged user, whom the kernel lets mount in namespaces of their own alone
+    if hosts and (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino):
+        raise GpushimError(
+            "this is the host's mount namespace, where mounts for a container would be the host's: name the "
+            "container's process (--pid), or run this in the container's namespace",
+            ROOTFS,
         )
-    return rows
+    if any(one.shared for one in mounts_of("self") if one.id == root.mount):
+        raise GpushimError(
+            "the rootfs lies on a shared mount, so mounts for the container would be others' too; make it private "
+            "first (mount --make-rprivate)",
+            ROOTFS,
+        )
 
 
 def _open_node(path: str, major: int, minor: int) -> Source:

@@ -25,6 +25,7 @@ OPEN_TREE_CLONE = 1
 AT_EMPTY_PATH = 0x1000
 MOVE_MOUNT_BOTH_EMPTY = 0x04 | 0x40  # MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
 MS_REMOUNT, MS_BIND, MS_PRIVATE = 1 << 5, 1 << 12, 1 << 18
+MNT_DETACH = 2
 CLONE_NEWNS = 0x20000
 # MOUNT_ATTR_*, MS_* and ST_* agree on these four.
 FLAGS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8}
@@ -44,7 +45,9 @@ class _Function(_ctypes.CFuncPtr):  # what ctypes.CDLL(None, use_errno=True) mak
 
 
 _libc = _ctypes.dlopen(None, 2)  # type: ignore[arg-type]  # RTLD_NOW: the process itself has the C library
-_syscall, _mount_call, _setns = [_Function(_ctypes.dlsym(_libc, name)) for name in ("syscall", "mount", "setns")]
+_syscall, _mount_call, _umount, _setns = [
+    _Function(_ctypes.dlsym(_libc, name)) for name in ("syscall", "mount", "umount2", "setns")
+]
 
 
 class Bind:
@@ -70,7 +73,7 @@ def bind(pid: int, binds: Sequence[Bind]) -> None:
     """Mount files of the host in a container. The calling process must have one thread (setns(2)).
 
     Args:
-        pid: of the container's process.
+        pid: of the container's process; 0 if the caller is in its mount namespace.
         binds: what goes where.
 
     Raises:
@@ -89,11 +92,57 @@ def bind(pid: int, binds: Sequence[Bind]) -> None:
                 ) from None
 
     try:
-        inside(pid, attach)
+        if pid:
+            inside(pid, attach)
+        else:
+            attach()
     finally:
         for tree in trees:
             if tree >= 0:
                 posix.close(tree)
+
+
+def bind_data(
+    pid: int, data: bytes, above: tuple[int, str], place: tuple[int, str, int], options: Sequence[str]
+) -> None:
+    """Mount a new file over one of a container. It lies on no file system that anybody else has.
+
+    A tmpfs is mounted over a directory for as long as it takes; the file's own mount outlives it.
+
+    Args:
+        pid: as for `bind`.
+        data: of the file, at most 64 KiB.
+        above: the directory for the tmpfs, as (O_PATH fd of the one that it is in, its name).
+        place: as in `Bind`.
+        options: as in `Bind`.
+
+    Raises:
+        OSError: the kernel refuses.
+        GpushimError: the namespace cannot be entered.
+    """
+
+    def attach() -> None:
+        parent, name = above
+        fds = [posix.open(name, _PLACE | posix.O_DIRECTORY, dir_fd=parent)]
+        try:
+            flags = _Long(FLAGS["nosuid"] | FLAGS["nodev"] | FLAGS["noexec"])
+            _check(_mount_call(b"tmpfs", b"/proc/self/fd/%d" % fds[0], b"tmpfs", flags, b"mode=0555,size=1m"))
+            fds.append(posix.open(name, _PLACE | posix.O_DIRECTORY, dir_fd=parent))  # now with the tmpfs on it
+            try:
+                new = posix.O_RDWR | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC
+                fds.append(posix.open("data", new, 0o444, dir_fd=fds[1]))
+                posix.write(fds[2], data)
+                _bind(Bind(f"/proc/self/fd/{fds[2]}", fds[2], place, options))
+            finally:
+                _check(_umount(b"/proc/self/fd/%d" % fds[1], _Long(MNT_DETACH)))
+        finally:
+            for fd in fds:
+                posix.close(fd)
+
+    if pid:
+        inside(pid, attach)
+    else:
+        attach()
 
 
 def inside(pid: int, work: Callable[[], None]) -> None:

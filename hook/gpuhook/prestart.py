@@ -1,7 +1,11 @@
 """The door of the hook: the container's state on stdin, everything else in the arguments.
 
-    gpushim-hook prestart --rootfs DIR [--log FILE] [--lib SONAME=PATH]... [--link TARGET::PATH]...
-        [--driver VERSION] [--cuda VERSION] [--profile-mask MASK] [--cover SOURCE::PATH]...
+    gpushim-hook prestart [--rootfs DIR] [--log FILE] [--lib SONAME=PATH]... [--lib32 SONAME=PATH]...
+        [--link TARGET::PATH]... [--node-link TARGET::PATH]... [--driver VERSION] [--cuda VERSION]
+        [--profile-mask MASK] [--cover SOURCE::PATH]... [--gpu MINOR=PCINAME]... [--empty DIR]
+
+A hook that a CDI spec brings knows neither the rootfs nor the GPUs: the one is read from config.json, and of the
+GPUs named those are the container's whose nodes are in it.
 
 It runs in the host's namespaces when the container's mounts are done and its process waits, sees them
 through /proc/<pid>/root, and has finish.py make links, the loader's cache and its configuration ready.
@@ -11,8 +15,8 @@ through /proc/<pid>/root, and has finish.py make links, the loader's cache and i
 Without arguments it was not gpushim-runtime that put the hook there: standalone.py does the whole work. The
 verb may be createRuntime too, and the program's name that of NVIDIA's hook, which some engines look for.
 
-Out of scope: mounts and device nodes, which config.json brings or live.py; the engine's environment, of which
-only GPUSHIM_CONFIG and GPUSHIM_STATE are read, and these by the hook alone.
+Out of scope: mounts and device nodes, which config.json brings or live.py; the engine's environment, but for
+GPUSHIM_CONFIG and GPUSHIM_STATE, and these for the hook alone.
 
 Hot path: the whole process within 1.4 times `python3 -IS -c pass` for a cache of 600 entries.
 """
@@ -30,12 +34,13 @@ from gpushim.fastjson import loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
 
 USAGE = 2
 STATE_LIMIT = 1 << 20  # bytes; annotations are in it, and engines keep those far below
 STATE_DEADLINE = 10.0  # seconds
 WAITING = (None, "creating", "created")  # runc's word and crun's while these hooks run
+VERSIONS, PATHS = ("--driver", "--cuda"), ("--rootfs", "--log", "--empty")
 SETTINGS = (b"GPUSHIM_CONFIG", b"GPUSHIM_STATE")
 
 
@@ -49,39 +54,38 @@ class Options:
         GpushimError: one of them cannot be understood.
     """
 
-    __slots__ = ("covers", "cuda", "driver", "libs", "links", "log", "profile_mask", "rootfs")
+    __slots__ = (
+        *("covers", "cuda", "driver", "empty", "gpus", "libs", "libs32", "links", "log", "node_links"),
+        *("profile_mask", "rootfs"),
+    )
 
     def __init__(self, argv: list[str]) -> None:
-        self.rootfs = self.log = ""
+        self.rootfs = self.log = self.empty = ""  # paths on the host
         self.covers: list[tuple[str, str]] = []  # path on the host, path in the container
         self.driver = self.cuda = ""  # versions of the host's, if a newer libcuda of the image's own may be used
         self.profile_mask = 0  # bit n: the container's displays may use the GPU with minor number n
+        self.gpus: list[tuple[int, str]] = []  # minor number, name below /proc/driver/nvidia/gpus
         self.libs: list[tuple[str, str, str]] = []  # SONAME, directory, file name
+        self.libs32: list[tuple[str, str, str]] = []  # the same, for 32-bit programs
         self.links: list[tuple[str, str, str]] = []  # text, directory, file name
+        self.node_links: list[tuple[str, str, str]] = []  # the same, below /dev
+        places = {"--lib": self.libs, "--lib32": self.libs32, "--link": self.links, "--node-link": self.node_links}
         words = iter(argv)
         for word in words:
             value = next(words, "")
-            if word == "--rootfs" and value.startswith("/"):
-                self.rootfs = value
-            elif word == "--log" and value.startswith("/"):
-                self.log = value
+            if word in places:
+                places[word].append(_place(word, value))
+            elif word in VERSIONS or (word in PATHS and value.startswith("/")):
+                setattr(self, word[2:], value)
             elif word == "--cover" and value.startswith("/") and "::/proc/" in value:
                 source, _, path = value.partition("::")
                 self.covers.append((source, path))
-            elif word == "--driver":
-                self.driver = value
-            elif word == "--cuda":
-                self.cuda = value
             elif word == "--profile-mask":
                 self.profile_mask = _mask(value)
-            elif word == "--lib":
-                self.libs.append(_place(word, value, "="))
-            elif word == "--link":
-                self.links.append(_place(word, value, "::"))
+            elif word == "--gpu":
+                self.gpus.append(_gpu(value))
             else:
                 raise GpushimError(f"{word} {value}: not an option of prestart, or not an absolute path", USAGE)
-        if not self.rootfs:
-            raise GpushimError("prestart needs --rootfs and the absolute path of the rootfs", USAGE)
 
 
 def _mask(value: str) -> int:
@@ -94,13 +98,25 @@ def _mask(value: str) -> int:
     return mask
 
 
-def _place(word: str, value: str, separator: str) -> tuple[str, str, str]:
-    left, _, path = value.partition(separator)
+def _gpu(value: str) -> tuple[int, str]:
+    minor, _, name = value.partition("=")
+    known = minor.isascii() and minor.isdecimal() and len(minor) < 8
+    if not known or name in ("", ".", "..") or "/" in name:
+        raise GpushimError(f"--gpu {value!r}: want MINOR=PCINAME", USAGE)
+    return int(minor), name
+
+
+def _place(word: str, value: str) -> tuple[str, str, str]:
+    library = word in ("--lib", "--lib32")
+    left, _, path = value.partition("=" if library else "::")
     directory, _, name = path.rpartition("/")
     odd = not left or not path.startswith("/") or name in ("", ".", "..") or "\n" in value
-    if odd or (word == "--lib" and "/" in left):
-        form = "SONAME=PATH" if word == "--lib" else "TARGET::PATH"
-        raise GpushimError(f"{word} {value!r}: want {form} with an absolute PATH", USAGE)
+    if word == "--node-link":
+        odd = odd or not path.startswith("/dev/") or ".." in path.split("/")
+    if odd or (library and "/" in left):
+        form = "SONAME=PATH" if library else "TARGET::PATH"
+        where = "a PATH below /dev/" if word == "--node-link" else "an absolute PATH"
+        raise GpushimError(f"{word} {value!r}: want {form} with {where}", USAGE)
     return left, directory or "/", name
 
 
@@ -117,6 +133,19 @@ def read_state(fd: int, deadline: float = STATE_DEADLINE) -> dict[str, Any]:
     Raises:
         GpushimError: it does not come, is too large, is not JSON, has no pid, or the container runs already.
     """
+    state = read_object(fd, deadline)
+    pid = state.get("pid")
+    if type(pid) is not int or not 0 < pid < 1 << 31:
+        raise GpushimError("the container's state on stdin names no pid; has its process ended?", ROOTFS)
+    if state.get("status") not in WAITING:
+        raise GpushimError(
+            "the container's state on stdin says that it is past the stages prestart and createRuntime", ROOTFS
+        )
+    return state
+
+
+def read_object(fd: int, deadline: float = STATE_DEADLINE) -> dict[str, Any]:
+    """Read the container's state, whatever it says; what is no JSON object is an empty one."""
     posix.set_blocking(fd, False)
     try:
         data = _read_state(fd, time.monotonic() + deadline)
@@ -125,14 +154,7 @@ def read_state(fd: int, deadline: float = STATE_DEADLINE) -> dict[str, Any]:
     if not data:
         raise GpushimError("no container's state came on stdin; the OCI runtime starts this, not a person", ROOTFS)
     state = loads(data, "the container's state on stdin")
-    pid = state.get("pid") if isinstance(state, dict) else None
-    if type(pid) is not int or not 0 < pid < 1 << 31:
-        raise GpushimError("the container's state on stdin names no pid; has its process ended?", ROOTFS)
-    if state.get("status") not in WAITING:
-        raise GpushimError(
-            "the container's state on stdin says that it is past the stages prestart and createRuntime", ROOTFS
-        )
-    return state  # type: ignore[no-any-return]
+    return state if isinstance(state, dict) else {}
 
 
 def _read_state(fd: int, end: float) -> bytes:
@@ -171,11 +193,14 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         posix.environ.update(settings)
         standalone.inject(state)
         return
-    options = Options(argv)
-    pid = read_state(0)["pid"]
-    work = open_container(options, pid)
+    options, state = Options(argv), read_state(0)
+    if not options.rootfs:
+        from gpuhook.bundled import rootfs_of  # gpushim-runtime names it
+
+        options.rootfs = rootfs_of(state)
+    work = open_container(options, state["pid"])
     if work is not None:
-        finish(work, options, pid)
+        finish(work, options, state["pid"])
 
 
 def open_container(options: Options, pid: int) -> Work | None:
@@ -183,7 +208,7 @@ def open_container(options: Options, pid: int) -> Work | None:
 
     Args:
         options: the hook's arguments.
-        pid: of the container's process.
+        pid: of the container's process; 0 if this process is in its mount namespace.
 
     Returns:
         the container; None, after a line in the log, if its rootfs is the host's own.
@@ -192,7 +217,7 @@ def open_container(options: Options, pid: int) -> Work | None:
         GpushimError: there is no such rootfs.
     """
     try:
-        root = Rootfs(f"/proc/{pid}/root", options.rootfs)
+        root = Rootfs(f"/proc/{pid or 'self'}/root", options.rootfs)
         ours, hosts = posix.fstat(root.fd), posix.stat("/")
     except OSError as error:
         sentence = f"the rootfs {options.rootfs} of process {pid} cannot be opened: {error.strerror}"
@@ -204,6 +229,20 @@ def open_container(options: Options, pid: int) -> Work | None:
     return work
 
 
+def isolate() -> dict[bytes, bytes]:
+    """Get rid of the caller's environment; return what of it is gpushim's.
+
+    Raises:
+        GpushimError: Python was started with it.
+    """
+    if not sys.flags.isolated:
+        raise GpushimError("Python runs with the caller's environment; start gpushim-hook itself", FAILED)
+    settings = {name: posix.environ[name] for name in SETTINGS if name in posix.environ}
+    posix.environ.clear()
+    posix.umask(0o022)
+    return settings
+
+
 def run(argv: list[str]) -> None:
     """Do what the verb says.
 
@@ -213,48 +252,47 @@ def run(argv: list[str]) -> None:
     Raises:
         GpushimError: it cannot be done.
     """
-    if not sys.flags.isolated:
-        raise GpushimError("Python runs with the caller's environment; start gpushim-hook itself", FAILED)
-    settings = {name: posix.environ[name] for name in SETTINGS if name in posix.environ}
-    posix.environ.clear()
-    posix.umask(0o022)
+    settings = isolate()
     verb = argv[0] if argv else ""
     if verb in ("prestart", "createRuntime"):
         prestart(argv[1:], settings)
     elif verb not in ("poststart", "poststop"):
         raise GpushimError(
-            "usage: gpushim-hook prestart|createRuntime [--rootfs DIR [--log FILE] [--lib SONAME=PATH]... "
-            "[--link TARGET::PATH]... [--driver VERSION] [--cuda VERSION] [--profile-mask MASK] "
-            "[--cover SOURCE::PATH]...]  (or poststart, poststop: nothing to do)",
+            "usage: gpushim-hook prestart|createRuntime [[--rootfs DIR] [--log FILE] [--lib SONAME=PATH]... "
+            "[--lib32 SONAME=PATH]... [--link TARGET::PATH]... [--node-link TARGET::PATH]... [--driver VERSION] "
+            "[--cuda VERSION] [--profile-mask MASK] [--cover SOURCE::PATH]... [--gpu MINOR=PCINAME]... [--empty DIR]]"
+            "  (or poststart, poststop: nothing to do)",
             USAGE,
         )
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str], work: Callable[[list[str]], None] = run) -> None:
     """Run as a process: exit 0, or say one sentence on stderr and exit with its code.
 
     Args:
         argv: the words behind the program's name.
+        work: what to do with them.
     """
     code = 0
     try:
         # If 0, 1 or 2 came closed, a file of the container could become stderr.
         while posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC) <= 2:
             pass
-        run(argv)
+        work(argv)
     except GpushimError as error:
         code = error.exit_code
-        _say(str(error))
+        say(str(error))
     except OSError as error:
         code = FAILED
-        _say(str(error))
+        say(str(error))
     except Exception as error:  # noqa: BLE001 - a bug of ours; an engine's user gets a sentence, not a traceback
         code = FAILED
-        _say(f"internal error, please report it: {error!r}")
+        say(f"internal error, please report it: {error!r}")
     posix._exit(code)  # nothing is left to flush; taking the interpreter down costs a millisecond
 
 
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """Write a line on stderr."""
     try:
         posix.write(2, f"gpushim-hook: {sentence}\n".encode("utf-8", "replace"))
     except OSError:

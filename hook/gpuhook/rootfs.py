@@ -14,6 +14,10 @@ from errno import EFBIG, EINVAL, EISDIR
 
 from gpuhook.walk import DIRECTORY, NEW, PLACE, TYPE, OtherMountError, as_owner, mount_id, os_error, walk
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 _REGULAR = 0o100000  # S_IFREG: inode(7)
 _DATA = posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | posix.O_CLOEXEC
 
@@ -99,24 +103,31 @@ class Rootfs:
             posix.close(fd)
         return found
 
-    def directory(self, path: str, create: bool = False) -> Directory:
+    def directory(self, path: str, create: bool = False, also: Collection[bytes] = ()) -> Directory:
         """Open a directory to write in; `create` makes it and its parents where they are missing.
+
+        Args:
+            path: in the container.
+            create: whether what is missing is made.
+            also: ids of mounts that may be written to besides the rootfs's own (owned.py).
 
         Raises:
             OSError: it is absent, no directory, or on another mount (OtherMountError).
         """
-        fd = walk(self.fd, path + "/", create_on=(self.mount,) if create else None)
+        own = (self.mount, *also)
+        fd = walk(self.fd, path + "/", create_on=own if create else None)
         try:
-            if mount_id(fd) != self.mount:
+            mount = mount_id(fd)
+            if mount not in own:
                 raise OtherMountError(path)
         except OSError:
             posix.close(fd)
             raise
-        return Directory(fd, self.mount)
+        return Directory(fd, mount)
 
 
 class Directory:
-    """A directory on the rootfs's own mount, held open for writing in it.
+    """A directory on a mount of the container's own, held open for writing in it.
 
     Args:
         fd: the open directory; `close` closes it.

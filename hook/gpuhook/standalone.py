@@ -9,18 +9,20 @@ Out of scope: deciding anything (gpushim.plan), mounting (live.py), finishing (f
 
 from __future__ import annotations
 
-import posix
 import time
 
 from gpuhook import live
+from gpuhook.bundled import bundle_of
 from gpuhook.finish import finish
 from gpuhook.prestart import Options, open_container
 from gpushim import bundle, create, edits, fastjson, plan
-from gpushim.errors import BUNDLE, ROOTFS, GpushimError
+from gpushim.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+VERBS = (["prestart"], ["createRuntime"])
 
 
 def inject(state: dict[str, Any]) -> None:
@@ -51,6 +53,9 @@ def inject(state: dict[str, Any]) -> None:
     facts = {**create.facts(spec, directory), "userns": False}
     line["request"] = f"{wanted.source}={wanted.text}"[:1000]
     try:
+        if plan.parts(wanted)[1]:  # their edits reach far beyond what a created container can still be given
+            sentence = "devices of CDI specs need gpushim-runtime, or an engine that does CDI itself"
+            raise GpushimError(f"{wanted.source} asks for {plan.parts(wanted)[1][0]}, but {sentence}", REQUEST)
         planned, line["gpus"] = plan.plan(wanted, inventory, facts)
         if not inventory["policy"]["hook"]["device-rules"]:
             planned = [edit for edit in planned if edit[0] != "rule"]
@@ -79,30 +84,32 @@ def put(planned: list[tuple[str, Any]], spec: dict[str, Any], pid: int, dev_root
     """
     missing = [edit for edit in planned if edits.apply([edit], spec)]
     (hook,) = [value for kind, value in planned if kind == "hook"]
-    options = Options(hook["args"][2:])
+    land(missing, Options(hook["args"][2:]), pid, dev_root)
+
+
+def land(planned: list[tuple[str, Any]], options: Options, pid: int, dev_root: str) -> None:
+    """Apply edits to a created container, and finish it.
+
+    Args:
+        planned: edits.
+        options: what is to be finished.
+        pid: of its process; 0 if this process is in its mount namespace.
+        dev_root: absolute path of the directory that the host's nodes lie below.
+
+    Raises:
+        GpushimError: the container would lack something of its GPU.
+    """
     work = open_container(options, pid)
     if work is None:
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
-    live.apply(missing, pid, work.root, dev_root, work.warn)
+    live.apply(planned, pid, work.root, dev_root, work.warn)
     finish(work, options, pid)
 
 
-def bundle_of(state: dict[str, Any]) -> str:
-    """Return the bundle's directory: what the state says ("bundlePath" before runtime-spec 1.0), or the working one.
-
-    Raises:
-        GpushimError: it is not an absolute path.
-    """
-    path = state.get("bundle") or state.get("bundlePath") or posix.getcwd()
-    if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
-        raise GpushimError("the container's state on stdin names no absolute path of the bundle", BUNDLE)
-    return path
-
-
 def edited(spec: dict[str, Any]) -> bool:
-    """Say whether gpushim-runtime has been at a config.json: then its own hook does the rest."""
+    """Say whether another hook of ours does the rest: gpushim-runtime put it there, or a CDI spec of ours."""
     hooks = spec.get("hooks")
     stages = [hooks.get(stage) for stage in ("prestart", "createRuntime")] if isinstance(hooks, dict) else []
     entries = [entry for stage in stages if isinstance(stage, list) for entry in stage if isinstance(entry, dict)]
     ours = [entry.get("args") for entry in entries if str(entry.get("path")).endswith("/" + edits.HOOK_NAME)]
-    return any(isinstance(args, list) and "--rootfs" in args for args in ours)
+    return any(isinstance(args, list) and args[1:2] in VERBS and len(args) > 2 for args in ours)

@@ -22,7 +22,9 @@ from gpushim.inventory import ensure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, Callable, NoReturn
+
+    Renew = Callable[[str, str], dict[str, Any]]  # paths of config.toml and of the state directory
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -91,15 +93,19 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
     return str(inventory["runtime"])
 
 
-def find_request(spec: dict[str, Any], ignored: list[str]) -> tuple[request.Request | None, dict[str, Any]]:
+def find_request(
+    spec: dict[str, Any], ignored: list[str], renew: Renew | None = None
+) -> tuple[request.Request | None, dict[str, Any]]:
     """Read the request under the policy in force, with an inventory that is true now.
 
     A container that asks for nothing is never harmed by trouble of ours: it does not wait for a refresh, unless
-    the policy itself has changed, and not even then does a failing one stop it.
+    the policy itself has changed, and not even then does a failing one stop it. Nor does one wait that asks for CDI
+    devices of others alone: what the inventory has to say does not concern it.
 
     Args:
         spec: a parsed config.json.
         ignored: receives a sentence for each thing asked for that the policy forbids.
+        renew: called instead of `ensure.snapshot` for an inventory that is true now.
 
     Returns:
         the request, or None; and the inventory snapshot.
@@ -111,10 +117,10 @@ def find_request(spec: dict[str, Any], ignored: list[str]) -> tuple[request.Requ
     inventory, stale = ensure.last(config, state)
     if stale != "policy":
         wanted = request.read(spec, inventory["policy"], ignored)
-        if wanted is None or not stale:
+        if wanted is None or not stale or plan.parts(wanted)[0] is None:
             return wanted, inventory
     try:
-        inventory = ensure.snapshot(config, state)
+        inventory = (renew or ensure.snapshot)(config, state)
     except GpushimError:
         if stale == "policy" and asks_for_nothing(spec):
             return None, {}

@@ -4,13 +4,21 @@ An edit is a pair (kind, value). The same list can be written into config.json (
 or become a CDI spec; what a container gets is decided in `plan` alone.
 
     ("node",  {"path", "type", "major", "minor", "fileMode", "uid", "gid"})   linux.devices
-    ("rule",  (major, minor))                                                 linux.resources.devices
+    ("rule",  (type, major, minor, access))                                   linux.resources.devices
     ("mount", {"destination", "source", "type", "options"})                   mounts
     ("env",   (name, value))                                                  process.env
     ("gid",   number)                                                         process.user.additionalGids
     ("hook",  {"path", "args", "env", "timeout"})                             hooks.prestart
 
-Each lands so that a second time changes nothing, and what the user or the engine put there stays.
+Of these, each lands so that what the user or the engine put there stays. CDI specs of others bring further kinds:
+as their specification demands, what is there under the same path gives way.
+
+    ("set-node", as "node"; type c, b, u or p; without numbers if p)          linux.devices
+    ("set-mount", as "mount"; type and options may be absent)                 mounts
+    ("stage-hook", (stage, hook))                                             hooks.<stage>
+    ("rdt", {"closID", ...})                                                  linux.intelRdt
+
+A second time changes nothing, if no two edits are about the same thing: see `last_counts`.
 On the create path: imports nothing. Out of scope: reading and writing the file.
 """
 
@@ -46,6 +54,22 @@ def apply(edits: list[tuple[str, Any]], spec: dict[str, Any]) -> bool:
     return changed
 
 
+def last_counts(edits: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Leave out edits that a later one makes void: the same variable, node, destination, or intelRdt again."""
+    kept = {_about(kind, value) or number: number for number, (kind, value) in enumerate(edits)}
+    return [edits[number] for number in sorted(kept.values())]
+
+
+def _about(kind: str, value: Any) -> tuple[str, str] | None:
+    if kind in ("node", "set-node"):
+        return "node", value["path"]
+    if kind in ("mount", "set-mount"):
+        return "mount", value["destination"]
+    if kind in ("env", "rdt"):
+        return kind, value[0] if kind == "env" else ""
+    return None  # of two that are equal, only the first will land
+
+
 def _at(spec: dict[str, Any], path: str, empty: Any) -> Any:
     """Find a member by its dotted path, making it and its parents where they are absent or null."""
     where = spec
@@ -65,7 +89,7 @@ def _at(spec: dict[str, Any], path: str, empty: Any) -> Any:
 
 def _objects(spec: dict[str, Any], path: str) -> Any:
     found = _at(spec, path, [])
-    if not all(isinstance(item, dict) for item in found):
+    if not {*map(type, found)} <= {dict}:
         raise GpushimError(f"config.json: {path} has an entry that is not an object", BUNDLE)
     return found
 
@@ -85,27 +109,43 @@ def _node(spec: dict[str, Any], node: dict[str, Any]) -> bool:
     return True
 
 
-def _rule(spec: dict[str, Any], number: tuple[int, int]) -> bool:
-    rules = _objects(spec, "linux.resources.devices")
-    if _allowed(rules, *number):
+def _set_node(spec: dict[str, Any], node: dict[str, Any]) -> bool:
+    """Put a node in the place of any other; without an owner, it is the container's user's, as engines have it."""
+    process = spec.get("process")
+    user = process.get("user") if isinstance(process, dict) else None
+    if isinstance(user, dict):
+        node = {**{key: user[key] for key in ("uid", "gid") if user.get(key)}, **node}
+    devices = _objects(spec, "linux.devices")
+    same = [device for device in devices if device.get("path") == node["path"]]
+    numbers = ("type", "major", "minor")
+    if len(same) == 1 and [same[0].get(key) for key in numbers] == [node.get(key) for key in numbers]:
         return False
-    rules.append({"allow": True, "type": "c", "major": number[0], "minor": number[1], "access": "rw"})
+    devices[:] = [device for device in devices if device not in same] + [node]
     return True
 
 
-def _allowed(rules: list[dict[str, Any]], major: int, minor: int) -> bool:
-    """Say whether a character device may be read and written: the last rule that fits decides (config-linux.md)."""
+def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str]) -> bool:
+    rules = _objects(spec, "linux.resources.devices")
+    if _allowed(rules, *rule):
+        return False
+    kind, major, minor, access = rule
+    rules.append({"allow": True, "type": kind, "major": major, "minor": minor, "access": access})
+    return True
+
+
+def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, access: str) -> bool:
+    """Say whether a device may be used so: the last rule that fits decides (config-linux.md)."""
     allowed = False
     for rule in rules:
         fits = (
-            rule.get("type") in (None, "", "a", "c")
+            rule.get("type") in (None, "", "a", kind)
             and rule.get("major") in (None, -1, major)
             and rule.get("minor") in (None, -1, minor)
         )
-        access = rule.get("access") or "rwm"
+        its = rule.get("access") or "rwm"
         if fits and rule.get("allow"):
-            allowed = allowed or ("r" in access and "w" in access)
-        elif fits and ("r" in access or "w" in access):
+            allowed = allowed or all(letter in its for letter in access)
+        elif fits and any(letter in its for letter in access):
             allowed = False
     return allowed
 
@@ -115,6 +155,28 @@ def _mount(spec: dict[str, Any], mount: dict[str, Any]) -> bool:
     if any(other.get("destination") == mount["destination"] for other in mounts):
         return False  # ours from the first time, or the user's own, which the user meant
     mounts.append(mount)
+    return True
+
+
+def _set_mount(spec: dict[str, Any], mount: dict[str, Any]) -> bool:
+    """Put a mount in the place of the one with the same destination, else where it hides no other.
+
+    The CDI library sorts all mounts by depth then. What that is for is done here alone: a new mount goes before
+    the first that lies below it. The order of the others was the user's or the engine's, and stays.
+    """
+    mounts = _objects(spec, "mounts")
+    paths = [str(other.get("destination")) for other in mounts]
+    if mount["destination"] in paths:
+        place = (
+            len(paths) - 1 - paths[::-1].index(mount["destination"])
+        )  # of several, the last is the one that is seen
+        changed = bool(mounts[place] != mount)
+        mounts[place] = mount
+        return changed
+    top = mount["destination"].rstrip("/") + "/"
+    # A spec has dozens of mounts and nearly always this answer, which one search in one string gives.
+    below = "\n" + top in "\n" + "\n".join(paths) and [n for n, path in enumerate(paths) if path.startswith(top)]
+    mounts.insert(below[0] if below else len(mounts), mount)
     return True
 
 
@@ -148,17 +210,39 @@ def _hook(spec: dict[str, Any], hook: dict[str, Any]) -> bool:
         if stage not in _at(spec, "hooks", {}) and stage != "prestart":
             continue  # nothing to remove, and an empty list is no use
         hooks = _objects(spec, "hooks." + stage)
-        new = [other for other in hooks if _name(other) not in (HOOK_NAME, *OTHER_HOOKS)]
-        if stage == "prestart":
-            new.append(hook)
+        here = [hook] if stage == "prestart" else []
+        new = [other for other in hooks if other in here or not (_name(other) in OTHER_HOOKS or _is_ours(other))]
+        new += [hook for hook in here if hook not in new]
         if new != hooks:
             hooks[:] = new
             changed = True
     return changed
 
 
+def _is_ours(hook: dict[str, Any]) -> bool:
+    """Tell a hook that a create, or an engine for `--gpus`, has put there; one of a CDI spec knows no rootfs."""
+    args = hook.get("args")
+    return _name(hook) == HOOK_NAME and (not isinstance(args, list) or "--rootfs" in args or len(args) < 3)
+
+
+def _stage_hook(spec: dict[str, Any], pair: tuple[str, dict[str, Any]]) -> bool:
+    stage, hook = pair
+    hooks = _objects(spec, "hooks." + stage)
+    if hook in hooks:
+        return False
+    hooks.append(hook)
+    return True
+
+
 def _name(hook: dict[str, Any]) -> str:
     return str(hook.get("path")).rpartition("/")[2]
+
+
+def _rdt(spec: dict[str, Any], rdt: dict[str, Any]) -> bool:
+    linux = _at(spec, "linux", {})
+    changed = linux.get("intelRdt") != rdt
+    linux["intelRdt"] = rdt
+    return bool(changed)
 
 
 _LAND: dict[str, Callable[[dict[str, Any], Any], bool]] = {
@@ -168,4 +252,8 @@ _LAND: dict[str, Callable[[dict[str, Any], Any], bool]] = {
     "env": _env,
     "gid": _gid,
     "hook": _hook,
+    "set-node": _set_node,
+    "set-mount": _set_mount,
+    "stage-hook": _stage_hook,
+    "rdt": _rdt,
 }

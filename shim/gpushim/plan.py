@@ -1,15 +1,15 @@
 """Request x inventory x policy -> edits: the one place that decides what a container gets.
 
 On the create path: imports only its siblings. Out of scope: finding the request (request.py), finding out what
-the host has (inventory/), and putting edits anywhere (edits.py).
+the host has (inventory/), what the CDI specs of others say (cdi/), and putting edits anywhere (edits.py).
 """
 
 from __future__ import annotations
 
 from gpushim import require, selection
-from gpushim.edits import HOOK_NAME
+from gpushim.edits import HOOK_NAME, last_counts
 from gpushim.errors import INVENTORY, GpushimError
-from gpushim.request import MPS_PIPES
+from gpushim.request import DEVICES, MPS_PIPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,19 +56,47 @@ def plan(
     Raises:
         GpushimError: the request cannot be met in full; the sentence says which part and why.
     """
+    own, foreign = parts(request)
+    if not foreign:
+        return _own(request, inventory, bundle)
+    from gpushim.cdi import resolve  # reads specs; most containers name no device of one
+
+    edits: list[tuple[str, Any]]
+    # "void" tells whoever comes later to inject nothing, as specs of NVIDIA's tools do.
+    edits, chosen = ([("env", (DEVICES, "void"))], []) if own is None else _own(request, inventory, bundle)
+    edits += resolve.edits(foreign, inventory["policy"]["cdi"]["spec-dirs"], bundle)
+    return last_counts(edits), chosen
+
+
+def parts(request: Request) -> tuple[list[Any] | None, list[str]]:
+    """Part the items of a request that mean this host's own GPUs from those that only CDI specs can explain.
+
+    Returns:
+        the former, or None if the request is about no GPU of this host at all; and CDI names.
+    """
+    foreign = [item[2] for item in request.devices if item[0] == "cdi"]
+    if foreign and len(foreign) == len(request.devices):
+        return None, foreign
+    return [item for item in request.devices if item[0] not in ("cdi", "none")], foreign
+
+
+def _own(
+    request: Request, inventory: dict[str, Any], bundle: dict[str, Any]
+) -> tuple[list[tuple[str, Any]], list[str]]:
+    """Decide what a container gets of this host's own GPUs and their driver."""
     if inventory["error"]:
         raise GpushimError(
             f"{request.source} asks for GPUs: {inventory['error']['sentence']}", inventory["error"]["code"]
         )
-    gpus, migs = selection.select(request.devices, inventory, request.source, request.ignored)
+    gpus, migs = selection.select(_devices(request), inventory, request.source, request.ignored)
     require.check(request.requirements, facts(gpus, migs, inventory))
     edits: list[tuple[str, Any]] = []
     nodes = node_paths(request, gpus, migs, inventory)
     for path in nodes:
-        edits += _node_edits(path, inventory, bundle)
+        edits += node_edits(path, inventory, bundle)
     files = driver_files(request, inventory)
-    edits += [("mount", _mount(file, inventory["driver"]["root"])) for file in files]
-    edits.append(("env", ("NVIDIA_VISIBLE_DEVICES", visible_devices(request, gpus, migs))))
+    edits += [("mount", mount(file, inventory["driver"]["root"])) for file in files]
+    edits.append(("env", (DEVICES, visible_devices(request, gpus, migs))))
     if _shares(request, inventory) and not request.mps:
         edits.append(("env", (MPS_PIPES, inventory["policy"]["mps"]["pipe-directory"])))
     edits.append(("hook", _hook(request, nodes, files, inventory, bundle)))
@@ -87,9 +115,13 @@ def facts(gpus: list[Any], migs: list[Any], inventory: dict[str, Any]) -> list[d
 
 def visible_devices(request: Request, gpus: list[Any], migs: list[Any]) -> str:
     """Say what NVIDIA_VISIBLE_DEVICES becomes: its own value, or the UUIDs if the request came by another way."""
-    if request.source == "env NVIDIA_VISIBLE_DEVICES":
+    if request.source == "env " + DEVICES:
         return str(request.text)
     return ",".join(_names(gpus, migs)) or "none"
+
+
+def _devices(request: Request) -> list[Any]:
+    return parts(request)[0] or []
 
 
 def _names(gpus: list[Any], migs: list[Any]) -> list[str]:
@@ -105,7 +137,7 @@ def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: di
     """
     nodes = inventory["nodes"]
     if inventory["platform"] != "native":
-        return list(nodes)  # one node for all of WSL; on Tegra all that the CSV files name
+        return list(nodes) if gpus else []  # one node for all of WSL; on Tegra all that the CSV files name
     parents = {mig["gpu"] for mig in migs}
     needed = [("/dev/nvidiactl", "every GPU container needs it")]
     if "compute" in request.capabilities or "video" in request.capabilities:
@@ -120,8 +152,8 @@ def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: di
     for path, why in needed:
         if path not in nodes:
             raise GpushimError(
-                f"{path} is not on this host, or is not that device ({why}); make it, as nvidia-modprobe and the "
-                "first nvidia-smi after a boot do, then run gpushim refresh",
+                f"{path} is not on this host, or is not that device ({why}); run gpushim refresh as root, which "
+                "makes it or says why it cannot",
                 INVENTORY,
             )
     paths = [path for path, _ in needed]
@@ -134,7 +166,7 @@ def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: di
         paths.append(f"/dev/nvidia-caps-imex-channels/channel{channel}")
         if paths[-1] not in nodes:
             request.ignored.append(f"IMEX channel {channel} is not on this host: there is no {paths.pop()}")
-    if request.devices:
+    if _devices(request):
         paths += [path for feature in request.features for path in inventory["features"].get(feature, ())]
     return list(dict.fromkeys(paths))
 
@@ -149,7 +181,7 @@ def driver_files(request: Request, inventory: dict[str, Any]) -> list[dict[str, 
     names = ["any", *request.capabilities]
     if "display" in names and "graphics" not in names:
         names.append("graphics")
-    if request.devices:
+    if _devices(request):
         names += request.features
     if _shares(request, inventory):
         names.append("mps")
@@ -167,17 +199,18 @@ def _shares(request: Request, inventory: dict[str, Any]) -> bool:
     """Say whether a container takes part in the host's MPS: it names the daemon's directory, or policy says so."""
     mps = inventory["policy"]["mps"]
     asked = mps["enabled"] or request.mps.rstrip("/") == mps["pipe-directory"]
-    return asked and bool(request.devices and inventory["files"].get("mps"))
+    return asked and bool(_devices(request) and inventory["files"].get("mps"))
 
 
-def _node_edits(path: str, inventory: dict[str, Any], bundle: dict[str, Any]) -> list[tuple[str, Any]]:
+def node_edits(path: str, inventory: dict[str, Any], bundle: dict[str, Any]) -> list[tuple[str, Any]]:
+    """List the edits for one device node of the snapshot."""
     major, minor, mode, uid, gid = inventory["nodes"][path]
     dev_root = inventory["driver"]["dev-root"]
     edits: list[tuple[str, Any]] = []
     if bundle["userns"] and dev_root != "/":
         # In a user namespace nobody can mknod, so runc binds the host's node of the same path, which is not ours.
-        mount = {"destination": path, "source": dev_root + path, "type": "bind", "options": NODE_OPTIONS}
-        edits.append(("mount", mount))
+        bound = {"destination": path, "source": dev_root + path, "type": "bind", "options": NODE_OPTIONS}
+        edits.append(("mount", bound))
     else:
         node = {
             "path": path,
@@ -189,13 +222,14 @@ def _node_edits(path: str, inventory: dict[str, Any], bundle: dict[str, Any]) ->
             "gid": gid,
         }
         edits.append(("node", node))
-    edits.append(("rule", (major, minor)))
+    edits.append(("rule", ("c", major, minor, "rw")))
     if mode & 0o006 != 0o006 and gid:
         edits.append(("gid", gid))  # what the group may do, the container's user may too
     return edits
 
 
-def _mount(file: dict[str, Any], root: str) -> dict[str, Any]:
+def mount(file: dict[str, Any], root: str) -> dict[str, Any]:
+    """Write the mount of one of the snapshot's files, of a driver below this root."""
     return {
         "destination": file["path"],
         "source": file["path"] if root == "/" else root + file["path"],
@@ -237,11 +271,12 @@ def _hook(
         if granted:
             args += ["--profile-mask", hex(sum(1 << minor for minor in granted))]
     for gpu in inventory["gpus"] if bundle["rootfs"] else ():
-        if gpu["node"] not in nodes:  # the container need not even read its UUID
+        if gpu["pci"] and gpu["node"] not in nodes:  # the container need not even read its UUID
             args += ["--cover", f"{driver['empty']}::/proc/driver/nvidia/gpus/{_proc_name(gpu)}"]
     return {"path": bundle["hook"], "args": args, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}
 
 
 def _proc_name(gpu: dict[str, Any]) -> str:
-    """Return a GPU's PCI address as the kernel names it below /proc."""
-    return str(gpu["pci"][4:] if gpu["pci"].startswith("0000") else gpu["pci"])
+    """Return a GPU's PCI address as the kernel names it below /proc: four digits of domain, more if need be."""
+    domain, _, rest = gpu["pci"].partition(":")
+    return f"{domain.lstrip('0'):0>4}:{rest}"

@@ -85,7 +85,7 @@ def read(
         The request, or None when the container asks for nothing that may be honoured.
 
     Raises:
-        GpushimError: REQUEST, for a malformed request; BUNDLE, for a config.json of wrong types.
+        GpushimError: REQUEST, for a malformed or forbidden request; BUNDLE, for a config.json of wrong types.
     """
     rules = policy["requests"]
     ignored = [] if ignored is None else ignored
@@ -104,10 +104,24 @@ def read(
     devices = parse(asked[2], (policy["cdi"]["kind"], AUTOMATIC_KIND))
     if devices is None:
         return None
+    if asked[0].startswith("env ") and not _privileged(process):
+        _check_kinds(devices, policy["cdi"]["kinds-from-env"], asked[0][4:])
     request = Request()
     request.source, request.text, request.devices, request.ignored = asked[0], asked[1], devices, ignored
     _complete(request, env, mounted, rules, _privileged(process))
     return request
+
+
+def _check_kinds(devices: Sequence[Item], allowed: Sequence[str], name: str) -> None:
+    """Refuse CDI devices that a variable, which may be the image's own, may not name."""
+    for form, _, text in devices:
+        kind = text.partition("=")[0]
+        if form == "cdi" and "*" not in allowed and kind not in allowed:
+            raise GpushimError(
+                f'{name} names the CDI device "{quote(text)}", but [cdi] kinds-from-env does not have {quote(kind)}; '
+                f"add it there, or name the device by an annotation",
+                REQUEST,
+            )
 
 
 def _complete(

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn, Optional, Sequence
 
-    # (kind, value, text for messages). Kinds and values: "all" None; "index" int;
+    # (kind, value, text for messages). Kinds and values: "all" None; "none" None; "index" int;
     # "uuid" and "uuid-prefix" str with an upper-case GPU- and lower-case digits; "pci" str such as
     # 00000000:3b:00.0; "mig-index" (int, int); "mig-uuid" and "mig-legacy" str; "cdi" and "unknown" str.
     Item = tuple[str, object, str]
@@ -26,20 +26,22 @@ _DIGITS = "0123456789"
 _HEX = "0123456789abcdef"
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ALNUM = _LETTERS + _DIGITS
+_TYPED = {"gpu": "index", "mig": "mig-index"}  # CDI names with the strategy type-index: gpu0, mig0:1
 _UUID_GROUPS = [8, 4, 4, 4, 12]  # RFC 9562, section 4
 
 
 def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:
     """Read a list of device names.
 
-    Read from left to right, the first of "all" and "none" decides alone; "void" anywhere decides over both.
+    Read from left to right, the first of "all" and "none" decides about the GPUs alone; "void" anywhere decides
+    over everything. CDI names that only a CDI spec can explain stay beside both.
 
     Args:
         texts: trimmed, non-empty names.
         kinds: the CDI kinds that mean this host's own GPUs, such as nvidia.com/gpu.
 
     Returns:
-        Items in order without duplicates, [] for "none", None for "void".
+        Items in order without duplicates, None for "void". "none" alone is [], with CDI names it is an item.
 
     Raises:
         GpushimError: REQUEST, for a bad range, a replica suffix or too many names.
@@ -48,18 +50,22 @@ def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:
         return None
     items: list[Item] = []
     seen = set()
+    decided = ""
     for text in texts:
+        if decided and not is_qualified(text):
+            continue
         for item in _read(text, kinds):
-            if item[0] == "all":
-                return [item]
-            if item[0] == "none":
-                return []
+            if item[0] != "cdi" and decided:
+                continue
+            if item[0] in ("all", "none"):
+                decided = item[0]
+                items = [other for other in items if other[0] == "cdi"]
             if item[:2] not in seen:
                 seen.add(item[:2])
                 items.append(item)
         if len(items) > MAX_ITEMS:
             raise GpushimError(f"the request names more than {MAX_ITEMS} devices; name fewer", REQUEST)
-    return items
+    return [] if decided == "none" and len(items) == 1 else items
 
 
 def is_qualified(text: str) -> bool:
@@ -107,6 +113,10 @@ def _read(text: str, kinds: Sequence[str]) -> list[Item]:
     if dash and number(first) >= 0 and number(last) >= 0:
         return _range(text, number(first), number(last))
     form, value = _single(name)
+    if form == "unknown" and name != text:
+        form, value = _single(name[3:])
+        if form != _TYPED.get(name[:3]):
+            return [("cdi", text, text)]
     return [(form, value, text if form == "unknown" else name)]
 
 
@@ -173,7 +183,7 @@ def select(
     """Find the requested devices on this host.
 
     Args:
-        devices: items from parse.
+        devices: items from parse, without CDI names.
         inventory: the inventory snapshot.
         source: Request.source, for messages.
         notes: if given, receives a sentence for each device that "all" leaves out.
@@ -183,7 +193,7 @@ def select(
         order for "all". The GPUs that the MIG instances belong to are not among the GPUs.
 
     Raises:
-        GpushimError: REQUEST, when a device is unknown, ambiguous, unusable or not ours; INVENTORY, when the
+        GpushimError: REQUEST, when a device is unknown, ambiguous, or unusable; INVENTORY, when the
             host has no usable GPU at all.
     """
     if devices and not inventory["gpus"]:
@@ -254,9 +264,6 @@ def _require_healthy(who: str, item: Item, device: Device, inventory: dict[str, 
 
 def _refuse(who: str, item: Item, found: list[Device], inventory: dict[str, Any]) -> NoReturn:
     asked = quote(item[2])
-    if item[0] == "cdi":
-        reason = "this version resolves no CDI devices of other kinds; let the engine inject them"
-        raise GpushimError(f'{who} the CDI device "{asked}", but {reason}', REQUEST)
     if found:
         raise GpushimError(
             f'{who} GPU "{asked}", which fits {len(found)} GPUs: {_gpus(found)}; write more of the UUID', REQUEST

@@ -18,7 +18,7 @@ CONFIG_FILE = "/etc/gpushim/config.toml"
 STATE_DIR = "/run/gpushim"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 VERSION_LIMIT = 256  # bytes of /proc/driver/nvidia/version; the module's version is in its first line
-DIRECTORY = 0o040000  # S_IFDIR
+DIRECTORY, REGULAR = 0o040000, 0o100000  # S_IFDIR, S_IFREG
 FILE_TYPE = 0o170000  # S_IFMT
 _OVERFLOW = 65534  # /proc/sys/kernel/overflowuid, which nobody changes
 CONFIG_IDENTITY = 1  # where `current` has the facts about config.toml
@@ -139,8 +139,8 @@ def _node(path: str) -> list[int] | None:
     except OSError:
         return None
     what = status.st_rdev
-    if status.st_mode & FILE_TYPE == DIRECTORY:
-        what = status.st_mtime_ns  # a directory changes with the nodes in it
+    if status.st_mode & FILE_TYPE in (DIRECTORY, REGULAR):
+        what = status.st_mtime_ns  # a directory changes with the nodes in it, a file with what it says
     return [what, status.st_mode, status.st_uid, status.st_gid]
 
 

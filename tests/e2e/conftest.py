@@ -25,7 +25,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
     report = yield
     if report.failed:
         for value in getattr(item, "funcargs", {}).values():
-            if isinstance(value, (engines.Docker, engines.Containerd)):
+            # An engine that is found to have left something behind has lost its log to the cleaning.
+            if isinstance(value, (engines.Docker, engines.Containerd)) and value.log.exists():
                 report.sections.append((f"log of {type(value).__name__}", engines.tail(value.log)))
     return report
 
@@ -58,8 +59,16 @@ def gpu_host(tmp_path_factory: pytest.TempPathFactory) -> fakehost.Host:
 
 @pytest.fixture(scope="session")
 def gpushim_env(gpu_host: fakehost.Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The variables that point the shim at the simulated host and at a state of its own."""
-    return settings(tmp_path_factory.mktemp("gpushim"), gpu_host.root)
+    """The variables that point the shim at the simulated host and at a state of its own, as a refresh leaves it."""
+    env = settings(tmp_path_factory.mktemp("gpushim"), gpu_host.root)
+    engines.run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": engines.SYSTEM_PATH, **env})
+    return env
+
+
+@pytest.fixture(scope="session")
+def cdi_dir(gpushim_env: dict[str, str]) -> Path:
+    """The directory with the CDI spec of the simulated host, as a refresh writes it."""
+    return Path(gpushim_env["GPUSHIM_STATE"], "cdi")
 
 
 @pytest.fixture(scope="session")

@@ -39,8 +39,9 @@ Security privileged=2:bool namespace_options=3:Namespaces
 Resources cpu_period=1:int64 cpu_quota=2:int64 cpu_shares=3:int64
 Linux resources=1:Resources security_context=2:Security
 Metadata name=1:string attempt=2:uint32
+CdiDevice name=1:string
 Container metadata=1:Metadata image=2:Image command=3:*string args=4:*string envs=6:*Pair mounts=7:*Mount \
-devices=8:*Device annotations=10:*Pair log_path=11:string linux=15:Linux
+devices=8:*Device annotations=10:*Pair log_path=11:string linux=15:Linux cdi_devices=17:*CdiDevice
 CreateContainer pod_sandbox_id=1:string config=2:Container sandbox_config=3:Pod
 StopContainer container_id=1:string timeout=2:int64
 Status id=1:string state=3:int32 exit_code=7:int32 log_path=15:string
@@ -138,6 +139,8 @@ class Client:
         *,
         env: dict[str, str] | None = None,
         mounts: dict[Path, str] | None = None,
+        annotations: dict[str, str] | None = None,
+        cdi: tuple[str, ...] = (),
     ) -> str:
         """Create a container and return its id.
 
@@ -147,6 +150,8 @@ class Client:
             command: what to execute.
             env: variables of the container.
             mounts: container path of each host path; read-only.
+            annotations: of the container.
+            cdi: fully qualified names of devices, in the field that a device plugin's answer fills.
 
         Raises:
             RefusedError: the engine or its runtime would not create it.
@@ -162,6 +167,8 @@ class Client:
                 M["Mount"](host_path=str(host), container_path=inside, readonly=True)
                 for host, inside in (mounts or {}).items()
             ],
+            annotations=[M["Pair"](key=key, value=value) for key, value in (annotations or {}).items()],
+            cdi_devices=[M["CdiDevice"](name=device) for device in cdi],
             log_path=f"{name}.log",
             linux=M["Linux"](security_context=security),
         )

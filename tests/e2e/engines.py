@@ -1,12 +1,15 @@
 """Real engines with private state: dockerd and containerd, each started for the tests and gone afterwards.
 
-Nothing here pulls images or sets up networks: containers share the host's network or have none.
+Nothing here pulls images or sets up networks: containers share the host's network or have none. A prefix is a
+command that executes an engine and its clients elsewhere, such as one of views.py or chroots.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,12 +64,24 @@ def _daemon(command: list[str], log: Path, env: dict[str, str], ready: list[str]
         assert answered, f"{command[0]} does not come up:\n{tail(log)}"
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its group: a prefix that enters a PID namespace forks, and hands no signal on."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        if until(lambda: process.poll() is not None and not _members(process.pid), STOP_SECONDS):
+            return
+
+
+def _members(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @dataclass
@@ -74,6 +89,7 @@ class Docker:
     """A running dockerd."""
 
     state: Path
+    prefix: tuple[str, ...] = ()
 
     @property
     def socket(self) -> Path:
@@ -87,7 +103,7 @@ class Docker:
 
     def docker(self, *args: str, check: bool = True) -> Done:
         """Run the docker client against this daemon."""
-        client = [DOCKER, f"--config={self.state}", f"--host=unix://{self.socket}"]
+        client = [*self.prefix, DOCKER, f"--config={self.state}", f"--host=unix://{self.socket}"]
         return run([*client, *args], check=check)
 
 
@@ -99,6 +115,7 @@ def dockerd(
     env: dict[str, str] | None = None,
     path_dirs: tuple[Path, ...] = (),
     prefix: tuple[str, ...] = (),
+    cdi: bool = False,
 ) -> Iterator[Docker]:
     """Run a dockerd without networks.
 
@@ -107,7 +124,8 @@ def dockerd(
         default: name of the runtime that it takes by itself.
         env: variables of the daemon, which runtimes and hooks inherit.
         path_dirs: directories put before the daemon's PATH.
-        prefix: command that executes the daemon, such as one that enters a namespace.
+        prefix: command that executes the daemon and its clients.
+        cdi: whether to turn on its feature of that name, which Docker has had since version 25.
 
     Yields:
         The daemon, once it answers.
@@ -125,10 +143,12 @@ def dockerd(
             "ip6tables": False,
             "runtimes": {name: {"path": str(path)} for name, path in runtimes.items()},
         }
+        if cdi:
+            settings["features"] = {"cdi": True}
         (state / "daemon.json").write_text(json.dumps(settings))
         path = ":".join([*map(str, path_dirs), SYSTEM_PATH])
-        engine = Docker(state)
-        ready = [DOCKER, f"--host=unix://{engine.socket}", "version"]
+        engine = Docker(state, prefix)
+        ready = [*prefix, DOCKER, f"--host=unix://{engine.socket}", "version"]
         command = [*prefix, DOCKERD, f"--config-file={state}/daemon.json"]
         with _daemon(command, engine.log, {"PATH": path, **(env or {})}, ready):
             try:
@@ -144,6 +164,7 @@ class Containerd:
     """A running containerd, with ctr as its client and a CRI service."""
 
     state: Path
+    prefix: tuple[str, ...] = ()
 
     @property
     def socket(self) -> Path:
@@ -157,16 +178,17 @@ class Containerd:
 
     def ctr(self, *args: str, check: bool = True, namespace: str = "default") -> Done:
         """Run ctr against this daemon."""
-        return run([CTR, f"--address={self.socket}", f"--namespace={namespace}", *args], check=check)
+        client = [*self.prefix, CTR, f"--address={self.socket}", f"--namespace={namespace}"]
+        return run([*client, *args], check=check)
 
     def run(self, runtime: Path, *args: str, check: bool = True) -> Done:
         """Run `ctr run` with a low-level runtime; args are its options, then image, id and command."""
         private = [f"--runc-root={self.state}/runc", f"--fifo-dir={self.state}/fifo"]
         return self.ctr("run", *private, f"--runc-binary={runtime}", *args, check=check)
 
-    def load(self, archive: Path) -> None:
-        """Import an image archive for ctr and for CRI."""
-        for namespace in ("default", "k8s.io"):
+    def load(self, archive: Path, namespaces: tuple[str, ...] = ("default", "k8s.io")) -> None:
+        """Import an image archive for ctr and for CRI, or for one of them."""
+        for namespace in namespaces:
             self.ctr("images", "import", "--no-unpack", str(archive), namespace=namespace)
 
     @contextlib.contextmanager
@@ -197,6 +219,7 @@ disable_apparmor = true
 restrict_oom_score_adj = true
 tolerate_missing_hugetlb_controller = true
 disable_hugetlb_controller = true
+{more}
 stream_server_address = "127.0.0.1"
 stream_server_port = "0"
 [plugins."io.containerd.grpc.v1.cri".cni]
@@ -211,6 +234,7 @@ runtime_type = "io.containerd.runc.v2"
 HANDLER_CONFIG = """
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
 runtime_type = "io.containerd.runc.v2"
+container_annotations = ["cdi.k8s.io/*"]
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}.options]
 BinaryName = "{path}"
 Root = "{state}/runc"
@@ -218,24 +242,33 @@ Root = "{state}/runc"
 
 
 @contextlib.contextmanager
-def containerd(runtimes: dict[str, Path], *, pause: str, env: dict[str, str] | None = None) -> Iterator[Containerd]:
+def containerd(
+    runtimes: dict[str, Path],
+    *,
+    pause: str,
+    env: dict[str, str] | None = None,
+    prefix: tuple[str, ...] = (),
+    cdi: bool = False,
+) -> Iterator[Containerd]:
     """Run a containerd.
 
     Args:
         runtimes: executable of each CRI runtime handler, by name.
         pause: reference of the image that pods are made of; load it before the first pod.
         env: variables of the daemon, which the runtimes inherit.
+        prefix: command that executes the daemon and its clients.
+        cdi: whether to turn on CDI, which containerd has had since version 1.7.
 
     Yields:
         The daemon, once it answers.
     """
     with leftovers.state() as state:
-        config = CONTAINERD_CONFIG.format(state=state, pause=pause)
+        config = CONTAINERD_CONFIG.format(state=state, pause=pause, more="enable_cdi = true" if cdi else "")
         for name, path in runtimes.items():
             config += HANDLER_CONFIG.format(name=name, path=path, state=state)
         (state / "config.toml").write_text(config)
-        engine = Containerd(state)
-        ready = [CTR, f"--address={engine.socket}", "version"]
-        command = [CONTAINERD, f"--config={state}/config.toml"]
+        engine = Containerd(state, prefix)
+        ready = [*prefix, CTR, f"--address={engine.socket}", "version"]
+        command = [*prefix, CONTAINERD, f"--config={state}/config.toml"]
         with _daemon(command, engine.log, {"PATH": SYSTEM_PATH, **(env or {})}, ready):
             yield engine

@@ -12,6 +12,7 @@ PROBE = Path(__file__).with_name("probe.py")
 INSIDE = "/probe.py"
 # With the capabilities compute and utility, which is what a container gets that names none.
 CONTROL_NODES = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl")
+MODESET_NODE = "/dev/nvidia-modeset"  # which all capabilities bring
 GPU_MAJOR = 195
 
 
@@ -19,6 +20,19 @@ def probe(host: Host, indices: list[int]) -> list[str]:
     """Return the command that runs the probe and tries every GPU that is not among the indices."""
     others = [gpu for gpu in host.gpus if gpu.index not in indices]
     return ["python3", INSIDE, *(f"{GPU_MAJOR}:{gpu.minor}" for gpu in others)]
+
+
+def sees_by_cdi(output: str, host: Host, indices: list[int]) -> None:
+    """Assert that a container has these GPUs from our CDI spec, just as the shim gives them with all capabilities.
+
+    Args:
+        output: what the command of `probe` printed.
+        host: the simulated host.
+        indices: NVML indices of the GPUs that were asked for, in ascending order.
+    """
+    report: dict[str, Any] = json.loads(output)
+    assert report["nodes"].pop(MODESET_NODE) == "ENXIO"
+    sees_exactly(json.dumps(report), host, indices)
 
 
 def sees_exactly(output: str, host: Host, indices: list[int]) -> None:

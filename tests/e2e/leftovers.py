@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 STOP_SECONDS = 30.0
+SHIM_SECONDS = 5.0
 CGROUP_SECONDS = 3.0
 
 
@@ -33,6 +34,8 @@ def state() -> Iterator[Path]:
     try:
         yield directory
     finally:
+        # containerd's shims answer first and end then.
+        until(lambda: not processes(directory), SHIM_SECONDS)
         left = [*_kill_all(directory), *_unmount_all(directory), *_remove_cgroups(directory.name)]
         shutil.rmtree(directory)
         assert not left, f"the engine left behind: {left}"

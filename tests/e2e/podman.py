@@ -93,19 +93,20 @@ def write_hook(state: Path, program: Path, env: dict[str, str]) -> None:
     (state / "hooks" / "99-gpushim.json").write_text(json.dumps(form))
 
 
-def store(directory: Path, archive: Path) -> Path:
+def store(directory: Path, archive: Path, prefix: tuple[str, ...] = ()) -> Path:
     """Load an image archive into an image store that any Podman here can share.
 
     Args:
         directory: to make.
         archive: of the image.
+        prefix: command that executes Podman.
 
     Returns:
         directory.
     """
     # Podman takes no run root whose path has more than 50 characters.
     with tempfile.TemporaryDirectory(prefix="podman-", dir="/tmp") as scratch:
-        command = [PODMAN, f"--root={directory}", f"--runroot={scratch}/run", f"--tmpdir={scratch}/tmp"]
+        command = [*prefix, PODMAN, f"--root={directory}", f"--runroot={scratch}/run", f"--tmpdir={scratch}/tmp"]
         run([*command, "--storage-driver=overlay", "load", "--quiet", f"--input={archive}"])
     return directory
 

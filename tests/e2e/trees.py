@@ -60,11 +60,11 @@ def debian(cache: Path = CACHE) -> Path:
     bindings = _pynvml()
     recipe = json.dumps([SUITE, PACKAGES, LEFT_OUT]).encode() + bindings.read_bytes()
     tree = cache / f"debian-{hashlib.sha256(recipe).hexdigest()[:12]}"
-    with _locked(cache):
+    with locked(cache):
         if not tree.is_dir():
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 fresh = Path(scratch) / "tree"
-                _bootstrap(fresh, SUITE, "essential", PACKAGES)
+                bootstrap(fresh, SUITE, "essential", PACKAGES)
                 modules = fresh / "usr/lib/python3/dist-packages"
                 modules.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(bindings, modules / "pynvml.py")
@@ -87,11 +87,11 @@ def glibc(suite: str, cache: Path = CACHE) -> Path:
     """
     recipe = hashlib.sha256(json.dumps([LOADER, LEFT_OUT]).encode()).hexdigest()
     tree = cache / f"{suite}-{recipe[:12]}"
-    with _locked(cache):
+    with locked(cache):
         if not tree.is_dir():
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 fresh = Path(scratch) / "tree"
-                _bootstrap(fresh, suite, "extract", LOADER)
+                bootstrap(fresh, suite, "extract", LOADER)
                 fresh.rename(tree)
     return tree
 
@@ -103,7 +103,15 @@ def _pynvml() -> Path:
     return Path(spec.origin)
 
 
-def _bootstrap(dest: Path, suite: str, variant: str, packages: tuple[str, ...]) -> None:
+def bootstrap(dest: Path, suite: str, variant: str, packages: tuple[str, ...]) -> None:
+    """Make a Debian root filesystem out of the mirror's packages.
+
+    Args:
+        dest: absent directory.
+        suite: codename, as in `trixie`.
+        variant: mmdebstrap's: `essential`, or `extract` for packages whose scripts do not run.
+        packages: names of those to add.
+    """
     command = ["/usr/bin/mmdebstrap", "--quiet", "--mode=root", f"--variant={variant}"]
     command += [f"--include={','.join(packages)}"]
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
@@ -122,7 +130,8 @@ def _compile(root: Path, module: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(cache: Path) -> Iterator[None]:
+def locked(cache: Path) -> Iterator[None]:
+    """Let nobody else build in a directory for the block; it is made if need be."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -174,7 +183,7 @@ def image(tree: Path, name: str, command: list[str]) -> Path:
         The archive's path.
     """
     archive = tree.with_name(f"{tree.name}.{name.replace(':', '-')}.tar")
-    with _locked(tree.parent):
+    with locked(tree.parent):
         if not archive.is_file():
             with tempfile.TemporaryDirectory(dir=tree.parent) as scratch:
                 _pack(tree, name, command, Path(scratch)).rename(archive)

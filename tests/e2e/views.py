@@ -44,19 +44,21 @@ WAIT = "\necho ready\nread -r line\n"  # until the pipe is closed
 
 
 @contextlib.contextmanager
-def view(name: str) -> Iterator[tuple[str, ...]]:
+def view(name: str, more: str = "") -> Iterator[tuple[str, ...]]:
     """Hold a view.
 
     Args:
         name: of one in SCRIPTS, or "hybrid" for the machine's own.
+        more: commands that change what else is to be seen.
 
     Yields:
         What to put before a command that shall see it; all of them share one mount namespace.
     """
-    if name == "hybrid":
+    script = f"{SCRIPTS.get(name, '')}\n{more}"
+    if not script.strip():
         yield ()
         return
-    words = ["/usr/bin/unshare", "--mount", "--propagation=private", "/bin/sh", "-euc", SCRIPTS[name] + WAIT]
+    words = ["/usr/bin/unshare", "--mount", "--propagation=private", "/bin/sh", "-euc", script + WAIT]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdin is not None
         assert holder.stdout is not None

@@ -33,7 +33,7 @@ def settings(directory: Path, root: str, low_level: str = RUNC) -> dict[str, str
     """Write a configuration for a simulated host.
 
     Args:
-        directory: existing directory for configuration, state and log.
+        directory: existing directory for configuration, state and log; CDI specs are sought in its cdi/.
         root: the host's driver root.
         low_level: absolute path of the runtime below the shim.
 
@@ -44,6 +44,7 @@ def settings(directory: Path, root: str, low_level: str = RUNC) -> dict[str, str
         "driver": {"root": root, "dev-root": root},
         "runtime": {"low-level": [low_level]},
         "log": {"file": str(directory / "gpushim.log")},
+        "cdi": {"spec-dirs": [str(directory / "cdi"), str(directory / "state" / "cdi")]},
     }
     lines = []
     for table, values in tables.items():

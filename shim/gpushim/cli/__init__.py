@@ -5,15 +5,32 @@ Out of scope: the create and hook paths, which import nothing from here.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
 from gpushim import __version__
-from gpushim.cli.refresh import refresh
 from gpushim.errors import GpushimError
+
+# Imported when they are called: most need what the others do without.
+COMMANDS = {
+    "cdi": "gpushim.cli.cdi:cdi",
+    "refresh": "gpushim.cli.refresh:refresh",
+}
 
 
 class _Commands(click.Group):
     """Commands that say a GpushimError as its one sentence and exit with its code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -27,6 +44,3 @@ class _Commands(click.Group):
 @click.version_option(__version__, "-V", "--version", message="gpushim %(version)s")
 def main() -> None:
     """Give containers the NVIDIA GPUs they ask for."""
-
-
-main.add_command(refresh)

@@ -1,6 +1,6 @@
 """The driver's device nodes: what /dev really has, checked against what the kernel says.
 
-Out of scope: making nodes (nvidia-modprobe does), and deciding who gets them (plan.py).
+Out of scope: making nodes (make_nodes.py), which DRM nodes are a GPU's (drm.py), who gets them (plan.py).
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NODE_LIMIT = 8192  # nodes; a rack-scale host may have 2048 IMEX channels
 IMEX_DIR = "/dev/nvidia-caps-imex-channels"
@@ -32,6 +35,8 @@ EXPECTED = (
     CAPS_DIR,
     IMEX_DIR,
     "/dev/infiniband",
+    "/dev/dri",
+    "/dev/dri/by-path",
 )
 FEATURES = {
     "gds": re.compile(r"/dev/nvidia-fs\d+"),
@@ -46,24 +51,26 @@ _OWNERS = (
     (re.compile(r"/dev/nvidia-uvm(-tools)?"), ("nvidia-uvm",)),
     (re.compile(CAPS_DIR + "/.+"), ("nvidia-caps",)),
     (re.compile(IMEX_DIR + "/.+"), ("nvidia-caps-imex-channels",)),
+    (re.compile("/dev/dri/.+"), ("drm",)),
 )
 FRONTEND_MAJOR = 195  # registered with the kernel (Documentation/admin-guide/devices.txt)
 
 
-def find(dev_root: str, proc: str, notes: list[str]) -> dict[str, list[int]]:
+def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) -> dict[str, list[int]]:
     """Find the device nodes.
 
     Args:
         dev_root: the directory whose dev/ has them.
         proc: where the procfs that shows the driver is mounted.
         notes: gets a sentence for each node that is there and of no use.
+        drm: paths of the DRM nodes that are NVIDIA GPUs'; those of others are not listed.
 
     Returns:
         path in a container to [major, minor, mode bits, uid, gid], sorted by path.
     """
-    majors = _majors(proc)
+    known = majors(proc)
     found: dict[str, list[int]] = {}
-    for path in _listed(dev_root, notes):
+    for path in [*_listed(dev_root, notes), *drm]:
         host = path if dev_root == "/" else dev_root + path
         try:
             status = os.lstat(host)
@@ -71,7 +78,7 @@ def find(dev_root: str, proc: str, notes: list[str]) -> dict[str, list[int]]:
             continue  # gone since it was listed
         if stat.S_ISDIR(status.st_mode):
             continue
-        trouble = _trouble(path, status, majors)
+        trouble = _trouble(path, status, known)
         if trouble:
             notes.append(f"{host} is left out: {trouble}")
         else:
@@ -119,7 +126,7 @@ def _by_number(path: str) -> tuple[str, int]:
     return (match[1], int(match[2] or -1)) if match else (path, -1)
 
 
-def _majors(proc: str) -> dict[str, int]:
+def majors(proc: str) -> dict[str, int]:
     """Read the character devices of /proc/devices: lines of a number and a name, up to the block devices."""
     try:
         with open(proc + "/devices", encoding="ascii", errors="replace") as file:
@@ -130,19 +137,33 @@ def _majors(proc: str) -> dict[str, int]:
     return {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
 
 
-def _trouble(path: str, status: os.stat_result, majors: dict[str, int]) -> str:
+def owners(path: str, known: dict[str, int]) -> tuple[tuple[str, ...], list[int]]:
+    """Tell which drivers a node may belong to, and the major numbers that they have.
+
+    Args:
+        path: of the node, in a container.
+        known: what `majors` returned.
+
+    Returns:
+        names as /proc/devices has them, none for a node of which we do not know; numbers, none if no such driver is
+        loaded.
+    """
+    for pattern, names in _OWNERS:
+        if pattern.fullmatch(path):
+            numbers = sorted({known[name] for name in names if name in known})
+            return names, numbers or ([FRONTEND_MAJOR] if names is _FRONTEND else [])
+    return (), []
+
+
+def _trouble(path: str, status: os.stat_result, known: dict[str, int]) -> str:
     if not stat.S_ISCHR(status.st_mode):
         return "it is not a character device"
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
-    for pattern, owners in _OWNERS:
-        if majors and pattern.fullmatch(path):
-            right = {majors[owner] for owner in owners if owner in majors}
-            if not right and owners is _FRONTEND:
-                right = {FRONTEND_MAJOR}
-            if not right:
-                return f"the kernel has no driver {owners[0]} loaded"
-            if major not in right:
-                return f"its major number is {major}, and {owners[0]} has {min(right)}; remove it and make it again"
+    names, right = owners(path, known) if known else ((), [])
+    if names and not right:
+        return f"the kernel has no driver {names[0]} loaded"
+    if names and major not in right:
+        return f"its major number is {major}, and {names[0]} has {right[0]}; remove it and make it again"
     number = re.fullmatch(r"/dev/nvidia(\d+)", path)
     if number and int(number[1]) != minor:
         return f"its minor number is {minor}; remove it and make it again"

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FILE_LIMIT = 1 << 20  # bytes; mig-minors, the longest, has about 0.3 MiB
 GPU_LIMIT = 256
+DEFAULT_MODE = 0o666  # of the driver's nodes
 _MAY_MODIFY = re.compile(r"^(ModifyDeviceFiles:\s*)1$", re.MULTILINE)
 # The first line of the version file: "... Kernel Module  535.183.01  <date>", and more words for the open module.
 _VERSION = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s")
@@ -64,7 +68,7 @@ def gpus(proc: str, notes: list[str]) -> list[dict[str, Any]]:
                 "model": fields.get("Model", ""),
                 "brand": "",
                 "arch": "",
-                "mig": bool(_instances(f"{proc}/driver/nvidia/capabilities/gpu{int(minor)}/mig")),
+                "mig": bool(_names(f"{proc}/driver/nvidia/capabilities/gpu{int(minor)}/mig", "gi")),
                 "node": f"/dev/nvidia{int(minor)}",
                 "drm": [],
                 "links": [],
@@ -84,15 +88,41 @@ def mig_nodes(proc: str, minor: int, gi: int, ci: int) -> list[str]:
         ci: compute instance.
     """
     gpu = f"gpu{minor}"
-    minors = _text(proc + "/driver/nvidia-caps/mig-minors") or ""
     numbers = []
     for place in (f"gi{gi}/access", f"gi{gi}/ci{ci}/access"):
         fields = _fields(_text(f"{proc}/driver/nvidia/capabilities/{gpu}/mig/{place}") or "")
-        line = re.search(rf"^{gpu}/{place} (\d+)$", minors, re.MULTILINE)
-        number = fields.get("DeviceFileMinor", line[1] if line else "")
+        number = fields.get("DeviceFileMinor") or _listed_minor(proc, f"{gpu}/{place}")
         if number.isdigit():
             numbers.append(number)
     return [f"/dev/nvidia-caps/nvidia-cap{number}" for number in numbers] if len(numbers) == 2 else []
+
+
+def capabilities(proc: str) -> Iterator[tuple[int, int, bool]]:
+    """List the MIG capabilities that have nodes now: to configure, to monitor, and those of each instance.
+
+    Args:
+        proc: see above.
+
+    Yields:
+        minor number, mode bits, and whether the node may be made and changed.
+    """
+    base = proc + "/driver/nvidia/capabilities"
+    for place in ("mig/config", "mig/monitor", *_accesses(base)):
+        fields = _fields(_text(f"{base}/{place}") or "")
+        minor, mode = fields.get("DeviceFileMinor", ""), fields.get("DeviceFileMode", "")
+        if minor.isdigit():
+            bits = int(mode) & 0o777 if mode.isdigit() else DEFAULT_MODE
+            yield int(minor), bits, fields.get("DeviceFileModify", "1") != "0"
+
+
+def device_files(proc: str) -> tuple[int, int, int] | None:
+    """Return mode bits, uid and gid that the module wants its nodes to have; None if they are not to be touched."""
+    fields = _fields(_text(proc + "/driver/nvidia/params") or "")
+    if fields.get("ModifyDeviceFiles", "1") == "0":
+        return None
+    keys = (("DeviceFileMode", DEFAULT_MODE), ("DeviceFileUID", 0), ("DeviceFileGID", 0))
+    mode, uid, gid = (int(fields[key]) if fields.get(key, "").isdigit() else usual for key, usual in keys)
+    return mode & 0o777, uid, gid
 
 
 def pci_address(text: str) -> str:
@@ -101,9 +131,29 @@ def pci_address(text: str) -> str:
     return f"{domain:0>8}:{rest}"
 
 
-def _instances(mig: str) -> list[str]:
+def sysfs_name(pci: str) -> str:
+    """Write a PCI address of the snapshot the way the kernel does: four digits of domain, more if need be."""
+    domain, _, rest = pci.partition(":")
+    return f"{domain.lstrip('0'):0>4}:{rest}"
+
+
+def _accesses(base: str) -> Iterator[str]:
+    """List the access files of GPU and compute instances below the directory of capabilities."""
+    for gpu in _names(base, "gpu"):
+        for gi in _names(f"{base}/{gpu}/mig", "gi"):
+            yield f"{gpu}/mig/{gi}/access"
+            yield from (f"{gpu}/mig/{gi}/{ci}/access" for ci in _names(f"{base}/{gpu}/mig/{gi}", "ci"))
+
+
+def _listed_minor(proc: str, place: str) -> str:
+    """Look a capability up in the list of all that there can be: thousands of lines of a place and its minor."""
+    _, found, tail = (f"\n{_text(proc + '/driver/nvidia-caps/mig-minors') or ''}").partition(f"\n{place} ")
+    return tail.partition("\n")[0] if found else ""
+
+
+def _names(folder: str, prefix: str) -> list[str]:
     try:
-        return [name for name in os.listdir(mig) if name.startswith("gi")]
+        return sorted(name for name in os.listdir(folder) if name.startswith(prefix))
     except OSError:
         return []
 

@@ -1,7 +1,7 @@
 """Find out what the host has, and save it: the snapshot, and small files for launcher and hook.
 
 Runs as a child of a create or of the command line, because NVML can hang: a deadline ends the whole process.
-Out of scope: what is where (gpus.py, nodes.py, files.py), and reading the snapshot (ensure.py).
+Out of scope: finding out what the host has (survey.py), and reading the snapshot (ensure.py).
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ import os
 import stat
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from gpushim import __version__, logs, policy, stamp
+from gpushim import logs, policy, stamp
+from gpushim.cdi import publish
 from gpushim.errors import FAILED, INVENTORY, GpushimError
-from gpushim.inventory import ensure, files, gpus, nodes, procfs
+from gpushim.inventory import ensure, make_nodes, modules, procfs, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import NoReturn
-
-ATTEMPTS = 3  # when the host changes while it is looked at, as it does when NVML makes device nodes
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -69,24 +67,26 @@ def refresh(force: bool = False) -> dict[str, Any]:
     with _deadline(settings["refresh"]["deadline-seconds"], config) as waiting:
         waiting(f"another refresh, which holds {state}/lock")
         with _locked(state + "/lock"):
+            notes = _complete(settings["driver"], waiting)
             saved = None if force else ensure.read(config, state)
-            if saved is not None:
-                return saved  # the other refresh did it
-            snapshot = gather(config, settings, waiting)
+            if saved is not None:  # the other refresh did it
+                _warn(notes)
+                publish.on_refresh(saved)  # and its spec may have been removed since
+                return saved
+            snapshot = survey.survey(config, settings, waiting)
+            snapshot["notes"] += notes
             _publish(state, snapshot)
-    for note in snapshot["notes"]:
-        logs.logger.warning("%s", note)
+            publish.on_refresh(snapshot)
+    _warn(snapshot["notes"])
     logs.logger.info("%d GPUs and %d MIG instances listed", len(snapshot["gpus"]), len(snapshot["mig"]))
     return snapshot
 
 
-def gather(config: str, settings: dict[str, Any], waiting: Callable[[str], None]) -> dict[str, Any]:
-    """Find out what the host has.
+def look(settings: dict[str, Any]) -> dict[str, Any]:
+    """List the host and save nothing; it ends the process as `refresh` does if it takes too long.
 
     Args:
-        config: path of config.toml.
         settings: the policy.
-        waiting: called with what is asked next, before each call that may take long.
 
     Returns:
         a snapshot.
@@ -94,91 +94,21 @@ def gather(config: str, settings: dict[str, Any], waiting: Callable[[str], None]
     Raises:
         GpushimError: there is no low-level runtime.
     """
-    runtime = policy.low_level(settings["runtime"]["low-level"])
-    root, dev_root = settings["driver"]["root"], settings["driver"]["dev-root"]
-    proc = stamp.proc_dir(root)
-    for _ in range(ATTEMPTS):
-        before = stamp.driver(proc)
-        snapshot = _ask_driver(settings, proc, waiting)
-        watched = nodes.watched(nodes.find(dev_root, proc, []), _nodes_in_use(snapshot))
-        paths = [files.inside(dev_root, path) for path in watched]
-        paths += [files.inside(root, path) for path in files.SOCKETS] + [runtime]
-        inputs = {"config": config, "root": root, "dev-root": dev_root, "nodes": paths}
-        facts = stamp.current(inputs)
-        snapshot.update(inputs=inputs, stamp=facts, runtime=runtime, policy=settings)
-        _add_nodes_and_files(snapshot, proc)
-        # Facts from before the look at the files: a change since then makes the snapshot stale, never wrong.
-        if facts == stamp.current(inputs) and stamp.driver(proc) == before:
-            break
-    return snapshot
+    config = stamp.config_path()
+    with _deadline(settings["refresh"]["deadline-seconds"], config) as waiting:
+        return survey.survey(config, settings, waiting)
 
 
-def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], None]) -> dict[str, Any]:
-    """Begin a snapshot with what the kernel module and NVML tell."""
-    root = settings["driver"]["root"]
-    notes: list[str] = []
-    found: dict[str, Any] = {"source": "proc", "cuda": "", "gpus": [], "mig": []}
-    error = None
-    version = procfs.module_version(proc)
-    state = stamp.state_dir()
-    covers = {"params": f"{state}/params" if procfs.restricted_params(proc) else "", "empty": f"{state}/empty"}
-    try:
-        _check_driver(version, root, proc)
-        found = gpus.read(root, proc, version or "", notes, waiting)
-    except GpushimError as trouble:
-        error = {"sentence": str(trouble), "code": trouble.exit_code}
-    return {
-        "version": ensure.SCHEMA,
-        "gpushim": __version__,
-        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "platform": "native",
-        "source": found["source"],
-        "notes": notes,
-        "driver": {"version": version or "", "cuda": found["cuda"], **covers, **settings["driver"]},
-        "error": error,
-        "gpus": found["gpus"],
-        "mig": found["mig"],
-    }
+def _complete(driver: dict[str, Any], waiting: Callable[[str], None]) -> list[str]:
+    """Load modules and make nodes that are missing; returns notes about what could not be done."""
+    proc = stamp.proc_dir(driver["root"])
+    notes = modules.load(driver["root"], proc, waiting) if driver["load-kernel-modules"] else []
+    return notes + make_nodes.make(driver["dev-root"], stamp.proc_dir(driver["root"]))
 
 
-def _check_driver(version: str | None, root: str, proc: str) -> None:
-    if not version:
-        trouble = "is not there" if version is None else "does not tell a version"
-        raise GpushimError(
-            f"no NVIDIA driver is loaded ({proc}/driver/nvidia/version {trouble}): load it (modprobe nvidia), then "
-            "run gpushim refresh",
-            INVENTORY,
-        )
-    if any(files.library(root, name, version) for name in files.TELLTALES):
-        return
-    installed = files.versions(root)
-    if installed:
-        raise gpus.mismatch(version, installed[0])
-    raise GpushimError(
-        f"the NVIDIA kernel module {version} is loaded, but there is neither libcuda.so.{version} nor "
-        f"libnvidia-ml.so.{version} below {root}: install the driver's libraries, or set root under [driver]",
-        INVENTORY,
-    )
-
-
-def _nodes_in_use(snapshot: dict[str, Any]) -> list[str]:
-    return [gpu["node"] for gpu in snapshot["gpus"]] + [node for mig in snapshot["mig"] for node in mig["nodes"]]
-
-
-def _add_nodes_and_files(snapshot: dict[str, Any], proc: str) -> None:
-    driver, notes = snapshot["driver"], snapshot["notes"]
-    found = nodes.find(driver["dev-root"], proc, notes)
-    for gpu in snapshot["gpus"]:
-        if gpu["node"] not in found and gpu["problem"] is None:
-            gpu["problem"] = (
-                f"GPU {gpu['index']} has no usable device node {gpu['node']}; make it with "
-                f"nvidia-modprobe -c {gpu['minor']}, then run gpushim refresh"
-            )
-            notes.append(gpu["problem"])
-    snapshot["nodes"] = found
-    snapshot["features"] = nodes.features(found)
-    snapshot["imex"] = nodes.imex_channels(found)
-    snapshot["files"] = {} if snapshot["error"] else files.find(driver["root"], driver["version"], notes)
+def _warn(notes: list[str]) -> None:
+    for note in notes:
+        logs.logger.warning("%s", note)
 
 
 @contextlib.contextmanager

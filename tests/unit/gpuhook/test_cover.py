@@ -5,6 +5,7 @@ No machine without NVIDIA's driver has /proc/driver/nvidia/params: a file of a r
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from pathlib import Path
@@ -163,3 +164,66 @@ def test_a_source_that_is_gone(top: Path) -> None:
     with container(proc(top)) as pid:
         assert bind(top, pid) == "FileNotFoundError: No such file or directory"
         assert len(mounts(pid, top)) == 1
+
+
+def restrict(top: Path, pid: int, inside: bool = False, times: int = 2) -> str:
+    """Let the hook cover a file with a changed copy; "/dev/tty " stands for ModifyDeviceFiles: 1."""
+
+    def work() -> str:
+        cover.PARAMS, cover.MODIFIES, cover.MODIFIES_NOT = PLACE, b"/dev/tty ", b"/dev/gpu "
+        if inside:
+            fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)
+            assert not ctypes.CDLL(None).setns(fd, 0x20000)
+            os.close(fd)
+        before = open_fds(), os.readlink("/proc/self/ns/mnt"), os.getcwd()
+        root = Rootfs("/" if inside else f"/proc/{pid}/root", str(top))
+        said = ""
+        try:
+            for _ in range(times):
+                cover.restrict_params(root, 0 if inside else pid)
+        except (OSError, GpushimError) as error:
+            said = f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"
+        os.close(root.fd)
+        assert (open_fds(), os.readlink("/proc/self/ns/mnt"), os.getcwd()) == before
+        return said
+
+    return forked(work)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_parameters_without_a_file_of_the_host(top: Path, inside: bool) -> None:
+    host, text = Path("/proc/self/mountinfo").read_text(), Path(PLACE).read_text()
+    with container(proc(top)) as pid:
+        assert restrict(top, pid, inside) == ""
+        place = Path(f"/proc/{pid}/root{top}{PLACE}")
+        assert place.read_text() == text.replace("/dev/tty ", "/dev/gpu ") != text
+        with pytest.raises(OSError, match="Read-only"):
+            place.open("a")
+        (_, mount) = mounts(pid, top)  # of the tmpfs nothing is left but this
+        assert mount[4] == f"{top}{PLACE}"
+        assert {"ro", "nosuid", "nodev", "noexec"} <= set(mount[5].split(","))
+        assert mount[6] == "-"
+    assert Path("/proc/self/mountinfo").read_text() == host
+    assert Path(PLACE).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("", ""),  # no procfs, no parameters
+        ("mount -t proc proc '{top}/proc'; mount --make-shared '{top}/proc'", "shared with other mount namespaces"),
+        ("mount -t tmpfs none '{top}/proc'; mkdir '{top}/proc/tty'; {write}", "not a procfs"),
+        ("mkdir '{top}/proc/tty'; {write}", "not a procfs"),
+        ("mkdir -p '{top}/proc/tty'; mkfifo '{top}/proc/tty/drivers'", "not a regular file"),
+        ("mkdir -p '{top}/proc/tty'; ln -s /etc/passwd '{top}/proc/tty/drivers'", "not a regular file"),
+        ("mount -t proc proc '{top}/proc'; mount --bind '{top}/../volume' '{top}/proc/tty/drivers'", "another mount"),
+    ],
+    ids=range(7),
+)
+def test_places_where_no_parameters_are(top: Path, script: str, text: str) -> None:
+    (top.parent / "volume").write_text("/dev/tty of the user's\n")
+    script = script.replace("{write}", "cp '{top}/../volume' '{top}/proc/tty/drivers'").replace("{top}", str(top))
+    with container(script) as pid:
+        before = mounts(pid, top)
+        assert text in restrict(top, pid)
+        assert mounts(pid, top) == before

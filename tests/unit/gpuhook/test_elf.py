@@ -7,6 +7,7 @@ import platform
 import posix
 import struct
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,64 @@ def test_flipped_words_never_crash(data: Any) -> None:
     except ValueError:
         return
     assert found is None or len(found) <= elf.NOTE_LIMIT
+
+
+def built(soname: str, *words: str) -> bytes:
+    """Make a small library."""
+    name = [f"-Wl,-soname,{soname}"] if soname else []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lib"
+        command = ["/usr/bin/gcc", *words, "-shared", "-nostdlib", *name, "-x", "c", "/dev/null", "-o", str(path)]
+        subprocess.run(command, check=True)
+        return path.read_bytes()
+
+
+def soname(data: bytes, machine: str = MACHINE) -> tuple[int, bytes]:
+    fd = os.memfd_create("library")
+    try:
+        os.write(fd, data)
+        return elf.soname(fd, len(data), machine)
+    finally:
+        os.close(fd)
+
+
+WIDE, NARROW = built("libcuda.so.1"), built("libcuda.so.1", "-m32")
+
+
+def test_the_soname_of_real_libraries() -> None:
+    assert soname(WIDE) == (64, b"libcuda.so.1")
+    assert soname(NARROW) == (32, b"libcuda.so.1")
+    assert soname(built("")) == (64, b"")
+    assert soname(built("", "-m32")) == (32, b"")
+
+
+@pytest.mark.parametrize("data", [WIDE, NARROW], ids=["64", "32"])
+def test_libraries_of_other_machines_have_none(data: bytes) -> None:
+    for machine in ("aarch64", "riscv64"):
+        with pytest.raises(ValueError, match="not a shared library for"):
+            soname(data, machine)
+    with pytest.raises(ValueError, match="not a shared library for"):
+        soname(put(data, 16, "H", 2))  # ET_EXEC
+
+
+@pytest.mark.parametrize("data", [WIDE, NARROW], ids=["64", "32"])
+def test_a_soname_cut_at_every_offset(data: bytes) -> None:
+    for end in range(0, len(data), 7):
+        try:
+            assert soname(data[:end])[1] == b"libcuda.so.1"
+        except ValueError:
+            pass
+
+
+@pytest.mark.parametrize("data", [WIDE, NARROW], ids=["64", "32"])
+@given(changes=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), max_size=6))
+def test_flipped_bytes_never_crash(data: bytes, changes: list[tuple[int, int]]) -> None:
+    copy = bytearray(data)
+    for at, value in changes:
+        copy[at] = value
+    try:
+        bits, name = soname(bytes(copy))
+    except ValueError:
+        return
+    assert bits in (32, 64)
+    assert len(name) < 256

@@ -110,7 +110,7 @@ def test_a_second_time_changes_nothing(case: Case) -> None:
 
 
 def test_rules_come_first_and_groups_are_named(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    case.edits += [("rule", (195, 0)), ("gid", 44), ("rule", (195, 255))]
+    case.edits += [("rule", ("c", 195, 0, "rw")), ("gid", 44), ("rule", ("c", 195, 255, "rw"))]
 
     def allow(_pid: int, numbers: object, _warn: object) -> None:
         raise GpushimError(f"told {numbers}", ROOTFS)

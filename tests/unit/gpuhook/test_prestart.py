@@ -125,6 +125,19 @@ def test_closed_descriptors(root: Path, closed: str) -> None:
         ["prestart", "--rootfs", "/x", "--lib", "a=usr/lib/x"],
         ["prestart", "--rootfs", "/x", "--link", "a::/usr/lib/.."],
         ["prestart", "--rootfs", "/x", "--link", "a:/usr/lib/x"],
+        ["prestart", "--rootfs", "/x", "--lib32", "a/b=/usr/lib/x"],
+        ["prestart", "--lib32", "libcuda.so.1::/usr/lib/x"],
+        ["prestart", "--rootfs", "/x", "--node-link", "a::/usr/lib/x"],
+        ["prestart", "--rootfs", "/x", "--node-link", "a::/dev/../etc/x"],
+        ["prestart", "--rootfs", "/x", "--node-link", "a=/dev/x"],
+        ["prestart", "--gpu", "0"],
+        ["prestart", "--gpu", "=0000:01:00.0"],
+        ["prestart", "--gpu", "-1=0000:01:00.0"],
+        ["prestart", "--gpu", "٣=0000:01:00.0"],
+        ["prestart", "--gpu", "0=../../self"],
+        ["prestart", "--gpu", "0=.."],
+        ["prestart", "--gpu", "99999999=x"],
+        ["prestart", "--empty", "relative"],
     ],
 )
 def test_wrong_usage(argv: list[str]) -> None:
@@ -132,6 +145,51 @@ def test_wrong_usage(argv: list[str]) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(b"gpushim-hook: ")
     assert done.stderr.count(b"\n") == 1
+
+
+def bundle(top: Path, root: object) -> bytes:
+    (top / "config.json").write_text(json.dumps({"root": root}))
+    return str(top).encode()
+
+
+@pytest.mark.parametrize("path", ["absolute", "relative", "link"])
+@pytest.mark.parametrize("verb", ["prestart", "createRuntime"])
+def test_the_rootfs_is_the_bundles(root: Path, pid: int, path: str, verb: str) -> None:
+    (root.parent / "link").symlink_to("root")
+    path = {"absolute": str(root), "relative": "root", "link": "./link"}[path]
+    state = b'{"pid": %d, "bundle": "%s"}' % (pid, bundle(root.parent, {"path": path, "readonly": True}))
+    done = run(verb, *LIBS, state=state)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert os.readlink(root / DRV[1:] / "libcuda.so.1") == "libcuda.so.550"
+
+
+@pytest.mark.parametrize(
+    ("root_member", "code"),
+    [
+        (None, 14),
+        ([], 14),
+        ({}, 14),
+        ({"path": 5}, 14),
+        ({"path": ""}, 14),
+        ({"path": "a\0b"}, 14),
+        ({"path": "x"}, 16),
+    ],
+)
+def test_a_bundle_without_a_rootfs(root: Path, pid: int, root_member: object, code: int) -> None:
+    state = b'{"pid": %d, "bundle": "%s"}' % (pid, bundle(root.parent, root_member))
+    before = picture(root)
+    done = run("prestart", *LIBS, state=state)
+    assert (done.returncode, done.stderr.count(b"\n")) == (code, 1)
+    assert picture(root) == before
+
+
+@pytest.mark.parametrize("path", ["/", "../../../../../../../..", "//."])
+def test_the_hosts_own_root_as_the_bundles(root: Path, pid: int, path: str) -> None:
+    log = root.parent / "log"
+    state = b'{"pid": %d, "bundle": "%s"}' % (pid, bundle(root.parent, {"path": path}))
+    done = run("prestart", "--log", log, "--link", "x::/gpushim-was-here", state=state)
+    assert (done.returncode, "host's own root" in log.read_text()) == (0, True)
+    assert not os.path.lexists("/gpushim-was-here")
 
 
 @pytest.mark.parametrize("verb", ["poststart", "poststop"])

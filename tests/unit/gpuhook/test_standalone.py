@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpuhook.standalone import bundle_of, edited
+from gpuhook.bundled import bundle_of
+from gpuhook.standalone import edited
 from gpushim.errors import GpushimError
 from unit.gpuhook.sandbox import HOOK, TOP, container
 
@@ -78,6 +79,14 @@ def test_what_policy_forbids_is_logged(bundle: Path, pid: int) -> None:
     assert (line["container"], line["msg"], line["by"]) == ("c1", "no GPU", "gpushim-hook")
 
 
+@pytest.mark.parametrize("verb", ["prestart", "createRuntime"])
+@pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
+def test_a_hook_of_our_cdi_spec_does_the_rest(bundle: Path, pid: int, stage: str, verb: str) -> None:
+    ours = {**OURS, "args": ["gpushim-hook", verb, "--lib", "libcuda.so.1=/l/libcuda.so.550"]}
+    write(bundle, "NVIDIA_VISIBLE_DEVICES=all", hooks={stage: [ours, NVIDIAS]})
+    assert run(bundle, {"pid": pid}) == (0, "")
+
+
 @pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
 def test_a_bundle_that_the_shim_edited_is_left_to_its_hook(bundle: Path, pid: int, stage: str) -> None:
     write(bundle, "NVIDIA_VISIBLE_DEVICES=all", hooks={stage: [NVIDIAS, OURS]})
@@ -121,6 +130,8 @@ def test_a_state_with_an_odd_bundle(path: object) -> None:
         {"prestart": [{**OURS, "args": None}, {**OURS, "args": 5}]},
         {"prestart": 5, "createRuntime": "x"},
         {"prestart": [{**OURS, "path": "gpushim-hook"}]},
+        {"prestart": [{**OURS, "args": ["gpushim-hook", "prestart"]}]},
+        {"createRuntime": [{**OURS, "args": ["gpushim-hook", "poststop", "--rootfs", "/r"]}]},
     ],
 )
 def test_hooks_that_are_not_the_shims(hooks: object) -> None:

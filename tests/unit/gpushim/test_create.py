@@ -418,9 +418,8 @@ IMPORTS = {
 }  # fmt: skip
 
 
-def test_the_create_path_imports_only_this(shim: Shim) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
-    shim.create()
+def imported(shim: Shim) -> set[str]:
+    """Name the modules that a create imports."""
     args = ["create", str(shim.low), "", "create", str(shim.bundle), "x", "", "text", "0", "", str(LAUNCHER), "state"]
     code = f"""
 import sys
@@ -434,6 +433,86 @@ gpushim.create.main(sys.argv[2:])
     done = subprocess.run(
         ["/usr/bin/python3", "-IBS", "-c", code], env=shim.env, capture_output=True, text=True, check=True
     )
-    builtin = {"errno", "time", "_signal", "posix"}
+    return set(done.stdout.split()) - {"errno", "time", "_signal", "posix"}
+
+
+def test_the_create_path_imports_only_this(shim: Shim) -> None:
+    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
+    shim.create()
     # Each module more costs every GPU container 0.1 to 7 ms: say in bench/ what it is worth.
-    assert set(done.stdout.split()) - builtin == IMPORTS
+    assert imported(shim) == IMPORTS
+
+
+@pytest.fixture
+def vendor(shim: Shim) -> Shim:
+    """The shim, with a CDI spec of another vendor's device."""
+    device = {"name": "a", "containerEdits": {"env": ["VENDOR=a"], "deviceNodes": [{"path": "/dev/full"}]}}
+    spec = {"cdiVersion": "0.5.0", "kind": "vendor.com/card", "devices": [device]}
+    (shim.work / "cdi").mkdir()
+    (shim.work / "cdi" / "vendor.json").write_text(json.dumps(spec))
+    return shim
+
+
+def test_a_cdi_device_of_another_vendor(vendor: Shim) -> None:
+    vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
+    assert vendor.create().returncode == 0
+    env = vendor.spec["process"]["env"]
+    assert [entry for entry in env if "VISIBLE" in entry or "VENDOR" in entry] == [
+        "NVIDIA_VISIBLE_DEVICES=void", "VENDOR=a",
+    ]  # fmt: skip
+    assert [node["path"] for node in vendor.spec["linux"]["devices"] if node["path"] == "/dev/full"]
+    assert nodes(vendor.spec) == {}
+    assert "gpushim-hook" not in json.dumps(vendor.spec)
+    first = (vendor.bundle / "config.json").stat().st_ino
+    assert vendor.create().returncode == 0
+    assert (vendor.bundle / "config.json").stat().st_ino == first
+
+
+def test_devices_of_another_vendor_need_no_driver(vendor: Shim) -> None:
+    empty = vendor.work / "empty"
+    empty.mkdir()
+    vendor.toml.write_text(vendor.toml.read_text().replace(vendor.host.root, str(empty)))
+    vendor.ask("NVIDIA_VISIBLE_DEVICES=0,vendor.com/card=a")
+    assert vendor.create().returncode == 12
+    vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a", "NVIDIA_REQUIRE_CUDA=cuda>=99")
+    assert vendor.create().returncode == 0
+    assert "VENDOR=a" in vendor.spec["process"]["env"]
+
+
+def test_devices_of_another_vendor_do_not_wait_for_the_gpus(vendor: Shim) -> None:
+    vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
+    assert vendor.create().returncode == 0
+    written = (vendor.state / "inventory.json").stat().st_mtime_ns
+    stale = json.loads((vendor.state / "inventory.json").read_text())
+    stale["stamp"][0] = "another boot"
+    (vendor.state / "inventory.json").write_text(json.dumps(stale))
+    before = (vendor.state / "inventory.json").stat().st_mtime_ns
+    vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
+    assert vendor.create().returncode == 0
+    assert written != before == (vendor.state / "inventory.json").stat().st_mtime_ns
+
+
+def test_an_engine_that_has_injected_already_says_void(vendor: Shim) -> None:
+    vendor.ask("NVIDIA_VISIBLE_DEVICES=void", annotations={"cdi.k8s.io/x": "vendor.com/card=a,nvidia.com/gpu=0"})
+    before = (vendor.bundle / "config.json").stat().st_ino
+    assert vendor.create().returncode == 0
+    assert (vendor.bundle / "config.json").stat().st_ino == before
+
+
+@pytest.mark.parametrize(("names", "code"), [("vendor.com/card=b", 10), ("0,vendor.com/none=a", 10)])
+def test_an_unknown_cdi_device_is_refused(vendor: Shim, names: str, code: int) -> None:
+    vendor.ask(f"NVIDIA_VISIBLE_DEVICES={names}")
+    done = vendor.create()
+    assert done.returncode == code
+    assert "vendor.com/card=a" in done.stderr
+    assert vendor.seen() is None
+
+
+CDI_IMPORTS = {"gpushim.cdi", "gpushim.cdi.form", "gpushim.cdi.resolve", "gpushim.cdi.specs"}
+
+
+def test_devices_of_json_specs_import_little_more(vendor: Shim) -> None:
+    vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
+    vendor.create()
+    vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
+    assert imported(vendor) == IMPORTS | CDI_IMPORTS

@@ -13,11 +13,25 @@ MOUNT = {"destination": "/usr/bin/nvidia-smi", "source": "/d/usr/bin/nvidia-smi"
 HOOK = {"path": "/usr/bin/gpushim-hook", "args": ["gpushim-hook", "prestart"], "env": ["PATH=/bin"]}
 ALL: list[tuple[str, Any]] = [
     ("node", NODE),
-    ("rule", (195, 0)),
+    ("rule", ("c", 195, 0, "rw")),
     ("mount", MOUNT),
     ("env", ("NVIDIA_VISIBLE_DEVICES", "0")),
     ("gid", 44),
     ("hook", HOOK),
+]
+
+
+SET_NODE = {"path": "/dev/x", "type": "b", "major": 7, "minor": 1}
+OWNED = {"uid": 5, "gid": 6}
+FOREIGN: list[tuple[str, Any]] = [
+    ("set-node", SET_NODE),
+    ("rule", ("b", 7, 1, "rwm")),
+    ("set-mount", {"destination": "/opt", "source": "/o", "options": ["rbind"]}),
+    ("env", ("A", "")),
+    ("stage-hook", ("createContainer", {"path": "/bin/x", "env": ["A=1"]})),
+    ("stage-hook", ("prestart", {"path": "/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--lib", "x=y"]})),
+    ("rdt", {"closID": "c"}),
+    ("gid", 7),
 ]
 
 
@@ -35,12 +49,80 @@ def test_all_kinds_land_in_an_empty_spec() -> None:
     }
 
 
-def test_a_second_time_changes_nothing() -> None:
+@pytest.mark.parametrize("given", [ALL, FOREIGN, ALL + FOREIGN, FOREIGN + ALL], ids=["own", "cdi", "both", "turned"])
+def test_a_second_time_changes_nothing(given: list[tuple[str, Any]]) -> None:
     spec: dict[str, Any] = {"process": {"env": ["A=1"]}, "hooks": {"prestart": [{"path": "/x"}], "createRuntime": []}}
-    edits.apply(copy.deepcopy(ALL), spec)
+    edits.apply(copy.deepcopy(given), spec)
     before = copy.deepcopy(spec)
-    assert not edits.apply(copy.deepcopy(ALL), spec)
+    assert not edits.apply(copy.deepcopy(given), spec)
     assert spec == before
+
+
+def test_what_cdi_specs_bring_lands_in_an_empty_spec() -> None:
+    spec: dict[str, Any] = {}
+    assert edits.apply(copy.deepcopy(FOREIGN), spec)
+    allow = {"allow": True, "type": "b", "major": 7, "minor": 1, "access": "rwm"}
+    assert spec == {
+        "linux": {"devices": [SET_NODE], "resources": {"devices": [allow]}, "intelRdt": {"closID": "c"}},
+        "mounts": [FOREIGN[2][1]],
+        "process": {"env": ["A="], "user": {"additionalGids": [7]}},
+        "hooks": {"createContainer": [FOREIGN[4][1][1]], "prestart": [FOREIGN[5][1][1]]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("devices", "user", "result"),
+    [
+        ([], OWNED, [{**SET_NODE, **OWNED}]),
+        ([], {"uid": 0, "gid": 6}, [{**SET_NODE, "gid": 6}]),
+        ([{"path": "/dev/y"}], {}, [{"path": "/dev/y"}, SET_NODE]),
+        ([{**SET_NODE, "fileMode": 1}], OWNED, [{**SET_NODE, "fileMode": 1}]),
+        ([{**SET_NODE, "minor": 2}, {"path": "/dev/y"}], {}, [{"path": "/dev/y"}, SET_NODE]),
+        ([{**SET_NODE, "type": "c"}], {}, [SET_NODE]),
+        ([SET_NODE, {**SET_NODE, "minor": 2}], {}, [SET_NODE]),
+    ],
+)
+def test_a_node_of_a_cdi_spec_takes_the_place_of_another(devices: list[Any], user: Any, result: list[Any]) -> None:
+    spec: dict[str, Any] = {"process": {"user": user}, "linux": {"devices": copy.deepcopy(devices)}}
+    assert edits.apply([("set-node", SET_NODE)], spec) is (devices != result)
+    assert spec["linux"]["devices"] == result
+    assert not edits.apply([("set-node", SET_NODE)], spec)
+
+
+@pytest.mark.parametrize(
+    ("destinations", "result"),
+    [
+        ([], "/opt*"),
+        (["/proc", "/srv"], "/proc /srv /opt*"),
+        (["/proc", "/opt", "/srv"], "/proc /opt* /srv"),
+        (["/opt", "/srv", "/opt"], "/opt /srv /opt*"),
+        (["/proc", "/opt/a", "/opt/b"], "/proc /opt* /opt/a /opt/b"),
+        (["/", "/optical", "/op"], "/ /optical /op /opt*"),
+    ],
+)
+def test_a_mount_of_a_cdi_spec_takes_the_place_of_another_and_hides_none(
+    destinations: list[str], result: str
+) -> None:
+    spec: dict[str, Any] = {"mounts": [{"destination": path} for path in destinations]}
+    assert edits.apply([FOREIGN[2]], spec)
+    shown = [mount["destination"] + "*" * (len(mount) > 1) for mount in spec["mounts"]]
+    assert " ".join(shown) == result
+    assert not edits.apply([FOREIGN[2]], spec)
+
+
+def test_an_equal_hook_of_a_stage_stays_alone() -> None:
+    hook = FOREIGN[4][1][1]
+    spec: dict[str, Any] = {"hooks": {"createContainer": [{"path": "/a"}, hook, {"path": "/b"}]}}
+    assert not edits.apply([FOREIGN[4]], spec)
+    assert edits.apply([("stage-hook", ("createContainer", {**hook, "args": ["x"]}))], spec)
+    assert len(spec["hooks"]["createContainer"]) == 4
+
+
+def test_of_two_edits_about_the_same_thing_the_later_counts() -> None:
+    mount = ("set-mount", {**MOUNT, "source": "/mine"})
+    node = ("set-node", {**NODE, "minor": 9})
+    both = [*ALL, mount, node, ("env", ("NVIDIA_VISIBLE_DEVICES", "void")), ("env", ("A", "1"))]
+    assert edits.last_counts(both) == [ALL[1], ALL[4], ALL[5], *both[6:]]
 
 
 def test_the_engines_own_node_is_kept() -> None:
@@ -88,8 +170,23 @@ ALLOW_ALL = {"allow": True, "access": "rwm"}
 )
 def test_a_rule_is_added_only_where_the_device_is_not_allowed_yet(rules: list[Any], added: bool) -> None:
     spec: dict[str, Any] = {"linux": {"resources": {"devices": list(rules)}}}
-    assert edits.apply([("rule", (195, 0))], spec) is added
+    assert edits.apply([("rule", ("c", 195, 0, "rw"))], spec) is added
     assert len(spec["linux"]["resources"]["devices"]) == len(rules) + added
+
+
+@pytest.mark.parametrize(
+    ("rule", "wanted", "added"),
+    [
+        ({"type": "c", "access": "rw"}, ("c", 1, 3, "rwm"), True),
+        ({"type": "c", "access": "rwm"}, ("c", 1, 3, "m"), False),
+        ({"type": "c", "access": "rw"}, ("b", 1, 3, "r"), True),
+        ({"type": "a", "access": "rwm"}, ("b", 1, 3, "rwm"), False),
+        ({"type": "b", "access": "r", "major": 1}, ("b", 1, 3, "r"), False),
+    ],
+)
+def test_a_rule_of_any_type_and_access(rule: dict[str, Any], wanted: tuple[Any, ...], added: bool) -> None:
+    spec: dict[str, Any] = {"linux": {"resources": {"devices": [{"allow": True, **rule}]}}}
+    assert edits.apply([("rule", wanted)], spec) is added
 
 
 @pytest.mark.parametrize(
@@ -121,7 +218,9 @@ def test_another_nvidia_hook_makes_room_for_ours(stage: str, name: str) -> None:
 
 
 def test_a_hook_of_an_older_version_is_replaced() -> None:
-    spec: dict[str, Any] = {"hooks": {"prestart": [{**HOOK, "args": ["gpushim-hook", "prestart", "--old"]}]}}
+    spec: dict[str, Any] = {
+        "hooks": {"prestart": [{**HOOK, "args": ["gpushim-hook", "prestart", "--rootfs", "/old"]}]}
+    }
     assert edits.apply([("hook", HOOK)], spec)
     assert spec["hooks"]["prestart"] == [HOOK]
 

@@ -81,6 +81,7 @@ def decide(*env: str, inventory: dict[str, Any] | None = None, spec: Any = None,
     wanted = request.read(spec or {"process": {"env": list(env), "capabilities": capabilities}}, inventory["policy"])
     assert wanted is not None
     found: dict[str, list[Any]] = {kind: [] for kind in ("node", "rule", "mount", "env", "gid", "hook")}
+    found.update({kind: [] for kind in ("set-node", "set-mount", "stage-hook", "rdt")})
     for kind, value in plan(wanted, inventory, {**BUNDLE, **bundle})[0]:
         found[kind].append(value)
     return found
@@ -236,6 +237,16 @@ def test_without_a_rootfs_the_hook_is_told_of_all_gpus() -> None:
     assert "--gpu 1=0000:00:00.0 --gpu 2=0000:01:00.0 --gpu 0=0000:02:00.0 --empty /e" in " ".join(hook["args"])
 
 
+@pytest.mark.parametrize(
+    ("pci", "name"), [("00010000:3b:00.0", "10000:3b:00.0"), ("0000abcd:3b:00.0", "abcd:3b:00.0")]
+)
+def test_odd_pci_domains_are_named_as_the_kernel_does(pci: str, name: str) -> None:
+    inventory = snapshot(files={})
+    inventory["gpus"][1]["pci"] = pci
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)["hook"]
+    assert f"/e::/proc/driver/nvidia/gpus/{name}" in hook["args"]
+
+
 @pytest.mark.parametrize("platform", ["wsl", "tegra"])
 def test_other_platforms_give_all_the_nodes_they_have(platform: str) -> None:
     inventory = snapshot(platform=platform, nodes={"/dev/dxg": [10, 63, 0o666, 0, 0]})
@@ -248,7 +259,7 @@ def test_a_node_has_the_hosts_numbers_mode_and_owner() -> None:
     found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)
     node = {"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1, "fileMode": 0o660, "uid": 7, "gid": 44}
     assert node in found["node"]
-    assert (195, 1) in found["rule"]
+    assert ("c", 195, 1, "rw") in found["rule"]
     assert found["gid"] == [44]
 
 
@@ -347,7 +358,7 @@ def test_in_a_user_namespace_nodes_of_another_dev_root_are_mounted() -> None:
     assert found["node"] == []
     sources = {mount["destination"]: mount["source"] for mount in found["mount"]}
     assert sources["/dev/nvidia1"] == "/d/dev/nvidia1"
-    assert (195, 1) in found["rule"]
+    assert ("c", 195, 1, "rw") in found["rule"]
 
 
 @pytest.mark.parametrize(
@@ -450,3 +461,82 @@ def test_every_mount_comes_from_the_inventory() -> None:
     known = {file["path"] for files in inventory["files"].values() for file in files}
     found = decide("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all", inventory=inventory)
     assert {mount["source"] for mount in found["mount"]} == known
+
+
+def with_specs(directory: Path, **changes: Any) -> dict[str, Any]:
+    """The host with CDI specs: devices vendor.com/net=a and nvidia.com/gpu=special."""
+    for kind, name, env in (("vendor.com/net", "a", "NET=a"), ("nvidia.com/gpu", "special", DEVICES + "=void")):
+        device = {"name": name, "containerEdits": {"env": [env], "deviceNodes": [{"path": "/dev/null"}]}}
+        document = {"cdiVersion": "0.5.0", "kind": kind, "devices": [device]}
+        (directory / f"{name}.json").write_text(json.dumps(document))
+    inventory = snapshot(**changes)
+    inventory["policy"]["cdi"]["spec-dirs"] = [str(directory)]
+    return inventory
+
+
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+FOREIGN_ONLY = [
+    {"process": {"env": [f"{DEVICES}=vendor.com/net=a"]}},
+    {"process": {"env": [f"{DEVICES}=vendor.com/net=a", "NVIDIA_REQUIRE_CUDA=cuda>=99"]}},
+    {"annotations": {"cdi.k8s.io/x": "vendor.com/net=a"}},
+    {"annotations": {"cdi.k8s.io/x": "vendor.com/net=a"}, "process": {"env": [f"{DEVICES}=all"]}},
+]
+
+
+@pytest.mark.parametrize("spec", FOREIGN_ONLY)
+@pytest.mark.parametrize("error", [None, {"sentence": "there is no driver", "code": INVENTORY}])
+def test_devices_of_others_need_no_driver(tmp_path: Path, spec: Any, error: Any) -> None:
+    found = decide(spec=spec, inventory=with_specs(tmp_path, error=error))
+    assert found["env"] == [(DEVICES, "void"), ("NET", "a")]
+    assert [node["path"] for node in found["set-node"]] == ["/dev/null"]
+    assert found["rule"] == [("c", 1, 3, "rwm")]
+    assert not found["node"] + found["mount"] + found["hook"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "env"),
+    [
+        ("0,vendor.com/net=a", ["/dev/nvidia1"], [(DEVICES, "0,vendor.com/net=a"), ("NET", "a")]),
+        ("vendor.com/net=a,nvidia.com/gpu=1", ["/dev/nvidia2"], None),
+        ("vendor.com/net=a,none", [], [(DEVICES, "vendor.com/net=a,none"), ("NET", "a")]),
+        ("all,vendor.com/net=a", ["/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia0"], None),
+        ("0,nvidia.com/gpu=special", ["/dev/nvidia1"], [(DEVICES, "void")]),
+    ],
+)
+def test_own_gpus_and_devices_of_others_mix(tmp_path: Path, wanted: str, gpus: list[str], env: Any) -> None:
+    found = decide(f"{DEVICES}={wanted}", inventory=with_specs(tmp_path))
+    assert [path for path in paths(found) if path[11:].isdigit()] == gpus
+    assert [node["path"] for node in found["set-node"]] == ["/dev/null"]
+    assert len(found["hook"]) == 1
+    assert env is None or found["env"] == env
+
+
+def test_a_mixed_request_needs_what_its_gpus_need(tmp_path: Path) -> None:
+    error = {"sentence": "there is no driver", "code": DRIVER}
+    with pytest.raises(GpushimError, match="there is no driver"):
+        decide(f"{DEVICES}=0,vendor.com/net=a", inventory=with_specs(tmp_path, error=error))
+    with pytest.raises(GpushimError) as caught:
+        decide(f"{DEVICES}=0,vendor.com/net=a", "NVIDIA_REQUIRE_CUDA=cuda>=99", inventory=with_specs(tmp_path))
+    assert caught.value.exit_code == REQUIREMENT
+
+
+def test_none_beside_devices_of_others_brings_no_features(tmp_path: Path) -> None:
+    found = decide(f"{DEVICES}=none,vendor.com/net=a", "NVIDIA_GDS=enabled", inventory=with_specs(tmp_path))
+    assert "/dev/nvidia-fs0" not in paths(found)
+
+
+def test_an_unknown_name_of_our_own_kind_is_sought_in_the_specs(tmp_path: Path) -> None:
+    with pytest.raises(GpushimError, match=r'"nvidia\.com/gpu=other"; there is nvidia\.com/gpu=special') as caught:
+        decide(f"{DEVICES}=nvidia.com/gpu=other", inventory=with_specs(tmp_path))
+    assert caught.value.exit_code == REQUEST
+
+
+@pytest.mark.parametrize("env", [["0,nvidia.com/gpu=special"], ["vendor.com/net=a"], ["all,vendor.com/net=a"]])
+def test_a_plan_with_devices_of_others_applies_once(tmp_path: Path, env: list[str]) -> None:
+    inventory = with_specs(tmp_path)
+    spec: dict[str, Any] = {"process": {"env": [f"{DEVICES}={env[0]}"]}}
+    wanted = request.read(spec, inventory["policy"])
+    assert wanted is not None
+    found = plan(wanted, inventory, BUNDLE)[0]
+    assert edits.apply(copy.deepcopy(found), spec)
+    assert not edits.apply(found, spec)

@@ -26,8 +26,15 @@ def policy(**rules: Any) -> dict[str, Any]:
     names = {name.replace("_", "-"): value for name, value in rules.items()}
     return {
         "requests": {**requests, **names},
-        "cdi": {"annotation-prefixes": ["cdi.k8s.io/"], "kind": "nvidia.com/gpu"},
+        "cdi": {"annotation-prefixes": ["cdi.k8s.io/"], "kind": "nvidia.com/gpu", "kinds-from-env": ["*"]},
     }
+
+
+def with_kinds(*kinds: str) -> dict[str, Any]:
+    """A policy under which variables may name devices of these kinds."""
+    found = policy()
+    found["cdi"]["kinds-from-env"] = list(kinds)
+    return found
 
 
 def bundle(*env: str, mounts: Any = (), annotations: Any = None, capabilities: Any = None) -> dict[str, Any]:
@@ -187,6 +194,33 @@ def test_mounts_beat_the_variable_when_accepted(mounts: list[Any], expected: lis
 def test_accepted_mounts_are_the_source() -> None:
     found = asked(bundle(f"{NVD}={DIR}", mounts=[f"{DIR}/0", f"{DIR}/1"]), accept_volume_mounts=True)
     assert (found.source, found.text, found.ignored) == ("mounts", "0,1", [])
+
+
+@pytest.mark.parametrize(("kinds", "count"), [(["*"], 2), (["a/b"], 2), (["c/d", "a/b"], 2)])
+def test_kinds_that_variables_may_name(kinds: list[str], count: int) -> None:
+    found = request.read(bundle(f"{NVD}=0,a/b=x"), with_kinds(*kinds))
+    assert found is not None
+    assert len(found.devices) == count
+
+
+@pytest.mark.parametrize("kinds", [[], ["c/d"], ["a/*"]])
+def test_a_kind_that_variables_may_not_name_is_refused(kinds: list[str]) -> None:
+    with pytest.raises(errors.GpushimError, match=r"kinds-from-env does not have a/b") as caught:
+        request.read(bundle(f"{NVD}=0,a/b=x"), with_kinds(*kinds))
+    assert caught.value.exit_code == errors.REQUEST
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        bundle(f"{NVD}=nvidia.com/gpu=0"),
+        bundle(f"{NVD}=a/b=x", capabilities=ROOT_CAPABILITIES),
+        bundle(annotations={"cdi.k8s.io/x": "a/b=x"}),
+    ],
+    ids=["own", "privileged", "annotation"],
+)
+def test_kinds_from_env_are_about_variables_of_unprivileged_containers(spec: Any) -> None:
+    assert request.read(spec, with_kinds()) is not None
 
 
 @pytest.mark.parametrize("tail", ["..", "../x", "0/..", "0/../1", "cdi", "cdi/../x"])

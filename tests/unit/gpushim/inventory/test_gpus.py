@@ -83,7 +83,7 @@ def test_without_nvml_library(machine: Machine) -> None:
 
 
 def test_missing_node_is_a_note(machine: Machine) -> None:
-    host = machine.build(2)
+    host = machine.build(2, modify=False)
     host.remove_node(f"nvidia{host.gpus[0].minor}")
     snapshot = machine.refreshed()
     assert [gpu["uuid"] for gpu in snapshot["gpus"] if not gpu["problem"]] == [host.gpus[1].uuid]
@@ -91,7 +91,7 @@ def test_missing_node_is_a_note(machine: Machine) -> None:
 
 
 def test_node_that_is_none_is_a_problem_of_its_gpu(machine: Machine) -> None:
-    host = machine.build(1)
+    host = machine.build(1, modify=False)
     host.behave(fail=9)
     host.remove_node(f"nvidia{host.gpus[0].minor}")
     snapshot = machine.refreshed()

@@ -113,3 +113,36 @@ def test_parameters_that_containers_see(nvidia: Path, text: str, seen: str) -> N
 
 def test_no_parameters(tmp_path: Path) -> None:
     assert procfs.restricted_params(str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("ModifyDeviceFiles: 1\nDeviceFileUID: 3\nDeviceFileGID: 44\nDeviceFileMode: 432\n", (0o660, 3, 44)),
+        ("ModifyDeviceFiles: 0\nDeviceFileMode: 432\n", None),
+        ("DeviceFileMode: 4516\n", (0o644, 0, 0)),  # 0o10644: permissions only
+        ("DeviceFileMode: 0x1b0\nDeviceFileUID:\n", (0o666, 0, 0)),
+        ("", (0o666, 0, 0)),
+    ],
+)
+def test_device_files(nvidia: Path, text: str, seen: object) -> None:
+    (nvidia / "params").write_text(text)
+    assert procfs.device_files(str(nvidia.parent.parent)) == seen
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("DeviceFileMinor: 30\nDeviceFileMode: 292\nDeviceFileModify: 1\n", [(30, 0o444, True)]),
+        ("DeviceFileMinor: 30\nDeviceFileMode: 256\nDeviceFileModify: 0\n", [(30, 0o400, False)]),
+        ("DeviceFileMinor: 30\n", [(30, 0o666, True)]),
+        ("DeviceFileMinor: x\n", []),
+        ("", []),
+    ],
+)
+@pytest.mark.parametrize("place", ["mig/config", "mig/monitor", "gpu3/mig/gi2/access", "gpu3/mig/gi2/ci1/access"])
+def test_capabilities(nvidia: Path, place: str, text: str, seen: list[object]) -> None:
+    path = nvidia / "capabilities" / place
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert list(procfs.capabilities(str(nvidia.parent.parent))) == seen

@@ -27,7 +27,7 @@ def test_snapshot_is_complete_and_readable_by_all(machine: Machine) -> None:
     assert {"gpus", "mig", "nodes", "features", "imex", "files", "policy", "runtime"} <= set(snapshot)
     assert stat.S_IMODE(os.stat(machine.state).st_mode) == 0o755
     assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
-    assert sorted(os.listdir(machine.state)) == ["empty", "inventory.json", "lock", "params", "runtime"]
+    assert sorted(os.listdir(machine.state)) == ["cdi", "empty", "inventory.json", "lock", "params", "runtime"]
 
 
 def test_umask_of_the_engine_does_not_matter(machine: Machine) -> None:
@@ -135,12 +135,25 @@ def test_module_without_libraries(machine: Machine) -> None:
     assert "the NVIDIA kernel module 535.183.01 is loaded, but there is neither libcuda.so.535.183.01" in said
 
 
-def test_half_upgraded_driver(machine: Machine) -> None:
-    machine.build(1).half_upgrade("550.54.14")
+@pytest.mark.parametrize("module", ["550.54.14", "525.60.13", "535.183"])
+def test_half_upgraded_driver(machine: Machine, module: str) -> None:
+    machine.build(1).half_upgrade(module)
     code, said = machine.refresh()
     assert code == DRIVER
-    assert "the NVIDIA kernel module is 550.54.14 but its libraries are 535.183.01: reboot" in said
+    sentence = f"the NVIDIA kernel module is {module} but its libraries are 535.183.01: reboot, or reload the module "
+    assert said.splitlines()[-1] == f"gpushim: {sentence}(rmmod/modprobe), then run gpushim refresh"
     assert machine.saved()["error"]["code"] == DRIVER
+
+
+def test_half_upgraded_driver_without_nvml(machine: Machine) -> None:
+    """The versions of libcuda tell it too."""
+    host = machine.build(1)
+    for name in os.listdir(host.lib_path):
+        if name.startswith("libnvidia-ml"):
+            os.unlink(f"{host.lib_path}/{name}")
+    host.half_upgrade("550.54.14")
+    code, said = machine.refresh()
+    assert (code, "its libraries are 535.183.01" in said) == (DRIVER, True)
 
 
 def test_mismatch_that_only_nvml_sees(machine: Machine) -> None:

@@ -1,0 +1,231 @@
+"""`nvidia-container-cli configure`: give a created container what the command line says.
+
+So do `ctr run --gpus` before containerd 2.3 (through `containerd oci-hook`), nerdctl, enroot, Apptainer and scripts.
+The options become a request; inventory, plan and the ways into the container are those of the hook alone.
+
+With --pid, the container is that process's, which waits in a mount namespace of its own. Without, this process is in
+the container's mount namespace itself, as enroot and Apptainer call it.
+
+Out of scope: info and list (gpushim.cli.container_cli); the grammar of the command line (gpushim.argp).
+"""
+
+from __future__ import annotations
+
+import posix
+import time
+
+from gpuhook import prestart, standalone
+from gpushim import argp, create, plan, selection, stamp
+from gpushim.argp import NO, REQUIRED, USAGE
+from gpushim.errors import FAILED, REQUEST, GpushimError, quote
+from gpushim.inventory import ensure
+from gpushim.request import AUTOMATIC_KIND, CAPABILITIES, LAST_CHANNEL, Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from gpushim.argp import Given, Options
+
+COMPAT_MODES = ("mount", "ldconfig", "disabled")
+MAX_REQUIREMENTS = 32
+OPTIONS: Options = {
+    "pid": ("p", REQUIRED),
+    "device": ("d", REQUIRED),
+    "require": ("r", REQUIRED),
+    "ldconfig": ("l", REQUIRED),
+    "compute": ("c", NO),
+    "utility": ("u", NO),
+    "video": ("v", NO),
+    "graphics": ("g", NO),
+    "display": ("D", NO),
+    "ngx": ("n", NO),
+    "compat32": ("", NO),
+    "mig-config": ("", REQUIRED),
+    "mig-monitor": ("", REQUIRED),
+    "imex-channel": ("", REQUIRED),
+    "no-cgroups": ("", NO),
+    "no-devbind": ("", NO),
+    "no-persistenced": ("", NO),
+    "no-fabricmanager": ("", NO),
+    "no-gsp-firmware": ("", NO),
+    "no-cntlibs": ("", NO),
+    "cuda-compat-mode": ("", REQUIRED),
+    **argp.HELP,
+}
+# What these options leave out, as a part of the path in the container.
+LEFT_OUT = {
+    "no-persistenced": "/nvidia-persistenced/",
+    "no-fabricmanager": "/nvidia-fabricmanager/",
+    "no-gsp-firmware": "/firmware/nvidia/",
+}
+
+
+def command_of(words: list[str]) -> str:
+    """Return the command of a command line, or "" if there is none or the line is wrong."""
+    try:
+        given, rest = argp.parse(words, argp.GLOBAL, in_order=True)
+    except GpushimError:
+        return ""
+    asks = any(name in ("help", "usage", "version") for name, _ in given)
+    return rest[0] if rest and not asks and not {"--help", "-?", "--usage"} & set(rest) else ""
+
+
+def main(words: list[str]) -> NoReturn:
+    """Run `configure` as a process: exit 0, or say one line on stderr and exit with 1.
+
+    Args:
+        words: behind the program's name.
+    """
+    code = 0
+    try:
+        while posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC) <= 2:
+            pass  # if 0, 1 or 2 came closed, a file of the container could become stderr
+        settings = prestart.isolate()
+        posix.environ.update(settings)
+        configure(words)
+    except Exception as error:  # noqa: BLE001 - a bug of ours too must be one line for an engine's user
+        known = isinstance(error, (GpushimError, OSError))
+        code = _say(error if known else GpushimError(f"internal error, please report it: {error!r}", FAILED))
+    posix._exit(code)
+
+
+def configure(words: list[str]) -> None:
+    """Give a container what the options say.
+
+    Args:
+        words: behind the program's name.
+
+    Raises:
+        GpushimError: the command line is wrong, or the container cannot have what it says.
+    """
+    started = time.monotonic()
+    given, rest = argp.parse(words, argp.GLOBAL, in_order=True)
+    options, others = argp.parse(rest[1:], OPTIONS)
+    rootfs, pid = _rootfs(others), _pid(options)
+    named = {name for name, _ in options}
+    if not pid and "no-cgroups" not in named:
+        raise GpushimError(
+            "without --pid the container's cgroup is not known; add --no-cgroups, or name the container's process",
+            USAGE,
+        )
+    inventory = ensure.snapshot(stamp.config_path(), stamp.state_dir())
+    argp.check_root(given, inventory["driver"]["root"])
+    line: dict[str, Any] = {"container": rootfs, "by": "nvidia-container-cli"}
+    try:
+        wanted = request(options, inventory["policy"])
+        line["request"] = f"{wanted.source}={wanted.text}"[:1000]
+        facts = {"rootfs": rootfs, "userns": False, "hook": ""}
+        planned, line["gpus"] = plan.plan(wanted, inventory, facts)
+        if not inventory["policy"]["hook"]["device-rules"]:
+            named.add("no-cgroups")
+        _land(planned, named, _options(planned, options, given), pid, inventory["driver"]["dev-root"])
+    except GpushimError as error:
+        create.record(inventory, {"level": "error", "msg": str(error), **line})
+        raise
+    line["milliseconds"] = round((time.monotonic() - started) * 1000, 2)
+    if wanted.ignored:
+        line["ignored"] = wanted.ignored
+    create.record(inventory, {"level": "info", "msg": "GPU container", **line})
+
+
+def request(options: Given, policy: dict[str, Any]) -> Request:
+    """Read options as what a container asks for.
+
+    Args:
+        options: from the command line.
+        policy: the configuration; what it forbids containers' own variables does not concern who calls this.
+
+    Raises:
+        GpushimError: a value is malformed.
+    """
+    words = argp.words_of(options, "device")
+    if [word for word in words if word.lower() == "all"]:
+        words = ["all"]  # what stands before it is among them
+    devices = selection.parse(words or ["none"], (policy["cdi"]["kind"], AUTOMATIC_KIND))
+    foreign = [text for kind, _, text in devices or () if kind == "cdi"]
+    if devices is None or foreign:
+        raise GpushimError(f"{quote(foreign[0]) if foreign else 'void'}: unknown device", REQUEST)
+    made = Request()
+    made.source, made.text, made.devices, made.ignored = "--device", ",".join(words), devices, []
+    named = {name for name, _ in options}
+    made.capabilities = [name for name in CAPABILITIES if name in named]
+    made.requirements = [("--require", value) for name, value in options if name == "require" and value.strip()]
+    if len(made.requirements) > MAX_REQUIREMENTS:
+        raise GpushimError(f"more than {MAX_REQUIREMENTS} --require are given", USAGE)
+    if policy["requests"]["disable-require"]:
+        made.requirements = []
+    made.mig_config, made.mig_monitor = argp.only_all(options, "mig-config"), argp.only_all(options, "mig-monitor")
+    if (made.mig_config or made.mig_monitor) and any(item[0].startswith("mig-") for item in devices):
+        name = "mig-config" if made.mig_config else "mig-monitor"
+        raise GpushimError(f"all: cannot enable {name} with specific MIG devices selected", REQUEST)
+    made.imex = _channels(options, policy, made.ignored)
+    made.features, made.mps, made.legacy, made.privileged = [], "", False, True
+    return made
+
+
+def _channels(options: Given, policy: dict[str, Any], ignored: list[str]) -> list[int]:
+    words = argp.words_of(options, "imex-channel")
+    for word in words:
+        if not 0 <= selection.number(word) <= LAST_CHANNEL:
+            raise GpushimError(f"--imex-channel={quote(word)}: want a number from 0 to {LAST_CHANNEL}", USAGE)
+    if words and policy["requests"]["ignore-imex-channel-requests"]:
+        ignored.append("no IMEX channel is added while [requests] ignore-imex-channel-requests is true")
+        return []
+    return list(dict.fromkeys([int(word) for word in words]))
+
+
+def _rootfs(others: list[str]) -> str:
+    path = others[0] if len(others) == 1 else ""
+    if not path.startswith("/") or not path.strip("/") or "\0" in path:
+        raise GpushimError("invalid rootfs directory; want one absolute path behind the options, and not /", USAGE)
+    return path
+
+
+def _pid(options: Given) -> int:
+    """Return the container's process, or 0 if this process is in the container's mount namespace itself."""
+    pid = 0
+    for name, value in options:
+        if name == "pid":
+            pid = selection.number(value)
+            if pid <= 0:
+                raise GpushimError(f"--pid={quote(value)}: invalid process identifier", USAGE)
+    return pid
+
+
+def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> prestart.Options:
+    """Return what is to be finished in the container: the plan's own hook, less what the options switch off."""
+    (hook,) = [value for kind, value in planned if kind == "hook"]
+    found = prestart.Options(hook["args"][2:])
+    for name, value in options:
+        if name == "cuda-compat-mode" and value not in COMPAT_MODES:
+            raise GpushimError(f"--cuda-compat-mode={quote(value)}: want one of {', '.join(COMPAT_MODES)}", USAGE)
+        if name == "no-cntlibs" or value == "disabled":
+            found.driver = found.cuda = ""
+    for name, value in given:
+        if name == "debug" and value.startswith("/"):
+            found.log = value
+    return found
+
+
+def _land(
+    planned: list[tuple[str, Any]], named: set[str], options: prestart.Options, pid: int, dev_root: str
+) -> None:
+    """Give the container the edits of a plan that the options leave."""
+    kinds = {"rule": "no-cgroups", "node": "no-devbind"}
+    parts = [part for name, part in LEFT_OUT.items() if name in named]
+    kept = [
+        (kind, value)
+        for kind, value in planned
+        if kinds.get(kind) not in named
+        and not (kind == "mount" and any(part in value["destination"] for part in parts))
+    ]
+    standalone.land(kept, options, pid, dev_root)
+
+
+def _say(error: Exception) -> int:
+    try:
+        posix.write(2, (argp.sentence(error) + "\n").encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass  # nobody listens
+    return 1

@@ -1,0 +1,98 @@
+"""Find the libraries of a container's folder by their SONAMEs, as ldconfig(8) does.
+
+Out of scope: the loader's cache (finish.py). Not for the hot path: our own specs name each library.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+
+from gpuhook import elf
+from gpuhook.finish import SYSTEM_FOLDERS, Work
+from gpuhook.ldcache import compare
+from gpuhook.walk import mount_id
+from gpushim.errors import ROOTFS, GpushimError
+
+NAMES_LIMIT = 65536  # in a folder; that of a full desktop has some thousand
+LIBRARIES_LIMIT = 4096  # of one folder that count
+
+
+def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, bytes]]:
+    """Find the libraries of a folder, and make their SONAME links.
+
+    In a folder where images have libraries of their own, only those count that lie on another mount than the rootfs:
+    the others have their order in the cache already, and may be meant to stand behind equal names elsewhere.
+
+    Args:
+        work: the container.
+        folder: absolute path in it.
+        machine: as uname(2) calls it.
+
+    Returns:
+        32 or 64, name that programs load, path in the container; of two files with one SONAME the newer one alone.
+    """
+    path = "/" + folder.strip("/")
+    try:
+        names = work.root.names(path, NAMES_LIMIT)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        work.warn(path, error)
+        return []
+    every = _encode(path) not in SYSTEM_FOLDERS
+    count = 0
+    files: dict[tuple[int, bytes], bytes] = {}
+    for name in sorted(name for name, regular in names.items() if regular and _is_library(name)):
+        known = _soname(work, f"{path}/{name}", machine, every)
+        if known is None:
+            continue
+        count += 1
+        if count > LIBRARIES_LIMIT:
+            work.warn(path, GpushimError(f"there are more than {LIBRARIES_LIMIT} libraries", ROOTFS))
+            break
+        key, text = (known[0], known[1] or _encode(name)), _encode(name)
+        if key not in files or compare(text + b"\0", 0, files[key] + b"\0", 0) > 0:
+            files[key] = text
+    found = [(bits, soname, _link(work, path, soname, name, names)) for (bits, soname), name in files.items()]
+    for name in sorted(name for name, regular in names.items() if not regular and _is_library(name)):
+        known = _soname(work, f"{path}/{name}", machine, every)  # of what the link leads to, now that all are made
+        if known and (known[0], _encode(name)) not in files and len(found) < LIBRARIES_LIMIT:
+            found.append((known[0], _encode(name), _encode(f"{path}/{name}")))
+    return found
+
+
+def _is_library(name: str) -> bool:
+    return name.startswith("lib") and (name.endswith(".so") or ".so." in name) and "\n" not in name
+
+
+def _soname(work: Work, path: str, machine: str, every: bool) -> tuple[int, bytes] | None:
+    """Read what a file is; None for one that does not count. The text files of compilers are called *.so, too."""
+    try:
+        fd, size = work.root.open(path)
+        try:
+            if not every and mount_id(fd) == work.root.mount:
+                return None
+            bits, soname = elf.soname(fd, size, machine)
+        finally:
+            posix.close(fd)
+    except (OSError, ValueError):
+        return None
+    return bits, b"" if b"/" in soname or soname in (b".", b"..") or b"\n" in soname else soname
+
+
+def _link(work: Work, folder: str, soname: bytes, name: bytes, names: dict[str, bool]) -> bytes:
+    """Make a SONAME link, unless a file has that name; return the path that the cache is to have."""
+    place, own = _encode(folder) + b"/", soname.decode(sys.getfilesystemencoding(), "surrogateescape")
+    if soname == name or names.get(own):
+        return place + name
+    try:
+        work.directory(folder).symlink(name.decode(sys.getfilesystemencoding(), "surrogateescape"), own)
+    except OSError as error:
+        work.warn(f"{folder}/{own}", error)
+        return place + name  # the cache can do without the link
+    return place + soname
+
+
+def _encode(text: str) -> bytes:
+    return text.encode(sys.getfilesystemencoding(), "surrogateescape")

@@ -1,0 +1,104 @@
+"""Look at the GPUs' nodes in a container's /dev, and make links beside them.
+
+A link of /dev, such as those below /dev/dri/by-path, is made where the node that it leads to is in the container.
+It is written only on the rootfs's own mount and on a tmpfs that is the container's alone (owned.py): with
+`-v /dev:/dev` it is the host's, and nothing is written there.
+
+Out of scope: making nodes, which config.json brings or live.py. Hot path: builtin modules only.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpuhook.owned import own_dev
+from gpuhook.walk import TYPE, walk
+from gpushim.errors import ROOTFS, GpushimError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    from gpuhook.rootfs import Rootfs
+
+GPU_MAJOR = 195  # of /dev/nvidia<minor>: Documentation/admin-guide/devices.txt of Linux
+NAMES_LIMIT = 65536  # in /dev; the host's own, given with -v, has some hundred
+MASK_BITS = 64  # of EGLVisibleDGPUDevices
+_CHARACTER = 0o020000  # S_IFCHR: inode(7)
+
+
+def link(root: Rootfs, pid: int, links: list[tuple[str, str, str]], warn: Callable[[str, Exception], None]) -> None:
+    """Make the links whose nodes are there.
+
+    Args:
+        root: the container's rootfs.
+        pid: of its process; 0 if the caller is in its mount namespace.
+        links: (text, directory, name), all below /dev.
+        warn: takes what was skipped, and the error.
+    """
+    own: set[bytes] | None = None
+    for text, directory, name in links:
+        path = f"{directory}/{name}"
+        try:
+            if _number(root, _target(text, directory)) is None:
+                continue
+            own = own_dev(pid, root) if own is None else own
+            place = root.directory(directory, create=True, also=own)
+            try:
+                place.symlink(text, name)
+            finally:
+                place.close()
+        except OSError as error:
+            warn(path, error)
+
+
+def _target(text: str, directory: str) -> str:
+    """Return where a link will lead. Its directory need not be there yet, so `..` is taken from the words."""
+    words: list[str] = []
+    for word in (text if text.startswith("/") else f"{directory}/{text}").split("/"):
+        if word == "..":
+            del words[-1:]
+        else:
+            words.append(word)
+    return "/".join(words) or "/"
+
+
+def gpus(root: Rootfs) -> list[int]:
+    """List the minor numbers of the GPUs whose nodes are in the container.
+
+    Raises:
+        OSError: its /dev cannot be listed.
+    """
+    found = []
+    for name in root.names("/dev", NAMES_LIMIT):
+        digits = name[6:] if name.startswith("nvidia") else ""
+        if digits.isascii() and digits.isdecimal() and len(digits) < 8 and has_gpu(root, int(digits)):
+            found.append(int(digits))
+    return sorted(set(found))
+
+
+def has_gpu(root: Rootfs, minor: int) -> bool:
+    """Say whether the node of a GPU is in the container, and is that device."""
+    return _number(root, f"/dev/nvidia{minor}") == posix.makedev(GPU_MAJOR, minor)
+
+
+def mask(minors: list[int], warn: Callable[[str, Exception], None]) -> int:
+    """Make the mask that tells NVIDIA's EGL which GPUs are the container's: bit n for minor number n."""
+    beyond = [minor for minor in minors if minor >= MASK_BITS]
+    if beyond:
+        error = GpushimError(f"the mask of GPUs has {MASK_BITS} bits", ROOTFS)
+        warn(f"/dev/nvidia{beyond[0]} in the application profile", error)
+    return sum([1 << minor for minor in minors if minor < MASK_BITS])
+
+
+def _number(root: Rootfs, path: str) -> int | None:
+    """Return the number of a character device of the container; None if there is none at that path."""
+    try:
+        fd = walk(root.fd, path)
+    except OSError:
+        return None
+    try:
+        facts = posix.fstat(fd)
+        return facts.st_rdev if facts.st_mode & TYPE == _CHARACTER else None
+    finally:
+        posix.close(fd)

@@ -1,0 +1,135 @@
+"""Open a container for a hook that may run in the host's mount namespace or in the container's.
+
+createContainer hooks run in the container's before pivot_root(2), where the host's files are still in place and the
+rootfs is at its path on the host. prestart and createRuntime hooks run in the host's; the container's mounts are then
+behind /proc/<pid>/root. `process_of` tells which of the two it is.
+
+Out of scope: what is done in the container (cdihook.py). Not for the hot path.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpuhook import prestart
+from gpuhook.bundled import rootfs_of
+from gpuhook.finish import LOG_TEXT_LIMIT, Work
+from gpuhook.rootfs import Rootfs
+from gpuhook.walk import TYPE
+from gpushim.errors import ROOTFS, GpushimError, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+REGULAR = 0o100000  # S_IFREG: inode(7)
+
+
+class Container(Work):
+    """One container, of which is said on stderr what was skipped.
+
+    Args:
+        root: its rootfs.
+        pid: of its process; 0 if the caller is in its mount namespace.
+    """
+
+    __slots__ = ("pid",)
+
+    def __init__(self, root: Rootfs, pid: int) -> None:
+        super().__init__(root, "")
+        self.pid = pid
+
+    def warn(self, what: str, error: Exception) -> None:
+        """Say what was skipped."""
+        reason = error.strerror if isinstance(error, OSError) else error
+        prestart.say(f"skipped {what}: {reason}"[:LOG_TEXT_LIMIT])
+
+    def name_folders(self, folders: list[bytes], keep: bool = True) -> None:
+        """Name directories beside those of other hooks of this container."""
+        super().name_folders(folders, keep)
+
+
+def state_from(path: str) -> dict[str, Any]:
+    """Read the container's state, which the runtime writes (OCI runtime-spec, State).
+
+    Args:
+        path: of a file on the host; `-` is stdin.
+
+    Returns:
+        the state; nothing in it is sure.
+
+    Raises:
+        GpushimError: it does not come, or says that the container runs already.
+    """
+    if path == "-":
+        state = prestart.read_object(0)
+    else:
+        try:
+            fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY)
+        except (OSError, ValueError) as error:
+            raise GpushimError(f"the container's state cannot be read from {quote(path)}: {error}", ROOTFS) from None
+        try:
+            if posix.fstat(fd).st_mode & TYPE != REGULAR:
+                raise GpushimError(f"{quote(path)} is not a regular file", ROOTFS)
+            state = prestart.read_object(fd)
+        finally:
+            posix.close(fd)
+    if state.get("status") not in prestart.WAITING:
+        raise GpushimError("the container's state says that it is past the stages of these hooks", ROOTFS)
+    return state
+
+
+def process_of(state: dict[str, Any]) -> int:
+    """Say whether we see a container's mounts only through its process, and through which.
+
+    The pid of a state counts from the runtime's own pid namespace. To a createContainer hook it is the container's,
+    while /proc is still the host's and has another process under that number: nothing is looked up there until it
+    is known that the number belongs there. It does not if there is none (crun gives 0 then), if it is our own
+    parent's, which is the container's process in that stage alone, or if we have a number in a pid namespace
+    below that of /proc ("NSpid" in proc(5)). Otherwise the two mount namespaces tell.
+
+    Args:
+        state: what the runtime wrote.
+
+    Returns:
+        the pid of the container's process; 0 if we are in its mount namespace.
+
+    Raises:
+        GpushimError: its namespace cannot be looked at.
+    """
+    pid = state.get("pid")
+    if type(pid) is not int or not 0 < pid < 1 << 31 or pid == posix.getppid() or _is_nested():
+        return 0
+    try:
+        ours, theirs = posix.stat("/proc/self/ns/mnt"), posix.stat(f"/proc/{pid}/ns/mnt")
+    except OSError as error:
+        sentence = f"the mount namespace of the container's process {pid} cannot be looked at: {error.strerror}"
+        raise GpushimError(sentence, ROOTFS) from None
+    return 0 if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino) else pid
+
+
+def _is_nested() -> bool:
+    fd = posix.open("/proc/self/status", posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        text = posix.read(fd, 1 << 16)
+    finally:
+        posix.close(fd)
+    return len(text.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()) > 1
+
+
+def open_container(state: dict[str, Any]) -> Container:
+    """Open the rootfs that the bundle names, where its mounts can be seen.
+
+    Raises:
+        GpushimError: there is none, or it is the root directory itself.
+    """
+    path, pid = rootfs_of(state), process_of(state)
+    base = f"/proc/{pid}/root" if pid else "/"
+    try:
+        root = Rootfs(base, path)
+        ours, tops = posix.fstat(root.fd), [posix.stat("/"), posix.stat(base)]
+    except OSError as error:
+        raise GpushimError(f"the rootfs {quote(path)} cannot be opened: {error.strerror}", ROOTFS) from None
+    if any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in tops):
+        raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
+    return Container(root, pid)

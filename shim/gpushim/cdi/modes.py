@@ -1,0 +1,94 @@
+"""CDI specs of devices beside the GPUs: IMEX channels, GDS and its like, and everything for management.
+
+Such a spec has device nodes, and the files that go with them; the driver comes with the GPU.
+Out of scope: GPUs (write.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpushim import request
+from gpushim.cdi import write
+from gpushim.errors import INVENTORY, GpushimError
+from gpushim.plan import mount, node_edits
+
+MANAGEMENT, IMEX = "management", "imex"
+PLATFORMS = {"nvml": "native", "wsl": "wsl", "csv": "tegra"}  # modes that write GPUs: the platform they are about
+VENDOR, CLASS = "nvidia.com", "gpu"
+CLASSES = {IMEX: "imex-channel", **{feature: feature for feature in request.FEATURES}}
+MODES = ("auto", *PLATFORMS, MANAGEMENT, IMEX, *request.FEATURES)
+
+
+def kind(mode: str, default: str, vendor: str, category: str) -> str:
+    """Say the kind of a mode's devices.
+
+    Args:
+        mode: out of MODES.
+        default: of GPUs.
+        vendor: "" for the mode's own.
+        category: the class; "" for the mode's own.
+    """
+    if mode == MANAGEMENT:
+        own = f"management.{VENDOR}", CLASS
+    else:
+        own = default.partition("/")[0], CLASSES.get(mode, default.partition("/")[2])
+    return f"{vendor or own[0]}/{category or own[1]}"
+
+
+def spec(mode: str, inventory: dict[str, Any], named: str, merged: bool, hook: str = "") -> dict[str, Any]:
+    """Write the spec of a mode that is not about GPUs.
+
+    Args:
+        mode: "management", "imex", or one of request.FEATURES.
+        inventory: the snapshot.
+        named: kind of the devices.
+        merged: whether a device "all" stands for all IMEX channels; the other modes have only that one.
+        hook: absolute path of gpushim-hook; "": the one beside this code.
+
+    Returns:
+        the spec.
+
+    Raises:
+        GpushimError: there is no such device.
+    """
+    if mode == MANAGEMENT:
+        return _management(inventory, named, hook)
+    env = {"env": [write.INJECTED]}
+    if mode == IMEX:
+        prefix = "/dev/nvidia-caps-imex-channels/channel"
+        channels = {str(number): [f"{prefix}{number}"] for number in inventory["imex"]}
+        if merged and channels:
+            channels[write.ALL] = [path for paths in channels.values() for path in paths]
+        devices = [_device(name, _nodes(paths, inventory)) for name, paths in channels.items()]
+    else:
+        edits = _nodes(inventory["features"].get(mode, []), inventory)
+        edits += [("mount", mount(file, inventory["driver"]["root"])) for file in inventory["files"].get(mode, ())]
+        devices = [_device(write.ALL, edits)] if inventory["features"].get(mode) else []
+    if not devices:
+        raise GpushimError(f"this host has no device for the mode {mode}: is its kernel module loaded?", INVENTORY)
+    for device in devices:
+        device["containerEdits"] = write.container_edits(device["containerEdits"], inventory)
+    return write.finished(named, devices, env)
+
+
+def _management(inventory: dict[str, Any], named: str, hook: str) -> dict[str, Any]:
+    """Give every node of the driver, also to whom may change MIG or the nodes themselves; no graphics."""
+    others = {path for feature in request.FEATURES for path in inventory["features"].get(feature, ())}
+    nodes = [path for path in inventory["nodes"] if path not in others]
+    if not nodes:
+        raise GpushimError("this host has no device node of the driver: is it loaded? See gpushim refresh", INVENTORY)
+    open_handed = {**inventory, "driver": {**inventory["driver"], "params": ""}}
+    edits = write.planned([], open_handed, hook or write.hook_path(), ["compute", "ngx", "utility", "video"])
+    common = [edit for edit in edits if edit[0] not in ("node", "rule", "gid")]
+    device = _device(write.ALL, _nodes(nodes, inventory))
+    device["containerEdits"] = write.container_edits(device["containerEdits"], inventory)
+    return write.finished(named, [device], write.container_edits(common, inventory, [write.INJECTED]))
+
+
+def _device(name: str, edits: list[write.Edit]) -> dict[str, Any]:
+    return {"name": name, "containerEdits": edits}
+
+
+def _nodes(paths: list[str], inventory: dict[str, Any]) -> list[write.Edit]:
+    return [edit for path in paths for edit in node_edits(path, inventory, {"userns": False})]

@@ -1,0 +1,175 @@
+"""The CDI spec that every refresh writes, and files of specs in general: whole ones, put in place by rename.
+
+Out of scope: what a spec says (write.py). Nothing here fails a refresh: a container waits for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posix
+from typing import Any, Optional
+
+from gpushim import stamp
+from gpushim.cdi import form, specs, text, write
+from gpushim.errors import FAILED, GpushimError
+
+DEFAULT_DIRECTORY = "/var/run/cdi"
+
+
+def on_refresh(snapshot: dict[str, Any]) -> None:
+    """Write the spec of a snapshot that has just been published, as the policy says.
+
+    Args:
+        snapshot: its "notes" get a sentence for each thing that is not as it should be.
+    """
+    if not snapshot["policy"]["cdi"]["write-spec"]:
+        return
+    notes: list[str] = []
+    try:
+        _write(snapshot, notes)
+    except (GpushimError, OSError, ValueError) as error:
+        notes.append(f"no CDI spec is written: {error}")
+    snapshot["notes"] += [note for note in notes if note not in snapshot["notes"]]
+
+
+def path_of(policy: dict[str, Any]) -> str:
+    """Say where refresh writes: the file's name is the one that the CDI specification's authors advise."""
+    directory: str = policy["cdi"]["output-directory"]
+    if not directory:
+        # Whoever has a state directory of their own, as a test or a rootless engine has, means this too.
+        own = posix.environ.get(b"GPUSHIM_STATE")
+        directory = stamp.state_dir() + "/cdi" if own else DEFAULT_DIRECTORY
+    return os.path.join(directory, policy["cdi"]["kind"].replace("/", "-") + ".json")
+
+
+def _write(snapshot: dict[str, Any], notes: list[str]) -> None:
+    policy = snapshot["policy"]["cdi"]
+    path = path_of(snapshot["policy"])
+    try:
+        spec = write.gpu_spec(snapshot, policy["kind"], policy["device-names"], notes)
+    except GpushimError as error:
+        if saved(path):
+            notes.append(f"{path} stays as it was, for there is nothing to put in its place: {error}")
+        elif not snapshot["error"]:  # with an error, that is said already
+            raise
+        return
+    with _directory(path, trusted=True) as fd:
+        conflict = conflicting(path, spec)
+        reason = conflict or emptier(path, spec, snapshot["source"])
+        if reason:
+            notes.append(reason)
+        else:
+            _replace(fd, os.path.basename(path), text.render(spec, "json"))
+
+
+def save(path: str, content: str) -> None:
+    """Put a file in place, so that a reader sees the old one or the whole new one.
+
+    Args:
+        path: of the file, whose directory is made if need be.
+        content: of it; nothing is written if the file has it already.
+
+    Raises:
+        GpushimError: the directory cannot be used.
+        OSError: the file cannot be written.
+    """
+    with _directory(path, trusted=False) as fd:
+        _replace(fd, os.path.basename(path), content)
+
+
+def saved(path: str) -> Optional[dict[str, Any]]:
+    """Return the good spec that a file has, else None."""
+    if not os.path.isfile(path):  # a FIFO would hang us
+        return None
+    try:
+        spec, _ = text.read(path)
+        form.check(spec)
+    except (GpushimError, form.FormError):
+        return None
+    return dict(spec)
+
+
+def emptier(path: str, spec: dict[str, Any], source: str) -> str:
+    """Say why a spec must not replace the one that is there, or "".
+
+    Without NVML, devices are missing that may well be there; with NVML, a device that is gone is gone.
+    """
+    old = saved(path) if source == "proc" else None
+    if old is None or old["kind"] != spec["kind"]:
+        return ""
+    lost = sorted(_names(old) - _names(spec))
+    if not lost:
+        return ""
+    return (
+        f"{path} stays as it was: it has {', '.join(lost[:4])}{' and others' if len(lost) > 4 else ''}, which cannot "
+        "be listed while NVML is not usable; if they are gone for good, remove the file, and refresh"
+    )
+
+
+def conflicting(path: str, spec: dict[str, Any]) -> str:
+    """Say which other file of the same directory has the same devices, or "": engines would take neither."""
+    for other, _, found in specs.load([os.path.dirname(path)], [spec["kind"]])[0]:
+        both = sorted(_names(found) & _names(spec))
+        if os.path.basename(other) != os.path.basename(path) and both:
+            return (
+                f"{path} is not written: {other} has {spec['kind']}={both[0]} too, and a device in two files of a "
+                f"directory is none; remove {other}, or set write-spec = false under [cdi]"
+            )
+    return ""
+
+
+def _names(spec: dict[str, Any]) -> set[str]:
+    return {device["name"] for device in spec["devices"]}
+
+
+@contextlib.contextmanager
+def _directory(path: str, trusted: bool) -> Any:
+    """Open the directory of a file, made if it is missing; if trusted, only one that nobody else can write to."""
+    directory = os.path.dirname(path) or "."
+    try:
+        os.makedirs(directory)
+        os.chmod(directory, 0o755)  # noqa: S103 - engines of all users read it; makedirs minds the umask
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise GpushimError(f"the directory {directory} cannot be made: {error.strerror}", FAILED) from None
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise GpushimError(f"{directory} cannot be used: {error.strerror}", FAILED) from None
+    try:
+        status = os.fstat(fd)
+        if trusted and (not stamp.trusted(status.st_uid) or status.st_mode & specs.OTHERS_WRITE):
+            raise GpushimError(
+                f"{directory} cannot be trusted with CDI specs: user {status.st_uid} owns it, its mode is "
+                f"{status.st_mode & 0o7777:04o}; make it root's, with nobody else allowed to write",
+                FAILED,
+            )
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _replace(directory: int, name: str, content: str) -> None:
+    data = content.encode()
+    with contextlib.suppress(OSError):
+        old = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+        with open(old, "rb") as file:
+            if file.read(len(data) + 1) == data:
+                return
+    # Not .json or .yaml: engines watch the directory, and must not take it for a spec.
+    fresh = f".{name}.{os.getpid()}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(fresh, dir_fd=directory)  # of a process that was killed and had our number
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(fd, 0o644)
+            os.fsync(fd)
+        os.rename(fresh, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        os.unlink(fresh, dir_fd=directory)
+        raise

@@ -1,0 +1,179 @@
+"""CDI spec files: which count, whether they can be trusted, and in which one a device is.
+
+A spec tells what of the host goes into containers and what the host executes for them: only root's files count, in
+directories where only root can write. A file that is no good never harms a request for a device of another.
+Hot path: of the files that do not mention a kind asked for, only the bytes are read; PyYAML is imported for YAML
+alone. Out of scope: what edits mean (resolve.py), which keys there are (form.py).
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpushim import fastjson, stamp
+from gpushim.cdi import form
+from gpushim.errors import INVENTORY, REQUEST, GpushimError, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterator, Sequence
+
+    Spec = tuple[str, int, dict[str, Any]]  # path, priority, document
+    Found = tuple[str, dict[str, Any], dict[str, Any]]  # path, document, its device
+
+SUFFIXES = (".json", ".yaml")
+MAX_FILES = 1024  # in a directory
+SIZE_LIMIT = 1 << 20  # bytes; NVIDIA's tools write 50 KiB for 8 GPUs
+MAX_LISTED = 16
+OTHERS_WRITE = 0o022  # S_IWGRP | S_IWOTH
+_FILE = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY  # a FIFO must not hang the engine
+
+
+def find(names: Sequence[str], directories: Sequence[str]) -> list[Found]:
+    """Find CDI devices.
+
+    Args:
+        names: qualified, vendor/class=device.
+        directories: absolute paths; what is in a later one counts more.
+
+    Returns:
+        for each name, in order: path of the file, the spec in it, the device in that.
+
+    Raises:
+        GpushimError: REQUEST, for a device that is nowhere, or in two files of the same directory; INVENTORY, for
+            one that a file which cannot be used may have.
+    """
+    kinds = [name.partition("=")[0] for name in names]
+    specs, troubles = load(directories, kinds)
+    return [_device(name, specs, troubles, directories) for name in names]
+
+
+def load(directories: Sequence[str], kinds: Sequence[str] = ()) -> tuple[list[Spec], list[str]]:
+    """Read the spec files of directories.
+
+    Args:
+        directories: absolute paths; those that do not exist have no specs.
+        kinds: if given, specs of other kinds are left out.
+
+    Returns:
+        (path, priority, document) of each good spec, the priority being the directory's place in the list; and a
+        sentence "path: reason" for each file and directory that is none. Without kinds, of all of them; else of
+        those that mention one.
+    """
+    words = [kind.encode() for kind in kinds]
+    specs: list[Spec] = []
+    troubles: list[str] = []
+    for priority, directory in enumerate(directories):
+        for path, data, reason in _files(directory):
+            # A backslash may hide any word, in JSON and YAML alike.
+            if words and not reason and b"\\" not in data and not any(word in data for word in words):
+                continue
+            try:
+                document = None if reason else _parse(path, data)
+            except form.FormError as error:
+                reason = str(error)
+            if reason:
+                troubles.append(f"{path}: {reason}")
+            elif document and (not kinds or document["kind"] in kinds):
+                specs.append((path, priority, document))
+    return specs, troubles
+
+
+def _device(name: str, specs: list[Spec], troubles: list[str], directories: Sequence[str]) -> Found:
+    kind, _, wanted = name.partition("=")
+    hits = []
+    for path, priority, document in specs:
+        if document["kind"] == kind:
+            hits += [(priority, path, document, device) for device in document["devices"] if device["name"] == wanted]
+    best = [hit for hit in hits if hit[0] == max(hits, key=lambda hit: hit[0])[0]]
+    if len(best) > 1:
+        paths = " and ".join([hit[1] for hit in best])
+        raise GpushimError(f'the CDI device "{quote(name)}" is in both {paths}; remove one of them', REQUEST)
+    if not best:
+        raise _unknown(name, kind, troubles, directories)
+    return best[0][1:]
+
+
+def _unknown(name: str, kind: str, troubles: list[str], directories: Sequence[str]) -> GpushimError:
+    specs, all_troubles = load(directories)
+    have = [f"{spec['kind']}={device['name']}" for _, _, spec in specs for device in spec["devices"]]
+    have = [other for other in have if other.startswith(kind + "=")] or have
+    where = " and ".join(directories) or "no directory, for [cdi] spec-dirs is empty,"
+    sentence = f'no CDI spec in {where} has the device "{quote(name)}"; there is {_listed(sorted(set(have)))}'
+    if all_troubles:
+        sentence += f"; and these cannot be used: {_listed(all_troubles)}"
+    return GpushimError(sentence, INVENTORY if troubles else REQUEST)
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - MAX_LISTED
+    return (", ".join(names[:MAX_LISTED]) or "none") + (f" and {more} more" if more > 0 else "")
+
+
+def _files(directory: str) -> Iterator[tuple[str, bytes, str]]:
+    """List a directory's spec files: path, content, and "" or why it has none."""
+    try:
+        fd = posix.open(directory, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield directory, b"", f"it cannot be read ({error.strerror})"
+        return
+    try:
+        reason = _mistrust(posix.fstat(fd))
+        names = [] if reason else sorted(name for name in posix.listdir(fd) if name.endswith(SUFFIXES))
+        if len(names) > MAX_FILES:
+            reason = f"it has more than {MAX_FILES} specs"
+        if reason:
+            yield directory, b"", reason
+            return
+        for name in names:
+            yield (f"{directory.rstrip('/')}/{quote(name)}", *_read(name, fd))
+    finally:
+        posix.close(fd)
+
+
+def _read(name: str, directory: int) -> tuple[bytes, str]:
+    try:
+        fd = posix.open(name, _FILE, dir_fd=directory)
+    except OSError as error:
+        return b"", f"it cannot be read ({error.strerror})"
+    try:
+        status = posix.fstat(fd)
+        if status.st_mode & 0o170000 != 0o100000:  # S_IFMT, S_IFREG
+            return b"", "it is not a regular file"
+        reason = _mistrust(status)
+        if not reason and status.st_size > SIZE_LIMIT:
+            reason = f"it has more than {SIZE_LIMIT >> 20} MiB"
+        return (b"", reason) if reason else (posix.read(fd, status.st_size), "")
+    except OSError as error:
+        return b"", f"it cannot be read ({error.strerror})"
+    finally:
+        posix.close(fd)
+
+
+def _mistrust(status: posix.stat_result) -> str:
+    if not stamp.trusted(status.st_uid):
+        return f"user {status.st_uid} owns it, not root"
+    if status.st_mode & OTHERS_WRITE:
+        return f"its mode is {status.st_mode & 0o7777:04o}, so that others than its owner can write it"
+    return ""
+
+
+def _parse(path: str, data: bytes) -> dict[str, Any]:
+    document: Any
+    if path.endswith(".yaml"):
+        from gpushim.cdi import yaml
+
+        try:
+            document = yaml.loads(data)
+        except yaml.YamlError as error:
+            raise form.FormError(str(error)) from None
+    else:
+        try:
+            document = fastjson.loads(data, "it")
+        except GpushimError as error:
+            raise form.FormError(str(error)[3:]) from None
+    form.check(document)
+    parsed: dict[str, Any] = document
+    return parsed

@@ -1,0 +1,109 @@
+"""Specs as JSON and YAML text, for the command line and refresh.
+
+Out of scope: trust in files (specs.py) and the form of a spec (form.py, validate.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+
+from gpushim import fastjson
+from gpushim.cdi import yaml
+from gpushim.cdi.specs import SIZE_LIMIT
+from gpushim.errors import FAILED, GpushimError
+
+
+def read(path: str) -> tuple[Any, str]:
+    """Read a file, whoever owns it.
+
+    Args:
+        path: of the file; "-" is stdin.
+
+    Returns:
+        the document as plain data, and its format: "json" or "yaml".
+
+    Raises:
+        GpushimError: it cannot be read, is too large, or neither JSON nor YAML.
+    """
+    shown = "stdin" if path == "-" else path
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
+            data = file.read(SIZE_LIMIT + 1)
+    except OSError as error:
+        raise GpushimError(f"{shown} cannot be read: {error.strerror}", FAILED) from None
+    if len(data) > SIZE_LIMIT:
+        raise GpushimError(f"{shown} has more than {SIZE_LIMIT >> 20} MiB, which no CDI spec has", FAILED)
+    return parse(data, shown)
+
+
+def parse(data: bytes, shown: str) -> tuple[Any, str]:
+    """Parse a document: JSON if it begins with a brace, as no YAML does that people write.
+
+    Args:
+        data: of the file.
+        shown: its name, for messages.
+
+    Returns:
+        the document as plain data, and its format.
+
+    Raises:
+        GpushimError: it is neither.
+    """
+    try:
+        if data.lstrip().startswith(b"{"):
+            return fastjson.loads(data, shown), "json"
+        return yaml.loads(data), "yaml"
+    except GpushimError as error:  # whose code is that of a bundle's config.json
+        raise GpushimError(str(error), FAILED) from None
+    except yaml.YamlError as error:
+        raise GpushimError(f"{shown} {error}", FAILED) from None
+
+
+def render(spec: dict[str, Any], form: str) -> str:
+    """Write a spec as text.
+
+    Args:
+        spec: plain data.
+        form: "json" or "yaml".
+
+    Returns:
+        one line of JSON, or a YAML document that begins with "---".
+
+    Raises:
+        GpushimError: PyYAML, which YAML needs, is missing.
+    """
+    if form == "json":
+        return json.dumps(spec, separators=(",", ":")) + "\n"
+    try:
+        import yaml as library
+    except ImportError:
+        raise GpushimError("writing YAML needs PyYAML, which is not installed; install it, or use JSON") from None
+
+    class Dumper(library.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:  # the same edits under two names are written twice
+            return True
+
+    text: str = library.dump(spec, Dumper=Dumper, sort_keys=False, explicit_start=True, default_flow_style=False)
+    return text
+
+
+def form_of(path: str, wanted: str) -> tuple[str, str]:
+    """Say in which format a file is written: its extension decides over what is wanted.
+
+    Args:
+        path: of the file; "" is stdout.
+        wanted: "json", "yaml", or "" for whatever fits.
+
+    Returns:
+        the format, and a sentence if it is not what was wanted or engines will not read such a file.
+    """
+    extension = os.path.splitext(path)[1]
+    if extension in (".json", ".yaml"):
+        form = extension[1:]
+        return form, f"{path} becomes {form.upper()}, as its name says" if wanted not in ("", form) else ""
+    warning = f"engines read only files that end with .json or .yaml, which {path} does not" if path else ""
+    return wanted or "yaml", warning

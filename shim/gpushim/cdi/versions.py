@@ -1,0 +1,53 @@
+"""Versions of the CDI specification, and what needs which: its table "Released versions".
+
+Out of scope: the form of a spec (form.py, schema.json).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+KNOWN = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def required(spec: dict[str, Any]) -> tuple[str, str]:
+    """Find the lowest version that expresses a spec; engines refuse one that says less.
+
+    Args:
+        spec: as form.check lets it pass.
+
+    Returns:
+        the version, and what needs it ("" for the earliest).
+    """
+    devices = spec.get("devices") or []
+    edits = [holder.get("containerEdits") or {} for holder in (spec, *devices)]
+    category = str(spec.get("kind")).partition("/")[2]
+    rdts = [edit["intelRdt"] for edit in edits if edit.get("intelRdt")]
+    needs = (
+        ("1.1.0", "netDevices", any(edit.get("netDevices") for edit in edits)),
+        ("1.1.0", "intelRdt's schemata", any(rdt.get("schemata") for rdt in rdts)),
+        ("1.1.0", "intelRdt's enableMonitoring", any(rdt.get("enableMonitoring") for rdt in rdts)),
+        ("0.7.0", "additionalGids", any(edit.get("additionalGids") for edit in edits)),
+        ("0.7.0", "intelRdt", bool(rdts)),
+        ("0.6.0", "annotations", any(holder.get("annotations") for holder in (spec, *devices))),
+        ("0.6.0", "a class with a dot", "." in category),
+        ("0.5.0", "a device name without a letter at its beginning", any(not _lettered(one) for one in devices)),
+        ("0.5.0", "a node's hostPath", any(node.get("hostPath") for node in _members(edits, "deviceNodes"))),
+        ("0.4.0", "a mount's type", any(mount.get("type") for mount in _members(edits, "mounts"))),
+    )
+    return next(((version, what) for version, what, used in needs if used), (KNOWN[0], ""))
+
+
+def number(version: str) -> tuple[int, ...]:
+    """Make a version comparable; () if it is not one."""
+    parts = version.split(".")
+    return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() for part in parts) else ()
+
+
+def _lettered(device: dict[str, Any]) -> bool:
+    return str(device.get("name"))[:1] in _LETTERS
+
+
+def _members(edits: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    return [member for edit in edits for member in edit.get(key) or []]

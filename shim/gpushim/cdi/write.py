@@ -1,0 +1,208 @@
+"""A snapshot as a CDI spec of this host's GPUs and MIG instances: the plan of each, written down.
+
+Out of scope: deciding what a container gets (gpushim.plan), other kinds of devices (modes.py), files (publish.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from gpushim import request, selection
+from gpushim.cdi import versions
+from gpushim.errors import INVENTORY, GpushimError
+from gpushim.plan import plan
+
+Edit = tuple[str, Any]
+Planned = dict[str, Edit]  # by what tells whether two are the same
+
+# What says that someone has injected already, to gpushim-runtime and to NVIDIA's.
+INJECTED = f"{request.DEVICES}=void"
+ALL = "all"
+
+
+def hook_path() -> str:
+    """Return the path of gpushim-hook that belongs to this code: of a checkout, or installed."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if os.path.basename(root) == "shim":
+        return os.path.join(os.path.dirname(root), "bin/gpushim-hook")
+    return "/usr/bin/gpushim-hook"
+
+
+def gpu_spec(
+    inventory: dict[str, Any],
+    kind: str,
+    names: list[str],
+    notes: list[str],
+    hook: str = "",
+    only: Optional[list[str]] = None,
+    merged: bool = True,
+) -> dict[str, Any]:
+    """Write a spec of the GPUs and MIG instances.
+
+    Args:
+        inventory: the snapshot.
+        kind: vendor/class of the devices.
+        names: out of "index" (0, 0:1), "type-index" (gpu0, mig0:1) and "uuid".
+        notes: gets a sentence for each device that is left out.
+        hook: absolute path of gpushim-hook; "": the one beside this code.
+        only: names of the devices to describe, as in NVIDIA_VISIBLE_DEVICES; None: all that can be used.
+        merged: whether a device "all" stands for all of them.
+
+    Returns:
+        the spec, deterministic: equal hosts give equal specs.
+
+    Raises:
+        GpushimError: there is no device that can be used.
+    """
+    if inventory["error"]:
+        raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
+    chosen = _chosen(inventory, kind, only, notes)
+    named = [device for device in chosen if _named(device, names, kind)]
+    nameless = [_called(device) for device in chosen if device not in named]
+    notes += [f"{who} is left out of the CDI spec: it has no UUID" for who in nameless]
+    plans = _plans(named, inventory, hook or hook_path(), notes)
+    shared = _shared(plans, inventory, hook or hook_path())
+    devices = []
+    for device, edits in plans:
+        own = container_edits(_without(shared, edits), inventory)
+        devices += [{"name": name, "containerEdits": own} for name in _named(device, names, kind)]
+    if merged:
+        # Edits of the same node or mount, which several devices may have, are one in it.
+        union = {key: edit for _, edits in plans for key, edit in edits.items()}
+        devices.append({"name": ALL, "containerEdits": container_edits(_without(shared, union), inventory)})
+    common = [edit for key, edit in plans[0][1].items() if key in shared]
+    return finished(kind, devices, container_edits(common, inventory, [INJECTED]))
+
+
+def finished(kind: str, devices: list[dict[str, Any]], common: dict[str, Any]) -> dict[str, Any]:
+    """Put a spec together, in the lowest version that expresses it."""
+    spec = {"cdiVersion": "", "kind": kind, "devices": devices, "containerEdits": common}
+    spec["cdiVersion"], _ = versions.required(spec)
+    return spec
+
+
+def container_edits(edits: list[Edit], inventory: dict[str, Any], env: Optional[list[str]] = None) -> dict[str, Any]:
+    """Say edits in CDI's words.
+
+    Args:
+        edits: of a plan.
+        inventory: the snapshot, whose device root tells where nodes are on the host.
+        env: variables to set beside those of the edits.
+
+    Returns:
+        containerEdits; keys without a value are left out.
+    """
+    root = inventory["driver"]["dev-root"]
+    access = {rule[:3]: rule[3] for kind, rule in edits if kind == "rule"}
+    nodes = [_node(value, root, access) for kind, value in edits if kind == "node"]
+    mounts = [_mount(value) for kind, value in edits if kind == "mount"]
+    variables = [f"{value[0]}={value[1]}" for kind, value in edits if kind == "env" and value[0] != request.DEVICES]
+    found = {
+        "env": [*(env or []), *variables],
+        "deviceNodes": sorted(nodes, key=lambda node: _by_depth(node["path"])),
+        "mounts": sorted(mounts, key=lambda mount: _by_depth(mount["containerPath"])),
+        "hooks": [{"hookName": "prestart", **value} for kind, value in edits if kind == "hook"],
+        "additionalGids": sorted({value for kind, value in edits if kind == "gid"}),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _node(node: dict[str, Any], root: str, access: dict[Any, str]) -> dict[str, Any]:
+    permissions = access.get((node["type"], node["major"], node["minor"]), "rw")
+    host = {} if root == "/" else {"hostPath": root + node["path"]}
+    return {"path": node["path"], **host, **node, "permissions": permissions}
+
+
+def _mount(mount: dict[str, Any]) -> dict[str, Any]:
+    # Without a type: "rbind" among the options says it, and it would need version 0.4.0.
+    return {"hostPath": mount["source"], "containerPath": mount["destination"], "options": mount["options"]}
+
+
+def _by_depth(path: str) -> tuple[int, str]:
+    return path.count("/"), path
+
+
+def _chosen(
+    inventory: dict[str, Any], kind: str, only: Optional[list[str]], notes: list[str]
+) -> list[dict[str, Any]]:
+    """List entries of the snapshot: the GPUs that are not divided, then the MIG instances."""
+    if only is not None:
+        items = selection.parse(only, (kind,)) or []
+        gpus, migs = selection.select(items, inventory, "env --device-id", notes)
+        return [*gpus, *migs]
+    divided = {mig["gpu"] for mig in inventory["mig"]}
+    out = {gpu["index"] for gpu in inventory["gpus"] if gpu["problem"]}
+    for gpu in inventory["gpus"]:
+        if gpu["problem"]:
+            notes.append(f"GPU {gpu['index']} is left out of the CDI spec: {gpu['problem']}")
+        elif gpu["mig"] and gpu["index"] not in divided:
+            notes.append(f"GPU {gpu['index']} is left out of the CDI spec: it is in MIG mode and not divided")
+    whole = [gpu for gpu in inventory["gpus"] if not gpu["mig"] and gpu["index"] not in out]
+    migs = [mig for mig in inventory["mig"] if mig["gpu"] not in out]
+    return [
+        *sorted(whole, key=lambda gpu: gpu["index"]),
+        *sorted(migs, key=lambda mig: (mig["gpu"], mig["index"])),
+    ]
+
+
+def _plans(
+    devices: list[dict[str, Any]], inventory: dict[str, Any], hook: str, notes: list[str]
+) -> list[tuple[dict[str, Any], Planned]]:
+    """Plan for each device alone; one that cannot be planned for is left out, unless it is the last."""
+    plans = []
+    trouble: Optional[GpushimError] = None
+    for device in devices:
+        item = ("mig-index", (device["gpu"], device["index"])) if "gi" in device else ("index", device["index"])
+        try:
+            edits = planned([(*item, str(item[1]))], inventory, hook)
+            plans.append((device, {repr(edit): edit for edit in edits}))
+        except GpushimError as error:
+            trouble = error
+            notes.append(f"{_called(device)} is left out of the CDI spec: {error}")
+    if not plans:
+        raise trouble or GpushimError("there is no GPU or MIG instance to describe", INVENTORY)
+    return plans
+
+
+def planned(
+    items: list[Any], inventory: dict[str, Any], hook: str, capabilities: Sequence[str] = request.CAPABILITIES
+) -> list[Edit]:
+    """Plan for a container that asks for these items of `selection` and nothing else."""
+    wanted = request.Request()
+    wanted.source, wanted.text, wanted.devices = "the CDI spec", "", items
+    wanted.capabilities = list(capabilities)
+    wanted.requirements, wanted.imex, wanted.features, wanted.ignored = [], [], [], []
+    wanted.mps = ""
+    wanted.mig_config = wanted.mig_monitor = wanted.legacy = wanted.privileged = False
+    return plan(wanted, inventory, {"rootfs": "", "userns": False, "hook": hook})[0]
+
+
+def _shared(plans: list[tuple[dict[str, Any], Planned]], inventory: dict[str, Any], hook: str) -> set[str]:
+    """Say which edits all devices have in common: of nodes, those that a container without a GPU has too.
+
+    Where one node is all there is (WSL), or lists name them all (Tegra), they stay with the devices: a device that
+    edits nothing is not one (CDI specification).
+    """
+    common = set.intersection(*(set(edits) for _, edits in plans))
+    control = set()
+    if inventory["platform"] == "native":
+        control = {repr(edit) for edit in planned([], inventory, hook)}
+    about_nodes = {key for key, edit in plans[0][1].items() if edit[0] in ("node", "rule", "gid")}
+    return (common - about_nodes) | (common & control)
+
+
+def _without(shared: set[str], edits: Planned) -> list[Edit]:
+    return [edit for key, edit in edits.items() if key not in shared]
+
+
+def _named(device: dict[str, Any], strategies: list[str], kind: str) -> list[str]:
+    part = f"{device['gpu']}:{device['index']}" if "gi" in device else str(device["index"])
+    forms = {"index": part, "type-index": ("mig" if "gi" in device else "gpu") + part, "uuid": device["uuid"]}
+    # Old drivers' names of MIG instances have slashes, which CDI does not allow.
+    return [forms[name] for name in dict.fromkeys(strategies) if selection.is_qualified(f"{kind}={forms[name]}")]
+
+
+def _called(device: dict[str, Any]) -> str:
+    return f"MIG instance {device['gpu']}:{device['index']}" if "gi" in device else f"GPU {device['index']}"

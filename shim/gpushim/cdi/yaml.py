@@ -1,0 +1,143 @@
+"""YAML files as plain data: what JSON can say, no tags, few aliases, one document.
+
+Built from PyYAML's events instead of its nodes, so that limits hold before anything is made. Imported only for
+files that are YAML: importing PyYAML takes longer than all the rest of a create. Out of scope: what the data mean.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterator
+
+MAX_ALIASES = 64  # CDI specs have none; each could stand for the whole file
+MAX_DEPTH = 32
+MAX_DIGITS = 64  # of a number; Python before 3.9.14 takes hours for some
+_STRING = "tag:yaml.org,2002:str"
+_PLAIN = ("null", "bool", "int", "float")  # other plain forms, such as dates, are strings
+
+
+class YamlError(Exception):
+    """Why a text cannot be had as plain data, as the rest of a sentence."""
+
+
+def loads(data: bytes) -> Any:
+    """Parse one YAML document.
+
+    Args:
+        data: of the file, UTF-8.
+
+    Returns:
+        dict, list, str, int, float, bool, None. Parts that an alias names are the same object.
+
+    Raises:
+        YamlError: PyYAML is missing, the text is not YAML, or has something that a CDI spec does not need.
+    """
+    module = _library()
+    loader = getattr(module, "CSafeLoader", module.SafeLoader)
+    try:
+        text = str(data, "utf-8")
+        builder = _Builder(module, module.parse(text, Loader=loader))
+        return builder.document()
+    except UnicodeDecodeError as error:
+        raise YamlError(f"is not UTF-8 at byte {error.start}") from None
+    except module.YAMLError as error:
+        raise YamlError("is not YAML: " + " ".join(str(error).split())[:200]) from None
+    except RecursionError:
+        raise YamlError("is nested too deeply") from None
+
+
+def _library() -> Any:
+    """Import PyYAML, from the private directory of dependencies where a create has no other."""
+    root = __file__.rpartition("/gpushim/")[0] or "."
+    private = [path for path in (root + "/vendor", root + "/../vendor") if path not in sys.path]
+    sys.path += private
+    try:
+        from importlib import import_module
+
+        return import_module("yaml")
+    except ImportError:
+        raise YamlError("is YAML, and PyYAML is not installed; install it, or write JSON") from None
+    finally:
+        sys.path[:] = [path for path in sys.path if path not in private]
+
+
+class _Builder:
+    """Makes plain data of events."""
+
+    __slots__ = ("aliases", "anchors", "constructor", "events", "module", "resolver")
+
+    def __init__(self, module: Any, events: Iterator[Any]) -> None:
+        self.module, self.events = module, events
+        self.resolver, self.constructor = module.resolver.Resolver(), module.constructor.SafeConstructor()
+        self.anchors: dict[str, Any] = {}
+        self.aliases = 0
+
+    def document(self) -> Any:
+        value: Any = None
+        documents = 0
+        for event in self.events:
+            if isinstance(event, self.module.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise YamlError("has more than one document")
+                value = self.value(next(self.events), 0)
+        return value
+
+    def value(self, event: Any, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise YamlError("is nested too deeply")
+        if isinstance(event, self.module.AliasEvent):
+            return self.alias(event.anchor)
+        if isinstance(event, self.module.ScalarEvent):
+            found = self.scalar(event)
+        elif event.tag is not None:
+            raise YamlError(f"has the tag {ascii(event.tag)[:60]}, which no CDI spec needs")
+        elif isinstance(event, self.module.SequenceStartEvent):
+            found = list(self.members(self.module.SequenceEndEvent, depth + 1))
+        else:
+            found = self.mapping(depth + 1)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = found
+        return found
+
+    def alias(self, anchor: str) -> Any:
+        self.aliases += 1
+        if self.aliases > MAX_ALIASES:
+            raise YamlError(f"has more than {MAX_ALIASES} aliases")
+        if anchor not in self.anchors:  # unknown, or of a part that is not complete yet
+            raise YamlError(f"has the alias {ascii(anchor)[:60]}, which names nothing before it")
+        return self.anchors[anchor]
+
+    def members(self, end: Any, depth: int) -> Iterator[Any]:
+        for event in self.events:
+            if isinstance(event, end):
+                return
+            yield self.value(event, depth)
+
+    def mapping(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        members = self.members(self.module.MappingEndEvent, depth)
+        for key in members:
+            if not isinstance(key, str):
+                raise YamlError(f"has the key {ascii(key)[:60]}, which is not a string")
+            if key in found:
+                raise YamlError(f"has the key {ascii(key)[:60]} twice in the same place")
+            found[key] = next(members)
+        return found
+
+    def scalar(self, event: Any) -> Any:
+        if event.tag not in (None, "!", _STRING):
+            raise YamlError(f"has the tag {ascii(event.tag)[:60]}, which no CDI spec needs")
+        node = self.module.ScalarNode
+        tag = self.resolver.resolve(node, event.value, event.implicit)
+        if event.tag is not None or tag.rpartition(":")[2] not in _PLAIN:
+            return event.value
+        try:
+            if len(event.value) > MAX_DIGITS:
+                raise ValueError
+            return self.constructor.construct_object(node(tag, event.value))
+        except ValueError:  # such as an endless integer
+            raise YamlError(f"has {ascii(event.value)[:60]}, which is no usable number") from None

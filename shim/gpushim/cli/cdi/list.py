@@ -1,0 +1,44 @@
+"""`gpushim cdi list`: the devices that CDI specs describe."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from gpushim.cdi import specs
+from gpushim.cli.cdi import output
+
+
+@click.command()
+@click.option(
+    "--spec-dir",
+    "directories",
+    multiple=True,
+    callback=output.words,
+    envvar=output.SPEC_DIRS_VARIABLE,
+    help="Directory of specs; several, or with commas, and the later count more. [default: [cdi] spec-dirs]",
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+def list_devices(directories: list[str], form: str) -> None:
+    """List the devices that can be asked for, sorted, one per line."""
+    found, troubles = specs.load(output.spec_dirs(directories))
+    places: dict[str, list[tuple[int, str]]] = {}
+    for path, priority, document in found:
+        for device in document["devices"]:
+            places.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
+    devices: dict[str, str] = {}
+    for name, hits in sorted(places.items()):
+        best = [path for priority, path in hits if priority == max(hits)[0]]
+        if len(best) > 1:
+            troubles.append(f"{name} is in both {' and '.join(best)}, and is none until one of them is removed")
+        else:
+            devices[name] = os.path.normpath(best[0])
+    for trouble in troubles:
+        click.echo(f"warning: {trouble}", err=True)
+    click.echo(f"Found {len(devices)} CDI devices", err=True)
+    if form == "json":
+        click.echo(json.dumps([{"name": name, "spec": path} for name, path in devices.items()]))
+    else:
+        click.echo("".join(f"{name}\n" for name in devices), nl=False)

@@ -1,0 +1,42 @@
+"""`gpushim cdi transform`: a CDI spec for another place."""
+
+from __future__ import annotations
+
+import click
+
+from gpushim.cdi import form, text
+from gpushim.cdi import transform as moves
+from gpushim.cli.cdi import output
+from gpushim.errors import GpushimError
+
+
+@click.group()
+def transform() -> None:
+    """Rewrite a CDI spec."""
+
+
+@transform.command()
+@click.option("--from", "old", required=True, metavar="DIRECTORY", help="Where paths are below now.")
+@click.option("--to", "new", required=True, metavar="DIRECTORY", help="Where they shall be below.")
+@click.option(
+    "--relative-to",
+    "where",
+    type=click.Choice([moves.HOST, moves.CONTAINER]),
+    default=moves.HOST,
+    show_default=True,
+    help="Whether these are paths of the host or of containers.",
+)
+@click.option("--input", "source", default="-", metavar="FILE", help="The spec; - is stdin. [default: -]")
+@click.option("--output", "target", default="", metavar="FILE", help="Where the result goes. [default: stdout]")
+def root(old: str, new: str, where: str, source: str, target: str) -> None:
+    """Move the paths of a spec from below one directory to below another."""
+    for path in (old, new):
+        if not path.startswith("/"):
+            raise click.UsageError(f"{path or 'an empty path'} is not absolute")
+    spec, kind = text.read(source)
+    try:
+        form.check(spec)
+    except form.FormError as error:
+        raise GpushimError(f"{'stdin' if source == '-' else source}: {error}") from None
+    moves.root(spec, old, new, where)
+    output.put(spec, target, "" if target not in ("", "-") else kind)

@@ -1,0 +1,65 @@
+"""`gpushim cdi validate`: what is wrong with CDI specs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import click
+
+from gpushim.cdi import specs, text
+from gpushim.cdi import validate as checks
+from gpushim.cli.cdi import output
+from gpushim.errors import GpushimError
+
+
+@click.command()
+@click.argument("paths", nargs=-1, metavar="[FILE|DIRECTORY|-]...")
+def validate(paths: tuple[str, ...]) -> None:
+    """Check CDI specs: their form, and what engines demand beyond it.
+
+    Without arguments, all files of the directories where this host's specs are. Each finding is a line on stdout;
+    an error makes the exit code 1, a warning does not.
+    """
+    bad = files = 0
+    for path in paths or output.spec_dirs([]):
+        for file, level, sentence in _directory(path) if os.path.isdir(path) else _file(path):
+            files += not sentence
+            bad += level == checks.ERROR
+            if sentence:
+                click.echo(f"{file}: {level}: {sentence}")
+    click.echo(f"{files} specs checked, {bad} errors", err=True)
+    click.get_current_context().exit(1 if bad else 0)
+
+
+def _file(path: str) -> Iterator[tuple[str, str, str]]:
+    """Yield a line without a sentence for the file itself, then its findings."""
+    yield path, "", ""
+    try:
+        spec, _ = text.read(path)
+    except GpushimError as error:
+        yield path, checks.ERROR, str(error).replace(path, "it", 1)
+        return
+    for level, sentence in checks.findings(spec):
+        yield path, level, sentence
+
+
+def _directory(path: str) -> Iterator[tuple[str, str, str]]:
+    """Check what is in a directory, and what its files are to each other and to engines."""
+    bad = set()
+    for name in sorted(name for name in os.listdir(path) if name.endswith(specs.SUFFIXES)):
+        for finding in _file(os.path.join(path, name)):
+            if finding[1] == checks.ERROR:
+                bad.add(finding[0])
+            yield finding
+    good, troubles = specs.load([path])
+    owners: dict[str, str] = {}
+    for file, _, document in good:
+        for device in document["devices"]:
+            name = f"{document['kind']}={device['name']}"
+            if owners.setdefault(name, file) != file:
+                yield file, checks.ERROR, f"{name} is in {owners[name]} too: engines take neither; remove one"
+    for trouble in troubles:
+        file, _, sentence = trouble.partition(": ")
+        if file not in bad:
+            yield file, checks.WARNING, f"gpushim does not use it: {sentence}"

@@ -1,0 +1,168 @@
+"""Make the driver's device nodes that are missing or wrong, and links to them below /dev/char.
+
+The kernel makes none for this driver: nvidia-modprobe does when something runs that uses a GPU, and udev where
+rules are installed. A node that is right stays as it is, with the mode and owner that somebody gave it.
+Out of scope: IMEX channels, which are an administrator's to give out; nodes of other drivers; DRM nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from gpushim import stamp
+from gpushim.inventory import modules, nodes, procfs
+from gpushim.inventory.rooted import inside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Minor numbers that every driver has: nv.h, nvidia-modeset-os-interface.h, uvm_linux.h.
+CONTROL, MODESET, UVM, UVM_TOOLS = 255, 254, 0, 1
+FORBIDDEN = (errno.EPERM, errno.EACCES, errno.EROFS)
+FOLDER_MODE = 0o755
+
+Wanted = tuple[str, int, int, int, int, int]  # path in a container, major, minor, mode bits, uid, gid
+
+
+def make(dev_root: str, proc: str) -> list[str]:
+    """Make what is missing, replace what is wrong.
+
+    Costs a stat and a readlink for each node when there is nothing to do.
+
+    Args:
+        dev_root: the directory whose dev/ has the nodes.
+        proc: where the procfs that shows the driver is mounted.
+
+    Returns:
+        notes: sentences about nodes that could not be made.
+    """
+    notes: list[str] = []
+    links = os.geteuid() == 0 and not stamp.in_user_namespace()
+    for path, major, minor, mode, uid, gid in wanted(proc):
+        device = os.makedev(major, minor)
+        host = inside(dev_root, path)
+        try:
+            if not _is_device(host, device):
+                _put(host, functools.partial(_mknod, device, mode, uid, gid))
+            if links:
+                _link(inside(dev_root, f"/dev/char/{major}:{minor}"), path, device)
+        except OSError as error:
+            if error.errno in FORBIDDEN:  # and so are the others
+                notes.append(f"{host} or its link cannot be made here ({error.strerror}); refresh as the host's root")
+                break
+            notes.append(f"{host} or its link cannot be made: {error.strerror}")
+    return notes
+
+
+def link(dev_root: str, proc: str) -> list[str]:
+    """Make the links below /dev/char to the driver's nodes that are there, and no node.
+
+    Args:
+        dev_root: the directory whose dev/ has the nodes.
+        proc: where the procfs that shows the driver is mounted.
+
+    Returns:
+        notes: sentences about links that could not be made.
+    """
+    notes = []
+    for host, path, device in missing_links(dev_root, proc):
+        try:
+            _link(host, path, device)
+        except OSError as error:
+            notes.append(f"{host} cannot be made: {error.strerror}")
+    return notes
+
+
+def missing_nodes(dev_root: str, proc: str) -> list[str]:
+    """List the nodes that `make` would make or replace, as paths on the host."""
+    listed = [(inside(dev_root, path), os.makedev(major, minor)) for path, major, minor, *_ in wanted(proc)]
+    return [host for host, device in listed if not _is_device(host, device)]
+
+
+def missing_links(dev_root: str, proc: str) -> list[tuple[str, str, int]]:
+    """List the links that `link` would make: path on the host, of the node in a container, and device number."""
+    found = []
+    for path, (major, minor, *_) in nodes.find(dev_root, proc, []).items():
+        host, device = inside(dev_root, f"/dev/char/{major}:{minor}"), os.makedev(major, minor)
+        if not _is_linked(host, path, device):
+            found.append((host, path, device))
+    return found
+
+
+def wanted(proc: str) -> Iterator[Wanted]:
+    """List the nodes that the loaded driver should have, without those that are not to be touched.
+
+    Args:
+        proc: where the procfs that shows the driver is mounted.
+    """
+    known = nodes.majors(proc)
+    given = procfs.device_files(proc)
+    if not known or not given or procfs.module_version(proc) is None:
+        return
+    named = {"/dev/nvidiactl": CONTROL}
+    named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(proc, []))
+    if "nvidia-modeset" in known or "nvidia_modeset" in (modules.loaded(proc) or ()):
+        named["/dev/nvidia-modeset"] = MODESET
+    named.update({"/dev/nvidia-uvm": UVM, "/dev/nvidia-uvm-tools": UVM_TOOLS})
+    for path, minor in named.items():
+        yield from ((path, major, minor, *given) for major in nodes.owners(path, known)[1][:1])
+    if "nvidia-caps" in known:
+        for minor, mode, may in procfs.capabilities(proc):
+            if may:
+                yield f"{nodes.CAPS_DIR}/nvidia-cap{minor}", known["nvidia-caps"], minor, mode, 0, 0
+
+
+def _is_device(host: str, device: int) -> bool:
+    try:
+        status = os.lstat(host)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == device
+
+
+def _mknod(device: int, mode: int, uid: int, gid: int, path: str) -> None:
+    os.mknod(path, stat.S_IFCHR | 0o600, device)
+    os.chown(path, uid, gid)
+    os.chmod(path, mode)  # mknod's own is cut down by the umask
+
+
+def _link(host: str, path: str, device: int) -> None:
+    """Make the link by number that systemd before 240, and some releases of runc, look for."""
+    if not _is_linked(host, path, device):
+        _put(host, functools.partial(os.symlink, _target(path)))
+
+
+def _target(path: str) -> str:
+    return ".." + path[len("/dev") :]
+
+
+def _is_linked(host: str, path: str, device: int) -> bool:
+    try:
+        return os.readlink(host) in (_target(path), path)
+    except FileNotFoundError:
+        return False
+    except OSError:  # not a link
+        return _is_device(host, device)
+
+
+def _put(host: str, make: Callable[[str], None]) -> None:
+    """Make a thing under another name, and rename it when it is complete."""
+    folder, _, name = host.rpartition("/")
+    if not os.path.isdir(folder):
+        os.mkdir(folder)
+        os.chmod(folder, FOLDER_MODE)
+    fresh = f"{folder}/.{name}.gpushim"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(fresh)  # of a refresh that was killed
+    try:
+        make(fresh)
+        os.rename(fresh, host)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
+        raise

@@ -1,0 +1,45 @@
+"""What the host has now, for commands that show things: nothing is saved, loaded or made.
+
+Out of scope: bringing the saved snapshot up to date (ensure.py, refresh.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpushim import policy, stamp
+from gpushim.inventory import ensure, refresh
+
+
+def snapshot(config: str = "", state: str = "") -> dict[str, Any]:
+    """Return the saved snapshot if it is true, else look at the host.
+
+    Args:
+        config: path of config.toml; "" for the one in force.
+        state: directory of the snapshot; "" for the one in force.
+
+    Returns:
+        a snapshot; its "error" may say that the host cannot serve GPUs.
+
+    Raises:
+        GpushimError: the configuration is wrong, or there is no low-level runtime.
+    """
+    config = config or stamp.config_path()
+    found = ensure.read(config, state or stamp.state_dir())
+    return refresh.look(policy.load(config)) if found is None else found
+
+
+def age(config: str, state: str) -> tuple[str, str]:
+    """Tell when the saved snapshot was written, and whether it holds.
+
+    Args:
+        config: path of config.toml.
+        state: directory of the snapshot.
+
+    Returns:
+        its time in UTC, or "" if there is none that could be used; and a few words.
+    """
+    saved, stale = ensure.last(config, state)
+    if stale == "policy":
+        return "", "there is none, or it is from another configuration or version"
+    return str(saved["written"]), "the host has changed since" if stale else "true now"

@@ -1,0 +1,146 @@
+"""Find out what the host has: a whole snapshot, which refresh.py saves.
+
+Out of scope: what is where (gpus.py, nodes.py, drm.py, files.py), and changing anything on the host.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpushim import __version__, policy, stamp
+from gpushim.errors import INVENTORY, GpushimError
+from gpushim.inventory import drm, ensure, files, gpus, modules, nodes, platforms, procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ATTEMPTS = 3  # when the host changes while it is looked at, as it does when NVML makes device nodes
+
+
+def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]) -> dict[str, Any]:
+    """Find out what the host has.
+
+    Args:
+        config: path of config.toml.
+        settings: the policy.
+        waiting: called with what is asked next, before each call that may take long.
+
+    Returns:
+        a snapshot.
+
+    Raises:
+        GpushimError: there is no low-level runtime.
+    """
+    runtime = policy.low_level(settings["runtime"]["low-level"])
+    root, dev_root = settings["driver"]["root"], settings["driver"]["dev-root"]
+    proc = stamp.proc_dir(root)
+    for _ in range(ATTEMPTS):
+        before = stamp.driver(proc)
+        snapshot = _ask_driver(settings, proc, waiting)
+        control = files.inside(root, settings["mps"]["pipe-directory"]) + "/control"
+        paths = [*_watched(snapshot, proc), control, runtime]
+        inputs = {"config": config, "root": root, "dev-root": dev_root, "nodes": paths}
+        facts = stamp.current(inputs)
+        snapshot.update(inputs=inputs, stamp=facts, runtime=runtime, policy=settings)
+        _add_nodes_and_files(snapshot, proc)
+        # Facts from before the look at the files: a change since then makes the snapshot stale, never wrong.
+        if facts == stamp.current(inputs) and stamp.driver(proc) == before:
+            break
+    return snapshot
+
+
+def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], None]) -> dict[str, Any]:
+    """Begin a snapshot with what the kernel module and NVML tell."""
+    root = settings["driver"]["root"]
+    notes: list[str] = []
+    version = procfs.module_version(proc)
+    found: dict[str, Any] = {"platform": "native", "source": "proc", "version": version or "", "cuda": ""}
+    found.update(gpus=[], mig=[])
+    error = None
+    state = stamp.state_dir()
+    covers = {"params": f"{state}/params" if procfs.restricted_params(proc) else "", "empty": f"{state}/empty"}
+    try:
+        said: list[str] = []  # what is wrong with its files is said when they are listed, below
+        other = platforms.find(settings["driver"], said)
+        if other:
+            found.update(platforms.gpus(other, root, notes, waiting), platform=other["platform"])
+        else:
+            notes += said
+            _check_driver(version, root, proc)
+            found.update(gpus.read(root, proc, version or "", notes, waiting))
+            drm.add(found["gpus"], modules.sys_dir(root), settings["driver"]["dev-root"])
+    except GpushimError as trouble:
+        error = {"sentence": str(trouble), "code": trouble.exit_code}
+    return {
+        "version": ensure.SCHEMA,
+        "gpushim": __version__,
+        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "platform": found["platform"],
+        "source": found["source"],
+        "notes": notes,
+        "driver": {"version": found["version"], "cuda": found["cuda"], **covers, **settings["driver"]},
+        "error": error,
+        "gpus": found["gpus"],
+        "mig": found["mig"],
+    }
+
+
+def _check_driver(version: str | None, root: str, proc: str) -> None:
+    if not version:
+        trouble = "is not there" if version is None else "does not tell a version"
+        raise GpushimError(
+            f"no NVIDIA driver is loaded ({proc}/driver/nvidia/version {trouble}): load it (modprobe nvidia), then "
+            "run gpushim refresh",
+            INVENTORY,
+        )
+    if any(files.library(root, name, version) for name in files.TELLTALES):
+        return
+    installed = files.versions(root)
+    if installed:
+        raise gpus.mismatch(version, installed[0])
+    raise GpushimError(
+        f"the NVIDIA kernel module {version} is loaded, but there is neither libcuda.so.{version} nor "
+        f"libnvidia-ml.so.{version} below {root}: install the driver's libraries, or set root under [driver]",
+        INVENTORY,
+    )
+
+
+def _watched(snapshot: dict[str, Any], proc: str) -> list[str]:
+    driver = snapshot["driver"]
+    other = platforms.find(driver, []) if snapshot["platform"] != "native" else None
+    if other:
+        return list(other["watched"])
+    watched = nodes.watched(nodes.find(driver["dev-root"], proc, [], _drm(snapshot)), _nodes_in_use(snapshot))
+    return [files.inside(driver["dev-root"], path) for path in watched] + [
+        files.inside(driver["root"], path) for path in files.SOCKETS
+    ]
+
+
+def _nodes_in_use(snapshot: dict[str, Any]) -> list[str]:
+    return [gpu["node"] for gpu in snapshot["gpus"]] + [node for mig in snapshot["mig"] for node in mig["nodes"]]
+
+
+def _drm(snapshot: dict[str, Any]) -> list[str]:
+    return [path for gpu in snapshot["gpus"] for path in gpu["drm"]]
+
+
+def _add_nodes_and_files(snapshot: dict[str, Any], proc: str) -> None:
+    driver, notes = snapshot["driver"], snapshot["notes"]
+    other = platforms.find(driver, notes) if snapshot["platform"] != "native" else None
+    if other:
+        snapshot.update(nodes=other["nodes"], files=other["files"], features={}, imex=[])
+        return
+    found = nodes.find(driver["dev-root"], proc, notes, _drm(snapshot))
+    for gpu in snapshot["gpus"]:
+        if gpu["node"] not in found and gpu["problem"] is None:
+            gpu["problem"] = (
+                f"GPU {gpu['index']} has no usable device node {gpu['node']}; run gpushim refresh as root, "
+                f"which makes it, or nvidia-modprobe -c {gpu['minor']}"
+            )
+            notes.append(gpu["problem"])
+    snapshot["nodes"] = found
+    snapshot["features"] = nodes.features(found)
+    snapshot["imex"] = nodes.imex_channels(found)
+    pipes = snapshot["policy"]["mps"]["pipe-directory"]
+    snapshot["files"] = {} if snapshot["error"] else files.find(driver["root"], driver["version"], notes, mps=pipes)

@@ -1,0 +1,187 @@
+"""WSL2: Windows' driver behind one node, /dev/dxg, and its libraries below /usr/lib/wsl.
+
+Windows mounts both there: lib/ for programs to load, drivers/ (the "driver store") for those libraries to load in
+turn. Which GPU a container uses cannot be limited: there is one node for all. No such machine was at hand: what is
+here comes from descriptions and is tested on fixture trees.
+Out of scope: MIG and CUDA forward compatibility, which WSL2 does not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+from gpushim.inventory import elf, rooted
+from gpushim.inventory.gpus import BRANDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NODE = "/dev/dxg"
+LIB = "/usr/lib/wsl/lib"
+STORE = "/usr/lib/wsl/drivers"
+DXCORE = "libdxcore.so"
+NVML, CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
+LIBRARIES = {
+    "any": (DXCORE,),
+    "utility": (NVML,),
+    "compute": (CUDA,),
+    "video": ("libnvcuvid.so.1", "libnvidia-encode.so.1", "libnvidia-opticalflow.so.1"),
+    "graphics": ("libnvoptix.so.1", "libnvoptix_loader.so.1", "libnvwgf2umx.so", "libd3d12.so", "libd3d12core.so"),
+}
+# What the libraries above load from the driver store, by its own path; one of several stores of several adapters
+# is NVIDIA's if it has the first of these.
+STORED = (
+    "libcuda.so.1.1",
+    "libcuda_loader.so",
+    "libnvidia-ptxjitcompiler.so.1",
+    "libnvidia-ml.so.1",
+    "libnvidia-ml_loader.so",
+    "libnvdxgdmal.so.1",
+    "nvcubins.bin",
+    "nvidia-smi",
+)
+STORE_LIMIT = 1024  # adapters, graphics and others; a laptop has three
+
+
+def find(root: str, dev_root: str, notes: list[str]) -> dict[str, Any] | None:
+    """Find the node and the files of a WSL2 system; None if this is none.
+
+    Args:
+        root: the driver root.
+        dev_root: the directory whose dev/ has the node.
+        notes: gets a sentence for each thing that is not as it should be.
+
+    Returns:
+        "platform", "nodes" and "files" as the snapshot has them, and "watched": paths on the host whose change makes
+        it stale.
+    """
+    node = rooted.inside(dev_root, NODE)
+    try:
+        status = os.lstat(node)
+    except OSError:
+        return None
+    if not stat.S_ISCHR(status.st_mode):
+        return None
+    if not _is_file(root, f"{LIB}/{DXCORE}"):
+        notes.append(f"there is {node}, but no {rooted.inside(root, LIB)}/{DXCORE}: update WSL, if this is WSL2")
+        return None
+    numbers = [os.major(status.st_rdev), os.minor(status.st_rdev)]
+    return {
+        "platform": "wsl",
+        "nodes": {NODE: [*numbers, status.st_mode & 0o777, status.st_uid, status.st_gid]},
+        "files": _listed(root, notes),
+        "watched": [node, rooted.inside(root, LIB), rooted.inside(root, STORE)],
+    }
+
+
+def gpus(root: str, notes: list[str], waiting: Callable[[str], None]) -> dict[str, Any]:
+    """Ask NVML for the GPUs; where it cannot be used, there is one of which nothing is known.
+
+    Args:
+        root: the driver root.
+        notes: gets a sentence for each thing that is not as it should be.
+        waiting: called with what is asked next, before each call that may take long.
+
+    Returns:
+        {"source", "version", "cuda", "gpus"} as the snapshot has them.
+    """
+    if not any(_is_file(root, f"{LIB}/{name}") for name in (NVML, CUDA)):
+        notes.append(f"there is neither {CUDA} nor {NVML} in {LIB}: install NVIDIA's driver in Windows")
+        return {"source": "proc", "version": "", "cuda": "", "gpus": []}
+    try:
+        import pynvml
+    except ImportError as error:
+        return _unasked(f"Python's nvidia-ml-py cannot be used ({error})", notes)
+    waiting("NVML to initialise")
+    try:
+        # pynvml asks for the library by its SONAME, and gets the one that is loaded already.
+        ctypes.CDLL(rooted.inside(root, f"{LIB}/{NVML}"), mode=ctypes.RTLD_GLOBAL)
+        pynvml.nvmlInit()
+    except (OSError, pynvml.NVMLError) as error:
+        return _unasked(f"NVML cannot be used ({error})", notes)
+    try:
+        return {
+            "source": "nvml",
+            "version": pynvml.nvmlSystemGetDriverVersion(),
+            "cuda": _cuda(pynvml.nvmlSystemGetCudaDriverVersion_v2()),
+            "gpus": [_gpu(pynvml, index, waiting) for index in range(pynvml.nvmlDeviceGetCount())],
+        }
+    except (pynvml.NVMLError, UnicodeDecodeError) as error:
+        return _unasked(f"NVML failed ({error})", notes)
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _is_file(root: str, path: str) -> bool:
+    return rooted.kind(root, rooted.resolve(root, path)) == stat.S_IFREG
+
+
+def _listed(root: str, notes: list[str]) -> dict[str, list[dict[str, Any]]]:
+    found = {
+        capability: [entry for name in names for entry in _library(root, f"{LIB}/{name}", notes)]
+        for capability, names in LIBRARIES.items()
+    }
+    stores = [f"{STORE}/{name}" for name in rooted.listing(root, STORE)[:STORE_LIMIT]]
+    stores = [store for store in stores if _is_file(root, f"{store}/{STORED[0]}")]
+    if not stores:
+        notes.append(f"no directory below {STORE} has {STORED[0]}: CUDA will not find NVIDIA's driver")
+    found["any"] += [
+        {"path": f"{store}/{name}", "kind": "data"}
+        for store in stores
+        for name in STORED
+        if _is_file(root, f"{store}/{name}")
+    ]
+    for folder in (LIB, *stores):
+        if _is_file(root, f"{folder}/nvidia-smi"):
+            link = f"{folder}/nvidia-smi::/usr/bin/nvidia-smi"
+            found["utility"].append({"path": f"{folder}/nvidia-smi", "kind": "binary", "links": [link]})
+            break
+    return found
+
+
+def _library(root: str, path: str, notes: list[str]) -> Iterator[dict[str, Any]]:
+    real = rooted.resolve(root, path)
+    if real is None or rooted.kind(root, real) != stat.S_IFREG:
+        return
+    folder, _, name = path.rpartition("/")
+    try:
+        soname = elf.soname(rooted.inside(root, real)) or name
+    except (OSError, ValueError) as error:
+        notes.append(f"{rooted.inside(root, real)} is left out: {getattr(error, 'strerror', None) or error}")
+        return
+    links = [f"{soname}::{folder}/libcuda.so"] if soname == CUDA else []  # programs dlopen that name too
+    yield {"path": real, "kind": "library", "soname": soname, "links": links}
+
+
+def _unasked(why: str, notes: list[str]) -> dict[str, Any]:
+    notes.append(f"{why}: this system's GPUs are listed as one")
+    return {"source": "proc", "version": "", "cuda": "", "gpus": [_entry(0)]}
+
+
+def _entry(index: int, **facts: Any) -> dict[str, Any]:
+    """Write a GPU as the snapshot has it; what has no meaning beside the one node is empty."""
+    unknown = {"uuid": "", "minor": 0, "pci": "", "model": "", "brand": "", "arch": ""}
+    empty = {"mig": False, "node": NODE, "drm": [], "links": [], "problem": None}
+    return {"index": index, **unknown, **empty, **facts}
+
+
+def _gpu(nvml: Any, index: int, waiting: Callable[[str], None]) -> dict[str, Any]:
+    waiting(f"GPU {index} to answer NVML")
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    number = nvml.nvmlDeviceGetBrand(handle)
+    return _entry(
+        index,
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        model=nvml.nvmlDeviceGetName(handle),
+        brand=BRANDS[number] if number < len(BRANDS) else BRANDS[0],
+        arch="{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+    )
+
+
+def _cuda(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,0 +1,167 @@
+"""The units and the udev rule of packaging/systemd: a real systemd runs them, a real udev reads the rule.
+
+systemd is the first process of namespaces of its own, as in test_systemd_reload.py; /etc and /usr/bin are overlays
+there, so that the units are tried as they are, but for a drop-in that names the simulated host.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import fakehost
+from e2e import trees
+from e2e.test_systemd_reload import OUTER, SERVICE, TARGET
+
+UNITS = trees.TOP / "packaging" / "systemd"
+NAMES = ("gpushim-refresh.service", "gpushim-refresh.path")
+RULES = UNITS / "60-gpushim.rules"
+INNER = """
+mount -t proc proc /proc
+mount --bind /proc/sys /proc/sys
+umount /sys/fs/cgroup
+mount -t cgroup2 none /sys/fs/cgroup
+mount --bind $1 $1
+mount --bind $1 /mnt
+mount -t tmpfs -o mode=755 tmpfs /run
+mkdir -p /run/systemd/system /run/etc/upper/gpushim /run/etc/work
+cp -r /mnt/units/* /run/systemd/system
+cp /mnt/config.toml /run/etc/upper/gpushim
+mount -t overlay -o lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work overlay /etc
+mount -t overlay -o lowerdir=/mnt/bin:/usr/bin overlay /usr/bin
+mount -o remount,bind,ro /
+mount -o remount,bind,ro /dev
+mount -o remount,bind,ro /proc/sys
+container=test exec /lib/systemd/systemd --system --unit=try.target --log-target=console --show-status=0
+"""
+ALONE = "[Unit]\nDefaultDependencies=no\n"
+DROP_IN = """[Unit]
+DefaultDependencies=no
+ConditionPathExists=|{root}/proc/driver/nvidia/version
+[Service]
+ExecStartPre=/bin/sh -c 'echo >>/mnt/starts'
+StandardOutput=append:/mnt/log
+StandardError=append:/mnt/log
+"""
+TRY = """
+service=gpushim-refresh.service
+: >/mnt/starts
+starts() {
+  for try in $(seq 100); do [ $(wc -l </mnt/starts) -lt $1 ] || break; sleep 0.1; done
+  while [ $(systemctl is-active $service) = activating ]; do sleep 0.1; done
+  sleep 1
+  echo $2: $(wc -l </mnt/starts) $(systemctl show $service --property Result --value)
+}
+facts() { find /run/gpushim /run/cdi ROOT/dev ! -name lock -printf '%p %i %C@\\n' | sort; }
+systemctl start gpushim-refresh.path
+starts 0 waiting
+echo '# changed' >>/etc/gpushim/config.toml
+starts 1 configuration
+test -c ROOT/dev/nvidia-uvm && test -L ROOT/dev/char/508:0 && cat ROOT/usr/lib/fakehost/modprobe.log
+facts >/mnt/before
+systemctl start $service
+starts 2 again
+facts | cmp /mnt/before -
+cp /etc/ld.so.cache /etc/ld.so.cache~
+mv /etc/ld.so.cache~ /etc/ld.so.cache
+starts 3 libraries
+echo '[' >>/etc/gpushim/config.toml
+starts 4 broken
+sed -i '/^.$/d' /etc/gpushim/config.toml
+starts 5 mended
+systemctl is-active gpushim-refresh.path
+"""
+SAID = """waiting: 0 success
+configuration: 1 success
+nvidia_uvm
+nvidia_modeset
+again: 2 success
+libraries: 3 success
+broken: 4 exit-code
+mended: 5 success
+active
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A host after a boot, with two modules missing, and what systemd is to start."""
+    host = fakehost.build(str(tmp_path / "host"), 1, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+    host.unload("nvidia_uvm", "nvidia_modeset")
+    (tmp_path / "config.toml").write_text(f'[driver]\nroot = "{host.root}"\n')
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/gpushim").symlink_to(trees.TOP / "bin/gpushim")
+    units = tmp_path / "units"
+    for name, drop_in in zip(NAMES, (DROP_IN.format(root=host.root), ALONE)):
+        (units / f"{name}.d").mkdir(parents=True)
+        (units / f"{name}.d/test.conf").write_text(drop_in)
+        shutil.copy(UNITS / name, units)
+    (units / "try.target").write_text(TARGET)
+    (units / "try.service").write_text(SERVICE)
+    (tmp_path / "try.sh").write_text(TRY.replace("ROOT", host.root))
+    return tmp_path
+
+
+def test_every_change_starts_the_service_once(machine: Path) -> None:
+    words = ["/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", OUTER, "sh"]
+    done = subprocess.run(
+        [*words, str(machine), f"gpushim-{machine.stat().st_ino}", INNER],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    said, errors, log = (_text(machine / name) for name in ("said", "errors", "log"))
+    assert said == SAID, done.stdout + done.stderr + errors + log
+    assert done.returncode == 0
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_units_are_what_systemd_understands(tmp_path: Path, name: str) -> None:
+    for unit in NAMES:
+        text = (UNITS / unit).read_text().replace("/usr/bin/gpushim", str(trees.TOP / "bin/gpushim"))
+        (tmp_path / unit).write_text(text)
+    done = subprocess.run(
+        ["/usr/bin/systemd-analyze", "verify", str(tmp_path / name)],
+        capture_output=True,
+        text=True,
+        env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_service_is_hardened_and_has_no_restart() -> None:
+    text = (UNITS / NAMES[0]).read_text()
+    assert "Restart=" not in text
+    assert "StartLimitBurst=" in text
+    command = ["/usr/bin/systemd-analyze", "security", "--offline=yes", "--threshold=65", str(UNITS / NAMES[0])]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+
+
+def seen_by_udev(module: str) -> str:
+    """Return what udev makes of a module of this kernel, which stands for NVIDIA's."""
+    script = (
+        "mount -t tmpfs tmpfs /run; mkdir -p /run/udev/rules.d; "
+        'sed "s/KERNEL==\\"nvidia|/KERNEL==\\"printk|/" "$0" >/run/udev/rules.d/60-gpushim.rules; '
+        'udevadm test --action="$1" "/sys/module/$2" 2>&1'
+    )
+    words = ["/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", script, str(RULES)]
+    action, _, name = module.partition(" ")
+    return subprocess.run([*words, action, name], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "wants"),
+    [("add printk", True), ("change printk", True), ("remove printk", False), ("add kernel", False)],
+)
+def test_the_drivers_appearance_starts_the_service(module: str, wants: bool) -> None:
+    said = seen_by_udev(module)
+    assert "60-gpushim.rules:" not in said  # which is how udev complains about a line
+    assert ("SYSTEMD_WANTS=gpushim-refresh.service" in said and "TAGS=:systemd:" in said) is wants

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import posix
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim.cdi import publish
+from unit.gpushim.cdi import hosts
+from unit.gpushim.test_plan import gpu
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "cdi"
+
+
+def refresh(directory: Path, host: dict[str, Any] | None = None, **policy: Any) -> list[str]:
+    """Publish a snapshot; returns the notes that this brings."""
+    host = host or hosts.mixed()
+    host["policy"]["cdi"].update({"output-directory": str(directory), **policy})
+    publish.on_refresh(host)
+    notes: list[str] = host["notes"]
+    return notes
+
+
+def written(directory: Path) -> dict[str, Any]:
+    spec: dict[str, Any] = json.loads((directory / "nvidia.com-gpu.json").read_text())
+    return spec
+
+
+def names(directory: Path) -> list[str]:
+    return [device["name"] for device in written(directory)["devices"]]
+
+
+def test_spec_is_written_for_everyone_to_read(directory: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        assert refresh(directory) == []
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o755
+    assert stat.S_IMODE((directory / "nvidia.com-gpu.json").stat().st_mode) == 0o644
+    assert [path.name for path in directory.iterdir()] == ["nvidia.com-gpu.json"]
+    assert "2:0" in names(directory)
+
+
+def test_kind_of_the_policy_names_the_file(directory: Path) -> None:
+    refresh(directory, kind="example.org/accelerator")
+    assert json.loads((directory / "example.org-accelerator.json").read_text())["kind"] == "example.org/accelerator"
+
+
+def test_nothing_is_written_if_the_policy_says_so(directory: Path) -> None:
+    host = hosts.mixed()
+    host["policy"]["cdi"]["write-spec"] = False
+    assert refresh(directory, host) == []
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "policy", "path"),
+    [
+        (None, "", "/var/run/cdi/nvidia.com-gpu.json"),
+        (b"/x/state", "", "/x/state/cdi/nvidia.com-gpu.json"),
+        (b"/x/state", "/etc/cdi", "/etc/cdi/nvidia.com-gpu.json"),
+    ],
+)
+def test_where_it_goes(monkeypatch: pytest.MonkeyPatch, state: bytes | None, policy: str, path: str) -> None:
+    monkeypatch.delitem(posix.environ, b"GPUSHIM_STATE", raising=False)
+    if state:
+        monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", state)
+    settings = hosts.mixed()["policy"]
+    settings["cdi"]["output-directory"] = policy
+    assert publish.path_of(settings) == path
+
+
+def test_same_spec_is_not_written_again(directory: Path) -> None:
+    refresh(directory)
+    before = (directory / "nvidia.com-gpu.json").stat()
+    refresh(directory)
+    after = (directory / "nvidia.com-gpu.json").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_gpu_that_is_gone_goes_from_the_spec(directory: Path) -> None:
+    refresh(directory)
+    assert refresh(directory, hosts.mixed(gpus=[gpu(0, 1)], mig=[])) == []
+    assert names(directory) == ["0", "GPU-01111111-1111-1111-1111-111111111111", "all"]
+
+
+def test_without_nvml_a_good_spec_stays(directory: Path) -> None:
+    refresh(directory)
+    (note,) = refresh(directory, hosts.proc())
+    assert "stays as it was: it has 2:0, GPU-01111111" in note
+    assert "2:0" in names(directory)
+
+
+def test_without_nvml_a_first_spec_is_written(directory: Path) -> None:
+    assert refresh(directory, hosts.proc()) == []
+    assert names(directory) == ["0", "1", "all"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        hosts.mixed(error={"sentence": "no NVIDIA driver is loaded", "code": 12}),
+        hosts.mixed(gpus=[], mig=[]),
+        hosts.mixed(nodes={}),
+    ],
+)
+def test_without_a_gpu_a_good_spec_stays(directory: Path, host: dict[str, Any]) -> None:
+    refresh(directory)
+    notes = refresh(directory, host)
+    assert "stays as it was, for there is nothing to put in its place" in notes[-1]
+    assert "2:0" in names(directory)
+
+
+def test_host_without_a_driver_and_a_spec_says_nothing_more(directory: Path) -> None:
+    assert refresh(directory, hosts.mixed(error={"sentence": "no driver", "code": 12})) == []
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("name", ["nvidia.yaml", "nvidia.json"])
+def test_same_devices_in_another_file_are_a_conflict(directory: Path, name: str) -> None:
+    directory.mkdir()
+    theirs = hosts.foreign(kind=hosts.KIND)
+    (directory / name).write_text(json.dumps(theirs))  # JSON is YAML too
+    (note,) = refresh(directory)
+    assert f"is not written: {directory}/{name} has nvidia.com/gpu=0 too" in note
+    assert f"remove {directory}/{name}" in note
+    assert [path.name for path in directory.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        hosts.foreign(),
+        hosts.foreign(kind=hosts.KIND, devices=[{"name": "special", "containerEdits": {"env": ["A=b"]}}]),
+        {"no": "spec"},
+    ],
+)
+def test_neighbours_with_other_devices_are_none(directory: Path, theirs: dict[str, Any]) -> None:
+    directory.mkdir()
+    (directory / "neighbour.json").write_text(json.dumps(theirs))
+    assert refresh(directory) == []
+    assert "0" in names(directory)
+
+
+def test_broken_spec_of_our_name_is_replaced(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "nvidia.com-gpu.json").write_text("{")
+    assert refresh(directory, hosts.proc()) == []
+    assert "0" in names(directory)
+
+
+def test_link_of_our_name_is_replaced_not_followed(directory: Path, tmp_path: Path) -> None:
+    directory.mkdir()
+    (tmp_path / "elsewhere").write_text("untouched")
+    (directory / "nvidia.com-gpu.json").symlink_to(tmp_path / "elsewhere")
+    assert refresh(directory) == []
+    assert (tmp_path / "elsewhere").read_text() == "untouched"
+    assert not (directory / "nvidia.com-gpu.json").is_symlink()
+
+
+@pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o1777, 0), (0o775, 0), (0o755, 1234)])
+def test_directory_of_others_is_refused(directory: Path, mode: int, owner: int) -> None:
+    directory.mkdir()
+    os.chown(directory, owner, owner)
+    directory.chmod(mode)
+    (note,) = refresh(directory)
+    assert note.startswith(f"no CDI spec is written: {directory} cannot be trusted with CDI specs: user {owner}")
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["/proc/gpushim/cdi", "/proc/sys/kernel", "/dev/null", "/dev/null/cdi"])
+def test_place_that_cannot_be_written_is_a_note(place: str) -> None:
+    (note,) = refresh(Path(place))
+    assert note.startswith("no CDI spec is written: ")
+
+
+def test_full_or_failing_disk_leaves_the_old_spec_and_no_litter(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh(directory)
+    monkeypatch.setattr(os, "fsync", lambda _: posix.close(-1))
+    notes = refresh(directory, hosts.mixed(gpus=[gpu(0, 1)], mig=[]))
+    assert notes == ["no CDI spec is written: [Errno 9] Bad file descriptor"]
+    assert [path.name for path in directory.iterdir()] == ["nvidia.com-gpu.json"]
+    assert "2:0" in names(directory)
+
+
+def _again_and_again(directory: Path, gpus: int, failed: Any) -> None:
+    for _ in range(60):
+        if refresh(directory, hosts.mixed(gpus=[gpu(index, index) for index in range(gpus)], mig=[])):
+            failed.set()
+
+
+def test_two_refreshes_at_once_leave_one_whole_spec(directory: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    failed = context.Event()
+    racers = [context.Process(target=_again_and_again, args=(directory, gpus, failed)) for gpus in (1, 2)]
+    for racer in racers:
+        racer.start()
+    seen = set()
+    while any(racer.is_alive() for racer in racers):
+        if (directory / "nvidia.com-gpu.json").exists():
+            seen.add(len(names(directory)))
+    assert [racer.exitcode for racer in racers] == [0, 0]
+    assert not failed.is_set()
+    assert seen <= {3, 5}
+    assert [path.name for path in directory.iterdir()] == ["nvidia.com-gpu.json"]
+
+
+def test_eight_gpus_with_seven_instances_each_take_less_than_half_a_second(directory: Path) -> None:
+    host = hosts.eight_by_seven()
+    start = time.process_time()
+    assert refresh(directory, host) == []
+    assert time.process_time() - start < 0.5
+    assert len(names(directory)) == 8 * 7 * 2 + 1

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpushim.cdi import yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None),
+        ("{}", {}),
+        ("a: 1\nb: true\nc: ~\nd: 1.5\n", {"a": 1, "b": True, "c": None, "d": 1.5}),
+        ("a: 0.5.0", {"a": "0.5.0"}),
+        ("a: 2001-01-01", {"a": "2001-01-01"}),
+        ("a: '1'", {"a": "1"}),
+        ("a: !!str 1", {"a": "1"}),
+        ("a: 0666", {"a": 0o666}),
+        ("[a, [b]]", ["a", ["b"]]),
+        ("a: &x 1\nb: *x", {"a": 1, "b": 1}),
+        ("<<: 1", {"<<": 1}),
+        ("a: |\n  x\n  y\n", {"a": "x\ny\n"}),
+        ("'\\u00e9': ü", {"\\u00e9": "ü"}),
+    ],
+)
+def test_yaml_as_plain_data(text: str, value: Any) -> None:
+    assert yaml.loads(text.encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a: [", "is not YAML"),
+        ("\tx", "is not YAML"),
+        (b"\xff\xfe", "is not UTF-8 at byte 0"),
+        ("a: !!python/object/apply:os.system [x]", "the tag 'tag:yaml.org,2002:python/object/apply:os.system'"),
+        ("a: !!binary aGk=", "the tag"),
+        ("a: !x {}", "the tag '!x'"),
+        ("a: 1\na: 2", "the key 'a' twice"),
+        ("1: 2", "the key 1, which is not a string"),
+        ("[a]: 2", "the key ['a']"),
+        ("a: 1\n---\nb: 1", "more than one document"),
+        ("a: *x", "is not YAML: found undefined alias|the alias 'x', which names nothing"),
+        ("a: &x [*x]", "the alias 'x', which names nothing before it"),
+        ("a: &x 1\nb: [" + "*x," * 65 + "]", "more than 64 aliases"),
+        ("[" * 40 + "]" * 40, "nested too deeply"),
+        ("[" * 100000, "is not YAML|nested too deeply"),
+        ("a: " + "1" * 5000, "no usable number"),
+        ("a: " + "1" * 5000 + ".5", "no usable number"),
+    ],
+)
+def test_yaml_beyond_plain_data_is_refused(text: str | bytes, complaint: str) -> None:
+    with pytest.raises(yaml.YamlError) as caught:
+        yaml.loads(text if isinstance(text, bytes) else text.encode())
+    assert any(part in str(caught.value) for part in complaint.split("|"))
+    assert len(str(caught.value)) < 300
+
+
+def test_many_laughs_end_soon() -> None:
+    lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    with pytest.raises(yaml.YamlError, match="more than 64 aliases"):
+        yaml.loads("\n".join(lines).encode())
