@@ -1,0 +1,165 @@
+"""Newer Debians with their own engines, low-level runtimes and Python, entered without leaving this machine.
+
+Each is built once per recipe below `.cache/chroots`. An entered one is a root filesystem of its own, pivoted into,
+in a mount and a PID namespace of its own: when it is left, all that was started or mounted in it is gone, also if
+the tests were killed. /tmp, /dev and the kernel are the machine's; this checkout is there under its own path,
+read-only and without vendor/, which no container may need for its start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e import engines, trees, views
+from e2e.witness import settings
+
+CACHE = trees.TOP / ".cache" / "chroots"
+SUITES = ("trixie", "sid")
+PACKAGES = (
+    *("containerd", "crun", "docker-cli", "docker.io", "podman", "runc"),
+    *("dash", "grep", "libpython3-stdlib", "python3-minimal"),  # all that the shim and the hook need
+    *("base-files", "coreutils", "libc-bin", "mount", "util-linux"),  # SCRIPT's and the tests'
+)
+# The packages' scripts do not run, which would take half the time again. This is what is missed of their work.
+FILES = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n",
+    "etc/group": "root:x:0:\n",
+    "etc/hosts": "127.0.0.1 localhost\n",
+}
+LINKS = {"var/run": "/run"}  # instead of directories
+
+# The arguments: the tree, the checkout, directories to bind.
+SCRIPT = """
+tree=$1 top=$2 work=/mnt
+shift 2
+mount -t tmpfs none $work
+mkdir $work/upper $work/work $work/root
+mount -t overlay overlay -o "lowerdir=$tree,upperdir=$work/upper,workdir=$work/work" $work/root
+cd $work/root
+mount -t proc proc proc
+mount -t tmpfs run run
+mount --rbind /dev dev
+mount --rbind /sys sys
+mount --bind /tmp tmp # without what other tests mount in it
+for directory in "$top" "$@"; do
+    mkdir -p ".$directory"
+    mount --bind "$directory" ".$directory"
+    mount -o remount,bind,ro ".$directory"
+done
+if [ -d "$top/vendor" ]; then mount -t tmpfs none ".$top/vendor"; fi
+mkdir .old
+pivot_root . .old
+umount -l /.old
+mount --make-rshared /
+echo ready
+trap '' CHLD # what daemons leave behind becomes a child of this process, and the kernel reaps it
+exec cat # until the pipe is closed
+"""
+
+
+@dataclass(frozen=True)
+class Chroot:
+    """An entered Debian.
+
+    Args:
+        suite: its codename.
+        prefix: what to put before a command that shall run in it.
+    """
+
+    suite: str
+    prefix: tuple[str, ...]
+
+
+def tree(suite: str, cache: Path = CACHE) -> Path:
+    """Return the root filesystem of a Debian suite with engines, building it the first time.
+
+    Args:
+        suite: one of SUITES.
+        cache: directory that keeps trees between runs.
+
+    Returns:
+        The tree's directory. It is shared: `entered` puts an overlay on it.
+    """
+    recipe = hashlib.sha256(json.dumps([PACKAGES, FILES, LINKS, trees.LEFT_OUT]).encode()).hexdigest()
+    place = cache / suite  # a lock for each: they are built side by side
+    found = place / recipe[:12]
+    with trees.locked(place):
+        if not found.is_dir():
+            with tempfile.TemporaryDirectory(dir=place) as scratch:
+                fresh = Path(scratch) / "tree"
+                trees.bootstrap(fresh, suite, "extract", PACKAGES)
+                for path, text in FILES.items():
+                    (fresh / path).write_text(text)
+                for path, target in LINKS.items():
+                    shutil.rmtree(fresh / path)
+                    (fresh / path).symlink_to(target)
+                fresh.rename(found)
+    return found
+
+
+@contextlib.contextmanager
+def entered(suite: str, *directories: Path, view: str = "hybrid") -> Iterator[Chroot]:
+    """Enter a Debian for the block.
+
+    Args:
+        suite: one of SUITES.
+        directories: to be seen in it under their own paths, read-only.
+        view: of the cgroup file systems, as in views.SCRIPTS, or "hybrid" for the machine's own.
+
+    Yields:
+        The Debian; commands with its prefix share one mount and one PID namespace.
+    """
+    script = views.SCRIPTS.get(view, "") + SCRIPT
+    words = ["/usr/bin/unshare", "--mount", "--propagation=private", "--pid", "--kill-child"]
+    words += ["/bin/sh", "-euc", script, "sh", str(tree(suite)), str(trees.TOP), *map(str, directories)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"ready\n", f"{suite} cannot be entered"
+        namespaces = f"/proc/{holder.pid}/ns"
+        try:
+            enter = ("/usr/bin/nsenter", f"--mount={namespaces}/mnt", f"--pid={namespaces}/pid_for_children", "--")
+            yield Chroot(suite, enter)
+        finally:
+            holder.stdin.close()
+
+
+def publish(prefix: tuple[str, ...], specs: Path) -> None:
+    """Let engines find CDI specs where they look for them by themselves: in /var/run/cdi.
+
+    Args:
+        prefix: command that enters a mount namespace with a /run of its own.
+        specs: directory with the specs.
+    """
+    script = 'mkdir /run/cdi; mount --bind "$1" /run/cdi'
+    subprocess.run([*prefix, "/bin/sh", "-euc", script, "sh", str(specs)], check=True)
+
+
+def shim(directory: Path, root: str, low_level: str) -> Path:
+    """Write a script that is our runtime with settings of its own, and list the host's GPUs for it.
+
+    Args:
+        directory: existing directory for the script, configuration, state and log.
+        root: the host's driver root.
+        low_level: absolute path of the runtime below the shim, here and in the Debian that shall use it.
+
+    Returns:
+        The script's path.
+    """
+    env = settings(directory, root, low_level)
+    # Here, because NVIDIA's bindings lie in vendor/.
+    engines.run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": engines.SYSTEM_PATH, **env})
+    words = [*(f"{name}={value}" for name, value in env.items()), str(trees.TOP / "bin" / "gpushim-runtime")]
+    script = directory / "runtime"
+    script.write_text(f'#!/bin/sh\nexec /usr/bin/env {shlex.join(words)} "$@"\n')
+    script.chmod(0o755)
+    return script
