@@ -58,11 +58,7 @@ def run(argv: list[str]) -> None:
     prestart.isolate()
     words = _without_flags(argv[1:])
     if argv[0].rpartition("/")[2] == "nvidia-ctk":
-        if words[:1] != ["hook"]:
-            raise GpushimError(
-                "this nvidia-ctk is gpushim's and knows `hook` alone; see gpushim --help", prestart.USAGE
-            )
-        words = _without_flags(words[1:])
+        words = _without_flags(words[1:])  # the first is "hook": doors.py
     if not words or words[0] not in HOOKS:
         prestart.say(f"nothing is done: there is no hook {quote(words[0])!r}" if words else "no hook is named")
         return

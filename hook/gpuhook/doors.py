@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 NAMES = ("nvidia-ctk", "nvidia-container-cli")
 
 
@@ -30,9 +34,7 @@ def main(argv: list[str], top: str) -> None:
             cdihook.main(argv)
         else:
             _bring_libraries(top)
-            from gpushim.cli import ctk
-
-            ctk.main(prog_name="nvidia-ctk")
+            import_module("gpushim.cli.ctk").main(prog_name="nvidia-ctk")
         return
     from gpuhook import container_cli
 
@@ -40,9 +42,14 @@ def main(argv: list[str], top: str) -> None:
     if command == "configure":
         container_cli.main(argv[1:])
     _bring_libraries(top)
-    from gpushim.cli import container_cli as shown
+    import_module("gpushim.cli.container_cli").main(argv[1:])
 
-    shown.main(argv[1:])
+
+def import_module(name: str) -> Any:
+    """Import a module by its name; importlib takes its time too."""
+    from importlib import import_module as found
+
+    return found(name)
 
 
 def _bring_libraries(top: str) -> None:

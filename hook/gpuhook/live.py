@@ -18,6 +18,7 @@ from gpuhook.owned import own_mounts
 from gpuhook.walk import DIRECTORY, TYPE, OtherMountError, mount_id, walk_to_file
 from gpushim.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.plan import NODE_OPTIONS
+from gpushim.stamp import in_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,14 +90,17 @@ def _check_namespace(pid: int) -> None:
 def _check_own_namespace(root: Rootfs) -> None:
     """See that mounts which this process makes below the rootfs are nobody else's."""
     ours = posix.stat("/proc/self/ns/mnt")
+    hosts: posix.stat_result | None
     try:
         hosts = posix.stat("/proc/1/ns/mnt")
     except OSError:
-        hosts = None  # an unprivileged user, whom the kernel lets mount in namespaces of their own alone
+        # Not even root may always look at process 1. Only a process in a user namespace can be sure all the same:
+        # the kernel lets it mount in mount namespaces of that user namespace alone (mount_namespaces(7)).
+        hosts = None if in_user_namespace() else ours
     if hosts and (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino):
         raise GpushimError(
-            "this is the host's mount namespace, where mounts for a container would be the host's: name the "
-            "container's process (--pid), or run this in the container's namespace",
+            "this is the host's mount namespace, or cannot be told from it, and mounts for a container would be the "
+            "host's: name the container's process with --pid",
             ROOTFS,
         )
     if any(one.shared for one in mounts_of("self") if one.id == root.mount):

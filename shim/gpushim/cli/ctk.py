@@ -1,0 +1,222 @@
+"""`nvidia-ctk`: the command line of NVIDIA's container toolkit, as a door to the commands of gpushim.
+
+What is called by container engines, `nvidia-ctk hook`, does not come here (gpuhook.cdihook). Options that mean
+nothing here are taken with a warning, so that scripts go on. Out of scope: doing anything itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, Callable
+
+import click
+
+from gpushim import __version__, migrate, policy, stamp
+from gpushim.cli.cdi import cdi
+from gpushim.cli.configure import configure
+from gpushim.cli.info import info
+from gpushim.cli.system import create_dev_char_links, create_device_nodes
+from gpushim.engines import files
+from gpushim.errors import GpushimError, quote
+
+ENGINES = ("docker", "containerd", "crio")
+THEIRS = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
+FALSE, TRUE = ("0", "f", "F", "FALSE", "false", "False"), ("1", "t", "T", "TRUE", "true", "True")  # strconv.ParseBool
+
+
+class _Door(click.Group):
+    """Commands that say a GpushimError as its one sentence, and what gpushim has instead of unknown ones."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except GpushimError as error:
+            click.echo(f"nvidia-ctk: {error}", err=True)
+            ctx.exit(1)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None:
+            known = ", ".join(["hook", *self.list_commands(ctx)])
+            raise GpushimError(
+                f"this nvidia-ctk is gpushim's and has no command {quote(args[0])}; it has {known}, and "
+                "gpushim --help shows what else there is"
+            )
+        return super().resolve_command(ctx, args)
+
+
+def _without_meaning(flags: Iterable[str] = (), values: Iterable[str] = ()) -> Callable[[Any], Any]:
+    """Return a decorator that lets a command take options which mean nothing here."""
+
+    def warn(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+        if value:
+            click.echo(f"warning: {option.opts[0]} means nothing here: gpushim decides that itself", err=True)
+
+    def decorate(command: Any) -> Any:
+        for name in flags:
+            command = click.option(name, is_flag=True, hidden=True, expose_value=False, callback=warn)(command)
+        for name in values:
+            command = click.option(name, hidden=True, expose_value=False, callback=warn)(command)
+        return command
+
+    return decorate
+
+
+def _run(command: click.Command, words: list[str]) -> None:
+    """Run a command of gpushim's as part of this one."""
+    with command.make_context(command.name, words, parent=click.get_current_context()) as ctx:
+        command.invoke(ctx)
+
+
+@click.group(cls=_Door, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-v", "--version", message="nvidia-ctk of gpushim version %(version)s")
+@click.option("--debug", "-d", is_flag=True, hidden=True, expose_value=False)
+@click.option("--quiet", "-q", is_flag=True, hidden=True, expose_value=False)
+@click.option("--config", hidden=True, expose_value=False)
+def main() -> None:
+    """Stand in for NVIDIA's nvidia-ctk: the same commands, done by gpushim."""
+
+
+main.add_command(cdi)
+main.add_command(info)
+
+
+@main.group()
+def runtime() -> None:
+    """Configure container engines."""
+
+
+@runtime.command("configure")
+@click.option("--runtime", "engine", default="docker", show_default=True, help=" or ".join(ENGINES))
+@click.option("--config", default="", metavar="FILE", help="The engine's settings.")
+@click.option("--config-mode", default="", hidden=True)
+@click.option("--nvidia-runtime-name", "name", default="nvidia", show_default=True, help="Name of the runtime.")
+@click.option(
+    "--nvidia-runtime-path", "--runtime-path", "path", default="", metavar="FILE", help="Path of gpushim-runtime."
+)
+@click.option("--nvidia-set-as-default", "--set-as-default", "default", is_flag=True, help="For all containers.")
+@click.option("--cdi.enabled", "--cdi.enable", "--enable-cdi", "cdi_", is_flag=True, help="Let the engine do CDI.")
+@click.option("--dry-run", is_flag=True, help="Show the change as a diff, and change nothing.")
+@_without_meaning(values=("--drop-in-config", "--executable-path", "--config-source"))
+@_without_meaning(values=("--nvidia-runtime-hook-path", "--oci-hook-path"))
+def runtime_configure(
+    engine: str, config: str, config_mode: str, name: str, path: str, default: bool, cdi_: bool, dry_run: bool
+) -> None:
+    """Make a container engine use gpushim-runtime, as `gpushim configure ENGINE --force`.
+
+    An entry of this name is replaced, as NVIDIA's does; everything else in the file stays.
+    """
+    if engine not in ENGINES:
+        raise GpushimError(
+            f"--runtime={quote(engine)} is not known; there are {', '.join(ENGINES)}, and gpushim configure podman"
+        )
+    if config_mode not in ("", "config-file"):
+        raise GpushimError(
+            f"--config-mode={quote(config_mode)} is not done here; gpushim configure podman --hooks registers a hook"
+        )
+    if os.path.basename(path) in THEIRS:
+        click.echo(f"warning: {path} is NVIDIA's name; the engine gets gpushim-runtime", err=True)
+        path = ""
+    words = ["--runtime-name", name, "--force"]
+    words += ["--config", config] if config else []
+    words += ["--runtime-path", path] if path else []
+    chosen = {"--set-as-default": default, "--cdi": cdi_, "--dry-run": dry_run}
+    words += [word for word, wanted in chosen.items() if wanted]
+    command = configure.get_command(click.get_current_context(), engine)
+    if command is None:
+        raise GpushimError(f"gpushim configure {engine} is missing; install gpushim again")
+    _run(command, words)
+
+
+@main.group(invoke_without_command=True)
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of NVIDIA's config.toml.")
+@click.option("--in-place", "-i", is_flag=True, help="Write gpushim's config.toml.")
+@click.option("--config-file", "--config", "-c", "theirs", default="", hidden=True)
+@click.option("--output", "-o", default="", hidden=True)
+@click.pass_context
+def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: str, output: str) -> None:
+    """Show gpushim's config.toml, or translate keys of NVIDIA's into it.
+
+    There is no /etc/nvidia-container-runtime/config.toml here: `gpushim migrate` takes one over.
+    """
+    if ctx.invoked_subcommand:
+        return
+    if output:
+        raise GpushimError(f"--output {quote(output)} is not done here; redirect stdout, or use --in-place")
+    ours = stamp.config_path()
+    if theirs:
+        click.echo(f"warning: {theirs} is not read; gpushim's is {ours}, and gpushim migrate --from takes one over",
+                   err=True)  # fmt: skip
+    found = [migrate.rows({key: value})[0] for key, value in map(_pair, sets)]
+    for row in found:
+        click.echo(f"{row.key}: {row.becomes}", err=True)
+    changes = migrate.changes(found, ours)
+    if in_place:
+        files.apply(changes)
+        return
+    text = changes[0].new if changes else files.read(ours)
+    click.echo((text or b"# all is as by default; gpushim config show lists it\n").decode(), nl=False)
+
+
+def _pair(word: str) -> tuple[str, Any]:
+    """Read one --set: true may be left out, lists have colons, as NVIDIA's has it."""
+    key, equals, value = word.partition("=")
+    if key not in migrate.KEYS:
+        raise GpushimError(f"--set {quote(key)}: undefined field; gpushim config show lists gpushim's own")
+    kind = migrate.KEYS[key][0]
+    if kind is bool:
+        if value not in (*TRUE, *FALSE) and equals:
+            raise GpushimError(f"--set {quote(word)}: want true or false")
+        return key, value not in FALSE
+    if not equals:
+        raise GpushimError(f"--set {quote(word)}: want KEY=VALUE")
+    return key, value.split(":") if kind is list else value
+
+
+@config.command("default")
+def default_config() -> None:
+    """Show gpushim's settings with their defaults."""
+    for section, entries in policy.defaults().items():
+        click.echo(f"[{section}]")
+        for key, value in entries.items():
+            click.echo(migrate.written(key, value))
+        click.echo()
+
+
+@main.group()
+def system() -> None:
+    """Make the driver's device nodes, and links to them."""
+
+
+def _dev_root(driver_root: str, dev_root: str) -> list[str]:
+    return ["--dev-root", dev_root or driver_root] if dev_root or driver_root else []
+
+
+_DRIVER_ROOT = click.option("--driver-root", "--root", default="", envvar=["NVIDIA_DRIVER_ROOT", "DRIVER_ROOT"])
+_DEV_ROOT = click.option("--dev-root", default="", help="The directory whose dev/ has the nodes.")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what is missing.")
+
+
+@system.command("create-device-nodes")
+@_DRIVER_ROOT
+@_DEV_ROOT
+@_DRY_RUN
+@_without_meaning(flags=("--control-devices", "--load-kernel-modules"))
+def device_nodes(driver_root: str, dev_root: str, dry_run: bool) -> None:
+    """Make the nodes that are missing, as `gpushim system create-device-nodes`."""
+    _run(create_device_nodes, [*_dev_root(driver_root, dev_root), *(["--dry-run"] if dry_run else [])])
+
+
+@system.command("create-dev-char-symlinks")
+@_DRIVER_ROOT
+@_DEV_ROOT
+@_DRY_RUN
+@click.option("--dev-char-path", default="/dev/char", hidden=True)
+@click.option("--create-device-nodes", "nodes", is_flag=True, help="Make the nodes first.")
+@_without_meaning(flags=("--create-all", "--load-kernel-modules"))
+def dev_char_symlinks(driver_root: str, dev_root: str, dry_run: bool, dev_char_path: str, nodes: bool) -> None:
+    """Make the links below /dev/char, as `gpushim system create-dev-char-links`."""
+    if dev_char_path.rstrip("/") != "/dev/char":
+        raise GpushimError(f"--dev-char-path={quote(dev_char_path)} is not done here; links are made below /dev/char")
+    words = [*_dev_root(driver_root, dev_root), *(["--dry-run"] if dry_run else [])]
+    _run(create_device_nodes if nodes else create_dev_char_links, words)

@@ -1,0 +1,66 @@
+"""`gpushim migrate`: from NVIDIA's container toolkit to gpushim."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from gpushim import migrate as moving
+from gpushim import migrate_engines, stamp
+from gpushim.cli import show
+from gpushim.engines import files
+
+COLUMNS = ("SETTING", "VALUE", "BECOMES")
+
+
+@click.command()
+@click.option("--from", "source", default="", metavar="FILE", help="NVIDIA's config.toml, if it is elsewhere.")
+@click.option("--write", is_flag=True, help="Write config.toml; without it, the change is only shown.")
+@click.option("--dry-run", is_flag=True, help="Only show the change, which is what happens without --write.")
+@show.format_option("table", "json")
+def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
+    """Take over the settings of NVIDIA's container toolkit.
+
+    Shows what each setting of its config.toml becomes in gpushim's, or why it becomes nothing, and for each engine
+    that names NVIDIA's runtime the command that names gpushim's instead. NVIDIA's files stay as they are. config.toml
+    keeps its comments; as it was, it is kept beside itself with .before-gpushim behind its name.
+    """
+    if write and dry_run:
+        raise click.UsageError("--write and --dry-run exclude each other")
+    ours = stamp.config_path()
+    plan = moving.plan(source or moving.source(), ours)
+    engines = migrate_engines.rows()
+    if form == "json":
+        data = {
+            "source": plan.source or None,
+            "config": ours,
+            "settings": [{"key": row.key, "value": row.value, "becomes": row.becomes} for row in plan.rows],
+            "engines": [{"key": row.key, "value": row.value, "becomes": row.becomes} for row in engines],
+            "diff": files.diff(plan.changes),
+            "written": write and bool(plan.changes),
+        }
+        click.echo(json.dumps(data, indent=2, default=str))
+    else:
+        _print(plan, engines, ours, write)
+    if write:
+        files.apply(plan.changes)
+
+
+def _print(plan: moving.Plan, engines: list[moving.Row], ours: str, write: bool) -> None:
+    if plan.source:
+        click.echo(f"{plan.source}:")
+        show.table(COLUMNS, [[row.key, json.dumps(row.value, default=str), row.becomes] for row in plan.rows])
+    else:
+        click.echo("there is no config.toml of NVIDIA's container toolkit, so all is as by default, here too")
+    if engines:
+        click.echo("\nengines:")
+        show.table(COLUMNS, [[row.key, json.dumps(row.value), row.becomes] for row in engines])
+    click.echo()
+    if not plan.changes:
+        click.echo(f"{ours}: nothing to change")
+    elif write:
+        click.echo(f"changed {ours}")
+    else:
+        click.echo(files.diff(plan.changes), nl=False)
+        click.echo("nothing is written yet; --write does it", err=True)

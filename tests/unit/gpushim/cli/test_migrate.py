@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from gpushim import migrate_engines
+from gpushim.cli.migrate import migrate
+from gpushim.migrate import Row
+from unit.gpushim.cli.commands import apart
+
+THEIRS = "disable-require = true\n[nvidia-container-cli]\nload-kmods = true\nldcache = '/x'\n"
+
+
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "config.toml"
+    monkeypatch.setattr("gpushim.stamp.config_path", lambda: str(path))
+    monkeypatch.setenv("NVIDIA_CTK_CONFIG_FILE_PATH", str(tmp_path / "nvidia.toml"))
+    monkeypatch.setattr(
+        migrate_engines, "rows", lambda: [Row("/d.json: runtimes.x", "/n", "gpushim configure docker")]
+    )
+    (tmp_path / "nvidia.toml").write_text(THEIRS)
+    return path
+
+
+def run(*words: str, code: int = 0) -> Result:
+    result = apart().invoke(migrate, words)
+    assert result.exit_code == code, result.stdout + result.stderr
+    return result
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_the_change_is_only_shown(ours: Path, words: list[str]) -> None:
+    result = run(*words)
+    lines = {line.split("  ")[0]: line for line in result.stdout.splitlines()}
+    assert lines["disable-require"].endswith("[requests] disable-require = true")
+    assert lines["nvidia-container-cli.load-kmods"].endswith("the default")
+    assert "no counterpart" in lines["nvidia-container-cli.ldcache"]
+    assert "gpushim configure docker" in lines["/d.json: runtimes.x"]
+    assert "+disable-require = true" in lines
+    assert "--write" in result.stderr
+    assert not ours.exists()
+
+
+def test_write(ours: Path) -> None:
+    assert f"changed {ours}" in run("--write").stdout
+    assert ours.read_text() == "[requests]\ndisable-require = true\n"
+    assert f"{ours}: nothing to change" in run("--write").stdout
+
+
+def test_json(ours: Path) -> None:
+    data = json.loads(run("--format", "json").stdout)
+    assert data["source"].endswith("nvidia.toml")
+    assert (data["config"], data["written"]) == (str(ours), False)
+    becomes = "[requests] disable-require = true"
+    assert data["settings"][0] == {"key": "disable-require", "value": True, "becomes": becomes}
+    assert data["engines"][0]["becomes"] == "gpushim configure docker"
+    assert "+disable-require = true\n" in data["diff"]
+    assert json.loads(run("--format", "json", "--write").stdout)["written"] is True
+    assert ours.exists()
+
+
+def test_nothing_to_migrate(ours: Path) -> None:
+    (ours.parent / "nvidia.toml").unlink()
+    assert "there is no config.toml of NVIDIA's" in run("--write").stdout
+    assert not ours.exists()
+
+
+def test_both_at_once(ours: Path) -> None:
+    run("--write", "--dry-run", code=2)
+    assert not ours.exists()
+
+
+def test_another_file(ours: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.toml").write_text("[nvidia-container-cli]\nno-cgroups = true\n")
+    assert "+device-rules = false" in run("--from", str(tmp_path / "b.toml")).stdout
