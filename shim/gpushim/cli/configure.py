@@ -1,0 +1,140 @@
+"""`gpushim configure ENGINE`: make a container engine use gpushim-runtime, or take that back."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from typing import Any
+
+import click
+
+from gpushim.cli.show import format_option
+from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, installed, units
+from gpushim.errors import GpushimError
+
+
+@click.group()
+def configure() -> None:
+    """Make a container engine use gpushim-runtime, or take that back.
+
+    Only gpushim's own entry is changed; comments, order and all other settings stay as they are written. The file as
+    it was is kept beside it, with .before-gpushim behind its name, and --remove brings it back.
+    """
+
+
+def _command(name: str, title: str, *more: Any) -> None:
+    """Add the command of one engine; its module is gpushim.engines.NAME."""
+
+    def run(**options: Any) -> None:
+        _run(name, title, options)
+
+    run.__doc__ = f"Make {title} use gpushim-runtime, or take that back."
+    options = [
+        click.option(
+            "--config", default="", metavar="FILE", help="The settings to edit, not those the engine reads."
+        ),
+        click.option("--runtime-name", default="nvidia", show_default=True, help="What users call the runtime."),
+        click.option("--runtime-path", default="", metavar="FILE", help="Another gpushim-runtime than the one here."),
+        click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),
+        click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),
+        *more,
+        click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's."),
+        click.option("--remove", is_flag=True, help="Take back what gpushim added, and nothing else."),
+        click.option("--dry-run", is_flag=True, help="Show the change as a diff, and change nothing."),
+        click.option("--restart", is_flag=True, help="Restart the engine, which may end its containers, and ask it."),
+        click.option("--verify", is_flag=True, help="Only ask the engine whether it has the runtime."),
+        format_option("text", "json"),
+    ]
+    for option in reversed(options):
+        run = option(run)
+    configure.command(name)(run)
+
+
+def _run(name: str, title: str, options: dict[str, Any]) -> None:
+    engine = importlib.import_module(f"gpushim.engines.{name}")
+    wish = _wish(options)
+    verify, dry_run, restart = options["verify"], options["dry_run"], options["restart"]
+    plan: Plan = engine.plan(Wish(config=wish.config, remove=True) if verify else wish)
+    report: dict[str, Any] = {
+        "config": plan.config,
+        "changes": [] if verify else [{"path": each.path, "diff": files.diff([each])} for each in plan.changes],
+        "notes": list(plan.notes),
+        "changed": False,
+        "missing": None,
+    }
+    if not verify and not dry_run:
+        files.apply(plan.changes, undo=wish.remove)
+        report["changed"] = bool(plan.changes)
+    if verify or (restart and not dry_run):
+        report["missing"] = _asked(engine, wish, plan, restart and not verify)
+    elif report["changed"] and hasattr(engine, "UNIT"):
+        report["notes"].append(f"{title} does not know yet: {_advice(engine, wish, plan)}; then --verify asks it")
+    _print(options["form"], title, wish, report, dry_run)
+    if report["missing"]:
+        raise GpushimError(f"{title} is not verified: {'; '.join(report['missing'])}")
+
+
+def _wish(options: dict[str, Any]) -> Wish:
+    adding = not options["remove"] and not options["verify"]
+    return Wish(
+        program=installed(PROGRAM, options["runtime_path"]) if adding else "",
+        name=options["runtime_name"],
+        config=os.path.abspath(options["config"]) if options["config"] else "",
+        default=options["set_as_default"],
+        cdi=options["cdi"],
+        hook=installed(HOOK) if adding and options.get("hooks") else "",
+        remove=options["remove"],
+        force=options["force"],
+    )
+
+
+def _asked(engine: Any, wish: Wish, plan: Plan, restart: bool) -> list[str]:
+    """Restart an engine that has a daemon, and ask it; returns what is missing."""
+    if restart and hasattr(engine, "UNIT"):
+        arguments = _restarting(engine, wish, plan)
+        if not arguments:
+            return [_advice(engine, wish, plan) + "; then --verify asks it"]
+        units.restart(arguments)
+        plan = engine.plan(Wish(config=wish.config, remove=True))  # another process now
+    missing: list[str] = engine.verify(wish, plan)
+    return missing
+
+
+def _restarting(engine: Any, wish: Wish, plan: Plan) -> list[str]:
+    # The default unit need not read a file that somebody named.
+    return units.command(plan.engine, engine.UNIT) if plan.engine or not wish.config else []
+
+
+def _advice(engine: Any, wish: Wish, plan: Plan) -> str:
+    return units.advice(engine.PROGRAM, plan.engine, _restarting(engine, wish, plan))
+
+
+def _print(form: str, title: str, wish: Wish, report: dict[str, Any], dry_run: bool) -> None:
+    if form == "json":
+        click.echo(json.dumps(report, indent=2))
+        return
+    for change in report["changes"]:
+        if dry_run:
+            click.echo(change["diff"], nl=False)
+        else:
+            click.echo(f"changed {change['path']}")
+    if not report["changes"] and report["missing"] is None:
+        click.echo(f"{report['config']}: nothing to {'take back' if wish.remove else 'change'}")
+    for note in report["notes"]:
+        click.echo(f"note: {note}", err=True)
+    if report["missing"] == []:
+        gone = "no longer has" if wish.remove else "has"
+        click.echo(f"verified: {title} {gone} the runtime {wish.name}")
+
+
+_command("docker", "Docker")
+_command("containerd", "containerd")
+_command("crio", "CRI-O")
+_command(
+    "podman",
+    "Podman",
+    click.option(
+        "--hooks", is_flag=True, help="Register the hook too, for containers whose runtime is not gpushim-runtime."
+    ),
+)

@@ -1,0 +1,101 @@
+"""Container engines: their settings, and what they themselves say about them.
+
+One module per engine, each with the same two functions, which the command line calls:
+
+    plan(wish) -> Plan        what to change, as plain data; nothing is written
+    verify(wish, plan) -> list[str]
+                              ask the engine; one sentence for each thing that is missing, none when all is there
+
+`files.py` reads and replaces files of others, `running.py` finds the engines that run, `jsontext.py` and
+`tomltext.py` edit text without touching the rest of it, `undo.py` decides what --remove takes back.
+Out of scope: printing (cli/configure.py).
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpushim.errors import NOT_FOUND, GpushimError
+
+if TYPE_CHECKING:
+    from gpushim.engines.files import Change
+    from gpushim.engines.running import Engine
+
+PROGRAM = "gpushim-runtime"
+HOOK = "gpushim-hook"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What somebody wants of an engine's settings.
+
+    Attributes:
+        program: absolute path of gpushim-runtime; "" where nothing is to be added.
+        name: of the runtime, as users of the engine will write it.
+        config: absolute path of the settings to edit; "" for those that the engine reads.
+        default: whether containers get the runtime without asking for it.
+        cdi: whether the engine is to inject CDI devices.
+        hook: absolute path of the hook to register too; "" for none.
+        remove: take back instead.
+        force: change an entry of the same name that somebody else made.
+    """
+
+    program: str = ""
+    name: str = "nvidia"
+    config: str = ""
+    default: bool = False
+    cdi: bool = False
+    hook: str = ""
+    remove: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an engine's module found and would do.
+
+    Attributes:
+        config: absolute path of the settings, as this process opens it.
+        changes: in the order in which they are made; none when all is as wished.
+        notes: sentences for the user.
+        engine: the running engine that reads these settings, if one does.
+    """
+
+    config: str
+    changes: list[Change] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    engine: Engine | None = None
+
+
+def is_ours(program: object) -> bool:
+    """Say whether a path that stands in an engine's settings is that of gpushim-runtime."""
+    return isinstance(program, str) and posixpath.basename(program) == PROGRAM
+
+
+def installed(name: str, given: str = "") -> str:
+    """Find a program of ours.
+
+    Args:
+        name: PROGRAM or HOOK.
+        given: path that somebody named instead, or "".
+
+    Returns:
+        its absolute path: that given, else the one of this checkout, else the packages'.
+
+    Raises:
+        GpushimError: it is not there, not executable, or its path is relative: engines have other working
+            directories.
+    """
+    top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    candidates = [given] if given else [f"{os.path.dirname(top)}/bin/{name}", f"/usr/bin/{name}"]
+    if not candidates[0].startswith("/"):
+        raise GpushimError(
+            f"{given} is a relative path, which an engine would look for elsewhere; give the whole path"
+        )
+    for path in candidates:
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    raise GpushimError(f"{candidates[-1]} is not an executable file; install {name}, or give its path", NOT_FOUND)

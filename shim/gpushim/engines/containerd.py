@@ -1,0 +1,289 @@
+"""containerd: a runtime of its CRI, which a RuntimeClass names, and what containerd makes of its settings.
+
+The runtime goes into a file of our own where containerd imports a directory and merges what is in it, which it does
+since 2.0; else into the file whose CRI settings count. Before 2.0 two things would be lost by a file too many or a
+table too few: a plugin's table in an imported file replaces the whole table of the files before, and a table of
+runtimes replaces the built-in one, runc's; so that entry is written too where a file has none.
+Out of scope: RuntimeClass objects; `ctr run --gpus`, which looks for nvidia-container-cli on PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from gpushim.engines import (
+    Plan,
+    Wish,
+    containerd_daemon,
+    containerd_files,
+    containerd_template,
+    dropin,
+    files,
+    is_ours,
+    tomltext,
+    undo,
+)
+from gpushim.engines.containerd_daemon import Daemon
+from gpushim.engines.containerd_files import File
+from gpushim.engines.files import Change
+from gpushim.errors import GpushimError, quote
+
+PROGRAM = "containerd"
+UNIT = "containerd.service"
+RUNC = "io.containerd.runc.v2"
+SLACK = 2.0  # seconds; the time of boot, which a process's start counts from, is known to the second
+# What says which program a runtime is; a runtime like another one has all else of it.
+_PROGRAM = ("runtime_type", "runtime_path", "runtime_engine", "runtime_root")
+_HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def plan(wish: Wish) -> Plan:
+    """Work out what to change in containerd's settings.
+
+    Args:
+        wish: what somebody wants.
+
+    Raises:
+        GpushimError: a file cannot be read, understood or safely changed.
+    """
+    daemon = containerd_daemon.find(wish.config)
+    config = containerd_template.source(daemon.config, daemon.seen(daemon.config))
+    tree = containerd_files.load(daemon, config, strict=not wish.remove)
+    notes = [*daemon.notes]
+    if config != daemon.config:
+        notes.append(f"MicroK8s makes {daemon.config} anew at each start, so {config} is changed instead")
+    if wish.remove:
+        changes = _removal(daemon, tree)
+    else:
+        _check(wish, daemon, tree)
+        changes = [_change(wish, daemon, tree, notes)]
+    path = changes[0].path if changes else daemon.seen(config)
+    return Plan(path, [each for each in changes if each.new != each.old], notes, daemon.engine)
+
+
+def verify(wish: Wish, found: Plan) -> list[str]:
+    """Ask containerd whether it has what somebody wanted: how it reads its settings, and whether its CRI runs.
+
+    Args:
+        wish: what that is.
+        found: from `plan`.
+
+    Returns:
+        a sentence for each thing that is missing.
+    """
+    daemon = containerd_daemon.find(wish.config)
+    try:
+        settings = containerd_daemon.dump(daemon)
+    except GpushimError as error:
+        return [str(error)]
+    missing = _missing(wish, daemon, settings)
+    if not daemon.engine:
+        return [*missing, f"no containerd runs that reads {daemon.config}"]
+    if os.path.exists(found.config) and os.stat(found.config).st_mtime > daemon.engine.started + SLACK:
+        missing.append(f"containerd (process {daemon.engine.pid}) runs since before {found.config} was changed")
+    if missing:
+        return missing
+    program, trouble = containerd_daemon.asked(daemon, settings, wish.name)
+    if program is not None and is_ours(program) == wish.remove:
+        missing.append(f"the CRI {'still has' if wish.remove else 'does not have'} the runtime {wish.name}")
+    return [*missing, trouble] if trouble else missing
+
+
+def _missing(wish: Wish, daemon: Daemon, settings: dict[str, Any]) -> list[str]:
+    """Compare what containerd reads with what is wished."""
+    plugins = settings.get("plugins", {})
+    table: dict[str, Any] = next(
+        (plugins[key] for key in reversed(containerd_files.CRI.values()) if "containerd" in plugins.get(key, {})), {}
+    )
+    engine = table.get("containerd", {})
+    has = _is_ours(engine.get("runtimes", {}).get(wish.name))
+    if wish.remove:
+        return [f"containerd still reads the runtime {wish.name}"] if has else []
+    missing = [] if has else [f"{daemon.shown()} does not read the runtime {wish.name} out of {daemon.config}"]
+    if _disabled(settings):
+        missing.append(f"the CRI is disabled in {daemon.config} (disabled_plugins), so there are no pods")
+    if wish.default and engine.get("default_runtime_name") != wish.name:
+        missing.append(f"the default runtime is {engine.get('default_runtime_name')}; an imported file may set it")
+    if wish.cdi and table.get("enable_cdi", daemon.merges) is not True:
+        missing.append("CDI is not turned on (enable_cdi)")
+    return missing
+
+
+def _check(wish: Wish, daemon: Daemon, tree: list[File]) -> None:
+    """Refuse what cannot work."""
+    main = tree[0]
+    if wish.name == "runc" or not _HANDLER.fullmatch(wish.name):
+        raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime for a RuntimeClass; take another")
+    if main.version > 2 and (0, 0) < daemon.version < (2, 0):
+        raise GpushimError(
+            f"{main.path} is of version {main.version}, which {daemon.shown()} does not read; write it in version 2"
+        )
+    if daemon.merges and (main.version == 1 or (not main.version and _by_plugins(main))):
+        raise GpushimError(
+            f"{main.path} is of version 1, whose CRI settings {daemon.shown()} does not take; "
+            "replace it with what `containerd config migrate` prints"
+        )
+    if wish.cdi and (0, 0) < daemon.version < (1, 7):
+        raise GpushimError(f"{daemon.shown()} does not do CDI, which needs 1.7; leave --cdi out")
+
+
+def _change(wish: Wish, daemon: Daemon, tree: list[File], notes: list[str]) -> Change:
+    main, merges = tree[0], daemon.merges
+    if any(_disabled(file.data) for file in tree):
+        notes.append(f"the CRI is disabled in {daemon.seen(main.path)}: take it out of disabled_plugins to have pods")
+    path = _target(wish.name, daemon, tree)
+    if path.startswith("/run/") and path != main.path:
+        raise GpushimError(
+            f"{path} decides about the CRI, but it would not last there: a service makes that file at each start; "
+            "give the file that it is made of with --config (k0s: one in /etc/k0s/containerd.d)"
+        )
+    template = containerd_template.of(main.path, main.version)
+    if template and path == main.path:
+        return _in_template(wish, daemon, tree, template, notes)
+    known = containerd_files.effective(tree, merges)
+    file = next((each for each in tree if each.path == path), File(path, {}))
+    version, key = _version(file, tree, merges)
+    place = daemon.seen(path)
+    runtimes = known.get("containerd", {}).get("runtimes", {})
+    now = runtimes.get(wish.name, {})
+    program = _program(now) if wish.name in runtimes else None
+    dropin.check_entry(place, wish.name, program, is_ours(program), wish.force)
+    keys = (*key, "containerd", "runtimes", wish.name)
+    entry, options = _entry(wish, known)
+    optional: dict[tuple[str, ...], Any] = {("version",): version} if version else {}
+    if not merges and not runtimes:
+        optional[(*keys[:-1], "runc")] = {"runtime_type": RUNC}
+    optional.update({keys: entry, (*keys, "options"): options})
+    settings: dict[tuple[str, ...], Any] = {(*keys, "runtime_type"): RUNC}
+    settings[(*keys, "options", "BinaryName")] = wish.program
+    if now.get("runtime_path"):
+        settings[(*keys, "runtime_path")] = ""
+    if wish.default:
+        settings[(*key, "containerd", "default_runtime_name")] = wish.name
+    if wish.cdi and not known.get("enable_cdi", merges):
+        settings[(*key, "enable_cdi")] = True
+    return dropin.put(PROGRAM, place, settings, optional)
+
+
+def _version(file: File, tree: list[File], merges: bool) -> tuple[int, tuple[str, str]]:
+    """Return the version to write into a file, 0 for none, and where the file has the CRI's settings."""
+    stated = file.version or tree[0].version
+    if file.data and (stated or not merges or file is not tree[0]):
+        return 0, containerd_files.keys(tree, file, merges)
+    version = stated or (3 if merges else 2)
+    return version, ("plugins", containerd_files.CRI[min(version, 3)])
+
+
+def _in_template(wish: Wish, daemon: Daemon, tree: list[File], template: str, notes: list[str]) -> Change:
+    """Put the runtime into the template of a file that is generated."""
+    service = containerd_template.service(template)
+    known = containerd_files.effective(tree, daemon.merges)
+    keys = (*containerd_files.keys(tree, tree[0], daemon.merges), "containerd", "runtimes", wish.name)
+    if wish.default:
+        raise GpushimError(
+            f"{service} sets the default runtime itself: write `default-runtime: {wish.name}` into "
+            f"/etc/rancher/{service}/config.yaml, and leave --set-as-default out"
+        )
+    if wish.cdi and not known.get("enable_cdi", daemon.merges):
+        raise GpushimError(f"{template} cannot turn on CDI, which {service} leaves off; leave --cdi out")
+    if not tree[0].data:
+        raise GpushimError(f"{service} has not made {tree[0].path} yet; start it once, then do this again")
+    now = known.get("containerd", {}).get("runtimes", {}).get(wish.name)
+    if now is not None and not _is_ours(now):
+        raise GpushimError(
+            f"{tree[0].path}: {service} has the runtime {wish.name}, {quote(_program(now))}, already; "
+            "take another --runtime-name, or remove that program"
+        )
+    notes.append(f"{service} makes {tree[0].path} anew at each start, so its template {template} is changed instead")
+    return containerd_template.put(daemon.seen(template), keys, *_entry(wish, known))
+
+
+def _target(name: str, daemon: Daemon, tree: list[File]) -> str:
+    """Choose the file for the runtime, as containerd names it."""
+    merges = daemon.merges
+    tables = [(file.path, containerd_files.cri(tree, file, merges)) for file in tree]
+    if not merges:  # the last table of the plugin is the only one that counts
+        return ([path for path, table in tables if table] or [tree[0].path])[-1]
+    holders = [path for path, table in tables if name in table.get("containerd", {}).get("runtimes", {})]
+    return (holders or [containerd_files.directory(daemon, tree) or tree[0].path])[-1]
+
+
+def _entry(wish: Wish, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Make a runtime and its options like the one that containers get now, above all in its use of systemd."""
+    engine = known.get("containerd", {})
+    runtimes = engine.get("runtimes", {})
+    like: dict[str, Any] = {}
+    for name in (engine.get("default_runtime_name"), "runc", "crun"):
+        if runtimes.get(name, {}).get("runtime_type") == RUNC and "nvidia" not in str(_program(runtimes[name])):
+            like = runtimes[name]
+            break
+    entry = {"runtime_type": RUNC, "privileged_without_host_devices": False}
+    entry.update({key: value for key, value in like.items() if key not in _PROGRAM and _plain(value)})
+    options = {key: value for key, value in like.get("options", {}).items() if _plain(value)}
+    return entry, {**options, "BinaryName": wish.program}
+
+
+def _removal(daemon: Daemon, tree: list[File]) -> list[Change]:
+    """Take our settings out of all files of a tree, or out of the templates where its first file is made of one."""
+    templates = [containerd_template.of(tree[0].path, version) for version in (2, 3)]
+    changes = [containerd_template.take_out(daemon.seen(template)) for template in templates if template]
+    for file in tree[1:] if changes else tree:
+        changes.append(_without(daemon.seen(file.path), containerd_files.keys(tree, file, daemon.merges), file))
+    return [change for change in changes if change.new != change.old]
+
+
+def _without(path: str, key: tuple[str, str], file: File) -> Change:
+    old = files.read(path)
+    if old is None:
+        return Change(path, None, None)
+    own = old.decode().startswith(dropin.HEADER.format(engine=PROGRAM))
+    new = undo.undone(tomltext, path, old, _settings(key, file, own))
+    if own and new is not None and new != old and set(tomltext.get(tomltext.parse(new, path), ())) == {"version"}:
+        new = None
+    return Change(path, old, new, recorded=not own)
+
+
+def _settings(key: tuple[str, str], file: File, own: bool) -> list[undo.Setting]:
+    """List the settings that may be ours: every runtime that is gpushim-runtime, and what follows from it.
+
+    The entry of runc stays where another runtime would take the built-in one away.
+    """
+    table = file.data.get("plugins", {}).get(key[1], {})
+    engine = table.get("containerd", {})
+    runtimes = engine.get("runtimes", {})
+    names = [name for name, entry in runtimes.items() if _is_ours(entry)]
+    keys = (*key, "containerd", "runtimes")
+    settings = [undo.Setting((*keys, name), certain=True) for name in names]
+    if set(runtimes) <= {"runc", *names}:
+        settings.append(undo.Setting((*keys, "runc"), certain=own and runtimes.get("runc") == {"runtime_type": RUNC}))
+    default = own or engine.get("default_runtime_name") in names
+    return [
+        *settings,
+        undo.Setting((*key, "containerd", "default_runtime_name"), certain=default),
+        undo.Setting((*key, "enable_cdi"), certain=own),
+    ]
+
+
+def _program(entry: dict[str, Any]) -> str:
+    named = [entry.get("options", {}).get("BinaryName"), *(entry.get(key) for key in reversed(_PROGRAM))]
+    return str(next((each for each in named if each), ""))
+
+
+def _is_ours(entry: Any) -> bool:
+    return isinstance(entry, dict) and is_ours(_program(entry))
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, (str, bool, int)) or (isinstance(value, list) and all(isinstance(v, str) for v in value))
+
+
+def _disabled(data: dict[str, Any]) -> bool:
+    plugins = data.get("disabled_plugins")
+    return isinstance(plugins, list) and any(name in plugins for name in containerd_files.CRI.values())
+
+
+def _by_plugins(file: File) -> bool:
+    """Say whether a file says something that depends on its version."""
+    return any(file.data.get(key) for key in ("plugins", "disabled_plugins", "required_plugins"))

@@ -1,0 +1,200 @@
+"""containerd as a program: which one runs, its version, the settings as it reads them, and what its CRI says.
+
+Out of scope: what is to be changed (containerd.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpushim.engines import running, tomltext
+from gpushim.errors import GpushimError
+from gpushim.policy import SYSTEM_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpushim.engines.running import Engine
+
+NAME = "containerd"
+SYSTEM_CONFIG = "/etc/containerd/config.toml"
+ADDRESS = "/run/containerd/containerd.sock"
+CALL_SECONDS = 30
+ANSWER_SECONDS = 40.0  # until a containerd that was just restarted has loaded its plugins
+_VERSION = re.compile(r"^containerd \S+ v?(\d+)\.(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A containerd, running or not.
+
+    Attributes:
+        config: absolute path of its settings, within its root.
+        engine: the running one, or None.
+        version: such as (1, 7); (0, 0) if no program tells it.
+        notes: about others that run.
+    """
+
+    config: str
+    engine: Engine | None = None
+    version: tuple[int, int] = (0, 0)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def merges(self) -> bool:
+        """Whether its files add up; before 2.0 the table of a plugin replaces that of the files read earlier."""
+        return self.version >= (2, 0)
+
+    def seen(self, path: str) -> str:
+        """Return the path under which this process opens a file of containerd's."""
+        return self.engine.seen(path) if self.engine else path
+
+    def shown(self) -> str:
+        """Name it for messages, with its version if that is known."""
+        return f"containerd {self.version[0]}.{self.version[1]}" if any(self.version) else "containerd"
+
+
+def find(config: str) -> Daemon:
+    """Find the containerd whose settings are to be changed, without those that dockerd keeps for itself.
+
+    Args:
+        config: absolute path of the settings if somebody named them, else "".
+
+    Raises:
+        GpushimError: several run, and nothing tells which one is meant.
+    """
+    default = _default_config()
+    engines = running.find()
+    dockers = {engine.pid for engine in engines if engine.name == "dockerd"}
+    engines = [engine for engine in engines if engine.name == NAME and engine.parent not in dockers]
+    mine = [engine for engine in engines if engine.uid == os.geteuid()]
+    if config:
+        mine = [engine for engine in mine if running.same_file(engine.seen(engine.config or default), config)]
+    if len(mine) > 1:
+        which = ", ".join(f"process {each.pid} reads {each.config or default}" for each in mine)
+        raise GpushimError(f"{len(mine)} containerd run: {which}; say with --config whose settings you mean")
+    notes = [
+        f"user {each.uid} runs containerd too (process {each.pid}): it needs the same, by that user"
+        for each in engines
+        if each.uid != os.geteuid()
+    ]
+    if mine:
+        return Daemon(mine[0].config or default, mine[0], _version(mine[0]), notes)
+    return Daemon(config or default, None, _version(None), notes)
+
+
+def dump(daemon: Daemon) -> dict[str, Any]:
+    """Return the settings as containerd itself reads them, all files and defaults together.
+
+    Args:
+        daemon: from `find`.
+
+    Raises:
+        GpushimError: it cannot read them, with its reason.
+    """
+    exists = os.path.exists(daemon.seen(daemon.config))  # a file that is named must be there
+    how = ("--config", daemon.config, "config", "dump") if exists else ("config", "default")
+    done = _call(daemon.engine, *how)
+    if done is None:
+        raise GpushimError("no containerd program is found that could say how it reads its settings")
+    if done.returncode:
+        raise GpushimError(f"containerd does not read {daemon.config}: {_reason(done)}; it would not start either")
+    settings: dict[str, Any] = tomltext.get(tomltext.parse(done.stdout.encode(), "the answer of containerd"), ())
+    return settings
+
+
+def asked(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | None, str]:
+    """Ask the running containerd for a runtime of its CRI, waiting until it answers.
+
+    Args:
+        daemon: from `find`, with an engine.
+        settings: from `dump`.
+        name: of the runtime.
+
+    Returns:
+        the program that the CRI has for the runtime, "" if it has none, None if only crictl could ask and it is not
+        there; and a sentence about what is wrong with the CRI, or "".
+    """
+    given = daemon.engine.option("--address", "-address", "-a") if daemon.engine else []
+    address = daemon.seen((given or [settings.get("grpc", {}).get("address") or ADDRESS])[-1])
+    crictl = shutil.which("crictl", path=SYSTEM_PATH)
+    if crictl:
+        done = _patiently(lambda: _run([crictl, f"--runtime-endpoint=unix://{address}", "info"]))
+        if done is None or done.returncode:
+            return None, f"the CRI does not answer at {address}: {_reason(done)}; see containerd's journal"
+        return _registered(done.stdout, name), ""
+    ctr = shutil.which("ctr", path=SYSTEM_PATH)
+    if not ctr:
+        return None, ""
+    done = _patiently(lambda: _run([ctr, f"--address={address}", "plugins", "ls"]))
+    if done is None or done.returncode:
+        return None, f"containerd does not answer at {address}: {_reason(done)}; see its journal"
+    states = {line.split()[1]: line.split()[-1] for line in done.stdout.splitlines() if len(line.split()) > 2}
+    wrong = states.get("cri") not in ("ok", "skip")
+    return None, "its CRI plugin is not running; see containerd's journal" if wrong else ""
+
+
+def _registered(info: str, name: str) -> str | None:
+    """Find the program of a runtime in what `crictl info` prints; None if that is of another form."""
+    try:
+        runtimes = json.loads(info)["config"]["containerd"]["runtimes"]
+        return str(runtimes[name]["options"]["BinaryName"]) if name in runtimes else ""
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _default_config() -> str:
+    if os.geteuid() == 0:
+        return SYSTEM_CONFIG
+    return f"{os.environ.get('XDG_CONFIG_HOME') or os.path.expanduser('~/.config')}/containerd/config.toml"
+
+
+def _version(engine: Engine | None) -> tuple[int, int]:
+    done = _call(engine, "--version")
+    match = _VERSION.search(done.stdout) if done else None
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _call(engine: Engine | None, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+    """Run containerd's program with other arguments, in the running one's root; None if it is not there."""
+    program = (engine.exe if engine else "") or shutil.which(NAME, path=SYSTEM_PATH)
+    root = engine.root if engine else ""
+    if not program:
+        return None
+
+    def enter() -> None:
+        os.chroot(root)
+        os.chdir("/")
+
+    # k3s is many programs in one, and its first argument tells which; hence the name.
+    return _run([NAME, *arguments], executable=program, preexec_fn=enter if root else None)
+
+
+def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd="/", timeout=CALL_SECONDS, check=False, **options
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _patiently(call: Callable[[], subprocess.CompletedProcess[str] | None]) -> Any:
+    end = time.monotonic() + ANSWER_SECONDS
+    while True:
+        done = call()
+        if (done is not None and done.returncode == 0) or time.monotonic() > end:
+            return done
+        time.sleep(0.2)
+
+
+def _reason(done: subprocess.CompletedProcess[str] | None) -> str:
+    lines = done.stderr.strip().splitlines() if done else []
+    return lines[-1][:300] if lines else "no reason given"

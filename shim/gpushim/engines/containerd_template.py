@@ -1,0 +1,114 @@
+"""containerd's settings where a service writes them anew at each start: k3s and rke2, and MicroK8s.
+
+k3s and rke2 make config.toml of a template in Go's language: config-v3.toml.tmpl for version 3, config.toml.tmpl for
+version 2, or one that is built in and that `{{ template "base" . }}` stands for (since k3s 1.24.17, 1.25.13, 1.26.8,
+1.27.5; see its documentation under "Configuring containerd"). What goes into a template is text at its end.
+MicroK8s fills in the variables of containerd-template.toml, which is TOML itself.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from typing import Any
+
+from gpushim.engines import files, tomltext
+from gpushim.engines.files import Change
+from gpushim.errors import GpushimError
+
+BASE = '{{ template "base" . }}\n'
+BEGIN = "# gpushim: `gpushim configure containerd --remove` takes this away, down to the end mark\n"
+END = "# gpushim: end\n"
+MICROK8S = "containerd-template.toml"
+_BLOCK = re.compile(rf"\n?{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+_GENERATED = "/agent/etc/containerd/config.toml"
+
+
+def of(config: str, version: int) -> str:
+    """Return the template that a generated file of k3s or rke2 is made of, or "" for other files.
+
+    Args:
+        config: absolute path of containerd's settings.
+        version: that they state.
+    """
+    if not config.endswith(_GENERATED):
+        return ""
+    return posixpath.join(posixpath.dirname(config), "config-v3.toml.tmpl" if version >= 3 else "config.toml.tmpl")
+
+
+def source(config: str, place: str) -> str:
+    """Return the file to edit instead of one that MicroK8s generates; any other stays as it is.
+
+    Args:
+        config: absolute path of containerd's settings, within its root.
+        place: the same as this process opens it.
+    """
+    if posixpath.basename(config) == "containerd.toml" and os.path.exists(
+        posixpath.join(posixpath.dirname(place), MICROK8S)
+    ):
+        return posixpath.join(posixpath.dirname(config), MICROK8S)
+    return config
+
+
+def service(config: str) -> str:
+    """Return the name of the service that generates a file, for messages."""
+    return "rke2" if "/rke2/" in config else "k3s"
+
+
+def put(path: str, keys: tuple[str, ...], entry: dict[str, Any], options: dict[str, Any]) -> Change:
+    """Work out a template with a runtime at its end.
+
+    Args:
+        path: of the template, which need not exist.
+        keys: of the runtime's table.
+        entry: its members.
+        options: those of its table "options".
+
+    Raises:
+        GpushimError: the template has a runtime of this name that is not ours.
+    """
+    old = files.read(path)
+    text = _text(old, path) if old is not None else BASE
+    others = _BLOCK.sub("", text)
+    name = keys[-1]
+    if re.search(
+        rf"""(?m)^[^#\n]*runtimes\.(?:"{re.escape(name)}"|'{re.escape(name)}'|{re.escape(name)})[].]""", others
+    ):
+        raise GpushimError(
+            f"{path} has a runtime {name} already; take another --runtime-name, or take that one out first"
+        )
+    block = tomltext.put(tomltext.put("", keys, entry), (*keys, "options"), options)
+    block = f"\n{BEGIN}{block}{END}"
+    found = _BLOCK.search(text)
+    if found:
+        new = text[: found.start()] + block + text[found.end() :]
+    else:
+        new = text + ("" if text.endswith("\n") or not text else "\n") + block
+    return Change(path, old, new.encode())
+
+
+def take_out(path: str) -> Change:
+    """Work out a template without our runtime; one that then only stands for the built-in one goes.
+
+    Args:
+        path: of the template.
+    """
+    old = files.read(path)
+    if old is None:
+        return Change(path, None, None)
+    before, after = files.before(path), files.after(path)
+    if after is not None and old == after:
+        return Change(path, old, before)
+    text = _text(old, path)
+    new = _BLOCK.sub("", text)
+    gone = new != text and new == BASE and before is None
+    return Change(path, old, None if gone else new.encode())
+
+
+def _text(data: bytes, path: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise GpushimError(f"{path}, line {line}: is not UTF-8; save it as UTF-8") from None

@@ -1,0 +1,185 @@
+"""Docker: daemon.json, and what dockerd itself says (GET /info of its API, as `docker info` does).
+
+dockerd takes a setting from the file or from its command line, and does not start where both have it; so those are
+refused. Out of scope: the hook of `docker run --gpus`, which dockerd finds by its name on PATH.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import socket
+import time
+from typing import Any
+
+from gpushim.engines import Plan, Wish, files, is_ours, jsontext, running, undo
+from gpushim.engines.files import Change
+from gpushim.engines.running import Engine
+from gpushim.errors import GpushimError, quote
+
+PROGRAM = "dockerd"
+UNIT = "docker.service"
+SYSTEM_CONFIG = "/etc/docker/daemon.json"
+SNAP = "/var/snap/docker/current/config"
+SNAP_CONFIG = f"{SNAP}/daemon.json"
+ANSWER_SECONDS = 40.0  # a dockerd with many containers takes its time to come up
+INFO_LIMIT = 16 << 20  # bytes of an answer
+# Settings of ours, and the options of dockerd that exclude them.
+_FLAGS = {"runtimes": "--add-runtime", "default-runtime": "--default-runtime", "features": "--feature"}
+
+
+def plan(wish: Wish) -> Plan:
+    """Work out what to change in daemon.json.
+
+    Args:
+        wish: what somebody wants.
+
+    Raises:
+        GpushimError: the file cannot be read, understood or safely changed.
+    """
+    default = default_config()
+    engine, notes = running.reading(PROGRAM, wish.config, default)
+    path = wish.config or (engine.seen(engine.config or default) if engine else default)
+    old = files.read(path)
+    if wish.remove:
+        new = None if old is None else undo.undone(jsontext, path, old, _settings(jsontext.parse(old, path)))
+    else:
+        _check_flags(wish, engine)
+        new = _configured(wish, path, old)
+        if engine and engine.root and not os.path.exists(engine.root + wish.program):
+            notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {wish.program} is not")
+    return Plan(path, [Change(path, old, new)] if new != old else [], notes, engine)
+
+
+def default_config() -> str:
+    """Return the daemon.json that this user's dockerd reads without --config-file.
+
+    The snap's dockerd always has that option; its file counts where only the snap is installed.
+    """
+    if os.geteuid() != 0:
+        home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        return f"{home}/docker/daemon.json"
+    if os.path.isdir(SNAP) and not os.path.isdir(os.path.dirname(SYSTEM_CONFIG)):
+        return SNAP_CONFIG
+    return SYSTEM_CONFIG
+
+
+def verify(wish: Wish, found: Plan) -> list[str]:
+    """Ask dockerd whether it has what somebody wanted.
+
+    Args:
+        wish: what that is.
+        found: from `plan`.
+
+    Returns:
+        a sentence for each thing that is missing.
+    """
+    try:
+        info = _info(_socket(found))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return [f"dockerd does not answer on {_socket(found)}: {error}; see its log"]
+    has = (info.get("Runtimes") or {}).get(wish.name) or {}
+    default = info.get("DefaultRuntime")
+    if wish.remove:
+        return [f"dockerd still has the runtime {wish.name}"] if is_ours(has.get("path")) else []
+    missing = []
+    if not is_ours(has.get("path")):
+        missing.append(f"dockerd {info.get('ServerVersion')} does not have the runtime {wish.name} of {found.config}")
+    if wish.default and default != wish.name:
+        missing.append(f"the default runtime is {default}")
+    if wish.cdi and not info.get("CDISpecDirs"):
+        missing.append(f"dockerd {info.get('ServerVersion')} does not do CDI, which needs version 25")
+    elif wish.cdi and not any(
+        "nvidia.com/" in str(each) for each in info.get("DiscoveredDevices") or ["nvidia.com/"]
+    ):
+        missing.append(
+            f"dockerd finds no nvidia.com CDI device in {', '.join(info['CDISpecDirs'])}: `gpushim refresh`"
+        )
+    return missing
+
+
+def _configured(wish: Wish, path: str, old: bytes | None) -> bytes:
+    text = jsontext.parse(old or b"", path)
+    if wish.name == "runc" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
+        raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in Docker; take another")
+    for keys in (("runtimes",), ("runtimes", wish.name), ("features",)):
+        if not isinstance(jsontext.get(text, keys) or {}, dict):
+            raise GpushimError(f"{path}: {'.'.join(keys)} is not an object; correct it first")
+    entry = jsontext.get(text, ("runtimes", wish.name))
+    if entry and not is_ours(entry.get("path")) and not wish.force:
+        other = quote(str(entry.get("path") or entry.get("runtimeType")))
+        raise GpushimError(
+            f"{path}: the runtime {wish.name} is {other}; take another --runtime-name, or replace it with --force, "
+            "which --remove undoes"
+        )
+    if entry and is_ours(entry.get("path")):
+        if entry["path"] != wish.program:
+            text = jsontext.put(text, ("runtimes", wish.name, "path"), wish.program)
+    else:
+        text = jsontext.put(text, ("runtimes", wish.name), {"path": wish.program})
+    if wish.default and jsontext.get(text, ("default-runtime",)) != wish.name:
+        text = jsontext.put(text, ("default-runtime",), wish.name)
+    if wish.cdi and jsontext.get(text, ("features", "cdi")) is not True:
+        text = jsontext.put(text, ("features", "cdi"), True)
+    return text.encode()
+
+
+def _settings(text: str) -> list[undo.Setting]:
+    """List the settings that may be ours: every runtime that is gpushim-runtime, and what follows from it."""
+    runtimes = jsontext.get(text, ("runtimes",))
+    entries = runtimes.items() if isinstance(runtimes, dict) else ()
+    names = [name for name, entry in entries if isinstance(entry, dict) and is_ours(entry.get("path"))]
+    default = jsontext.get(text, ("default-runtime",))
+    return [
+        *(undo.Setting(("runtimes", name), certain=True) for name in names),
+        undo.Setting(("default-runtime",), certain=default in names),
+        undo.Setting(("features", "cdi")),
+    ]
+
+
+def _check_flags(wish: Wish, engine: Engine | None) -> None:
+    wanted = {"runtimes": True, "default-runtime": wish.default, "features": wish.cdi}
+    for key, flag in _FLAGS.items():
+        if engine and wanted[key] and engine.option(flag):
+            raise GpushimError(
+                f"dockerd (process {engine.pid}) was started with {flag} and would not start with {key} in its "
+                f"settings as well; move that option into {engine.config or SYSTEM_CONFIG} first"
+            )
+
+
+def _socket(found: Plan) -> str:
+    """Return dockerd's socket: of its command line, of daemon.json, or its usual one."""
+    engine = found.engine
+    hosts = engine.option("--host", "-H") if engine else []
+    listed = jsontext.get(jsontext.parse(files.read(found.config) or b"", found.config), ("hosts",))
+    hosts += [host for host in listed or [] if isinstance(host, str)]
+    for host in hosts:
+        if host.startswith("unix://"):
+            path = host[len("unix://") :]
+            return engine.seen(path) if engine else path
+    if os.geteuid() == 0:
+        return "/run/docker.sock"
+    folder = (engine.environ if engine else os.environ).get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
+    return f"{folder}/docker.sock"
+
+
+def _info(path: str) -> dict[str, Any]:
+    """Ask for /info, again and again while dockerd comes up."""
+    end = time.monotonic() + ANSWER_SECONDS
+    while True:
+        connection = http.client.HTTPConnection("localhost", timeout=ANSWER_SECONDS)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(ANSWER_SECONDS)
+        try:
+            connection.sock.connect(path)
+            connection.request("GET", "/info")
+            answer = json.loads(connection.getresponse().read(INFO_LIMIT))
+            return answer if isinstance(answer, dict) else {}
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > end:
+                raise
+        finally:
+            connection.close()
+        time.sleep(0.2)

@@ -1,0 +1,195 @@
+"""What an engine would write into a container's config.json, from what it says of the container or image.
+
+`docker inspect` tells variables, mounts, capabilities and device requests. Only what a request is made of is taken.
+Out of scope: what the request then gets (gpushim.explain).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpushim import explain
+from gpushim.engines import is_ours
+from gpushim.errors import FAILED, NOT_FOUND, GpushimError, quote
+from gpushim.policy import SYSTEM_PATH
+from gpushim.request import DEVICES
+
+ENGINES = ("docker", "podman")
+SECONDS = 40
+# What dockerd's driver "nvidia" can do, in daemon/devices_nvidia_linux.go of moby.
+GPU_DRIVER = ("gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display")
+VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void
+
+
+@dataclass
+class Found:
+    """A container or image, as explain takes it.
+
+    Attributes:
+        spec: as much of a config.json as a request has need of.
+        origins: who set a variable, mount or annotation, by its name.
+        notes: sentences about the way in which the engine brings GPUs, or does not.
+    """
+
+    spec: dict[str, Any]
+    origins: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def inspect(name: str) -> Found:
+    """Ask the engines that are installed for a container or an image of theirs.
+
+    Args:
+        name: or id.
+
+    Raises:
+        GpushimError: there is no engine, none knows it, or its answer is no JSON.
+    """
+    path = os.pathsep.join([os.environ.get("PATH", ""), SYSTEM_PATH])
+    programs = {engine: program for engine in ENGINES if (program := shutil.which(engine, path=path))}
+    if not programs:
+        raise GpushimError(f"neither of {' and '.join(ENGINES)} is installed", NOT_FOUND)
+    reasons = []
+    for engine, program in programs.items():
+        for kind in ("container", "image"):
+            answer, reason = _ask(program, "inspect", "--type", kind, name)
+            if isinstance(answer, list) and answer and isinstance(answer[0], dict):
+                return _read(engine, program, kind, name, answer[0])
+            reasons.append(f"{engine}: {reason}")
+    raise GpushimError(f"no container or image {quote(name)} ({'; '.join(dict.fromkeys(reasons))})", FAILED)
+
+
+def _ask(program: str, *args: str) -> tuple[Any, str]:
+    """Run a client; returns its JSON, or None and the last line that it said."""
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    try:
+        done = subprocess.run([program, *args], capture_output=True, check=False, timeout=SECONDS, env=environment)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"{program} does not answer: {error}"
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    if done.returncode:
+        return None, said[-1] if said else f"exit status {done.returncode}"
+    try:
+        return json.loads(done.stdout), ""
+    except ValueError:
+        return None, "its answer is not JSON"
+
+
+def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any]) -> Found:
+    info = _ask(program, "info", "--format", "{{json .}}")[0]
+    info = info if isinstance(info, dict) else {}
+    config, host = _part(answer, "Config"), _part(answer, "HostConfig")
+    env = _texts(config.get("Env"))
+    if kind == "image":
+        found = Found(explain.described(env, False, {}, []), dict.fromkeys(map(_name, env), f"image {quote(name)}"))
+    else:
+        found = _container(engine, program, answer, env)
+    _note_runtime(found, engine, host, info)
+    for request in host.get("DeviceRequests") or ():
+        if isinstance(request, dict):
+            _add_gpus(found, request, str(info.get("ServerVersion", "")))
+    return found
+
+
+def _container(engine: str, program: str, answer: dict[str, Any], env: list[str]) -> Found:
+    config, host = _part(answer, "Config"), _part(answer, "HostConfig")
+    annotations = {key: str(value) for key, value in _part(host, "Annotations").items()}
+    entries = [entry for entry in answer.get("Mounts") or () if isinstance(entry, dict)]
+    mounts = [(str(entry.get("Source", "")), str(entry.get("Destination", ""))) for entry in entries]
+    privileged = _privileged(answer, host)
+    spec = explain.described(env, privileged, annotations, mounts)
+    found = Found(spec, dict.fromkeys([*annotations, *(path for _, path in mounts)], f"container ({engine} run)"))
+    image = str(answer.get("Image", ""))
+    told, _ = _ask(program, "inspect", "--type", "image", image)
+    theirs = _texts(_part(told[0], "Config").get("Env")) if isinstance(told, list) and told else None
+    shown = quote(str(answer.get("ImageName") or config.get("Image") or image))
+    values = dict(entry.partition("=")[::2] for entry in theirs or ())
+    for entry in env:
+        name = _name(entry)
+        if theirs is None:
+            found.origins[name] = "container or its image, which is gone"
+        elif entry in theirs:
+            found.origins[name] = f"image {shown}"
+        else:
+            instead = f", instead of the image's {quote(values[name])}" if name in values else ""
+            found.origins[name] = f"container ({engine} run --env){instead}"
+    return found
+
+
+def _privileged(answer: dict[str, Any], host: dict[str, Any]) -> bool:
+    """Say whether CAP_SYS_ADMIN will be in the bounding set."""
+    bounding = answer.get("BoundingCaps")  # Podman's answer for a container
+    if isinstance(bounding, list):
+        return "CAP_SYS_ADMIN" in bounding
+    added, dropped = (
+        {name.upper().removeprefix("CAP_") for name in _texts(host.get(key))} for key in ("CapAdd", "CapDrop")
+    )
+    if host.get("Privileged") is True:
+        return True
+    return "SYS_ADMIN" in added or ("ALL" in added and "SYS_ADMIN" not in dropped)
+
+
+def _add_gpus(found: Found, request: dict[str, Any], version: str) -> None:
+    """Add what dockerd makes of a device request, as GPU_DRIVER's source says: variables behind all others."""
+    ids, count, driver = _texts(request.get("DeviceIDs")), request.get("Count") or 0, request.get("Driver") or ""
+    if driver == "cdi":
+        found.notes.append(f"Docker itself injects the CDI devices {', '.join(map(quote, ids))}")
+        return
+    lists = [names for names in request.get("Capabilities") or () if {*names} <= {*GPU_DRIVER}]
+    if driver not in ("", "nvidia") or not (lists or driver):
+        found.notes.append(f"Docker refuses --gpus with driver {quote(driver)} and these capabilities")
+        return
+    value = ",".join(ids) or ("all" if count < 0 else ",".join(map(str, range(min(count, 4096)))))
+    if not value and _version(version) >= VOID_SINCE:
+        value = "void"
+    words = [name for name in (lists or [[]])[0] if name not in ("gpu", "nvidia")]
+    for name, text in ((DEVICES, value), (explain.CAPABILITIES, ",".join(words))):
+        if text:
+            found.spec["process"]["env"].append(f"{name}={text}")
+            found.origins[name] = "docker run --gpus"
+
+
+def _note_runtime(found: Found, engine: str, host: dict[str, Any], info: dict[str, Any]) -> None:
+    """Say so if gpushim-runtime will not be called."""
+    runtimes = _part(info, "Runtimes")
+    name = host.get("Runtime") or host.get("OCIRuntime") or info.get("DefaultRuntime")
+    if name not in runtimes:
+        return
+    path = _part(runtimes, name).get("path") or _part(runtimes, name).get("runtimeType") or name
+    if is_ours(path):
+        return
+    requests = [request.get("Driver") for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
+    if any(driver != "cdi" for driver in requests):
+        found.notes.append(
+            f"{engine} runs it with {quote(str(path))}: the hook that --gpus brings does what stands here, or, from "
+            "Docker 29.2 on, Docker injects a CDI spec by itself"
+        )
+        return
+    ours = [other for other, entry in runtimes.items() if isinstance(entry, dict) and is_ours(entry.get("path"))]
+    how = f"--runtime={ours[0]}" if ours else f"a runtime that `gpushim configure {engine}` adds"
+    found.notes.append(
+        f"{engine} runs it with {quote(str(path))}, which is not gpushim-runtime: it gets NO GPU; what stands here "
+        f"is what it would get with {how}"
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+
+
+def _name(entry: str) -> str:
+    return entry.partition("=")[0]
+
+
+def _part(parent: Any, key: str) -> dict[str, Any]:
+    found = parent.get(key) if isinstance(parent, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _texts(found: Any) -> list[str]:
+    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []

@@ -1,0 +1,155 @@
+"""Podman: a drop-in file of containers.conf, a file for its hooks directory, and what `podman info` says.
+
+Podman has no daemon: it reads its settings at each call. The hook's file is written only on demand: Podman calls that
+hook for every container, whatever its runtime, and what it adds to a created container the low-level runtime does not
+know of, while with the runtime (or CDI) all stands in config.json.
+Out of scope: CDI, which Podman does by itself once specs exist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from typing import Any
+
+from gpushim.engines import HOOK, Plan, Wish, dropin, files, is_ours, undo
+from gpushim.engines.files import Change
+from gpushim.errors import GpushimError, quote
+from gpushim.policy import SYSTEM_PATH
+
+FILE, HOOK_FILE = "99-gpushim.conf", "99-gpushim.json"
+RUNTIMES, DEFAULT = ("engine", "runtimes"), ("engine", "runtime")
+SYSTEM_DIRECTORIES = ("/usr/share/containers", "/etc/containers")
+HOOKS = "/usr/share/containers/oci/hooks.d"  # what Podman reads where no file sets hooks_dir
+INFO_SECONDS = 60
+
+
+def plan(wish: Wish) -> Plan:
+    """Work out what to change in Podman's settings.
+
+    Args:
+        wish: what somebody wants.
+
+    Raises:
+        GpushimError: a file cannot be read, understood or safely changed.
+    """
+    path = wish.config or default_config()
+    hook_path = f"{_hooks_dir(path)}/{HOOK_FILE}"
+    if wish.remove:
+        changes = [dropin.take_out("podman", path, _settings(path)), _hook_change(hook_path, "")]
+    else:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
+            raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in Podman; take another")
+        changes = [_change(wish, path)]
+        if wish.hook:
+            changes.append(_hook_change(hook_path, wish.hook))
+    notes = ["Podman does CDI by itself: `gpushim refresh` writes the spec"] if wish.cdi else []
+    return Plan(path, [change for change in changes if change.new != change.old], notes)
+
+
+def default_config() -> str:
+    """Return the file that Podman is to read: the one of CONTAINERS_CONF, which replaces all others, or a drop-in."""
+    given = os.environ.get("CONTAINERS_CONF")
+    if given:
+        return os.path.abspath(given)
+    return f"{_own_directory()}/containers.conf.d/{FILE}"
+
+
+def verify(wish: Wish, found: Plan) -> list[str]:
+    """Ask Podman whether it has what somebody wanted.
+
+    Args:
+        wish: what that is.
+        found: from `plan`.
+
+    Returns:
+        a sentence for each thing that is missing.
+    """
+    program = shutil.which("podman", path=SYSTEM_PATH)
+    if not program:
+        return ["podman is not installed"]
+    runtime = [] if wish.default and not wish.remove else [f"--runtime={wish.name}"]
+    command = [program, *runtime, "info", "--format={{json .Host.OCIRuntime}}"]
+    environment = {**os.environ, **({"CONTAINERS_CONF": wish.config} if wish.config else {})}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=INFO_SECONDS, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return [f"`podman info` has not ended within {INFO_SECONDS} s"]
+    try:
+        answer = json.loads(done.stdout) if done.returncode == 0 else {}
+    except ValueError:
+        answer = {}
+    has = isinstance(answer, dict) and is_ours(answer.get("path"))
+    if wish.remove:
+        return [f"Podman still has the runtime {wish.name}"] if has else []
+    if has:
+        return []
+    reason = (done.stderr.strip().splitlines() or [f"its runtime is {done.stdout.strip()[:200]}"])[-1]
+    return [f"Podman does not take the runtime {wish.name} of {found.config}: {reason}"]
+
+
+def _own_directory() -> str:
+    if os.geteuid() == 0:
+        return SYSTEM_DIRECTORIES[-1]
+    return f"{os.environ.get('XDG_CONFIG_HOME') or os.path.expanduser('~/.config')}/containers"
+
+
+def _change(wish: Wish, path: str) -> Change:
+    now = dropin.merged([path]).get("engine", {}).get("runtimes", {}).get(wish.name)
+    if now is None and not wish.config and not os.environ.get("CONTAINERS_CONF"):
+        now = dropin.merged(_read_by_podman(path)).get("engine", {}).get("runtimes", {}).get(wish.name)
+    dropin.check_entry(path, wish.name, now, _ours(now), wish.force)
+    settings: dict[tuple[str, ...], Any] = {(*RUNTIMES, wish.name): [wish.program]}
+    if wish.default:
+        settings[DEFAULT] = wish.name
+    return dropin.put("podman", path, settings, {})
+
+
+def _settings(path: str) -> list[undo.Setting]:
+    engine = dropin.merged([path]).get("engine", {})
+    names = [name for name, paths in engine.get("runtimes", {}).items() if _ours(paths)]
+    return [
+        *(undo.Setting((*RUNTIMES, name), certain=True) for name in names),
+        undo.Setting(DEFAULT, certain=engine.get("runtime") in names),
+    ]
+
+
+def _ours(paths: object) -> bool:
+    return isinstance(paths, list) and any(is_ours(path) for path in paths)
+
+
+def _read_by_podman(path: str) -> list[str]:
+    """List the files and directories that Podman reads, in its order (containers.conf(5)); `path` is ours."""
+    folders = list(dict.fromkeys([*SYSTEM_DIRECTORIES, os.path.dirname(os.path.dirname(path))]))
+    return [f"{folder}/containers.conf{suffix}" for folder in folders for suffix in ("", ".d")]
+
+
+def _hooks_dir(path: str) -> str:
+    """Return the last of the directories that Podman takes hooks from, whose files win."""
+    dirs = dropin.merged([*_read_by_podman(path), path]).get("engine", {}).get("hooks_dir") or [HOOKS]
+    return str(dirs[-1]) if isinstance(dirs, list) and str(dirs[-1]).startswith("/") else HOOKS
+
+
+def _hook_change(path: str, program: str) -> Change:
+    """Work out the hook's file; without a program it goes if it names our hook."""
+    old = files.read(path)
+    if program:
+        return Change(path, old, hook_file(program), recorded=False)
+    ours = old is not None and f'/{HOOK}"'.encode() in old
+    return Change(path, old, None if ours else old, recorded=False)
+
+
+def hook_file(program: str) -> bytes:
+    """Write the file that makes Podman and CRI-O call the hook (oci-hooks(5)).
+
+    Args:
+        program: absolute path of gpushim-hook.
+    """
+    hook = {"path": program, "args": [HOOK, "prestart"], "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], "timeout": 60}
+    form = {"version": "1.0.0", "hook": hook, "when": {"always": True}, "stages": ["prestart"]}
+    return (json.dumps(form, indent=2) + "\n").encode()

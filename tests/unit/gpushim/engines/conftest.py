@@ -1,0 +1,44 @@
+"""What the tests of engines' settings share: a program of ours, a command line, and no engine that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpushim.cli.configure import configure
+from gpushim.engines import running
+
+Configure = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[running.Engine]:
+    """The engines that run: a list to fill."""
+    found: list[running.Engine] = []
+    monkeypatch.setattr(running, "find", lambda: found)
+    monkeypatch.delenv("CONTAINERS_CONF", raising=False)
+    return found
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    """A gpushim-runtime."""
+    path = tmp_path / "bin" / "gpushim-runtime"
+    path.parent.mkdir()
+    path.touch(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def call(program: str) -> Configure:
+    """Call `gpushim configure`: an engine, its file, more arguments."""
+
+    def call(engine: str, config: Path | None, *args: str) -> Result:
+        where = [f"--config={config}"] if config else []
+        path = [] if {"--remove", "--verify"} & set(args) else [f"--runtime-path={program}"]
+        return CliRunner().invoke(configure, [engine, *where, *path, *args])
+
+    return call

@@ -1,0 +1,341 @@
+"""`gpushim configure docker`: files of every kind, changed and put back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpushim.engines import Wish, docker, files
+from gpushim.engines.running import Engine
+from gpushim.errors import GpushimError
+
+DATA = Path(__file__).parents[3] / "data" / "engines" / "docker"
+Call = Callable[..., Result]
+
+REFUSED = {
+    "comments.json": "line 2: has a comment, which JSON does not know",
+    "block-comment.json": "line 2: has a comment",
+    "hash-comment.json": "line 1: has a comment",
+    "duplicate.json": "line 4: the name debug occurs twice",
+    "nested-duplicate.json": "line 4: the name a occurs twice",
+    "escaped-duplicate.json": "line 2: the name debug occurs twice",
+    "trailing-comma.json": "line 3: has a comma before }",
+    "missing-comma.json": 'line 3: has " where , should be',
+    "cut-off.json": "line 4: the file ends where : should be",
+    "single-quotes.json": "line 1: has ' where a name in quotation marks should be",
+    "array.json": "line 1: is [], not an object",
+    "word.json": "line 1: is true, not an object",
+    "two-values.json": "line 2: has { where the end should be",
+    "nan.json": "line 2: has N where a value should be",
+    "python.json": "line 1: has T where a value should be",
+    "newline-in-string.json": "line 2: invalid control character at",
+    "bad-escape.json": "line 1: invalid \\escape",
+    "latin-1.json": "line 2: is not UTF-8",
+    "utf-16.json": "line 1: is not UTF-8",
+    "nul.json": "line 2: has \\x00 where the end should be",
+    "deep.json": "line 1: is nested too deeply",
+    "deep-object.json": "line 1: is nested too deeply",
+    "runtimes-array.json": "runtimes is not an object",
+    "runtime-string.json": "runtimes.nvidia is not an object",
+    "features-list.json": "features is not an object",
+    "nvidias.json": "the runtime nvidia is nvidia-container-runtime; take another",
+}
+TAKEN = sorted(path.name for path in DATA.glob("*.json") if path.name not in REFUSED)
+EVERYTHING = ("--set-as-default", "--cdi")
+
+
+def meaning(content: bytes) -> dict[str, Any]:
+    """Parse with numbers as their text."""
+    text = content.decode("utf-8-sig").strip()
+    parsed: dict[str, Any] = json.loads(text or "{}", parse_int=str, parse_float=str)
+    return parsed
+
+
+def expected(old: dict[str, Any], program: str) -> dict[str, Any]:
+    return {
+        **old,
+        "runtimes": {**(old.get("runtimes") or {}), "nvidia": {"path": program}},
+        "default-runtime": "nvidia",
+        "features": {**(old.get("features") or {}), "cdi": True},
+    }
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "docker").mkdir()
+    return tmp_path / "docker" / "daemon.json"
+
+
+def ok(result: Result) -> str:
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_the_corpus_gains_our_settings_keeps_all_others_and_comes_back(
+    name: str, config: Path, call: Call, program: str
+) -> None:
+    old = (DATA / name).read_bytes()
+    config.write_bytes(old)
+    ok(call("docker", config, *EVERYTHING))
+    new = config.read_bytes()
+    assert meaning(new) == expected(meaning(old), program)
+    assert [key for key in meaning(new) if key in meaning(old)] == list(meaning(old))
+    assert ("\r\n" in new.decode()) == ("\r\n" in old.decode())
+    ok(call("docker", config, "--remove"))
+    assert config.read_bytes() == old
+    assert os.listdir(config.parent) == ["daemon.json"]
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_the_corpus_is_refused_with_line_and_reason_and_left_alone(name: str, config: Path, call: Call) -> None:
+    old = (DATA / name).read_bytes()
+    config.write_bytes(old)
+    result = call("docker", config)
+    assert isinstance(result.exception, GpushimError)
+    assert str(result.exception).startswith(str(config))
+    assert REFUSED[name] in str(result.exception)
+    assert config.read_bytes() == old
+    assert os.listdir(config.parent) == ["daemon.json"]
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_somebody_wrote_since_stays_and_only_ours_goes(name: str, config: Path, call: Call) -> None:
+    config.write_bytes((DATA / name).read_bytes())
+    old = meaning(config.read_bytes())
+    ok(call("docker", config, *EVERYTHING))
+    config.write_bytes(config.read_bytes().replace(b"{", b'{"mtu": 1400, ', 1))
+    ok(call("docker", config, "--remove"))
+    assert meaning(config.read_bytes()) == {"mtu": "1400", **old}
+
+
+@pytest.mark.parametrize("name", [None, "tabs.json", "one-line.json"])
+def test_a_second_run_changes_nothing(name: str | None, config: Path, call: Call) -> None:
+    if name:
+        config.write_bytes((DATA / name).read_bytes())
+    ok(call("docker", config, *EVERYTHING))
+    before = (config.read_bytes(), config.stat().st_mtime_ns, config.stat().st_ino)
+    assert "nothing to change" in ok(call("docker", config, *EVERYTHING))
+    assert (config.read_bytes(), config.stat().st_mtime_ns, config.stat().st_ino) == before
+
+
+def test_a_file_that_did_not_exist_is_made_and_deleted_again(config: Path, call: Call, program: str) -> None:
+    ok(call("docker", config))
+    assert (
+        config.read_text() == f'{{\n  "runtimes": {{\n    "nvidia": {{\n      "path": "{program}"\n    }}\n  }}\n}}\n'
+    )
+    ok(call("docker", config, "--remove"))
+    assert os.listdir(config.parent) == []
+
+
+def test_the_style_of_the_file_is_kept(config: Path, call: Call, program: str) -> None:
+    config.write_text('{\n\t"debug": true,\n\t"runtimes": {\n\t\t"kata": {"path": "/usr/bin/kata"}\n\t}\n}\n')
+    ok(call("docker", config))
+    added = f',\n\t\t"nvidia": {{\n\t\t\t"path": "{program}"\n\t\t}}'
+    assert config.read_text() == (
+        '{\n\t"debug": true,\n\t"runtimes": {\n\t\t"kata": {"path": "/usr/bin/kata"}' + added + "\n\t}\n}\n"
+    )
+
+
+def test_defect_cdi_wipes_other_features(config: Path, call: Call) -> None:
+    config.write_bytes((DATA / "features.json").read_bytes())
+    ok(call("docker", config, "--cdi"))
+    assert meaning(config.read_bytes())["features"] == {"buildkit": True, "containerd-snapshotter": True, "cdi": True}
+
+
+def test_defect_an_empty_file_is_an_error(config: Path, call: Call) -> None:
+    config.touch()
+    ok(call("docker", config))
+    assert "nvidia" in meaning(config.read_bytes())["runtimes"]
+
+
+def test_defect_keys_are_sorted_and_the_last_newline_is_lost(config: Path, call: Call) -> None:
+    config.write_text('{\n  "z": 1,\n  "a": 2\n}\n')
+    ok(call("docker", config))
+    assert config.read_text().startswith('{\n  "z": 1,\n  "a": 2,\n')
+    assert config.read_text().endswith("}\n")
+
+
+def test_defect_the_program_is_a_bare_name(config: Path, call: Call) -> None:
+    result = call("docker", config, "--runtime-path=gpushim-runtime")
+    assert "is a relative path" in str(result.exception)
+    ok(call("docker", config))
+    assert meaning(config.read_bytes())["runtimes"]["nvidia"]["path"].startswith("/")
+
+
+def test_defect_a_run_without_an_option_loses_what_an_earlier_one_set(config: Path, call: Call) -> None:
+    ok(call("docker", config, *EVERYTHING))
+    ok(call("docker", config))
+    assert meaning(config.read_bytes())["default-runtime"] == "nvidia"
+    assert meaning(config.read_bytes())["features"] == {"cdi": True}
+
+
+def test_the_backup_is_of_the_first_run(config: Path, call: Call) -> None:
+    config.write_text('{"debug": true}')
+    ok(call("docker", config))
+    ok(call("docker", config, "--cdi", "--runtime-name=gpu"))
+    assert Path(f"{config}{files.BEFORE}").read_text() == '{"debug": true}'
+    ok(call("docker", config, "--remove"))
+    assert config.read_text() == '{"debug": true}'
+
+
+def test_somebody_elses_runtime_is_replaced_by_force_and_comes_back(config: Path, call: Call, program: str) -> None:
+    old = (DATA / "nvidias.json").read_bytes()
+    config.write_bytes(old)
+    ok(call("docker", config, "--force"))
+    assert meaning(config.read_bytes())["runtimes"] == {"nvidia": {"path": program}}
+    config.write_bytes(config.read_bytes().replace(b"{", b'{"mtu": 1400,', 1))
+    ok(call("docker", config, "--remove"))
+    assert meaning(config.read_bytes()) == {"mtu": "1400", **meaning(old)}
+
+
+def test_remove_leaves_a_cdi_that_somebody_turned_on_since(config: Path, call: Call) -> None:
+    config.write_text('{"debug": true}')
+    ok(call("docker", config))
+    config.write_text(config.read_text().replace("true", 'true, "features": {"cdi": true}'))
+    ok(call("docker", config, "--remove"))
+    assert config.read_text() == '{"debug": true, "features": {"cdi": true}}'
+
+
+def test_remove_leaves_a_default_that_somebody_chose_since(config: Path, call: Call) -> None:
+    config.write_bytes((DATA / "default-crun.json").read_bytes())
+    ok(call("docker", config, "--set-as-default"))
+    config.write_text(config.read_text().replace('"default-runtime": "nvidia"', '"default-runtime": "runc"'))
+    ok(call("docker", config, "--remove"))
+    assert meaning(config.read_bytes()) == {
+        "default-runtime": "runc",
+        "runtimes": {"crun": {"path": "/usr/bin/crun"}},
+    }
+
+
+def test_remove_works_without_the_backup(config: Path, call: Call) -> None:
+    config.write_text('{\n  "debug": true\n}\n')
+    ok(call("docker", config, "--set-as-default"))
+    for suffix in (files.BEFORE, files.AFTER):
+        Path(f"{config}{suffix}").unlink()
+    ok(call("docker", config, "--remove"))
+    assert config.read_text() == '{\n  "debug": true\n}\n'
+
+
+def test_remove_leaves_a_file_alone_that_never_was_ours(config: Path, call: Call) -> None:
+    for content in ("{}", "", '{"runtimes": {}}'):
+        config.write_text(content)
+        assert "nothing to take back" in ok(call("docker", config, "--remove"))
+        assert config.read_text() == content
+
+
+def test_a_dry_run_shows_a_diff_and_changes_nothing(config: Path, call: Call, program: str) -> None:
+    config.write_text('{\n  "debug": true\n}\n')
+    shown = ok(call("docker", config, "--dry-run"))
+    assert shown.startswith(f"--- {config}\n+++ {config}\n@@ ")
+    assert '\n-  "debug": true\n+  "debug": true,\n+  "runtimes": {\n' in shown
+    assert f'+      "path": "{program}"\n' in shown
+    assert os.listdir(config.parent) == ["daemon.json"]
+
+
+@pytest.mark.parametrize("name", ["runc", "", "a b", "../x", "-x", "é"])
+def test_names_that_docker_does_not_take(config: Path, call: Call, name: str) -> None:
+    assert "cannot be the name of a runtime" in str(call("docker", config, f"--runtime-name={name}").exception)
+    assert not config.exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "options"),
+    [("--add-runtime=x=/x", []), ("--default-runtime=x", ["--set-as-default"]), ("--feature=cdi", ["--cdi"])],
+)
+def test_an_option_of_dockerd_that_excludes_ours(
+    flag: str, options: list[str], config: Path, call: Call, engines: list[Engine]
+) -> None:
+    """dockerd does not start when both its command line and its file have a setting."""
+    engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd", flag), uid=os.geteuid()))
+    refused = call("docker", config, *options)
+    assert f"was started with {flag.partition('=')[0]} and would not start" in str(refused.exception)
+    assert not config.exists()
+
+
+def test_the_file_of_the_running_dockerd_is_changed(config: Path, call: Call, engines: list[Engine]) -> None:
+    engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd",), uid=os.geteuid()))
+    assert f"changed {config}" in ok(call("docker", None))
+
+
+def test_several_dockerds_are_asked_about(config: Path, call: Call, engines: list[Engine]) -> None:
+    engines += [
+        Engine("dockerd", pid, config=f"/x/{pid}.json", argv=("dockerd",), uid=os.geteuid()) for pid in (1, 2)
+    ]
+    assert "process 1 reads /x/1.json, process 2 reads /x/2.json" in str(call("docker", None).exception)
+    ok(call("docker", config))
+
+
+def test_a_dockerd_with_another_root_is_warned_about(
+    config: Path, call: Call, engines: list[Engine], tmp_path: Path
+) -> None:
+    """It sees the directory of its settings, as a snap does, and not our program."""
+    root = f"{tmp_path}/root"
+    os.makedirs(f"{root}{tmp_path}")
+    os.symlink(config.parent, f"{root}{config.parent}")
+    engines.append(Engine("dockerd", 12, root=root, argv=("dockerd",), config=str(config), uid=os.geteuid()))
+    result = call("docker", None)
+    assert "note: dockerd (process 12) has a root of its own, where " in result.output
+    assert f"changed {config}\n" in result.stdout
+
+
+def test_an_ordinary_user_has_a_file_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/home/u/.config")
+    assert docker.default_config() == "/home/u/.config/docker/daemon.json"
+
+
+def test_the_snaps_file_counts_where_only_the_snap_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(docker, "SNAP", str(tmp_path))
+    monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(tmp_path / "none" / "daemon.json"))
+    assert docker.default_config() == docker.SNAP_CONFIG
+
+
+def test_json_reports_what_was_done(config: Path, call: Call) -> None:
+    report = json.loads(call("docker", config, "--format=json").stdout)
+    assert (report["changed"], report["missing"], report["config"]) == (True, None, str(config))
+    assert report["changes"][0]["diff"].startswith(f"--- /dev/null\n+++ {config}\n")
+
+
+words = st.sampled_from(["runtimes", "features", "default-runtime", "nvidia", "path", "cdi", "a", "é", "\\", "\n"])
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words | st.text(max_size=4), inner, max_size=3),
+    max_leaves=12,
+)
+styles = st.sampled_from([None, 0, 1, 2, 4, "\t", "\r"])
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.dictionaries(words | st.text(max_size=4), values, max_size=5), style=styles, ascii_only=st.booleans())
+def test_any_object_survives_byte_for_byte(
+    data: dict[str, Any], style: Any, ascii_only: bool, config: Path, program: str
+) -> None:
+    text = json.dumps(data, indent="  " if style == "\r" else style, ensure_ascii=ascii_only)
+    text = text.replace("\n", "\r\n") if style == "\r" else text
+    old = text.encode("utf-8", "surrogatepass")
+    config.write_bytes(old)
+    wish = Wish(program=program, config=str(config), default=True, cdi=True, force=True)
+    try:
+        files.apply(docker.plan(wish).changes)
+    except GpushimError:
+        assert config.read_bytes() == old
+        return
+    new = meaning(config.read_bytes())
+    assert new == expected(meaning(old), program)
+    assert docker.plan(wish).changes == []
+    files.apply(docker.plan(Wish(config=str(config), remove=True)).changes, undo=True)
+    assert config.read_bytes() == old

@@ -1,0 +1,184 @@
+"""Files of others: what is read, refused, replaced and put back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpushim.engines import files
+from gpushim.engines.files import Change, apply, diff, read
+from gpushim.errors import GpushimError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "etc" / "daemon.json"
+    path.parent.mkdir()
+    path.write_bytes(b"old")
+    return path
+
+
+def edit(path: Path, new: bytes | None = b"new") -> Change:
+    return Change(str(path), read(str(path)), new)
+
+
+def test_a_missing_file_is_none(tmp_path: Path) -> None:
+    assert read(f"{tmp_path}/none/daemon.json") is None
+
+
+def test_mode_owner_and_attributes_are_kept(file: Path) -> None:
+    file.chmod(0o640)
+    os.chown(file, 0, 12)
+    os.setxattr(file, "user.note", b"x")
+    apply([edit(file)])
+    status = file.stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o640, 0, 12)
+    assert os.getxattr(file, "user.note") == b"x"
+    assert stat.S_IMODE(Path(f"{file}{files.BEFORE}").stat().st_mode) == 0o640
+
+
+def test_a_new_file_gets_its_directories(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "daemon.json"
+    apply([edit(path)])
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_link_stays_and_its_file_is_replaced(file: Path, tmp_path: Path) -> None:
+    link = tmp_path / "daemon.json"
+    link.symlink_to("etc/daemon.json")
+    apply([edit(link)])
+    assert os.readlink(link) == "etc/daemon.json"
+    assert file.read_bytes() == b"new"
+    assert files.before(str(link)) == b"old"
+
+
+def test_a_dangling_link(tmp_path: Path) -> None:
+    link = tmp_path / "daemon.json"
+    link.symlink_to("/nonexistent/daemon.json")
+    with pytest.raises(GpushimError, match=r"is a link to /nonexistent/daemon\.json, which does not exist"):
+        read(str(link))
+
+
+def test_a_link_to_itself(tmp_path: Path) -> None:
+    link = tmp_path / "daemon.json"
+    link.symlink_to("daemon.json")
+    with pytest.raises(GpushimError, match="a link that leads back to itself"):
+        read(str(link))
+
+
+def test_a_link_below_another_root(file: Path) -> None:
+    link = file.parent / "link.json"
+    link.symlink_to(file)
+    with pytest.raises(GpushimError, match="is a link within another root"):
+        read(f"/proc/self/root{link}")
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "FIFO"])
+def test_what_is_no_file(make: object, tmp_path: Path) -> None:
+    path = f"{tmp_path}/daemon.json"
+    make(path)  # type: ignore[operator]
+    with pytest.raises(GpushimError, match="is not a regular file"):
+        read(path)
+
+
+def test_a_huge_file(file: Path) -> None:
+    os.truncate(file, files.LIMIT + 1)
+    with pytest.raises(GpushimError, match="is larger than 1 MiB"):
+        read(str(file))
+
+
+def test_somebody_elses_file_or_directory(file: Path) -> None:
+    os.chown(file, 1234, 0)
+    with pytest.raises(GpushimError, match="belongs to user 1234; run this as that user"):
+        read(str(file))
+    os.chown(file, 0, 0)
+    os.chown(file.parent, 1234, 0)
+    with pytest.raises(GpushimError, match="belongs to user 1234"):
+        read(str(file))
+
+
+def test_a_read_only_file(file: Path) -> None:
+    file.chmod(0o444)
+    with pytest.raises(GpushimError, match="is read-only, so somebody wants it unchanged"):
+        apply([edit(file)])
+    assert os.listdir(file.parent) == ["daemon.json"]
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM, errno.EBUSY, errno.ENOSPC, errno.EIO])
+def test_a_file_that_cannot_be_replaced(number: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.rename
+
+    def refuse(source: str, target: str) -> None:
+        if target == str(file):
+            raise OSError(number, os.strerror(number))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(GpushimError, match=f"^{file} "):
+        apply([edit(file)])
+    assert file.read_bytes() == b"old"
+    assert os.listdir(file.parent) == ["daemon.json"]
+
+
+def test_a_file_that_changes_meanwhile(file: Path) -> None:
+    change = edit(file)
+    file.write_bytes(b"theirs")
+    with pytest.raises(GpushimError, match="has been changed by somebody else meanwhile"):
+        apply([change])
+    assert file.read_bytes() == b"theirs"
+
+
+def test_all_or_none(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_bytes(b"read-only")
+    other.chmod(0o444)
+    made = tmp_path / "made.json"
+    with pytest.raises(GpushimError, match="read-only"):
+        apply([edit(file), edit(made), edit(other)])
+    assert file.read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["etc", "other.json"]
+    assert os.listdir(file.parent) == ["daemon.json"]
+
+
+def test_before_is_of_the_first_time_and_after_of_the_last(file: Path) -> None:
+    apply([edit(file, b"first")])
+    apply([edit(file, b"second")])
+    assert (files.before(str(file)), files.after(str(file))) == (b"old", b"second")
+
+
+def test_no_before_for_a_file_that_we_made(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.json"
+    apply([edit(path, b"first")])
+    apply([edit(path, b"second")])
+    assert (files.before(str(path)), files.after(str(path))) == (None, b"second")
+
+
+def test_undo_takes_the_records_along(file: Path) -> None:
+    apply([edit(file)])
+    apply([edit(file, b"old")], undo=True)
+    assert os.listdir(file.parent) == ["daemon.json"]
+
+
+def test_records_lie_beside_a_directory_that_an_engine_reads_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "crio.conf.d" / "99-gpushim.toml"
+    path.parent.mkdir()
+    path.write_bytes(b"old")
+    apply([edit(path)])
+    assert os.listdir(path.parent) == ["99-gpushim.toml"]
+    assert files.before(str(path)) == b"old"
+
+
+def test_a_diff_shows_ends_of_lines_and_odd_bytes() -> None:
+    shown = diff(
+        [Change("/f", b"a\r\nb\x0c\xff", b"a\r\nc\x0c\xff"), Change("/g", None, b"x\n"), Change("/h", b"y\n", None)]
+    )
+    assert shown == (
+        "--- /f\n+++ /f\n@@ -1,2 +1,2 @@\n a\r\n-b\x0c\\xff\n\\ No newline at end of file\n+c\x0c\\xff\n"
+        "\\ No newline at end of file\n--- /dev/null\n+++ /g\n@@ -0,0 +1 @@\n+x\n"
+        "--- /h\n+++ /dev/null\n@@ -1 +0,0 @@\n-y\n"
+    )

@@ -1,0 +1,178 @@
+"""What docker inspect says, turned into what Docker would write into config.json; the clients are scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim.engines import inspect
+from gpushim.errors import NOT_FOUND, GpushimError
+
+SCRIPT = """#!{python} -I
+import json, sys
+answers = json.load(open({answers!r}))
+answer = answers.get(" ".join(sys.argv[1:]))
+if answer is None:
+    sys.exit("Error: No such object: " + sys.argv[-1])
+print(json.dumps(answer))
+"""
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+IMAGE = {"Config": {"Env": ["PATH=/bin", f"{DEVICES}=all", "NVIDIA_REQUIRE_CUDA=cuda>=12.0"]}}
+OURS = {"runc": {"path": "runc"}, "nvidia": {"path": "/usr/bin/gpushim-runtime"}}
+
+
+class Engine:
+    """A docker (or podman) that knows what the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def knows(
+        self, container: Any = None, image: Any = IMAGE, info: Any = None, program: str = "docker"
+    ) -> inspect.Found:
+        answers: dict[str, Any] = {"info --format {{json .}}": info or {"Runtimes": OURS, "ServerVersion": "27.3.1"}}
+        if container is not None:
+            answers["inspect --type container x"] = [{"Image": "sha256:1", **container}]
+        if image is not None:
+            answers["inspect --type image sha256:1"] = [image]
+            answers["inspect --type image x"] = [image]
+        told = self.folder / f"{program}.json"
+        told.write_text(json.dumps(answers))
+        script = self.folder / program
+        script.write_text(SCRIPT.format(python=sys.executable, answers=str(told)))
+        script.chmod(0o755)
+        return inspect.inspect("x")
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(inspect, "SYSTEM_PATH", str(tmp_path))
+    return Engine(tmp_path)
+
+
+def container(env: list[str], **host: Any) -> dict[str, Any]:
+    return {"Config": {"Env": env, "Image": "cuda:12"}, "HostConfig": {"Runtime": "nvidia", **host}}
+
+
+def test_an_image(engine: Engine) -> None:
+    found = engine.knows()
+    assert found.spec["process"]["env"] == IMAGE["Config"]["Env"]
+    assert found.origins[DEVICES] == "image x"
+
+
+def test_who_set_a_variable(engine: Engine) -> None:
+    env = ["PATH=/bin", f"{DEVICES}=0", "NVIDIA_REQUIRE_CUDA=cuda>=12.0", "NVIDIA_GDS=enabled"]
+    origins = engine.knows(container(env)).origins
+    assert origins[DEVICES] == "container (docker run --env), instead of the image's all"
+    assert origins["NVIDIA_REQUIRE_CUDA"] == "image cuda:12"
+    assert origins["NVIDIA_GDS"] == "container (docker run --env)"
+
+
+def test_an_image_that_is_gone(engine: Engine) -> None:
+    assert engine.knows(container([f"{DEVICES}=0"]), None).origins[DEVICES] == "container or its image, which is gone"
+
+
+@pytest.mark.parametrize(
+    ("members", "privileged"),
+    [
+        ({}, False),
+        ({"Privileged": True}, True),
+        ({"CapAdd": ["CAP_SYS_ADMIN"]}, True),
+        ({"CapAdd": ["sys_admin"]}, True),
+        ({"CapAdd": ["ALL"]}, True),
+        ({"CapAdd": ["ALL"], "CapDrop": ["SYS_ADMIN"]}, False),
+        ({"CapAdd": ["NET_ADMIN"], "CapDrop": None}, False),
+    ],
+)
+def test_privileges(engine: Engine, members: Any, privileged: bool) -> None:
+    bounding = engine.knows(container([], **members)).spec["process"]["capabilities"]["bounding"]
+    assert bounding == (["CAP_SYS_ADMIN"] if privileged else [])
+
+
+@pytest.mark.parametrize(
+    ("request_", "version", "env"),
+    [
+        ({"Count": -1, "Capabilities": [["gpu"]]}, "20.10", [f"{DEVICES}=all"]),
+        ({"Count": 2, "Capabilities": [["gpu"]]}, "20.10", [f"{DEVICES}=0,1"]),
+        ({"DeviceIDs": ["0", "GPU-1"], "Capabilities": [["gpu"]]}, "20.10", [f"{DEVICES}=0,GPU-1"]),
+        ({"Count": 0, "Capabilities": [["gpu"]]}, "20.10", []),
+        ({"Count": 0, "Capabilities": [["gpu"]]}, "27.3.1", [f"{DEVICES}=void"]),
+        (
+            {"Driver": "nvidia", "Count": -1, "Capabilities": [["tpu"], ["gpu", "nvidia", "video", "utility"]]},
+            "20.10",
+            [f"{DEVICES}=all", "NVIDIA_DRIVER_CAPABILITIES=video,utility"],
+        ),
+    ],
+)
+def test_what_docker_makes_of_gpus(engine: Engine, request_: Any, version: str, env: list[str]) -> None:
+    info = {"Runtimes": OURS, "ServerVersion": version}
+    found = engine.knows(container(["A=b"], DeviceRequests=[request_]), info=info)
+    assert found.spec["process"]["env"] == ["A=b", *env]
+    assert {found.origins[entry.partition("=")[0]] for entry in env} <= {"docker run --gpus"}
+
+
+def test_requests_that_are_not_for_us(engine: Engine) -> None:
+    requests = [{"Driver": "cdi", "DeviceIDs": ["a.com/b=c"]}, {"Driver": "amd", "Capabilities": [["gpu"]]}]
+    found = engine.knows(container([], DeviceRequests=requests))
+    assert found.spec["process"]["env"] == []
+    assert [note for note in found.notes if "Docker itself injects the CDI devices a.com/b=c" in note]
+    assert [note for note in found.notes if "refuses --gpus with driver amd" in note]
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"Runtime": "runc"}, "NO GPU; what stands here is what it would get with --runtime=nvidia"),
+        (
+            {"Runtime": "runc", "DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]},
+            "hook that --gpus brings",
+        ),
+        ({"Runtime": "nvidia"}, ""),
+    ],
+)
+def test_the_runtime_decides(engine: Engine, members: Any, words: str) -> None:
+    notes = engine.knows(container([f"{DEVICES}=0"], **members)).notes
+    assert words in "".join(notes)
+    assert bool(notes) == bool(words)
+
+
+def test_mounts_and_annotations(engine: Engine) -> None:
+    mounts = [{"Type": "bind", "Source": "/dev/null", "Destination": "/var/run/nvidia-container-devices/0"}]
+    found = engine.knows({**container([], Annotations={"cdi.k8s.io/x": "a.com/b=c"}), "Mounts": mounts})
+    assert found.spec["annotations"] == {"cdi.k8s.io/x": "a.com/b=c"}
+    assert found.spec["mounts"][0]["source"] == "/dev/null"
+    assert found.origins["/var/run/nvidia-container-devices/0"] == "container (docker run)"
+
+
+def test_podman_when_docker_does_not_know_it(engine: Engine) -> None:
+    with pytest.raises(GpushimError, match="no container or image x"):
+        engine.knows(image=None)
+    found = engine.knows({**container([f"{DEVICES}=0"]), "BoundingCaps": ["CAP_SYS_ADMIN"]}, program="podman")
+    assert found.spec["process"]["capabilities"]["bounding"] == ["CAP_SYS_ADMIN"]
+    assert "podman run --env" in found.origins[DEVICES]
+
+
+def test_no_engine(engine: Engine) -> None:
+    with pytest.raises(GpushimError) as caught:
+        inspect.inspect("x")
+    assert caught.value.exit_code == NOT_FOUND
+
+
+def test_odd_members_are_none(engine: Engine) -> None:
+    found = engine.knows({"Config": 3, "HostConfig": [], "Mounts": [3]}, {"Config": []}, {"Runtimes": 3})
+    assert (found.spec["process"]["env"], found.spec["mounts"], found.notes) == ([], [], [])
+
+
+@pytest.mark.parametrize("answer", [{}, [], [3]])
+def test_odd_answers_are_none(engine: Engine, answer: Any) -> None:
+    told = engine.folder / "answers.json"
+    told.write_text(json.dumps({"inspect --type container x": answer}))
+    (engine.folder / "docker").write_text(SCRIPT.format(python=sys.executable, answers=str(told)))
+    (engine.folder / "docker").chmod(0o755)
+    with pytest.raises(GpushimError, match="no container or image x"):
+        inspect.inspect("x")

@@ -1,0 +1,83 @@
+"""TOML as text: what edits leave alone, and which they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import tomlkit
+
+from gpushim.engines import tomltext
+from gpushim.errors import GpushimError
+
+TABLE = ("engine", "runtimes")
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("", "[engine.runtimes]\nours = 1\n"),
+        ("# c\nx = 1\n", "# c\nx = 1\n\n[engine.runtimes]\nours = 1\n"),
+        ("x = 1", "x = 1\n\n[engine.runtimes]\nours = 1\n"),
+        ("[engine]\r\nx = 1\r\n", "[engine]\r\nx = 1\r\n\r\n[engine.runtimes]\r\nours = 1\r\n"),
+        ("[engine.runtimes] # c\na = 2 # d\n\n[z]\n", "[engine.runtimes] # c\na = 2 # d\nours = 1\n\n[z]\n"),
+        ("[engine.runtimes]\r\na = 2\r\n", "[engine.runtimes]\r\na = 2\r\nours = 1\r\n"),
+        ("[engine]\nruntimes = {a = 2}\n", "[engine]\nruntimes = {a = 2,ours = 1}\n"),
+    ],
+)
+def test_put(text: str, result: str) -> None:
+    assert tomltext.put(text, (*TABLE, "ours"), 1) == result
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["engine.runtimes.a = 2\n", "[engine]\nruntimes.a = 2\n", "engine = {x = 1}\n", '["engine"."runtimes"]\na = 2\n'],
+)
+def test_put_into_tables_of_every_form(text: str) -> None:
+    edited = tomltext.put(text, (*TABLE, "ours"), 1)
+    expected = tomlkit.parse(text).unwrap()
+    expected["engine"].setdefault("runtimes", {})["ours"] = 1
+    assert tomlkit.parse(edited).unwrap() == expected
+
+
+@pytest.mark.parametrize("text", ["engine = 1\n", "[[engine]]\n", '[engine]\nruntimes = ["a"]\n'])
+def test_put_where_no_table_is(text: str) -> None:
+    with pytest.raises(GpushimError, match=r"engine\.runtimes\.ours cannot be set, because \w+ is no table"):
+        tomltext.put(text, (*TABLE, "ours"), 1)
+
+
+def test_names_that_need_quotation_marks() -> None:
+    assert tomltext.put("", ("a.b", "c"), "x") == '["a.b"]\nc = "x"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("[z]\n\n[a.b] # ours\nx = 1 # ours\n\n# theirs\n[y]\n", "[z]\n\n# theirs\n[y]\n"),
+        ("[a.b]\nx = 1\n[a.b.c]\ny = 2\n# theirs\n", "# theirs\n"),
+        ("[a]\n\n[a.b]\nx = [\n  [1],\n]\n[y]\n", "[a]\n\n[y]\n"),
+        ("# [a.b]\r\n[a.b]\r\nx = 1\r\n", "# [a.b]\r\n"),
+        ("[a]\nb = {x = 1}\n", "[a]\n"),
+        ("a.b.x = 1\nz = 1\n", "z = 1\n"),
+    ],
+)
+def test_drop_of_a_table(text: str, left: str) -> None:
+    assert tomltext.drop(text, ("a", "b")) == left
+
+
+def test_drop_leaves_comments() -> None:
+    assert tomltext.drop("[a] # one\nx = 1 # two\ny = 2 # three\n", ("a", "x")) == "[a] # one\ny = 2 # three\n"
+    assert tomltext.drop("x = 1\n", ("a", "x")) == "x = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"\xef\xbb\xbfx = 1", "line 1: begins with a byte order mark"),
+        (b"x = 1\ny = '\xff'", "line 2: is not UTF-8"),
+        (b"x = 1\nx = 2\n", "is not TOML"),
+        (b"x = ", "is not TOML"),
+        (b"x = " + b"[" * 100000, "nested (too deeply|more than)"),
+    ],
+)
+def test_what_is_refused(data: bytes, sentence: str) -> None:
+    with pytest.raises(GpushimError, match=f"^file.*{sentence}"):
+        tomltext.parse(data, "file")

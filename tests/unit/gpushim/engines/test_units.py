@@ -1,0 +1,161 @@
+"""Restarting: who is restarted how, and what follows, with stand-ins for systemctl and dockerd."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from gpushim.engines import units
+from gpushim.engines.running import Engine
+
+Call = Callable[..., Result]
+
+
+class Dockerd(socketserver.ThreadingUnixStreamServer):
+    """Answers GET /info, of 20.10 unless told otherwise."""
+
+    info: dict[str, Any]
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Dockerd)
+        body = json.dumps(self.server.info).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def address_string(self) -> str:
+        return ""
+
+
+@pytest.fixture
+def dockerd(tmp_path: Path) -> Iterator[Dockerd]:
+    with Dockerd(f"{tmp_path}/docker.sock", Answer) as server:
+        server.info = {"ServerVersion": "20.10", "DefaultRuntime": "runc", "Runtimes": {"runc": {"path": "runc"}}}
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "daemon.json"
+    path.write_text(json.dumps({"hosts": ["fd://", f"unix://{tmp_path}/docker.sock"]}))
+    return path
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A systemctl that writes its arguments down."""
+    path = tmp_path / "systemctl"
+    path.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/called\n')
+    path.chmod(0o755)
+    monkeypatch.setattr(units, "RUNNING", str(tmp_path))
+    monkeypatch.setattr(units, "SYSTEM_PATH", str(tmp_path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("engine", "arguments"),
+    [
+        (None, ["restart", "docker.service"]),
+        (Engine("dockerd", 1, unit="snap.docker.dockerd.service"), ["restart", "snap.docker.dockerd.service"]),
+        (Engine("dockerd", 1, unit="docker.service", uid=1000), ["--user", "restart", "docker.service"]),
+        (Engine("dockerd", 1), []),
+    ],
+)
+def test_which_unit(engine: Engine | None, arguments: list[str], systemctl: Path) -> None:
+    assert units.command(engine, "docker.service") == arguments
+
+
+def test_without_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "RUNNING", "/nonexistent")
+    assert units.command(None, "docker.service") == []
+
+
+def test_restart_and_verify(
+    config: Path, call: Call, program: str, dockerd: Dockerd, systemctl: Path, engines: list[Engine], tmp_path: Path
+) -> None:
+    engines.append(
+        Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid(), argv=("dockerd",))
+    )
+    dockerd.info["Runtimes"]["nvidia"] = {"path": program}
+    result = call("docker", config, "--restart")
+    assert result.stdout == f"changed {config}\nverified: Docker has the runtime nvidia\n"
+    user = "--user " if os.geteuid() else ""
+    assert (tmp_path / "called").read_text() == f"{user}restart docker.service\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "info", "missing"),
+    [
+        ([], {}, "dockerd 20.10 does not have the runtime nvidia"),
+        (
+            ["--set-as-default"],
+            {"Runtimes": {"nvidia": {"path": "/x/gpushim-runtime"}}},
+            "the default runtime is runc",
+        ),
+        (["--cdi"], {}, "does not do CDI, which needs version 25"),
+        (
+            ["--cdi"],
+            {"CDISpecDirs": ["/etc/cdi"], "DiscoveredDevices": [{"ID": "amd.com/gpu=0"}]},
+            "dockerd finds no nvidia.com CDI device in /etc/cdi",
+        ),
+        (["--remove"], {"Runtimes": {"nvidia": {"path": "/x/gpushim-runtime"}}}, "still has the runtime nvidia"),
+    ],
+)
+def test_what_verify_finds_missing(
+    options: list[str], info: dict[str, Any], missing: str, config: Path, call: Call, dockerd: Dockerd
+) -> None:
+    dockerd.info |= info
+    result = call("docker", config, "--verify", *options)
+    assert str(result.exception).startswith("Docker is not verified: ")
+    assert missing in str(result.exception)
+
+
+def test_a_removed_runtime_is_verified_too(config: Path, call: Call, dockerd: Dockerd) -> None:
+    result = call("docker", config, "--verify", "--remove")
+    assert result.stdout == "verified: Docker no longer has the runtime nvidia\n"
+
+
+def test_a_dockerd_that_does_not_come_up(config: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpushim.engines.docker.ANSWER_SECONDS", 0.3)
+    assert "dockerd does not answer on" in str(call("docker", config, "--verify").exception)
+
+
+def test_a_restart_that_fails(config: Path, call: Call, systemctl: Path, engines: list[Engine]) -> None:
+    engines.append(
+        Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid(), argv=("dockerd",))
+    )
+    systemctl.write_text("#!/bin/sh\necho Job for docker.service failed. >&2\nexit 1\n")
+    error = str(call("docker", config, "--restart").exception)
+    assert "restart docker.service` failed: Job for docker.service failed.;" in error
+
+
+def test_an_engine_that_systemd_does_not_run(
+    config: Path, call: Call, systemctl: Path, engines: list[Engine]
+) -> None:
+    engines.append(Engine("dockerd", 17, config=str(config), uid=os.geteuid(), argv=("dockerd",)))
+    result = call("docker", config, "--restart")
+    assert f"changed {config}" in result.stdout
+    assert "restart dockerd (process 17), which systemd does not run here" in str(result.exception)
+
+
+def test_no_engine_reads_the_file(config: Path, call: Call, systemctl: Path, tmp_path: Path) -> None:
+    """Another unit is not restarted for a file that it may not read."""
+    assert "no running dockerd reads these settings" in str(call("docker", config, "--restart").exception)
+    assert not (tmp_path / "called").exists()
