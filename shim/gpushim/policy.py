@@ -58,16 +58,32 @@ def load(path: str) -> dict[str, Any]:
     Raises:
         GpushimError: the file cannot be read or trusted, is not TOML, or says something the schema does not allow.
     """
+    found = given(path)
+    return defaults() if found is None else _completed(found)
+
+
+def given(path: str) -> dict[str, Any] | None:
+    """Read and check what a config.toml says itself.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        its sections and keys; None if there is no such file.
+
+    Raises:
+        GpushimError: as `load`.
+    """
     try:
         data = _read(path)
     except FileNotFoundError:
-        return defaults()
+        return None
     except OSError as error:
         raise GpushimError(f"{path} cannot be read: {error.strerror}", CONFIG) from None
-    given = _parse(data, path)
-    for trouble in _troubles(given, schema(), ""):
+    found = _parse(data, path)
+    for trouble in _troubles(found, schema(), ""):
         raise GpushimError(f"{path}: {trouble}", CONFIG)
-    return _completed(given)
+    return found
 
 
 def low_level(names: list[str]) -> str:

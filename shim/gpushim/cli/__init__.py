@@ -10,16 +10,27 @@ from importlib import import_module
 import click
 
 from gpushim import __version__
+from gpushim.cli.sections import Sections
 from gpushim.errors import GpushimError
 
 # Imported when they are called: most need what the others do without.
 COMMANDS = {
     "cdi": "gpushim.cli.cdi:cdi",
+    "completion": "gpushim.cli.completion:completion",
+    "config": "gpushim.cli.config:config",
+    "configure": "gpushim.cli.configure:configure",
+    "doctor": "gpushim.cli.doctor:doctor",
+    "explain": "gpushim.cli.explain:explain",
+    "info": "gpushim.cli.info:info",
+    "list": "gpushim.cli.list:list_gpus",
+    "migrate": "gpushim.cli.migrate:migrate",
+    "ps": "gpushim.cli.ps:ps",
     "refresh": "gpushim.cli.refresh:refresh",
+    "system": "gpushim.cli.system:system",
 }
 
 
-class _Commands(click.Group):
+class _Commands(Sections):
     """Commands that say a GpushimError as its one sentence and exit with its code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

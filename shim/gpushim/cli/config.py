@@ -1,0 +1,56 @@
+"""`gpushim config`: the configuration in force."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from gpushim import policy, stamp
+from gpushim.cli import show
+
+
+@click.group()
+def config() -> None:
+    """Show and check the configuration, config.toml."""
+
+
+@config.command("show")
+@show.format_option("table", "json")
+def show_config(form: str) -> None:
+    """Show every setting with its value, and whether config.toml or the default says so."""
+    path = stamp.config_path()
+    given = policy.given(path) or {}
+    rows = [
+        (f"{section}.{key}", value, _source(given, section, key, path))
+        for section, entries in policy.load(path).items()
+        for key, value in entries.items()
+    ]
+    data = {name: {"value": value, "from": source} for name, value, source in rows}
+    show.emit(form, data, ("SETTING", "VALUE", "FROM"), [[name, json.dumps(value), by] for name, value, by in rows])
+
+
+@config.command()
+def check() -> None:
+    """Say whether config.toml is right, and name what is not; exits with 15 if it is wrong."""
+    path = stamp.config_path()
+    if policy.given(path) is None:
+        click.echo(f"{path} is not there; every setting has its default")
+    else:
+        click.echo(f"{path} is right")
+
+
+@config.command()
+def path() -> None:
+    """Show where config.toml is, or would be."""
+    click.echo(stamp.config_path())
+
+
+def _source(given: dict[str, Any], section: str, key: str, path: str) -> str:
+    entries = given.get(section, {})
+    if key in entries and (section, key) != ("driver", "dev-root"):
+        return path
+    if (section, key) == ("driver", "dev-root"):
+        return path if entries.get(key) else "driver.root"
+    return "default"

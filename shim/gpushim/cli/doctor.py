@@ -1,0 +1,50 @@
+"""`gpushim doctor [ENGINE...]`: find out what is wrong, and what mends it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from gpushim import doctor as diagnosis
+from gpushim.cli import show
+from gpushim.doctor import checks
+
+ENGINES = tuple(checks.ENGINES)
+CODES = {diagnosis.WARNING: 1, diagnosis.BROKEN: 2}
+
+
+@click.command()
+@click.argument("engines", metavar="[ENGINE]...", nargs=-1, type=click.Choice(ENGINES))
+@click.option("--run", "containers", is_flag=True, help="Also run a container with all GPUs under each engine found.")
+@click.option("--report", default="", metavar="FILE", help="Also write a file for a bug report, without secrets.")
+@show.format_option("table", "json")
+@click.pass_context
+def doctor(context: click.Context, engines: tuple[str, ...], containers: bool, report: str, form: str) -> None:
+    """Find out why containers do not get their GPUs, and what mends it.
+
+    ENGINE is docker, containerd, podman or kubernetes; without one, all that are found are checked. Nothing is
+    changed. The exit code is 0 if all is well, 1 if there are warnings, 2 if something is broken.
+    """
+    host = diagnosis.look(engines)
+    found = checks.run(host)
+    if containers:
+        from gpushim.doctor import run
+
+        found += run.containers(host)
+    verdict = checks.worst(found)
+    rows = []
+    for each in found:
+        rows.append((each.verdict, each.check, each.evidence))
+        rows += [("", "", f"mend: {each.mend}")] if each.mend else []
+    data = {"verdict": verdict, "findings": [asdict(each) for each in found]}
+    show.emit(form, data, ("verdict", "check", "evidence"), rows)
+    if form == "table":
+        counts = [f"{sum(each.verdict == kind for each in found)} {kind}" for kind in checks.ORDER]
+        click.echo(", ".join(counts))
+    if report:
+        from gpushim.doctor import report as reports
+
+        reports.write(report, host, found)
+        click.echo(f"written: {report}; read it before you pass it on", err=True)
+    context.exit(CODES.get(verdict, 0))

@@ -1,0 +1,145 @@
+"""`gpushim explain`: what would this container get, and why?"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from gpushim import bundle, fastjson
+from gpushim import explain as story
+from gpushim.cli import show
+from gpushim.engines import inspect
+from gpushim.errors import BUNDLE, GpushimError
+
+
+@click.command()
+@click.argument("target", metavar="[BUNDLE | CONFIG.JSON | -]", required=False)
+@click.option("--docker", default="", metavar="NAME", help="A container or image of Docker's, or of Podman's.")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable of a container that is not there yet.")
+@click.option("--annotation", multiple=True, metavar="KEY=VALUE", help="An annotation of it.")
+@click.option("--mount", multiple=True, metavar="SOURCE:PATH", help="A mount of it, such as /dev/null:/path.")
+@click.option("--privileged", is_flag=True, help="It has CAP_SYS_ADMIN.")
+@show.format_option("table", "json")
+def explain(
+    target: str | None,
+    docker: str,
+    env: tuple[str, ...],
+    annotation: tuple[str, ...],
+    mount: tuple[str, ...],
+    privileged: bool,
+    form: str,
+) -> None:
+    """Say what a container would get, and why.
+
+    Takes a bundle's directory, a config.json (- reads one from stdin), a container or image of Docker's, or
+    variables. Shows the request with the source of every decision, each device node, rule, mount, variable and hook
+    with its reason, or the refusal that the container would meet; then the exit code is the refusal's.
+
+    Nothing is changed: neither config.json nor what gpushim knows about the host.
+    """
+    made = bool(env or annotation or mount or privileged)
+    if [bool(target), bool(docker), made].count(True) != 1:
+        raise click.UsageError("say one of: a bundle or config.json, --docker NAME, or --env NAME=VALUE")
+    folder, found = "", inspect.Found({})
+    if docker:
+        found = inspect.inspect(docker)
+    elif target:
+        folder, found.spec = _read(target)
+    else:
+        found = _described(env, annotation, mount, privileged)
+    report = story.explain(found.spec, folder, found.origins)
+    report["notes"] = [*found.notes, *report["notes"]]
+    if form == "json":
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _print(report)
+    if report["refusal"]:
+        raise GpushimError(report["refusal"]["sentence"], report["refusal"]["exit_code"])
+
+
+def _read(target: str) -> tuple[str, Any]:
+    """Read a config.json; returns the bundle's directory too."""
+    if target == "-":
+        data = sys.stdin.buffer.read(bundle.SIZE_LIMIT + 1)
+        if len(data) > bundle.SIZE_LIMIT:
+            raise GpushimError(f"stdin has more than {bundle.SIZE_LIMIT} bytes", BUNDLE)
+        return "", fastjson.loads(data, "stdin")
+    path = f"{target.rstrip('/') or '/'}/config.json" if os.path.isdir(target) else target
+    return os.path.dirname(path) or ".", fastjson.loads(bundle.read(path)[0], path)
+
+
+def _described(
+    env: tuple[str, ...], annotation: tuple[str, ...], mount: tuple[str, ...], privileged: bool
+) -> inspect.Found:
+    mounts = [_pair(text, ":", "--mount") for text in mount]
+    annotations = dict(_pair(text, "=", "--annotation") for text in annotation)
+    names = [_pair(text, "=", "--env")[0] for text in env]
+    spec = story.described(list(env), privileged, annotations, mounts)
+    return inspect.Found(
+        spec, dict.fromkeys([*names, *annotations, *(path for _, path in mounts)], "the command line")
+    )
+
+
+def _pair(text: str, sign: str, option: str) -> tuple[str, str]:
+    name, found, value = text.partition(sign)
+    if not name or not found:
+        raise click.UsageError(f'{option} is "{text}"; write two parts with {sign} between them')
+    return name, value
+
+
+def _print(report: dict[str, Any]) -> None:
+    for note in report["notes"]:
+        click.echo(f"note: {note}")
+    _section("What was looked at", ("WHAT", "VALUE", "FROM", "EFFECT"), [[*row.values()] for row in report["asked"]])
+    if report["nothing"]:
+        click.echo(f"This container asks for no GPU and is left as it is: {report['nothing']}.")
+        return
+    devices = [[each["item"], each["means"], ", ".join(each["uuids"])] for each in report["devices"]]
+    _section("Devices", ("ASKED FOR", "IS", "UUID"), devices)
+    _section("CDI devices", ("NAME", "SPEC"), [[*each.values()] for each in report["cdi"]])
+    if not report["refusal"]:
+        _section(
+            "Conditions that hold", ("VARIABLE", "CONDITION"), [[*each.values()] for each in report["requirements"]]
+        )
+    _section("Left out", ("WHAT",), [[sentence] for sentence in report["ignored"]])
+    _section("What it gets", ("KIND", "WHAT", "WHY"), [_edit(edit) for edit in report["edits"]])
+
+
+def _section(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> None:
+    if rows:
+        click.echo(f"{title}:")
+        show.table(columns, rows)
+        click.echo()
+
+
+def _edit(edit: dict[str, Any]) -> list[str]:
+    why = edit["why"] + (" (is there already)" if edit["there"] else "")
+    return [edit["kind"], shown(edit["kind"], edit["value"]), why]
+
+
+def shown(kind: str, value: Any) -> str:
+    """Write an edit's value in a few words.
+
+    Args:
+        kind: of the edit.
+        value: of it, as in the docstring of gpushim.edits.
+    """
+    if kind in ("node", "set-node"):
+        numbers = f" {value['type']} {value['major']}:{value['minor']}" if "major" in value else ""
+        return f"{value['path']}{numbers}"
+    if kind in ("mount", "set-mount"):
+        # Of a driver root, whose files keep their paths, the rest of the source says nothing new.
+        source = "" if value["source"].endswith(value["destination"]) else f" from {value['source']}"
+        return f"{value['destination']}{source}{' (read-only)' if 'ro' in value.get('options', ()) else ''}"
+    if kind == "rule":
+        return "{} {}:{} {}".format(*value)
+    if kind == "env":
+        return "=".join(value)
+    if kind in ("hook", "stage-hook"):
+        stage, hook = ("prestart", value) if kind == "hook" else value
+        return f"{stage}: {hook['path']}"
+    return str(value)

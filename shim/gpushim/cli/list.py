@@ -1,0 +1,62 @@
+"""`gpushim list`: the GPUs and MIG instances of this host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gpushim.cli import show
+from gpushim.errors import GpushimError
+from gpushim.inventory import modules, present, procfs
+
+COLUMNS = ("INDEX", "MODEL", "UUID", "BUS ID", "MINOR", "NODES", "NUMA", "PROBLEM")
+
+
+@click.command()
+@show.format_option("table", "json", "csv")
+def list_gpus(form: str) -> None:
+    """List this host's GPUs and MIG instances, as containers may ask for them.
+
+    INDEX and UUID are what NVIDIA_VISIBLE_DEVICES takes; NUMA is the node that the GPU is nearest to, as sysfs says.
+    """
+    inventory = present.snapshot()
+    if inventory["error"]:
+        raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
+    for note in inventory["notes"]:
+        click.echo(f"note: {note}", err=True)
+    sys = modules.sys_dir(inventory["driver"]["root"])
+    gpus = [_gpu(gpu, inventory, sys) for gpu in inventory["gpus"]]
+    rows = [row for gpu in gpus for row in _rows(gpu)]
+    if not rows and form == "table":
+        click.echo("this host has no GPU")
+        return
+    show.emit(form, gpus, COLUMNS, rows)
+
+
+def _gpu(gpu: dict[str, Any], inventory: dict[str, Any], sys: str) -> dict[str, Any]:
+    """Return what is shown of a GPU: what the snapshot has, its NUMA node, and its MIG instances."""
+    names = ("index", "model", "uuid", "pci", "minor", "node", "drm", "problem")
+    migs = [mig for mig in inventory["mig"] if mig["gpu"] == gpu["index"]]
+    shown = {name: gpu[name] for name in names}
+    return {**shown, "numa": _numa(sys, gpu["pci"]), "mig_mode": gpu["mig"], "mig": migs}
+
+
+def _numa(sys: str, pci: str) -> int | None:
+    """Read the NUMA node of a PCI device; -1 in sysfs means that there is none (Documentation/ABI, sysfs-bus-pci)."""
+    try:
+        with open(f"{sys}/bus/pci/devices/{procfs.sysfs_name(pci)}/numa_node", encoding="ascii") as file:
+            node = int(file.read(16))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def _rows(gpu: dict[str, Any]) -> list[list[object]]:
+    model = f"{gpu['model']} (MIG)" if gpu["mig_mode"] else gpu["model"]
+    nodes = " ".join([gpu["node"], *gpu["drm"]])
+    rows = [[gpu["index"], model, gpu["uuid"], gpu["pci"], gpu["minor"], nodes, gpu["numa"], gpu["problem"]]]
+    for mig in gpu["mig"]:
+        name, caps = f"{gpu['index']}:{mig['index']}", " ".join(mig["nodes"])
+        rows.append([name, f"MIG {mig['profile']}", mig["uuid"], gpu["pci"], None, caps, gpu["numa"], None])
+    return rows

@@ -1,0 +1,51 @@
+"""`gpushim ps`: which container holds which GPU."""
+
+from __future__ import annotations
+
+import click
+
+from gpushim import holders
+from gpushim.cli import show
+from gpushim.errors import GpushimError
+from gpushim.inventory import present
+
+COLUMNS = ("CONTAINER", "NAME", "ENGINE", "PID", "DEVICES", "HOW")
+
+
+@click.command()
+@click.option(
+    "--state",
+    multiple=True,
+    metavar="DIRECTORY",
+    help="Where runc or crun keep their state (their --root), instead of the usual places.",
+)
+@click.option("--no-trunc", is_flag=True, help="Show whole container ids.")
+@show.format_option("table", "json", "csv")
+def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
+    """List the running containers that have a GPU.
+
+    Read from the state that runc and crun keep and from each container's config.json, whoever put the GPU there:
+    HOW says spec for that, and hook for nodes that a hook has bound into the container later, as `docker run --gpus`
+    does before Docker 29.2. The host's whole /dev, mounted into a container, is not seen here.
+    """
+    inventory = present.snapshot()
+    if inventory["error"]:
+        raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
+    found, notes = holders.holders(inventory, list(state) or None)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    if not found and form == "table":
+        click.echo("no running container has a GPU")
+        return
+    rows = [
+        [
+            each["id"] if no_trunc or form == "csv" else each["id"][:12],
+            each["name"],
+            each["engine"],
+            each["pid"],
+            ",".join(each["devices"]),
+            each["how"],
+        ]
+        for each in found
+    ]
+    show.emit(form, found, COLUMNS, rows)

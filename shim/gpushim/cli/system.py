@@ -1,0 +1,89 @@
+"""`gpushim system`: device nodes of the driver, and links to them, made by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gpushim import policy, stamp
+from gpushim.errors import FAILED, INVENTORY, GpushimError
+from gpushim.inventory import make_nodes, procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ROOT = click.option(
+    "--dev-root",
+    default="",
+    metavar="DIRECTORY",
+    help="The directory whose dev/ has the nodes, instead of the configuration's.",
+)
+_DRY = click.option("--dry-run", is_flag=True, help="Only show what is missing.")
+
+
+@click.group()
+def system() -> None:
+    """Make the driver's device nodes, and links to them.
+
+    A refresh does both as root; these commands are for boot scripts and driver containers.
+    """
+
+
+@system.command("create-device-nodes")
+@_ROOT
+@_DRY
+def create_device_nodes(dev_root: str, dry_run: bool) -> None:
+    """Make the driver's device nodes that are missing or wrong, and links to them below /dev/char.
+
+    Numbers, mode and owner are those that the loaded driver tells in /proc. Nodes that are right stay as they are.
+    """
+    root, proc = _places(dev_root)
+    _report(lambda: make_nodes.missing_nodes(root, proc) + _links(root, proc), make_nodes.make, root, proc, dry_run)
+
+
+@system.command("create-dev-char-links")
+@_ROOT
+@_DRY
+def create_dev_char_links(dev_root: str, dry_run: bool) -> None:
+    """Make the links /dev/char/MAJOR:MINOR to the driver's device nodes that are there.
+
+    Some releases of systemd and runc look for a device by this link; without it a container loses its GPU at the next
+    systemctl daemon-reload.
+    """
+    root, proc = _places(dev_root)
+    _report(lambda: _links(root, proc), make_nodes.link, root, proc, dry_run)
+
+
+def _places(dev_root: str) -> tuple[str, str]:
+    """Return the device root and the /proc that shows the driver."""
+    if dev_root and not dev_root.startswith("/"):
+        raise click.UsageError(f"--dev-root {dev_root} is a relative path; give the whole path")
+    driver = policy.load(stamp.config_path())["driver"]
+    proc = stamp.proc_dir(driver["root"])
+    if procfs.module_version(proc) is None:
+        raise GpushimError(
+            f"no NVIDIA driver is loaded ({proc}/driver/nvidia/version is not there): load it (modprobe nvidia)",
+            INVENTORY,
+        )
+    return (dev_root.rstrip("/") or "/") if dev_root else driver["dev-root"], proc
+
+
+def _links(root: str, proc: str) -> list[str]:
+    return [host for host, _, _ in make_nodes.missing_links(root, proc)]
+
+
+def _report(
+    missing: Callable[[], list[str]], make: Callable[[str, str], list[str]], root: str, proc: str, dry_run: bool
+) -> None:
+    """Make what is missing, and say what that was."""
+    before = missing()
+    notes = [] if dry_run else make(root, proc)
+    after = [] if dry_run else missing()
+    for path in before:
+        if path not in after:
+            click.echo(f"{'would make' if dry_run else 'made'} {path}")
+    if notes:
+        raise GpushimError("; ".join(notes), FAILED)
+    if not before:
+        click.echo("nothing is missing")

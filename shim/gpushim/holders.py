@@ -1,0 +1,224 @@
+"""Which container holds which GPU: read from the containers that live now, never from a record of ours.
+
+The state directories of runc and crun tell a container's process and bundle; the bundle's config.json its device
+nodes; the process's mount table those that the hook alone has bound into it. Out of scope: processes on the host
+that use a GPU without a container, which nvidia-smi lists.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from gpushim.engines import running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Where runc and crun keep the state of containers, by who calls them; moby is Docker's containerd namespace.
+STATES = (
+    ("/run/docker/runtime-*/*", "docker"),
+    ("/run/containerd/runc/*", "containerd"),
+    ("/run/runc", "runc"),
+    ("/run/crun", "crun"),
+    ("/run/user/*/runc", "runc"),
+    ("/run/user/*/crun", "crun"),
+    ("/run/user/*/docker/runtime-*/*", "docker"),
+)
+DOCKER_CONFIG = "/etc/docker/daemon.json"
+FILES = ("state.json", "status")  # of runc, of crun
+SIZE_LIMIT = 16 << 20  # bytes
+# Annotations by which an engine can be told, and those with a name for people.
+ENGINES = (
+    ("io.kubernetes.cri-o.", "cri-o"),
+    ("io.kubernetes.cri.", "containerd (CRI)"),
+    ("io.podman.", "podman"),
+    ("io.container.manager", "podman"),
+    ("nerdctl/", "nerdctl"),
+)
+NAMES = (
+    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"),
+    ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
+    ("nerdctl/name",),
+)
+
+
+def holders(
+    inventory: dict[str, Any], states: list[str] | None = None, proc: str = "/proc"
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """List the live containers that have a GPU.
+
+    Args:
+        inventory: the snapshot.
+        states: state directories to look into, instead of the usual ones and those of the engines that run.
+        proc: where procfs is mounted.
+
+    Returns:
+        [{"id", "name", "engine", "pid", "bundle", "devices", "how"}]: devices are texts such as "0" and "2:0", how
+        is "spec", "hook" (put there behind the runtime) or both; and sentences about what could not be read.
+    """
+    notes: list[str] = []
+    found = []
+    places = [(each, "") for each in states] if states is not None else _places()
+    for folder, engine in places:
+        for name in _listing(folder, notes):
+            state = _state(f"{folder}/{name}", notes)
+            if state and _lives(state, proc):
+                holder = _holder(name, engine, state, inventory, proc, notes)
+                if holder["devices"]:
+                    found.append(holder)
+    return sorted(found, key=lambda each: (each["devices"], each["id"])), notes
+
+
+def _places() -> list[tuple[str, str]]:
+    """List state directories that exist, each once, with the engine that they belong to."""
+    patterns = list(STATES)
+    for engine in running.find():
+        if engine.name == "dockerd":
+            settings = _json(engine.seen(engine.config or DOCKER_CONFIG), []) or {}
+            roots = [*engine.option("--exec-root"), settings.get("exec-root")]
+            patterns += [(f"{glob.escape(root)}/runtime-*/*", "docker") for root in roots if isinstance(root, str)]
+    places: dict[str, str] = {}
+    for pattern, engine_name in patterns:
+        for path in sorted(glob.glob(pattern)):
+            places.setdefault(os.path.realpath(path), "docker" if path.endswith("/moby") else engine_name)
+    return list(places.items())
+
+
+def _listing(folder: str, notes: list[str]) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        notes.append(f"{folder} cannot be read ({error.strerror}), so containers there are not listed")
+        return []
+
+
+def _state(folder: str, notes: list[str]) -> dict[str, Any] | None:
+    """Read the state of one container: {"pid", "start" (clock ticks since boot), "bundle"}."""
+    for name in FILES:
+        state = _json(f"{folder}/{name}", notes)
+        if state is None:
+            continue
+        if name == "status":
+            return {"pid": state.get("pid"), "start": state.get("process-start-time"), "bundle": state.get("bundle")}
+        config = state.get("config")
+        labels = config.get("labels") if isinstance(config, dict) else None
+        bundles = [str(label)[len("bundle=") :] for label in labels or () if str(label).startswith("bundle=")]
+        start = state.get("init_process_start")
+        return {"pid": state.get("init_process_pid"), "start": start, "bundle": bundles[-1] if bundles else None}
+    return None
+
+
+def _lives(state: dict[str, Any], proc: str) -> bool:
+    """Say whether a container's first process is there still, and not another with its number."""
+    if not isinstance(state["pid"], int) or state["pid"] <= 0:
+        return False
+    try:
+        with open(f"{proc}/{state['pid']}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read(4096).rpartition(")")[2].split()
+    except OSError:
+        return False
+    # Fields 3 and 22 of proc_pid_stat(5).
+    return len(fields) > 19 and fields[0] not in "ZX" and (not state["start"] or int(fields[19]) == state["start"])
+
+
+def _holder(
+    name: str, engine: str, state: dict[str, Any], inventory: dict[str, Any], proc: str, notes: list[str]
+) -> dict[str, Any]:
+    bundle = str(state["bundle"] or "")
+    spec = _json(f"{bundle}/config.json", notes) if bundle else None
+    annotations = (spec or {}).get("annotations")
+    annotations = annotations if isinstance(annotations, dict) else {}
+    given = set(_given(spec or {}, inventory))
+    bound = set(_bound(f"{proc}/{state['pid']}/mountinfo", inventory)) - given
+    return {
+        "id": name,
+        "name": _name(annotations),
+        "engine": _engine(annotations) or engine or "runc or crun",
+        "pid": state["pid"],
+        "bundle": bundle,
+        "devices": devices(given | bound, inventory),
+        "how": " and ".join(word for word, paths in (("spec", given), ("hook", bound)) if paths),
+    }
+
+
+def _given(spec: dict[str, Any], inventory: dict[str, Any]) -> Iterator[str]:
+    """List the inventory's nodes that a config.json gives: as devices, or as mounts, in a user namespace."""
+    linux = spec.get("linux")
+    numbers = {tuple(node[:2]): path for path, node in inventory["nodes"].items()}
+    for device in _objects(linux.get("devices") if isinstance(linux, dict) else None):
+        path = numbers.get((device.get("major"), device.get("minor")))
+        if path and device.get("type") in ("c", "u"):
+            yield path
+    for mount in _objects(spec.get("mounts")):
+        if mount.get("destination") in inventory["nodes"]:
+            yield mount["destination"]
+
+
+def _bound(path: str, inventory: dict[str, Any]) -> Iterator[str]:
+    """List the inventory's nodes that a process has as mounts: field 5 of proc_pid_mountinfo(5)."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read(SIZE_LIMIT).splitlines()
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split(" ")
+        # A container can mount over any path; of a node, the source bears the same name.
+        if len(fields) > 4 and fields[4] in inventory["nodes"] and fields[3].endswith(fields[4].rpartition("/")[2]):
+            yield fields[4]
+
+
+def devices(paths: set[str], inventory: dict[str, Any]) -> list[str]:
+    """Say which GPUs and MIG instances one has who has these nodes.
+
+    Args:
+        paths: of nodes, as the inventory has them.
+        inventory: the snapshot.
+
+    Returns:
+        texts as in NVIDIA_VISIBLE_DEVICES: indices, and GPU:instance. A GPU that is divided by MIG is nobody's.
+    """
+    if inventory["platform"] != "native":
+        return [str(gpu["index"]) for gpu in inventory["gpus"]] if paths else []
+    whole = [str(gpu["index"]) for gpu in inventory["gpus"] if gpu["node"] in paths and not gpu["mig"]]
+    nodes = {gpu["index"]: gpu["node"] for gpu in inventory["gpus"]}
+    migs = [mig for mig in inventory["mig"] if paths >= {nodes[mig["gpu"]], *mig["nodes"]}]
+    return whole + [f"{mig['gpu']}:{mig['index']}" for mig in migs]
+
+
+def _engine(annotations: dict[str, Any]) -> str:
+    for prefix, engine in ENGINES:
+        if any(key.startswith(prefix) for key in annotations):
+            return engine
+    return ""
+
+
+def _name(annotations: dict[str, Any]) -> str:
+    for keys in NAMES:
+        if keys[-1] in annotations:
+            return "/".join(str(annotations[key]) for key in keys if key in annotations)
+    return ""
+
+
+def _objects(found: Any) -> list[dict[str, Any]]:
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _json(path: str, notes: list[str]) -> dict[str, Any] | None:
+    """Read a file of a runtime's; None if it is not there (any more) or is no object."""
+    try:
+        with open(path, "rb") as file:
+            found = json.loads(file.read(SIZE_LIMIT))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        notes.append(f"{path} cannot be read: {error.strerror}")
+        return None
+    except ValueError:
+        return None  # being written
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpushim import policy
+from gpushim.cli.config import config
+from gpushim.errors import CONFIG
+from unit.gpushim.cli.looking import run
+
+
+@pytest.fixture
+def toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text('[driver]\nroot = "/run/nvidia/driver"\n[mps]\nenabled = false\n')
+    monkeypatch.setattr("gpushim.stamp.config_path", lambda: str(path))
+    return path
+
+
+def test_show_tells_where_each_value_comes_from(toml: Path) -> None:
+    found = json.loads(run(config, "show", "--format", "json").stdout)
+    assert found["driver.root"] == {"value": "/run/nvidia/driver", "from": str(toml)}
+    assert found["driver.dev-root"] == {"value": "/run/nvidia/driver", "from": "driver.root"}
+    assert found["mps.enabled"] == {"value": False, "from": str(toml)}
+    assert found["runtime.low-level"] == {"value": ["runc", "crun"], "from": "default"}
+    assert len(found) == sum(len(entries) for entries in policy.defaults().values())
+
+
+def test_show_as_a_table(toml: Path) -> None:
+    assert "requests.disable-require  " in run(config, "show").stdout
+
+
+def test_path_and_check(toml: Path) -> None:
+    assert run(config, "path").stdout == f"{toml}\n"
+    assert run(config, "check").stdout == f"{toml} is right\n"
+    toml.write_text("[driver]\nroot = 3\n")
+    for command in ("check", "show"):
+        assert "driver.root is 3, not a string" in str(run(config, command, code=CONFIG).exception)
+
+
+def test_no_configuration() -> None:
+    assert run(config, "check").stdout == "/none.toml is not there; every setting has its default\n"
+    found = json.loads(run(config, "show", "--format", "json").stdout)
+    assert {entry["from"] for entry in found.values()} == {"default", "driver.root"}

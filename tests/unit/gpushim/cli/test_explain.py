@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim.cli.explain import explain
+from gpushim.engines import inspect
+from gpushim.errors import BUNDLE, REQUEST
+from gpushim.explain import described
+from unit.gpushim.cli.looking import run
+
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+
+
+def bundle(folder: Path, *env: str) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"root": {"path": "rootfs"}, "process": {"env": list(env)}}))
+    return path
+
+
+def report(*args: str, **options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(explain, "--format", "json", *args, **options).stdout)
+    return found
+
+
+def test_the_ways_to_name_a_bundle(tmp_path: Path) -> None:
+    path = bundle(tmp_path, f"{DEVICES}=0")
+    found = report(str(tmp_path))
+    assert found == report(str(path))
+    (hook,) = [edit["value"] for edit in found["edits"] if edit["kind"] == "hook"]
+    assert hook["args"][3] == f"{tmp_path}/rootfs"
+    assert report("-", stdin=path.read_text())["source"] == f"env {DEVICES}"
+
+
+def test_a_table_for_people(tmp_path: Path) -> None:
+    out = run(explain, str(bundle(tmp_path, f"{DEVICES}=0,2:0", "NVIDIA_REQUIRE_CUDA=cuda>=12.0"))).stdout
+    assert "NVIDIA_VISIBLE_DEVICES      0,2:0" in out
+    assert "node   /dev/nvidia1 c 195:1" in out
+    assert 'GPU 0, asked for as "0"' in out
+    assert "Conditions that hold:" in out
+    assert "libcuda.so.5 (read-only)" in out
+
+
+def test_variables_alone() -> None:
+    found = report("--env", f"{DEVICES}=0", "--privileged", "--annotation", "a=b", "--mount", "/dev/null:/x")
+    rows = {row["what"]: (row["value"], row["from"]) for row in found["asked"]}
+    assert rows[DEVICES] == ("0", "the command line")
+    assert rows["CAP_SYS_ADMIN"][0] == "yes"
+
+
+def test_a_refusal_is_said_and_exits_so() -> None:
+    result = run(explain, "--env", f"{DEVICES}=9", code=REQUEST)
+    assert f"{DEVICES}" in result.stdout
+    assert 'asks for GPU "9"' in str(result.exception)
+    found = json.loads(run(explain, "--format", "json", "--env", f"{DEVICES}=9", code=REQUEST).stdout)
+    assert found["refusal"]["exit_code"] == REQUEST
+
+
+def test_no_request(tmp_path: Path) -> None:
+    out = run(explain, str(bundle(tmp_path))).stdout
+    assert "asks for no GPU and is left as it is" in out
+
+
+@pytest.mark.parametrize("args", [[], ["x", "--env", "A=b"], ["--docker", "x", "--privileged"], ["--env", "A"]])
+def test_one_thing_to_explain(args: list[str]) -> None:
+    run(explain, *args, code=2)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100000, "3"])
+def test_a_broken_config_json(text: str) -> None:
+    run(explain, "-", stdin=text, code=BUNDLE)
+
+
+def test_a_bundle_that_is_not_there(tmp_path: Path) -> None:
+    run(explain, str(tmp_path / "x"), code=BUNDLE)
+
+
+def test_a_container_of_dockers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = inspect.Found(described([f"{DEVICES}=0"], False, {}, []), {DEVICES: "image x"}, ["it gets NO GPU"])
+    monkeypatch.setattr(inspect, "inspect", lambda name: found if name == "web" else None)
+    out = run(explain, "--docker", "web").stdout
+    assert out.startswith("note: it gets NO GPU\n")
+    assert "image x" in out

@@ -1,0 +1,65 @@
+"""Running checks: none holds up the others, and every one of them is documented."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpushim.doctor import Finding, Host, broken, checks, ok, skipped, warning
+from unit.gpushim.doctor.patient import REPOSITORY
+
+RUNS = ("run-runc", "run-docker", "run-containerd", "run-podman")
+
+
+def test_a_check_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(_: Host) -> Iterator[Finding]:
+        yield ok("first")
+        threading.Event().wait(60)
+
+    host = Host()
+    host.settings["refresh"]["deadline-seconds"] = 0
+    monkeypatch.setattr(checks, "SECONDS", 0.2)
+    monkeypatch.setattr(checks, "table", lambda named: {"one": hangs, "two": lambda _: iter([ok("second")])})
+    assert [(each.check, each.verdict) for each in checks.run(host)] == [
+        ("one", "ok"),
+        ("one", "broken"),
+        ("two", "ok"),
+    ]
+
+
+def test_a_check_that_fails_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Host) -> Iterator[Finding]:
+        yield from ()
+        raise KeyError("x")
+
+    monkeypatch.setattr(checks, "table", lambda named: {"one": fails})
+    (found,) = checks.run(Host())
+    assert (found.verdict, found.evidence) == ("warning", "the check itself failed: KeyError: 'x'")
+
+
+@pytest.mark.parametrize(
+    ("found", "worst"),
+    [
+        ([], "ok"),
+        ([skipped("")], "skipped"),
+        ([ok(""), skipped("")], "ok"),
+        ([ok(""), warning("", "x"), skipped("")], "warning"),
+        ([warning("", "x"), broken("", "x"), ok("")], "broken"),
+    ],
+)
+def test_the_gravest_verdict(found: list[Finding], worst: str) -> None:
+    assert checks.worst(found) == worst
+
+
+def test_kubernetes_means_containerd_too() -> None:
+    names = set(checks.table(("kubernetes",)))
+    assert {"containerd-runtime", "kubernetes-node", "nvml"} <= names
+    assert not any(name.startswith(("docker", "podman")) for name in names)
+
+
+def test_the_page_lists_every_check() -> None:
+    page = (REPOSITORY / "docs/doctor.md").read_text()
+    assert re.findall(r"^\| `([a-z][a-z-]+)` \|", page, re.MULTILINE) == [*checks.table(()), *RUNS]

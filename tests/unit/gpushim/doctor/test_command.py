@@ -1,0 +1,56 @@
+"""`gpushim doctor`: its exit codes and its two forms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpushim import doctor
+from gpushim.cli.doctor import doctor as command
+from gpushim.doctor import Finding, checks
+
+WELL, ODD = doctor.ok("all is well"), doctor.warning("this is odd", "mend it")
+BAD = doctor.broken("this is broken", "mend it at once")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, found: list[Finding], *args: str) -> Result:
+    monkeypatch.setattr("gpushim.engines.running.find", list)
+    monkeypatch.setattr(checks, "run", lambda host: found)
+    return CliRunner().invoke(command, args)
+
+
+@pytest.mark.parametrize(("found", "code"), [([WELL], 0), ([], 0), ([WELL, ODD], 1), ([BAD, ODD, WELL], 2)])
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, found: list[Finding], code: int) -> None:
+    assert run(monkeypatch, found).exit_code == code
+
+
+def test_the_table_tells_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = run(monkeypatch, [Finding("warning", "this is odd", "mend it", "some-check")]).stdout.splitlines()
+    assert [line.split() for line in lines] == [
+        ["verdict", "check", "evidence"],
+        ["warning", "some-check", "this", "is", "odd"],
+        ["mend:", "mend", "it"],
+        ["0", "skipped,", "0", "ok,", "1", "warning,", "0", "broken"],
+    ]
+
+
+def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Any] = json.loads(run(monkeypatch, [BAD], "docker", "--format=json").stdout)
+    assert found["verdict"] == "broken"
+    assert found["findings"] == [
+        {"verdict": "broken", "evidence": "this is broken", "mend": "mend it at once", "check": ""}
+    ]
+
+
+def test_an_unknown_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "'lxc' is not one of" in run(monkeypatch, [], "lxc").output
+
+
+def test_a_report_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("gpushim.doctor.report.PROGRAMS", ())
+    assert run(monkeypatch, [ODD], f"--report={tmp_path}/report").exit_code == 1
+    assert "this is odd" in (tmp_path / "report").read_text()

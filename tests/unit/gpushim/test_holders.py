@@ -1,0 +1,184 @@
+"""Which container holds which GPU, from state directories and processes that the test makes up."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim import holders
+from gpushim.engines import running
+from unit.gpushim import test_plan
+
+CAPS = test_plan.CAPS
+
+
+class Machine:
+    """A /proc, and a directory in which runc and crun keep states."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.proc, self.states = folder, folder / "proc", folder / "states"
+        self.pid = 100
+
+    def process(self, start: int = 5, state: str = "S", mounts: str = "") -> int:
+        self.pid += 1
+        folder = self.proc / str(self.pid)
+        folder.mkdir(parents=True)
+        between = " ".join(["0"] * 18)
+        (folder / "stat").write_text(f"{self.pid} (a ) b) {state} {between} {start} 0")
+        (folder / "mountinfo").write_text(mounts)
+        return self.pid
+
+    def bundle(self, name: str, spec: Any) -> str:
+        folder = self.folder / "bundles" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(spec))
+        return str(folder)
+
+    def runc(self, name: str, spec: Any, pid: int, start: int = 5) -> None:
+        labels = ["a=b", f"bundle={self.bundle(name, spec)}"]
+        self.state(name, "state.json", init_process_pid=pid, init_process_start=start, config={"labels": labels})
+
+    def crun(self, name: str, spec: Any, pid: int) -> None:
+        self.state(name, "status", pid=pid, bundle=self.bundle(name, spec), **{"process-start-time": 5})
+
+    def state(self, name: str, file: str, **members: Any) -> None:
+        (self.states / name).mkdir(parents=True)
+        (self.states / name / file).write_text(json.dumps(members))
+
+    def found(self) -> list[dict[str, Any]]:
+        found, notes = holders.holders(test_plan.snapshot(), [str(self.states)], str(self.proc))
+        assert notes == []
+        return found
+
+    def held(self) -> dict[str, tuple[list[str], str]]:
+        return {each["id"]: (each["devices"], each["how"]) for each in self.found()}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def given(*paths: str, **members: Any) -> dict[str, Any]:
+    nodes = test_plan.snapshot()["nodes"]
+    devices = [{"path": path, "type": "c", "major": nodes[path][0], "minor": nodes[path][1]} for path in paths]
+    return {"linux": {"devices": devices}, **members}
+
+
+def test_runc_and_crun(machine: Machine) -> None:
+    machine.runc("a", given("/dev/nvidiactl", "/dev/nvidia1"), machine.process())
+    machine.crun("b", given("/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia2"), machine.process())
+    machine.runc("c", given("/dev/nvidiactl"), machine.process())
+    machine.runc("d", {}, machine.process())
+    assert machine.held() == {"a": (["0"], "spec"), "b": (["0", "1"], "spec")}
+
+
+def test_mig_instances_are_held_and_not_the_gpu_that_has_them(machine: Machine) -> None:
+    machine.runc("a", given("/dev/nvidia0", CAPS + "12", CAPS + "13"), machine.process())
+    machine.runc("b", given("/dev/nvidia0", CAPS + "12"), machine.process())
+    assert machine.held() == {"a": (["2:0"], "spec")}
+
+
+def test_what_the_hook_alone_has_bound(machine: Machine) -> None:
+    lines = [
+        "30 29 0:5 /nvidia1 /dev/nvidia1 rw - devtmpfs dev rw",
+        "31 29 0:5 /null /dev/nvidia2 rw - devtmpfs dev rw",
+    ]
+    machine.runc("a", {}, machine.process(mounts="\n".join(lines)))
+    machine.runc("b", given("/dev/nvidia2"), machine.process(mounts=lines[0]))
+    assert machine.held() == {"a": (["0"], "hook"), "b": (["0", "1"], "spec and hook")}
+
+
+def test_nodes_of_a_user_namespace_are_mounts(machine: Machine) -> None:
+    machine.runc("a", {"mounts": [{"destination": "/dev/nvidia1", "source": "/dev/nvidia1"}]}, machine.process())
+    assert machine.held() == {"a": (["0"], "spec")}
+
+
+def test_who_has_ended_holds_nothing(machine: Machine) -> None:
+    spec = given("/dev/nvidia1")
+    machine.runc("gone", spec, 99)
+    machine.runc("another", spec, machine.process(start=6))
+    machine.runc("zombie", spec, machine.process(state="Z"))
+    machine.runc("stopped", spec, 0)
+    assert machine.held() == {}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "engine", "name"),
+    [
+        ({}, "runc or crun", ""),
+        ({"io.container.manager": "libpod"}, "podman", ""),
+        (
+            {
+                "io.kubernetes.cri.sandbox-namespace": "ns",
+                "io.kubernetes.cri.sandbox-name": "pod",
+                "io.kubernetes.cri.container-name": "c",
+            },
+            "containerd (CRI)",
+            "ns/pod/c",
+        ),
+        (
+            {"io.kubernetes.cri-o.Name": "x", "io.kubernetes.pod.name": "p", "io.kubernetes.container.name": "c"},
+            "cri-o",
+            "p/c",
+        ),
+        ({"nerdctl/name": "web"}, "nerdctl", "web"),
+    ],
+)
+def test_engine_and_name(machine: Machine, annotations: dict[str, str], engine: str, name: str) -> None:
+    machine.runc("a", given("/dev/nvidia1", annotations=annotations), machine.process())
+    (holder,) = machine.found()
+    assert (holder["engine"], holder["name"]) == (engine, name)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"config": 3}', '{"init_process_pid": "x"}'])
+def test_odd_states_are_nobodys(machine: Machine, text: str) -> None:
+    machine.runc("a", given("/dev/nvidia1"), machine.process())
+    (machine.states / "b").mkdir()
+    (machine.states / "b" / "state.json").write_text(text)
+    assert list(machine.held()) == ["a"]
+
+
+@pytest.mark.parametrize("spec", [[], {"linux": []}, {"linux": {"devices": [3, {}]}, "mounts": {}, "annotations": 3}])
+def test_odd_specs_hold_nothing(machine: Machine, spec: Any) -> None:
+    machine.runc("a", spec, machine.process())
+    assert machine.held() == {}
+
+
+def test_a_directory_that_cannot_be_read_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    found, notes = holders.holders(test_plan.snapshot(), ["/run/x"], str(machine.proc))
+    assert (found, notes) == ([], ["/run/x cannot be read (Permission denied), so containers there are not listed"])
+
+
+def test_all_gpus_of_wsl_are_one_node() -> None:
+    inventory = test_plan.snapshot(platform="wsl", nodes={"/dev/dxg": [10, 63, 0o666, 0, 0]})
+    assert holders.devices({"/dev/dxg"}, inventory) == ["0", "1", "2"]
+    assert holders.devices(set(), inventory) == []
+
+
+def test_where_dockerd_says_that_it_keeps_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "runtime-runc/moby").mkdir(parents=True)
+    (tmp_path / "daemon.json").write_text(json.dumps({"exec-root": f"{tmp_path}/two"}))
+    argv = ("dockerd", "--exec-root", f"{tmp_path}/one")
+    daemon = running.Engine("dockerd", 1, argv=argv, config=f"{tmp_path}/daemon.json")
+    monkeypatch.setattr(running, "find", lambda: [daemon])
+    monkeypatch.setattr(holders, "STATES", ())
+    inventory = test_plan.snapshot()
+    looked: list[str] = []
+
+    def look(folder: str, _: list[str]) -> list[str]:
+        looked.append(folder)
+        return []
+
+    monkeypatch.setattr(holders, "_listing", look)
+    assert holders.holders(inventory) == ([], [])
+    assert looked == [f"{tmp_path}/{name}/runtime-runc/moby" for name in ("one", "two")]
