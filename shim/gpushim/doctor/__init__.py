@@ -1,0 +1,188 @@
+"""Find out what is wrong with this host: checks that look and change nothing.
+
+A check is a function that takes a Host and yields what it found; checks.py lists them by name and runs them, each
+within a deadline. Programs that a check starts have deadlines of their own (ask.py).
+Out of scope: printing (cli/doctor.py); mending, which the findings tell how to do.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpushim import policy, stamp
+from gpushim.engines import HOOK, PROGRAM, running
+from gpushim.errors import GpushimError
+from gpushim.inventory import modules, platforms, procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
+SLACK = 2.0  # seconds; the kernel tells the time of its boot, to which a process's start is added, in whole ones
+HEAD_LIMIT = 4096  # bytes of a program that tell whose it is
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        verdict: OK, SKIPPED (there is nothing to check), WARNING or BROKEN.
+        evidence: what was seen, as a sentence.
+        mend: the command, or a sentence, that mends it; "" where nothing is to be mended.
+        check: name of the check.
+    """
+
+    verdict: str
+    evidence: str
+    mend: str = ""
+    check: str = ""
+
+
+def _code() -> str:
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    above = os.path.dirname(package)
+    # Of a package or a checkout it is gpushim's as a whole; pip's directory is not.
+    return above if os.path.basename(above) in ("gpushim", "shim") else package
+
+
+@dataclass
+class Host:
+    """What the checks look at.
+
+    Attributes:
+        top: what comes before the host's own paths: "" but for tests.
+        config: path of config.toml.
+        state: the directory of the snapshot.
+        settings: the policy; the defaults if config.toml is wrong.
+        trouble: what is wrong with config.toml, or "".
+        engines: those that run.
+        named: engines that the user named, out of "docker", "containerd", "podman" and "kubernetes".
+        code: the directory of the code that engines run.
+        answers: what took long to find out, for the next check that needs it.
+    """
+
+    top: str = ""
+    config: str = stamp.CONFIG_FILE
+    state: str = stamp.STATE_DIR
+    settings: dict[str, Any] = field(default_factory=policy.defaults)
+    trouble: str = ""
+    engines: list[running.Engine] = field(default_factory=list)
+    named: tuple[str, ...] = ()
+    code: str = field(default_factory=_code)
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def driver(self) -> dict[str, Any]:
+        """The policy's section about the driver."""
+        section: dict[str, Any] = self.settings["driver"]
+        return section
+
+    @property
+    def proc(self) -> str:
+        """Where the procfs that shows the driver is mounted."""
+        return stamp.proc_dir(self.driver["root"])
+
+    @property
+    def sys(self) -> str:
+        """Where the sysfs that shows the GPUs is mounted."""
+        return modules.sys_dir(self.driver["root"])
+
+    def running(self, *names: str) -> list[running.Engine]:
+        """Return the engines of these names that run."""
+        return [engine for engine in self.engines if engine.name in names]
+
+    def program(self, *names: str, path: str = policy.SYSTEM_PATH) -> str:
+        """Find the first of these programs in the directories of a PATH; "" if none is there."""
+        for name in names:
+            for folder in path.split(":"):
+                found = f"{self.top}{folder}/{name}"
+                if folder.startswith("/") and os.path.isfile(found) and os.access(found, os.X_OK):
+                    return found
+        return ""
+
+    def has_driver(self) -> bool:
+        """Say whether NVIDIA's kernel module is loaded; checks of what belongs to it have nothing to say else."""
+        return procfs.module_version(self.proc) is not None
+
+    def platform(self, notes: list[str]) -> str:
+        """Return "wsl", "tegra" or "native"; notes get what is not as it should be there."""
+        other = platforms.find(self.driver, notes)
+        return other["platform"] if other else "native"
+
+
+def look(named: tuple[str, ...] = ()) -> Host:
+    """Gather what the checks need.
+
+    Args:
+        named: engines that the user named.
+
+    Raises:
+        GpushimError: GPUSHIM_CONFIG or GPUSHIM_STATE is no absolute path.
+    """
+    host = Host(config=stamp.config_path(), state=stamp.state_dir(), engines=running.find(), named=named)
+    try:
+        host.settings = policy.load(host.config)
+    except GpushimError as error:
+        host.trouble = str(error)
+    return host
+
+
+def ok(evidence: str) -> Finding:
+    """Return a finding: all is well."""
+    return Finding(OK, evidence)
+
+
+def skipped(evidence: str) -> Finding:
+    """Return a finding: there is nothing to check."""
+    return Finding(SKIPPED, evidence)
+
+
+def warning(evidence: str, mend: str) -> Finding:
+    """Return a finding: containers may get GPUs, but something is not as it should be."""
+    return Finding(WARNING, evidence, mend)
+
+
+def broken(evidence: str, mend: str) -> Finding:
+    """Return a finding: containers get no GPUs, or not all that they ask for."""
+    return Finding(BROKEN, evidence, mend)
+
+
+def ours(program: str) -> bool:
+    """Say whether a program is one of gpushim's: scripts, which name it."""
+    try:
+        with open(program, "rb", opener=_nonblocking) as file:
+            head = file.read(HEAD_LIMIT)
+    except OSError:
+        return False
+    return head.startswith(b"#!") and any(word in head for word in (b"gpuhook", HOOK.encode(), PROGRAM.encode()))
+
+
+def text(path: str, limit: int = 1 << 20) -> str:
+    """Read a file of the host's; "" if that cannot be done."""
+    try:
+        with open(path, encoding="utf-8", errors="replace", opener=_nonblocking) as file:
+            return file.read(limit)
+    except OSError:
+        return ""
+
+
+def listing(folder: str) -> Iterator[str]:
+    """List the paths in a directory, sorted; none if it cannot be read."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    yield from (f"{folder}/{name}" for name in names)
+
+
+def some(names: list[str], limit: int = 4) -> str:
+    """Join names for a sentence, not all of them if they are many."""
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
+
+
+def _nonblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO must not hang us

@@ -1,0 +1,135 @@
+"""Ask programs and daemons, each within a deadline.
+
+Out of scope: what the answers mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpushim.policy import SYSTEM_PATH
+
+if TYPE_CHECKING:
+    from typing import IO
+
+SECONDS = 10.0
+ANSWER_LIMIT = 16 << 20  # bytes
+# Names that a client of an engine needs to find its user's files; nothing else of the environment is handed on.
+HANDED_ON = (
+    *("HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF"),
+    *("GPUSHIM_CONFIG", "GPUSHIM_STATE"),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a program said.
+
+    Attributes:
+        code: its exit code; None if it could not be started, or did not end in time.
+        out: its stdout.
+        said: its stderr, or why there is no code.
+    """
+
+    code: int | None
+    out: str
+    said: str
+
+    @property
+    def last(self) -> str:
+        """The last line of what it complains about."""
+        lines = (self.said.strip() or self.out.strip()).splitlines()
+        return lines[-1][:300] if lines else f"code {self.code}"
+
+
+def program(argv: list[str], seconds: float = SECONDS, feed: IO[bytes] | None = None, **more: str) -> Answer:
+    """Run a program.
+
+    Args:
+        argv: its absolute path and its arguments.
+        seconds: how long it may take; then it is killed with all that it started.
+        feed: file for its stdin; none by default.
+        more: variables of its environment.
+    """
+    environment = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", **more}
+    environment.update({name: os.environ[name] for name in HANDED_ON if name in os.environ})
+    pipe = subprocess.PIPE
+    try:
+        child = subprocess.Popen(
+            argv,
+            stdin=feed or subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Answer(None, "", f"{argv[0]} cannot be started: {error.strerror}")
+    try:
+        out, said = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        _abandon(child)
+        return Answer(None, "", f"`{' '.join(argv)[:200]}` has not ended within {seconds:g} s")
+    return Answer(child.returncode, out.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
+
+
+def docker(path: str, what: str, seconds: float = SECONDS) -> dict[str, Any]:
+    """Ask dockerd.
+
+    Args:
+        path: of its socket.
+        what: such as "/info".
+        seconds: how long each step may take.
+
+    Raises:
+        OSError: it does not answer.
+        ValueError: what it answers is no JSON object.
+    """
+    connection = http.client.HTTPConnection("localhost", timeout=seconds)
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.sock.settimeout(seconds)
+    try:
+        connection.sock.connect(path)
+        connection.request("GET", what)
+        answer = json.loads(connection.getresponse().read(ANSWER_LIMIT))
+    except http.client.HTTPException as error:
+        raise ValueError(f"no HTTP ({type(error).__name__})") from None
+    finally:
+        connection.close()
+    if not isinstance(answer, dict):
+        raise ValueError("no JSON object")
+    return answer
+
+
+def listens(path: str) -> bool:
+    """Say whether somebody listens on a UNIX socket."""
+    with contextlib.suppress(OSError):
+        fd = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:  # by way of the descriptor: a socket's address has room for 107 bytes only
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(SECONDS)
+                client.connect(f"/proc/self/fd/{fd}/{os.path.basename(path)}")
+                return True
+        finally:
+            os.close(fd)
+    return False
+
+
+def _abandon(child: subprocess.Popen[bytes]) -> None:
+    """Kill a program and what it started; one that the kernel holds (state D) is left behind."""
+    with contextlib.suppress(OSError):
+        os.killpg(child.pid, signal.SIGKILL)
+    for stream in (child.stdout, child.stderr):
+        if stream:
+            stream.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(1)

@@ -1,0 +1,157 @@
+"""Checks of the CDI specs in the directories that engines read.
+
+Out of scope: whether an engine does CDI (docker.py and its neighbours); the schema (`gpushim cdi validate`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from gpushim.cdi import publish, specs, versions, write
+from gpushim.doctor import Finding, Host, ask, broken, ok, skipped, some, warning
+from gpushim.errors import GpushimError
+from gpushim.inventory import ensure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Version of an engine, and of CDI that releases from that one on read at least.
+READS = {
+    "podman": (((4, 1), "0.5.0"), ((4, 6), "0.6.0"), ((5, 1), "0.7.0"), ((5, 3), "0.8.0"), ((5, 6), "1.0.0")),
+    "dockerd": (((25, 0), "0.6.0"), ((27, 0), "0.7.0"), ((28, 0), "0.8.0"), ((28, 3), "1.0.0")),
+    "containerd": (((1, 7), "0.5.0"), ((2, 0), "0.8.0"), ((2, 1), "1.0.0")),
+}
+
+
+def directories(host: Host) -> list[str]:
+    """List the directories of specs, each once, whichever way it is named."""
+    own = os.path.dirname(publish.path_of(host.settings))
+    found: dict[str, str] = {}
+    for folder in (*host.settings["cdi"]["spec-dirs"], own):
+        found.setdefault(os.path.realpath(folder), folder)
+    return list(found.values())
+
+
+def spec(host: Host) -> Iterator[Finding]:
+    """Check that refresh's spec is there, and of this snapshot."""
+    path = publish.path_of(host.settings)
+    found, _ = ensure.last(host.config, host.state)
+    if not host.settings["cdi"]["write-spec"]:
+        yield skipped(f"write-spec under [cdi] in {host.config} is false")
+    elif not found or found["error"]:
+        yield skipped("there is no snapshot to compare it with")
+    elif publish.saved(path) is None:
+        yield warning(f"{path} is not there, or no good: engines find no CDI device of ours", "gpushim refresh")
+    elif publish.saved(path) != _wanted(host, found):
+        yield broken(
+            f"{path} is not of this driver and these GPUs: engines give containers what is not there",
+            f"rm {path} && gpushim refresh",
+        )
+    else:
+        yield ok(f"{path} is that of the snapshot")
+
+
+def _wanted(host: Host, snapshot: dict[str, Any]) -> dict[str, Any] | None:
+    wanted = host.settings["cdi"]
+    try:
+        return write.gpu_spec(snapshot, wanted["kind"], wanted["device-names"], [])
+    except GpushimError:
+        return None
+
+
+def files(host: Host) -> Iterator[Finding]:
+    """Check that every spec can be read and trusted."""
+    found, troubles = specs.load(directories(host))
+    for trouble in troubles:
+        untrusted = "owns it" in trouble or "its mode is" in trouble
+        mend = (
+            "chown root: and chmod go-w it" if untrusted else "correct or remove it; gpushim cdi validate tells more"
+        )
+        yield (broken if untrusted else warning)(f"{trouble}; its devices do not count", mend)
+    if not troubles:
+        yield ok(f"all specs in {some(directories(host))} can be read ({len(found)})")
+
+
+def conflicts(host: Host) -> Iterator[Finding]:
+    """Check that no device is in two files."""
+    places: dict[str, list[tuple[int, str]]] = {}
+    for path, priority, document in specs.load(directories(host))[0]:
+        for device in document["devices"]:
+            places.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
+    said = set()
+    for name, found in places.items():
+        paths = sorted(path for _, path in found)
+        if len(paths) > 1 and tuple(paths) not in said:
+            said.add(tuple(paths))
+            same = len({priority for priority, _ in found}) < len(found)
+            told = f"{name} is in {' and in '.join(paths)}"
+            if same:
+                yield broken(f"{told}: engines give neither", "remove the one that gpushim does not write")
+            else:
+                yield warning(f"{told}: the last of the directories counts", f"rm {found[0][1]}, if it is stale")
+    if not said:
+        yield ok("no device is in two files")
+
+
+def paths(host: Host) -> Iterator[Finding]:
+    """Check that what the specs name is there."""
+    missing = 0
+    for path, _, document in specs.load(directories(host))[0]:
+        absent = [name for name in _named(document) if not os.path.lexists(name)]
+        missing += len(absent)
+        if absent:
+            yield broken(
+                f"{path} names {some(absent)}, which is not there: containers do not start",
+                "gpushim refresh for gpushim's own; the program that wrote it for another",
+            )
+    if not missing:
+        yield ok("all files, nodes and hooks that specs name are there")
+
+
+def _named(document: dict[str, Any]) -> Iterator[str]:
+    for holder in (document, *document["devices"]):
+        edits = holder.get("containerEdits") or {}
+        yield from (node.get("hostPath") or node["path"] for node in edits.get("deviceNodes") or ())
+        yield from (
+            mount["hostPath"]
+            for mount in edits.get("mounts") or ()
+            if mount.get("type", "bind") in ("", "bind", "none")
+        )
+        yield from (hook["path"] for hook in edits.get("hooks") or ())
+
+
+def readable(host: Host) -> Iterator[Finding]:
+    """Check that the engines here are new enough for the specs."""
+    found = [(path, document["cdiVersion"]) for path, _, document in specs.load(directories(host))[0]]
+    old = 0
+    for name, program in _engines(host).items():
+        version = _version(program)
+        reads = next((cdi for least, cdi in reversed(READS[name]) if version >= least), "") if version else "any"
+        late = [
+            path for path, cdi in found if reads and reads != "any" and versions.number(cdi) > versions.number(reads)
+        ]
+        old += len(late)
+        if late:
+            shown = ".".join(map(str, version))
+            yield warning(
+                f"{name} {shown} reads CDI up to {reads}, and {some(late)} is newer",
+                "let its writer use an older cdiVersion, or upgrade the engine",
+            )
+    if not found:
+        yield skipped("there are no CDI specs")
+    elif not old:
+        yield ok(f"cdiVersion {some(sorted({cdi for _, cdi in found}))}: the engines here can read it")
+
+
+def _engines(host: Host) -> dict[str, str]:
+    """Return the programs of the engines here, by name."""
+    found = {engine.name: engine.seen(engine.exe) for engine in host.running(*READS)}
+    podman = host.program("podman")
+    return {**found, **({"podman": podman} if podman else {})}
+
+
+def _version(program: str) -> tuple[int, ...]:
+    said = re.search(r"(\d+)\.(\d+)\.\d+", ask.program([program, "--version"]).out)
+    return (int(said[1]), int(said[2])) if said else ()

@@ -1,0 +1,154 @@
+"""All checks by name, and running them: each in a thread of its own, so that none can hold up the doctor.
+
+Out of scope: what a check does.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpushim.doctor import (
+    BROKEN,
+    OK,
+    SKIPPED,
+    WARNING,
+    Finding,
+    Host,
+    broken,
+    cdi,
+    containerd,
+    docker,
+    driver,
+    host,
+    kubernetes,
+    nodes,
+    podman,
+    state,
+    warning,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Check = Callable[[Host], Iterator[Finding]]
+
+GENERAL: dict[str, Check] = {
+    "platform": driver.platform,
+    "driver-module": driver.module,
+    "driver-libraries": driver.agreement,
+    "more-modules": driver.more_modules,
+    "nvml": driver.nvml,
+    "persistence": driver.persistence,
+    "library-cache": driver.cache,
+    "device-nodes": nodes.existing,
+    "dev-char-links": nodes.links,
+    "config": state.config,
+    "state-directory": state.directory,
+    "snapshot": state.snapshot,
+    "log": state.log,
+    "space": state.space,
+    "programs": state.programs,
+    "code": state.installed,
+    "python": state.python,
+    "yaml": state.yaml,
+    "units": state.units,
+    "low-level-runtime": host.low_level,
+    "cgroups": host.cgroups,
+    "selinux": host.selinux,
+    "apparmor": host.apparmor,
+    "cdi-spec": cdi.spec,
+    "cdi-files": cdi.files,
+    "cdi-conflicts": cdi.conflicts,
+    "cdi-paths": cdi.paths,
+    "cdi-versions": cdi.readable,
+    "nvidia-config": host.old_config,
+    "nvidia-hook": host.old_hook,
+    "nvidia-hooks-d": host.old_hooks_d,
+    "nvidia-units": host.old_units,
+}
+ENGINES: dict[str, dict[str, Check]] = {
+    "docker": {
+        "docker-daemon": docker.daemon,
+        "docker-runtime": docker.runtime,
+        "docker-program": docker.program,
+        "docker-hook": docker.hook,
+        "docker-hook-alone": docker.alone,
+        "docker-restart": docker.restarted,
+        "docker-cdi": docker.devices,
+    },
+    "containerd": {
+        "containerd-daemon": containerd.daemon,
+        "containerd-runtime": containerd.runtime,
+        "containerd-cgroups": containerd.driver,
+        "containerd-restart": containerd.restarted,
+        "containerd-cdi": containerd.devices,
+    },
+    "podman": {
+        "podman-program": podman.program,
+        "podman-runtime": podman.runtime,
+        "podman-hooks": podman.hooks,
+    },
+    "kubernetes": {
+        "kubernetes-node": kubernetes.node,
+        "kubernetes-device-plugin": kubernetes.device_plugin,
+        "kubernetes-runtime-class": kubernetes.runtime_class,
+        "kubernetes-template": kubernetes.template,
+    },
+}
+SECONDS = 30.0  # for a check, on top of what NVML may take
+ORDER = (SKIPPED, OK, WARNING, BROKEN)  # the gravest last
+
+
+def table(named: tuple[str, ...]) -> dict[str, Check]:
+    """List the checks, in order.
+
+    Args:
+        named: engines that the user named; none for all.
+    """
+    engines = {*named, *(("containerd",) if "kubernetes" in named else ())} or set(ENGINES)
+    found = dict(GENERAL)
+    for engine, checks in ENGINES.items():
+        found.update(checks if engine in engines else {})
+    return found
+
+
+def run(look_at: Host) -> list[Finding]:
+    """Run the checks of a host, one after the other.
+
+    Args:
+        look_at: from `look`.
+
+    Returns:
+        what they found, at least one finding each but for those that do not concern this host.
+    """
+    seconds = SECONDS + look_at.settings["refresh"]["deadline-seconds"]
+    found = []
+    for name, check in table(look_at.named).items():
+        found += [replace(finding, check=name) for finding in _within(seconds, check, look_at)]
+    return found
+
+
+def worst(found: list[Finding]) -> str:
+    """Return the gravest verdict."""
+    return max((finding.verdict for finding in found), key=ORDER.index, default=OK)
+
+
+def _within(seconds: float, check: Check, look_at: Host) -> list[Finding]:
+    """Run a check, and give it up after a time: a file system or a device may be stuck in the kernel."""
+    found: list[Finding] = []
+
+    def work() -> None:
+        try:
+            found.extend(check(look_at))
+        except Exception as error:  # noqa: BLE001 - the other checks matter more than why this one fails
+            found.append(warning(f"the check itself failed: {type(error).__name__}: {error}", "report this"))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        stuck = broken(f"the check has not ended within {seconds:g} s", "see dmesg; a mount or a device may be stuck")
+        return [*found, stuck]
+    return found

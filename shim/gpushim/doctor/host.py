@@ -1,0 +1,178 @@
+"""Checks of the host beneath the engines: the low-level runtime, cgroups, SELinux, AppArmor.
+
+Out of scope: what each engine is set to (docker.py and its neighbours).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from gpushim import policy
+from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, skipped, text, warning
+from gpushim.errors import GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OLDEST = {"runc": (1, 1), "crun": (1, 0)}
+# What is known to be wrong with releases: name, and the first good patch of each branch; later branches are good.
+FLAWS = {
+    "runc": (
+        ("CVE-2024-21626", {(1, 1): 12}),
+        ("CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881", {(1, 2): 8, (1, 3): 3, (1, 4): 0}),
+        ("CVE-2026-41579", {(1, 3): 6, (1, 4): 3, (1, 5): 0}),
+    ),
+    "crun": (("CVE-2026-47766", {(1, 28): 0}),),
+}
+# Distributions mend old releases, and say in their version that it is theirs.
+_THEIRS = re.compile(r"\+ds|ubuntu|deb\d|\.el\d|\.fc\d|\.amzn|suse|rhaos")
+BOOLEANS = ("container_use_devices", "container_use_xserver_devices")  # of container-selinux
+
+
+def low_level(host: Host) -> Iterator[Finding]:
+    """Check the low-level runtime: there, not ourselves, running, not too old."""
+    names = host.settings["runtime"]["low-level"]
+    setting = f"low-level under [runtime] in {host.config}"
+    try:
+        path = policy.low_level(names)
+    except GpushimError as error:
+        yield broken(str(error), f"install runc, or set {setting}")
+        return
+    real = os.path.realpath(path)
+    if ours(real):
+        yield broken(f"the low-level runtime {path} is gpushim-runtime itself", f"set {setting} to runc's path")
+        return
+    if "nvidia" in os.path.basename(real):
+        yield broken(
+            f"the low-level runtime {path} is NVIDIA's, which injects a second time", f"set {setting} to runc"
+        )
+        return
+    answer = ask.program([path, "--version"])
+    said = re.search(r"^(\S+) version (\d+)\.(\d+)(?:\.(\d+))?", answer.out, re.MULTILINE)
+    if answer.code != 0:
+        yield broken(f"the low-level runtime {path} does not run: {answer.last}", f"reinstall it, or set {setting}")
+    elif not said:
+        yield warning(
+            f"{path} --version says nothing known", f"see that {path} is a low-level runtime, or set {setting}"
+        )
+    else:
+        version = (int(said[2]), int(said[3]), int(said[4] or 0))
+        yield _judged(path, said[1], version, answer.out)
+
+
+def _judged(path: str, name: str, version: tuple[int, int, int], said: str) -> Finding:
+    shown = f"{path} is {name} {'.'.join(map(str, version))}"
+    flaws = [flaw for flaw, good in FLAWS.get(name, ()) if _has(version, good)]
+    if version[:2] < OLDEST.get(name, (0, 0)):
+        oldest = ".".join(map(str, OLDEST[name]))
+        return broken(f"{shown}, too old: {oldest} is the oldest that is tested", f"install {name} {oldest} or newer")
+    if flaws and not _THEIRS.search(said):
+        return warning(f"{shown}, whose makers have since mended {', '.join(flaws)}", f"install a newer {name}")
+    return ok(f"{shown}{', of a distribution, which mends its own' if flaws else ''}")
+
+
+def _has(version: tuple[int, int, int], good: dict[tuple[int, int], int]) -> bool:
+    branch = version[:2]
+    return version[2] < good[branch] if branch in good else branch < max(good)
+
+
+def cgroups(host: Host) -> Iterator[Finding]:
+    """Check which cgroups there are: without the devices controller of v1, or v2, nothing restricts devices."""
+    folder = f"{host.top}/sys/fs/cgroup"
+    if os.path.exists(f"{folder}/cgroup.controllers"):
+        yield ok("cgroup v2")
+    elif os.path.isdir(f"{folder}/devices"):
+        both = os.path.isdir(f"{folder}/unified")
+        yield ok("cgroup v1 with v2 beside it (hybrid)" if both else "cgroup v1")
+    else:
+        yield broken(f"{folder} has neither cgroup v2 nor the devices controller of v1", "mount cgroup2 there")
+
+
+def selinux(host: Host) -> Iterator[Finding]:
+    """Check whether SELinux lets containers open devices."""
+    folder = f"{host.top}/sys/fs/selinux"
+    enforce = text(f"{folder}/enforce").strip()
+    values = {name: text(f"{folder}/booleans/{name}") for name in BOOLEANS}
+    on = [name for name, value in values.items() if value.startswith("1")]
+    if enforce != "1":
+        yield ok("SELinux is permissive") if enforce else skipped("SELinux is off")
+    elif on:
+        yield ok(f"SELinux is enforcing, and {on[0]} is on")
+    elif not any(values.values()):
+        yield warning(
+            "SELinux is enforcing, and its policy has no container_use_devices: containers may not open the GPUs",
+            "install container-selinux",
+        )
+    else:
+        known = next(name for name in reversed(BOOLEANS) if values[name])
+        yield warning(
+            f"SELinux is enforcing, and {known} is off: containers may not open the GPUs", f"setsebool -P {known} on"
+        )
+
+
+def apparmor(host: Host) -> Iterator[Finding]:
+    """Check whether AppArmor confines a program that we need."""
+    if not text(f"{host.top}/sys/module/apparmor/parameters/enabled").startswith("Y"):
+        yield skipped("AppArmor is off")
+        return
+    profiles = text(f"{host.top}/sys/kernel/security/apparmor/profiles").splitlines()
+    enforced = [line for line in profiles if re.search(r"(^|/)(runc|crun|gpushim\S*) \(enforce\)$", line)]
+    if enforced:
+        yield warning(
+            f"AppArmor confines {enforced[0]}: it may not reach /run/gpushim or the driver's files",
+            "see `journalctl -k | grep apparmor=.DENIED` and allow what it names",
+        )
+    else:
+        yield ok("AppArmor is on, and confines none of runc, crun and gpushim")
+
+
+def old_config(host: Host) -> Iterator[Finding]:
+    """Check for settings of NVIDIA's toolkit that nobody has taken over."""
+    theirs = f"{host.top}/etc/nvidia-container-runtime/config.toml"
+    if os.path.exists(theirs) and not os.path.exists(host.config):
+        yield warning(f"{theirs} is there, which gpushim does not read, and no {host.config}", "gpushim migrate")
+    else:
+        yield ok("no settings of NVIDIA's toolkit wait to be taken over")
+
+
+def old_hook(host: Host) -> Iterator[Finding]:
+    """Check whether the hook that engines find by its name is NVIDIA's."""
+    for name in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
+        path = host.program(name)
+        if path and not ours(path):
+            yield warning(
+                f"{path} is NVIDIA's: engines that look for that name call it instead of gpushim-hook",
+                "remove the package nvidia-container-toolkit, then install gpushim's again",
+            )
+            return
+    yield ok("no hook of NVIDIA's is in the way")
+
+
+def old_hooks_d(host: Host) -> Iterator[Finding]:
+    """Check for files in the hooks' directories of Podman and CRI-O that call NVIDIA's hook."""
+    folders = [f"{host.top}{folder}/containers/oci/hooks.d" for folder in ("/usr/share", "/etc")]
+    found = [path for folder in folders for path in listing(folder) if _calls_theirs(host, path)]
+    for path in found:
+        yield warning(f"{path} makes Podman and CRI-O call NVIDIA's hook for every container", f"rm {path}")
+    if not found:
+        yield ok("no hooks directory names NVIDIA's hook")
+
+
+def _calls_theirs(host: Host, path: str) -> bool:
+    named = re.search(r'"(/[^"]*/nvidia-container[^"/]*)"', text(path))
+    return named is not None and not ours(host.top + named[1])
+
+
+def old_units(host: Host) -> Iterator[Finding]:
+    """Check for units of NVIDIA's that write a CDI spec of the same devices."""
+    folders = [f"{host.top}{folder}/systemd/system" for folder in ("/etc", "/usr/lib", "/lib")]
+    found = [path for folder in folders for path in listing(folder) if "/nvidia-cdi-refresh." in path]
+    if found:
+        yield warning(
+            f"{found[0]} writes a CDI spec of the same devices, which engines then have twice",
+            "systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service; rm /var/run/cdi/nvidia.yaml",
+        )
+    else:
+        yield ok("no nvidia-cdi-refresh is installed")

@@ -1,0 +1,90 @@
+"""Checks of the driver's device nodes and of the links to them by number.
+
+Out of scope: making them, which `gpushim refresh` does as root.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from gpushim.doctor import Finding, Host, broken, ok, skipped, some, warning
+from gpushim.doctor.driver import NO_DRIVER
+from gpushim.inventory import make_nodes, nodes, procfs
+from gpushim.inventory.rooted import inside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MEND = "gpushim refresh, as root, makes it"
+
+
+def existing(host: Host) -> Iterator[Finding]:
+    """Check that the nodes are there, with right numbers and modes."""
+    if not host.has_driver():
+        yield skipped(NO_DRIVER)
+        return
+    wrong = list(_wrong(host))
+    yield from wrong
+    if not wrong:
+        yield ok(f"{len(_wanted(host))} nodes of the driver are there and right")
+
+
+def _wanted(host: Host) -> list[make_nodes.Wanted]:
+    """List the nodes; where the driver keeps them to itself, with no mode in particular."""
+    wanted = list(make_nodes.wanted(host.proc))
+    known = nodes.majors(host.proc)
+    if procfs.device_files(host.proc) is None:
+        named = {"/dev/nvidiactl": make_nodes.CONTROL, "/dev/nvidia-uvm": make_nodes.UVM}
+        named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(host.proc, []))
+        for path, minor in named.items():
+            wanted += [(path, major, minor, 0, 0, 0) for major in nodes.owners(path, known)[1][:1]]
+    return wanted
+
+
+def _wrong(host: Host) -> Iterator[Finding]:
+    for path, major, minor, mode, _, _ in _wanted(host):
+        place = inside(host.driver["dev-root"], path)
+        try:
+            status = os.lstat(place)
+        except OSError:
+            yield broken(f"{place} is not there", MEND)
+            continue
+        found = os.major(status.st_rdev), os.minor(status.st_rdev)
+        if not stat.S_ISCHR(status.st_mode):
+            yield broken(f"{place} is not a character device", f"rm -r {place} && gpushim refresh")
+        elif found != (major, minor):
+            numbers = f"{found[0]}:{found[1]}, but the kernel has {major}:{minor} for it"
+            yield broken(f"{place} is {numbers}", MEND.replace("makes it", "makes it anew"))
+        elif status.st_mode & mode != mode:
+            yield warning(
+                f"{place} has mode {status.st_mode & 0o777:04o}, and the driver wants {mode:04o}: "
+                "users who are not root cannot open it",
+                f"chmod {mode:04o} {place}",
+            )
+
+
+def links(host: Host) -> Iterator[Finding]:
+    """Check the links below /dev/char, by which systemd, and some releases of runc, know a device."""
+    if not host.has_driver():
+        yield skipped(NO_DRIVER)
+        return
+    missing = []
+    for path, major, minor, *_ in _wanted(host):
+        link = inside(host.driver["dev-root"], f"/dev/char/{major}:{minor}")
+        try:
+            status = os.stat(link)
+        except OSError:
+            missing.append(link)
+            continue
+        if status.st_rdev != os.makedev(major, minor):
+            missing.append(f"{link} (which is not {path})")
+    if missing:
+        yield warning(
+            f"{some(missing)} is not there: after a daemon-reload of systemd, containers of some releases of runc "
+            "cannot open their GPUs any more",
+            "gpushim refresh, as root, makes it",
+        )
+    else:
+        yield ok("/dev/char has a link to each node")

@@ -1,0 +1,187 @@
+"""A real container with all GPUs under each engine found: do its nodes open, do the driver's libraries load?
+
+Its root filesystem is made of this host's own shell and C library, so that no image has to be had from anywhere;
+whatever an engine keeps of it is removed afterwards. Out of scope: computing something; pods.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gpushim import policy
+from gpushim.doctor import Finding, Host, ask, broken, containerd, docker, ok, podman, some
+from gpushim.engines import PROGRAM, installed
+from gpushim.errors import GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gpushim.engines.running import Engine
+
+SECONDS = 60.0  # for each call of an engine
+REQUEST = "NVIDIA_VISIBLE_DEVICES=all"
+SHELL = "/bin/sh"
+LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
+# Of glibc and GCC, which the driver's libraries may need.
+NEEDED = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1", "libstdc++.so.6")
+LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+# The shell's own complaint is the evidence; a library that is preloaded is initialised too.
+SCRIPT = f"""for node in /dev/nvidia* /dev/dxg; do
+  if [ -c "$node" ]; then said=$( (: <>"$node") 2>&1 ) && said=opens; echo "node $node $said"; fi
+done
+for library in {" ".join(LIBRARIES)}; do echo "library $library $(LD_PRELOAD=$library {SHELL} -c : 2>&1)"; done
+exit 0"""
+COMMAND = [SHELL, "-c", SCRIPT]
+
+
+def containers(host: Host) -> list[Finding]:
+    """Run a container under each engine found, and under none.
+
+    Args:
+        host: whose engines.
+    """
+    found = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="gpushim-doctor-") as scratch:
+            os.chmod(scratch, 0o755)  # noqa: S103 - the container of a rootless engine has another user
+            root = f"{scratch}/root"
+            make_root(root)
+            for name, call in _calls(host, installed(PROGRAM), scratch, root):
+                found += [replace(each, check=f"run-{name}") for each in judged(call())]
+    except (GpushimError, OSError) as error:
+        found.append(replace(broken(f"no test container can be made: {error}", "gpushim doctor"), check="run"))
+    return found
+
+
+def judged(answer: ask.Answer) -> Iterator[Finding]:
+    """Judge what a test container said.
+
+    Args:
+        answer: of the engine, with what SCRIPT printed.
+    """
+    nodes = dict(re.findall(r"^node (\S+) (.*)$", answer.out, re.MULTILINE))
+    libraries = dict(re.findall(r"^library (\S+) ?(.*)$", answer.out, re.MULTILINE))
+    if answer.code != 0 or not libraries:
+        yield broken(f"the container does not start: {answer.last}", "the sentence names the next step")
+        return
+    if not nodes:
+        yield broken(f"a container with {REQUEST} gets no device node", f"gpushim explain --env {REQUEST}")
+    for node, said in nodes.items():
+        if said != "opens":
+            yield broken(f"{node} does not open in a container: {said.rpartition(': ')[2]}", "gpushim doctor; dmesg")
+    for library, said in libraries.items():
+        if said:
+            yield broken(f"{library} does not load in a container: {said}", f"gpushim explain --env {REQUEST}")
+    if nodes and {*nodes.values(), *libraries.values()} == {"opens", ""}:
+        yield ok(f"{some(list(nodes), 8)} open in a container, and {' and '.join(libraries)} load")
+
+
+def make_root(root: str) -> None:
+    """Make a root filesystem of the host's shell and what it needs.
+
+    Args:
+        root: absent directory.
+
+    Raises:
+        GpushimError: this host has no glibc, without which there is no driver either.
+    """
+    loader = next((path for path in LOADERS if os.path.exists(path)), "")
+    listed = ask.program([loader, "--list", SHELL]) if loader else None
+    if listed is None or listed.code != 0:
+        raise GpushimError(f"this host's {SHELL} is no program of glibc's")
+    files = [SHELL, loader, *re.findall(r"=> (/\S+) \(", listed.out)]
+    folder = next((os.path.dirname(path) for path in files if os.path.basename(path) == "libc.so.6"), "/lib64")
+    files += [path for path in (f"{folder}/{name}" for name in NEEDED) if os.path.exists(path)]
+    for path in dict.fromkeys(files):
+        os.makedirs(root + os.path.dirname(path), exist_ok=True)
+        shutil.copy(path, root + path)
+    for name in ("dev", "etc", "proc", "sys", "tmp", "usr/bin", "usr/lib", "var"):
+        os.makedirs(f"{root}/{name}", exist_ok=True)
+
+
+def _calls(host: Host, program: str, scratch: str, root: str) -> Iterator[tuple[str, Callable[[], ask.Answer]]]:
+    name = f"gpushim-doctor-{uuid.uuid4().hex[:12]}"
+    wanted = {*host.named} or {"", "docker", "containerd", "podman"}
+    if "" in wanted:
+        yield "runc", functools.partial(_alone, host, program, scratch, root, name)
+    for engine in host.running("dockerd") if "docker" in wanted else ():
+        yield "docker", functools.partial(_docker, host, engine, scratch, root, name)
+    for engine in containerd.engines(host) if wanted & {"containerd", "kubernetes"} else ():
+        yield "containerd", functools.partial(_containerd, host, engine, program, root, name)
+    if "podman" in wanted and host.program("podman"):
+        yield "podman", functools.partial(_podman, host, root, name)
+
+
+def _alone(host: Host, program: str, scratch: str, root: str, name: str) -> ask.Answer:
+    """Call gpushim-runtime as an engine does, with a config.json that the low-level runtime wrote."""
+    low = policy.low_level(host.settings["runtime"]["low-level"])
+    made = ask.program([low, "spec", "--bundle", scratch])
+    if made.code != 0:
+        return made
+    path = f"{scratch}/config.json"
+    with open(path, encoding="utf-8") as file:
+        spec: dict[str, Any] = json.load(file)
+    spec["root"] = {"path": root}
+    spec["process"].update(terminal=False, args=COMMAND, env=["PATH=/usr/bin:/bin", REQUEST])
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(spec, file)
+    state = [program, "--root", f"{scratch}/state"]
+    try:
+        return ask.program([*state, "run", "--bundle", scratch, name], SECONDS)
+    finally:
+        ask.program([*state, "delete", "--force", name])
+
+
+def _docker(host: Host, engine: Engine, scratch: str, root: str, name: str) -> ask.Answer:
+    client = host.program("docker")
+    if not client:
+        return ask.Answer(None, "", "the client docker is not installed")
+    words = [client, f"--config={scratch}", f"--host=unix://{docker.socket_of(engine)}"]
+    archive = f"{scratch}/root.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(root, ".")
+    try:
+        with open(archive, "rb") as feed:
+            made = ask.program([*words, "import", "-", f"{name}:test"], SECONDS, feed)
+        if made.code != 0:
+            return made
+        known = docker.names(host, engine)
+        gpus = [f"--runtime={known[0]}", f"--env={REQUEST}"] if known else ["--gpus=all"]
+        run = ["run", "--rm", f"--name={name}", "--network=none", *gpus, f"{name}:test", *COMMAND]
+        return ask.program([*words, *run], SECONDS)
+    finally:
+        ask.program([*words, "rm", "--force", name])
+        ask.program([*words, "rmi", "--force", f"{name}:test"])
+
+
+def _containerd(host: Host, engine: Engine, program: str, root: str, name: str) -> ask.Answer:
+    client = host.program("ctr")
+    if not client:
+        return ask.Answer(None, "", "the client ctr is not installed")
+    words = [client, f"--address={containerd.socket_of(host, engine)}"]
+    run = ["run", "--rm", "--rootfs", f"--runc-binary={program}", f"--env={REQUEST}", root, name, *COMMAND]
+    try:
+        return ask.program([*words, *run], SECONDS)
+    finally:
+        ask.program([*words, "tasks", "rm", "--force", name])
+        ask.program([*words, "containers", "rm", name])
+
+
+def _podman(host: Host, root: str, name: str) -> ask.Answer:
+    known = podman.names(host)
+    gpus = [f"--env={REQUEST}"] if known else [f"--device={host.settings['cdi']['kind']}=all"]
+    words = [host.program("podman"), *([f"--runtime={known[0]}"] if known else [])]
+    run = ["run", "--rm", f"--name={name}", "--network=none", *gpus, "--rootfs", root, *COMMAND]
+    try:
+        return ask.program([*words, *run], SECONDS)
+    finally:
+        ask.program([*words, "rm", "--force", "--ignore", name])

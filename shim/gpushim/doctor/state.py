@@ -1,0 +1,182 @@
+"""Checks of gpushim's own things: configuration, snapshot, log, the files that are installed, Python.
+
+Out of scope: CDI specs (cdi.py).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import gpushim
+from gpushim import engines, stamp
+from gpushim.doctor import Finding, Host, ask, broken, listing, ok, skipped, some, warning
+from gpushim.errors import GpushimError
+from gpushim.inventory import ensure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REFRESH = "gpushim refresh"
+PYTHON = "/usr/bin/python3"  # what the launcher starts
+OLDEST = (3, 9)
+NEEDED = 1 << 20  # bytes that must be free where bundles and snapshot are
+# Of the stamp, in its order: stamp.current.
+FACTS = ("the boot", "config.toml", "the module", "the GPUs", "the MIG instances", "ld.so.cache", "the device nodes")
+
+
+def config(host: Host) -> Iterator[Finding]:
+    """Check that config.toml is valid."""
+    if host.trouble:
+        yield broken(host.trouble, f"correct {host.config}")
+    elif os.path.exists(host.config):
+        yield ok(f"{host.config} is valid")
+    else:
+        yield ok(f"there is no {host.config}: everything has its default")
+
+
+def directory(host: Host) -> Iterator[Finding]:
+    """Check that only root can write to the state directory."""
+    try:
+        status = os.lstat(host.state)
+    except OSError:
+        yield warning(f"{host.state} is not there: the first GPU container has to wait for a refresh", REFRESH)
+        return
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISDIR(status.st_mode):
+        yield broken(f"{host.state} is not a directory", f"rm {host.state} && {REFRESH}")
+    elif not stamp.trusted(status.st_uid) or mode & ensure.OTHERS_WRITE:
+        yield broken(
+            f"{host.state} cannot be trusted: user {status.st_uid} owns it, its mode is {mode:04o}",
+            f"rm -r {host.state} && {REFRESH}",
+        )
+    else:
+        yield ok(f"only root can write to {host.state}")
+
+
+def snapshot(host: Host) -> Iterator[Finding]:
+    """Check that the snapshot is there, true, and that it has GPUs."""
+    path = f"{host.state}/{ensure.SNAPSHOT}"
+    found, stale = ensure.last(host.config, host.state)
+    if not os.path.lexists(path):
+        yield warning(f"there is no {path}: the first GPU container has to wait for a refresh", REFRESH)
+    elif stale == "policy":
+        yield warning(
+            f"{path} does not count: damaged, not root's alone, of another version, or older than {host.config}",
+            REFRESH,
+        )
+    elif stale:
+        now = stamp.current(found["inputs"])
+        changed = [name for name, then, fact in zip(FACTS, found["stamp"], now) if then != fact]
+        yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
+    elif found["error"]:
+        yield broken(found["error"]["sentence"], f"{REFRESH}, once that is mended")
+    else:
+        for note in found["notes"]:
+            yield warning(f"the snapshot notes: {note}", f"{REFRESH}, once that is mended")
+        if not found["notes"]:
+            yield ok(f"{path} of {found['written']} is true: {len(found['gpus'])} GPUs")
+
+
+def log(host: Host) -> Iterator[Finding]:
+    """Check that the log can be written."""
+    path = host.settings["log"]["file"]
+    mend = f"make it a file in a directory of root's, or change file under [log] in {host.config}"
+    if not path:
+        yield skipped("no log is kept")
+    elif os.path.lexists(path) and not os.path.isfile(path):
+        yield warning(f"the log {path} is not a regular file: nothing is logged", mend)
+    elif not os.path.isdir(os.path.dirname(path)):
+        yield warning(f"the log's directory {os.path.dirname(path)} is not there: nothing is logged", mend)
+    elif not os.access(path if os.path.exists(path) else os.path.dirname(path), os.W_OK):
+        yield warning(f"the log {path} cannot be written by this user", mend)
+    else:
+        yield ok(f"{path} can be written")
+
+
+def space(host: Host) -> Iterator[Finding]:
+    """Check that there is room for config.json, the snapshot and the log."""
+    full = []
+    places = (host.state, f"{host.top}/run", os.path.dirname(host.settings["log"]["file"]) or "/var/log")
+    for place in places:
+        while not os.path.isdir(place):
+            place = os.path.dirname(place)
+        free = os.statvfs(place)
+        if free.f_bavail * free.f_frsize < NEEDED or (free.f_files and not free.f_favail):
+            full.append(place)
+    if full:
+        where = some(list(dict.fromkeys(full)))
+        yield broken(f"the file system of {where} is full: no container can be given GPUs", f"df -hi {where}")
+    else:
+        yield ok(f"{places[0]} and {places[1]} have room")
+
+
+def installed(host: Host) -> Iterator[Finding]:
+    """Check that nobody but root can change the code that engines run as root."""
+    top = host.code
+    loose = []
+    for folder, _, names in os.walk(top):
+        for path in (folder, *(f"{folder}/{name}" for name in names)):
+            status = os.lstat(path)
+            if not stat.S_ISLNK(status.st_mode) and (status.st_uid or status.st_mode & ensure.OTHERS_WRITE):
+                loose.append(path)
+    if loose and os.geteuid() == 0:
+        yield broken(
+            f"others than root can change what engines run as root: {some(loose)}",
+            f"chown -R root: {top} && chmod -R go-w {top}",
+        )
+    else:
+        yield ok(f"{'only root can change' if not loose else 'this user runs its own'} {top}")
+
+
+def python(host: Host) -> Iterator[Finding]:
+    """Check the Python of the create path."""
+    path = f"{host.top}{PYTHON}"
+    answer = ask.program([path, "-IBS", "-c", "import sys; print(*sys.version_info[:3], sep='.')"])
+    version = answer.out.strip()
+    if answer.code != 0:
+        yield broken(f"{PYTHON} does not run: {answer.last}", "install Python 3 (package python3)")
+    elif tuple(int(part) for part in version.split(".")) < OLDEST:
+        yield broken(f"{PYTHON} is {version}", f"gpushim needs Python {OLDEST[0]}.{OLDEST[1]} or newer there")
+    else:
+        yield ok(f"{PYTHON} is {version}")
+
+
+def yaml(host: Host) -> Iterator[Finding]:
+    """Check that CDI specs in YAML can be read, if there are any."""
+    found = [p for folder in host.settings["cdi"]["spec-dirs"] for p in listing(folder) if p.endswith(".yaml")]
+    if not found:
+        yield skipped("no CDI spec is in YAML")
+        return
+    root = os.path.dirname(os.path.dirname(os.path.abspath(gpushim.__file__)))
+    script = f"import sys; sys.path += [{root + '/vendor'!r}, {root + '/../vendor'!r}]; import yaml"
+    answer = ask.program([f"{host.top}{PYTHON}", "-IBS", "-c", script])
+    system = ask.program([f"{host.top}{PYTHON}", "-IB", "-c", "import yaml"])
+    if answer.code and system.code:
+        yield warning(f"PyYAML is missing, so {some(found)} cannot be read", "install PyYAML (package python3-yaml)")
+    else:
+        yield ok(f"PyYAML is there for {some(found)}")
+
+
+def units(host: Host) -> Iterator[Finding]:
+    """Check that refreshes happen by themselves."""
+    if not os.path.isdir(f"{host.top}/run/systemd/system"):
+        yield skipped("systemd does not run here")
+        return
+    places = [f"{host.top}{folder}/systemd/system" for folder in ("/etc", "/usr/lib", "/lib")]
+    if any(os.path.exists(f"{place}/gpushim-refresh.service") for place in places):
+        yield ok("gpushim-refresh.service is installed")
+    else:
+        yield warning(
+            "gpushim-refresh.service is not installed: CDI specs are not renewed after a boot or a driver upgrade",
+            "install gpushim's package, or call gpushim refresh at boot",
+        )
+
+
+def programs(host: Host) -> Iterator[Finding]:
+    """Check that the programs that engines call are there."""
+    try:
+        yield ok(" and ".join(engines.installed(name) for name in (engines.PROGRAM, engines.HOOK)) + " are there")
+    except GpushimError as error:
+        yield broken(str(error), "install gpushim's package")
