@@ -190,6 +190,12 @@ class Containerd:
         """Import an image archive for ctr and for CRI, or for one of them."""
         for namespace in namespaces:
             self.ctr("images", "import", "--no-unpack", str(archive), namespace=namespace)
+        if "k8s.io" in namespaces:  # CRI learns of it a moment later, and marks it
+            assert until(self._cri_has_all, READY_SECONDS), "CRI does not see the image that was imported"
+
+    def _cri_has_all(self) -> bool:
+        rows = self.ctr("images", "ls", namespace="k8s.io").stdout.splitlines()[1:]
+        return bool(rows) and all("io.cri-containerd.image=managed" in row for row in rows)
 
     @contextlib.contextmanager
     def cri(self) -> Iterator[cri.Client]:

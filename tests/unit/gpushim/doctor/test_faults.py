@@ -14,6 +14,8 @@ from gpushim import doctor
 from gpushim.doctor import checks
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
+pytestmark = pytest.mark.slow
+
 FAULTS: list[tuple[str, str, str, Callable[[Patient], None]]] = []
 SPEC = """{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu",
 "devices": [{"name": "0", "containerEdits": {"deviceNodes": [{"path": "%s"}]}}]}"""
