@@ -15,7 +15,7 @@ import posix
 from gpuhook import devices, mounts
 from gpuhook.owned import mounts as mounts_of
 from gpuhook.owned import own_mounts
-from gpuhook.walk import DIRECTORY, TYPE, OtherMountError, mount_id, walk_to_file
+from gpuhook.walk import DIRECTORY, TYPE, OtherMountError, mount_id, walk_to_place
 from gpushim.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.plan import NODE_OPTIONS
 from gpushim.stamp import in_user_namespace
@@ -121,11 +121,13 @@ def _open_node(path: str, major: int, minor: int) -> Source:
 
 
 def _open_file(path: str) -> Source:
-    """Open a file or socket of the driver."""
+    """Open a file, socket or directory of the driver."""
     fd, facts = _open(path)
-    if facts.st_mode & TYPE not in (REGULAR, SOCKET):
+    if facts.st_mode & TYPE not in (REGULAR, SOCKET, DIRECTORY):
         posix.close(fd)
-        raise GpushimError(f"{path} is neither a file nor a socket any more; run gpushim refresh", INVENTORY)
+        raise GpushimError(
+            f"{path} is neither a file nor a socket or directory any more; run gpushim refresh", INVENTORY
+        )
     return path, fd, facts
 
 
@@ -143,10 +145,12 @@ def _bind(root: Rootfs, path: str, source: Source, options: list[str], own: set[
     """Find or make the place for a file of the host; return nothing if the container has that file already."""
     host_path, fd, facts = source
     try:
-        directory, name, place = walk_to_file(root.fd, path, own)
+        folder = facts.st_mode & TYPE == DIRECTORY
+        directory, name, place = walk_to_place(root.fd, path, own, folder)
         if not _is_there(place, facts):
-            if posix.fstat(place).st_mode & TYPE == DIRECTORY:
-                raise GpushimError(f"the container cannot get {path}: the image has a directory there", ROOTFS)
+            if (posix.fstat(place).st_mode & TYPE == DIRECTORY) != folder:
+                found = "no directory" if folder else "a directory"
+                raise GpushimError(f"the container cannot get {path}: the image has {found} there", ROOTFS)
             if mount_id(place) not in own:
                 raise OtherMountError(path)
             return [mounts.Bind(host_path, fd, (directory, name, place), options)]

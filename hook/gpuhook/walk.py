@@ -81,15 +81,18 @@ def walk(root: int, path: str, follow: bool = True, create_on: Collection[bytes]
             posix.close(fd)
 
 
-def walk_to_file(root: int, path: str, create_on: Collection[bytes]) -> tuple[int, str, int]:
-    """Open the place that a path names, and make an empty file there (0644) if there is nothing.
+def walk_to_place(
+    root: int, path: str, create_on: Collection[bytes], directory: bool = False
+) -> tuple[int, str, int]:
+    """Open the place that a path names, and make an empty file (0644) or directory there if there is nothing.
 
-    Links are followed, a dangling one too: its file is made where it points to inside the root.
+    Links are followed, a dangling one too: what is made is made where it points to inside the root.
 
     Args:
         root: an open directory.
         path: the path; a leading `/` makes no difference.
-        create_on: ids of the mounts on which the file and missing directories are made.
+        create_on: ids of the mounts on which the place and missing directories are made.
+        directory: whether to make a directory instead of a file.
 
     Returns:
         the directory, the name in it, and the place itself; the caller closes both O_PATH fds.
@@ -99,7 +102,7 @@ def walk_to_file(root: int, path: str, create_on: Collection[bytes]) -> tuple[in
     """
     stack = [posix.dup(root)]
     try:
-        name = _descend(stack, path, True, create_on, True)
+        name = _descend(stack, path, True, create_on, not directory)
         if len(stack) < 2 or name in ("", ".", ".."):
             raise os_error(EISDIR, path)
         place = stack.pop()

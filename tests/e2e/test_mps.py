@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import trees
+from e2e import test_standalone, trees
 from e2e.bundles import Bundle
 from e2e.witness import settings
 from fakehost import Host
@@ -94,6 +94,14 @@ def test_a_container_reaches_the_daemon(
     said = one.run().stdout.splitlines()
     assert said[:2] == [HELLO, "control server"]
     assert said[2].rstrip("/") == PIPES
+    (daemon / "from-the-container").unlink()
+
+
+def test_the_hook_alone_brings_it_too(host: Host, daemon: Path, debian_root: Path, tmp_path: Path) -> None:
+    one = bundle(host, debian_root, tmp_path)
+    env = ["NVIDIA_VISIBLE_DEVICES=0", f"CUDA_MPS_PIPE_DIRECTORY={PIPES}"]
+    test_standalone.alone(one, *env, args=["python3", "-c", TALK])
+    assert test_standalone.run(one).stdout.splitlines() == [HELLO, "control server", PIPES]
     (daemon / "from-the-container").unlink()
 
 

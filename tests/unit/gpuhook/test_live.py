@@ -278,16 +278,38 @@ def test_a_node_of_the_host_that_is_another(case: Case, kind: str) -> None:
         assert case.mountinfo(pid) == before
 
 
-@pytest.mark.parametrize("kind", ["gone", "directory", "fifo", "device"])
+@pytest.mark.parametrize("kind", ["gone", "fifo", "device"])
 def test_a_file_of_the_host_that_is_another(case: Case, kind: str) -> None:
     (case.host / "lib").unlink()
-    if kind == "directory":
-        (case.host / "lib").mkdir()
-    elif kind != "gone":
+    if kind != "gone":
         os.mknod(case.host / "lib", 0o10666 if kind == "fifo" else 0o20666, os.makedev(1, 5))
     with container(dev(case)) as pid:
         assert "run gpushim refresh" in case.apply(pid)
     assert not (case.top / "usr/lib/drv").exists()
+
+
+def test_a_directory(case: Case) -> None:
+    """The pipes of MPS, and what GPUDirect Storage reads."""
+    (case.host / "lib").unlink()
+    (case.host / "lib").mkdir()
+    (case.host / "lib/control").write_text("theirs")
+    with container(dev(case)) as pid:
+        assert case.apply(pid) == ""
+        assert (case.inside(pid, LIBRARY) / "control").read_text() == "theirs"
+        before = case.mountinfo(pid)
+        assert case.apply(pid) == ""
+        assert case.mountinfo(pid) == before
+    assert not list((case.top / LIBRARY[1:]).iterdir())
+
+
+def test_a_directory_where_the_image_has_a_file(case: Case) -> None:
+    (case.host / "lib").unlink()
+    (case.host / "lib").mkdir()
+    place = case.top / LIBRARY[1:]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.touch()
+    with container(dev(case)) as pid:
+        assert "the image has no directory there" in case.apply(pid)
 
 
 def test_a_socket(case: Case) -> None:
