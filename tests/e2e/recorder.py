@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ def build(directory: Path) -> Path:
 def read(record: Path) -> Any:
     """Return what the recorder wrote; bytes that are not ASCII come as surrogates (os.fsencode gives them back)."""
     return json.loads(record.read_text())
+
+
+def ignore_only(*numbers: int) -> None:
+    """Ignore these signals and no other: whoever started the tests may have ignored some, as nohup(1) does."""
+    for number in {*range(1, 32)} - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN if number in numbers else signal.SIG_DFL)
 
 
 def ignored(record: Any) -> set[int]:

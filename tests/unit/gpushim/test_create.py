@@ -205,9 +205,7 @@ def test_what_policy_forbids_is_logged(shim: Shim) -> None:
 def test_everything_reaches_the_runtime_as_it_came(shim: Shim, tmp_path: Path) -> None:
     def set_up() -> None:
         os.umask(0o027)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        recorder.ignore_only()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 
     shim.ask("NVIDIA_VISIBLE_DEVICES=0")
@@ -228,8 +226,7 @@ def test_everything_reaches_the_runtime_as_it_came(shim: Shim, tmp_path: Path) -
 
 def test_signals_that_were_ignored_stay_ignored(shim: Shim) -> None:
     def ignore() -> None:
-        for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_IGN)
+        recorder.ignore_only(signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ)
 
     shim.ask("NVIDIA_VISIBLE_DEVICES=0")
     shim.create(preexec_fn=ignore, restore_signals=False)

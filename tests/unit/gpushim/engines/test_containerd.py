@@ -252,7 +252,7 @@ def test_cdi_turned_off_is_turned_on(call: Call, config: Path, version: Callable
 
 def test_a_disabled_cri_is_told(call: Call, config: Path) -> None:
     config.write_bytes((DATA / "docker-package.toml").read_bytes())
-    assert "the CRI is disabled" in call("containerd", config).stderr
+    assert "the CRI is disabled" in call("containerd", config).output
 
 
 @pytest.mark.parametrize("pattern", ["conf.d/*.toml", "{here}/conf.d/*.toml", "conf.d/*", "conf.d/*.tom?"])
@@ -414,7 +414,7 @@ def test_k3s_with_containerd_1_gets_a_template(call: Call, k3s: Path, program: s
     content = (DATA / "kubeadm.toml").read_bytes()
     config.write_bytes(content)
     done = call("containerd", config)
-    assert "k3s makes" in done.stderr
+    assert "k3s makes" in done.output
     text = (k3s / "config.toml.tmpl").read_text()
     base, _, ours = text.partition("\n")
     assert base == '{{ template "base" . }}'
@@ -496,7 +496,7 @@ def test_microk8s_gets_it_into_its_template(call: Call, config: Path, engines: l
     old = write(generated, "version = 2", table(2, "containerd"), 'snapshotter = "overlayfs"')
     engines.append(Engine("containerd", 7, config=str(generated)))
     done = call("containerd", None)
-    assert "MicroK8s makes" in done.stderr
+    assert "MicroK8s makes" in done.output
     assert "nvidia" in runtimes(template)
     assert 'snapshotter = "${SNAPSHOTTER}"' in template.read_text()
     assert generated.read_bytes() == old
@@ -519,7 +519,7 @@ def test_two_containerds_need_a_word(call: Call, config: Path, engines: list[Eng
 
 def test_another_users_containerd_is_told(call: Call, config: Path, engines: list[Engine]) -> None:
     engines.append(Engine("containerd", 7, uid=1000))
-    assert "user 1000 runs containerd too" in call("containerd", config).stderr
+    assert "user 1000 runs containerd too" in call("containerd", config).output
 
 
 DUMP: dict[str, Any] = {"plugins": {"io.containerd.grpc.v1.cri": {"containerd": {"runtimes": {"runc": RUNC}}}}}
