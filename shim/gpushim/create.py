@@ -180,7 +180,10 @@ def configured_runtime(last: str, launcher: str) -> str:
     low = policy.low_level(names)
     ours, theirs = posix.stat(launcher), posix.stat(low)
     if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
-        raise GpushimError(f"the low-level runtime {low} is gpushim-runtime itself", NOT_EXECUTABLE)
+        raise GpushimError(
+            f"the low-level runtime {low} is gpushim-runtime itself; name runc under [runtime] low-level",
+            NOT_EXECUTABLE,
+        )
     return low
 
 
@@ -201,7 +204,9 @@ def become(low: str, args: list[str], ignored: int) -> NoReturn:
     try:
         posix.execve(low, [low, *args], posix.environ)
     except FileNotFoundError:
-        raise GpushimError(f"the low-level runtime {low} is gone", NOT_FOUND) from None
+        raise GpushimError(
+            f"the low-level runtime {low} is gone; install it, or run gpushim refresh", NOT_FOUND
+        ) from None
     except OSError as error:
         raise GpushimError(
             f"the low-level runtime {low} cannot be executed: {error.strerror}", NOT_EXECUTABLE

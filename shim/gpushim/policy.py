@@ -129,7 +129,7 @@ def _read(path: str) -> bytes:
     finally:
         os.close(fd)
     if len(data) > CONFIG_LIMIT:
-        raise GpushimError(f"{path} is larger than {CONFIG_LIMIT >> 20} MiB", CONFIG)
+        raise GpushimError(f"{path} is larger than {CONFIG_LIMIT >> 20} MiB; that is no config.toml", CONFIG)
     return data
 
 
@@ -140,11 +140,11 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
         return _toml(data.decode())
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise GpushimError(f"{path}, line {line}: is not UTF-8", CONFIG) from None
+        raise GpushimError(f"{path}, line {line}: is not UTF-8; save it as UTF-8", CONFIG) from None
     except RecursionError:
-        raise GpushimError(f"{path} is nested too deeply", CONFIG) from None
+        raise GpushimError(f"{path} is nested too deeply; correct it", CONFIG) from None
     except ValueError as error:  # of tomllib, whose message tells line and column; and of an endless integer
-        raise GpushimError(f"{path} is not TOML: {str(error)[:200]}", CONFIG) from None
+        raise GpushimError(f"{path} is not TOML: {str(error)[:200]}; correct it", CONFIG) from None
 
 
 def _toml(text: str) -> dict[str, Any]:

@@ -121,7 +121,9 @@ def _from_environment(name: bytes, default: str) -> str:
     if not value:
         return default
     if not value.startswith(b"/"):
-        raise GpushimError(f"{str(name, 'ascii')} is {ascii(value)[1:]}, which is not an absolute path", CONFIG)
+        raise GpushimError(
+            f"{str(name, 'ascii')} is {ascii(value)[1:]}, which is not an absolute path; begin it with /", CONFIG
+        )
     return str(value, "utf-8", "surrogateescape")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import fakehost
 from e2e import chroots, engines, leftovers, trees
-from e2e.engines import Done
+from e2e.engines import Containerd, Done
 from fakehost import Host
 
 # The arguments: the checkout, a directory for what an overlay cannot hold, the simulated host's root.
@@ -34,6 +34,8 @@ for engine in docker containerd containers; do
     mkdir -p "$state/$engine" "/var/lib/$engine"
     mount --bind "$state/$engine" "/var/lib/$engine"
 done
+mkdir -p "$state/run" /run/containerd
+mount --bind "$state/run" /run/containerd
 """
 # What a machine in a container needs beside the distribution's own settings.
 CONTAINERD = """version = 2
@@ -69,6 +71,11 @@ class Machine:
         """Run a line of shell as root."""
         env = {"PATH": engines.SYSTEM_PATH, "HOME": "/root", "LC_ALL": "C.UTF-8"}
         return engines.run([*self.prefix, "/bin/sh", "-c", f"cd /root; {line}"], check=check, env=env)
+
+    @property
+    def containerd(self) -> Containerd:
+        """The containerd that `restart` starts."""
+        return Containerd(self.state / "run", self.prefix)
 
     def write(self, path: str, text: str) -> None:
         """Write a file."""

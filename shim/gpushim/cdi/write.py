@@ -162,7 +162,9 @@ def _plans(
             trouble = error
             notes.append(f"{_called(device)} is left out of the CDI spec: {error}")
     if not plans:
-        raise trouble or GpushimError("there is no GPU or MIG instance to describe", INVENTORY)
+        raise trouble or GpushimError(
+            "there is no GPU or MIG instance to describe; gpushim list says what the host has", INVENTORY
+        )
     return plans
 
 

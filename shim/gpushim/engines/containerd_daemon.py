@@ -103,7 +103,9 @@ def dump(daemon: Daemon) -> dict[str, Any]:
     how = ("--config", daemon.config, "config", "dump") if exists else ("config", "default")
     done = _call(daemon.engine, *how)
     if done is None:
-        raise GpushimError("no containerd program is found that could say how it reads its settings")
+        raise GpushimError(
+            "no containerd program is found that could say how it reads its settings; install containerd"
+        )
     if done.returncode:
         raise GpushimError(f"containerd does not read {daemon.config}: {_reason(done)}; it would not start either")
     settings: dict[str, Any] = tomltext.get(tomltext.parse(done.stdout.encode(), "the answer of containerd"), ())

@@ -53,7 +53,9 @@ def inspect(name: str) -> Found:
     path = os.pathsep.join([os.environ.get("PATH", ""), SYSTEM_PATH])
     programs = {engine: program for engine in ENGINES if (program := shutil.which(engine, path=path))}
     if not programs:
-        raise GpushimError(f"neither of {' and '.join(ENGINES)} is installed", NOT_FOUND)
+        raise GpushimError(
+            f"neither of {' and '.join(ENGINES)} is installed; install one, or give a bundle or --env", NOT_FOUND
+        )
     reasons = []
     for engine, program in programs.items():
         for kind in ("container", "image"):

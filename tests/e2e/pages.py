@@ -1,0 +1,59 @@
+"""Commands and settings in the documentation: fenced blocks of its pages, and sessions, which are made by running.
+
+The word behind a fence says what a block is: `sh` is run by a test, `sh not-here` cannot be run on a machine like
+this one, `toml config` is a config.toml of gpushim's. A block behind `<!-- session: STAGE -->` is a session: its
+lines that begin with "$ " are commands, and what stands below each is what it prints at that stage.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+PAGES = (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
+_FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SESSION = re.compile(r"(<!-- session: ([a-z]+) -->\n```text\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: the words behind its fence, and what it has between the fences."""
+
+    info: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines that a shell would do something with, each a command."""
+        return [line for line in self.text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def blocks(text: str) -> list[Block]:
+    """Return the fenced blocks of a page."""
+    return [Block(info.strip(), body) for info, body in _FENCED.findall(text)]
+
+
+def stages(text: str) -> set[str]:
+    """Return the stages at which the sessions of a page are made."""
+    return {stage for _, stage, _, _ in _SESSION.findall(text)}
+
+
+def written(text: str, stage: str, say: Callable[[str], str]) -> str:
+    """Write the sessions of one stage anew.
+
+    Args:
+        text: of a page.
+        stage: whose sessions are meant; others stay.
+        say: runs a command and returns what it printed, with a line's end.
+    """
+
+    def session(found: re.Match[str]) -> str:
+        if found[2] != stage:
+            return found[0]
+        commands = [line for line in found[3].splitlines() if line.startswith("$ ")]
+        return found[1] + "".join(f"{command}\n{say(command[2:])}" for command in commands) + found[4]
+
+    return _SESSION.sub(session, text)

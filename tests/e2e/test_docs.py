@@ -1,0 +1,192 @@
+"""The commands of the pages about engines, line by line, where gpushim is installed; and the sessions are true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e import installed, pages, trees
+from e2e.cri import RefusedError
+from e2e.installed import CONTAINERD, PODMAN, Machine
+
+DOCS = pages.TOP / "docs"
+SUITE, NEWER = "trixie", "sid"
+# What a line becomes on a machine without systemd, whose cgroups others share.
+REWRITTEN = (
+    ("podman run ", "podman run --cgroup-parent=/{cgroup} "),
+    ("docker.io/library/debian:latest", "docker.io/library/debian:local"),
+)
+
+
+def commands(page: str) -> list[str]:
+    """The lines of a page that are to be run."""
+    return [
+        line for block in pages.blocks((DOCS / page).read_text()) if block.info == "sh" for line in block.commands
+    ]
+
+
+def do(machine: Machine, line: str) -> str:
+    """Run a line of a page; returns what it printed."""
+    restart = re.fullmatch(r"systemctl restart (docker|containerd)", line)
+    if restart:
+        machine.restart(restart[1])
+        return ""
+    for old, new in REWRITTEN:
+        line = line.replace(old, new.format(cgroup=machine.state.name))
+    # The doctor's 1 is a warning.
+    done = machine.run(line, check=False)
+    assert done.returncode in ((0, 1) if line.startswith("gpushim doctor") else (0,)), (
+        line,
+        done.stdout,
+        done.stderr,
+    )
+    return done.stdout
+
+
+def gpus(machine: Machine, line: str) -> list[int]:
+    """The GPUs that a line asks for in one of the ways in which it may ask."""
+    found = re.search(r"(?:VISIBLE_DEVICES=|gpu=|--gpus '?\"?(?:device=)?)([0-9,]+|all)", line)
+    assert found is not None, line
+    return [gpu.index for gpu in machine.host.gpus] if found[1] == "all" else [int(i) for i in found[1].split(",")]
+
+
+def work_through(machine: Machine, page: str, starts: int) -> None:
+    """Run the lines of a page; `starts` of them run nvidia-smi in a container, which must see what is asked for."""
+    seen = 0
+    for line in commands(page):
+        output = do(machine, line)
+        if line.endswith("nvidia-smi -L"):
+            seen += 1
+            uuids = [machine.host.gpus[index].uuid for index in gpus(machine, line)]
+            assert re.findall(r"GPU-[0-9a-f-]+", output) == uuids, (line, output)
+        elif line.endswith("--verify"):
+            assert "verified" in output, (line, output)
+    assert seen == starts
+
+
+def complains(machine: Machine, page: str, line: str, text: str) -> None:
+    """Check that a line fails with the words that a page explains."""
+    assert f"`{text}" in (DOCS / page).read_text()
+    done = machine.run(line.format(cgroup=machine.state.name), check=False)
+    assert done.returncode
+    assert text.replace("...", "") in done.stderr, done.stderr
+
+
+def test_docker(debian_image: Path) -> None:
+    with installed.machine(SUITE) as machine:
+        machine.restart("docker")
+        machine.run(f"docker load --input={debian_image}; docker tag debian:local debian:latest")
+        run = "docker run --rm {} debian true"
+        complains(machine, "docker.md", run.format("--runtime=nvidia"), "unknown or invalid runtime name: nvidia")
+        complains(
+            machine, "docker.md", run.format("--device nvidia.com/gpu=0"), 'could not select device driver "cdi"'
+        )
+        work_through(machine, "docker.md", starts=5)
+        machine.run("gpushim configure docker --cdi")
+        machine.restart("docker")
+        complains(
+            machine,
+            "docker.md",
+            run.format("--device nvidia.com/gpu=9"),
+            "unresolvable CDI devices nvidia.com/gpu=...",
+        )
+        machine.run("gpushim configure docker --remove")
+        assert machine.run("ls /etc/docker").stdout == ""
+
+
+def test_containerd(debian_image: Path) -> None:
+    """The newer Debian's: the `ctr` of containerd 1.7 takes no CDI names."""
+    with installed.machine(NEWER) as machine:
+        machine.write("/etc/containerd/config.toml", CONTAINERD)
+        machine.restart("containerd")
+        machine.containerd.load(debian_image)
+        work_through(machine, "containerd.md", starts=3)
+        assert machine.run("cat /etc/containerd/config.toml").stdout == CONTAINERD
+
+
+def test_podman_and_crio(debian_image: Path) -> None:
+    with installed.machine(SUITE, view="v2") as machine:
+        machine.write("/etc/containers/containers.conf", PODMAN)
+        machine.run(f"podman load --input={debian_image}; podman tag localhost/debian:local localhost/debian:latest")
+        run = "podman run --rm --cgroup-parent=/{{cgroup}} {} debian true"
+        complains(machine, "podman.md", run.format("--runtime=nvidia"), 'default OCI runtime "nvidia" not found')
+        complains(
+            machine,
+            "podman.md",
+            run.format("--device nvidia.com/gpu=9"),
+            "setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=...",
+        )
+        work_through(machine, "podman.md", starts=4)
+        machine.run("podman rm --all --force --time=0")
+        left = machine.run("ls -R /etc/containers /etc/crio /usr/share/containers").stdout
+        assert "gpushim" not in left
+
+
+def by_variable(uuid: str) -> dict[str, Any]:
+    return {"env": {"NVIDIA_VISIBLE_DEVICES": uuid}}
+
+
+def by_mount(uuid: str) -> dict[str, Any]:
+    folder = "/var/run/nvidia-container-devices"
+    return {"env": {"NVIDIA_VISIBLE_DEVICES": folder}, "mounts": {"/dev/null": f"{folder}/{uuid}"}}
+
+
+def by_field(uuid: str) -> dict[str, Any]:
+    return {"cdi": (f"nvidia.com/gpu={uuid}",)}
+
+
+def by_annotation(uuid: str) -> dict[str, Any]:
+    return {"annotations": {"cdi.k8s.io/nvidia-device-plugin_x": f"nvidia.com/gpu={uuid}"}}
+
+
+def test_kubernetes(debian_image: Path, busybox_tree: Path) -> None:
+    """The page's commands on the node; then what each strategy of the device plugin gives a pod."""
+    text = (DOCS / "kubernetes.md").read_text()
+    manifests = [yaml.safe_load(block.text) for block in pages.blocks(text) if block.info == "yaml"]
+    handler = next(each["handler"] for each in manifests if each["kind"] == "RuntimeClass")
+    name = next(each["metadata"]["name"] for each in manifests if each["kind"] == "RuntimeClass")
+    assert next(each["spec"]["runtimeClassName"] for each in manifests if each["kind"] == "Pod") == name
+    closed = next(block.text for block in pages.blocks(text) if "accept-volume-mounts = true" in block.text)
+    with installed.machine(SUITE) as machine:
+        machine.write("/etc/containerd/config.toml", CONTAINERD)
+        machine.restart("containerd")
+        for archive in (debian_image, trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])):
+            machine.containerd.load(archive)
+        with pytest.raises(RefusedError, match='no runtime for "nvidia" is configured'):
+            pod(machine, handler, by_variable("none"), ["true"])
+        work_through(machine, "kubernetes.md", starts=0)
+        for ask in (by_variable, by_field, by_annotation):
+            sees(machine, handler, ask)
+        machine.write("/etc/gpushim/config.toml", f'{closed}[driver]\nroot = "{machine.host.root}"\n')
+        sees(machine, handler, by_mount)
+        sees_none(machine, handler)
+
+
+def pod(machine: Machine, handler: str, asked: dict[str, Any], command: list[str]) -> str:
+    with machine.containerd.cri() as client:
+        image = "docker.io/library/debian:local"
+        container = client.create(client.run_pod(handler), image, ["sleep", "1000"], **asked)
+        client.start(container)
+        return client.execute(container, *command)
+
+
+def sees(machine: Machine, handler: str, ask: Callable[[str], dict[str, Any]]) -> None:
+    uuid = machine.host.gpus[1].uuid
+    output = pod(machine, handler, ask(uuid), ["nvidia-smi", "-L"])
+    assert re.findall(r"GPU-[0-9a-f-]+", output) == [uuid], ask
+
+
+def sees_none(machine: Machine, handler: str) -> None:
+    """The variable of an unprivileged container counts for nothing any more."""
+    assert "nvidia" not in pod(machine, handler, {"env": {"NVIDIA_VISIBLE_DEVICES": "all"}}, ["ls", "/dev"])
+
+
+def test_sessions() -> None:
+    done = subprocess.run([pages.TOP / "tools" / "sessions", "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,90 @@
+"""docs/errors.md lists every sentence of the source with its exit code, and none that is not there any more."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from unit.sentences import TOP, Sentence, collected
+
+PAGE = (TOP / "docs/errors.md").read_text()
+ROW = re.compile(r"^\| (\d+) \| (`.*?`+) \| (.*?) \| (.*?) \|$", re.MULTILINE)
+# A row may leave the end of a sentence out: what follows one of these.
+ENDS = (";", ",", ":", " (", " [[")
+# What a program passes on: the sentence of another place of the source, or of the kernel.
+PASSED_ON = {
+    "hook/gpuhook/systemd.py: error.strerror",
+    "hook/gpuhook/systemd.py: f\"{member.rpartition('.')[2]}: {fields.get(_ERROR_NAME, 'an unknown error')}\"",
+    "shim/gpushim/cdi/text.py: str(error)",
+    "shim/gpushim/cdi/text.py: f'{shown} {error}'",
+    "shim/gpushim/cdi/write.py: inventory['error']['sentence']",
+    "shim/gpushim/cli/cdi/transform.py: f\"{('stdin' if source == '-' else source)}: {error}\"",
+    "shim/gpushim/cli/container_cli.py: inventory['error']['sentence']",
+    "shim/gpushim/cli/explain.py: report['refusal']['sentence']",
+    "shim/gpushim/cli/info.py: inventory['error']['sentence']",
+    "shim/gpushim/cli/list.py: inventory['error']['sentence']",
+    "shim/gpushim/cli/ps.py: inventory['error']['sentence']",
+    "shim/gpushim/cli/refresh.py: snapshot['error']['sentence']",
+    "shim/gpushim/cli/system.py: '; '.join(notes)",
+    "shim/gpushim/engines/files.py: f'{path} {reason}'",
+    "shim/gpushim/inventory/ensure.py: said",
+    "shim/gpushim/inventory/ensure.py: line",
+    "shim/gpushim/inventory/ensure.py: line[len(PREFIX):]",
+    "shim/gpushim/inventory/ensure.py: str(tail, 'utf-8', 'replace').strip().rpartition('\\n')[2]",
+    "shim/gpushim/policy.py: f'{path}: {trouble}'",
+}
+
+
+def rows() -> list[tuple[int, str]]:
+    """The code and the sentence of each row."""
+    return [(int(code), cell.strip("`").strip().replace("\\|", "|")) for code, cell, _, _ in ROW.findall(PAGE)]
+
+
+def says(row: tuple[int, str], sentence: Sentence) -> bool:
+    code, text = row
+    if sentence.code not in (0, code) or not sentence.text.startswith(text):
+        return False
+    rest = sentence.text[len(text) :]
+    return not rest or rest.startswith(ENDS)
+
+
+SENTENCES, ELSEWHERE = collected()
+
+
+def test_the_source_has_been_read() -> None:
+    assert len(SENTENCES) > 200
+    assert {"shim/gpushim/launcher", "hook/gpuhook/live.py"} <= {each.place.partition(":")[0] for each in SENTENCES}
+
+
+def test_no_sentence_is_missing() -> None:
+    table = rows()
+    missing = [each for each in SENTENCES if not any(says(row, each) for row in table)]
+    assert not missing, "\n".join(f"{each.place}: {each.code} {each.text}" for each in missing)
+
+
+def test_no_row_is_stale() -> None:
+    stale = [row for row in rows() if not any(says(row, each) for each in SENTENCES)]
+    assert not stale
+
+
+def test_each_row_says_one_thing() -> None:
+    table = rows()
+    assert len(table) == len(re.findall(r"^\| \d", PAGE, re.MULTILINE))
+    for section in PAGE.split("\n## "):
+        found = [row[:2] for row in ROW.findall(section)]
+        assert len(found) == len(set(found))
+    assert all(len(re.findall("[A-Za-z]+", text)) >= 1 for _, text in table)
+    assert all(cause and mend for _, _, cause, mend in ROW.findall(PAGE))
+
+
+def test_what_is_passed_on_is_known() -> None:
+    """A new expression here means that the collector does not see a sentence."""
+    assert set(ELSEWHERE) == PASSED_ON
+
+
+@pytest.mark.parametrize(("text", "end"), [("... is gone", "; install it"), ("... is gone", "")])
+def test_the_end_of_a_sentence_may_be_left_out(text: str, end: str) -> None:
+    assert says((127, text), Sentence(text + end, 127, ""))
+    assert not says((126, text), Sentence(text + end, 127, ""))
+    assert not says((127, text[:-2]), Sentence(text + end, 127, ""))
