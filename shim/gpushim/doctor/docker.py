@@ -141,7 +141,7 @@ def devices(host: Host) -> Iterator[Finding]:
             told = (
                 "features.cdi is false" if default else "features.cdi is not true, as it must be before version 28.2"
             )
-            yield warning(f"dockerd does not do CDI: {told}", "gpushim configure docker --cdi --restart")
+            yield warning(f"dockerd does not do CDI: {told}", f"gpushim configure docker --cdi, then {RESTART}")
         elif version >= CDI_DEFAULT and not any(each.startswith("nvidia.com/gpu=") for each in found):
             yield warning(f"dockerd finds no nvidia.com/gpu in {', '.join(info['CDISpecDirs'])}", "gpushim refresh")
         else:

@@ -82,9 +82,9 @@ def links(host: Host) -> Iterator[Finding]:
             missing.append(f"{link} (which is not {path})")
     if missing:
         yield warning(
-            f"{some(missing)} is not there: after a daemon-reload of systemd, containers of some releases of runc "
+            f"missing: {some(missing)}; after a daemon-reload of systemd, containers of some releases of runc "
             "cannot open their GPUs any more",
-            "gpushim refresh, as root, makes it",
+            MEND,
         )
     else:
         yield ok("/dev/char has a link to each node")

@@ -139,7 +139,7 @@ def narrow_mode(patient: Patient) -> None:
     os.chmod(patient.gpus.node("nvidia0"), 0o600)
 
 
-@fault("dev-char-links", "warning", "/dev/char/195:0 is not there")
+@fault("dev-char-links", "warning", "/dev/char/195:0; after a daemon-reload")
 def no_link(patient: Patient) -> None:
     os.unlink(patient.gpus.node("char/195:0"))
 
