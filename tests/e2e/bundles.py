@@ -41,7 +41,9 @@ class Bundle:
         self.plain = json.loads(self.config.read_text())
         self.plain["root"] = {"path": str(rootfs)}
         self.plain["process"]["terminal"] = False
-        self.plain["process"]["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES)
+        self.plain["process"]["capabilities"] = {
+            name: [*CAPABILITIES] for name in ("bounding", "effective", "permitted")
+        }
         probe_mount = {"destination": INSIDE, "source": str(PROBE), "type": "bind", "options": ["bind", "ro"]}
         self.plain["mounts"].append(probe_mount)
 
