@@ -80,7 +80,12 @@ def test_each_row_says_one_thing() -> None:
 
 def test_what_is_passed_on_is_known() -> None:
     """A new expression here means that the collector does not see a sentence."""
-    assert set(ELSEWHERE) == PASSED_ON
+    assert {unquoted(text) for text in ELSEWHERE} == {unquoted(text) for text in PASSED_ON}
+
+
+def unquoted(text: str) -> str:
+    """An expression without its quotation marks, which ast.unparse chooses differently from Python to Python."""
+    return re.sub(r"[\\'\"]", "", text)
 
 
 @pytest.mark.parametrize(("text", "end"), [("... is gone", "; install it"), ("... is gone", "")])
