@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import click
 
 from gpushim import policy, stamp
+from gpushim.cli import show
 from gpushim.errors import FAILED, INVENTORY, GpushimError
 from gpushim.inventory import make_nodes, procfs
 
@@ -20,6 +22,7 @@ _ROOT = click.option(
     help="The directory whose dev/ has the nodes, instead of the configuration's.",
 )
 _DRY = click.option("--dry-run", is_flag=True, help="Only show what is missing.")
+_FORM = show.format_option("text", "json")
 
 
 @click.group()
@@ -33,26 +36,32 @@ def system() -> None:
 @system.command("create-device-nodes")
 @_ROOT
 @_DRY
-def create_device_nodes(dev_root: str, dry_run: bool) -> None:
+@_FORM
+def create_device_nodes(dev_root: str, dry_run: bool, form: str) -> None:
     """Make the driver's device nodes that are missing or wrong, and links to them below /dev/char.
 
     Numbers, mode and owner are those that the loaded driver tells in /proc. Nodes that are right stay as they are.
     """
     root, proc = _places(dev_root)
-    _report(lambda: make_nodes.missing_nodes(root, proc) + _links(root, proc), make_nodes.make, root, proc, dry_run)
+    before, made, notes = _make(
+        lambda: make_nodes.missing_nodes(root, proc) + _links(root, proc), make_nodes.make, root, proc, dry_run
+    )
+    _report(before, made, notes, dry_run, form)
 
 
 @system.command("create-dev-char-links")
 @_ROOT
 @_DRY
-def create_dev_char_links(dev_root: str, dry_run: bool) -> None:
+@_FORM
+def create_dev_char_links(dev_root: str, dry_run: bool, form: str) -> None:
     """Make the links /dev/char/MAJOR:MINOR to the driver's device nodes that are there.
 
     Some releases of systemd and runc look for a device by this link; without it a container loses its GPU at the next
     systemctl daemon-reload.
     """
     root, proc = _places(dev_root)
-    _report(lambda: _links(root, proc), make_nodes.link, root, proc, dry_run)
+    before, made, notes = _make(lambda: _links(root, proc), make_nodes.link, root, proc, dry_run)
+    _report(before, made, notes, dry_run, form)
 
 
 def _places(dev_root: str) -> tuple[str, str]:
@@ -73,17 +82,23 @@ def _links(root: str, proc: str) -> list[str]:
     return [host for host, _, _ in make_nodes.missing_links(root, proc)]
 
 
-def _report(
+def _make(
     missing: Callable[[], list[str]], make: Callable[[str, str], list[str]], root: str, proc: str, dry_run: bool
-) -> None:
-    """Make what is missing, and say what that was."""
+) -> tuple[list[str], list[str], list[str]]:
+    """Make what is missing; returns what was, what of it is made (or would be), and notes."""
     before = missing()
     notes = [] if dry_run else make(root, proc)
     after = [] if dry_run else missing()
-    for path in before:
-        if path not in after:
-            click.echo(f"{'would make' if dry_run else 'made'} {path}")
+    return before, [path for path in before if path not in after], notes
+
+
+def _report(before: list[str], made: list[str], notes: list[str], dry_run: bool, form: str) -> None:
+    """Say what was made."""
+    if form == "json":
+        click.echo(json.dumps({"missing": before, "made": [] if dry_run else made}, indent=2))
+    else:
+        click.echo("".join(f"{'would make' if dry_run else 'made'} {path}\n" for path in made), nl=False)
     if notes:
         raise GpushimError("; ".join(notes), FAILED)
-    if not before:
+    if not before and form != "json":
         click.echo("nothing is missing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 
@@ -9,25 +10,32 @@ import click
 
 from gpushim.cdi import specs, text
 from gpushim.cdi import validate as checks
+from gpushim.cli import show
 from gpushim.cli.cdi import output
 from gpushim.errors import GpushimError
 
 
 @click.command()
 @click.argument("paths", nargs=-1, metavar="[FILE|DIRECTORY|-]...")
-def validate(paths: tuple[str, ...]) -> None:
+@show.format_option("text", "json")
+def validate(paths: tuple[str, ...], form: str) -> None:
     """Check CDI specs: their form, and what engines demand beyond it.
 
     Without arguments, all files of the directories where this host's specs are. Each finding is a line on stdout;
     an error makes the exit code 1, a warning does not.
     """
     bad = files = 0
+    found = []
     for path in paths or output.spec_dirs([]):
         for file, level, sentence in _directory(path) if os.path.isdir(path) else _file(path):
             files += not sentence
             bad += level == checks.ERROR
             if sentence:
-                click.echo(f"{file}: {level}: {sentence}")
+                found.append({"file": file, "level": level, "sentence": sentence})
+    if form == "json":
+        click.echo(json.dumps(found, indent=2))
+    else:
+        click.echo("".join(f"{one['file']}: {one['level']}: {one['sentence']}\n" for one in found), nl=False)
     click.echo(f"{files} specs checked, {bad} errors", err=True)
     click.get_current_context().exit(1 if bad else 0)
 

@@ -84,6 +84,13 @@ def test_validate_of_a_directory_sees_conflicts_mistrust_and_ruins(tmp_path: Pat
     assert any(line.startswith(f"{tmp_path}/d.yaml: error: it is not YAML") for line in lines)
 
 
+def test_validate_as_json(tmp_path: Path) -> None:
+    spec = spec_file(tmp_path, "a.json", devices=[])
+    (found,) = json.loads(run("validate", "--format=json", str(spec), code=1).stdout)
+    assert found["file"] == str(spec)
+    assert (found["level"], "devices" in found["sentence"]) == ("error", True)
+
+
 def test_validate_reads_stdin() -> None:
     assert "error: the spec: [] is not" in run("validate", "-", code=1, stdin="[]").stdout
 

@@ -30,7 +30,8 @@ def gpushim_for_real(folder: Path, *args: str) -> subprocess.CompletedProcess[st
 def test_refresh_generate_list_and_validate_on_a_simulated_host(tmp_path: Path) -> None:
     fakehost.build(f"{tmp_path}/host", 2, mig={1: ["1g.10gb", "2g.20gb"]})
     (tmp_path / "config.toml").write_text(f'[driver]\nroot = "{tmp_path}/host"\n')
-    gpushim_for_real(tmp_path, "refresh")
+    told = json.loads(gpushim_for_real(tmp_path, "refresh", "--format=json").stdout)
+    assert {**told, "notes": []} == {"gpus": 2, "mig": 2, "driver": "535.183.01", "notes": []}
     written = json.loads((tmp_path / "state/cdi/nvidia.com-gpu.json").read_text())
     form.check(written)
     assert validate.findings(written) == []

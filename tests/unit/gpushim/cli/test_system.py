@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -33,6 +34,14 @@ def test_nodes_are_made_once(boot: Boot) -> None:
     assert "/dev/nvidia1" in boot.nodes()
     assert boot.links()["195:255"] == "../nvidiactl"
     assert run(system, "create-device-nodes").stdout == "nothing is missing\n"
+
+
+def test_what_was_made_as_json(boot: Boot) -> None:
+    shown = json.loads(run(system, "create-device-nodes", "--dry-run", "--format=json").stdout)
+    assert f"{boot.root}/dev/nvidia1" in shown["missing"]
+    assert shown["made"] == []
+    assert json.loads(run(system, "create-device-nodes", "--format=json").stdout)["made"] == shown["missing"]
+    assert json.loads(run(system, "create-device-nodes", "--format=json").stdout) == {"missing": [], "made": []}
 
 
 def test_links_to_nodes_that_are_there(boot: Boot) -> None:
