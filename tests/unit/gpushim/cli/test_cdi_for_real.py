@@ -15,6 +15,8 @@ from gpushim.cdi import form, resolve, validate
 from gpushim.plan import plan
 from unit.gpushim.cli.commands import REPOSITORY, names
 
+pytestmark = pytest.mark.slow
+
 
 def gpushim_for_real(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """Run bin/gpushim as people do, for a simulated host below this folder."""

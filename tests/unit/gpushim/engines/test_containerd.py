@@ -17,6 +17,8 @@ from gpushim.engines import Plan, Wish, containerd, containerd_daemon, container
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[3] / "data" / "engines" / "containerd"
 Call = Callable[..., Result]
 
