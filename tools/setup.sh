@@ -1,19 +1,21 @@
 #!/bin/sh
-# Install what the demo or the tests need on Debian 12: `tools/setup.sh demo|test`, as root.
+# Install what the demo, the packages or the tests need on Debian 12: `tools/setup.sh demo|package|test`, as root.
 #
 # Packages come from the host's own apt sources and only if they are missing. Everything else lands in this
 # checkout: vendor/ holds the Python packages that a refresh imports with the system's Python, .venv/ the tools
-# of the tests. A second run with the same pyproject.toml does nothing.
+# of the tests. A second run with the same files of requirements does nothing.
 set -eu
 cd "$(dirname "$0")/.."
 
 what=${1:-test}
 packages="busybox-static gcc libc6-dev libc-bin mmdebstrap python3 python3-venv runc"
+building="debhelper dh-python lintian python3 python3-venv rpm rpmlint"
 case $what in
   demo) ;;
+  package) packages=$building ;;
   # Without recommended packages docker.io brings no bridge firewall tools; its service does start.
-  test) packages="$packages containerd crun docker.io podman shellcheck strace systemd udev" ;;
-  *) echo "usage: tools/setup.sh demo|test" >&2 && exit 2 ;;
+  test) packages="$packages containerd crun docker.io podman shellcheck strace systemd udev $building" ;;
+  *) echo "usage: tools/setup.sh demo|package|test" >&2 && exit 2 ;;
 esac
 
 say() { echo "setup: $1"; }
@@ -32,8 +34,8 @@ if [ -n "$wanted" ]; then
   DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $wanted
 fi
 
-# made DIRECTORY: whether it was made from this pyproject.toml.
-recipe=$(sha256sum pyproject.toml tools/setup.sh | sha256sum)
+# made DIRECTORY: whether it was made from these files.
+recipe=$(cat pyproject.toml packaging/bundled.txt tools/bundle tools/setup.sh | sha256sum)
 made() { [ -f "$1/.made" ] && [ "$(cat "$1/.made")" = "$recipe" ]; }
 finished() { echo "$recipe" >"$1/.made"; }
 
@@ -41,16 +43,9 @@ finished() { echo "$recipe" >"$1/.made"; }
 pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore "$@"; }
 
 if ! made vendor; then
-  say "installing into vendor/: what pyproject.toml names as dependencies"
-  rm -rf vendor
-  mkdir vendor
-  .venv/bin/python - <<'END' >vendor/.requirements
-import tomllib
-
-with open("pyproject.toml", "rb") as stream:
-    print(*tomllib.load(stream)["project"]["dependencies"], sep="\n")
-END
-  pip --no-compile --target vendor --requirement vendor/.requirements
+  say "installing into vendor/: what packaging/bundled.txt names, and PyYAML"
+  tools/bundle vendor
+  pip --no-compile --no-deps --target vendor 'pyyaml>=6' # of packages, the distribution's
   finished vendor
 fi
 

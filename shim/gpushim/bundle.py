@@ -3,25 +3,44 @@
 The file is replaced by rename, never written in place: a reader sees the old bytes or the new ones, and a
 crash leaves one of the two. Out of scope: what the file means.
 
-On the create path: imports nothing but `posix` and `errno`.
+On the create path: imports nothing but `posix`.
 """
 
 from __future__ import annotations
 
-import errno
 import posix
 
 from gpushim.errors import BUNDLE, GpushimError
 
 # Docker's and containerd's are 10 to 30 KiB; some generators reach a few MiB.
 SIZE_LIMIT = 64 << 20
+EBUSY = 16  # on every Linux; importing errno costs 0.1 ms
 
 
-def read(path: str) -> tuple[bytes, posix.stat_result]:
+def directory(path: str) -> int:
+    """Open the directory of a config.json: whatever becomes of its name, one file is read and replaced.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        a file descriptor, which goes with execve.
+
+    Raises:
+        GpushimError: it is not there.
+    """
+    try:
+        return posix.open(path.rpartition("/")[0] or "/", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    except OSError as error:
+        raise GpushimError(f"{path} cannot be read: {error.strerror}", BUNDLE) from None
+
+
+def read(path: str, folder: int | None = None) -> tuple[bytes, posix.stat_result]:
     """Read a config.json.
 
     Args:
         path: of the file.
+        folder: what `directory` returned, if the file may be replaced.
 
     Returns:
         its bytes, and the stat that `replace` wants back.
@@ -31,7 +50,8 @@ def read(path: str) -> tuple[bytes, posix.stat_result]:
     """
     try:
         # O_NONBLOCK: a FIFO must not hang the engine.
-        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY)
+        name = path if folder is None else path.rpartition("/")[2]
+        fd = posix.open(name, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY, dir_fd=folder)
         try:
             status = posix.fstat(fd)
             if status.st_mode & 0o170000 != 0o100000:
@@ -56,7 +76,7 @@ def _read_all(fd: int, size: int) -> bytes:
     return data
 
 
-def replace(path: str, text: str, status: posix.stat_result) -> None:
+def replace(path: str, text: str, status: posix.stat_result, folder: int | None = None) -> None:
     """Put a new config.json in the place of the old one, with its mode and owner.
 
     The new file is written beside the old one, synced, and renamed over it (rename(2): atomic).
@@ -65,15 +85,16 @@ def replace(path: str, text: str, status: posix.stat_result) -> None:
         path: of the file.
         text: the new content, ASCII.
         status: what `read` returned with the old content.
+        folder: what `read` got.
 
     Raises:
         GpushimError: it cannot be written; the old file is as it was and nothing is left beside it.
     """
-    new = f"{path}.gpushim-{posix.getpid()}"
+    name = path if folder is None else path.rpartition("/")[2]
+    new = f"{name}.gpushim-{posix.urandom(8).hex()}"  # of a killed one that had our pid, the name is taken
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
     try:
-        fd = posix.open(
-            new, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC, 0o600
-        )
+        fd = posix.open(new, flags, 0o600, dir_fd=folder)
         try:
             try:
                 _write_all(fd, text.encode("ascii"))
@@ -83,12 +104,12 @@ def replace(path: str, text: str, status: posix.stat_result) -> None:
                 posix.fsync(fd)
             finally:
                 posix.close(fd)
-            posix.rename(new, path)
+            posix.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:
-            posix.unlink(new)
+            posix.unlink(new, dir_fd=folder)
             raise
     except OSError as error:
-        hint = " (it is a mount point)" if error.errno == errno.EBUSY else ""
+        hint = " (it is a mount point)" if error.errno == EBUSY else ""
         raise GpushimError(
             f"{path} cannot be replaced: {error.strerror}{hint}; the old file is untouched", BUNDLE
         ) from None

@@ -38,6 +38,8 @@ def main(argv: list[str]) -> NoReturn:
     """
     started = time.monotonic()
     low, unread, verb, bundle_path, container, log, log_format, ignored, lc_ctype, launcher, *args = argv
+    if callable(_signal.getsignal(_signal.SIGINT)):  # CPython's, which would end in a traceback
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     posix.environ.pop(b"LC_CTYPE", None)  # CPython may have set or changed it (PEP 538)
     if lc_ctype:
         posix.environ[b"LC_CTYPE"] = lc_ctype[1:].encode("utf-8", "surrogateescape")
@@ -71,7 +73,8 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
         GpushimError: the request is malformed or cannot be met, or config.json cannot be read or replaced.
     """
     path = (bundle_path or ".") + "/config.json"
-    data, status = bundle.read(path)
+    folder = bundle.directory(path)
+    data, status = bundle.read(path, folder)
     spec = fastjson.loads(data, path)
     if not isinstance(spec, dict):
         raise GpushimError(f"{path} is not a JSON object", BUNDLE)
@@ -83,7 +86,7 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
         return low
     edits, chosen = plan.plan(wanted, inventory, facts(spec, bundle_path))
     if apply(edits, spec):
-        bundle.replace(path, fastjson.dumps(spec), status)
+        bundle.replace(path, fastjson.dumps(spec), status, folder)
     line: dict[str, Any] = {"level": "info", "msg": "GPU container", "container": container, "gpus": chosen}
     line["request"] = f"{wanted.source}={wanted.text}"[:1000]
     line["milliseconds"] = round((time.monotonic() - started) * 1000, 2)
@@ -148,10 +151,17 @@ def facts(spec: dict[str, Any], bundle_path: str) -> dict[str, Any]:
         raise GpushimError("config.json has no root.path", BUNDLE)
     linux = spec.get("linux")
     spaces = linux.get("namespaces") if isinstance(linux, dict) else None
-    userns = any(isinstance(space, dict) and space.get("type") == "user" for space in spaces or ())
-    top, _, last = __file__.rpartition("/gpushim/")[0].rpartition("/")
-    hook = f"{top}/bin/gpushim-hook" if last == "shim" else "/usr/bin/gpushim-hook"
-    return {"rootfs": absolute(rootfs, absolute(bundle_path)), "userns": userns, "hook": absolute(hook)}
+    listed = spaces if isinstance(spaces, list) else ()  # what else there may be is for runc to refuse
+    userns = any(isinstance(space, dict) and space.get("type") == "user" for space in listed)
+    return {"rootfs": absolute(rootfs, absolute(bundle_path)), "userns": userns, "hook": hook_program()}
+
+
+def hook_program() -> str:
+    """Return the path of the gpushim-hook that belongs to this code: of a package, a checkout, pip or uv."""
+    top, _, last = absolute(__file__).rpartition("/gpushim/")[0].rpartition("/")
+    if last.endswith("-packages"):  # TOP/lib/python3.x/site-packages
+        return top.rpartition("/lib")[0] + "/bin/gpushim-hook"
+    return f"{top}/bin/gpushim-hook" if last == "shim" else "/usr/bin/gpushim-hook"
 
 
 def absolute(path: str, base: str = "") -> str:

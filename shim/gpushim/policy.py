@@ -150,10 +150,15 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
 def _toml(text: str) -> dict[str, Any]:
     from importlib import import_module  # 13 ms with the parser, and most hosts have no config.toml
 
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    private = [] if sys.version_info >= (3, 11) else [root + "/vendor", root + "/../vendor"]  # a create has not got it
+    sys.path += private
     try:
         parser = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ImportError:
         raise GpushimError("config.toml cannot be read: Python's tomli is missing; install it", FAILED) from None
+    finally:
+        del sys.path[len(sys.path) - len(private) :]
     parsed: dict[str, Any] = parser.loads(text)
     return parsed
 

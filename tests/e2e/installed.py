@@ -24,11 +24,8 @@ from fakehost import Host
 INSTALL = """
 top=$1 state=$2 root=$3
 umount "$top/vendor"
-mkdir -p /usr/lib/gpushim /etc/gpushim /root
-cp -r "$top/shim/gpushim" "$top/hook/gpuhook" /usr/lib/gpushim
-ln -s "$top/vendor" /usr/lib/gpushim/vendor
-cp -P "$top"/bin/* /usr/bin
-cp --remove-destination "$top/shim/gpushim/launcher" /usr/bin/gpushim-runtime
+mkdir -p /root
+cp -a "$state/installed/." /
 printf '[driver]\\nroot = "%s"\\n' "$root" >/etc/gpushim/config.toml
 for engine in docker containerd containers; do
     mkdir -p "$state/$engine" "/var/lib/$engine"
@@ -128,6 +125,8 @@ def machine(suite: str, view: str = "v1") -> Iterator[Machine]:
         host = fakehost.build(str(state / "driver"), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
         stack.enter_context(_persistenced(host))
         place = stack.enter_context(chroots.entered(suite, view=view))
+        for package in (["main", trees.TOP / "vendor"], ["compat"]):
+            subprocess.run([trees.TOP / "packaging/install", state / "installed", *package], check=True)
         install = ["/bin/sh", "-euc", INSTALL, "sh", str(trees.TOP), str(state), host.root]
         subprocess.run([*place.prefix, *install], check=True)
         found = Machine(place.prefix, state, host)

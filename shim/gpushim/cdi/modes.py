@@ -10,6 +10,7 @@ from typing import Any
 
 from gpushim import request
 from gpushim.cdi import write
+from gpushim.create import hook_program
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.plan import mount, node_edits
 
@@ -79,7 +80,7 @@ def _management(inventory: dict[str, Any], named: str, hook: str) -> dict[str, A
     if not nodes:
         raise GpushimError("this host has no device node of the driver: is it loaded? See gpushim refresh", INVENTORY)
     open_handed = {**inventory, "driver": {**inventory["driver"], "params": ""}}
-    edits = write.planned([], open_handed, hook or write.hook_path(), ["compute", "ngx", "utility", "video"])
+    edits = write.planned([], open_handed, hook or hook_program(), ["compute", "ngx", "utility", "video"])
     common = [edit for edit in edits if edit[0] not in ("node", "rule", "gid")]
     device = _device(write.ALL, _nodes(nodes, inventory))
     device["containerEdits"] = write.container_edits(device["containerEdits"], inventory)

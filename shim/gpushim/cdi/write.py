@@ -5,12 +5,12 @@ Out of scope: deciding what a container gets (gpushim.plan), other kinds of devi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, Optional
 
 from gpushim import request, selection
 from gpushim.cdi import versions
+from gpushim.create import hook_program
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.plan import plan
 
@@ -20,14 +20,6 @@ Planned = dict[str, Edit]  # by what tells whether two are the same
 # What says that someone has injected already, to gpushim-runtime and to NVIDIA's.
 INJECTED = f"{request.DEVICES}=void"
 ALL = "all"
-
-
-def hook_path() -> str:
-    """Return the path of gpushim-hook that belongs to this code: of a checkout, or installed."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if os.path.basename(root) == "shim":
-        return os.path.join(os.path.dirname(root), "bin/gpushim-hook")
-    return "/usr/bin/gpushim-hook"
 
 
 def gpu_spec(
@@ -62,8 +54,8 @@ def gpu_spec(
     named = [device for device in chosen if _named(device, names, kind)]
     nameless = [_called(device) for device in chosen if device not in named]
     notes += [f"{who} is left out of the CDI spec: it has no UUID" for who in nameless]
-    plans = _plans(named, inventory, hook or hook_path(), notes)
-    shared = _shared(plans, inventory, hook or hook_path())
+    plans = _plans(named, inventory, hook or hook_program(), notes)
+    shared = _shared(plans, inventory, hook or hook_program())
     devices = []
     for device, edits in plans:
         own = container_edits(_without(shared, edits), inventory)

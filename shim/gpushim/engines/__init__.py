@@ -18,6 +18,7 @@ import posixpath
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpushim import create
 from gpushim.errors import NOT_FOUND, GpushimError
 
 if TYPE_CHECKING:
@@ -83,14 +84,14 @@ def installed(name: str, given: str = "") -> str:
         given: path that somebody named instead, or "".
 
     Returns:
-        its absolute path: that given, else the one of this checkout, else the packages'.
+        its absolute path: that given, else the one that belongs to this code, else the packages'.
 
     Raises:
         GpushimError: it is not there, not executable, or its path is relative: engines have other working
             directories.
     """
-    top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    candidates = [given] if given else [f"{os.path.dirname(top)}/bin/{name}", f"/usr/bin/{name}"]
+    ours = os.path.dirname(create.hook_program())
+    candidates = [given] if given else [f"{ours}/{name}", f"/usr/bin/{name}"]
     if not candidates[0].startswith("/"):
         raise GpushimError(
             f"{given} is a relative path, which an engine would look for elsewhere; give the whole path"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 from gpushim import policy
 from gpushim.errors import CONFIG, NOT_FOUND, GpushimError
 
-DOCUMENTATION = Path(__file__).parents[3] / "docs" / "configuration.md"
+TOP = Path(__file__).parents[3]
+DOCUMENTATION = TOP / "docs" / "configuration.md"
 
 
 @pytest.fixture
@@ -237,3 +240,14 @@ class TestLowLevel:
         monkeypatch.chdir(folder)
         with pytest.raises(GpushimError, match="runc"):
             policy.low_level(["runc"])
+
+
+def test_a_create_can_read_it_too(tmp_path: Path) -> None:
+    """Python before 3.11 has no TOML parser, and a create has only what lies beside the code."""
+    path = tmp_path / "config.toml"
+    path.write_text('[runtime]\nlow-level = ["crun"]\n')
+    path.chmod(0o644)
+    code = f"import sys; sys.path.append({str(TOP / 'shim')!r}); from gpushim import policy; old = sys.path[:]\n"
+    code += f"print(policy.load({str(path)!r})['runtime'], sys.path == old)"
+    done = subprocess.run([sys.executable, "-IBS", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'low-level': ['crun']} True\n"

@@ -195,8 +195,3 @@ def test_unknown_device_is_refused_with_what_there_is() -> None:
     with pytest.raises(GpushimError, match='--device-id asks for GPU "9", but this host has 3') as refusal:
         spec(hosts.mixed(), only=["9"])
     assert refusal.value.exit_code == REQUEST
-
-
-def test_hook_path_is_of_this_code() -> None:
-    assert write.hook_path() == str(Path(write.__file__).parents[3] / "bin/gpushim-hook")
-    assert Path(write.hook_path()).is_file()

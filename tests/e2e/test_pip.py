@@ -1,0 +1,67 @@
+"""gpushim installed by pip and by uv, for trying out: its programs find the code beside them, and each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fakehost
+from e2e import recorder, trees
+from e2e.witness import settings
+
+DATA = trees.TOP / "tests/data/docker-config.json"
+
+
+def by_pip(folder: Path) -> Path:
+    subprocess.run(["/usr/bin/python3", "-m", "venv", folder / "venv"], check=True)
+    pip = [folder / "venv/bin/pip", "install", "--quiet", "--disable-pip-version-check", trees.TOP]
+    subprocess.run(pip, check=True, stderr=subprocess.DEVNULL)
+    return folder / "venv/bin"
+
+
+def by_uv(folder: Path) -> Path:
+    env = {**os.environ, "UV_TOOL_DIR": str(folder / "tools"), "UV_TOOL_BIN_DIR": str(folder / "bin")}
+    uv = [Path(sys.executable).with_name("uv"), "tool", "install", "--quiet", "--python", "/usr/bin/python3"]
+    subprocess.run([*uv, trees.TOP], env=env, check=True)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module", params=[by_pip, by_uv])
+def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the installed programs."""
+    found: Path = request.param(tmp_path_factory.mktemp("installed"))
+    return found
+
+
+def test_a_create_is_edited_and_names_the_hook_beside_it(programs: Path, tmp_path: Path) -> None:
+    host = fakehost.build(str(tmp_path / "driver"), 1)
+    low = recorder.build(tmp_path)
+    spec = json.loads(DATA.read_text())
+    spec["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=0")
+    (tmp_path / "config.json").write_text(json.dumps(spec))
+    env = {**settings(tmp_path, host.root, str(low)), "RECORD": str(tmp_path / "record")}
+    subprocess.run([programs / "gpushim-runtime", "create", "--bundle", tmp_path, "x"], env=env, check=True)
+    hook = Path(json.loads((tmp_path / "config.json").read_text())["hooks"]["prestart"][-1]["path"])
+    assert hook.samefile(programs / "gpushim-hook")
+    assert recorder.read(tmp_path / "record")["argv"][1:] == ["create", "--bundle", str(tmp_path), "x"]
+
+
+def test_the_hook_runs_isolated_whatever_its_first_line(programs: Path, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")
+    env = {"PYTHONPATH": str(tmp_path)}
+    hook = [programs / "gpushim-hook", "prestart", "--rootfs", "/"]
+    done = subprocess.run(hook, env=env, cwd=tmp_path, input="{}", capture_output=True, text=True, check=False)
+    assert done.returncode == 16
+    assert done.stderr.startswith("gpushim-hook: the container's state on stdin names no pid")
+
+
+def test_engines_are_told_the_program_beside(programs: Path, tmp_path: Path) -> None:
+    words = ["configure", "docker", "--dry-run", "--config", tmp_path / "daemon.json"]
+    done = subprocess.run([programs / "gpushim", *words], capture_output=True, text=True, check=True)
+    path = next(line.split('"')[3] for line in done.stdout.splitlines() if '"path":' in line)
+    assert Path(path).samefile(programs / "gpushim-runtime")
