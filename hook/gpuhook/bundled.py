@@ -21,8 +21,8 @@ def bundle_of(state: dict[str, Any]) -> str:
     Raises:
         GpushimError: it is not an absolute path.
     """
-    path = state.get("bundle") or state.get("bundlePath") or posix.getcwd()
-    if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+    path = _path(state.get("bundle") or state.get("bundlePath") or posix.getcwd())
+    if not path.startswith("/"):
         raise GpushimError("the container's state on stdin names no absolute path of the bundle", BUNDLE)
     return path
 
@@ -40,7 +40,15 @@ def rootfs_of(state: dict[str, Any]) -> str:
     path = directory + "/config.json"
     spec = fastjson.loads(bundle.read(path)[0], path)
     root = spec.get("root") if isinstance(spec, dict) else None
-    rootfs = root.get("path") if isinstance(root, dict) else None
-    if not isinstance(rootfs, str) or not rootfs or "\0" in rootfs:
+    rootfs = _path(root.get("path") if isinstance(root, dict) else None)
+    if not rootfs:
         raise GpushimError(f"{path}: root.path is not the path of a rootfs", BUNDLE)
     return rootfs if rootfs.startswith("/") else f"{directory}/{rootfs}"
+
+
+def _path(value: object) -> str:
+    """Return a value of a JSON document if the kernel can take it for a path, else ""; half a pair has no bytes."""
+    try:
+        return value if isinstance(value, str) and b"\0" not in value.encode("utf-8", "surrogateescape") else ""
+    except UnicodeEncodeError:
+        return ""

@@ -119,7 +119,7 @@ def _check(proc: int, place: int, path: str, pid: int) -> None:
     mount = mount_id(proc)
     if mount_id(place) != mount:
         raise OtherMountError(path)
-    for line in _read(f"/proc/{pid or 'self'}/mountinfo", MOUNTINFO_LIMIT).splitlines():
+    for line in _read(f"/proc/{pid or 'self'}/mountinfo", MOUNTINFO_LIMIT).split(b"\n"):  # no name has a newline
         words = line.split(b" ")
         if words[0] != mount:
             continue

@@ -51,7 +51,12 @@ def mounts(process: str) -> list[Mount]:
             data += part
     finally:
         posix.close(fd)
-    return [Mount(line) for line in data.splitlines() if line]
+    return parse(data)
+
+
+def parse(data: bytes) -> list[Mount]:
+    """Read a mountinfo; only a newline ends a line, for the kernel writes a carriage return in a name as it is."""
+    return [Mount(line) for line in data.split(b"\n") if line]
 
 
 def own_mounts(pid: int, root: Rootfs) -> list[Mount]:

@@ -1,7 +1,7 @@
 """A bundle's config.json: read it whole, replace it whole.
 
 The file is replaced by rename, never written in place: a reader sees the old bytes or the new ones, and a
-crash leaves one of the two. Out of scope: what the file means.
+crash leaves one of the two. Out of scope: what the file means, but for keys that only some runtimes understand.
 
 On the create path: imports nothing but `posix`.
 """
@@ -10,7 +10,13 @@ from __future__ import annotations
 
 import posix
 
-from gpushim.errors import BUNDLE, GpushimError
+from gpushim.errors import BUNDLE, GpushimError, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Names = dict[str, tuple[str, "Names"]]
 
 # Docker's and containerd's are 10 to 30 KiB; some generators reach a few MiB.
 SIZE_LIMIT = 64 << 20
@@ -119,3 +125,46 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[posix.write(fd, view) :]
+
+
+def check_spelling(spec: dict[str, Any], path: str) -> None:
+    """See that no key which matters here is spelled in other letters: runc would take it all the same (Go's JSON).
+
+    Args:
+        spec: a parsed config.json.
+        path: of the file.
+
+    Raises:
+        GpushimError: one is.
+    """
+    _check_members(spec, _NAMES, path)
+
+
+def _check_members(members: dict[str, Any], names: Names, path: str) -> None:
+    for key, value in members.items():
+        name, below = names.get(key.casefold(), (key, {}))
+        if name != key:
+            raise GpushimError(
+                f'{path} has the key "{quote(key)}", which some runtimes take for "{name}" and others do not know; '
+                "the engine must write it anew",
+                BUNDLE,
+            )
+        if below and isinstance(value, dict):
+            _check_members(value, below, path)
+
+
+def _folded(names: dict[str, Any]) -> Names:
+    return {name.casefold(): (name, _folded(below)) for name, below in names.items()}
+
+
+# What request.py reads and edits.py writes, by the names of OCI's runtime-spec.
+_NAMES = _folded(
+    {
+        "annotations": {},
+        "hooks": {"createRuntime": {}, "prestart": {}},
+        "linux": {"devices": {}, "intelRdt": {}, "namespaces": {}, "resources": {"devices": {}}},
+        "mounts": {},
+        "process": {"capabilities": {"bounding": {}}, "env": {}, "user": {"additionalGids": {}}},
+        "root": {"path": {}},
+    }
+)

@@ -78,6 +78,7 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
     spec = fastjson.loads(data, path)
     if not isinstance(spec, dict):
         raise GpushimError(f"{path} is not a JSON object", BUNDLE)
+    bundle.check_spelling(spec, path)
     ignored: list[str] = []
     wanted, inventory = find_request(spec, ignored)
     if wanted is None:

@@ -49,8 +49,14 @@ def apply(edits: list[tuple[str, Any]], spec: dict[str, Any]) -> bool:
         GpushimError: the spec has something of a wrong type where an edit belongs.
     """
     changed = False
+    taken: set[str] = set()  # destinations of mounts; dozens of edits ask for them
     for kind, value in edits:
-        changed |= _LAND[kind](spec, value)
+        if kind == "mount":
+            taken = taken or {str(other.get("destination")) for other in _objects(spec, "mounts")}
+            changed |= _mount(spec, value, taken)
+        else:
+            changed |= _LAND[kind](spec, value)
+            taken = set() if kind == "set-mount" else taken
     return changed
 
 
@@ -142,7 +148,7 @@ def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, acc
             and rule.get("major") in (None, -1, major)
             and rule.get("minor") in (None, -1, minor)
         )
-        its = rule.get("access") or "rwm"
+        its = str(rule.get("access") or "rwm")
         if fits and rule.get("allow"):
             allowed = allowed or all(letter in its for letter in access)
         elif fits and any(letter in its for letter in access):
@@ -150,11 +156,11 @@ def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, acc
     return allowed
 
 
-def _mount(spec: dict[str, Any], mount: dict[str, Any]) -> bool:
-    mounts = _objects(spec, "mounts")
-    if any(other.get("destination") == mount["destination"] for other in mounts):
+def _mount(spec: dict[str, Any], mount: dict[str, Any], taken: set[str]) -> bool:
+    if mount["destination"] in taken:
         return False  # ours from the first time, or the user's own, which the user meant
-    mounts.append(mount)
+    _at(spec, "mounts", []).append(mount)
+    taken.add(mount["destination"])
     return True
 
 
@@ -248,7 +254,6 @@ def _rdt(spec: dict[str, Any], rdt: dict[str, Any]) -> bool:
 _LAND: dict[str, Callable[[dict[str, Any], Any], bool]] = {
     "node": _node,
     "rule": _rule,
-    "mount": _mount,
     "env": _env,
     "gid": _gid,
     "hook": _hook,

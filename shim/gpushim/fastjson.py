@@ -8,7 +8,7 @@ Out of scope: pretty output, streams, anything but UTF-8.
 
 from __future__ import annotations
 
-from gpushim.errors import BUNDLE, GpushimError
+from gpushim.errors import BUNDLE, GpushimError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ class _OddNumberMet(Exception):  # noqa: N818 - a signal between dumps and the C
     pass
 
 
+class _TwiceMet(Exception):  # noqa: N818 - the same between loads and the C scanner
+    pass
+
+
 def _float(text: str) -> object:
     value = float(text)
     return value if repr(value) == text else _Number(text)
@@ -41,6 +45,14 @@ def _constant(text: str) -> object:
     raise ValueError(f"{text} is not JSON")
 
 
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _TwiceMet(next(key for key in found if keys.count(key) > 1))
+    return found
+
+
 def _default(value: object) -> object:
     if isinstance(value, _Number):
         raise _OddNumberMet
@@ -50,7 +62,7 @@ def _default(value: object) -> object:
 class _Context:
     strict = True
     object_hook = None
-    object_pairs_hook = None
+    object_pairs_hook = staticmethod(_members)
     parse_float = staticmethod(_float)
     parse_int: Callable[[str], object] = int
     parse_constant = staticmethod(_constant)
@@ -70,7 +82,7 @@ except ImportError:  # not CPython, or a build without its C accelerators
 
     def _scan(text: str, context: Any) -> Any:
         parsers = {"parse_float": _float, "parse_int": context.parse_int, "parse_constant": _constant}
-        return json.JSONDecoder(**parsers).raw_decode(text)
+        return json.JSONDecoder(**parsers, object_pairs_hook=_members).raw_decode(text)
 
     def _encode(value: object) -> Iterable[str]:
         return json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_default).iterencode(value)
@@ -97,8 +109,9 @@ def loads(data: bytes, what: str = "config.json") -> Any:
         as an opaque object that `dumps` writes back as it was.
 
     Raises:
-        GpushimError: it is not UTF-8, not JSON (RFC 8259: no NaN, nothing behind the value), or nested
-            too deeply.
+        GpushimError: it is not UTF-8, not JSON (RFC 8259: no NaN, nothing behind the value), nested
+            too deeply, or has a key twice in an object, of which one reader takes the first, one the last, and runc
+            both.
     """
     try:
         text = str(data, "utf-8").strip(" \t\r\n")
@@ -107,6 +120,8 @@ def loads(data: bytes, what: str = "config.json") -> Any:
         raise GpushimError(f"{what} is not UTF-8 at byte {error.start}", BUNDLE) from None
     except RecursionError:
         raise GpushimError(f"{what} is nested too deeply", BUNDLE) from None
+    except _TwiceMet as error:
+        raise GpushimError(f'{what} has the key "{quote(str(error))}" twice in one object', BUNDLE) from None
     except (ValueError, StopIteration, SystemError):
         # SystemError: the C scanner of Python < 3.13 looks up its exception in json.decoder, which is not there.
         raise GpushimError(f"{what} is not valid JSON: {_complaint(text)}", BUNDLE) from None
@@ -136,11 +151,15 @@ def dumps(value: object) -> str:
 
     Raises:
         TypeError: something in it has no JSON form.
+        GpushimError: it is nested too deeply; reading goes deeper than writing numbers that `loads` kept.
     """
     try:
-        return "".join(_encode(value))
-    except _OddNumberMet:
-        return _spell(value)
+        try:
+            return "".join(_encode(value))
+        except _OddNumberMet:
+            return _spell(value)
+    except RecursionError:
+        raise GpushimError("config.json is nested too deeply", BUNDLE) from None
 
 
 def _spell(value: object) -> str:

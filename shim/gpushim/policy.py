@@ -151,7 +151,8 @@ def _toml(text: str) -> dict[str, Any]:
     from importlib import import_module  # 13 ms with the parser, and most hosts have no config.toml
 
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    private = [] if sys.version_info >= (3, 11) else [root + "/vendor", root + "/../vendor"]  # a create has not got it
+    # A create has not got the directory of private dependencies.
+    private = [] if sys.version_info >= (3, 11) else [root + "/vendor", root + "/../vendor"]
     sys.path += private
     try:
         parser = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")

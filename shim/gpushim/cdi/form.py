@@ -112,18 +112,28 @@ def _is_list(member: Rule) -> Rule:
     return rule
 
 
-def _text(value: Any) -> None:
+def _is_text(value: Any) -> bool:
+    """Say whether the kernel can be given a value: no NUL, and no half of a surrogate pair, which JSON can spell."""
     if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _text(value: Any) -> None:
+    if not _is_text(value):
         raise FormError("is not a string")
 
 
 def _path(value: Any) -> None:
-    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+    if not _is_text(value) or not value.startswith("/"):
         raise FormError(f'is "{quote(str(value))}", which is not an absolute path')
 
 
 def _variable(value: Any) -> None:
-    if not isinstance(value, str) or value.find("=") < 1 or "\0" in value:
+    if not _is_text(value) or value.find("=") < 1:
         raise FormError(f'is "{quote(str(value))}", not NAME=value')
 
 

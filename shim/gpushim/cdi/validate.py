@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from gpushim.cdi import versions
+from gpushim.cdi import form, versions
 from gpushim.errors import FAILED, GpushimError, quote
 from gpushim.selection import is_qualified
 
@@ -46,6 +46,8 @@ def findings(spec: object) -> list[Finding]:
             if where != "containerEdits" and not any(edits.values()):
                 found.append((ERROR, f"{where}: it edits nothing, and engines refuse a spec with such a device"))
             found += [(level, f"{where}: {sentence}") for level, sentence in _about_edits(edits)]
+    if not any(level == ERROR for level, _ in found):
+        found += _by_form(spec)
     return sorted(found, key=lambda finding: finding[0])
 
 
@@ -62,6 +64,14 @@ def _by_schema(spec: object) -> Iterator[str]:
     for error in sorted(checker.iter_errors(spec), key=lambda error: [str(part) for part in error.absolute_path]):
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
         yield f"{where.lstrip('.') or 'the spec'}: {error.message[:200]}"
+
+
+def _by_form(spec: object) -> Iterator[Finding]:
+    """Ask form.py, which knows strings that a schema cannot describe: half a surrogate pair is in no path."""
+    try:
+        form.check(spec)
+    except form.FormError as error:
+        yield ERROR, str(error)
 
 
 def _about_version(spec: dict[str, Any]) -> Iterator[Finding]:

@@ -134,7 +134,7 @@ def majors(proc: str) -> dict[str, int]:
     except OSError:
         return {}
     rows = [line.split() for line in text.partition("Block devices:")[0].splitlines()]
-    return {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
+    return {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit() and len(row[0]) < 10}
 
 
 def owners(path: str, known: dict[str, int]) -> tuple[tuple[str, ...], list[int]]:

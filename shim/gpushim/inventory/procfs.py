@@ -55,7 +55,7 @@ def gpus(proc: str, notes: list[str]) -> list[dict[str, Any]]:
     for name in names:
         fields = _fields(_text(f"{folder}/{name}/information") or "")
         minor = fields.get("Device Minor", "")
-        if not re.fullmatch(r"\d{1,3}", minor):
+        if not re.fullmatch(r"\d{1,3}", minor, re.ASCII):
             notes.append(f"GPU {name} is left out: {folder}/{name}/information does not tell its minor number")
             continue
         uuid = fields.get("GPU UUID", "")
@@ -92,8 +92,8 @@ def mig_nodes(proc: str, minor: int, gi: int, ci: int) -> list[str]:
     for place in (f"gi{gi}/access", f"gi{gi}/ci{ci}/access"):
         fields = _fields(_text(f"{proc}/driver/nvidia/capabilities/{gpu}/mig/{place}") or "")
         number = fields.get("DeviceFileMinor") or _listed_minor(proc, f"{gpu}/{place}")
-        if number.isdigit():
-            numbers.append(number)
+        if _number(number) >= 0:
+            numbers.append(_number(number))
     return [f"/dev/nvidia-caps/nvidia-cap{number}" for number in numbers] if len(numbers) == 2 else []
 
 
@@ -110,9 +110,9 @@ def capabilities(proc: str) -> Iterator[tuple[int, int, bool]]:
     for place in ("mig/config", "mig/monitor", *_accesses(base)):
         fields = _fields(_text(f"{base}/{place}") or "")
         minor, mode = fields.get("DeviceFileMinor", ""), fields.get("DeviceFileMode", "")
-        if minor.isdigit():
-            bits = int(mode) & 0o777 if mode.isdigit() else DEFAULT_MODE
-            yield int(minor), bits, fields.get("DeviceFileModify", "1") != "0"
+        if _number(minor) >= 0:
+            bits = _number(mode) & 0o777 if _number(mode) >= 0 else DEFAULT_MODE
+            yield _number(minor), bits, fields.get("DeviceFileModify", "1") != "0"
 
 
 def device_files(proc: str) -> tuple[int, int, int] | None:
@@ -121,7 +121,8 @@ def device_files(proc: str) -> tuple[int, int, int] | None:
     if fields.get("ModifyDeviceFiles", "1") == "0":
         return None
     keys = (("DeviceFileMode", DEFAULT_MODE), ("DeviceFileUID", 0), ("DeviceFileGID", 0))
-    mode, uid, gid = (int(fields[key]) if fields.get(key, "").isdigit() else usual for key, usual in keys)
+    found = [(_number(fields.get(key, "")), usual) for key, usual in keys]
+    mode, uid, gid = (number if number >= 0 else usual for number, usual in found)
     return mode & 0o777, uid, gid
 
 
@@ -156,6 +157,12 @@ def _names(folder: str, prefix: str) -> list[str]:
         return sorted(name for name in os.listdir(folder) if name.startswith(prefix))
     except OSError:
         return []
+
+
+def _number(text: str) -> int:
+    """Read an unsigned number of 32 bits, -1 if it is none."""
+    plain = text.isascii() and text.isdigit() and len(text) <= 10  # isdigit() alone takes superscripts
+    return int(text) if plain and int(text) < 1 << 32 else -1
 
 
 def _fields(text: str) -> dict[str, str]:

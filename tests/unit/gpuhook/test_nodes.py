@@ -57,6 +57,12 @@ def test_a_link_beside_its_node(root: Path) -> None:
     assert not list((root / "dev").iterdir())
 
 
+def test_a_carriage_return_in_the_name_of_a_mount_ends_no_line(root: Path) -> None:
+    with container(dev(root, f"mkdir '{root}/a\rb'", f"mount -t tmpfs none '{root}/a\rb'")) as pid:
+        assert hook(root, pid, *LINK) == ""
+        assert os.readlink(inside(pid, root, BY_PATH)) == "../card1"
+
+
 @pytest.mark.parametrize("text", ["../card2", "../../null", "/dev/dri", "card1", "../../../../dev/kmsg"])
 def test_no_link_without_its_node(root: Path, text: str) -> None:
     with container(dev(root)) as pid:

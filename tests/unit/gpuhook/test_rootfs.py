@@ -281,3 +281,30 @@ def test_the_window_between_look_and_use(root: Rootfs, top: Path, tmp_path: Path
     directory.symlink("x", "libcuda.so")
     directory.close()
     assert sorted(os.listdir(top / "moved")) == ["ld.so.cache", "libcuda.so"]
+
+
+def test_what_a_killed_hook_has_left_is_removed(root: Rootfs, top: Path) -> None:
+    (top / "etc").mkdir()
+    left = [top / "etc" / f".gpushim-{digit * 16}" for digit in "0f"]
+    left[0].write_bytes(b"half a cac")
+    left[1].symlink_to("/nowhere")
+    (top / "etc" / ".gpushim.conf").write_text("the image's own")
+    write(root, "/etc/ld.so.cache", b"whole")
+    assert sorted(os.listdir(top / "etc")) == [".gpushim.conf", "ld.so.cache"]
+
+
+def test_a_file_that_another_hook_takes_for_a_killed_ones_is_made_again(
+    root: Rootfs, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, taken = posix.rename, []
+
+    def take(old: str, new: str, **dirs: int) -> None:
+        if not taken:
+            taken.append(old)
+            os.unlink(top / old)
+        rename(old, new, **dirs)
+
+    monkeypatch.setattr(posix, "rename", take)
+    write(root, "/x", b"whole")
+    assert (top / "x").read_bytes() == b"whole"
+    assert taken

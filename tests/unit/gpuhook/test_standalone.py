@@ -116,7 +116,7 @@ def test_a_config_json_that_cannot_be_used(bundle: Path, pid: int, config: str |
     assert text in said
 
 
-@pytest.mark.parametrize("path", [5, "relative", "/a\0b", ["/x"]])
+@pytest.mark.parametrize("path", [5, "relative", "/a\0b", "/a\ud800", ["/x"]])
 def test_a_state_with_an_odd_bundle(path: object) -> None:
     with pytest.raises(GpushimError, match="no absolute path"):
         bundle_of({"bundle": path})

@@ -118,3 +118,10 @@ def test_the_target_of_a_link_is_left_alone(tmp_path: Path) -> None:
     bundle.replace(str(path), '{"new":1}', bundle.read(str(path))[1])
     assert target.read_text() == "{}"
     assert path.read_text() == '{"new":1}'
+
+
+def test_what_a_killed_create_has_left_is_not_in_the_way(config: Path) -> None:
+    for name in (f"config.json.gpushim-{os.getpid()}", "config.json.gpushim-0123456789abcdef"):
+        (config.parent / name).write_text("{")
+    bundle.replace(str(config), '{"new":1}', bundle.read(str(config))[1])
+    assert config.read_text() == '{"new":1}'

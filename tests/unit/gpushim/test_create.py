@@ -15,6 +15,8 @@ import pytest
 import fakehost
 from e2e import recorder
 from e2e.witness import settings
+from gpushim import joined
+from unit import imports
 
 pytestmark = pytest.mark.slow
 
@@ -415,29 +417,32 @@ IMPORTS = {
 }  # fmt: skip
 
 
-def imported(shim: Shim) -> set[str]:
-    """Name the modules that a create imports."""
+def create_imports(shim: Shim) -> dict[str, float]:
+    """Name the modules that a create imports, with their milliseconds."""
     args = ["create", str(shim.low), "", "create", str(shim.bundle), "x", "", "text", "0", "", str(LAUNCHER), "state"]
     code = f"""
-import sys
-before = set(sys.modules)
 sys.argv = {["stub", *args]!r}
-sys.path.insert(0, {str(TOP / "shim")!r})
+sys.path.append({str(TOP / "shim")!r})
 import gpushim.create
-gpushim.create.become = lambda *_: print(*sorted(set(sys.modules) - before))
+gpushim.create.become = lambda *_: None
 gpushim.create.main(sys.argv[2:])
 """
-    done = subprocess.run(
-        ["/usr/bin/python3", "-IBS", "-c", code], env=shim.env, capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.split()) - {"errno", "time", "_signal", "posix"}
+    return imports.imported(code, shim.env)
 
 
 def test_the_create_path_imports_only_this(shim: Shim) -> None:
     shim.ask("NVIDIA_VISIBLE_DEVICES=0")
     shim.create()
-    # Each module more costs every GPU container 0.1 to 7 ms: say in bench/ what it is worth.
-    assert imported(shim) == IMPORTS
+    found = create_imports(shim)
+    assert not imports.dearer(found, IMPORTS)
+    assert set(found) == IMPORTS
+    assert {name.rstrip(".") for name in joined.CREATE.split()} | {"__future__", "_json"} == IMPORTS
+
+
+def test_a_module_more_is_told_with_its_price() -> None:
+    found = imports.imported("import statistics")
+    assert found["statistics"] > 0
+    assert f"statistics ({found['statistics']:.2f} ms)" in imports.dearer(found, IMPORTS)
 
 
 @pytest.fixture
@@ -512,4 +517,4 @@ def test_devices_of_json_specs_import_little_more(vendor: Shim) -> None:
     vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
     vendor.create()
     vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
-    assert imported(vendor) == IMPORTS | CDI_IMPORTS
+    assert set(create_imports(vendor)) == IMPORTS | CDI_IMPORTS

@@ -46,6 +46,14 @@ def test_a_number_keeps_its_spelling(number: str) -> None:
     assert fastjson.dumps(fastjson.loads(text.encode())) == text
 
 
+def test_what_cannot_be_written_is_refused() -> None:
+    deep: Any = fastjson.loads(b"1e3")
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(GpushimError, match="nested too deeply"):
+        fastjson.dumps(deep)
+
+
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [

@@ -82,6 +82,7 @@ def test_a_good_form(document: Any) -> None:
         (("devices", 0, "name"), "-a", 'a device named "-a"'),
         (("devices", 0, "name"), "0", "two devices of the same name"),
         (("devices", 0, "name"), 5, "devices[0].name is not a string"),
+        ((*EDITS, "env", 0), "A=\ud800", "not NAME=value"),
         (("devices", 0, "nodes"), [], 'devices[0] has "nodes", which is unknown here'),
         (("extra",), None, 'it has "extra"'),
         ((*EDITS, "env", 1), "B", 'devices[0].containerEdits.env[1] is "B", not NAME=value'),

@@ -67,6 +67,7 @@ def test_nothing_is_written_if_the_policy_says_so(directory: Path) -> None:
     ("state", "policy", "path"),
     [
         (None, "", "/var/run/cdi/nvidia.com-gpu.json"),
+        (b"/run/gpushim", "", "/var/run/cdi/nvidia.com-gpu.json"),
         (b"/x/state", "", "/x/state/cdi/nvidia.com-gpu.json"),
         (b"/x/state", "/etc/cdi", "/etc/cdi/nvidia.com-gpu.json"),
     ],
@@ -223,3 +224,12 @@ def test_eight_gpus_with_seven_instances_each_take_less_than_half_a_second(direc
     assert refresh(directory, host) == []
     assert time.process_time() - start < 0.5
     assert len(names(directory)) == 8 * 7 * 2 + 1
+
+
+def test_what_a_killed_refresh_has_left_is_removed(directory: Path) -> None:
+    directory.mkdir(mode=0o755)
+    for pid in (os.getpid(), os.getppid(), 1 << 30):
+        (directory / f".nvidia.com-gpu.json.{pid}.new").write_text("{")
+    refresh(directory)
+    # That of a process which is still there may be at work.
+    assert sorted(os.listdir(directory)) == [f".nvidia.com-gpu.json.{os.getppid()}.new", "nvidia.com-gpu.json"]

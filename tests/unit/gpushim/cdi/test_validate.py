@@ -53,6 +53,7 @@ def test_good_spec_has_no_findings() -> None:
         (edits(hooks=[hook(hookName="preStart")]), "hooks[0].hookName: 'preStart' is not one of"),
         (edits(hooks=[hook(timeout=0)]), "hooks[0].timeout"),
         (edits(additionalGids=[2**32]), "additionalGids[0]"),
+        (edits(mounts=[{"hostPath": "/x\ud800", "containerPath": "/x"}]), "hostPath is not a string"),
     ],
 )
 def test_wrong_form_is_an_error(document: Any, says: str) -> None:

@@ -122,6 +122,7 @@ def test_no_parameters(tmp_path: Path) -> None:
         ("ModifyDeviceFiles: 0\nDeviceFileMode: 432\n", None),
         ("DeviceFileMode: 4516\n", (0o644, 0, 0)),  # 0o10644: permissions only
         ("DeviceFileMode: 0x1b0\nDeviceFileUID:\n", (0o666, 0, 0)),
+        ("DeviceFileMode: \u00b2\nDeviceFileUID: 4294967296\nDeviceFileGID: " + "9" * 5000, (0o666, 0, 0)),
         ("", (0o666, 0, 0)),
     ],
 )
@@ -137,6 +138,7 @@ def test_device_files(nvidia: Path, text: str, seen: object) -> None:
         ("DeviceFileMinor: 30\nDeviceFileMode: 256\nDeviceFileModify: 0\n", [(30, 0o400, False)]),
         ("DeviceFileMinor: 30\n", [(30, 0o666, True)]),
         ("DeviceFileMinor: x\n", []),
+        ("DeviceFileMinor: \u00b2\n", []),
         ("", []),
     ],
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpushim.errors import CONFIG, DRIVER, INVENTORY, NOT_FOUND
-from gpushim.inventory import ensure
+from gpushim.inventory import ensure, refresh
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -245,3 +245,17 @@ def test_parameters_for_containers(machine: Machine, value: str) -> None:
         copy = Path(machine.state, "params")
         assert copy.read_text() == text.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")
         assert copy.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_refresh_that_fails_leaves_nothing_beside(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.build(1)
+    machine.refreshed()
+    before = sorted(os.listdir(machine.state))
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="No space left"):
+        refresh._replace(f"{machine.state}/runtime", "x\n")
+    assert sorted(os.listdir(machine.state)) == before
