@@ -16,8 +16,10 @@ from gpuhook.walk import DIRECTORY, NEW, PLACE, TYPE, OtherMountError, as_owner,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
+TEMPORARY, LENGTH = ".gpushim-", 25  # with 16 hexadecimal digits: a file on its way to its name
+ATTEMPTS = 3
 _REGULAR = 0o100000  # S_IFREG: inode(7)
 _DATA = posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | posix.O_CLOEXEC
 
@@ -134,11 +136,12 @@ class Directory:
         mount: id of the mount it lies on.
     """
 
-    __slots__ = ("fd", "mount")
+    __slots__ = ("cleared", "fd", "mount")
 
     def __init__(self, fd: int, mount: bytes) -> None:
         self.fd = fd
         self.mount = mount
+        self.cleared = False  # of what a hook that was killed has left
 
     def close(self) -> None:
         """Give the fd back."""
@@ -155,9 +158,8 @@ class Directory:
         Raises:
             OSError: a directory or a mount (OtherMountError) is in the place, or the file system refuses.
         """
-        self._check_place(name)
-        new = _temporary()
-        try:
+
+        def make(new: str) -> None:
             fd = as_owner(self.fd, lambda: posix.open(new, NEW, mode, dir_fd=self.fd))
             try:
                 view = memoryview(data)
@@ -165,10 +167,8 @@ class Directory:
                     view = view[posix.write(fd, view) :]
             finally:
                 posix.close(fd)
-            self._put(new, name)
-        except OSError:
-            _remove(self.fd, new)
-            raise
+
+        self._put(name, make)
 
     def symlink(self, text: str, name: str) -> None:
         """Make a link; one with the same text is left alone, other files but directories are replaced.
@@ -190,17 +190,50 @@ class Directory:
                 return
         except OSError:
             pass  # not a link, or gone again
-        self._check_place(name)
-        new = _temporary()
-        try:
-            as_owner(self.fd, lambda: posix.symlink(text, new, dir_fd=self.fd))
-            self._put(new, name)
-        except OSError:
-            _remove(self.fd, new)
-            raise
+        self._put(name, lambda new: as_owner(self.fd, lambda: posix.symlink(text, new, dir_fd=self.fd)))
 
-    def _put(self, new: str, name: str) -> None:
+    def _put(self, name: str, make: Callable[[str], None]) -> None:
+        """Make a file under a name of its own, and then give it the one that it is for."""
+        self._check_place(name)
+        self._clear()
+        for attempt in range(ATTEMPTS):
+            new = TEMPORARY + posix.urandom(8).hex()
+            try:
+                make(new)
+                self._rename(new, name)
+                return
+            except OSError as error:
+                self._remove(new)
+                # Another hook of the same rootfs may have taken it for a killed one's.
+                if not isinstance(error, FileNotFoundError) or attempt == ATTEMPTS - 1:
+                    raise
+
+    def _rename(self, new: str, name: str) -> None:
         as_owner(self.fd, lambda: posix.rename(new, name, src_dir_fd=self.fd, dst_dir_fd=self.fd))
+
+    def _clear(self) -> None:
+        """Remove what a hook that was killed has left, once: nobody else would."""
+        if self.cleared:
+            return
+        self.cleared = True
+        try:
+            fd = posix.open(f"/proc/self/fd/{self.fd}", posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            left = [name for name in posix.listdir(fd) if name.startswith(TEMPORARY) and len(name) == LENGTH]
+        except OSError:
+            return
+        finally:
+            posix.close(fd)
+        for name in left:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        try:
+            posix.unlink(name, dir_fd=self.fd)
+        except OSError:
+            pass  # there is other trouble to report, or none
 
     def _check_place(self, name: str) -> None:
         # rename(2) gives EBUSY only for mount points of the caller's own mount namespace. In the container's
@@ -226,14 +259,3 @@ def _read_all(fd: int, size: int, limit: int, path: str) -> bytes:
             return data
         data += part
     raise os_error(EFBIG, path)
-
-
-def _temporary() -> str:
-    return ".gpushim-" + posix.urandom(8).hex()
-
-
-def _remove(directory: int, name: str) -> None:
-    try:
-        posix.unlink(name, dir_fd=directory)
-    except OSError:
-        pass  # the trouble that brought us here is the one to report

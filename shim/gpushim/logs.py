@@ -21,6 +21,7 @@ def start(form: str, level: str) -> None:
         level: the least that is logged: "error", "warning", "info" or "debug".
     """
     formatter = _json_formatter() if form == "json" else None
+    logging.raiseExceptions = False  # a full or closed stderr is no reason for tracebacks on it
     handler = logging.StreamHandler()
     handler.setFormatter(formatter or logging.Formatter("gpushim: %(levelname)s: %(message)s"))
     logger.handlers[:] = [handler]
@@ -40,6 +41,7 @@ def _json_formatter() -> logging.Formatter | None:
 
         def process_log_record(self, fields: dict[str, Any]) -> dict[str, Any]:
             fields["level"] = fields["level"].lower()
+            fields.pop("taskName", None)  # Python 3.12 has it, which older editions of the library take for ours
             return fields
 
     names = {"levelname": "level", "message": "msg", "asctime": "time"}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import posix
 from typing import Any, Optional
 
 from gpushim import stamp
@@ -37,9 +36,10 @@ def path_of(policy: dict[str, Any]) -> str:
     """Say where refresh writes: the file's name is the one that the CDI specification's authors advise."""
     directory: str = policy["cdi"]["output-directory"]
     if not directory:
-        # Whoever has a state directory of their own, as a test or a rootless engine has, means this too.
-        own = posix.environ.get(b"GPUSHIM_STATE")
-        directory = stamp.state_dir() + "/cdi" if own else DEFAULT_DIRECTORY
+        # Whoever has a state directory of their own, as a test or a rootless engine has, means this too. Refresh
+        # always has it in its environment, the system's too.
+        state = stamp.state_dir()
+        directory = DEFAULT_DIRECTORY if state == stamp.STATE_DIR else state + "/cdi"
     return os.path.join(directory, policy["cdi"]["kind"].replace("/", "-") + ".json")
 
 
@@ -159,9 +159,11 @@ def _replace(directory: int, name: str, content: str) -> None:
             if file.read(len(data) + 1) == data:
                 return
     # Not .json or .yaml: engines watch the directory, and must not take it for a spec.
-    fresh = f".{name}.{os.getpid()}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(fresh, dir_fd=directory)  # of a process that was killed and had our number
+    start, fresh = f".{name}.", f".{name}.{os.getpid()}.new"
+    for other in [one for one in os.listdir(directory) if one.startswith(start) and one.endswith(".new")]:
+        if other == fresh or not os.path.exists(f"/proc/{other[len(start) : -len('.new')]}"):
+            with contextlib.suppress(OSError):
+                os.unlink(other, dir_fd=directory)  # of a process that was killed
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
         with open(fd, "wb") as file:

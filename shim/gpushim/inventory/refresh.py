@@ -188,12 +188,16 @@ def _replace(path: str, text: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(fresh)  # of a refresh that was killed
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(text)
-        file.flush()
-        os.fchmod(fd, 0o644)
-        os.fsync(fd)
-    os.rename(fresh, path)
+    try:
+        with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(fd, 0o644)
+            os.fsync(fd)
+        os.rename(fresh, path)
+    except OSError:
+        os.unlink(fresh)
+        raise
 
 
 def _say(sentence: str) -> None:

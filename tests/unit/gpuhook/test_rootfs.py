@@ -296,7 +296,8 @@ def test_what_a_killed_hook_has_left_is_removed(root: Rootfs, top: Path) -> None
 def test_a_file_that_another_hook_takes_for_a_killed_ones_is_made_again(
     root: Rootfs, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename, taken = posix.rename, []
+    rename = posix.rename
+    taken: list[str] = []
 
     def take(old: str, new: str, **dirs: int) -> None:
         if not taken:

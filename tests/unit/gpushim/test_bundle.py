@@ -125,3 +125,22 @@ def test_what_a_killed_create_has_left_is_not_in_the_way(config: Path) -> None:
         (config.parent / name).write_text("{")
     bundle.replace(str(config), '{"new":1}', bundle.read(str(config))[1])
     assert config.read_text() == '{"new":1}'
+
+
+@pytest.mark.parametrize(
+    ("spec", "key", "name"),
+    [
+        ({"Process": {}}, "Process", "process"),
+        ({"process": {"ENV": []}}, "ENV", "env"),
+        ({"proce\u017f\u017f": {}}, "proce", "process"),  # a long s, which Go's JSON takes for an s
+        ({"linux": {"resources": {"Devices": []}}}, "Devices", "devices"),
+        ({"hooks": {"preStart": []}}, "preStart", "prestart"),
+    ],
+)
+def test_keys_in_other_letters(spec: dict[str, object], key: str, name: str) -> None:
+    with pytest.raises(GpushimError, match=f'the key "{key}.*", which some runtimes take for "{name}"'):
+        bundle.check_spelling(spec, "config.json")
+
+
+def test_keys_of_no_concern() -> None:
+    bundle.check_spelling({"process": {"env": [], "TTY": 1}, "Other": {"process": 1}, "linux": None}, "config.json")

@@ -1,0 +1,130 @@
+"""A refresh that is killed, or refused by the kernel, while it saves what it has found.
+
+Each file below the state directory, the CDI spec too, is the old or the new one, whole. What else lies there is
+taken away by the next refresh, after which all is new.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import fakehost
+from e2e.engines import SYSTEM_PATH
+from e2e.faults import KILL, LONG, Call, Done, calls, split, strike, telling, tree
+from e2e.trees import TOP
+from e2e.witness import settings
+from gpushim.errors import FAILED
+
+COMMAND = ["/usr/bin/python3", "-IB", str(TOP / "shim/gpushim/stub.py"), "refresh", "--force"]
+SPEC, SNAPSHOT = "cdi/nvidia.com-gpu.json", "inventory.json"
+ERRORS = ("ENOSPC", "EIO", "EMFILE", "ENFILE", "ENOMEM", "EDQUOT", "EROFS", "EBUSY")
+FAILING = ("write", "fchmod", "fsync", "rename", "renameat", "unlink", "unlinkat")
+
+
+class Lab:
+    """A state directory as the last refresh left it, and a host that has one GPU more since.
+
+    Args:
+        work: empty directory.
+    """
+
+    def __init__(self, work: Path) -> None:
+        root, cache = str(work / "host"), str(TOP / ".cache" / "fakehost")
+        self.state, self.saved = work / "state", work / "saved"
+        host = fakehost.build(root, 1, compile_cache=cache)
+        self.env = settings(work, host.root) | {"PATH": SYSTEM_PATH}
+        config = Path(self.env["GPUSHIM_CONFIG"])
+        config.write_text(config.read_text() + '[requests]\nswarm-variables = ["DOCKER_RESOURCE_GPU"]\n')
+        subprocess.run(COMMAND, env=self.env, check=True, capture_output=True)
+        self.state.rename(self.saved)
+        config.write_text(config.read_text().replace("GPU", "GPUS"))
+        fakehost.build(root, 2, compile_cache=cache)
+        self.lay()
+        made = calls(COMMAND, env=self.env, stderr=subprocess.DEVNULL)
+        self.start, self.work = split(made, f"{self.state}/lock")
+        self.new = self.files()
+        self.lay()
+        self.old = self.files()
+
+    def lay(self) -> None:
+        """Put the old files back."""
+        shutil.rmtree(self.state, ignore_errors=True)
+        shutil.copytree(self.saved, self.state)
+
+    def files(self) -> dict[str, tuple[int, bytes]]:
+        """Read the state directory, but for what no two refreshes have in common."""
+        found = {name: what for name, what in tree(self.state).items() if name != "lock"}
+        for name in found.keys() & {SNAPSHOT}:
+            snapshot = {**json.loads(found[name][1]), "written": "", "notes": []}
+            found[name] = (found[name][0], json.dumps(snapshot).encode())
+        return found
+
+    def strike(self, call: Call, what: str) -> Done | None:
+        """Refresh with a fault at a call."""
+        self.lay()
+        return strike(COMMAND, call, what, env=self.env)
+
+    def whole(self) -> set[str]:
+        """Assert that each file is an old or a new one; return the names of others."""
+        found = self.files()
+        for name in found.keys() & self.new.keys():
+            assert found[name] in (self.old[name], self.new[name]), name
+        assert found.keys() >= self.new.keys()
+        return found.keys() - self.new.keys()
+
+    def works(self) -> None:
+        """Assert that the next refresh makes all new, and takes away what is left of another."""
+        subprocess.run(COMMAND, env=self.env, check=True, capture_output=True)
+        assert self.files() == self.new
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A refresh that is to be struck."""
+    return Lab(tmp_path_factory.mktemp("lab"))
+
+
+def test_the_files_differ(lab: Lab) -> None:
+    differing = {name for name, what in lab.new.items() if what != lab.old[name]}
+    assert differing == {SNAPSHOT, "triggers", SPEC}
+    assert len(json.loads(lab.new[SNAPSHOT][1])["gpus"]) == 2
+
+
+def test_killed_at_any_call(lab: Lab) -> None:
+    seen: list[object] = [lab.old, lab.new]
+    for call in [*lab.start[::200], *telling(lab.work, 150)]:
+        lab.strike(call, KILL)
+        assert len(lab.whole()) <= 1, call
+        if lab.files() not in seen:
+            seen.append(lab.files())
+            lab.works()
+    assert len(seen) > 12
+
+
+def test_refused_by_the_kernel_at_any_call(lab: Lab) -> None:
+    codes = []
+    for index, call in enumerate(call for call in lab.work if call.name in FAILING or "O_CREAT" in call.words):
+        for error in ERRORS if LONG else [ERRORS[index % len(ERRORS)]]:
+            done = lab.strike(call, f"error={error}")
+            if done is not None:
+                codes.append(done.returncode)
+                assert lab.whole() == set(), call
+                assert "Traceback" not in done.stderr
+                assert done.returncode in (0, FAILED)
+                assert done.returncode == 0 or done.stderr.splitlines()[-1].startswith("gpushim: the snapshot cannot")
+    lab.works()
+    assert {0, FAILED} <= {*codes}
+
+
+def test_a_power_cut_finds_old_files_or_whole_new_ones(lab: Lab) -> None:
+    # /run is empty after one, but not GPUSHIM_STATE or the directory of the CDI spec.
+    state = [call.name for call in lab.work if f'"{lab.state}' in call.words or call.name == "fsync"]
+    named = [last for last, name in pairwise(state) if name == "rename"]
+    assert len(named) >= 4
+    assert {*named} == {"fsync"}
