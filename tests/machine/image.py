@@ -1,0 +1,178 @@
+"""The emulated machine's disk: Debian with systemd and Docker, gpushim where a package installs it, a simulated host.
+
+The Debian, its kernel and the first file system that it needs to find its disk are built once per recipe below
+`.cache/machine`. Each disk is made anew from them and from this checkout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import lzma
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from e2e import trees
+
+CACHE = trees.TOP / ".cache" / "machine"
+FILES = Path(__file__).with_name("files")  # of the machine, at their places
+SUITE = "trixie"
+PACKAGES = (
+    *("linux-image-cloud-amd64", "systemd", "systemd-sysv", "dbus", "udev", "kmod"),
+    *("containerd", "docker-cli", "docker.io", "runc"),
+    *("dash", "grep", "libpython3-stdlib", "python3-minimal"),  # all that the shim and the hook need
+    *("base-files", "base-passwd", "coreutils", "libc-bin", "mount", "procps", "sed", "tar", "util-linux"),
+)
+# The packages' scripts do not run. This is what is missed of their work.
+FINISH = """
+depmod "$1"
+systemd-sysusers
+groupadd --system docker
+systemd-machine-id-setup
+rm -r /etc/init.d /etc/resolv.conf /etc/fstab /var/run
+ln -s /run /var/run
+systemctl enable dbus.socket docker.service docker.socket containerd.service
+"""
+MODULES = ("virtio_blk",)  # without which the kernel does not see the disk
+# A small module that gets the name of the driver's: for the udev rule it is the driver.
+STAND_IN, NAME_SIZE = "crc7", 56
+INIT = """#!/bin/busybox sh
+b=/bin/busybox
+$b mount -t devtmpfs none /dev
+for module in /modules/*; do $b insmod $module; done
+until [ -b /dev/vda ]; do $b sleep 0.1; done
+$b mount -t ext4 /dev/vda /root
+$b mount --move /dev /root/dev
+exec $b switch_root /root /sbin/init
+"""
+# What no case needs, and costs an emulated processor seconds.
+MASKED = (
+    *(f"modprobe@{name}.service" for name in ("configfs", "dm_mod", "drm", "efi_pstore", "fuse", "loop")),
+    *("dev-hugepages.mount", "sys-fs-fuse-connections.mount", "sys-kernel-config.mount", "sys-kernel-debug.mount"),
+    *("sys-kernel-tracing.mount", "systemd-journal-flush.service", "systemd-logind.service", "timers.target"),
+    *("systemd-random-seed.service", "systemd-user-sessions.service", "systemd-hostnamed.socket", "getty.target"),
+    *("serial-getty@ttyS0.service", "systemd-networkd.service", "systemd-networkd-wait-online.service"),
+    *("systemd-tpm2-setup-early.service", "systemd-tpm2-setup.service", "systemd-sysusers.service"),
+)
+DISK = "1500M"
+# Its place in the machine: absolute, since the simulated driver's libraries name it.
+HOST = Path("/srv/gpus")
+GPUS = 2
+APPLETS = ("sh", "head", "sleep", "true", "cat")
+
+
+def debian(cache: Path = CACHE) -> Path:
+    """Return the directory with `tree`, `kernel` and `initrd`, building them the first time."""
+    recipe = hashlib.sha256(json.dumps([SUITE, PACKAGES, FINISH, MODULES, STAND_IN, INIT, trees.LEFT_OUT]).encode())
+    found = cache / recipe.hexdigest()[:12]
+    with trees.locked(cache):
+        if not found.is_dir():
+            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+                fresh = Path(scratch) / "fresh"
+                fresh.mkdir()
+                _build(fresh, Path(scratch))
+                fresh.rename(found)
+    return found
+
+
+def _build(dest: Path, scratch: Path) -> None:
+    tree = dest / "tree"
+    trees.bootstrap(tree, SUITE, "extract", PACKAGES)
+    (kernel,) = (tree / "boot").glob("vmlinuz-*")
+    shutil.move(kernel, dest / "kernel")
+    version = kernel.name.removeprefix("vmlinuz-")
+    _stand_in(tree / "usr/lib/modules" / version)
+    _chroot(tree, "/bin/sh", "-euxc", FINISH, "sh", version)
+    first = scratch / "first"
+    for name in ("bin", "dev", "modules", "root"):
+        (first / name).mkdir(parents=True)
+    shutil.copy2("/bin/busybox", first / "bin")
+    (first / "init").write_text(INIT)
+    (first / "init").chmod(0o755)
+    for number, path in enumerate(_modules(tree, version)):
+        (first / "modules" / f"{number}-{path.stem}").write_bytes(lzma.decompress(path.read_bytes()))
+    members = sorted(str(path.relative_to(first)) for path in first.rglob("*"))
+    with (dest / "initrd").open("wb") as output:
+        command = ["/bin/busybox", "cpio", "-o", "-H", "newc"]
+        subprocess.run(command, cwd=first, input="\n".join(members).encode(), stdout=output, check=True)
+
+
+def _stand_in(modules: Path) -> None:
+    (path,) = modules.rglob(f"{STAND_IN}.ko.xz")
+    # Without the end of its signature it is a module without one, which may be loaded.
+    data = lzma.decompress(path.read_bytes()).removesuffix(b"~Module signature appended~\n")
+    old, new = (name.encode().ljust(NAME_SIZE, b"\0") for name in (STAND_IN, "nvidia"))
+    assert data.count(old) == 1
+    (modules / "nvidia.ko").write_bytes(data.replace(old, new))
+
+
+def _modules(tree: Path, version: str) -> list[Path]:
+    command = ("/sbin/modprobe", "--show-depends", "--set-version", version, "--all", *MODULES)
+    lines = _chroot(tree, *command).splitlines()
+    return [tree / line.split()[1].lstrip("/") for line in lines if line.startswith("insmod ")]
+
+
+def _chroot(tree: Path, *command: str) -> str:
+    words = ["/usr/sbin/chroot", str(tree), *command]
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def disk() -> Iterator[Path]:
+    """Make a directory with `disk`, `kernel` and `initrd` for the block."""
+    base = debian()
+    with tempfile.TemporaryDirectory(prefix="machine-") as name:
+        scratch = Path(name)
+        with trees.overlay(base / "tree", scratch) as root:
+            install(root)
+            _host(root)
+            _container(root / "srv/rootfs", scratch)
+            shutil.copytree(FILES, root, symlinks=True, dirs_exist_ok=True)
+            for unit in MASKED:
+                (root / "etc/systemd/system" / unit).symlink_to("/dev/null")
+            (root / "srv/trial.py").write_bytes(Path(__file__).with_name("trial.py").read_bytes())
+            _chroot(root, "/usr/bin/python3", "-m", "compileall", "-q", "/usr/lib/gpushim")
+            for name in ("etc", "var"):  # or the first boot makes caches of its own
+                (root / name / ".updated").touch()
+            command = ["/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-d", str(root)]
+            subprocess.run([*command, str(scratch / "disk"), DISK], check=True, stdout=subprocess.DEVNULL)
+        for each in ("kernel", "initrd"):
+            (scratch / each).symlink_to(base / each)
+        yield scratch
+
+
+def install(root: Path) -> None:
+    """Put what packages contain into a root filesystem, with the Python packages of vendor/."""
+    lay_down = str(trees.TOP / "packaging/install")
+    for words in (["main", str(trees.TOP / "vendor")], ["compat"]):
+        subprocess.run([lay_down, str(root), *words], check=True)
+    _chroot(root, "/bin/systemctl", "enable", "gpushim-refresh.path")
+
+
+def _host(root: Path) -> None:
+    # At its place in a mount namespace of its own, where that place is in the machine's tree.
+    (root / HOST.relative_to("/")).parent.mkdir(exist_ok=True)
+    script = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
+    enter = ["/usr/bin/unshare", "--mount", "--propagation=private", "/bin/sh", "-euc", script, "sh"]
+    place = str(HOST.parent)
+    build = ["/usr/bin/python3", str(trees.TOP / "tests/fakehost"), "--root", str(HOST), "--gpus", str(GPUS)]
+    done = subprocess.run([*enter, f"{root}{place}", place, *build], check=True, stdout=subprocess.PIPE)
+    (root / "srv/gpus.txt").write_bytes(done.stdout)
+
+
+def _container(dest: Path, scratch: Path) -> None:
+    """A container's root filesystem: glibc with its loader, and a shell."""
+    # Without dev: copytree would read what /dev/full says, for ever.
+    shutil.copytree(trees.glibc(SUITE), dest, symlinks=True, ignore=shutil.ignore_patterns("dev"))
+    shutil.copy2("/bin/busybox", dest / "usr/bin/busybox")
+    for applet in APPLETS:
+        (dest / "usr/bin" / applet).symlink_to("busybox")
+    archive = ["/bin/tar", "--create", f"--file={dest.with_suffix('.tar')}", f"--directory={dest}", "."]
+    subprocess.run(archive, check=True)
