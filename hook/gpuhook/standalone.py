@@ -40,6 +40,7 @@ def inject(state: dict[str, Any]) -> None:
     spec = fastjson.loads(bundle.read(path)[0], path)
     if not isinstance(spec, dict):
         raise GpushimError(f"{path} is not a JSON object", BUNDLE)
+    bundle.check_spelling(spec, path)
     if edited(spec):
         return
     ignored: list[str] = []

@@ -10,30 +10,31 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import os
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from e2e.bundles import Bundle
 from e2e.expect import PROBE
+from e2e.hostile_places import Place
 from e2e.trees import TOP
-from e2e.witness import RUNC
 from fakehost import Host
+from gpuhook import ldcache
 
 HOOK = TOP / "bin" / "nvidia-container-runtime-hook"
 LIBS = "usr/lib/x86_64-linux-gnu"
 WAYS = ("shim", "hook")
 # A leaked mount shows in the namespace itself only where mounts propagate, as they do on a host with systemd.
 SHARED = """
-mount --make-rshared /
-cat /proc/self/mountinfo >"$0/before"
+/bin/mount --make-rshared /
+/bin/cat /proc/self/mountinfo >"$0/before"
 "$@" || code=$?
-cat /proc/self/mountinfo >"$0/after"
+/bin/cat /proc/self/mountinfo >"$0/after"
 exit ${code:-0}
 """
 NO_FILE = ("directory", "character special file", "symbolic link")
@@ -50,6 +51,7 @@ echo -- fds
 $b ls -l /proc/$$/fd
 echo -- token
 $b find / '(' -path /proc -o -path /sys -o -path /dev ')' -prune -o -type f -newer $b -exec $b grep -lF TOKEN '{}' +
+[ ! -f /etc/ld.so.cache ] || $b head -c 1000000 /etc/ld.so.cache | $b tr '\\0' '\\n' | $b grep -F TOKEN
 echo -- end
 """
 
@@ -76,29 +78,53 @@ def digest(path: str, *identity: int) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
+def small_image(tree: Path, root: Path, *more: str) -> None:
+    """Make an image of few files: what the hook looks for, and nothing that it would execute.
+
+    Args:
+        tree: of a Debian.
+        root: the image's directory; what is in it goes.
+        more: directories to make besides.
+    """
+    for path in root.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "busybox":
+            path.unlink()
+    shutil.copytree(tree / "etc", root / "etc", symlinks=True)
+    for name in ("usr/bin", LIBS, "usr/lib64", "usr/local/cuda", "run", "proc", "sys", "dev", "var", *more):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    (root / "usr/lib64/ld-linux-x86-64.so.2").touch()
+
+
 class Trap:
     """An image that is about to be run, and the canary that it is after.
 
     Args:
         work: empty directory.
         root: the image's files.
-        env: the engine's environment.
+        env: the engine's environment, or the place with its environment.
         way: who applies the plan, of WAYS.
     """
 
-    def __init__(self, work: Path, root: Path, env: dict[str, str], way: str = "shim") -> None:
+    def __init__(self, work: Path, root: Path, env: dict[str, str] | Place, way: str = "shim") -> None:
+        self.place = env if isinstance(env, Place) else Place(env)
         self.root, self.work, self.way, self.canary = root, work, way, work / "canary"
         shutil.copyfile("/bin/busybox", root / "busybox")  # static: it runs whatever the image has lost
         (root / "busybox").chmod(0o755)
+        os.utime(root / "busybox", times=(0, time.time() - 2))  # its find(1) takes whole seconds alone for a time
         self.watched = [str(self.canary), *HOSTS]
         self.token = secrets.token_hex(16)
         (self.canary / "etc/ld.so.conf.d").mkdir(parents=True)
         (self.canary / "lib").mkdir()
         for name in ("secret", "x", "etc/passwd", "etc/ld.so.conf"):
             (self.canary / name).write_text(f"the host's own {name}, {self.token}\n")
-        shutil.copy2("/etc/ld.so.cache", self.canary / "etc/ld.so.cache")
+        entry = (f"lib{self.token}.so.1".encode(), b"/usr/lib/libsecret.so")  # so that reading it shows, too
+        (self.canary / "etc/ld.so.cache").write_bytes(ldcache.merge(None, [entry], ldcache.FLAGS["x86_64"]) or b"")
         prefix = ("/usr/bin/unshare", "--mount", "--propagation=private", "/bin/sh", "-c", SHARED, str(work))
-        self.bundle = Bundle(work / "bundle", root, env, prefix)
+        self.bundle = Bundle(work / "bundle", root, self.place.env, (*self.place.prefix, *prefix))
 
     def up(self, inside: str) -> str:
         """The canary's path by as many steps up as lead out of any root."""
@@ -128,7 +154,8 @@ class Trap:
         hooks = list(before)
         if self.way == "hook":
             variables = [f"{key}={value}" for key, value in self.bundle.env.items()]
-            hooks.append({"path": str(HOOK), "args": [HOOK.name, "prestart"], "env": ["PATH=/usr/bin", *variables]})
+            hook = str(self.place.top / "bin" / HOOK.name)
+            hooks.append({"path": hook, "args": [HOOK.name, "prestart"], "env": ["PATH=/usr/bin", *variables]})
         self.bundle.ask(*env, args=args, **{"hooks": {"prestart": hooks}, **members})
 
     def look(self, *env: str, **members: Any) -> None:
@@ -138,12 +165,11 @@ class Trap:
 
     def run(self, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run the container with the runtime that belongs to the way."""
-        if self.way == "shim":
-            return self.bundle.run(check=False, **options)
-        state = [f"--root={self.bundle.directory}/plain", "--log", str(self.bundle.log), "--log-format", "json"]
-        command = [*self.bundle.prefix, RUNC, *state, "run", "--bundle", str(self.bundle.directory), self.bundle.id]
+        program = self.place.top / "bin/gpushim-runtime" if self.way == "shim" else self.place.program
+        state = [f"--root={self.bundle.directory}/state", "--log", str(self.bundle.log), "--log-format", "json"]
+        command = [*self.bundle.prefix, str(program), *state, "run", "--bundle", str(self.bundle.directory)]
         options = {"env": self.bundle.env, "stdin": subprocess.DEVNULL, "timeout": 60, **options}
-        return subprocess.run(command, check=False, capture_output=True, text=True, **options)
+        return subprocess.run([*command, self.bundle.id], check=False, capture_output=True, text=True, **options)
 
     @contextlib.contextmanager
     def harmless(self, host: Host) -> Iterator[None]:
@@ -165,7 +191,8 @@ class Trap:
         assert sum(host.driver in line[3] for line in lines) > 5, mounts
         # The root of each mount in its file system: of the canary's, nothing but what belongs to the container.
         system, _ = place_in_system(self.canary)
-        given = [place_in_system(Path(path)) for path in (host.root, PROBE, self.root, self.work / "volume")]
+        places = (host.root, PROBE, self.root, self.work / "volume", self.bundle.directory / "state")
+        given = [place_in_system(Path(path)) for path in places]  # crun covers with directories of its state
         own = tuple(place for where, place in given if where == system)
         assert all(line[3].startswith(own) for line in lines if line[2] == system), mounts
         ours = {identity(path) for path in [str(PROBE), *map(str, Path(host.root).rglob("*"))]}
@@ -182,9 +209,9 @@ class Trap:
         assert "Traceback" not in done.stderr
         assert "internal error" not in done.stderr
         assert isinstance(self.bundle.spec, dict)
-        logged = [json.loads(line) for line in self.bundle.log.read_text().splitlines()]
-        reason = [line["msg"] for line in logged if line["level"] in ("error", "fatal")][-1]
-        return f"{reason}\n{done.stderr}"
+        reason = f"{self.bundle.log.read_text()}\n{done.stderr}"
+        assert "error" in reason or "fatal" in reason
+        return reason
 
 
 def place_in_system(path: Path) -> tuple[str, str]:

@@ -12,7 +12,6 @@ import json
 import mmap
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -21,12 +20,13 @@ from typing import Any
 
 import pytest
 
-from e2e.hostile import LIBS, WAYS, Trap
+from e2e.hostile import LIBS, WAYS, Trap, small_image
+from e2e.hostile_places import Place
 from fakehost import Host
 from unit.gpuhook.sandbox import exchange, until
 
 SECONDS = float(os.environ.get("GPUSHIM_RACE_SECONDS", "4"))
-WINDOW, LAUNCHER = (Path(__file__).with_name(name) for name in ("window.py", "nosyscalls.py"))
+WINDOW, LAUNCHER = "tests/e2e/window.py", Path(__file__).with_name("nosyscalls.py")
 COMPAT = "usr/local/cuda/compat"
 DIRECTORIES = ["etc", "etc/ld.so.conf.d", "usr", "usr/lib", LIBS, "usr/bin", COMPAT, "run", "dev", "usr/share"]
 FILES = ["etc/ld.so.cache", "etc/ld.so.conf", f"{LIBS}/libcuda.so.{{0.driver}}", "usr/bin/nvidia-smi"]
@@ -41,11 +41,11 @@ class Race:
     Args:
         tree: of a Debian.
         work: absent directory.
-        env: the engine's environment.
+        env: the engine's environment, or the place with its environment.
         way: who applies the plan.
     """
 
-    def __init__(self, tree: Path, work: Path, env: dict[str, str], way: str) -> None:
+    def __init__(self, tree: Path, work: Path, env: dict[str, str] | Place, way: str) -> None:
         self.tree, self.work, self.volume = tree, work, work / "volume"
         (work / "root").mkdir(parents=True)
         self.trap = Trap(work, work / "root", env, way)
@@ -56,18 +56,8 @@ class Race:
     def lay(self, place: str, link: str, host: Host) -> tuple[Path, Path]:
         """Make the image anew; return the place in it, and beside that the link that is to have its name."""
         root = self.trap.root
-        for path in root.iterdir():
-            if path.is_symlink():
-                path.unlink()
-            elif path.is_dir():
-                shutil.rmtree(path)
-        shutil.copytree(self.tree / "etc", root / "etc", symlinks=True)
-        for name in (*DIRECTORIES, "usr/lib64", "proc", "sys", "volume"):
-            (root / name).mkdir(parents=True, exist_ok=True)
-        for name in ("lib", "lib64"):
-            (root / name).symlink_to(f"usr/{name}")
-        for name in ("usr/lib64/ld-linux-x86-64.so.2", f"{COMPAT}/libcuda.so.999.1"):
-            (root / name).touch()
+        small_image(self.tree, root, *DIRECTORIES, "volume")
+        (root / COMPAT / "libcuda.so.999.1").touch()
         found = root / place.format(host)
         if place in FILES:
             found.touch()
@@ -147,11 +137,11 @@ def prepare(race: Race, host: Host) -> dict[str, Any]:
     return dict(race.trap.bundle.spec)
 
 
-def windowed(work: Path, when: str, found: Path, other: Path, naive: str = "", error: str = "") -> str:
+def windowed(race: Race, when: str, found: Path, other: Path, naive: str = "", error: str = "") -> str:
     """Write the hook with windows as a program of its own; with an error, that is all that new calls give it."""
-    script = work / "windowed"
+    script, window = race.work / "windowed", race.trap.place.top / WINDOW
     words = [sys.executable, LAUNCHER, error] if error else []
-    words += ["/usr/bin/python3", "-IBS", WINDOW, when, found, other, naive, work / "count"]
+    words += ["/usr/bin/python3", "-IBS", window, when, found, other, naive, race.work / "count"]
     script.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n')
     script.chmod(0o755)
     return str(script)
@@ -168,7 +158,7 @@ def test_a_race_won_in_every_window(race: Race, gpu_host: Host, when: str, error
     started = exchanged = 0
     for number, place in enumerate(PLACES):
         found, other = race.lay(place, LINKS[number % len(LINKS)], gpu_host)
-        spec["hooks"]["prestart"][-1]["path"] = windowed(race.work, when, found, other, error=error)
+        spec["hooks"]["prestart"][-1]["path"] = windowed(race, when, found, other, error=error)
         race.trap.bundle.config.write_text(json.dumps(spec))
         started += race.run(gpu_host)
         exchanged += int((race.work / "count").read_text())
@@ -181,7 +171,7 @@ def test_the_windows_are_real(race: Race, gpu_host: Host) -> None:
     """A resolver that leaves links to the kernel does reach the canary through them."""
     spec = prepare(race, gpu_host)
     found, other = race.lay("etc", LINKS[0], gpu_host)
-    spec["hooks"]["prestart"][-1]["path"] = windowed(race.work, "look", found, other, naive="yes")
+    spec["hooks"]["prestart"][-1]["path"] = windowed(race, "look", found, other, naive="yes")
     race.trap.bundle.config.write_text(json.dumps(spec))
     race.trap.run()
     assert b"libcuda.so.1\0" in (race.trap.canary / "etc/ld.so.cache").read_bytes()

@@ -36,10 +36,10 @@ def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path, gpus
     return Trap(tmp_path, debian_root, gpushim_env, request.param)
 
 
-def traced(work: Path, *before: str) -> list[str]:
+def traced(trap: Trap, *before: str) -> list[str]:
     """Write a hook that is the real one under strace, after a command; return the words to start it."""
-    script = work / "traced"
-    words = [*before, "/usr/bin/strace", "-f", "-s", "4096", "-e", PATHS, "-o", str(work / "trace"), str(HOOK)]
+    script, hook = trap.work / "traced", str(trap.place.top / "bin" / HOOK.name)
+    words = [*before, "/usr/bin/strace", "-f", "-s", "4096", "-e", PATHS, "-o", str(trap.work / "trace"), hook]
     script.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n')
     script.chmod(0o755)
     return [str(script), "prestart"]
@@ -61,7 +61,7 @@ def test_nothing_is_executed_and_nothing_below_the_rootfs_has_a_path(
     """T-0135, T-30465, P-4, P-8."""
     trap.look("NVIDIA_VISIBLE_DEVICES=all")
     trap.run()  # the first time, a refresh may be a process of its own, in the host's namespaces
-    hook = traced(trap.work, *before)
+    hook = traced(trap, *before)
     trap.way, spec = "hook", trap.bundle.spec  # from here on without the shim, but with its edits
     (entry,) = spec["hooks"]["prestart"]
     entry["path"], entry["args"] = hook[0], [hook[0], *entry["args"][1:]]
@@ -97,7 +97,7 @@ def test_nothing_is_loaded_from_inside(trap: Trap, gpu_host: Host, before: tuple
         code = f"open({str(marker)!r}, 'w')\n".encode() if path.suffix == ".py" else b""
         trap.write(str(path)[1:], code or (trap.work / "poc.so").read_bytes())
     trap.bundle.ask("NVIDIA_VISIBLE_DEVICES=0", args=[], root={"path": "/"}, linux=everything_allowed())
-    hook = traced(trap.work, *before)
+    hook = traced(trap, *before)
     with pivoted(trap) as process:
         state = json.dumps({"pid": process.pid, "status": "created", "bundle": str(trap.bundle.directory)})
         done = subprocess.run(hook, input=state.encode(), env=trap.bundle.env, capture_output=True, check=False)

@@ -108,5 +108,5 @@ def _load_without_c(monkeypatch: pytest.MonkeyPatch) -> Any:
     "text", ['{"a":1,"a":1}', '{"a":{"b":[],"b":[]}}', '[{"\\u0061":1,"a":2}]', '{"a":1,"b":2,"a":-0}']
 )
 def test_a_key_twice_is_refused(text: str) -> None:
-    with pytest.raises(GpushimError, match='has the key "[ab]" twice in one object'):
+    with pytest.raises(GpushimError, match=r'has the key "[ab]" twice in one object'):
         fastjson.loads(text.encode())
