@@ -14,7 +14,7 @@ case $what in
   demo) ;;
   package) packages=$building ;;
   # Without recommended packages docker.io brings no bridge firewall tools; its service does start.
-  test) packages="$packages containerd crun docker.io podman shellcheck strace systemd udev $building" ;;
+  test) packages="$packages containerd crun docker.io podman shellcheck python3-yaml strace systemd udev $building" ;;
   *) echo "usage: tools/setup.sh demo|package|test" >&2 && exit 2 ;;
 esac
 
@@ -42,7 +42,7 @@ finished() { echo "$recipe" >"$1/.made"; }
 [ -x .venv/bin/python ] || /usr/bin/python3 -m venv .venv
 pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore "$@"; }
 
-if ! made vendor; then
+if [ "$what" != package ] && ! made vendor; then
   say "installing into vendor/: what packaging/bundled.txt names, and PyYAML"
   tools/bundle vendor
   pip --no-compile --no-deps --target vendor 'pyyaml>=6' # of packages, the distribution's
@@ -56,4 +56,4 @@ if [ "$what" = test ] && ! made .venv; then
 fi
 
 # Nothing writes bytecode at run time; a checkout that has it starts a container some 20 ms sooner.
-/usr/bin/python3 -m compileall -q shim hook vendor
+[ "$what" = package ] || /usr/bin/python3 -m compileall -q shim hook vendor

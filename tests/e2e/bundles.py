@@ -30,11 +30,19 @@ class Bundle:
         rootfs: of the container.
         env: the engine's environment, with the shim's settings.
         prefix: command that executes the runtime, such as one that enters a namespace.
+        runtime: to call.
     """
 
-    def __init__(self, directory: Path, rootfs: Path, env: dict[str, str], prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rootfs: Path,
+        env: dict[str, str],
+        prefix: tuple[str, ...] = (),
+        runtime: Path = RUNTIME,
+    ) -> None:
         directory.mkdir()
-        self.directory, self.rootfs, self.env, self.prefix = directory, rootfs, env, prefix
+        self.directory, self.rootfs, self.env, self.prefix, self.runtime = directory, rootfs, env, prefix, runtime
         self.id = f"gpushim-test-{uuid.uuid4().hex}"
         self.config, self.log = directory / "config.json", directory / "log.json"
         subprocess.run([RUNC, "spec", "--bundle", str(directory)], check=True)
@@ -62,7 +70,7 @@ class Bundle:
     def call(self, *words: str, check: bool = True, **options: Any) -> Done:
         """Call the runtime with its global options and these words."""
         state = [f"--root={self.directory}/state", "--log", str(self.log), "--log-format", "json"]
-        command = [*self.prefix, str(RUNTIME), *state, *words]
+        command = [*self.prefix, str(self.runtime), *state, *words]
         # Files instead of pipes: the container that `create` leaves behind would keep a pipe open.
         streams = {name: (self.directory / name).open("w+") for name in ("stdout", "stderr")}
         with contextlib.ExitStack() as stack:

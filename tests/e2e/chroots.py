@@ -107,20 +107,21 @@ def tree(suite: str, cache: Path = CACHE) -> Path:
 
 
 @contextlib.contextmanager
-def entered(suite: str, *directories: Path, view: str = "hybrid") -> Iterator[Chroot]:
+def entered(suite: str, *directories: Path, view: str = "hybrid", lower: str = "") -> Iterator[Chroot]:
     """Enter a Debian for the block.
 
     Args:
-        suite: one of SUITES.
+        suite: one of SUITES; any name with `lower`.
         directories: to be seen in it under their own paths, read-only.
         view: of the cgroup file systems, as in views.SCRIPTS, or "hybrid" for the machine's own.
+        lower: root filesystems, the uppermost first, parted by colons, instead of the suite's tree.
 
     Yields:
         The Debian; commands with its prefix share one mount and one PID namespace.
     """
     script = views.SCRIPTS.get(view, "") + SCRIPT
     words = ["/usr/bin/unshare", "--mount", "--propagation=private", "--pid", "--kill-child"]
-    words += ["/bin/sh", "-euc", script, "sh", str(tree(suite)), str(trees.TOP), *map(str, directories)]
+    words += ["/bin/sh", "-euc", script, "sh", lower or str(tree(suite)), str(trees.TOP), *map(str, directories)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdin is not None
         assert holder.stdout is not None

@@ -103,7 +103,7 @@ def _pynvml() -> Path:
     return Path(spec.origin)
 
 
-def bootstrap(dest: Path, suite: str, variant: str, packages: tuple[str, ...]) -> None:
+def bootstrap(dest: Path, suite: str, variant: str, packages: tuple[str, ...], *more: str) -> None:
     """Make a Debian root filesystem out of the mirror's packages.
 
     Args:
@@ -111,6 +111,7 @@ def bootstrap(dest: Path, suite: str, variant: str, packages: tuple[str, ...]) -
         suite: codename, as in `trixie`.
         variant: mmdebstrap's: `essential`, or `extract` for packages whose scripts do not run.
         packages: names of those to add.
+        more: options of mmdebstrap's.
     """
     command = ["/usr/bin/mmdebstrap", "--quiet", "--mode=root", f"--variant={variant}"]
     command += [f"--include={','.join(packages)}"]
@@ -120,7 +121,7 @@ def bootstrap(dest: Path, suite: str, variant: str, packages: tuple[str, ...]) -
     # A user's own Python may stand first on PATH; maintainer scripts expect Debian's.
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
     environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
-    subprocess.run([*command, suite, str(dest)], check=True, env=environment, timeout=600)
+    subprocess.run([*command, *more, suite, str(dest)], check=True, env=environment, timeout=600)
 
 
 def _compile(root: Path, module: str) -> None:

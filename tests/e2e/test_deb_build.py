@@ -1,0 +1,88 @@
+"""The Debian packages as files: what lintian says, what is in them, and that the same sources give the same bytes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from e2e import packages, trees
+from e2e.packages import COMPAT, MAIN
+
+# Differences between two machines on which the same commit is built.
+ELSEWHERE = {"TZ": "Pacific/Kiritimati", "LANG": "tr_TR.UTF-8", "LC_ALL": "C", "HOME": "/nonexistent"}
+BUILD = trees.TOP / "packaging/deb/build"
+LINTIAN = ["/usr/bin/lintian", "--allow-root", "--pedantic", "--display-info", "--info"]
+
+
+@pytest.fixture(scope="module")
+def debs() -> dict[str, Path]:
+    return packages.debs()
+
+
+def field(package: Path, name: str) -> str:
+    command = ["/usr/bin/dpkg-deb", "--field", str(package), name]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def contents(package: Path) -> dict[str, list[str]]:
+    """Return the words that tar has for each file: mode, owner, size, time."""
+    command = ["/usr/bin/dpkg-deb", "--contents", str(package)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    rows = [line.split(maxsplit=5) for line in lines]
+    return {row[5].removeprefix(".").partition(" -> ")[0]: row for row in rows}
+
+
+def test_two_builds_of_the_same_sources_are_equal(debs: dict[str, Path], tmp_path: Path) -> None:
+    """In another place, with files that were checked out at another time, another umask, time zone and language."""
+    top = packages.checkout(packages.sources(), tmp_path / "elsewhere")
+    times = (top / "CHANGELOG.md").stat()
+    for path in top.rglob("*"):
+        os.utime(path, (1, 1), follow_symlinks=False)
+    os.utime(top / "CHANGELOG.md", (times.st_atime, times.st_mtime))
+    before = os.umask(0o077)
+    try:
+        again = packages.build(top, tmp_path / "out", **ELSEWHERE)
+    finally:
+        os.umask(before)
+    assert set(again) == {MAIN, COMPAT}
+    assert {name: path.name for name, path in again.items()} == {name: path.name for name, path in debs.items()}
+    assert all(again[name].read_bytes() == debs[name].read_bytes() for name in debs)
+
+
+def test_lintian_has_nothing_to_say(debs: dict[str, Path]) -> None:
+    done = subprocess.run([*LINTIAN, *debs.values()], check=False, capture_output=True, text=True)
+    assert [line for line in done.stdout.splitlines() if not line.startswith("N:")] == []
+
+
+def test_version_comes_from_the_source(debs: dict[str, Path]) -> None:
+    assert field(debs[MAIN], "Version") == f"{packages.version_here()}-1"
+    assert field(debs[COMPAT], "Depends") == f"gpushim (= {packages.version_here()}-1)"
+
+
+@pytest.mark.parametrize(("version", "debian"), [("1.2.3rc1", "1.2.3~rc1-1"), ("1.2.dev3", "1.2~dev3-1")])
+def test_what_is_before_a_version_is_before_it_for_dpkg(version: str, debian: str) -> None:
+    line = next(line for line in BUILD.read_text().splitlines() if "a\\|b\\|rc" in line)
+    script = line.strip().rstrip(")")
+    done = subprocess.run(["/bin/sh", "-c", script], input=version, capture_output=True, text=True, check=True)
+    assert f"{done.stdout.strip()}-1" == debian
+
+
+def test_everything_is_in_its_place(debs: dict[str, Path]) -> None:
+    inside = contents(debs[MAIN])
+    lib = f"/usr/lib/gpushim/{packages.version_here()}"
+    for path in (f"{lib}/gpushim/create.py", f"{lib}/gpuhook/prestart.py", f"{lib}/vendor/pynvml.py", f"{lib}/whole"):
+        assert inside[path][:2] == ["-rw-r--r--", "root/root"]
+    for path in ("/usr/bin/gpushim", "/usr/bin/gpushim-runtime", "/usr/bin/gpushim-hook"):
+        assert inside[path][:2] == ["-rwxr-xr-x", "root/root"]
+    assert not [path for path in inside if path.endswith(".pyc") or path.startswith(("/lib/", "/usr/local/"))]
+    assert {"/etc/gpushim/config.toml"} == {path for path in inside if path[:5] == "/etc/" and path[-1] != "/"}
+
+
+def test_last_file_says_that_all_are_there(debs: dict[str, Path]) -> None:
+    """The programs wait for it while an upgrade lays the files of their version down."""
+    lib = f"/usr/lib/gpushim/{packages.version_here()}/"
+    private = [path for path in contents(debs[MAIN]) if path.startswith(lib) and path[-1] != "/"]
+    assert private[-1] == lib + "whole"

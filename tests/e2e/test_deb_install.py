@@ -1,0 +1,93 @@
+"""The Debian packages installed by apt: containers get their GPUs from the installed files, and all of it goes again.
+
+On the machine that runs the tests (Debian 12), on trixie and on sid.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e import packages
+from e2e.expect import INSIDE, PROBE, probe, sees_exactly, sees_nothing
+from e2e.installed import Machine
+from e2e.packages import COMPAT, MAIN
+
+# As NVIDIA's documentation has it, and beside it our own name.
+DAEMON = {"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}, "ours": {"path": "/usr/bin/gpushim-runtime"}}}
+RUN = f"docker run --rm --network=none --volume={PROBE}:{INSIDE}:ro"
+IMAGE = "debian:local"
+FOREIGN = '{"cdiVersion": "0.5.0", "kind": "example.org/gpu", "devices": [], "containerEdits": {}}'
+
+
+@pytest.fixture(scope="module", params=packages.SUITES)
+def there(request: pytest.FixtureRequest, debian_tree: Path, debian_image: Path) -> Iterator[Machine]:
+    """A machine with both packages and a dockerd whose settings were there before."""
+    with packages.machine(request.param, debian_tree) as there:
+        there.write("/etc/docker/daemon.json", json.dumps(DAEMON))
+        packages.install(there, *packages.debs().values())
+        packages.settle(there)
+        there.restart("docker")
+        there.run(f"docker load --input={debian_image}")
+        yield there
+        there.run("docker ps --all --quiet | xargs --no-run-if-empty docker rm --force")
+
+
+def docker(there: Machine, options: str, indices: list[int]) -> str:
+    return there.run(f"{RUN} {options} {IMAGE} {' '.join(probe(there.host, indices))}").stdout
+
+
+def test_runc_gives_the_gpus_asked_for(there: Machine) -> None:
+    report = packages.bundle(there).look(there.host, [0, 2], "NVIDIA_VISIBLE_DEVICES=0,2")
+    sees_exactly(report, there.host, [0, 2])
+
+
+def test_runc_gives_no_gpu_without_a_request(there: Machine) -> None:
+    sees_nothing(packages.bundle(there).look(there.host, []))
+
+
+@pytest.mark.parametrize("runtime", ["ours", "nvidia"])
+def test_docker_gives_the_gpus_asked_for(there: Machine, runtime: str) -> None:
+    """With `nvidia` by settings that name nvidia-container-runtime, and that nobody has changed."""
+    said = docker(there, f"--runtime={runtime} --env=NVIDIA_VISIBLE_DEVICES=1", [1])
+    sees_exactly(said, there.host, [1])
+    assert json.loads(there.run("cat /etc/docker/daemon.json").stdout) == DAEMON
+
+
+def test_docker_gives_gpus_without_any_configuration(there: Machine) -> None:
+    sees_exactly(docker(there, "--gpus=all", [0, 1, 2]), there.host, [0, 1, 2])
+
+
+def test_everything_is_compiled(there: Machine) -> None:
+    """Nothing writes bytecode later."""
+    script = "ls ${file%/*}/__pycache__/$(basename $file .py).*"
+    script = f'for file in $(find /usr/lib/gpushim -name "*.py"); do {script}; done'
+    assert "No such file" not in there.run(f"{script} 2>&1 >/dev/null", check=False).stdout
+
+
+def test_refresh_starts_when_the_configuration_changes(there: Machine) -> None:
+    wanted = there.run("readlink /etc/systemd/system/paths.target.wants/gpushim-refresh.path").stdout
+    assert wanted.endswith("/systemd/system/gpushim-refresh.path\n")
+
+
+def test_cdi_spec_is_where_engines_look(there: Machine) -> None:
+    there.run("gpushim refresh")
+    assert json.loads(there.run("cat /var/run/cdi/nvidia.com-gpu.json").stdout)["kind"] == "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize("suite", packages.SUITES)
+def test_nothing_is_left(suite: str, debian_tree: Path) -> None:
+    """Of installing, of containers, and of configuring an engine."""
+    with packages.machine(suite, debian_tree) as there:
+        there.write("/var/run/cdi/example.json", FOREIGN)
+        before = packages.files(there)
+        packages.install(there, *packages.debs().values())
+        packages.settle(there)
+        there.run("gpushim refresh && gpushim configure docker && gpushim configure podman --hooks")
+        packages.bundle(there).look(there.host, [1], "NVIDIA_VISIBLE_DEVICES=1")
+        assert packages.files(there) - before
+        there.run(f"GPUSHIM_UNCONFIGURE=1 apt-get purge --yes --auto-remove {MAIN} {COMPAT}")
+        assert packages.files(there) == before

@@ -1,0 +1,236 @@
+"""The life of the Debian packages: upgrade, broken parts, other Pythons, removal, and NVIDIA's packages."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e import packages, recorder
+from e2e.engines import SYSTEM_PATH
+from e2e.expect import sees_exactly, sees_nothing
+from e2e.installed import Machine
+from e2e.packages import COMPAT, MAIN, OLD
+from e2e.witness import RUNC
+
+SUITE = "trixie"
+ASKS = "NVIDIA_VISIBLE_DEVICES=0,2"
+NEXT = "gpushim configure docker"  # what is to be done after an installation
+# Older Pythons than the Debians here have: RHEL 9's and Amazon Linux 2023's, Ubuntu 22.04's.
+PYTHONS = sorted(Path("/root/.pyenv/versions").glob("3.[9]*/bin/python3")) + sorted(
+    Path("/root/.pyenv/versions").glob("3.10.*/bin/python3")
+)
+# The arguments: the bundle, the file that ends it. Each tenth create finds no snapshot, and lists the GPUs itself.
+CREATES = """
+cp "$1/config.json" "$1/plain"
+made=0
+while [ ! -e "$2" ]; do
+    cp "$1/plain" "$1/config.json"
+    [ $((made % 10)) != 0 ] || rm -rf "$GPUSHIM_STATE"
+    gpushim-runtime create --bundle "$1" id$made
+    grep -q /dev/nvidia1 "$1/config.json"
+    made=$((made + 1))
+    sleep 0.05
+done
+echo $made
+"""
+RUNS = """
+made=0
+while [ ! -e "$2" ]; do
+    gpushim-runtime --root "$1/runs" run --bundle "$1" run$made
+    made=$((made + 1))
+    sleep 0.05
+done
+echo $made
+"""
+
+
+@pytest.fixture
+def there(debian_tree: Path) -> Iterator[Machine]:
+    with packages.machine(SUITE, debian_tree) as there:
+        yield there
+
+
+@pytest.fixture
+def installed(there: Machine) -> Machine:
+    """A machine with gpushim, which knows the GPUs."""
+    packages.install(there, packages.debs()[MAIN])
+    packages.settle(there)
+    there.run("gpushim refresh")
+    return there
+
+
+@pytest.fixture(scope="module")
+def standing(debian_tree: Path) -> Iterator[Machine]:
+    """The same for tests that leave it as it was."""
+    with packages.machine(SUITE, debian_tree) as there:
+        packages.install(there, packages.debs()[MAIN])
+        packages.settle(there)
+        yield there
+
+
+@contextlib.contextmanager
+def beside(there: Machine, script: str, *, stub: Path | None = None) -> Iterator[list[int]]:
+    """Run a script beside the block, until that ends; the list gets the number that the script counted to."""
+    bundle, end, counted = packages.bundle(there), there.state / f"end-{len(script)}", list[int]()
+    bundle.ask(ASKS, args=["/bin/true"])
+    env = {"PATH": SYSTEM_PATH}
+    if stub:
+        config = bundle.directory.parent / "config.toml"
+        config.write_text(f'[driver]\nroot = "{there.host.root}"\n[runtime]\nlow-level = ["{stub}"]\n')
+        env |= {"GPUSHIM_CONFIG": str(config), "GPUSHIM_STATE": str(bundle.directory.parent / "state")}
+    command = [*there.prefix, "/bin/sh", "-euc", script, "sh", str(bundle.directory), str(end)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            yield counted
+        finally:
+            end.touch()
+            said, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, said + errors
+    assert errors == ""
+    counted.append(int(said))
+
+
+def test_no_create_fails_during_an_upgrade(there: Machine) -> None:
+    """Creates under a stub, and whole containers under runc, while versions come and go."""
+    old, new = packages.debs(OLD)[MAIN], packages.debs()[MAIN]
+    packages.install(there, old)
+    packages.settle(there)
+    with beside(there, CREATES, stub=recorder.build(there.state)) as creates, beside(there, RUNS) as runs:
+        for package in (new, old, new):
+            there.run(f"dpkg --install {package}")
+    assert creates[0] > 50
+    assert runs[0] > 10
+    assert there.run("ls /usr/lib/gpushim").stdout.split() == [packages.version_here()]
+
+
+def test_upgrade_keeps_the_configuration_and_its_comments(there: Machine) -> None:
+    packages.install(there, packages.debs(OLD)[MAIN])
+    packages.settle(there)
+    before = there.run("cat /etc/gpushim/config.toml").stdout
+    there.run("gpushim configure docker")
+    done = packages.install(there, packages.debs()[MAIN])
+    assert there.run("cat /etc/gpushim/config.toml").stdout == before
+    assert "# mine\n" in before
+    assert "no engine needs a restart: /etc/docker/daemon.json" in done.stdout
+    assert NEXT not in done.stdout
+
+
+def test_without_a_gpu_nothing_fails(there: Machine) -> None:
+    done = packages.install(there, *packages.debs().values())
+    assert NEXT in done.stdout
+    sees_nothing(packages.bundle(there).look(there.host, []))
+
+
+def test_removal_leaves_containers_and_the_configuration_alone(installed: Machine) -> None:
+    installed.run("gpushim configure docker")
+    bundle = packages.bundle(installed)
+    bundle.ask(ASKS, args=["/bin/sleep", "1000"])
+    with bundle.created():
+        bundle.call("start", bundle.id)
+        done = installed.run(f"apt-get remove --yes {MAIN}")
+        bundle.runtime = Path(RUNC)
+        assert bundle.state() == "running"
+        assert bundle.call("exec", bundle.id, "/bin/ls", "/dev/nvidia1").stdout == "/dev/nvidia1\n"
+    assert "/etc/docker/daemon.json still names gpushim" in done.stdout
+    assert "# mine" in installed.run("cat /etc/gpushim/config.toml").stdout
+    assert installed.run("ls -d /run/gpushim /run/cdi /usr/lib/gpushim", check=False).stdout == ""
+
+
+def test_removal_takes_engines_settings_back_if_asked(installed: Machine) -> None:
+    mine = '{\n  "debug": false\n}\n'
+    installed.write("/etc/docker/daemon.json", mine)
+    installed.run("gpushim configure docker")
+    done = installed.run(f"GPUSHIM_UNCONFIGURE=1 apt-get remove --yes {MAIN}")
+    assert installed.run("cat /etc/docker/daemon.json").stdout == mine
+    assert installed.run("ls /etc/docker").stdout.split() == ["daemon.json"]
+    assert "Docker does not know yet" in done.stdout + done.stderr
+
+
+def test_broken_command_line_does_not_keep_the_package_on_the_machine(installed: Machine) -> None:
+    installed.run("rm -r /usr/lib/gpushim/*/vendor")
+    installed.run(f"apt-get purge --yes {MAIN}")
+    assert installed.run("ls -d /etc/gpushim /usr/lib/gpushim /run/gpushim", check=False).stdout == ""
+
+
+def test_create_works_where_the_command_line_is_broken(standing: Machine) -> None:
+    standing.run(
+        "mkdir /kept; mv /usr/lib/gpushim/*/vendor /usr/lib/python3/dist-packages/* /kept; rm -rf /run/gpushim"
+    )
+    refused = standing.run("gpushim list", check=False)
+    report = packages.bundle(standing).look(standing.host, [0, 2], ASKS)
+    standing.run("mv /kept/vendor /usr/lib/gpushim/*; mv /kept/* /usr/lib/python3/dist-packages")
+    assert refused.returncode != 0
+    assert refused.stderr.startswith("gpushim: click is missing")
+    sees_exactly(report, standing.host, [0, 2])
+
+
+def test_create_waits_for_files_that_an_upgrade_is_laying_down(standing: Machine) -> None:
+    whole = f"/usr/lib/gpushim/{packages.version_here()}/whole"
+    bundle = packages.bundle(standing)
+    standing.run(f"mv {whole} /whole; (sleep 1; mv /whole {whole}) </dev/null >/dev/null 2>&1 &")
+    sees_exactly(bundle.look(standing.host, [0, 2], ASKS), standing.host, [0, 2])
+
+
+def test_bundled_packages_come_before_those_of_the_distribution(standing: Machine) -> None:
+    other = "/usr/lib/python3/dist-packages/click.py"
+    standing.write(other, "raise ImportError('too old')")
+    done = standing.run(f"gpushim --version; rm {other}")
+    assert done.stdout == f"gpushim {packages.version_here()}\n"
+
+
+def test_new_python_is_compiled_for(standing: Machine) -> None:
+    count = "find /usr/lib/gpushim -path '*/__pycache__/*' | wc -l"
+    before = int(standing.run(count).stdout)
+    standing.run("rm -r $(find /usr/lib/gpushim -name __pycache__)")
+    standing.run("/usr/share/python3/runtime.d/gpushim.rtupdate rtupdate 3.12 3.13")
+    assert int(standing.run(count).stdout) == before > 100
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.parents[1].name)
+def test_runs_on_older_pythons(python: Path, debian_tree: Path) -> None:
+    """Listing GPUs, create and hook, in the place of the machine's own Python."""
+    with packages.machine(packages.HERE, debian_tree) as there:
+        packages.install(there, packages.debs()[MAIN])
+        packages.settle(there)
+        there.run(f"mount --bind {python.resolve()} /usr/bin/$(readlink /usr/bin/python3)")
+        version = there.run("/usr/bin/python3 -c 'import sys; print(sys.version.split()[0])'").stdout.strip()
+        assert version == python.parents[1].name
+        sees_exactly(packages.bundle(there).look(there.host, [0, 2], ASKS), there.host, [0, 2])
+        assert "GPU-" in there.run("gpushim list").stdout
+
+
+def package(there: Machine, name: str, version: str, fields: str, *programs: str) -> Path:
+    """Make a package like one of NVIDIA's."""
+    tree = there.state / name
+    for path in ("DEBIAN/control", *(f"usr/bin/{program}" for program in programs)):
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_text("#!/bin/sh\n")
+        (tree / path).chmod(0o755)
+    head = f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: nobody <nobody@example.org>\n"
+    (tree / "DEBIAN/control").write_text(f"{head}{fields}Description: a stand-in\n")
+    out = there.state / f"{name}.deb"
+    subprocess.run(["/usr/bin/dpkg-deb", "--build", "--root-owner-group", tree, out], check=True, capture_output=True)
+    return out
+
+
+def test_takes_the_place_of_nvidias_packages(there: Machine) -> None:
+    """And nvidia-docker2, which needs them in a version, stays."""
+    theirs = [
+        package(there, "nvidia-container-toolkit-base", "1.17.8-1", "", "nvidia-container-runtime", "nvidia-ctk"),
+        package(there, "libnvidia-container-tools", "1.17.8-1", "", "nvidia-container-cli"),
+        package(there, "nvidia-container-toolkit", "1.17.8-1", "", "nvidia-container-runtime-hook"),
+        package(there, "nvidia-docker2", "2.14.0-1", "Depends: nvidia-container-toolkit (>= 1.13.0-1)\n"),
+    ]
+    packages.install(there, *theirs)
+    packages.install(there, *packages.debs().values())
+    assert there.run("dpkg --get-selections '*nvidia*' | grep -w install").stdout.split()[::2] == [
+        COMPAT,
+        "nvidia-docker2",
+    ]
+    assert there.run("readlink /usr/bin/nvidia-container-runtime").stdout == "gpushim-runtime\n"
+    there.run("apt-get check")

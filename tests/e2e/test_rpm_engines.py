@@ -1,0 +1,77 @@
+"""The rpms under Docker 26 with NVIDIA's names, and on Python 3.9, which RHEL 9 and Amazon Linux 2023 have."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e import packages, rpm_packages
+from e2e.expect import INSIDE, PROBE, probe, sees_exactly, sees_nothing
+from e2e.installed import Machine
+from e2e.rpm_packages import COMPAT, MAIN
+
+# As NVIDIA's documentation has them: they were there before gpushim, and stay.
+DAEMON_JSON = json.dumps({"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}})
+RUN = f"docker run --rm --network=none --volume={PROBE}:{INSIDE}:ro"
+IMAGE = "debian:local"
+
+
+@pytest.fixture(scope="module")
+def docker(debian_tree: Path, debian_image: Path) -> Iterator[Machine]:
+    with rpm_packages.machine(debian_tree) as machine:
+        there = machine.there
+        there.write("/etc/docker/daemon.json", DAEMON_JSON)
+        rpms = rpm_packages.rpms()
+        said = machine.rpm("-i", rpms[MAIN], rpms[COMPAT]).stdout
+        assert "engines whose settings name nvidia-container-runtime use gpushim from the next container" in said
+        packages.settle(there)
+        there.restart("docker")
+        there.run(f"docker load --input={debian_image}")
+        yield there
+
+
+@pytest.mark.parametrize(
+    ("options", "indices"),
+    [
+        ("--runtime=nvidia --env=NVIDIA_VISIBLE_DEVICES=0,2", [0, 2]),
+        ("--runtime=nvidia --env=NVIDIA_VISIBLE_DEVICES=all", [0, 1, 2]),
+        ("--gpus all", [0, 1, 2]),
+        ("--gpus device=1", [1]),
+    ],
+)
+def test_settings_that_name_nvidias_runtime_stay_as_they_are(
+    docker: Machine, options: str, indices: list[int]
+) -> None:
+    report = docker.run(f"{RUN} {options} {IMAGE} {' '.join(probe(docker.host, indices))}").stdout
+    sees_exactly(report, docker.host, indices)
+    assert docker.run("cat /etc/docker/daemon.json").stdout == DAEMON_JSON
+
+
+def test_without_a_request_a_container_has_no_gpu(docker: Machine) -> None:
+    sees_nothing(docker.run(f"{RUN} --runtime=nvidia {IMAGE} {' '.join(probe(docker.host, []))}").stdout)
+
+
+def python39() -> str:
+    """Find a Python 3.9 where `tools/test pythons` does; "" if there is none."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = [Path("/usr/bin/python3.9"), *sorted(root.glob("versions/3.9.*/bin/python3.9"))]
+    return next((str(path) for path in reversed(found) if path.exists()), "")
+
+
+@pytest.mark.skipif(not python39(), reason="there is no Python 3.9 on this machine, so nothing was tested on it")
+def test_a_container_gets_its_gpus_on_python_39(debian_tree: Path) -> None:
+    """Refresh, a create and the hook, from installed files that this Python has compiled."""
+    with rpm_packages.machine(debian_tree, packages.HERE) as machine:
+        there = machine.there
+        there.run(f"ln -sf {python39()} /usr/bin/python3")
+        machine.rpm("-i", rpm_packages.rpms()[MAIN])
+        packages.settle(there)
+        compiled = there.run("find /usr/lib/gpushim -name '*.cpython-39.pyc'").stdout
+        assert compiled.count("\n") > 200
+        bundle = packages.bundle(there)
+        sees_exactly(bundle.look(there.host, [0, 2], "NVIDIA_VISIBLE_DEVICES=0,2"), there.host, [0, 2])
+        assert there.run("gpushim list --format csv | wc -l").stdout == "4\n"
