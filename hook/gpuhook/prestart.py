@@ -23,6 +23,7 @@ Hot path: the whole process within 1.4 times `python3 -IS -c pass` for a cache o
 
 from __future__ import annotations
 
+import _signal
 import posix
 import sys
 import time
@@ -274,6 +275,8 @@ def main(argv: list[str], work: Callable[[list[str]], None] = run) -> None:
         work: what to do with them.
     """
     code = 0
+    if callable(_signal.getsignal(_signal.SIGINT)):  # CPython's, which would end in a traceback
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     try:
         # If 0, 1 or 2 came closed, a file of the container could become stderr.
         while posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC) <= 2:

@@ -49,14 +49,13 @@ def apply(edits: list[tuple[str, Any]], spec: dict[str, Any]) -> bool:
         GpushimError: the spec has something of a wrong type where an edit belongs.
     """
     changed = False
-    taken: set[str] = set()  # destinations of mounts; dozens of edits ask for them
+    here: dict[str, Any] = {}  # what hundreds of edits would look for, found once
     for kind, value in edits:
-        if kind == "mount":
-            taken = taken or {str(other.get("destination")) for other in _objects(spec, "mounts")}
-            changed |= _mount(spec, value, taken)
+        if kind in _MANY:
+            changed |= _MANY[kind](spec, value, here)
         else:
             changed |= _LAND[kind](spec, value)
-            taken = set() if kind == "set-mount" else taken
+            here = {} if kind.startswith("set-") else here
     return changed
 
 
@@ -100,19 +99,20 @@ def _objects(spec: dict[str, Any], path: str) -> Any:
     return found
 
 
-def _node(spec: dict[str, Any], node: dict[str, Any]) -> bool:
-    devices = _objects(spec, "linux.devices")
-    for device in devices:
-        if device.get("path") == node["path"]:
-            if (device.get("major"), device.get("minor")) != (node["major"], node["minor"]):
-                raise GpushimError(
-                    f"config.json already has {node['path']}, as device {device.get('major')}:{device.get('minor')}"
-                    f" instead of {node['major']}:{node['minor']}; do not pass that node by hand",
-                    BUNDLE,
-                )
-            return False
-    devices.append(node)
-    return True
+def _node(spec: dict[str, Any], node: dict[str, Any], here: dict[str, Any]) -> bool:
+    if "nodes" not in here:
+        here["nodes"] = {str(device.get("path")): device for device in reversed(_objects(spec, "linux.devices"))}
+    device = here["nodes"].setdefault(node["path"], node)
+    if device is node:
+        _at(spec, "linux.devices", []).append(node)
+        return True
+    if (device.get("major"), device.get("minor")) != (node["major"], node["minor"]):
+        raise GpushimError(
+            f"config.json already has {node['path']}, as device {device.get('major')}:{device.get('minor')}"
+            f" instead of {node['major']}:{node['minor']}; do not pass that node by hand",
+            BUNDLE,
+        )
+    return False
 
 
 def _set_node(spec: dict[str, Any], node: dict[str, Any]) -> bool:
@@ -130,12 +130,19 @@ def _set_node(spec: dict[str, Any], node: dict[str, Any]) -> bool:
     return True
 
 
-def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str]) -> bool:
-    rules = _objects(spec, "linux.resources.devices")
-    if _allowed(rules, *rule):
-        return False
+def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str], here: dict[str, Any]) -> bool:
     kind, major, minor, access = rule
-    rules.append({"allow": True, "type": kind, "major": major, "minor": minor, "access": access})
+    before = f"rules of {kind} {major}"
+    if before not in here:
+        rules = _objects(spec, "linux.resources.devices")
+        here[before] = [one for one in rules if one.get("type") in (None, "", "a", kind)]
+        here[before] = [one for one in here[before] if one.get("major") in (None, -1, major)]
+    # Of ours, those about other devices say nothing about this one.
+    ours = here.setdefault(f"{before}:{minor}", [])
+    if _allowed([*here[before], *ours], *rule):
+        return False
+    ours.append({"allow": True, "type": kind, "major": major, "minor": minor, "access": access})
+    _at(spec, "linux.resources.devices", []).append(ours[-1])
     return True
 
 
@@ -156,11 +163,13 @@ def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, acc
     return allowed
 
 
-def _mount(spec: dict[str, Any], mount: dict[str, Any], taken: set[str]) -> bool:
-    if mount["destination"] in taken:
+def _mount(spec: dict[str, Any], mount: dict[str, Any], here: dict[str, Any]) -> bool:
+    if "mounts" not in here:
+        here["mounts"] = {str(other.get("destination")) for other in _objects(spec, "mounts")}
+    if mount["destination"] in here["mounts"]:
         return False  # ours from the first time, or the user's own, which the user meant
+    here["mounts"].add(mount["destination"])
     _at(spec, "mounts", []).append(mount)
-    taken.add(mount["destination"])
     return True
 
 
@@ -251,9 +260,12 @@ def _rdt(spec: dict[str, Any], rdt: dict[str, Any]) -> bool:
     return bool(changed)
 
 
-_LAND: dict[str, Callable[[dict[str, Any], Any], bool]] = {
+_MANY: dict[str, Callable[[dict[str, Any], Any, dict[str, Any]], bool]] = {
     "node": _node,
     "rule": _rule,
+    "mount": _mount,
+}
+_LAND: dict[str, Callable[[dict[str, Any], Any], bool]] = {
     "env": _env,
     "gid": _gid,
     "hook": _hook,

@@ -110,6 +110,16 @@ def test_no_file_descriptor_stays_open(config: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == limit
 
 
+def test_what_is_read_is_what_is_replaced(config: Path) -> None:
+    folder = bundle.directory(str(config))
+    _, status = bundle.read(str(config), folder)
+    moved = config.parent.rename(config.parent.with_name("moved"))
+    config.parent.mkdir()
+    bundle.replace(str(config), '{"new":1}', status, folder)
+    os.close(folder)
+    assert ((moved / config.name).read_text(), os.listdir(config.parent)) == ('{"new":1}', [])
+
+
 def test_the_target_of_a_link_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "elsewhere.json"
     target.write_text("{}")

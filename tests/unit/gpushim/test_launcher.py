@@ -181,6 +181,14 @@ def test_environment_cwd_umask_and_signals_arrive_as_they_came(call: Callable[..
     assert int(record["SigBlk"], 16) == 1 << (signal.SIGUSR2 - 1)
 
 
+def test_the_signal_mask_survives_the_search_for_words(call: Callable[..., Call], tmp_path: Path) -> None:
+    (tmp_path / "cwd" / "config.json").write_text("{}")
+    record = call(
+        "create", "x", preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGUSR2])
+    ).record
+    assert int(record["SigBlk"], 16) == 1 << (signal.SIGUSR2 - 1)
+
+
 def test_it_is_the_same_process_and_its_exit_status(call: Callable[..., Call], tmp_path: Path) -> None:
     assert call("state", "x", env={"RECORD_EXIT": "42"}).rc == 42
 
