@@ -1,0 +1,100 @@
+"""What bench.py found, as data and as tables."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from statistics import median, quantiles
+from typing import Any, Sequence
+
+from bench.rows import P, Row, S
+
+HEAD = ["", "median", "quartiles", "added", "floor", "aim", "met"]
+
+
+def results(rows: Sequence[Row], times: dict[str, list[float]], storms: list[dict[str, float]]) -> dict[str, Any]:
+    """Sum a run up: times in milliseconds; `added` is over the row named, `of_s` and `of_p` are multiples."""
+    mid = {name: median(values) for name, values in times.items()}
+    s, p = mid[S], mid[P]
+    found = []
+    for row in rows:
+        low, _, high = quantiles(times[row.name], n=4)
+        cycle = row.name.startswith("cycle")
+        value = mid[row.name] - (mid[row.over] if cycle else 0)  # what an aim is about
+        one: dict[str, Any] = {"name": row.name, "median": mid[row.name], "q1": low, "q3": high}
+        one.update(min=min(times[row.name]), of_s=value / s, of_p=value / p)
+        if row.over:
+            one.update(over=row.over, added=mid[row.name] - mid[row.over])
+        if row.floor:
+            one.update(floor=0 if cycle else mid[row.floor])
+        if row.aim:
+            aim = row.aim[0] * s + row.aim[1] * p
+            one.update(aim=aim, aim_words=_words(*row.aim), value=value, met=value <= aim)
+        found.append({key: round(value, 4) if isinstance(value, float) else value for key, value in one.items()})
+    calm = {key: round(median(storm[key] for storm in storms), 3) for key in storms[0]}
+    return {"machine": machine(), "rounds": len(times[S]), "s": s, "p": p, "rows": found, "storm": calm}
+
+
+def _words(s: float, p: float) -> str:
+    return " + ".join(f"{number:g} {name}".removeprefix("1 ") for number, name in ((s, "S"), (p, "P")) if number)
+
+
+def machine() -> dict[str, str]:
+    """Say where this runs."""
+    runc = subprocess.run(["runc", "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
+    python = subprocess.run(["/usr/bin/python3", "--version"], capture_output=True, text=True, check=True).stdout
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": str(os.cpu_count()),
+        "cpu": cpu,
+        "kernel": platform.release(),
+        "runc": runc,
+        "python": python.split()[1],
+        "sh": os.path.realpath("/bin/sh").rpartition("/")[2],
+    }
+
+
+def table(found: dict[str, Any]) -> list[list[str]]:
+    """Lay the rows out as cells."""
+    lines = []
+    for row in found["rows"]:
+        added = f"{row['added']:.2f}" if row.get("over", row["name"]) != row["name"] else ""
+        floor = f"{row['floor']:.2f}" if row.get("floor") else ""
+        aim = f"{row['aim_words']} = {row['aim']:.2f}" if "aim" in row else ""
+        met = ("yes" if row["met"] else "no") + f", {_multiple(row)}" if "aim" in row else ""
+        lines.append(
+            [row["name"], f"{row['median']:.2f}", f"{row['q1']:.2f} to {row['q3']:.2f}", added, floor, aim, met]
+        )
+    return lines
+
+
+def _multiple(row: dict[str, Any]) -> str:
+    return f"{row['of_p']:.2f} P" if "P" in row["aim_words"] else f"{row['of_s']:.2f} S"
+
+
+def storm_line(found: dict[str, Any]) -> str:
+    """Say what the storm cost."""
+    storm = found["storm"]
+    return (
+        f"50 creates for 1 GPU at once: {storm['together cpu']:.2f} ms of CPU each, one by one "
+        f"{storm['lone cpu']:.2f} ms; wall time {storm['together wall']:.2f} and {storm['lone wall']:.2f} ms"
+    )
+
+
+def text(found: dict[str, Any]) -> str:
+    """Write everything for a terminal."""
+    cells = [HEAD, *table(found)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in cells]
+    first = f"{found['rounds']} rounds; milliseconds; S = {found['s']:.2f}, P = {found['p']:.2f}"
+    return "\n".join([first, *lines, storm_line(found)])
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """Write the table and the storm for docs/performance.md."""
+    rows = [HEAD, ["---"] * len(HEAD), *table(found)]
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", storm_line(found) + "."])

@@ -1,0 +1,108 @@
+"""Join what a create and a hook import into one compiled file each: `stub.py compile`, run at installation.
+
+A start of Python is most of what a create costs, and what comes next is importing: for each module the import
+system looks into directories, opens a file and checks it. One file for all of them costs half of that. It is used
+only by the Python that wrote it (its magic number comes first) and while every source is as it was (size and time
+of change, as Python itself checks); else the modules are imported one by one, as without it.
+
+Out of scope: which modules are needed for what else; they are imported as ever.
+"""
+
+from __future__ import annotations
+
+import ast
+import compileall
+import marshal
+import os
+import sys
+from importlib.util import MAGIC_NUMBER
+from types import CodeType
+
+# In this order each finds those that it imports; packages end with a dot.
+CREATE = """
+    gpushim. gpushim.errors gpushim.bundle gpushim.fastjson gpushim.selection gpushim.require gpushim.request
+    gpushim.edits gpushim.plan gpushim.stamp gpushim.inventory. gpushim.inventory.ensure gpushim.create
+"""
+HOOK = """
+    gpushim. gpushim.errors gpushim.fastjson gpuhook. gpuhook.walk gpuhook.rootfs gpuhook.ldcache gpuhook.finish
+    gpuhook.cover gpuhook.prestart
+"""
+
+# What the file starts with, as code that is run where the rest of the file is called `modules`.
+LOADER = """
+posix.close(fd)
+for name, file, size, changed, _ in modules:
+    status = posix.stat(roots[name.partition(".")[0]] + file)
+    if (status.st_size, status.st_mtime_ns) != (size, changed):
+        raise ImportError
+for name, file, _, _, code in modules:
+    path, known = roots[name.partition(".")[0]] + file, name.rstrip(".")
+    module = sys.modules[known] = type(sys)(known)
+    module.__file__, module.__package__ = path, name.rpartition(".")[0]
+    if name != known:
+        module.__path__ = [path.rpartition("/")[0]]
+    exec(code, module.__dict__)
+    parent, _, last = known.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], last, module)
+main = module.main
+"""
+
+
+def main() -> None:
+    """Compile everything below the source root, and write the joined files."""
+    shim = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    hook = os.path.join(os.path.dirname(shim), "hook")
+    hook = hook if os.path.isdir(hook + "/gpuhook") else shim  # a checkout; installed, both are in one directory
+    roots = {"gpushim": shim, "gpuhook": hook}
+    for package, root in roots.items():
+        compileall.compile_dir(os.path.join(root, package), quiet=1)
+    write(roots, CREATE, 'roots = {"gpushim": root}')
+    write(roots, HOOK, 'roots = {"gpuhook": lib, "gpushim": lib + "%s"}' % ("" if hook == shim else "/../shim"))
+
+
+def write(roots: dict[str, str], names: str, where: str) -> None:
+    """Write one joined file into the __pycache__ of its last module, by rename.
+
+    Args:
+        roots: the directories of the packages.
+        names: of the modules; the last has the function `main`.
+        where: a statement that says the same as `roots` in the words of the script that will run the file.
+    """
+    modules = []
+    for name in names.split():
+        root = roots[name.partition(".")[0]]
+        file = "/" + name.rstrip(".").replace(".", "/") + ("/__init__.py" if name.endswith(".") else ".py")
+        status = os.stat(root + file)
+        modules.append((name, file, status.st_size, status.st_mtime_ns, compiled(root + file)))
+    package, _, last = name.rpartition(".")
+    place = f"{roots[package]}/{package}/__pycache__/{last}.{sys.implementation.cache_tag}.joined"
+    loader = compile(where + LOADER, "<joined>", "exec", dont_inherit=True)
+    with open(place + ".new", "wb") as out:
+        out.write(MAGIC_NUMBER + marshal.dumps((loader, modules)))
+    os.rename(place + ".new", place)
+
+
+def compiled(path: str) -> CodeType:
+    """Compile a source without what a run has no use for: docstrings, annotations, the import of __future__."""
+    with open(path, encoding="utf-8") as source:
+        tree = _Bare().visit(ast.parse(source.read(), path))
+    name = "<" + path.rpartition("/")[2] + ">"  # the same wherever the tree is
+    code: CodeType = compile(ast.fix_missing_locations(tree), name, "exec", dont_inherit=True, optimize=2)
+    return code
+
+
+class _Bare(ast.NodeTransformer):
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        return ast.copy_location(ast.Assign([node.target], node.value) if node.value else ast.Pass(), node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node) if node.module == "__future__" else node

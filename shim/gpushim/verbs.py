@@ -1,0 +1,29 @@
+"""What stub.py starts: `create`, if joined.py has not made a shorter way; `refresh`; `compile`, at installation."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+
+def main(argv: list[str]) -> None:
+    """Run the verb that stub.py got.
+
+    Args:
+        argv: the words behind it.
+    """
+    if sys.argv[1] == "create":
+        from gpushim import create
+
+        create.main(argv)
+    gc.enable()
+    root = sys.path[-1]
+    if sys.argv[1] == "compile":
+        from gpushim import joined
+
+        joined.main()
+    else:
+        from gpushim.inventory import refresh
+
+        sys.path += [root + "/vendor", root + "/../vendor"]  # private dependencies
+        refresh.main(argv)
