@@ -14,7 +14,7 @@ case $what in
   demo) ;;
   package) packages=$building ;;
   # Without recommended packages docker.io brings no bridge firewall tools; its service does start.
-  test) packages="$packages containerd crun docker.io podman shellcheck python3-yaml strace systemd udev $building" ;;
+  test) packages="$packages containerd crun docker.io podman shellcheck python3-yaml strace systemd udev valgrind $building" ;;
   *) echo "usage: tools/setup.sh demo|package|test" >&2 && exit 2 ;;
 esac
 
@@ -56,4 +56,7 @@ if [ "$what" = test ] && ! made .venv; then
 fi
 
 # Nothing writes bytecode at run time; a checkout that has it starts a container some 20 ms sooner.
-[ "$what" = package ] || /usr/bin/python3 -m compileall -q shim hook vendor
+if [ "$what" != package ]; then
+  /usr/bin/python3 -m compileall -q vendor
+  /usr/bin/python3 -IBS shim/gpushim/stub.py compile
+fi

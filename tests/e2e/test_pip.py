@@ -19,15 +19,15 @@ DATA = trees.TOP / "tests/data/docker-config.json"
 
 def by_pip(folder: Path) -> Path:
     subprocess.run(["/usr/bin/python3", "-m", "venv", folder / "venv"], check=True)
-    pip = [folder / "venv/bin/pip", "install", "--quiet", "--disable-pip-version-check", trees.TOP]
+    pip = [str(folder / "venv/bin/pip"), "install", "--quiet", "--disable-pip-version-check", str(trees.TOP)]
     subprocess.run(pip, check=True, stderr=subprocess.DEVNULL)
     return folder / "venv/bin"
 
 
 def by_uv(folder: Path) -> Path:
     env = {**os.environ, "UV_TOOL_DIR": str(folder / "tools"), "UV_TOOL_BIN_DIR": str(folder / "bin")}
-    uv = [Path(sys.executable).with_name("uv"), "tool", "install", "--quiet", "--python", "/usr/bin/python3"]
-    subprocess.run([*uv, trees.TOP], env=env, check=True)
+    uv = [str(Path(sys.executable).with_name("uv")), "tool", "install", "--quiet", "--python", "/usr/bin/python3"]
+    subprocess.run([*uv, str(trees.TOP)], env=env, check=True)
     return folder / "bin"
 
 
@@ -54,14 +54,14 @@ def test_a_create_is_edited_and_names_the_hook_beside_it(programs: Path, tmp_pat
 def test_the_hook_runs_isolated_whatever_its_first_line(programs: Path, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit(9)")
     env = {"PYTHONPATH": str(tmp_path)}
-    hook = [programs / "gpushim-hook", "prestart", "--rootfs", "/"]
+    hook = [str(programs / "gpushim-hook"), "prestart", "--rootfs", "/"]
     done = subprocess.run(hook, env=env, cwd=tmp_path, input="{}", capture_output=True, text=True, check=False)
     assert done.returncode == 16
     assert done.stderr.startswith("gpushim-hook: the container's state on stdin names no pid")
 
 
 def test_engines_are_told_the_program_beside(programs: Path, tmp_path: Path) -> None:
-    words = ["configure", "docker", "--dry-run", "--config", tmp_path / "daemon.json"]
-    done = subprocess.run([programs / "gpushim", *words], capture_output=True, text=True, check=True)
+    words = ["configure", "docker", "--dry-run", "--config", str(tmp_path / "daemon.json")]
+    done = subprocess.run([str(programs / "gpushim"), *words], capture_output=True, text=True, check=True)
     path = next(line.split('"')[3] for line in done.stdout.splitlines() if '"path":' in line)
     assert Path(path).samefile(programs / "gpushim-runtime")
