@@ -45,6 +45,18 @@ def snapshot(config: str, state: str) -> dict[str, Any]:
         GpushimError: there is none and a refresh fails or takes too long; the refresh's own sentence and code.
     """
     found = read(config, state)
+    if found is not None:
+        return found
+    queue = _queue(state, time.monotonic() + DEADLINE)
+    try:
+        return _renewed(config, state)
+    finally:
+        if queue is not None:
+            posix.close(queue)
+
+
+def _renewed(config: str, state: str) -> dict[str, Any]:
+    found = read(config, state)  # by now another create may have had it done
     for _ in range(2):
         if found is not None:
             return found
@@ -118,6 +130,40 @@ def _trusted(path: str) -> bytes | None:
         return None
     finally:
         posix.close(fd)
+
+
+def _queue(state: str, deadline: float) -> int | None:
+    """Wait while another create has the snapshot renewed: after a boot many start at once, and one child will do.
+
+    Args:
+        state: directory of the snapshot.
+        deadline: when to wait no longer, as time.monotonic().
+
+    Returns:
+        a file descriptor; the next in the queue goes on when it is closed, and with this process it is. None if there
+        is no queue, for a user who may not renew a snapshot, or it does not move: a child of our own is right too.
+    """
+    from fcntl import LOCK_EX, LOCK_NB, flock
+
+    try:
+        try:
+            posix.mkdir(state)
+            posix.chmod(state, 0o755)  # as refresh makes it
+        except FileExistsError:
+            pass
+        flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
+        fd = posix.open(state + "/queue", flags, 0o600)
+    except OSError:
+        return None
+    while True:
+        try:
+            flock(fd, LOCK_EX | LOCK_NB)
+            return fd
+        except OSError:
+            if time.monotonic() > deadline:
+                posix.close(fd)
+                return None
+            time.sleep(0.01)
 
 
 def _refresh(config: str, state: str) -> tuple[int, str]:

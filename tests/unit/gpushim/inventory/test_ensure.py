@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,27 @@ def test_true_snapshot_is_taken_without_a_child(fresh: Machine, monkeypatch: pyt
 def test_first_create_makes_the_snapshot(machine: Machine) -> None:
     machine.build(1)
     assert snapshot(machine) == machine.saved()
+
+
+def test_many_first_creates_make_one_snapshot(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.build(1)
+    log = Path(machine.config).with_name("refreshes")
+    real = ensure.command()
+    script = f'echo refresh >>{log}; exec "$@"'
+    monkeypatch.setattr(ensure, "command", lambda: ["/bin/sh", "-c", script, "sh", *real])
+    with ThreadPoolExecutor(8) as creates:
+        found = list(creates.map(lambda _: snapshot(machine), range(8)))
+    assert found == [machine.saved()] * 8
+    assert log.read_text() == "refresh\n"
+
+
+def test_a_queue_that_does_not_move(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.build(1)
+    monkeypatch.setattr(ensure, "DEADLINE", 0.2)
+    Path(machine.state).mkdir()
+    with open(f"{machine.state}/queue", "wb") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        assert snapshot(machine) == machine.saved()
 
 
 def edit(path: Path, **changes: object) -> None:
