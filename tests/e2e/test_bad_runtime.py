@@ -143,7 +143,8 @@ def slow(scene: Scene) -> Iterator[subprocess.Popen[bytes]]:
     env = {**scene.env, "RECORD": str(scene.record)}
     scene.record.unlink(missing_ok=True)
     try:
-        with subprocess.Popen(words, env=env, stderr=subprocess.PIPE) as process:
+        heeds = recorder.ignore_only  # whoever started the tests may ignore some signals
+        with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, preexec_fn=heeds) as process:
             time.sleep(0.5)
             yield process
             process.kill()
