@@ -7,8 +7,6 @@ installed, started or written there is gone when it is left. Its systemd alone i
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import os
 import shutil
 import subprocess
@@ -17,22 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fakehost
-from e2e import bundles, chroots, leftovers, trees
+from e2e import built, bundles, chroots, leftovers, trees
 from e2e.engines import SYSTEM_PATH, Done
 from e2e.installed import Machine
 
-CACHE = trees.TOP / ".cache" / "packages"
 HERE = "here"  # the machine that runs the tests
 SUITES = (HERE, *chroots.SUITES)
-# What packaging/deb/build takes from a checkout, and what it links to: tools that are not of the packages.
-SOURCES = (
-    *("bin", "docs", "hook", "packaging", "shim", "tools"),
-    *("pyproject.toml", "CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md"),
-)
-TOOLS = (".venv", "vendor")
-OLD = "0.0.1"  # the version before, made of the same sources
 MAIN, COMPAT = "gpushim", "gpushim-nvidia-compat"
-BUILD_SECONDS = 300.0
 # The argument: the state directory. Engines' files cannot lie on an overlay.
 MOUNT = """
 ldconfig
@@ -55,97 +44,11 @@ find / /run -xdev \( -path /root -o -path /home -o -path /opt -o -path /work -o 
 """
 
 
-def checkout(top: Path, directory: Path, version: str = "") -> Path:
-    """Copy what packages are built from, as a checkout of its own without git.
-
-    Args:
-        top: the checkout to copy.
-        directory: absent.
-        version: what the copy shall say of itself.
-    """
-    directory.mkdir(parents=True)
-    for name in SOURCES:
-        subprocess.run(["/bin/cp", "--recursive", "--preserve=timestamps", top / name, directory], check=True)
-    for name in TOOLS:
-        (directory / name).symlink_to(trees.TOP / name)
-    source = directory / "shim/gpushim/__init__.py"
-    text = source.read_text()
-    if version not in ("", version_here()):
-        source.write_text(text.replace(f'"{version_here()}"', f'"{version}"'))
-    return directory
-
-
-def version_here() -> str:
-    """Return the version of this checkout."""
-    words = (trees.TOP / "shim/gpushim/__init__.py").read_text().split('__version__ = "')
-    return words[1].partition('"')[0]
-
-
-def build(top: Path, out: Path, **env: str) -> dict[str, Path]:
-    """Build the packages of a checkout; returns their files by name."""
-    environment = {"PATH": SYSTEM_PATH, "GPUSHIM_BUNDLED": str(bundled()), **env}
-    command = [str(top / "packaging/deb/build"), str(out)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return _found(out)
-
-
-def debs(version: str = "") -> dict[str, Path]:
-    """Return the packages of these sources, built once for all tests.
-
-    Args:
-        version: that they shall have instead of this checkout's.
-    """
-    return _found(_built(version) / "out")
-
-
-def sources() -> Path:
-    """Return the checkout that `debs` has built, as it was then."""
-    return _built("") / "top"
-
-
-@functools.cache  # files may change while tests run
-def _built(version: str) -> Path:
-    version = version or version_here()
-    place = CACHE / f"{_recipe(SOURCES)}-{version}"
-    with trees.locked(CACHE), tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        if not place.is_dir():
-            build(checkout(trees.TOP, Path(scratch, "place/top"), version), Path(scratch, "place/out"))
-            for old in CACHE.glob(f"*-{version}"):
-                shutil.rmtree(old)
-            Path(scratch, "place").rename(place)
-    return place
-
-
-def bundled() -> Path:
-    """Return the Python packages that are bundled, fetched once."""
-    place = CACHE / "bundled" / _recipe(("packaging/bundled.txt", "tools/bundle"))
-    with trees.locked(CACHE / "bundled"):
-        if not place.is_dir():
-            subprocess.run([trees.TOP / "tools/bundle", place], check=True, timeout=BUILD_SECONDS)
-    return place
-
-
-def _found(out: Path) -> dict[str, Path]:
-    return {path.name.partition("_")[0]: path for path in sorted(out.glob("*.deb"))}
-
-
-def _recipe(names: tuple[str, ...]) -> str:
-    digest = hashlib.sha256()
-    for name in names:
-        for path in sorted([trees.TOP / name, *(trees.TOP / name).rglob("*")]):
-            if path.is_file() and path.suffix != ".pyc":
-                digest.update(f"{path} {path.stat().st_mode:o}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 def root(suite: str) -> str:
     """Return the lower directories of a machine: a Debian that dpkg knows, over one of its engines' files."""
     if suite == HERE:
         return "/"
-    place = CACHE / "roots" / suite
+    place = built.CACHE / "roots" / suite
     with trees.locked(place.parent):
         if not place.is_dir():
             with tempfile.TemporaryDirectory(dir=place.parent) as scratch:

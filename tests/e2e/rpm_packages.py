@@ -7,21 +7,18 @@ and a database in the test's own directory; what rpm is told that the system has
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e import packages, trees
-from e2e.engines import SYSTEM_PATH, Done
+from e2e import packages
+from e2e.engines import Done
 from e2e.installed import Machine
 
 SUITE = "trixie"
-CACHE = packages.CACHE / "rpm"
 MAIN, COMPAT, SOURCE = "gpushim", "gpushim-nvidia-compat", "gpushim.src"
 RPM, RPMBUILD, CONFIGURATION = "/usr/bin/rpm", "/usr/bin/rpmbuild", "/usr/lib/rpm"
 # Of these a program takes those of the system that it runs on.
@@ -45,47 +42,6 @@ DIRECTORIES = (
     *("/usr/share/zsh/site-functions", "/usr/share/fish/vendor_completions.d"),
     *("/usr/share/bash-completion/completions", "/usr/lib/udev/rules.d"),
 )
-
-
-def build(top: Path, out: Path, **env: str) -> dict[str, Path]:
-    """Build the rpms of a checkout; returns their files by name."""
-    environment = {"PATH": SYSTEM_PATH, "GPUSHIM_BUNDLED": str(packages.bundled()), **env}
-    command = [str(top / "packaging/rpm/build"), str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return _found(out)
-
-
-def rpms(version: str = "") -> dict[str, Path]:
-    """Return the rpms of these sources, built once for all tests.
-
-    Args:
-        version: that they shall have instead of this checkout's.
-    """
-    return _found(_built(version) / "out")
-
-
-def sources() -> Path:
-    """Return the checkout that `rpms` has built, as it was then."""
-    return _built("") / "top"
-
-
-@functools.cache  # files may change while tests run
-def _built(version: str) -> Path:
-    version = version or packages.version_here()
-    place = CACHE / f"{packages._recipe(packages.SOURCES)}-{version}"
-    with trees.locked(CACHE), tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        if not place.is_dir():
-            build(packages.checkout(trees.TOP, Path(scratch, "place/top"), version), Path(scratch, "place/out"))
-            for old in CACHE.glob(f"*-{version}"):
-                shutil.rmtree(old)
-            Path(scratch, "place").rename(place)
-    return place
-
-
-def _found(out: Path) -> dict[str, Path]:
-    names = {path: re.sub(r"-[^-]*-[^-]*$", "", path.name) for path in out.glob("*.rpm")}
-    return {name + (".src" if path.name.endswith(".src.rpm") else ""): path for path, name in names.items()}
 
 
 def stand_in(directory: Path, name: str, tags: str, version: str = "1") -> Path:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from e2e import packages, trees
+from e2e import built, trees
 from e2e.packages import COMPAT, MAIN
 
 # Differences between two machines on which the same commit is built.
@@ -19,7 +18,7 @@ LINTIAN = ["/usr/bin/lintian", "--allow-root", "--pedantic", "--display-info", "
 
 @pytest.fixture(scope="module")
 def debs() -> dict[str, Path]:
-    return packages.debs()
+    return built.packages("deb")
 
 
 def field(package: Path, name: str) -> str:
@@ -36,17 +35,7 @@ def contents(package: Path) -> dict[str, list[str]]:
 
 
 def test_two_builds_of_the_same_sources_are_equal(debs: dict[str, Path], tmp_path: Path) -> None:
-    """In another place, with files that were checked out at another time, another umask, time zone and language."""
-    top = packages.checkout(packages.sources(), tmp_path / "elsewhere")
-    times = (top / "CHANGELOG.md").stat()
-    for path in top.rglob("*"):
-        os.utime(path, (1, 1), follow_symlinks=False)
-    os.utime(top / "CHANGELOG.md", (times.st_atime, times.st_mtime))
-    before = os.umask(0o077)
-    try:
-        again = packages.build(top, tmp_path / "out", **ELSEWHERE)
-    finally:
-        os.umask(before)
+    again = built.packages_again("deb", tmp_path, **ELSEWHERE)
     assert set(again) == {MAIN, COMPAT}
     assert {name: path.name for name, path in again.items()} == {name: path.name for name, path in debs.items()}
     assert all(again[name].read_bytes() == debs[name].read_bytes() for name in debs)
@@ -58,8 +47,8 @@ def test_lintian_has_nothing_to_say(debs: dict[str, Path]) -> None:
 
 
 def test_version_comes_from_the_source(debs: dict[str, Path]) -> None:
-    assert field(debs[MAIN], "Version") == f"{packages.version_here()}-1"
-    assert field(debs[COMPAT], "Depends") == f"gpushim (= {packages.version_here()}-1)"
+    assert field(debs[MAIN], "Version") == f"{built.version_here()}-1"
+    assert field(debs[COMPAT], "Depends") == f"gpushim (= {built.version_here()}-1)"
 
 
 @pytest.mark.parametrize(("version", "debian"), [("1.2.3rc1", "1.2.3~rc1-1"), ("1.2.dev3", "1.2~dev3-1")])
@@ -72,7 +61,7 @@ def test_what_is_before_a_version_is_before_it_for_dpkg(version: str, debian: st
 
 def test_everything_is_in_its_place(debs: dict[str, Path]) -> None:
     inside = contents(debs[MAIN])
-    lib = f"/usr/lib/gpushim/{packages.version_here()}"
+    lib = f"/usr/lib/gpushim/{built.version_here()}"
     for path in (f"{lib}/gpushim/create.py", f"{lib}/gpuhook/prestart.py", f"{lib}/vendor/pynvml.py", f"{lib}/whole"):
         assert inside[path][:2] == ["-rw-r--r--", "root/root"]
     for path in ("/usr/bin/gpushim", "/usr/bin/gpushim-runtime", "/usr/bin/gpushim-hook"):
@@ -83,6 +72,6 @@ def test_everything_is_in_its_place(debs: dict[str, Path]) -> None:
 
 def test_last_file_says_that_all_are_there(debs: dict[str, Path]) -> None:
     """The programs wait for it while an upgrade lays the files of their version down."""
-    lib = f"/usr/lib/gpushim/{packages.version_here()}/"
+    lib = f"/usr/lib/gpushim/{built.version_here()}/"
     private = [path for path in contents(debs[MAIN]) if path.startswith(lib) and path[-1] != "/"]
     assert private[-1] == lib + "whole"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import packages
+from e2e import built, packages
 from e2e.expect import INSIDE, PROBE, probe, sees_exactly, sees_nothing
 from e2e.installed import Machine
 from e2e.packages import COMPAT, MAIN
@@ -28,7 +28,7 @@ def there(request: pytest.FixtureRequest, debian_tree: Path, debian_image: Path)
     """A machine with both packages and a dockerd whose settings were there before."""
     with packages.machine(request.param, debian_tree) as there:
         there.write("/etc/docker/daemon.json", json.dumps(DAEMON))
-        packages.install(there, *packages.debs().values())
+        packages.install(there, *built.packages("deb").values())
         packages.settle(there)
         there.restart("docker")
         there.run(f"docker load --input={debian_image}")
@@ -84,7 +84,7 @@ def test_nothing_is_left(suite: str, debian_tree: Path) -> None:
     with packages.machine(suite, debian_tree) as there:
         there.write("/var/run/cdi/example.json", FOREIGN)
         before = packages.files(there)
-        packages.install(there, *packages.debs().values())
+        packages.install(there, *built.packages("deb").values())
         packages.settle(there)
         there.run("gpushim refresh && gpushim configure docker && gpushim configure podman --hooks")
         packages.bundle(there).look(there.host, [1], "NVIDIA_VISIBLE_DEVICES=1")

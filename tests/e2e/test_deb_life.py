@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e import packages, recorder
+from e2e import built, packages, recorder
+from e2e.built import OLD
 from e2e.engines import SYSTEM_PATH
 from e2e.expect import sees_exactly, sees_nothing
 from e2e.installed import Machine
-from e2e.packages import COMPAT, MAIN, OLD
+from e2e.packages import COMPAT, MAIN
 from e2e.witness import RUNC
 
 SUITE = "trixie"
@@ -57,7 +58,7 @@ def there(debian_tree: Path) -> Iterator[Machine]:
 @pytest.fixture
 def installed(there: Machine) -> Machine:
     """A machine with gpushim, which knows the GPUs."""
-    packages.install(there, packages.debs()[MAIN])
+    packages.install(there, built.packages("deb")[MAIN])
     packages.settle(there)
     there.run("gpushim refresh")
     return there
@@ -67,7 +68,7 @@ def installed(there: Machine) -> Machine:
 def standing(debian_tree: Path) -> Iterator[Machine]:
     """The same for tests that leave it as it was."""
     with packages.machine(SUITE, debian_tree) as there:
-        packages.install(there, packages.debs()[MAIN])
+        packages.install(there, built.packages("deb")[MAIN])
         packages.settle(there)
         yield there
 
@@ -97,7 +98,7 @@ def beside(there: Machine, script: str, *, stub: Path | None = None) -> Iterator
 
 def test_no_create_fails_during_an_upgrade(there: Machine) -> None:
     """Creates under a stub, and whole containers under runc, while versions come and go."""
-    old, new = packages.debs(OLD)[MAIN], packages.debs()[MAIN]
+    old, new = built.packages("deb", OLD)[MAIN], built.packages("deb")[MAIN]
     packages.install(there, old)
     packages.settle(there)
     with beside(there, CREATES, stub=recorder.build(there.state)) as creates, beside(there, RUNS) as runs:
@@ -105,15 +106,15 @@ def test_no_create_fails_during_an_upgrade(there: Machine) -> None:
             there.run(f"dpkg --install {package}")
     assert creates[0] > 50
     assert runs[0] > 10
-    assert there.run("ls /usr/lib/gpushim").stdout.split() == [packages.version_here()]
+    assert there.run("ls /usr/lib/gpushim").stdout.split() == [built.version_here()]
 
 
 def test_upgrade_keeps_the_configuration_and_its_comments(there: Machine) -> None:
-    packages.install(there, packages.debs(OLD)[MAIN])
+    packages.install(there, built.packages("deb", OLD)[MAIN])
     packages.settle(there)
     before = there.run("cat /etc/gpushim/config.toml").stdout
     there.run("gpushim configure docker")
-    done = packages.install(there, packages.debs()[MAIN])
+    done = packages.install(there, built.packages("deb")[MAIN])
     assert there.run("cat /etc/gpushim/config.toml").stdout == before
     assert "# mine\n" in before
     assert "no engine needs a restart: /etc/docker/daemon.json" in done.stdout
@@ -121,7 +122,7 @@ def test_upgrade_keeps_the_configuration_and_its_comments(there: Machine) -> Non
 
 
 def test_without_a_gpu_nothing_fails(there: Machine) -> None:
-    done = packages.install(there, *packages.debs().values())
+    done = packages.install(there, *built.packages("deb").values())
     assert NEXT in done.stdout
     sees_nothing(packages.bundle(there).look(there.host, []))
 
@@ -170,7 +171,7 @@ def test_create_works_where_the_command_line_is_broken(standing: Machine) -> Non
 
 
 def test_create_waits_for_files_that_an_upgrade_is_laying_down(standing: Machine) -> None:
-    whole = f"/usr/lib/gpushim/{packages.version_here()}/whole"
+    whole = f"/usr/lib/gpushim/{built.version_here()}/whole"
     bundle = packages.bundle(standing)
     standing.run(f"mv {whole} /whole; (sleep 1; mv /whole {whole}) </dev/null >/dev/null 2>&1 &")
     sees_exactly(bundle.look(standing.host, [0, 2], ASKS), standing.host, [0, 2])
@@ -180,7 +181,7 @@ def test_bundled_packages_come_before_those_of_the_distribution(standing: Machin
     other = "/usr/lib/python3/dist-packages/click.py"
     standing.write(other, "raise ImportError('too old')")
     done = standing.run(f"gpushim --version; rm {other}")
-    assert done.stdout == f"gpushim {packages.version_here()}\n"
+    assert done.stdout == f"gpushim {built.version_here()}\n"
 
 
 def test_new_python_is_compiled_for(standing: Machine) -> None:
@@ -195,7 +196,7 @@ def test_new_python_is_compiled_for(standing: Machine) -> None:
 def test_runs_on_older_pythons(python: Path, debian_tree: Path) -> None:
     """Listing GPUs, create and hook, in the place of the machine's own Python."""
     with packages.machine(packages.HERE, debian_tree) as there:
-        packages.install(there, packages.debs()[MAIN])
+        packages.install(there, built.packages("deb")[MAIN])
         packages.settle(there)
         there.run(f"mount --bind {python.resolve()} /usr/bin/$(readlink /usr/bin/python3)")
         version = there.run("/usr/bin/python3 -c 'import sys; print(sys.version.split()[0])'").stdout.strip()
@@ -227,7 +228,7 @@ def test_takes_the_place_of_nvidias_packages(there: Machine) -> None:
         package(there, "nvidia-docker2", "2.14.0-1", "Depends: nvidia-container-toolkit (>= 1.13.0-1)\n"),
     ]
     packages.install(there, *theirs)
-    packages.install(there, *packages.debs().values())
+    packages.install(there, *built.packages("deb").values())
     assert there.run("dpkg --get-selections '*nvidia*' | grep -w install").stdout.split()[::2] == [
         COMPAT,
         "nvidia-docker2",

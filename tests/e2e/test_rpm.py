@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e import packages, rpm_packages
+from e2e import built, packages, rpm_packages
 from e2e.expect import probe, sees_exactly
 from e2e.rpm_packages import COMPAT, MAIN, RpmMachine, stand_in
 
-OLD, HERE = packages.OLD, packages.version_here()
+OLD, HERE = built.OLD, built.version_here()
 LIB = f"/usr/lib/gpushim/{HERE}"
 CONFIG, DAEMON_JSON = "/etc/gpushim/config.toml", "/etc/docker/daemon.json"
 CHANGED = f"S.5....T.  c {CONFIG}\n"  # by its owner, as it may be
@@ -25,7 +25,7 @@ NVIDIAS = ("nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvid
 
 @pytest.fixture(scope="module")
 def rpms() -> dict[str, dict[str, Path]]:
-    return {version: rpm_packages.rpms(version) for version in (HERE, OLD)}
+    return {version: built.packages("rpm", version) for version in (HERE, OLD)}
 
 
 @pytest.fixture(scope="module")

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from e2e import packages, rpm_packages, trees
+from e2e import built, rpm_packages, trees
 from e2e.rpm_packages import COMPAT, MAIN, RPM, SOURCE
 
 # Differences between two machines on which the same commit is built.
 ELSEWHERE = {"TZ": "Pacific/Kiritimati", "LANG": "tr_TR.UTF-8", "LC_ALL": "C", "HOME": "/nonexistent"}
 BUILD = trees.TOP / "packaging/rpm"
 SCRIPTS = {MAIN: ("POSTIN", "PREUN", "POSTUN", "TRIGGERSCRIPTS"), COMPAT: ("POSTIN", "PREUN")}
-LIB = f"/usr/lib/gpushim/{packages.version_here()}"
+LIB = f"/usr/lib/gpushim/{built.version_here()}"
 
 
 @pytest.fixture(scope="module")
 def rpms() -> dict[str, Path]:
-    return rpm_packages.rpms()
+    return built.packages("rpm")
 
 
 def ask(package: Path, *words: str) -> list[str]:
@@ -36,17 +35,7 @@ def what(package: Path, words: list[str]) -> set[str]:
 
 
 def test_two_builds_of_the_same_sources_are_equal(rpms: dict[str, Path], tmp_path: Path) -> None:
-    """In another place, with files that were checked out at another time, another umask, time zone and language."""
-    top = packages.checkout(rpm_packages.sources(), tmp_path / "elsewhere")
-    times = (top / "CHANGELOG.md").stat()
-    for path in top.rglob("*"):
-        os.utime(path, (1, 1), follow_symlinks=False)
-    os.utime(top / "CHANGELOG.md", (times.st_atime, times.st_mtime))
-    before = os.umask(0o077)
-    try:
-        again = rpm_packages.build(top, tmp_path / "out", **ELSEWHERE)
-    finally:
-        os.umask(before)
+    again = built.packages_again("rpm", tmp_path, **ELSEWHERE)
     assert set(again) == {MAIN, COMPAT, SOURCE}
     assert {name: path.name for name, path in again.items()} == {name: path.name for name, path in rpms.items()}
     assert [name for name in rpms if again[name].read_bytes() != rpms[name].read_bytes()] == []
@@ -80,7 +69,7 @@ def test_shellcheck_has_nothing_to_say_about_scripts(rpms: dict[str, Path], name
 
 def test_the_version_comes_from_the_source(rpms: dict[str, Path]) -> None:
     (version,) = ask(rpms[MAIN], "--queryformat", "%{VERSION}")
-    assert version.replace("~", "") == packages.version_here()
+    assert version.replace("~", "") == built.version_here()
     assert f"gpushim = {version}-1" in ask(rpms[COMPAT], "--requires")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import packages, rpm_packages
+from e2e import built, packages, rpm_packages
 from e2e.expect import INSIDE, PROBE, probe, sees_exactly, sees_nothing
 from e2e.installed import Machine
 from e2e.rpm_packages import COMPAT, MAIN
@@ -25,7 +25,7 @@ def docker(debian_tree: Path, debian_image: Path) -> Iterator[Machine]:
     with rpm_packages.machine(debian_tree) as machine:
         there = machine.there
         there.write("/etc/docker/daemon.json", DAEMON_JSON)
-        rpms = rpm_packages.rpms()
+        rpms = built.packages("rpm")
         said = machine.rpm("-i", rpms[MAIN], rpms[COMPAT]).stdout
         assert "engines whose settings name nvidia-container-runtime use gpushim from the next container" in said
         packages.settle(there)
@@ -68,7 +68,7 @@ def test_a_container_gets_its_gpus_on_python_39(debian_tree: Path) -> None:
     with rpm_packages.machine(debian_tree, packages.HERE) as machine:
         there = machine.there
         there.run(f"ln -sf {python39()} /usr/bin/python3")
-        machine.rpm("-i", rpm_packages.rpms()[MAIN])
+        machine.rpm("-i", built.packages("rpm")[MAIN])
         packages.settle(there)
         compiled = there.run("find /usr/lib/gpushim -name '*.cpython-39.pyc'").stdout
         assert compiled.count("\n") > 200
