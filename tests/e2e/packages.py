@@ -35,7 +35,7 @@ done
 ROOTFS = 'mkdir upper work rootfs; mount -t overlay overlay -o "lowerdir=$1,upperdir=upper,workdir=work" rootfs'
 # All files but those that say what dpkg and apt have done, and what containers' engines keep.
 LIST = r"""
-find / /run -xdev \( -path /root -o -path /home -o -path /opt -o -path /work -o -path /tmp -o -path /mnt \
+find / /run -xdev \( -path /root -o -path /home -o -path /opt -o -path "$2" -o -path /tmp -o -path /mnt \
     -o -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache/apt -o -path /var/cache/debconf \
     -o -path /var/log/apt -o -path /var/log/dpkg.log -o -path /var/log/alternatives.log -o -path /var/cache/man \
     -o -path /var/lib/docker -o -path /var/lib/containerd -o -path /run/docker \
@@ -107,5 +107,5 @@ def bundle(there: Machine, runtime: str = "/usr/bin/gpushim-runtime") -> bundles
 
 def files(there: Machine) -> set[str]:
     """List all files there, with their kind, mode, owner, size and target."""
-    done = there.run(f"set -- {there.state}; {LIST}")
+    done = there.run(f"set -- {there.state} {trees.TOP}; {LIST}")
     return {line for line in done.stdout.splitlines() if os.fsdecode(there.state) not in line}
