@@ -10,6 +10,7 @@ from statistics import median, quantiles
 from typing import Any, Sequence
 
 from bench.rows import P, Row, S
+from bench.scenes import RUNC
 
 HEAD = ["", "median", "quartiles", "added", "floor", "aim", "met"]
 
@@ -43,7 +44,7 @@ def _words(s: float, p: float) -> str:
 
 def machine() -> dict[str, str]:
     """Say where this runs."""
-    runc = subprocess.run(["runc", "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
+    runc = subprocess.run([RUNC, "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
     python = subprocess.run(["/usr/bin/python3", "--version"], capture_output=True, text=True, check=True).stdout
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")

@@ -5,13 +5,28 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from e2e.bad_input import Outcome, Scene
+import pytest
+
+from e2e.bad_input import Outcome, Scene, ready
+from fakehost import Host
 from unit.gpuhook.sandbox import picture
 from unit.gpuhook.trees import DRV, LIBS, LINK, glibc_image
 
 MORE = ("--driver", "550.54.14", "--cuda", "12.4", "--profile-mask", "0x3")
 CACHE, CONF = "etc/ld.so.cache", "etc/ld.so.conf.d"
 SONAME = f"{DRV}/libcuda.so.1"[1:]
+
+
+@pytest.fixture(scope="module")
+def scene(gpu_host: Host, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """The commands, once for a file of tests."""
+    return ready(tmp_path_factory.mktemp("shared"), gpu_host)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An image of its own for each test."""
+    return image(tmp_path)
 
 
 def image(folder: Path) -> Path:

@@ -9,32 +9,16 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from e2e.bad_images import CACHE, CONF, SONAME, finish, image, linked
-from e2e.bad_input import Scene, flagged, ready
-from fakehost import Host
-from unit.gpuhook.sandbox import container
+from e2e.bad_images import CACHE, CONF, SONAME, finish, linked
+from e2e.bad_images import root as root
+from e2e.bad_images import scene as scene
+from e2e.bad_input import Scene, flagged
 from unit.gpuhook.trees import DRV, entries, glibc
-
-
-@pytest.fixture(scope="module")
-def scene(gpu_host: Host, tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return ready(tmp_path_factory.mktemp("shared"), gpu_host)
-
-
-@pytest.fixture(scope="module")
-def pid() -> Iterator[int]:
-    with container() as made:
-        yield made
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return image(tmp_path)
 
 
 # Group 14.

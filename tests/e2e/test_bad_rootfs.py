@@ -13,27 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.bad_images import CACHE, SONAME, finish, image, linked
-from e2e.bad_input import ALL, BIN, Scene, mounted, ready
-from fakehost import Host
+from e2e.bad_images import CACHE, SONAME, finish, linked
+from e2e.bad_images import root as root
+from e2e.bad_images import scene as scene
+from e2e.bad_input import ALL, BIN, Scene, mounted
 from unit.gpuhook.sandbox import container
 from unit.gpuhook.trees import LIBS, entries
-
-
-@pytest.fixture(scope="module")
-def scene(gpu_host: Host, tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return ready(tmp_path_factory.mktemp("shared"), gpu_host)
-
-
-@pytest.fixture(scope="module")
-def pid() -> Iterator[int]:
-    with container() as made:
-        yield made
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return image(tmp_path)
 
 
 # Group 12: a create does not look into the rootfs, whatever it is.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from gpushim.errors import GpushimError
 from unit.gpuhook.cdicalls import call, done
 from unit.gpuhook.sandbox import HOOK, container, picture
 from unit.gpuhook.trees import DRV, glibc_image
-
-
-@pytest.fixture(scope="module")
-def pid() -> Iterator[int]:
-    with container() as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ from unit.gpuhook.sandbox import container, picture
 from unit.gpuhook.trees import DRV, MACHINE, entries, glibc, glibc_image
 
 LIBS = f"/usr/lib/{MACHINE}-linux-gnu"
-
-
-@pytest.fixture(scope="module")
-def pid() -> Iterator[int]:
-    with container() as made:
-        yield made
 
 
 @pytest.fixture

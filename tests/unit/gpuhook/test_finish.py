@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,6 @@ import pytest
 from gpuhook.finish import LOADERS
 from unit.gpuhook.sandbox import container, picture
 from unit.gpuhook.trees import DRV, MACHINE, entries, finish, glibc_image, run
-
-
-@pytest.fixture(scope="module")
-def pid() -> Iterator[int]:
-    with container() as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from unit.gpuhook.caches import ldconfig, quick_library
 from unit.gpuhook.notes import libcuda
-from unit.gpuhook.sandbox import container, picture
+from unit.gpuhook.sandbox import picture
 from unit.gpuhook.trees import DRV, entries, finish, glibc_image
 
 HOST = ("--driver", "550.54.15", "--cuda", "12.4")
 COMPAT = "/usr/local/cuda/compat"
-
-
-@pytest.fixture(scope="module")
-def pid() -> Iterator[int]:
-    with container() as made:
-        yield made
 
 
 @pytest.fixture

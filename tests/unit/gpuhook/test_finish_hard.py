@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ from unit.gpuhook.caches import listing
 from unit.gpuhook.notes import libcuda
 from unit.gpuhook.sandbox import container, picture
 from unit.gpuhook.trees import DRV, MACHINE, OWNER, entries, finish, glibc_image, user_container
-
-
-@pytest.fixture(scope="module")
-def pid() -> Iterator[int]:
-    with container() as made:
-        yield made
 
 
 @pytest.fixture

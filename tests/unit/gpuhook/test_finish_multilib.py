@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from unit.gpuhook.caches import ldconfig, listing
-from unit.gpuhook.sandbox import container, picture
+from unit.gpuhook.sandbox import picture
 from unit.gpuhook.trees import LIBS, LINK, glibc, run
 
 DRV, DRV32 = "/usr/lib/drv", "/usr/lib/drv32"
@@ -19,12 +18,6 @@ MORE = (
     *("--lib32", f"libnvidia-eglcore.so.550={DRV32}/libnvidia-eglcore.so.550"),
     *("--link", f"libcuda.so.1::{DRV32}/libcuda.so"),
 )
-
-
-@pytest.fixture(scope="module")
-def pid() -> Iterator[int]:
-    with container() as made:
-        yield made
 
 
 def build(path: Path, soname: str, *more: str) -> None:

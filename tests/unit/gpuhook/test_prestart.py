@@ -7,14 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpushim import joined
 from unit import imports
-from unit.gpuhook.sandbox import HOOK, TOP, container, picture
+from unit.gpuhook.sandbox import HOOK, TOP, picture
 
 DRV = "/usr/lib/drv"
 LIBS = ("--lib", f"libcuda.so.1={DRV}/libcuda.so.550")
@@ -22,12 +21,6 @@ LIBS = ("--lib", f"libcuda.so.1={DRV}/libcuda.so.550")
 
 def run(*argv: object, state: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([str(HOOK), *map(str, argv)], input=state, capture_output=True, env={}, timeout=60)
-
-
-@pytest.fixture(scope="module")
-def pid() -> Iterator[int]:
-    with container() as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,10 @@ import pytest
 from gpuhook.bundled import bundle_of
 from gpuhook.standalone import edited
 from gpushim.errors import GpushimError
-from unit.gpuhook.sandbox import HOOK, TOP, container
+from unit.gpuhook.sandbox import HOOK, TOP
 
 OURS = {"path": "/usr/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--rootfs", "/r"]}
 NVIDIAS = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"]}
-
-
-@pytest.fixture(scope="module")
-def pid() -> Iterator[int]:
-    with container() as made:
-        yield made
 
 
 @pytest.fixture
