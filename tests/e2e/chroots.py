@@ -50,6 +50,9 @@ mount -t tmpfs run run
 mount --rbind /dev dev
 mount --rbind /sys sys
 mount --bind /tmp tmp # without what other tests mount in it
+mkdir -p mnt
+mount --bind $work/upper mnt # what is changed
+mount -o remount,bind,ro mnt
 for directory in "$top" "$@"; do
     mkdir -p ".$directory"
     mount --bind "$directory" ".$directory"

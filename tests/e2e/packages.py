@@ -109,3 +109,10 @@ def files(there: Machine) -> set[str]:
     """List all files there, with their kind, mode, owner, size and target."""
     done = there.run(f"set -- {there.state} {trees.TOP}; {LIST}")
     return {line for line in done.stdout.splitlines() if os.fsdecode(there.state) not in line}
+
+
+def traces(there: Machine, before: set[str]) -> list[str]:
+    """List what is other than before, but what changed below the overlay, on the machine that runs the tests."""
+    ours = set(there.run("cd /mnt; find -printf '/%P\\n'").stdout.splitlines())
+    changed = ((line.split(" ")[0], line) for line in files(there) ^ before)
+    return sorted(line for path, line in changed if path in ours or path.startswith("/run/"))
