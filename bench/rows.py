@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench.scenes import (
     ENV,
@@ -146,6 +146,7 @@ def hook_rows(work: Path, stub: str, stack: ExitStack) -> list[Row]:
 def cycle_rows(work: Path, stub: str) -> list[Row]:
     """A container's whole life, create, start, delete, with plain runc and through gpushim; all capabilities."""
     env, planned = settings(work, "cycle", 1, RUNC), settings(work, "planned", 1, stub)
+    linked = settings(work, "linked", 1, RUNC, driver=f'library-directory = "{work / "libraries"}"')
     roots = work / "roots"
     folders: dict[str, Path | None] = {"busybox": None}
     busybox_root(roots / "busybox/rootfs")
@@ -164,7 +165,9 @@ def cycle_rows(work: Path, stub: str) -> list[Row]:
             words = ["NVIDIA_VISIBLE_DEVICES=0"]
             rows.append(cycle(work, "cycle, 1 GPU, utility and compute", RUNTIME, env, root, words, restore, plain))
         words = ["NVIDIA_VISIBLE_DEVICES=0", ALL]
-        rows.append(cycle(work, f"cycle, 1 GPU, all capabilities{end}", RUNTIME, env, root, words, restore, plain))
+        name = f"cycle, 1 GPU, all capabilities{end}"
+        rows.append(cycle(work, name, RUNTIME, env, root, words, restore, plain))
+        rows.append(cycle(work, f"{name}, library-directory", RUNTIME, linked, root, words, restore, plain))
     return rows
 
 
@@ -186,22 +189,13 @@ def cycle(
 def planned_cycles(work: Path, env: dict[str, str], root: Path, restore: Prepare) -> list[Row]:
     """Plain runc with what the shim decides already in config.json: what runc's own share of the work is."""
     rows = []
-    for name in ("cycle, mounts and nodes alone", "cycle, libraries as one mount", "cycle, mounts, nodes and hook"):
+    for name in ("cycle, mounts and nodes alone", "cycle, mounts, nodes and hook"):
         bundle = work / "bundles" / name.replace(" ", "-").replace(",", "")
         spec = edited(bundle, container(bundle, ["NVIDIA_VISIBLE_DEVICES=0", ALL], root), env)
         if "hook" not in name:
             del spec["hooks"]
-        if "one mount" in name:
-            spec["mounts"] = one_mount(spec["mounts"], bundle)
         rows.append(_lived(work, name, RUNC, env, bundle, json.dumps(spec), restore, PLAIN))
     return rows
-
-
-def one_mount(mounts: list[Any], bundle: Path) -> list[Any]:
-    """Put one directory in the place of all libraries: what fewer mounts would save."""
-    libraries = [mount for mount in mounts if ".so" in mount["destination"]]
-    directory = {**libraries[0], "source": str(bundle), "destination": "/usr/lib/gpu"}
-    return [mount for mount in mounts if mount not in libraries] + [directory]
 
 
 def _lived(

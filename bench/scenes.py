@@ -23,11 +23,15 @@ SEVEN = ["1g.10gb"] * 7
 Prepare = Callable[[], object]
 
 
-def settings(work: Path, name: str, gpus: int, low: str, mig: bool = False) -> dict[str, str]:
-    """Build a simulated host and return an environment in which gpushim serves it, its snapshot taken."""
+def settings(work: Path, name: str, gpus: int, low: str, mig: bool = False, driver: str = "") -> dict[str, str]:
+    """Build a simulated host and return an environment in which gpushim serves it, its snapshot taken.
+
+    `driver` is what its configuration says about the driver besides its root.
+    """
     host = fakehost.build(str(work / name / "driver"), gpus, mig=dict.fromkeys(range(gpus), SEVEN) if mig else None)
     config, state = work / name / "config.toml", work / name / "state"
-    config.write_text(f'[driver]\nroot = "{host.root}"\n[runtime]\nlow-level = ["{low}"]\n[log]\nfile = ""\n')
+    driver = f'root = "{host.root}"\n{driver}'
+    config.write_text(f'[driver]\n{driver}\n[runtime]\nlow-level = ["{low}"]\n[log]\nfile = ""\n')
     env = {**ENV, "GPUSHIM_CONFIG": str(config), "GPUSHIM_STATE": str(state)}
     refresh(env)
     return env

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    from gpuhook.prestart import Options
+    from gpuhook.prestart import Library, Options
     from gpuhook.rootfs import Directory, Rootfs
 
     Entries = list[tuple[bytes, bytes]]  # SONAME, path in the container
@@ -84,17 +84,19 @@ class Work:
         except FileNotFoundError:
             return None
 
-    def link_libraries(self, libs: list[tuple[str, str, str]]) -> Entries:
-        """Make the SONAME links; return the entries for the loader's cache."""
+    def link_libraries(self, libs: list[Library]) -> Entries:
+        """Make the SONAME links, and those to libraries mounted elsewhere; return entries for the loader's cache."""
         entries = []
-        for soname, directory, name in libs:
+        for soname, directory, name, source in libs:
             path = f"{directory}/{soname}"
-            if soname != name:
-                try:
+            try:
+                if source:
+                    self.directory(directory, create=True).symlink(f"{source}/{name}", name)
+                if soname != name:
                     self.directory(directory).symlink(name, soname)
-                except OSError as error:
-                    self.warn(path, error)
-                    path = f"{directory}/{name}"  # the cache can do without the link
+            except OSError as error:
+                self.warn(path, error)
+                path = f"{source}/{soname}" if source else f"{directory}/{name}"  # the cache can do without the link
             entries.append((_encode(soname), _encode(path)))
         return entries
 

@@ -1,8 +1,10 @@
 """The door of the hook: the container's state on stdin, everything else in the arguments.
 
-    gpushim-hook prestart [--rootfs DIR] [--log FILE] [--lib SONAME=PATH]... [--lib32 SONAME=PATH]...
+    gpushim-hook prestart [--rootfs DIR] [--log FILE] [--lib SONAME=PATH[::DIR]]... [--lib32 SONAME=PATH[::DIR]]...
         [--link TARGET::PATH]... [--node-link TARGET::PATH]... [--driver VERSION] [--cuda VERSION]
         [--profile-mask MASK] [--cover SOURCE::PATH]... [--gpu MINOR=PCINAME]... [--empty DIR]
+
+A library that is mounted in DIR, with others, gets a link at PATH, where it is on the host.
 
 A hook that a CDI spec brings knows neither the rootfs nor the GPUs: the one is read from config.json, and of the
 GPUs named those are the container's whose nodes are in it.
@@ -37,6 +39,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+    Library = tuple[str, str, str, str]  # SONAME, directory, file name; the directory it is mounted in, or ""
+
 USAGE = 2
 STATE_LIMIT = 1 << 20  # bytes; annotations are in it, and engines keep those far below
 STATE_DEADLINE = 10.0  # seconds
@@ -66,15 +70,18 @@ class Options:
         self.driver = self.cuda = ""  # versions of the host's, if a newer libcuda of the image's own may be used
         self.profile_mask = 0  # bit n: the container's displays may use the GPU with minor number n
         self.gpus: list[tuple[int, str]] = []  # minor number, name below /proc/driver/nvidia/gpus
-        self.libs: list[tuple[str, str, str]] = []  # SONAME, directory, file name
-        self.libs32: list[tuple[str, str, str]] = []  # the same, for 32-bit programs
+        self.libs: list[Library] = []
+        self.libs32: list[Library] = []  # for 32-bit programs
         self.links: list[tuple[str, str, str]] = []  # text, directory, file name
         self.node_links: list[tuple[str, str, str]] = []  # the same, below /dev
-        places = {"--lib": self.libs, "--lib32": self.libs32, "--link": self.links, "--node-link": self.node_links}
+        libraries = {"--lib": self.libs, "--lib32": self.libs32}
+        places = {"--link": self.links, "--node-link": self.node_links}
         words = iter(argv)
         for word in words:
             value = next(words, "")
-            if word in places:
+            if word in libraries:
+                libraries[word].append(_library(word, value))
+            elif word in places:
                 places[word].append(_place(word, value))
             elif word in VERSIONS or (word in PATHS and value.startswith("/")):
                 setattr(self, word[2:], value)
@@ -107,18 +114,27 @@ def _gpu(value: str) -> tuple[int, str]:
     return int(minor), name
 
 
-def _place(word: str, value: str) -> tuple[str, str, str]:
-    library = word in ("--lib", "--lib32")
-    left, _, path = value.partition("=" if library else "::")
+def _library(word: str, value: str) -> Library:
+    soname, _, place = value.partition("=")
+    path, mark, source = place.partition("::")
     directory, _, name = path.rpartition("/")
-    odd = not left or not path.startswith("/") or name in ("", ".", "..") or "\n" in value
-    if word == "--node-link":
-        odd = odd or not path.startswith("/dev/") or ".." in path.split("/")
-    if odd or (library and "/" in left):
-        form = "SONAME=PATH" if library else "TARGET::PATH"
-        where = "a PATH below /dev/" if word == "--node-link" else "an absolute PATH"
-        raise GpushimError(f"{word} {value!r}: want {form} with {where}", USAGE)
-    return left, directory or "/", name
+    if _odd(soname, path, value) or "/" in soname or (mark and not source.startswith("/")):
+        raise GpushimError(f"{word} {value!r}: want SONAME=PATH with an absolute PATH", USAGE)
+    return soname, directory or "/", name, source
+
+
+def _place(word: str, value: str) -> tuple[str, str, str]:
+    text, _, path = value.partition("::")
+    node = word == "--node-link"
+    if _odd(text, path, value) or (node and (not path.startswith("/dev/") or ".." in path.split("/"))):
+        where = "a PATH below /dev/" if node else "an absolute PATH"
+        raise GpushimError(f"{word} {value!r}: want TARGET::PATH with {where}", USAGE)
+    directory, _, name = path.rpartition("/")
+    return text, directory or "/", name
+
+
+def _odd(left: str, path: str, value: str) -> bool:
+    return not left or not path.startswith("/") or path.endswith(("/", "/.", "/..")) or "\n" in value
 
 
 def read_state(fd: int, deadline: float = STATE_DEADLINE) -> dict[str, Any]:
@@ -259,9 +275,10 @@ def run(argv: list[str]) -> None:
         prestart(argv[1:], settings)
     elif verb not in ("poststart", "poststop"):
         raise GpushimError(
-            "usage: gpushim-hook prestart|createRuntime [[--rootfs DIR] [--log FILE] [--lib SONAME=PATH]... "
-            "[--lib32 SONAME=PATH]... [--link TARGET::PATH]... [--node-link TARGET::PATH]... [--driver VERSION] "
-            "[--cuda VERSION] [--profile-mask MASK] [--cover SOURCE::PATH]... [--gpu MINOR=PCINAME]... [--empty DIR]]"
+            "usage: gpushim-hook prestart|createRuntime [[--rootfs DIR] [--log FILE] [--lib SONAME=PATH[::DIR]]... "
+            "[--lib32 SONAME=PATH[::DIR]]... [--link TARGET::PATH]... [--node-link TARGET::PATH]... "
+            "[--driver VERSION] [--cuda VERSION] [--profile-mask MASK] [--cover SOURCE::PATH]... "
+            "[--gpu MINOR=PCINAME]... [--empty DIR]]"
             "  (or poststart, poststop: nothing to do)",
             USAGE,
         )

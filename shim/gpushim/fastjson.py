@@ -62,10 +62,15 @@ def _default(value: object) -> object:
 class _Context:
     strict = True
     object_hook = None
-    object_pairs_hook = staticmethod(_members)
-    parse_float = staticmethod(_float)
+    object_pairs_hook: Any = staticmethod(_members)
+    parse_float: Any = staticmethod(_float)
     parse_int: Callable[[str], object] = int
     parse_constant = staticmethod(_constant)
+
+
+class _OwnContext(_Context):
+    object_pairs_hook = None
+    parse_float = float
 
 
 class _MinusZeroContext(_Context):
@@ -82,7 +87,7 @@ except ImportError:  # not CPython, or a build without its C accelerators
 
     def _scan(text: str, context: Any) -> Any:
         parsers = {"parse_float": _float, "parse_int": context.parse_int, "parse_constant": _constant}
-        return json.JSONDecoder(**parsers, object_pairs_hook=_members).raw_decode(text)
+        return json.JSONDecoder(**parsers, object_pairs_hook=context.object_pairs_hook).raw_decode(text)
 
     def _encode(value: object) -> Iterable[str]:
         return json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_default).iterencode(value)
@@ -97,12 +102,13 @@ else:
         return _encoder(value, 0)  # type: ignore[no-any-return]
 
 
-def loads(data: bytes, what: str = "config.json") -> Any:
+def loads(data: bytes, what: str = "config.json", own: bool = False) -> Any:
     """Parse one JSON document.
 
     Args:
         data: the document, UTF-8.
         what: its name for messages, usually a path.
+        own: gpushim wrote it: no key is twice in an object and no number odd, which takes as long to see as the rest.
 
     Returns:
         dict, list, str, int, float, bool, None; a number whose spelling Python would change is kept
@@ -115,7 +121,7 @@ def loads(data: bytes, what: str = "config.json") -> Any:
     """
     try:
         text = str(data, "utf-8").strip(" \t\r\n")
-        value, end = _scan(text, _MinusZeroContext if b"-0" in data else _Context)
+        value, end = _scan(text, _OwnContext if own else _MinusZeroContext if b"-0" in data else _Context)
     except UnicodeDecodeError as error:
         raise GpushimError(f"{what} is not UTF-8 at byte {error.start}", BUNDLE) from None
     except RecursionError:

@@ -36,6 +36,8 @@ MIG_MONITOR_NODE = "/dev/nvidia-caps/nvidia-cap2"
 HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
 HOOK_TIMEOUT = 60  # seconds
 LIBRARY_OPTIONS = {"library": "--lib", "library32": "--lib32"}
+# Where containers have the directories that refresh prepares with hard links to libraries.
+HARDLINKS = "/usr/lib/gpushim-driver"
 
 
 def plan(
@@ -95,7 +97,7 @@ def _own(
     for path in nodes:
         edits += node_edits(path, inventory, bundle)
     files = driver_files(request, inventory)
-    edits += [("mount", mount(file, inventory["driver"]["root"])) for file in files]
+    edits += [("mount", one) for one in mounts(files, inventory)]
     edits.append(("env", (DEVICES, visible_devices(request, gpus, migs))))
     if _shares(request, inventory) and not request.mps:
         edits.append(("env", (MPS_PIPES, inventory["policy"]["mps"]["pipe-directory"])))
@@ -228,6 +230,19 @@ def node_edits(path: str, inventory: dict[str, Any], bundle: dict[str, Any]) -> 
     return edits
 
 
+def mounts(files: list[dict[str, Any]], inventory: dict[str, Any]) -> list[dict[str, Any]]:
+    """Write the mounts of some of the snapshot's files; those in one of the directories of hard links have one."""
+    found = {}
+    for file in files:
+        if "in" in file:
+            path = f"{HARDLINKS}/{file['in']}"
+            source = f"{inventory['hardlinks']}/{file['in']}"
+            found[path] = {"destination": path, "source": source, "type": "bind", "options": FILE_OPTIONS}
+        else:
+            found[file["path"]] = mount(file, inventory["driver"]["root"])
+    return list(found.values())
+
+
 def mount(file: dict[str, Any], root: str) -> dict[str, Any]:
     """Write the mount of one of the snapshot's files, of a driver below this root."""
     return {
@@ -250,7 +265,8 @@ def _hook(
         args += ["--log", log]
     for file in files:
         if file["kind"] in LIBRARY_OPTIONS:
-            args += [LIBRARY_OPTIONS[file["kind"]], f"{file['soname']}={file['path']}"]
+            at = f"::{HARDLINKS}/{file['in']}" if "in" in file else ""
+            args += [LIBRARY_OPTIONS[file["kind"]], f"{file['soname']}={file['path']}{at}"]
         for link in file.get("links", ()):
             args += ["--link", link]
     if "compute" in request.capabilities:

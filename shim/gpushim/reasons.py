@@ -134,7 +134,8 @@ class Reasons:
         path = mount["destination"]
         found = list(self._paths.get(path, []))  # a node, in a user namespace
         for name, why in self._names():
-            if any(file["path"] == path for file in self._inventory["files"].get(name, ())):
+            files = self._inventory["files"].get(name, ())
+            if any(path in (file["path"], f"{plan.HARDLINKS}/{file.get('in')}") for file in files):
                 found.append(why)
         return found
 

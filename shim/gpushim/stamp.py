@@ -60,7 +60,7 @@ def current(inputs: dict[str, Any]) -> list[Any]:
         _identity(inputs["config"]),
         *driver(proc_dir(root)),
         _identity(cache),
-        [_node(path) for path in inputs["nodes"]],
+        [node(path) for path in inputs["nodes"]],
     ]
 
 
@@ -86,6 +86,18 @@ def proc_dir(root: str) -> str:
     except OSError:
         return "/proc"
     return root + "/proc"
+
+
+def node(path: str) -> list[int] | None:
+    """Return what a create compares of a node, file or directory; None if there is none."""
+    try:
+        status = posix.lstat(path)
+    except OSError:
+        return None
+    what = status.st_rdev
+    if status.st_mode & FILE_TYPE in (DIRECTORY, REGULAR):
+        what = status.st_mtime_ns  # a directory changes with the nodes in it, a file with what it says
+    return [what, status.st_mode, status.st_uid, status.st_gid]
 
 
 def trusted(uid: int) -> bool:
@@ -133,17 +145,6 @@ def _identity(path: str) -> list[int] | None:
     except OSError:
         return None
     return [status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size]
-
-
-def _node(path: str) -> list[int] | None:
-    try:
-        status = posix.lstat(path)
-    except OSError:
-        return None
-    what = status.st_rdev
-    if status.st_mode & FILE_TYPE in (DIRECTORY, REGULAR):
-        what = status.st_mtime_ns  # a directory changes with the nodes in it, a file with what it says
-    return [what, status.st_mode, status.st_uid, status.st_gid]
 
 
 def _text(path: str, limit: int) -> str | None:

@@ -96,6 +96,15 @@ def settle(there: Machine) -> None:
     there.run(f"""sed -i 's|^# root = .*|root = "{there.host.root}"  # mine|' /etc/gpushim/config.toml""")
 
 
+def link_libraries(there: Machine) -> Path:
+    """Have refresh make hard links to the driver's libraries; return the directory that they are in."""
+    top = there.state / "libraries"
+    there.run(f"""sed -i 's|^# library-directory = .*|library-directory = "{top}"|' /etc/gpushim/config.toml""")
+    there.run("gpushim refresh")
+    (made,) = top.iterdir()
+    return made
+
+
 def bundle(there: Machine, runtime: str = "/usr/bin/gpushim-runtime") -> bundles.Bundle:
     """Make a bundle there, with a root filesystem of its own."""
     directory = Path(tempfile.mkdtemp(dir=there.state))

@@ -18,8 +18,8 @@ Move = Callable[[str], str]
 HOST, CONTAINER = "host", "container"
 # Options of our own hook with paths: a function of how to move host paths and container paths in the value.
 _OURS: dict[str, Callable[[str, Move, Move], str]] = {
-    "--lib": lambda value, host, container: _after(value, "=", container),
-    "--lib32": lambda value, host, container: _after(value, "=", container),
+    "--lib": lambda value, host, container: _library(value, container),
+    "--lib32": lambda value, host, container: _library(value, container),
     "--link": lambda value, host, container: _halves(value, container, container),
     "--node-link": lambda value, host, container: _halves(value, container, container),
     "--cover": lambda value, host, container: _halves(value, host, container),
@@ -99,6 +99,6 @@ def _halves(word: str, left: Move, right: Move) -> str:
     return left(first) + colons + (right(second) if colons else "")
 
 
-def _after(word: str, sign: str, move: Move) -> str:
-    first, sign, second = word.partition(sign)
-    return first + sign + move(second)
+def _library(word: str, move: Move) -> str:
+    soname, sign, places = word.partition("=")
+    return soname + sign + _halves(places, move, move)

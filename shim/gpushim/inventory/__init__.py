@@ -3,7 +3,7 @@
 The snapshot is one JSON object, inventory.json in the state directory. All paths but those of "inputs" and
 "runtime" are as seen inside the driver root or the device root, which is where a container has them:
 
-    version, gpushim, written   4; version of gpushim; time in UTC. Another version is a stale snapshot.
+    version, gpushim, written   5; version of gpushim; time in UTC. Another version is a stale snapshot.
     inputs, stamp               what stamp.current looks at, and what it answered
     source                      "nvml", or "proc": whole GPUs only, because NVML could not be used
     notes                       sentences about what is not as it should be
@@ -21,8 +21,10 @@ The snapshot is one JSON object, inventory.json in the state directory. All path
     nodes                       path: [major, minor, mode bits, uid, gid]
     features, imex              feature: [paths of nodes]; numbers of IMEX channels
     files                       capability, capability with "32" (for compat32), feature, "mps" or "any":
-                                [{"path", "kind", "soname" (libraries), "links"}]
+                                [{"path", "kind", "soname" (libraries), "links", "in"}]
                                 kind: library, library32, binary, firmware, data, directory, and socket, which may
-                                be a directory of sockets, and is writable; links: "target::path of the link"
+                                be a directory of sockets, and is writable; links: "target::path of the link";
+                                in: the directory below "hardlinks" that a container gets instead of the file
+    hardlinks                   path on the host, if library-directory is set and hard links could be made
     policy, runtime             the policy with all defaults; path of the low-level runtime
 """

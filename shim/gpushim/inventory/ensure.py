@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SNAPSHOT = "inventory.json"
-SCHEMA = 4
+SCHEMA = 5
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 STDERR_LIMIT = 8192  # bytes of what the child says last
 PREFIX = "gpushim: "  # of a refusal on stderr
@@ -107,7 +107,7 @@ def last(config: str, state: str) -> tuple[dict[str, Any], str]:
 
 def _parsed(data: bytes | None) -> dict[str, Any]:
     try:
-        found = fastjson.loads(data or b"{}", SNAPSHOT)
+        found = fastjson.loads(data or b"{}", SNAPSHOT, own=True)
     except GpushimError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim import logs, policy, stamp
 from gpushim.cdi import publish
 from gpushim.errors import FAILED, INVENTORY, GpushimError
-from gpushim.inventory import ensure, make_nodes, modules, procfs, survey
+from gpushim.inventory import ensure, hardlinks, make_nodes, modules, procfs, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,6 +75,7 @@ def refresh(force: bool = False) -> dict[str, Any]:
                 return saved
             snapshot = survey.survey(config, settings, waiting)
             snapshot["notes"] += notes
+            hardlinks.add(snapshot)
             _publish(state, snapshot)
             publish.on_refresh(snapshot)
     _warn(snapshot["notes"])

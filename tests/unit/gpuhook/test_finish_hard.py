@@ -41,6 +41,16 @@ def test_a_volume_of_the_hosts_is_never_written(root: Path, place: str) -> None:
     assert picture(canary) == before
 
 
+def test_library_mounted_elsewhere_is_found_without_a_link(root: Path) -> None:
+    """Its usual place is on a volume, where nothing is written: the loader's cache names the other place."""
+    canary = root.parent / "canary"
+    with container(f"mount --bind '{canary}' '{root}{DRV}'") as other:
+        said = finish(root, other, "--lib", f"libx.so.1={DRV}/libx.so.550::/usr/lib/all")
+    assert f"skipped {DRV}/libx.so.1" in said
+    assert entries(root)["libx.so.1"] == "/usr/lib/all/libx.so.1"
+    assert "/usr/lib/all\n" in (root / "etc/ld.so.conf.d/00-gpushim.conf").read_text()
+
+
 @pytest.mark.parametrize("place", ["etc", "usr", "usr/lib", "usr/lib/drv"])
 def test_a_tmpfs_of_the_users(root: Path, place: str) -> None:
     with container(f"mount -t tmpfs none '{root}/{place}'") as other:

@@ -18,10 +18,11 @@ DOCUMENTS = st.recursive(
 )
 
 
-@given(DOCUMENTS, st.booleans())
-def test_reads_what_json_reads(document: Any, ascii_only: bool) -> None:
+@given(DOCUMENTS, st.booleans(), st.booleans())
+def test_reads_what_json_reads(document: Any, ascii_only: bool, own: bool) -> None:
     text = json.dumps(document, ensure_ascii=ascii_only, indent=2 if ascii_only else None)
-    assert fastjson.loads(text.encode("utf-8", "surrogatepass" if ascii_only else "strict")) == json.loads(text)
+    data = text.encode("utf-8", "surrogatepass" if ascii_only else "strict")
+    assert fastjson.loads(data, own=own) == json.loads(text)
 
 
 @given(DOCUMENTS)

@@ -95,7 +95,7 @@ def test_moved_container_node_keeps_the_one_of_the_host() -> None:
 
 OURS = [
     *("gpushim-hook", "prestart", "--log", "/r/log", "--lib", "a.so=/r/a.so.1", "--link", "t::/r/l", "--driver", "5"),
-    *("--cover", "/r/params::/r/params", "--empty", "/r/empty", "--lib32", "b.so=/r/b.so"),
+    *("--cover", "/r/params::/r/params", "--empty", "/r/empty", "--lib32", "b.so=/r/b.so::/r/all"),
 ]
 
 
@@ -103,7 +103,7 @@ OURS = [
     ("where", "expected"),
     [
         ("host", {3: "/n/log", 11: "/n/params::/r/params", 13: "/n/empty"}),
-        ("container", {5: "a.so=/n/a.so.1", 7: "t::/n/l", 11: "/r/params::/n/params", 15: "b.so=/n/b.so"}),
+        ("container", {5: "a.so=/n/a.so.1", 7: "t::/n/l", 11: "/r/params::/n/params", 15: "b.so=/n/b.so::/n/all"}),
     ],
 )
 def test_arguments_of_our_hook_move_by_what_they_mean(where: str, expected: dict[int, str]) -> None:

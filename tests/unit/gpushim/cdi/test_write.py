@@ -9,7 +9,7 @@ import pytest
 from gpushim.cdi import form, validate, write
 from gpushim.errors import DRIVER, INVENTORY, REQUEST, GpushimError
 from unit.gpushim.cdi import hosts
-from unit.gpushim.test_plan import CAPS, UUIDS, gpu
+from unit.gpushim.test_plan import CAPS, LIBRARY, UUIDS, gpu
 
 GOLDEN = Path(__file__).parents[3] / "data/cdi"
 BOTH = ["index", "uuid"]
@@ -52,6 +52,16 @@ def test_every_spec_is_valid_and_usable_by_ourselves(host: str) -> None:
 )
 def test_devices_are_named_as_the_policy_says(strategies: list[str], expected: list[str]) -> None:
     assert names(spec(hosts.mixed(), strategies)) == expected
+
+
+def test_directory_of_hard_links_is_one_mount() -> None:
+    host = hosts.mixed()
+    host["hardlinks"] = "/var/lib/hl/1"
+    host["files"] = {"compute": [{**LIBRARY, "in": "compute"}]}
+    found = spec(host)
+    (mount,) = found["containerEdits"]["mounts"]
+    assert (mount["hostPath"], mount["containerPath"]) == ("/var/lib/hl/1/compute", "/usr/lib/gpushim-driver/compute")
+    assert validate.findings(found) == []
 
 
 def test_device_has_its_own_nodes_and_the_spec_those_of_all() -> None:

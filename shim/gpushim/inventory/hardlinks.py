@@ -1,0 +1,149 @@
+"""One directory of the driver's libraries for each capability, so that a container needs one mount for all of them.
+
+Fifty mounts cost the low-level runtime several times what all else of a GPU container costs. The directories hold
+hard links: no copies, and a driver's upgrade leaves those that containers use as they are. They are never changed,
+and removed only after the next boot, when no container can have them. Where links cannot be made, each library is
+mounted by itself, as without the setting.
+Out of scope: which libraries there are (libraries.py); how a container sees them (plan.py, gpuhook.finish).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import stat
+from typing import TYPE_CHECKING, Any
+
+from gpushim import stamp
+from gpushim.errors import INVENTORY, GpushimError
+from gpushim.inventory import ensure, rooted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KINDS = ("library", "library32")
+UNFINISHED = "new"  # of a refresh that was killed
+_MADE = re.compile(r"([0-9a-f]{8})-[0-9a-f]{16}")  # the boot, what is in it
+
+
+def add(snapshot: dict[str, Any]) -> None:
+    """Make the directories of a snapshot, or find them made, and say in it where they are.
+
+    Args:
+        snapshot: of a native host; its "hardlinks" becomes the path of the directory with those of the capabilities,
+            the files in them get "in", and what was made is watched as "inputs" and "stamp" have it. If the
+            directories cannot be made, its "notes" get a sentence and nothing else changes.
+    """
+    top = snapshot["policy"]["driver"]["library-directory"]
+    groups = {} if snapshot["platform"] != "native" or not top else _groups(snapshot["files"])
+    if not groups:
+        return
+    root = snapshot["driver"]["root"]
+    try:
+        place = _ready(top, snapshot["stamp"][0][:8], root, groups)
+    except GpushimError as error:
+        snapshot["notes"].append(f"{error}; each library is mounted by itself")
+        return
+    snapshot["hardlinks"] = place
+    for name, files in groups.items():
+        for file in files:
+            file["in"] = name
+        snapshot["inputs"]["nodes"].append(f"{place}/{name}")
+        snapshot["stamp"][-1].append(stamp.node(f"{place}/{name}"))
+
+
+def _groups(files: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Choose what goes into the directory of each capability: libraries of which no two have a name in common."""
+    groups = {}
+    for capability, entries in files.items():
+        chosen: dict[str, dict[str, Any]] = {}
+        for file in entries:
+            names = {os.path.basename(file["path"]), file.get("soname", "")}
+            if file["kind"] in KINDS and not names & {*chosen, "", ".", ".."} and "::" not in file["path"]:
+                chosen.update((name, file) for name in names)
+        found = list({file["path"]: file for file in chosen.values()}.values())
+        if len(found) > 1:
+            groups[capability] = found
+    return groups
+
+
+def _ready(top: str, boot: str, root: str, groups: dict[str, list[dict[str, Any]]]) -> str:
+    """Return the directory for these libraries, made now or earlier; those of former boots go."""
+    _check_top(top)
+    lock = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # refreshes with other state directories have other locks of their own
+        wanted = dict(_wanted(root, groups))
+        place = f"{top}/{boot}-{hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()[:16]}"
+        for name in os.listdir(top):
+            made = _MADE.fullmatch(name)
+            if name == UNFINISHED or (made and made[1] != boot):
+                shutil.rmtree(f"{top}/{name}")
+        if not os.path.lexists(place):
+            _make(f"{top}/{UNFINISHED}", root, groups)
+            os.rename(f"{top}/{UNFINISHED}", place)
+        found = dict(_found(place))
+    except OSError as error:
+        shutil.rmtree(f"{top}/{UNFINISHED}", ignore_errors=True)
+        raise GpushimError(
+            f"{top} cannot have hard links to the driver's libraries ({error.filename}: {error.strerror}); choose a "
+            "library-directory under [driver] on their file system",
+            INVENTORY,
+        ) from None
+    finally:
+        os.close(lock)
+    if found != wanted:
+        raise GpushimError(f"{place} is not as gpushim made it; remove it when no container uses it", INVENTORY)
+    return place
+
+
+def _check_top(top: str) -> None:
+    """Make the directory, and refuse one where others could put libraries for containers."""
+    try:
+        os.makedirs(top, 0o755, exist_ok=True)
+        facts = os.lstat(top)
+    except OSError as error:
+        raise GpushimError(f"library-directory {top} cannot be made: {error.strerror}", INVENTORY) from None
+    if not stat.S_ISDIR(facts.st_mode) or not stamp.trusted(facts.st_uid) or facts.st_mode & ensure.OTHERS_WRITE:
+        raise GpushimError(
+            f"library-directory {top} cannot be trusted: it is not a directory that only root can write to", INVENTORY
+        )
+
+
+def _wanted(root: str, groups: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, Any]]:
+    """List what has to be in the directory: each path in it, with the file's identity or the link's text."""
+    for capability, files in groups.items():
+        for file in files:
+            name = os.path.basename(file["path"])
+            yield f"{capability}/{name}", _identity(rooted.inside(root, file["path"]))
+            if file["soname"] != name:
+                yield f"{capability}/{file['soname']}", name
+
+
+def _found(place: str) -> Iterator[tuple[str, Any]]:
+    for capability in os.listdir(place):
+        for name in os.listdir(f"{place}/{capability}"):
+            path = f"{place}/{capability}/{name}"
+            yield f"{capability}/{name}", os.readlink(path) if os.path.islink(path) else _identity(path)
+
+
+def _identity(path: str) -> list[int]:
+    facts = os.lstat(path)
+    return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns]
+
+
+def _make(place: str, root: str, groups: dict[str, list[dict[str, Any]]]) -> None:
+    os.mkdir(place)
+    for capability, files in groups.items():
+        folder = f"{place}/{capability}"
+        os.mkdir(folder)
+        for file in files:
+            name = os.path.basename(file["path"])
+            os.link(rooted.inside(root, file["path"]), f"{folder}/{name}", follow_symlinks=False)
+            if file["soname"] != name:
+                os.symlink(name, f"{folder}/{file['soname']}")
+        os.chmod(folder, 0o755)  # noqa: S103 - containers' users read it; mkdir minds the umask
+    os.chmod(place, 0o755)  # noqa: S103 - as above
