@@ -188,10 +188,11 @@ class Trap:
         assert len(parts) == 5, f"{done.returncode}: {done.stdout}{done.stderr}"
         mounts, identities, fds, token, _ = parts
         lines = [line.split() for line in mounts.splitlines()]
-        assert sum(host.driver in line[3] for line in lines) > 5, mounts
+        libraries = Path(self.bundle.env["GPUSHIM_CONFIG"]).with_name("libraries")  # as one mount, if it is there
+        assert sum(host.driver in line[3] or f"/{libraries.name}/" in line[3] for line in lines) > 3, mounts
         # The root of each mount in its file system: of the canary's, nothing but what belongs to the container.
         system, _ = place_in_system(self.canary)
-        places = (host.root, PROBE, self.root, self.work / "volume", self.bundle.directory / "state")
+        places = (host.root, libraries, PROBE, self.root, self.work / "volume", self.bundle.directory / "state")
         given = [place_in_system(Path(path)) for path in places]  # crun covers with directories of its state
         own = tuple(place for where, place in given if where == system)
         assert all(line[3].startswith(own) for line in lines if line[2] == system), mounts

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e import engines, trees
+from e2e import engines, test_hostile, trees
 from e2e.bundles import Bundle
 from e2e.expect import probe, sees_exactly
+from e2e.hostile import WAYS, Trap
+from e2e.test_hostile import out, up, write
 from e2e.test_standalone import alone, run
 from e2e.views import view
 from e2e.witness import RUNC, settings
@@ -20,6 +22,13 @@ from gpushim.plan import HARDLINKS
 CRUN = "/usr/bin/crun"
 ASKS = "NVIDIA_VISIBLE_DEVICES=0,2"
 ALL = (ASKS, "NVIDIA_DRIVER_CAPABILITIES=all")
+TRAPS = {
+    **{name: lay for name, lay in test_hostile.TRAPS.items() if "T-0134" in name or "driver library" in name},
+    "where they are mounted": out(HARDLINKS[1:], ""),
+    "where they are mounted, up": up(HARDLINKS[1:], ""),
+    "where they are mounted is a file": write(HARDLINKS[1:], b""),
+    "where some are mounted": out(f"{HARDLINKS[1:]}/compute", "lib"),
+}
 LOAD = "import ctypes, sys; [ctypes.CDLL(name) for name in sys.argv[1:]]; print('loaded')"
 
 
@@ -107,3 +116,20 @@ def test_the_hook_alone(bundle: Bundle, gpu_host: Host, runtime: str) -> None:
     with view("v1") as bundle.prefix:  # crun does not run under a mixture of v1 and v2
         sees_exactly(run(bundle, runtime).stdout, gpu_host, [0, 2])
     assert (bundle.rootfs / HARDLINKS[1:] / "compute").is_dir()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", TRAPS)
+def test_an_image_of_links_harms_nothing(
+    debian_root: Path, tmp_path: Path, env: dict[str, str], gpu_host: Host, name: str, way: str
+) -> None:
+    trap = Trap(tmp_path, debian_root, env, way)
+    TRAPS[name](trap, gpu_host)
+    trap.look("NVIDIA_VISIBLE_DEVICES=all")
+    with trap.harmless(gpu_host):
+        done = trap.run()
+    if done.returncode:
+        assert name == "where they are mounted is a file" or name in test_hostile.REFUSED
+        trap.refused(done)
+    else:
+        trap.saw_nothing(done, gpu_host)

@@ -37,13 +37,13 @@ def add(snapshot: dict[str, Any]) -> None:
             the files in them get "in", and what was made is watched as "inputs" and "stamp" have it. If the
             directories cannot be made, its "notes" get a sentence and nothing else changes.
     """
-    top = snapshot["policy"]["driver"]["library-directory"]
-    groups = {} if snapshot["platform"] != "native" or not top else _groups(snapshot["files"])
+    top, root = snapshot["policy"]["driver"]["library-directory"], snapshot["driver"]["root"]
+    boot = snapshot["stamp"][0]  # null where /proc cannot be read, and no container can run
+    groups = _groups(snapshot["files"]) if top and boot and snapshot["platform"] == "native" else {}
     if not groups:
         return
-    root = snapshot["driver"]["root"]
     try:
-        place = _ready(top, snapshot["stamp"][0][:8], root, groups)
+        place = _ready(top, boot[:8], root, groups)
     except GpushimError as error:
         snapshot["notes"].append(f"{error}; each library is mounted by itself")
         return
