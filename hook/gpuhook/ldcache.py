@@ -107,25 +107,34 @@ def _parse(data: bytes) -> _Cache | None:
     return _Cache(data, start + 48, 24, count, start, _u32(data, start + 32) or len(data))
 
 
-def compare(one: bytes, i: int, two: bytes, j: int) -> int:
+def compare(one: bytes, i: int, key: bytes) -> int:
     """Order two NUL-terminated names as the loader does (_dl_cache_libcmp): digits count as numbers.
 
     Args:
         one: bytes with the first name at offset `i`.
         i: see `one`.
-        two: bytes with the second name at offset `j`.
-        j: see `two`.
+        key: the second name, with its NUL.
 
     Raises:
         IndexError: a name does not end, or is mostly digits.
     """
+    j = 0
+    beginning = one[i : i + len(key)]
+    if beginning == key:
+        return 0
+    if len(beginning) == len(key):  # the bytes that are equal need no loop: most names begin alike
+        different = int.from_bytes(beginning, "big") ^ int.from_bytes(key, "big")
+        j = len(key) - (different.bit_length() + 7 >> 3)
+        while j and 48 <= key[j - 1] <= 57:  # as numbers, 1 and 10 differ in the whole
+            j -= 1
+        i += j
     while one[i]:
-        a, b = one[i], two[j]
+        a, b = one[i], key[j]
         if 48 <= a <= 57:
             if not 48 <= b <= 57:
                 return 1
             x, i = _number(one, i)
-            y, j = _number(two, j)
+            y, j = _number(key, j)
             if x != y:
                 return (x - y + (1 << 31) & 0xFFFFFFFF) - (1 << 31)
         elif 48 <= b <= 57:
@@ -135,7 +144,7 @@ def compare(one: bytes, i: int, two: bytes, j: int) -> int:
         else:
             i += 1
             j += 1
-    return -two[j]
+    return -key[j]
 
 
 def _number(text: bytes, at: int) -> tuple[int, int]:
@@ -200,12 +209,16 @@ def _sorted(libraries: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Bring libraries into the cache's descending order; later ones of an equal name fall out."""
     result: list[tuple[bytes, bytes]] = []
     for name, path in libraries:
-        at = 0
-        order = 1
-        while at < len(result) and (order := compare(result[at][0] + b"\0", 0, name + b"\0", 0)) > 0:
-            at += 1
-        if order or at == len(result):
-            result.insert(at, (name, path))
+        key = name + b"\0"
+        low, high = 0, len(result)
+        while low < high:
+            middle = (low + high) // 2
+            order = compare(result[middle][0] + b"\0", 0, key)
+            if not order:
+                break
+            low, high = (middle + 1, high) if order > 0 else (low, middle)
+        else:
+            result.insert(low, (name, path))
     return result
 
 
@@ -215,11 +228,11 @@ def _equal_range(cache: _Cache, name: bytes, low: int) -> tuple[int, int]:
     high = cache.count
     while low < high:
         middle = (low + high) // 2
-        if compare(cache.data, cache.text(middle, 1), key, 0) > 0:
+        if compare(cache.data, cache.text(middle, 1), key) > 0:
             low = middle + 1
         else:
             high = middle
-    while high < cache.count and compare(cache.data, cache.text(high, 1), key, 0) == 0:
+    while high < cache.count and compare(cache.data, cache.text(high, 1), key) == 0:
         high += 1
     return low, high
 
