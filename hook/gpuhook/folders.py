@@ -52,7 +52,7 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
             work.warn(path, GpushimError(f"there are more than {LIBRARIES_LIMIT} libraries", ROOTFS))
             break
         key, text = (known[0], known[1] or _encode(name)), _encode(name)
-        if key not in files or compare(text + b"\0", 0, files[key] + b"\0", 0) > 0:
+        if key not in files or compare(text + b"\0", 0, files[key] + b"\0") > 0:
             files[key] = text
     found = [(bits, soname, _link(work, path, soname, name, names)) for (bits, soname), name in files.items()]
     for name in sorted(name for name, regular in names.items() if not regular and _is_library(name)):

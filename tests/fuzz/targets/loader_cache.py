@@ -80,12 +80,12 @@ def _has(data: bytes, name: bytes, path: bytes) -> bool:
 
 def _meant(name: bytes) -> bool:
     """Say whether the loader takes a name for one of ours."""
-    return any(compare(name + b"\0", 0, own + b"\0", 0) == 0 for own in NAMES)
+    return any(compare(name + b"\0", 0, own + b"\0") == 0 for own in NAMES)
 
 
 def _in_order(cache: Cache) -> bool:
     names = [entry.name + b"\0" for entry in cache.entries]
-    return all(compare(one, 0, two, 0) >= 0 for one, two in zip(names, names[1:]))
+    return all(compare(one, 0, two) >= 0 for one, two in zip(names, names[1:]))
 
 
 def _listed(data: bytes) -> None:

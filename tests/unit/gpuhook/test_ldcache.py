@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuhook import ldcache
@@ -203,6 +203,10 @@ ENTRIES = st.lists(st.tuples(NAMES, NAMES.map(lambda name: b"/" + name)), max_si
 
 
 @given(NAMES, NAMES)
+@example(b"lib1", b"lib10")
+@example(b"lib109", b"lib12")
+@example(b"lib1.2", b"lib12")
+@example(b"lib01", b"lib1")
 def test_compare_agrees_with_glibc(one: bytes, two: bytes) -> None:
     result = compare(one + b"\0", 0, two + b"\0")
     assert (result > 0) - (result < 0) == glibc_compare(one, two)
