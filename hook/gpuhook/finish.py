@@ -154,15 +154,13 @@ class Work:
 
     def merge_cache(self, entries: Entries, entries32: Entries, machine: str) -> None:
         """Add our libraries to glibc's cache."""
+        for more, flags in ((entries, ldcache.FLAGS), (entries32, ldcache.FLAGS32)):
+            if more and machine not in flags:
+                raise GpushimError(f"libraries of {machine} have no known mark in it", ROOTFS)
         etc = self.directory("/etc")
         old = self.read("/etc/ld.so.cache", ldcache.LIMIT)
-        new = None
-        for more, flags in ((entries, ldcache.FLAGS), (entries32, ldcache.FLAGS32)):
-            if not more:
-                continue
-            if machine not in flags:
-                raise GpushimError(f"libraries of {machine} have no known mark in it", ROOTFS)
-            new = ldcache.merge(new or old, more, flags[machine]) or new
+        kinds = [flags.get(machine, 0) for flags in (ldcache.FLAGS, ldcache.FLAGS32)]
+        new = ldcache.merge(old, entries, kinds[0], entries32, kinds[1])
         if new is not None:
             etc.write("ld.so.cache", new)
 

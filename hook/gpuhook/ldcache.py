@@ -158,13 +158,21 @@ def _number(text: bytes, at: int) -> tuple[int, int]:
     return value, at
 
 
-def merge(data: bytes | None, libraries: list[tuple[bytes, bytes]], flags: int) -> bytes | None:
+def merge(
+    data: bytes | None,
+    libraries: list[tuple[bytes, bytes]],
+    flags: int,
+    others: list[tuple[bytes, bytes]] | None = None,
+    others_flags: int = 0,
+) -> bytes | None:
     """Add libraries to a cache, so that the loader finds ours first.
 
     Args:
         data: the container's cache; None when there is none.
         libraries: (SONAME, path in the container); of two with one SONAME the first counts.
         flags: one of FLAGS or FLAGS32.
+        others: the same for other programs, whose loader looks for
+        others_flags: these flags.
 
     Returns:
         the new cache, or None if the old one says all this already. One that the loader ignores (magic,
@@ -179,17 +187,21 @@ def merge(data: bytes | None, libraries: list[tuple[bytes, bytes]], flags: int) 
     strings, done = b"", 0
     pieces: list[bytes | memoryview] = []
     try:
-        for name, path in _sorted(libraries):
-            low, high = _equal_range(cache, name, done)
-            if _stands(cache, low, high, name, path, flags):
+        for group in _sorted([(*one, flags) for one in libraries] + [(*one, others_flags) for one in others or ()]):
+            low, high = _equal_range(cache, group[0][0], done)
+            ours = {}
+            for name, path, kind in group:
+                if not _stands(cache, low, high, name, path, kind):
+                    entry = _pack(kind, place + len(strings), place + len(strings) + len(name) + 1) + bytes(12)
+                    ours[kind] = entry[: cache.size]
+                    strings += name + b"\0" + path + b"\0"
+            if not ours:
                 continue
-            entry = _pack(flags, place + len(strings), place + len(strings) + len(name) + 1) + bytes(12)
-            strings += name + b"\0" + path + b"\0"
-            pieces.append(view[done * cache.size : low * cache.size])
+            kept = [(cache.flags(index), _entry(cache, index)) for index in range(low, high)]
             # Entries of one name stand in descending order of their flags (compare in elf/cache.c).
-            pieces += [_entry(cache, index) for index in range(low, high) if cache.flags(index) > flags]
-            pieces.append(entry[: cache.size])
-            pieces += [_entry(cache, index) for index in range(low, high) if cache.flags(index) < flags]
+            rows = sorted([*ours.items(), *(row for row in kept if row[0] not in ours)], key=_by_flags, reverse=True)
+            pieces.append(view[done * cache.size : low * cache.size])
+            pieces += [entry for _, entry in rows]
             done = high
     except IndexError:
         raise CacheError("a name in it does not end") from None
@@ -200,25 +212,31 @@ def merge(data: bytes | None, libraries: list[tuple[bytes, bytes]], flags: int) 
     return _assemble(cache, b"".join(pieces), strings)
 
 
+def _by_flags(row: tuple[int, bytes]) -> int:
+    return row[0]
+
+
 def _entry(cache: _Cache, index: int) -> bytes:
     at = cache.first + index * cache.size
     return cache.data[at : at + cache.size]
 
 
-def _sorted(libraries: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Bring libraries into the cache's descending order; later ones of an equal name fall out."""
-    result: list[tuple[bytes, bytes]] = []
-    for name, path in libraries:
-        key = name + b"\0"
+def _sorted(libraries: list[tuple[bytes, bytes, int]]) -> list[list[tuple[bytes, bytes, int]]]:
+    """Group libraries by name, in the cache's descending order; of two with equal flags the later falls out."""
+    result: list[list[tuple[bytes, bytes, int]]] = []
+    for one in libraries:
+        key = one[0] + b"\0"
         low, high = 0, len(result)
         while low < high:
             middle = (low + high) // 2
-            order = compare(result[middle][0] + b"\0", 0, key)
+            order = compare(result[middle][0][0] + b"\0", 0, key)
             if not order:
+                if all(other[2] != one[2] for other in result[middle]):
+                    result[middle].append(one)
                 break
             low, high = (middle + 1, high) if order > 0 else (low, middle)
         else:
-            result.insert(low, (name, path))
+            result.insert(low, [one])
     return result
 
 

@@ -263,3 +263,14 @@ def test_flipped_words_never_crash(data: st.DataObject) -> None:
         merge(cache, NEW, OURS)
     except CacheError:
         pass
+
+
+@given(ENTRIES, ENTRIES, ENTRIES)
+def test_both_kinds_at_once_are_as_one_after_the_other(
+    first: list[tuple[bytes, bytes]], ours: list[tuple[bytes, bytes]], narrow: list[tuple[bytes, bytes]]
+) -> None:
+    base = merge(None, first, OURS)
+    once = merge(base, ours, OURS, narrow, 0x0003) or base
+    twice = merge(base, ours, OURS) or base
+    twice = merge(twice, narrow, 0x0003) or twice
+    assert (once and entries(once)) == (twice and entries(twice))
