@@ -104,15 +104,15 @@ def libraries(root: Path, entries: int) -> Path:
 
 
 def restorer(root: Path, folder: Path | None) -> Prepare:
-    """Return what takes back what the hook does to a root: links beside the libraries, files in /etc."""
+    """Return what takes back what runc and the hook do to a root: what is beside its libraries, and in its /etc."""
     if folder is None:
         return lambda: None
-    pristine = root.parent / "etc"
+    pristine, known = root.parent / "etc", {*os.listdir(folder)}
     shutil.copytree(root / "etc", pristine)
 
     def restore() -> None:
         for entry in os.scandir(folder):
-            if entry.is_symlink():
+            if entry.name not in known and not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry)
         shutil.rmtree(root / "etc")
         shutil.copytree(pristine, root / "etc")

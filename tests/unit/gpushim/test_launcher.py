@@ -166,6 +166,15 @@ def test_arguments_arrive_as_they_came(call: Callable[..., Call]) -> None:
     assert call(*args).record["argv"][1:] == args
 
 
+@pytest.mark.parametrize("verb", ["state", "create"])
+def test_variables_in_small_letters_arrive_as_they_came(call: Callable[..., Call], tmp_path: Path, verb: str) -> None:
+    """The launcher has variables of its own."""
+    (tmp_path / "cwd/config.json").write_text("{}")
+    env = dict.fromkeys(("low", "verb", "id", "log", "name", "state", "config", "word", "want", "toml"), "theirs")
+    record = call(verb, "x", env=env).record
+    assert {f"{name}=theirs" for name in env} <= set(record["env"])
+
+
 def test_environment_cwd_umask_and_signals_arrive_as_they_came(call: Callable[..., Call], tmp_path: Path) -> None:
     def ignore() -> None:
         os.umask(0o027)
