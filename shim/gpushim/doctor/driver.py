@@ -93,7 +93,9 @@ def agreement(host: Host) -> Iterator[Finding]:
                 f"libraries of {version}, as the module has it, and also of {some(others)} are below {root}",
                 "remove the packages of the other version; containers get the module's",
             )
-        else:
+        lacking = files.lacking(root, version)
+        yield from (warning(*sentence.split("; ")) for sentence in lacking)
+        if not others and not lacking:
             yield ok(f"module and libraries are {version}")
     elif found:
         yield broken(str(gpus.mismatch(version, found[0])), "reboot, or reload the module")

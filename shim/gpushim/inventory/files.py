@@ -18,6 +18,11 @@ from gpushim.inventory.rooted import inside as inside
 from gpushim.inventory.rooted import resolve as resolve
 
 CAPABILITIES = (*LIBRARIES, "display")
+# Of the libraries that a driver's others are of no use without: what containers lack then.
+LOST = {
+    "libcuda.so": "programs in containers find no CUDA",
+    "libnvidia-ml.so": "nvidia-smi in containers finds no driver",
+}
 WITH_32 = ("x86_64",)  # machines whose drivers have 32-bit libraries too
 
 
@@ -57,6 +62,15 @@ def find(
             entries = narrow.entries(capability, version, notes)
             found[capability + "32"] = entries + data_files.configs(root, capability + "32", "i686")
     return found
+
+
+def lacking(root: str, version: str) -> list[str]:
+    """Say which libraries are missing that a driver's others are of no use without, a sentence for each."""
+    return [
+        f"there is no {name}.{version} below {root}, so {lost}; install that part of the driver"
+        for name, lost in LOST.items()
+        if not library(root, name, version)
+    ]
 
 
 def versions(root: str, machine: str = "") -> list[str]:

@@ -142,5 +142,8 @@ def _add_nodes_and_files(snapshot: dict[str, Any], proc: str) -> None:
     snapshot["nodes"] = found
     snapshot["features"] = nodes.features(found)
     snapshot["imex"] = nodes.imex_channels(found)
-    pipes = snapshot["policy"]["mps"]["pipe-directory"]
-    snapshot["files"] = {} if snapshot["error"] else files.find(driver["root"], driver["version"], notes, mps=pipes)
+    snapshot["files"] = {}
+    if not snapshot["error"]:
+        pipes = snapshot["policy"]["mps"]["pipe-directory"]
+        snapshot["files"] = files.find(driver["root"], driver["version"], notes, mps=pipes)
+        notes += files.lacking(driver["root"], driver["version"])

@@ -101,6 +101,12 @@ def dead_persistenced(patient: Patient) -> None:
     os.close(fd)
 
 
+@fault("driver-libraries", "warning", "so programs in containers find no CUDA")
+def no_libcuda(patient: Patient) -> None:
+    for library in (patient.top / "usr/lib/x86_64-linux-gnu").glob("libcuda.so*"):
+        library.unlink()
+
+
 @fault("library-cache", "warning", "has no libcuda.so of")
 def cache_of_before(patient: Patient) -> None:
     shutil.copy("/etc/ld.so.cache", patient.top / "etc/ld.so.cache")

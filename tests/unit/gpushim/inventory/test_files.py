@@ -175,3 +175,14 @@ def test_links_never_leave_the_root(root: Path, tmp_path_factory: pytest.TempPat
     shutil.move(root / LIB / f"libcuda.so.{VERSION}", outside)
     (root / LIB / f"libcuda.so.{VERSION}").symlink_to(os.path.relpath(outside, root / LIB))
     assert not [file for file in find(root)[0]["compute"] if "libcuda.so" in file["path"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"), [("libcuda", "find no CUDA"), ("libnvidia-ml", "nvidia-smi in containers finds no driver")]
+)
+def test_library_without_which_the_others_are_of_no_use(root: Path, name: str, lost: str) -> None:
+    assert files.lacking(str(root), VERSION) == []
+    (root / LIB / f"{name}.so.{VERSION}").unlink()
+    (sentence,) = files.lacking(str(root), VERSION)
+    assert f"{name}.so.{VERSION} below {root}" in sentence
+    assert lost in sentence
