@@ -33,6 +33,7 @@ def results(rows: Sequence[Row], times: dict[str, list[float]], storms: list[dic
         if row.aim:
             aim = row.aim[0] * s + row.aim[1] * p
             one.update(aim=aim, aim_words=_words(*row.aim), value=value, met=value <= aim)
+            one.update(value_words=_multiples(value, row.aim, s, p))
         found.append({key: round(value, 4) if isinstance(value, float) else value for key, value in one.items()})
     calm = {key: round(median(storm[key] for storm in storms), 3) for key in storms[0]}
     return {"machine": machine(), "rounds": len(times[S]), "s": s, "p": p, "rows": found, "storm": calm}
@@ -40,6 +41,13 @@ def results(rows: Sequence[Row], times: dict[str, list[float]], storms: list[dic
 
 def _words(s: float, p: float) -> str:
     return " + ".join(f"{number:g} {name}".removeprefix("1 ") for number, name in ((s, "S"), (p, "P")) if number)
+
+
+def _multiples(value: float, aim: tuple[float, float], s: float, p: float) -> str:
+    """Write a time in the terms of its aim."""
+    if not aim[1]:
+        return f"{value / s:.2f} S"
+    return f"S + {(value - s) / p:.2f} P" if aim[0] else f"{value / p:.2f} P"
 
 
 def machine() -> dict[str, str]:
@@ -66,15 +74,11 @@ def table(found: dict[str, Any]) -> list[list[str]]:
         added = f"{row['added']:.2f}" if row.get("over", row["name"]) != row["name"] else ""
         floor = f"{row['floor']:.2f}" if row.get("floor") else ""
         aim = f"{row['aim_words']} = {row['aim']:.2f}" if "aim" in row else ""
-        met = ("yes" if row["met"] else "no") + f", {_multiple(row)}" if "aim" in row else ""
+        met = ("yes" if row["met"] else "no") + f", {row['value_words']}" if "aim" in row else ""
         lines.append(
             [row["name"], f"{row['median']:.2f}", f"{row['q1']:.2f} to {row['q3']:.2f}", added, floor, aim, met]
         )
     return lines
-
-
-def _multiple(row: dict[str, Any]) -> str:
-    return f"{row['of_p']:.2f} P" if "P" in row["aim_words"] else f"{row['of_s']:.2f} S"
 
 
 def storm_line(found: dict[str, Any]) -> str:
