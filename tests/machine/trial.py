@@ -128,7 +128,8 @@ def boot(trial: Trial) -> None:
     trial.case("boot: the driver's module appeared, and the refresh ran", passed, shown + log)
     with open("/run/gpushim/inventory.json") as file:
         made = json.load(file).get("hardlinks", "")
-    trial.case("boot: the refresh made hard links below /usr", made.startswith("/usr/lib/gpushim-driver/"), made + log)
+    passed = made.startswith("/usr/lib/gpushim-driver/")
+    trial.case("boot: the refresh made hard links below /usr", passed, made + log)
     units = ("/usr/lib/systemd/system/gpushim-refresh.service", "/usr/lib/systemd/system/gpushim-refresh.path")
     said = run("systemd-analyze", "verify", "--man=no", *units)
     trial.case("units: systemd-analyze verify", not said, said)
