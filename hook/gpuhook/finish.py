@@ -15,6 +15,7 @@ import sys
 import time
 
 from gpuhook import ldcache
+from gpuhook.walk import OtherMountError
 from gpushim.errors import ROOTFS, GpushimError
 from gpushim.fastjson import dumps
 
@@ -91,7 +92,7 @@ class Work:
             path = f"{directory}/{soname}"
             try:
                 if source:
-                    self.directory(directory, create=True).symlink(f"{source}/{name}", name)
+                    self.link_far(self.directory(directory, create=True), source, name)
                 if soname != name:
                     self.directory(directory).symlink(name, soname)
             except OSError as error:
@@ -99,6 +100,13 @@ class Work:
                 path = f"{source}/{soname}" if source else f"{directory}/{name}"  # the cache can do without the link
             entries.append((_encode(soname), _encode(path)))
         return entries
+
+    def link_far(self, directory: Directory, source: str, name: str) -> None:
+        """Link to a library that is mounted in another directory, with others."""
+        try:
+            directory.symlink(f"{source}/{name}", name)
+        except OtherMountError:
+            pass  # a file that the user mounted there, and meant
 
     def link(self, links: list[tuple[str, str, str]]) -> Entries:
         """Make the other links; those that name a library become entries too, as ldconfig(8) has it."""
