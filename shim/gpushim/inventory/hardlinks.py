@@ -1,6 +1,6 @@
 """One directory of the driver's libraries for each capability, so that a container needs one mount for all of them.
 
-Fifty mounts cost the low-level runtime several times what all else of a GPU container costs. The directories hold
+Dozens of mounts are most of what a container with all capabilities costs the low-level runtime. The directories hold
 hard links: no copies, and a driver's upgrade leaves those that containers use as they are. They are never changed,
 and removed only after the next boot, when no container can have them. Where links cannot be made, each library is
 mounted by itself, as without the setting.
@@ -126,12 +126,13 @@ def _wanted(root: str, groups: dict[str, list[dict[str, Any]]]) -> Iterator[tupl
 def _found(place: str) -> Iterator[tuple[str, Any]]:
     for capability in os.listdir(place):
         for name in os.listdir(f"{place}/{capability}"):
-            path = f"{place}/{capability}/{name}"
-            yield f"{capability}/{name}", os.readlink(path) if os.path.islink(path) else _identity(path)
+            yield f"{capability}/{name}", _identity(f"{place}/{capability}/{name}")
 
 
-def _identity(path: str) -> list[int]:
+def _identity(path: str) -> list[int] | str:
     facts = os.lstat(path)
+    if stat.S_ISLNK(facts.st_mode):
+        return os.readlink(path)
     return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns]
 
 
