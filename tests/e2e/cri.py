@@ -19,6 +19,7 @@ PACKAGE = "runtime.v1"
 NODE, CONTAINER = 2, 1  # NamespaceMode
 EXITED = 2  # ContainerState
 CALL_SECONDS = 60.0
+STOP_SECONDS = 10.0
 
 # One message per line: its name, then NAME=NUMBER:TYPE; a type with a star is repeated.
 MESSAGES = """
@@ -211,6 +212,14 @@ class Client:
 
     def remove_pod(self, pod: str) -> None:
         """Stop and remove a pod with all its containers."""
-        self._call("StopPodSandbox", M["Name"](id=pod), "Empty")
+        end = time.monotonic() + STOP_SECONDS
+        while True:  # as the kubelet does: a shim whose process ends just then may not answer (ttrpc: closed)
+            try:
+                self._call("StopPodSandbox", M["Name"](id=pod), "Empty")
+                break
+            except RefusedError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
         self._call("RemovePodSandbox", M["Name"](id=pod), "Empty")
         del self._pods[pod]
