@@ -18,6 +18,7 @@ import fakehost
 from e2e import built, bundles, chroots, leftovers, trees
 from e2e.engines import SYSTEM_PATH, Done
 from e2e.installed import Machine
+from gpushim.inventory.hardlinks import UNFINISHED
 
 HERE = "here"  # the machine that runs the tests
 SUITES = (HERE, *chroots.SUITES)
@@ -102,6 +103,7 @@ def link_libraries(there: Machine) -> Path:
     there.run(f"""sed -i 's|^# library-directory = .*|library-directory = "{top}"|' /etc/gpushim/config.toml""")
     there.run("gpushim refresh")
     (made,) = top.iterdir()
+    (top / UNFINISHED).mkdir()  # of a refresh that was killed
     return made
 
 

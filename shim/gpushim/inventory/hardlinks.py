@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KINDS = ("library", "library32")
-UNFINISHED = "new"  # of a refresh that was killed
+UNFINISHED = ".gpushim-unfinished"  # of a refresh that was killed; a name that nobody else has there
 _MADE = re.compile(r"([0-9a-f]{8})-[0-9a-f]{16}")  # the boot, what is in it
 
 
@@ -72,8 +72,7 @@ def _groups(files: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, 
 
 def _ready(top: str, boot: str, root: str, groups: dict[str, list[dict[str, Any]]]) -> str:
     """Return the directory for these libraries, made now or earlier; those of former boots go."""
-    _check_top(top)
-    lock = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    lock = _open_top(top)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # refreshes with other state directories have other locks of their own
         wanted = dict(_wanted(root, groups))
@@ -100,17 +99,20 @@ def _ready(top: str, boot: str, root: str, groups: dict[str, list[dict[str, Any]
     return place
 
 
-def _check_top(top: str) -> None:
-    """Make the directory, and refuse one where others could put libraries for containers."""
+def _open_top(top: str) -> int:
+    """Make the directory and open it, and refuse one where others could put libraries for containers."""
     try:
         os.makedirs(top, 0o755, exist_ok=True)
-        facts = os.lstat(top)
+        fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise GpushimError(f"library-directory {top} cannot be made: {error.strerror}", INVENTORY) from None
-    if not stat.S_ISDIR(facts.st_mode) or not stamp.trusted(facts.st_uid) or facts.st_mode & ensure.OTHERS_WRITE:
-        raise GpushimError(
-            f"library-directory {top} cannot be trusted: it is not a directory that only root can write to", INVENTORY
-        )
+    facts = os.fstat(fd)
+    if stamp.trusted(facts.st_uid) and not facts.st_mode & ensure.OTHERS_WRITE:
+        return fd
+    os.close(fd)
+    raise GpushimError(
+        f"library-directory {top} cannot be trusted: others than root can write to it, or it is not root's", INVENTORY
+    )
 
 
 def _wanted(root: str, groups: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, Any]]:

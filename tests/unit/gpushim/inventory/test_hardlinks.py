@@ -83,13 +83,14 @@ def test_those_of_an_older_driver_stay_until_the_next_boot(machine: Machine, top
 
 
 def test_what_is_not_ours_stays(machine: Machine, top: Path) -> None:
-    (top / "mine").mkdir(parents=True)
+    for name in ("mine", "new"):
+        (top / name).mkdir(parents=True)
     machine.refreshed()
-    assert "mine" in os.listdir(top)
+    assert {"mine", "new"} < {*os.listdir(top)}
 
 
 def test_leftovers_of_a_killed_refresh_go(machine: Machine, top: Path) -> None:
-    (top / "new/compute").mkdir(parents=True)
+    (top / hardlinks.UNFINISHED / "compute").mkdir(parents=True)
     place = machine.refreshed()["hardlinks"]
     assert os.listdir(top) == [Path(place).name]
 
