@@ -11,7 +11,7 @@ TOP = Path(__file__).parents[2]
 TEXT = (TOP / "SECURITY.md").read_text()
 TESTS = sorted(set(re.findall(r"`((?:unit|e2e|fuzz)/[\w/]+(?:::\w+)?)`", TEXT)))
 BUILDS = set(re.findall(r"`((?:T|P)-[^`]+)`", TEXT))
-SOURCES = [TOP / "tests/e2e" / name for name in ("vulnerable.py", "vulnerable_python.py")]
+SOURCES = sorted((TOP / "tests/e2e").glob("vulnerable*.py"))
 
 
 @pytest.mark.parametrize("name", TESTS)
