@@ -33,11 +33,15 @@ def main(argv: list[str]) -> NoReturn:
     Args:
         argv: what the launcher found: the low-level runtime, "yes" if the configuration is newer than that or there
             is none yet, verb, bundle, container id, runc's --log and --log-format, the mask of ignored signals
-            (decimal, as in /proc/self/stat), "=" and LC_CTYPE if that was set, the launcher's own path; then runc's
+            (decimal, as in /proc/self/stat), where standard streams are that are directories (pairs of digits: "09"
+            means that 0 is at 9), "=" and LC_CTYPE if that was set, the launcher's own path; then runc's
             arguments.
     """
     started = time.monotonic()
-    low, unread, verb, bundle_path, container, log, log_format, ignored, lc_ctype, launcher, *args = argv
+    low, unread, verb, bundle_path, container, log, log_format, ignored, moved, lc_ctype, launcher, *args = argv
+    for number, place in zip(moved[::2], moved[1::2]):
+        posix.dup2(int(place), int(number))
+        posix.close(int(place))
     if callable(_signal.getsignal(_signal.SIGINT)):  # CPython's, which would end in a traceback
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     posix.environ.pop(b"LC_CTYPE", None)  # CPython may have set or changed it (PEP 538)
@@ -67,14 +71,20 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
         started: time.monotonic() at the start of this process.
 
     Returns:
-        path of the low-level runtime, which a refresh on the way may have changed.
+        path of the low-level runtime, which a refresh on the way may have changed. It gets a bundle without
+        config.json too, and says so itself.
 
     Raises:
         GpushimError: the request is malformed or cannot be met, or config.json cannot be read or replaced.
     """
     path = (bundle_path or ".") + "/config.json"
-    folder = bundle.directory(path)
-    data, status = bundle.read(path, folder)
+    try:
+        folder = bundle.directory(path)
+        data, status = bundle.read(path, folder)
+    except GpushimError:
+        if missing(path):
+            return low
+        raise
     spec = fastjson.loads(data, path)
     if not isinstance(spec, dict):
         raise GpushimError(f"{path} is not a JSON object", BUNDLE)
@@ -95,6 +105,17 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
         line["ignored"] = ignored
     record(inventory, line)
     return str(inventory["runtime"])
+
+
+def missing(path: str) -> bool:
+    """Say whether there is no such file; one that cannot be looked at may be there."""
+    try:
+        posix.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def find_request(

@@ -18,16 +18,20 @@ NOT_EXECUTABLE = 126  # the low-level runtime cannot be executed, or is gpushim 
 NOT_FOUND = 127  # there is no low-level runtime
 
 
+LONGEST = 4096 + 512  # PATH_MAX, so that each path that can exist is shown whole, and what is said about it
+
+
 class GpushimError(Exception):
     """A refusal or failure, as one sentence for the engine's user.
 
     Args:
-        sentence: what is wrong, where, and what to do about it.
+        sentence: what is wrong, where, and what to do about it; of one that repeats something longer than any path
+            can be, the middle is left out.
         exit_code: one of this module's codes.
     """
 
     def __init__(self, sentence: str, exit_code: int = FAILED) -> None:
-        super().__init__(sentence)
+        super().__init__(sentence if len(sentence) <= LONGEST else f"{sentence[:700]} ... {sentence[-700:]}")
         self.exit_code = exit_code
 
 

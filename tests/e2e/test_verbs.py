@@ -125,6 +125,7 @@ def ask(program: Path | str, argv: Sequence[str], state: Path) -> Answer:
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state of the shim in which runc is the low-level runtime."""
     directory = tmp_path_factory.mktemp("state")
+    (directory / "triggers").touch()
     (directory / "runtime").write_text(f"{RUNC}\n")
     return directory
 

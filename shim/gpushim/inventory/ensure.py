@@ -89,13 +89,13 @@ def last(config: str, state: str) -> tuple[dict[str, Any], str]:
 
     Returns:
         the snapshot and "" (it is true) or "host" (the host has changed since, the policy in it still holds);
-        {} and "policy" if there is none of ours, or config.toml has changed.
+        {} and "policy" if there is none of ours, or config.toml has changed, or what was told the launcher has.
     """
     found = _parsed(_trusted(f"{state}/{SNAPSHOT}"))
     if found.get("version") != SCHEMA or found.get("gpushim") != __version__:
         return {}, "policy"
     try:
-        if found["inputs"]["config"] != config:
+        if found["inputs"]["config"] != config or found["told"] != told(state):
             return {}, "policy"
         then, now = found["stamp"], stamp.current(found["inputs"])
         if then == now or stamp.same_from_here(then, now):
@@ -103,6 +103,16 @@ def last(config: str, state: str) -> tuple[dict[str, Any], str]:
         return (found, "host") if then[stamp.CONFIG_IDENTITY] == now[stamp.CONFIG_IDENTITY] else ({}, "policy")
     except (KeyError, IndexError, TypeError, ValueError):  # of an odd shape, or a path with a NUL
         return {}, "policy"
+
+
+def told(state: str) -> list[Any]:
+    """Gather facts about what the launcher reads, which change when somebody has touched it since the refresh.
+
+    Args:
+        state: directory of the snapshot.
+    """
+    facts = (stamp.node(f"{state}/{name}") for name in ("runtime", "triggers"))
+    return [fact and [*fact[:2], stamp.trusted(fact[2])] for fact in facts]  # owners look different in a namespace
 
 
 def _parsed(data: bytes | None) -> dict[str, Any]:

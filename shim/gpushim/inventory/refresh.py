@@ -61,6 +61,7 @@ def refresh(force: bool = False) -> dict[str, Any]:
         OSError: the snapshot cannot be written.
     """
     config, state = stamp.config_path(), stamp.state_dir()
+    identity = stamp._identity(config)  # of before it is read: another one since makes the snapshot stale
     settings = policy.load(config)
     logs.start(settings["log"]["format"], settings["log"]["level"])
     _prepare(state)
@@ -74,6 +75,7 @@ def refresh(force: bool = False) -> dict[str, Any]:
                 publish.on_refresh(saved)  # and its spec may have been removed since
                 return saved
             snapshot = survey.survey(config, settings, waiting)
+            snapshot["stamp"][stamp.CONFIG_IDENTITY] = identity
             snapshot["notes"] += notes
             hardlinks.add(snapshot)
             _publish(state, snapshot)
@@ -166,25 +168,57 @@ def _prepare(state: str) -> None:
 
 def _publish(state: str, snapshot: dict[str, Any]) -> None:
     """Save a snapshot, and before it what launcher and hook read: a true snapshot means that those are true too."""
-    _replace(state + "/runtime", snapshot["runtime"] + "\n")
     driver = snapshot["driver"]
     with contextlib.suppress(FileExistsError):
         os.mkdir(driver["empty"], 0o555)
     if driver["params"]:
         _replace(driver["params"], procfs.restricted_params(stamp.proc_dir(driver["root"])))
-    requests, cdi = snapshot["policy"]["requests"], snapshot["policy"]["cdi"]
-    known = policy.defaults()["cdi"]["annotation-prefixes"]
-    words = [*requests["swarm-variables"], *(word for word in cdi["annotation-prefixes"] if word not in known)]
-    if words:
-        _replace(state + "/triggers", "".join(f"{word}\n" for word in words))
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(state + "/triggers")
+    _tell_launcher(state, snapshot)
     _replace(f"{state}/{ensure.SNAPSHOT}", json.dumps(snapshot, separators=(",", ":")) + "\n")
 
 
-def _replace(path: str, text: str) -> None:
-    """Put a file in place so that a reader sees the old one or the whole new one; the caller holds the lock."""
+def _tell_launcher(state: str, snapshot: dict[str, Any]) -> None:
+    """Write `triggers`, then `runtime`, which says that both are of the configuration whose path and time it has.
+
+    A shell can compare times, but not read them. With other words than before `runtime` goes first, so that at no
+    moment it vouches for words of another configuration.
+    """
+    requests, cdi = snapshot["policy"]["requests"], snapshot["policy"]["cdi"]
+    known = policy.defaults()["cdi"]["annotation-prefixes"]
+    words = [*requests["swarm-variables"], *(word for word in cdi["annotation-prefixes"] if word not in known)]
+    text, triggers, runtime = "".join(f"{word}\n" for word in words), state + "/triggers", state + "/runtime"
+    if _text(triggers) != text:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(runtime)
+    _replace(triggers, text)
+    identity = snapshot["stamp"][stamp.CONFIG_IDENTITY]
+    config = os.path.realpath(snapshot["inputs"]["config"]) if identity else ""
+    time = identity[2] if identity else None
+    _replace(runtime, f"{snapshot['runtime']}\n{config}\n", time)
+    if time is not None and os.stat(runtime).st_mtime_ns != time:
+        snapshot["notes"].append(
+            f"the file system of {state} keeps times less exactly than that of {config}, so every call of "
+            "gpushim-runtime starts Python; let GPUSHIM_STATE name a directory on a tmpfs"
+        )
+    snapshot["told"] = ensure.told(state)
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _replace(path: str, text: str, time: int | None = None) -> None:
+    """Put a file in place so that a reader sees the old one or the whole new one; the caller holds the lock.
+
+    Args:
+        path: of the file.
+        text: what is to be in it.
+        time: to be its mtime, in nanoseconds.
+    """
     fresh = path + ".new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(fresh)  # of a refresh that was killed
@@ -194,6 +228,8 @@ def _replace(path: str, text: str) -> None:
             file.write(text)
             file.flush()
             os.fchmod(fd, 0o644)
+            if time is not None:
+                os.utime(fd, ns=(time, time))
             os.fsync(fd)
         os.rename(fresh, path)
     except OSError:

@@ -124,4 +124,5 @@ def _launcher(words: list[str]) -> str:
     return (CWD / match[1] / "config.json").read_text()[0] if match else ""
 
 
+(WORK / "triggers").touch()
 (WORK / "runtime").write_text(f"{recorder.build(WORK)}\n")

@@ -4,52 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Callable
 
 import pytest
 
 from e2e import recorder
-
-TOP = Path(__file__).parents[3]
-LAUNCHER = TOP / "bin" / "gpushim-runtime"
-LOOKS_LIKE_A_REQUEST = 'X "NVIDIA_VISIBLE_DEVICES=0"'  # not JSON: Python, if it is reached, says so and where
-
-
-class Call(NamedTuple):
-    rc: int
-    stderr: str
-    record: Any  # what the low-level runtime saw, or None if it was not reached
-
-
-@pytest.fixture(scope="session")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorder.build(tmp_path_factory.mktemp("recorder"))
-
-
-@pytest.fixture
-def call(tmp_path: Path, runtime: Path) -> Callable[..., Call]:
-    """A function that runs the launcher in tmp_path/cwd, where bundles wait in `.`, A, create and `a "b'\\nc`."""
-    state = tmp_path / "st ate"
-    state.mkdir()
-    (state / "runtime").write_text(f"{runtime}\n")
-    for bundle in (".", "A", "create", "-b", "a \"b'\nc", "--"):
-        (tmp_path / "cwd" / bundle).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "cwd" / bundle / "config.json").write_text(LOOKS_LIKE_A_REQUEST)
-
-    def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> Call:
-        record = tmp_path / "record.json"
-        record.unlink(missing_ok=True)
-        full = {"GPUSHIM_STATE": str(state), "RECORD": str(record), **(env or {})}
-        options.setdefault("cwd", tmp_path / "cwd")
-        done = subprocess.run(
-            [LAUNCHER, *args], env=full, capture_output=True, text=True, timeout=20, check=False, **options
-        )
-        return Call(done.returncode, done.stderr, recorder.read(record) if record.exists() else None)
-
-    return run
-
+from unit.gpushim.calls import LAUNCHER, Call
+from unit.gpushim.calls import call as call
+from unit.gpushim.calls import runtime as runtime
 
 PASS = None
 VERBS = [
@@ -147,18 +110,25 @@ def test_words_of_the_configuration_start_python_too(call: Callable[..., Call], 
     assert call("create", "x").record is None
 
 
-@pytest.mark.parametrize("kind", ["absent", "directory", "fifo", "dangling"])
-def test_an_unreadable_config_is_runcs_matter(call: Callable[..., Call], tmp_path: Path, kind: str) -> None:
-    config = tmp_path / "cwd" / "config.json"
+CONFIGS: dict[str, tuple[Callable[[Path], object], bool]] = {
+    "absent": (lambda config: None, True),
+    "dangling": (lambda config: config.symlink_to("x"), True),
+    "no bundle": (lambda config: config.parent.rename(config.parent.with_name("away")), True),
+    "directory": (Path.mkdir, False),
+    "fifo": (os.mkfifo, False),
+    "loop": (lambda config: config.symlink_to("config.json"), False),
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_only_a_config_that_is_missing_is_runcs_matter(call: Callable[..., Call], tmp_path: Path, kind: str) -> None:
+    make, passes = CONFIGS[kind]
+    config = tmp_path / "cwd/A/config.json"
     config.unlink()
-    make: dict[str, Callable[[], object]] = {
-        "absent": lambda: None,
-        "directory": config.mkdir,
-        "fifo": lambda: os.mkfifo(config),
-        "dangling": lambda: config.symlink_to("x"),
-    }
-    make[kind]()
-    assert call("create", "x").record is not None
+    make(config)
+    done = call("create", "-b", "A", "x")
+    assert (done.record is not None) == passes
+    assert done.rc == (0 if passes else 14)
 
 
 def test_arguments_arrive_as_they_came(call: Callable[..., Call]) -> None:
@@ -183,7 +153,8 @@ def test_environment_cwd_umask_and_signals_arrive_as_they_came(call: Callable[..
 
     record = call("state", "x", env={"A": "1", "EMPTY": ""}, preexec_fn=ignore).record
     assert {"A=1", "EMPTY="} <= set(record["env"])
-    assert {entry.partition("=")[0] for entry in record["env"]} == {"GPUSHIM_STATE", "RECORD", "A", "EMPTY", "PWD"}
+    names = {entry.partition("=")[0] for entry in record["env"]}
+    assert names == {"GPUSHIM_STATE", "GPUSHIM_CONFIG", "RECORD", "A", "EMPTY", "PWD"}
     assert record["cwd"] == str(tmp_path / "cwd")
     assert record["Umask"].strip() == "0027"
     assert recorder.ignored(record) == {signal.SIGUSR1}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e import recorder
+from unit.gpushim.calls import tell
 
 TOP = Path(__file__).parents[3]
 ASKING = '{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=none"]}}'
@@ -25,7 +26,7 @@ CALLS = [
 @pytest.mark.parametrize(("args", "config", "programs"), CALLS, ids=lambda value: " ".join(value))
 def test_no_more_programs_than_these(tmp_path: Path, args: list[str], config: str, programs: list[str]) -> None:
     (tmp_path / "config.json").write_text(config)
-    (tmp_path / "runtime").write_text(f"{recorder.build(tmp_path)}\n")
+    tell(tmp_path, recorder.build(tmp_path))
     command = [
         "strace",
         "-f",

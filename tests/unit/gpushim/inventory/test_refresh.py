@@ -27,7 +27,8 @@ def test_snapshot_is_complete_and_readable_by_all(machine: Machine) -> None:
     assert {"gpus", "mig", "nodes", "features", "imex", "files", "policy", "runtime"} <= set(snapshot)
     assert stat.S_IMODE(os.stat(machine.state).st_mode) == 0o755
     assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
-    assert sorted(os.listdir(machine.state)) == ["cdi", "empty", "inventory.json", "lock", "params", "runtime"]
+    launchers = ["runtime", "triggers"]
+    assert sorted(os.listdir(machine.state)) == ["cdi", "empty", "inventory.json", "lock", "params", *launchers]
 
 
 def test_umask_of_the_engine_does_not_matter(machine: Machine) -> None:
@@ -47,7 +48,9 @@ def test_runtime_for_the_launcher(machine: Machine) -> None:
     runtime.chmod(0o755)
     machine.build(1, f'[runtime]\nlow-level = ["{runtime}"]\n')
     assert machine.refreshed()["runtime"] == str(runtime)
-    assert Path(machine.state, "runtime").read_text() == f"{runtime}\n"
+    path = Path(machine.state, "runtime")
+    assert path.read_text() == f"{runtime}\n{machine.config}\n"
+    assert path.stat().st_mtime_ns == os.stat(machine.config).st_mtime_ns
 
 
 def test_triggers_come_and_go_with_the_policy(machine: Machine) -> None:
@@ -58,7 +61,7 @@ def test_triggers_come_and_go_with_the_policy(machine: Machine) -> None:
     assert triggers.read_text() == "A_GPU\nmy.org/\n"
     machine.build(1)
     machine.refreshed()
-    assert not triggers.exists()
+    assert triggers.read_text() == ""
 
 
 def test_second_refresh_changes_nothing_unless_forced(machine: Machine) -> None:
