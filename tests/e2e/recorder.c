@@ -1,6 +1,7 @@
 /* A low-level runtime for tests: writes down how it was called, as JSON, into $RECORD, and exits with $RECORD_EXIT.
    With no RECORD it does nothing, and is the static stub that bench/ measures against. */
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,7 +78,13 @@ int main(int argc, char **argv)
     fputs("\"fds\":[", out);
     for (int i = 0; i < count; i++)
         fprintf(out, "%s%d", i ? "," : "", fds[i]);
-    fputs("]}\n", out);
+    fputs("]", out);
+    for (int fd = 0; fd < 3 && getenv("RECORD_STREAMS"); fd++) { /* else a pipe would make each record another */
+        struct stat st;
+        if (!fstat(fd, &st))
+            fprintf(out, ",\"stream %d\":[%lu,%lu,%d]", fd, st.st_dev, st.st_ino, fcntl(fd, F_GETFL));
+    }
+    fputs("}\n", out);
     if (fclose(out))
         return 97;
     return code ? atoi(code) : 0;

@@ -178,37 +178,45 @@ def _publish(state: str, snapshot: dict[str, Any]) -> None:
 
 
 def _tell_launcher(state: str, snapshot: dict[str, Any]) -> None:
-    """Write `triggers`, then `runtime`, which says that both are of the configuration whose path and time it has.
+    """Write what the launcher reads: `triggers`; `config`, a link to the configuration, if there is one; `runtime`.
 
-    A shell can compare times, but not read them. With other words than before `runtime` goes first, so that at no
-    moment it vouches for words of another configuration.
+    The latter has the configuration's time, and so vouches for all: a shell can compare times, not read them. With
+    other words or another link than before it is taken away first, so that it never vouches for what it was not made
+    with.
     """
     requests, cdi = snapshot["policy"]["requests"], snapshot["policy"]["cdi"]
     known = policy.defaults()["cdi"]["annotation-prefixes"]
     words = [*requests["swarm-variables"], *(word for word in cdi["annotation-prefixes"] if word not in known)]
-    text, triggers, runtime = "".join(f"{word}\n" for word in words), state + "/triggers", state + "/runtime"
-    if _text(triggers) != text:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(runtime)
-    _replace(triggers, text)
+    text, runtime = "".join(f"{word}\n" for word in words), state + "/runtime"
     identity = snapshot["stamp"][stamp.CONFIG_IDENTITY]
-    config = os.path.realpath(snapshot["inputs"]["config"]) if identity else ""
-    time = identity[2] if identity else None
-    _replace(runtime, f"{snapshot['runtime']}\n{config}\n", time)
+    target, time = (os.path.realpath(snapshot["inputs"]["config"]), identity[2]) if identity else ("", None)
+    if _told(state) != (text, target):
+        _remove(runtime)
+    _replace(state + "/triggers", text)
+    _remove(state + "/config")
+    if target:
+        os.symlink(target, state + "/config")
+    _replace(runtime, snapshot["runtime"] + "\n", time)
     if time is not None and os.stat(runtime).st_mtime_ns != time:
         snapshot["notes"].append(
-            f"the file system of {state} keeps times less exactly than that of {config}, so every call of "
+            f"the file system of {state} keeps times less exactly than that of {target}, so every call of "
             "gpushim-runtime starts Python; let GPUSHIM_STATE name a directory on a tmpfs"
         )
     snapshot["told"] = ensure.told(state)
 
 
-def _text(path: str) -> str | None:
+def _told(state: str) -> tuple[str, str] | None:
+    """Read the words and the configuration's path that the launcher was told last."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read()
+        with open(state + "/triggers", encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(), os.readlink(state + "/config") if os.path.lexists(state + "/config") else ""
     except OSError:
         return None
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _replace(path: str, text: str, time: int | None = None) -> None:
@@ -220,8 +228,7 @@ def _replace(path: str, text: str, time: int | None = None) -> None:
         time: to be its mtime, in nanoseconds.
     """
     fresh = path + ".new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(fresh)  # of a refresh that was killed
+    _remove(fresh)  # of a refresh that was killed
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -26,10 +26,11 @@ class Call(NamedTuple):
 def tell(state: Path, runtime: Path, config: Path | None = None, words: str = "") -> None:
     """Write what a refresh tells the launcher: the runtime, the configuration that was read, words of it."""
     (state / "triggers").write_text(words)
-    (state / "runtime").write_text(f"{runtime}\n{config or ''}\n")
+    (state / "runtime").write_text(f"{runtime}\n")
+    (state / "config").unlink(missing_ok=True)
     if config:
-        status = config.stat()
-        os.utime(state / "runtime", ns=(status.st_mtime_ns, status.st_mtime_ns))
+        (state / "config").symlink_to(config.resolve())
+        shutil.copystat(config, state / "runtime")
 
 
 @pytest.fixture(scope="session")

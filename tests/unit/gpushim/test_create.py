@@ -298,7 +298,7 @@ def test_the_first_create_refreshes_and_the_next_does_not(shim: Shim) -> None:
     written = (shim.state / "inventory.json").stat().st_mtime_ns
     shim.create()
     assert (shim.state / "inventory.json").stat().st_mtime_ns == written
-    assert (shim.state / "runtime").read_text() == f"{shim.low}\n{shim.toml}\n"
+    assert (shim.state / "runtime").read_text() == f"{shim.low}\n"
 
 
 def test_a_create_does_not_wait_for_nvml_when_nothing_changed(shim: Shim) -> None:

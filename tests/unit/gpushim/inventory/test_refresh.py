@@ -9,10 +9,13 @@ import shutil
 import stat
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpushim import policy
 from gpushim.errors import CONFIG, DRIVER, INVENTORY, NOT_FOUND
 from gpushim.inventory import ensure, refresh
 from unit.gpushim.inventory.machine import Machine
@@ -27,8 +30,8 @@ def test_snapshot_is_complete_and_readable_by_all(machine: Machine) -> None:
     assert {"gpus", "mig", "nodes", "features", "imex", "files", "policy", "runtime"} <= set(snapshot)
     assert stat.S_IMODE(os.stat(machine.state).st_mode) == 0o755
     assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
-    launchers = ["runtime", "triggers"]
-    assert sorted(os.listdir(machine.state)) == ["cdi", "empty", "inventory.json", "lock", "params", *launchers]
+    known = {"cdi", "config", "empty", "inventory.json", "lock", "params", "runtime", "triggers"}
+    assert {*os.listdir(machine.state)} == known
 
 
 def test_umask_of_the_engine_does_not_matter(machine: Machine) -> None:
@@ -49,8 +52,60 @@ def test_runtime_for_the_launcher(machine: Machine) -> None:
     machine.build(1, f'[runtime]\nlow-level = ["{runtime}"]\n')
     assert machine.refreshed()["runtime"] == str(runtime)
     path = Path(machine.state, "runtime")
-    assert path.read_text() == f"{runtime}\n{machine.config}\n"
+    assert path.read_text() == f"{runtime}\n"
     assert path.stat().st_mtime_ns == os.stat(machine.config).st_mtime_ns
+    assert os.readlink(f"{machine.state}/config") == machine.config
+
+
+@pytest.mark.parametrize("struck", ["triggers", "config", "runtime"])
+def test_runtime_never_vouches_for_what_it_was_not_made_with(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, struck: str
+) -> None:
+    """A kill between two of the launcher's files, and then the old configuration back with its old time."""
+    machine.build(1)
+    snapshot = machine.refreshed()
+    snapshot["policy"]["requests"]["swarm-variables"] = ["A_GPU"]
+    rename, link = os.rename, os.symlink
+
+    def killed(call: Callable[..., None], *paths: str) -> None:
+        if paths[1] == f"{machine.state}/{struck}":
+            raise KeyboardInterrupt
+        call(*paths)
+
+    monkeypatch.setattr(os, "rename", lambda *paths: killed(rename, *paths))
+    monkeypatch.setattr(os, "symlink", lambda *paths: killed(link, *paths))
+    with pytest.raises(KeyboardInterrupt):
+        refresh._publish(machine.state, snapshot)
+    assert not Path(machine.state, "runtime").exists()
+
+
+def test_a_configuration_that_comes_while_it_looks_makes_it_stale(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.build(1)
+    real = policy.load
+
+    def load(path: str) -> dict[str, Any]:
+        found = real(path)
+        Path(path).write_text("")
+        return found
+
+    monkeypatch.setattr(policy, "load", load)
+    monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
+    monkeypatch.setenv("GPUSHIM_STATE", machine.state)
+    refresh.refresh()
+    assert ensure.read(machine.config, machine.state) is None
+
+
+@pytest.mark.parametrize("name", ["runtime", "triggers", "config"])
+def test_what_the_launcher_reads_comes_back(machine: Machine, name: str) -> None:
+    machine.build(1)
+    machine.refreshed()
+    Path(machine.state, name).unlink()
+    assert ensure.read(machine.config, machine.state) is None
+    machine.refreshed()
+    assert Path(machine.state, name).is_file()
+    assert ensure.read(machine.config, machine.state) is not None
 
 
 def test_triggers_come_and_go_with_the_policy(machine: Machine) -> None:
