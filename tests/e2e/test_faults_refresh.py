@@ -7,6 +7,7 @@ taken away by the next refresh, after which all is new.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from itertools import pairwise
@@ -39,7 +40,7 @@ class Lab:
         self.state, self.saved = work / "state", work / "saved"
         host = fakehost.build(root, 1, compile_cache=cache)
         self.env = settings(work, host.root) | {"PATH": SYSTEM_PATH}
-        config = Path(self.env["GPUSHIM_CONFIG"])
+        self.config = config = Path(self.env["GPUSHIM_CONFIG"])
         config.write_text(config.read_text() + '[requests]\nswarm-variables = ["DOCKER_RESOURCE_GPU"]\n')
         subprocess.run(COMMAND, env=self.env, check=True, capture_output=True)
         self.state.rename(self.saved)
@@ -55,13 +56,13 @@ class Lab:
     def lay(self) -> None:
         """Put the old files back."""
         shutil.rmtree(self.state, ignore_errors=True)
-        shutil.copytree(self.saved, self.state)
+        shutil.copytree(self.saved, self.state, symlinks=True)
 
     def files(self) -> dict[str, tuple[int, bytes]]:
         """Read the state directory, but for what no two refreshes have in common."""
         found = {name: what for name, what in tree(self.state).items() if name != "lock"}
         for name in found.keys() & {SNAPSHOT}:
-            snapshot = {**json.loads(found[name][1]), "written": "", "notes": []}
+            snapshot = {**json.loads(found[name][1]), "written": "", "notes": [], "told": []}
             found[name] = (found[name][0], json.dumps(snapshot).encode())
         return found
 
@@ -71,11 +72,17 @@ class Lab:
         return strike(COMMAND, call, what, env=self.env)
 
     def whole(self) -> set[str]:
-        """Assert that each file is an old or a new one; return the names of others."""
+        """Assert that each file is an old or a new one; return the names of others.
+
+        The launcher's `runtime` and `config` may be missing: then it asks Python. A `runtime` with the time of the
+        configuration must have the words of that beside it.
+        """
         found = self.files()
         for name in found.keys() & self.new.keys():
             assert found[name] in (self.old[name], self.new[name]), name
-        assert found.keys() >= self.new.keys()
+        assert found.keys() >= self.new.keys() - {"runtime", "config"}
+        if "runtime" in found and os.stat(self.state / "runtime").st_mtime_ns == self.config.stat().st_mtime_ns:
+            assert (found["triggers"], "config" in found) == (self.new["triggers"], True)
         return found.keys() - self.new.keys()
 
     def works(self) -> None:

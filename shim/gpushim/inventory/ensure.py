@@ -111,8 +111,9 @@ def told(state: str) -> list[Any]:
     Args:
         state: directory of the snapshot.
     """
-    facts = (stamp.node(f"{state}/{name}") for name in ("runtime", "triggers", "config"))
-    return [fact and [*fact[:2], stamp.trusted(fact[2])] for fact in facts]  # owners look different in a namespace
+    facts = (stamp.node(f"{state}/{name}") for name in ("runtime", "triggers"))
+    owned = [fact and [*fact[:2], stamp.trusted(fact[2])] for fact in facts]  # owners look different in a namespace
+    return [*owned, stamp._identity(state + "/config")]
 
 
 def _parsed(data: bytes | None) -> dict[str, Any]:

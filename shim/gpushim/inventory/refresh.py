@@ -192,10 +192,10 @@ def _tell_launcher(state: str, snapshot: dict[str, Any]) -> None:
     target, time = (os.path.realpath(snapshot["inputs"]["config"]), identity[2]) if identity else ("", None)
     if _told(state) != (text, target):
         _remove(runtime)
-    _replace(state + "/triggers", text)
-    _remove(state + "/config")
-    if target:
-        os.symlink(target, state + "/config")
+        _remove(state + "/config")
+        if target:
+            os.symlink(target, state + "/config")
+        _replace(state + "/triggers", text)
     _replace(runtime, snapshot["runtime"] + "\n", time)
     if time is not None and os.stat(runtime).st_mtime_ns != time:
         snapshot["notes"].append(

@@ -1,4 +1,4 @@
-"""What an engine gives a call besides words, signals and standard streams, reaches the runtime whoever passes it on."""
+"""Signals and standard streams that an engine gives a call reach the runtime, whoever passes them on."""
 
 from __future__ import annotations
 
