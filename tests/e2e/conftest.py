@@ -6,14 +6,15 @@ touched. Engines are started once for all tests that use them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fakehost
-from e2e import engines, podman, trees
+from e2e import engines, podman, told, trees
+from e2e.hostile_places import Place
 from e2e.witness import Witness, settings
 
 RUNTIME = trees.TOP / "bin" / "gpushim-runtime"
@@ -81,6 +82,12 @@ def gpushim_runtime() -> Path:
 def witness(gpu_host: fakehost.Host, tmp_path_factory: pytest.TempPathFactory) -> Witness:
     """The runtime under test between two scripts that keep config.json as it goes in and comes out."""
     return Witness(tmp_path_factory.mktemp("witness"), RUNTIME, gpu_host.root)
+
+
+@pytest.fixture
+def nodes(gpu_host: fakehost.Host, busybox_tree: Path, tmp_path: Path) -> Callable[[Place], told.Node]:
+    """A function that makes a node of which a refresh has told the launcher, with the programs of a place."""
+    return lambda place: told.node(place, gpu_host, busybox_tree, tmp_path / "node")
 
 
 @pytest.fixture(scope="session")

@@ -4,48 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from e2e.bundles import Bundle
-from e2e.engines import SYSTEM_PATH
 from e2e.hostile_places import Place
-from e2e.witness import RUNC, settings
-from fakehost import Host
+from e2e.told import Node
 
+Nodes = Callable[[Place], Node]
 STRANGER = 4711
-WORDS = '[requests]\nswarm-variables = ["{}"]\n'
 LONG = "/" + "x" * 5000
 MOST = 1500  # characters of a sentence
-
-
-class Node(NamedTuple):
-    """A host of its own: a bundle that asks by a word that only its configuration knows, and where that is."""
-
-    bundle: Bundle
-    toml: Path
-    state: Path
-
-    def configure(self, word: str) -> None:
-        """Let another word ask for GPUs."""
-        self.toml.write_text(self.toml.read_text().partition("[requests]")[0] + WORDS.format(word))
-
-    def gpus(self) -> int:
-        """Run the container and count the GPUs in it."""
-        self.bundle.ask("A_GPU=all", args=["/bin/ls", "/dev"])
-        return sum(name.startswith("nvidia") and name[6:].isdigit() for name in self.bundle.run().stdout.split())
-
-    def starts(self, *words: str) -> str:
-        """Call the runtime and name the programs that are executed on the way to runc."""
-        trace = self.state.with_name("trace")
-        command = ["/usr/bin/strace", "-f", "-qq", "-e", "trace=execve", "-o", trace, self.bundle.runtime]
-        command += ["--root", self.state.with_name("containers"), *words]
-        subprocess.run(command, env=self.bundle.env, check=False, timeout=60, stdin=subprocess.DEVNULL)
-        return trace.read_text()
 
 
 @pytest.fixture
@@ -53,24 +23,14 @@ def place(gpushim_env: dict[str, str]) -> Place:
     return Place(gpushim_env)
 
 
-@pytest.fixture
-def node(place: Place, gpu_host: Host, busybox_tree: Path, tmp_path: Path) -> Node:
-    """A node whose state is up to date."""
-    env = settings(tmp_path, gpu_host.root) | {"PATH": SYSTEM_PATH}
-    root = shutil.copytree(busybox_tree, tmp_path / "root", symlinks=True)
-    runtime = place.top / "bin/gpushim-runtime"
-    node = Node(Bundle(tmp_path / "bundle", root, env, runtime=runtime), tmp_path / "config.toml", tmp_path / "state")
-    node.configure("A_GPU")
-    subprocess.run([place.top / "bin/gpushim", "refresh"], env=env, check=True, capture_output=True)
-    return node
-
-
-def test_a_word_of_the_configuration_asks(node: Node) -> None:
+def test_a_word_of_the_configuration_asks(place: Place, nodes: Nodes) -> None:
+    node = nodes(place)
     assert node.gpus() == 3
 
 
-def test_a_configuration_with_an_old_time_counts(node: Node) -> None:
+def test_a_configuration_with_an_old_time_counts(place: Place, nodes: Nodes) -> None:
     """As `cp -p`, `rsync -t` and images bring it."""
+    node = nodes(place)
     node.configure("ANOTHER_GPU")
     node.bundle.ask(args=["/bin/true"])
     node.bundle.run()
@@ -79,7 +39,8 @@ def test_a_configuration_with_an_old_time_counts(node: Node) -> None:
     assert node.gpus() == 3
 
 
-def test_a_configuration_from_the_future_starts_python_once(node: Node) -> None:
+def test_a_configuration_from_the_future_starts_python_once(place: Place, nodes: Nodes) -> None:
+    node = nodes(place)
     os.utime(node.toml, (4 * 10**9, 4 * 10**9))
     assert node.gpus() == 3
     assert "python" not in node.starts("state", "x")
@@ -89,13 +50,15 @@ GONE = ["triggers", "runtime", "config"]
 
 
 @pytest.mark.parametrize("name", GONE)
-def test_what_is_gone_harms_one_create(node: Node, name: str) -> None:
+def test_what_is_gone_harms_one_create(place: Place, nodes: Nodes, name: str) -> None:
+    node = nodes(place)
     (node.state / name).unlink()
     assert node.gpus() == 3
     assert "python" not in node.starts("state", "x")
 
 
-def test_words_that_are_gone_come_back_without_a_request(node: Node) -> None:
+def test_words_that_are_gone_come_back_without_a_request(place: Place, nodes: Nodes) -> None:
+    node = nodes(place)
     (node.state / "triggers").unlink()
     node.bundle.ask(args=["/bin/true"])
     words = ("run", "--bundle", str(node.bundle.directory), node.bundle.id)
@@ -105,8 +68,9 @@ def test_words_that_are_gone_come_back_without_a_request(node: Node) -> None:
 
 @pytest.mark.parametrize("error", ["EIO", "EACCES", "ESTALE"])
 @pytest.mark.parametrize("file", ["bundle/config.json", "state/triggers"])
-def test_a_look_that_fails_never_costs_the_gpus(node: Node, file: str, error: str) -> None:
+def test_a_look_that_fails_never_costs_the_gpus(place: Place, nodes: Nodes, file: str, error: str) -> None:
     """It is the launcher's alone: what it executes is not traced any more."""
+    node = nodes(place)
     path = str(node.state.parent / file)
     strace = ("/usr/bin/strace", "-b", "execve", "-qq", "-o", "/dev/null", "-P", path, "-e", "trace=%file")
     bundle = node.bundle
@@ -137,8 +101,9 @@ STRANGERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("words", [("state", "x"), ("create", "--bundle", "/nowhere", "x")], ids=["state", "create"])
 @pytest.mark.parametrize("whose", STRANGERS)
 def test_what_a_stranger_wrote_down_is_not_executed(
-    node: Node, tmp_path: Path, whose: str, words: tuple[str, ...]
+    place: Place, nodes: Nodes, tmp_path: Path, whose: str, words: tuple[str, ...]
 ) -> None:
+    node = nodes(place)
     evil(node.state, tmp_path / "owned")
     STRANGERS[whose](node.state)
     done = node.bundle.call(*words, check=False)
@@ -147,7 +112,8 @@ def test_what_a_stranger_wrote_down_is_not_executed(
 
 
 @pytest.mark.parametrize("name", ["GPUSHIM_STATE", "GPUSHIM_CONFIG"])
-def test_a_path_that_is_too_long_is_not_repeated(node: Node, name: str) -> None:
+def test_a_path_that_is_too_long_is_not_repeated(place: Place, nodes: Nodes, name: str) -> None:
+    node = nodes(place)
     node.bundle.ask("NVIDIA_VISIBLE_DEVICES=all", args=["/bin/true"])
     done = node.bundle.run(check=False, env={**node.bundle.env, name: LONG})
     assert done.returncode != 0
@@ -155,7 +121,8 @@ def test_a_path_that_is_too_long_is_not_repeated(node: Node, name: str) -> None:
     assert len(done.stderr) <= MOST
 
 
-def test_a_bundle_whose_path_is_too_long(node: Node) -> None:
+def test_a_bundle_whose_path_is_too_long(place: Place, nodes: Nodes) -> None:
+    node = nodes(place)
     done = node.bundle.call("create", "--bundle", LONG, "x", check=False)
     assert (done.returncode, done.stderr.count("\n")) == (14, 1)
     assert "File name too long" in done.stderr
@@ -164,8 +131,9 @@ def test_a_bundle_whose_path_is_too_long(node: Node) -> None:
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["refreshed", "before the first refresh"])
 @pytest.mark.parametrize("verb", ["state", "kill", "delete", "create", "run"])
-def test_a_directory_for_stdin(node: Node, verb: str, fresh: bool) -> None:
+def test_a_directory_for_stdin(place: Place, nodes: Nodes, verb: str, fresh: bool) -> None:
     """runc takes it; so do we."""
+    node = nodes(place)
     if fresh:
         shutil.rmtree(node.state)
     bundle = node.bundle
