@@ -251,7 +251,7 @@ def complain(sentence: str, log: str, log_format: str) -> None:
     line = fastjson.dumps({"level": "error", "msg": sentence, "time": now()})
     if log_format != "json":
         line = f"time={fastjson.dumps(now())} level=error msg={fastjson.dumps(sentence)}"
-    append(log, line)
+    append(log, line, posix.O_NOFOLLOW)
     try:
         posix.write(2, (sentence + "\n").encode("utf-8", "backslashreplace"))
     except OSError:
@@ -263,13 +263,13 @@ def record(inventory: dict[str, Any], line: dict[str, Any]) -> None:
     append(inventory["policy"]["log"]["file"], fastjson.dumps({"time": now(), **line}))
 
 
-def append(path: str, line: str) -> None:
-    """Append a line to a log; trouble with a log never harms a container."""
+def append(path: str, line: str, more: int = 0) -> None:
+    """Append a line to a log, opened with some more flags; trouble with a log never harms a container."""
     if not path:
         return
     flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY
     try:
-        fd = posix.open(path, flags, 0o644)
+        fd = posix.open(path, flags | more, 0o644)
     except OSError:
         return
     try:

@@ -35,8 +35,8 @@ class Node(NamedTuple):
     def starts(self, *words: str) -> str:
         """Call the runtime and name the programs that are executed on the way to runc."""
         trace = self.state.with_name("trace")
-        command = ["/usr/bin/strace", "-f", "-qq", "-e", "trace=execve", "-o", trace, self.bundle.runtime]
-        command += ["--root", self.state.with_name("containers"), *words]
+        command = ["/usr/bin/strace", "-f", "-qq", "-e", "trace=execve", "-o", str(trace), str(self.bundle.runtime)]
+        command += ["--root", str(self.state.with_name("containers")), *words]
         subprocess.run(command, env=self.bundle.env, check=False, timeout=60, stdin=subprocess.DEVNULL)
         return trace.read_text()
 

@@ -180,6 +180,13 @@ def test_trouble_with_the_log_is_not_trouble(shim: Shim, log: str) -> None:
     assert shim.create("--log", log).returncode == 10
 
 
+def test_runcs_log_is_not_written_through_a_link(shim: Shim) -> None:
+    shim.ask("NVIDIA_VISIBLE_DEVICES=7")
+    (shim.work / "link").symlink_to("target")
+    assert shim.create("--log", str(shim.work / "link")).returncode == 10
+    assert not (shim.work / "target").exists()
+
+
 def test_the_log_has_one_line_per_gpu_container(shim: Shim) -> None:
     shim.ask("NVIDIA_VISIBLE_DEVICES=1")
     shim.create()
