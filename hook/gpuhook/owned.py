@@ -11,8 +11,8 @@ from __future__ import annotations
 import posix
 
 from gpuhook.rootfs import Rootfs
+from gpushim import bounds
 
-MOUNTINFO_LIMIT = 64 << 20  # bytes; 100 000 mounts have 20 MiB
 _ESCAPED = {b"\\": b"\\134", b" ": b"\\040", b"\t": b"\\011", b"\n": b"\\012"}  # proc(5); the backslash first
 
 
@@ -46,7 +46,7 @@ def mounts(process: str) -> list[Mount]:
     fd = posix.open(f"/proc/{process}/mountinfo", posix.O_RDONLY | posix.O_CLOEXEC)
     try:
         part = b"-"
-        while part and len(data) <= MOUNTINFO_LIMIT:
+        while part and len(data) <= bounds.MOUNT_TABLE:
             part = posix.read(fd, 1 << 20)
             data += part
     finally:

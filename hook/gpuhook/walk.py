@@ -16,14 +16,14 @@ from __future__ import annotations
 import posix
 from errno import EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EOVERFLOW, EXDEV
 
+from gpushim import bounds
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Collection, TypeVar
 
     T = TypeVar("T")
 
-PATH_MAX = 4096  # with its NUL: <linux/limits.h>
-MAX_LINKS = 40  # MAXSYMLINKS of the kernel's <linux/namei.h>
 TYPE = 0o170000  # S_IFMT, S_IFDIR, S_IFLNK: inode(7)
 DIRECTORY = 0o040000
 LINK = 0o120000
@@ -145,15 +145,18 @@ def as_owner(directory: int, make: Callable[[], T]) -> T:
 
 def _descend(stack: list[int], path: str, follow: bool, create_on: Collection[bytes] | None, file: bool) -> str:
     """Walk from the root on the stack to the place, on top of it then; return the last name walked."""
-    if not 0 < len(path) < PATH_MAX:
+    if not 0 < len(path) < bounds.PATH:
         raise os_error(ENAMETOOLONG if path else ENOENT, path)
     todo = path.split("/")[::-1]
-    links = 0
+    links, left = 0, bounds.WORDS
     name = ""
     while todo:
         name = todo.pop()
         if name in ("", "."):
             continue
+        left -= 1
+        if not left:  # 40 links with room for 2047 words each would take a second
+            raise os_error(ELOOP, path)
         if name == "..":
             if len(stack) > 1:
                 posix.close(stack.pop())
@@ -162,7 +165,7 @@ def _descend(stack: list[int], path: str, follow: bool, create_on: Collection[by
         kind = posix.fstat(stack[-1]).st_mode & TYPE
         if kind == LINK and (todo or follow):
             links += 1
-            if links > MAX_LINKS:
+            if links > bounds.LINKS:
                 raise os_error(ELOOP, path)
             todo += _expand(stack)
         elif kind != DIRECTORY and todo:
