@@ -155,7 +155,7 @@ def _descend(stack: list[int], path: str, follow: bool, create_on: Collection[by
         if name in ("", "."):
             continue
         left -= 1
-        if not left:  # 40 links with room for 2047 words each would take a second
+        if left < 0:  # 40 links with room for 2047 words each would take a second
             raise os_error(ELOOP, path)
         if name == "..":
             if len(stack) > 1:

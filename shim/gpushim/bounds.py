@@ -46,7 +46,7 @@ ELF_DYNAMIC = 1 << 16  # bytes of the dynamic segment; libraries have about 500
 ELF_SONAME = 255  # bytes: NAME_MAX
 FOLDER_NAMES = 16384  # in a directory of libraries; that of a full desktop has some thousand
 FOLDER_LIBRARIES = 4096  # of one directory that count
-DEV_NAMES = 65536  # in /dev; the host's own, given with -v, has some hundred
+DEV_NAMES = 16384  # in /dev; the host's own, given with -v, has some hundred
 DRIVER_PARAMS = 1 << 16  # bytes of /proc/driver/nvidia/params; a driver's has one or two thousand
 
 # What the kernel says of mounts, which containers multiply.
