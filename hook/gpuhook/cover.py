@@ -15,7 +15,7 @@ from __future__ import annotations
 import posix
 from errno import EINVAL
 
-from gpuhook.walk import DIRECTORY, PLACE, TYPE, OtherMountError, mount_id
+from gpuhook.walk import DIRECTORY, PLACE, TYPE, OtherMountError, mount_id, read_proc
 from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
 
@@ -84,7 +84,7 @@ def restrict_params(root: Rootfs, pid: int) -> None:
         place = fds[-1]
         if posix.fstat(place).st_mode & TYPE != REGULAR:
             raise OSError(EINVAL, "is not a regular file")
-        data = _read(f"/proc/self/fd/{place}", bounds.DRIVER_PARAMS)
+        data = read_proc(f"/proc/self/fd/{place}", bounds.DRIVER_PARAMS)
         if MODIFIES not in data:
             return
         _check(fds[0], place, PARAMS, pid)
@@ -118,7 +118,9 @@ def _check(proc: int, place: int, path: str, pid: int) -> None:
     mount = mount_id(proc)
     if mount_id(place) != mount:
         raise OtherMountError(path)
-    for line in _read(f"/proc/{pid or 'self'}/mountinfo", bounds.MOUNT_TABLE).split(b"\n"):  # no name has a newline
+    for line in read_proc(f"/proc/{pid or 'self'}/mountinfo", bounds.MOUNT_TABLE).split(
+        b"\n"
+    ):  # no name has a newline
         words = line.split(b" ")
         if words[0] != mount:
             continue
@@ -129,14 +131,3 @@ def _check(proc: int, place: int, path: str, pid: int) -> None:
             raise GpushimError("the procfs there is shared with other mount namespaces", ROOTFS)
         return
     raise GpushimError("what is mounted there is unknown to the container's mount namespace", ROOTFS)
-
-
-def _read(path: str, limit: int) -> bytes:
-    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
-    try:
-        data = b""
-        while len(data) < limit and (part := posix.read(fd, 1 << 20)):
-            data += part
-        return data
-    finally:
-        posix.close(fd)

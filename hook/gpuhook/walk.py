@@ -14,7 +14,7 @@ Hot path: builtin modules only; a walk costs one open and one fstat for each com
 from __future__ import annotations
 
 import posix
-from errno import EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EOVERFLOW, EXDEV
+from errno import EFBIG, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EOVERFLOW, EXDEV
 
 from gpushim import bounds
 
@@ -57,6 +57,25 @@ def mount_id(fd: int) -> bytes:
     if not words:
         raise os_error(EINVAL, "/proc/self/fdinfo")
     return words[0]
+
+
+def read_proc(path: str, limit: int) -> bytes:
+    """Read a file of /proc whole; the kernel gives a mount table in pieces of 4 KiB, of which there may be thousands.
+
+    Raises:
+        OSError: it cannot be read, or has more than `limit` bytes (EFBIG): what is cut off would be read wrongly.
+    """
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
+    try:
+        parts, left = [], limit
+        while part := posix.read(fd, 1 << 16):
+            parts.append(part)
+            left -= len(part)
+            if left < 0:
+                raise os_error(EFBIG, path)
+    finally:
+        posix.close(fd)
+    return b"".join(parts)
 
 
 def walk(root: int, path: str, follow: bool = True, create_on: Collection[bytes] | None = None) -> int:

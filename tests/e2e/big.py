@@ -19,6 +19,7 @@ CACHE = "etc/ld.so.cache"
 CONF = "etc/ld.so.conf.d/00-gpushim.conf"
 COMPAT = "usr/local/cuda/compat"
 LIBRARIES = "opt/many"
+BIG = "libbig.so.1"
 
 
 def cache(entries: Sequence[Entry], size: int = 0, extension: bytes = b"") -> bytes:
@@ -144,6 +145,32 @@ def library_names(root: Path, count: int) -> None:
     (root / "opt/file").touch()
     for number in range(count):
         os.link(root / "opt/file", root / LIBRARIES / f"libx{number}.so.1")
+
+
+def segments(root: Path, count: int) -> None:
+    """A library with a large table of segments; this and the next two are wanted in the loader's cache."""
+    data = smallelf.library("x86_64", BIG)
+    table = data[64 : 64 + 2 * 56].ljust(56 * count, b"\0")
+    library(
+        root, data[:32] + struct.pack("<Q", len(data)) + data[40:56] + struct.pack("<H", count) + data[58:] + table
+    )
+
+
+def dynamic(root: Path, size: int) -> None:
+    data = smallelf.library("x86_64", BIG)
+    place, length = len(data), size // 16 * 16
+    second = struct.pack("<IIQQQQQQ", 2, 4, *[place] * 3, *[length] * 2, 8)
+    table = data[smallelf.DYNAMIC : smallelf.DYNAMIC + 64]
+    library(root, data[: 64 + 56] + second + data[64 + 2 * 56 :] + table.ljust(length, b"\0"))
+
+
+def soname(root: Path, length: int) -> None:
+    library(root, smallelf.library("x86_64", BIG.ljust(length, "x")))
+
+
+def library(root: Path, data: bytes) -> None:
+    (root / LIBRARIES).mkdir(parents=True)
+    (root / LIBRARIES / BIG).write_bytes(data)
 
 
 def nodes(root: Path, count: int) -> None:

@@ -101,6 +101,26 @@ def test_what_an_image_brings(tmp_path: Path, pid: int, place: Place, name: str)
         shutil.rmtree(work)
 
 
+@pytest.mark.parametrize(
+    ("name", "make", "more"),
+    [("ELF_SEGMENTS", big.segments, 1), ("ELF_DYNAMIC", big.dynamic, 16), ("ELF_SONAME", big.soname, 1)],
+)
+def test_a_library_for_the_loaders_cache(
+    tmp_path: Path, pid: int, place: Place, name: str, make: Make, more: int
+) -> None:
+    """What is beyond is no library to the hook, and the loader does not learn of it."""
+    for number in (getattr(bounds, name), getattr(bounds, name) + more):
+        work = tmp_path / str(number)
+        work.mkdir()
+        root = image(work)
+        usual, _ = finish(work, place, pid, UPDATE)
+        make(root, number)
+        done, said = finish(work, place, pid, UPDATE)
+        assert done.code == 0, said
+        assert (big.BIG.encode() in (root / big.CACHE).read_bytes()) == (number == getattr(bounds, name))
+        is_cheap(done, usual)
+
+
 def test_a_path_of_the_drivers(tmp_path: Path, pid: int, place: Place) -> None:
     """PATH, and LOG_TEXT: the name of what was skipped would fill a page of the log."""
     root, folder = image(tmp_path), DRV + ("/" + "d" * 200) * 30
