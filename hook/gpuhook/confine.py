@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _signal
 import posix
+import sys
 
 from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
@@ -29,10 +30,14 @@ def confine(*logs: str) -> None:
     Args:
         logs: paths on the host of files that it appends to, or ""; they may be large already, and so may stderr.
     """
+    before = sys.path[:]
+    sys.path[:] = [path for path in before if path.endswith("/lib-dynload")]  # to look elsewhere first takes as long
     try:
         import resource
     except ImportError:  # a Python in parts, such as Debian's python3-minimal
         return
+    finally:
+        sys.path[:] = before
     _signal.signal(_signal.SIGXCPU, _out_of_time)
     for kind, most, grace in (
         (resource.RLIMIT_AS, bounds.HOOK_MEMORY, 0),
