@@ -39,10 +39,11 @@ def confine(*logs: str) -> None:
     finally:
         sys.path[:] = before
     _signal.signal(_signal.SIGXCPU, _out_of_time)
+    written = max([_size(2), *[_size(path) for path in logs]])
     for kind, most, grace in (
         (resource.RLIMIT_AS, bounds.HOOK_MEMORY, 0),
         (resource.RLIMIT_CPU, bounds.HOOK_SECONDS, GRACE),
-        (resource.RLIMIT_FSIZE, bounds.HOOK_FILE + max(0, *map(_size, (2, *logs))), 0),
+        (resource.RLIMIT_FSIZE, bounds.HOOK_FILE + written, 0),
         (resource.RLIMIT_NOFILE, bounds.HOOK_OPEN, 0),
         (resource.RLIMIT_CORE, 0, 0),
     ):

@@ -305,7 +305,8 @@ def test_the_limits_of_a_hook(tmp_path: Path, pid: int, place: Place) -> None:
     """HOOK_SECONDS, HOOK_MEMORY, HOOK_FILE, HOOK_OPEN: in force before anything of the image is read."""
     (tmp_path / "log").write_bytes(b"x" * 1000)
     (tmp_path / "root").mkdir()
-    words = [place.top / "bin/gpushim-hook", "prestart", "--rootfs", tmp_path / "root", "--log", tmp_path / "log"]
+    paths = [tmp_path / name for name in ("root", "log")]
+    words = [str(place.top / "bin/gpushim-hook"), "prestart", "--rootfs", str(paths[0]), "--log", str(paths[1])]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}) as process:
         while resource.prlimit(process.pid, resource.RLIMIT_CORE) != (0, 0):  # the last to be set
             assert process.poll() is None
