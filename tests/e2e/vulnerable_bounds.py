@@ -42,7 +42,10 @@ BUILDS = {
         [LARGE, EQUAL], test_bounds.test_an_image_whose_names_are_all_one, CHEAP
     ),
     "T-bounds walks links without end": Build(
-        [("hook/gpuhook/walk.py", "        if left < 0:", "        if False:")], BRINGS, SAID, {"name": "WORDS"}
+        [("hook/gpuhook/walk.py", "        if left < 0:  # 40 links", "        if False:  # 40 links")],
+        BRINGS,
+        SAID,
+        {"name": "WORDS"},
     ),
     "T-bounds a hook without limits": Build(
         [("hook/gpuhook/prestart.py", "    confine(options.log)\n", "")],
