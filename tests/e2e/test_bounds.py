@@ -7,9 +7,7 @@ for meets the runtime. An attack under the real runc is at the end.
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ from unit.gpuhook.trees import DRV, LIBS, LINK
 
 SECONDS, TIMES = 1.0, 20  # of processor time: what is more than both of these is too much
 MEMORY = 64 << 20  # bytes
-KINDS = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 Make = Callable[[Path, int], object]
 
 FINISH = ("gpushim-hook", "prestart", "--rootfs", "ROOT", "--log", "LOG", *LIBS, *LINK, *MORE)
@@ -288,62 +285,6 @@ def hook_of(work: Path, place: Place, pid: int, words: tuple[str, ...], config: 
         *[word for word in words[1:] if word not in ("--log", "LOG")],
         state=state.encode(),
     )
-
-
-def test_a_config_json_beyond_the_hooks_memory(tmp_path: Path, pid: int, place: Place) -> None:
-    """HOOK_MEMORY: what no bound has foreseen ends in a sentence."""
-    image(tmp_path)
-    words = tuple(word for word in FINISH if word not in ("--rootfs", "ROOT"))
-    done = hook_of(tmp_path, place, pid, words, padded({"root": {"path": "root"}}, bounds.CONFIG_JSON))
-    assert done.code == 16, done
-    assert "needs more than 512 MiB" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.memory < bounds.HOOK_MEMORY
-
-
-def test_the_limits_of_a_hook(tmp_path: Path, pid: int, place: Place) -> None:
-    """HOOK_SECONDS, HOOK_MEMORY, HOOK_FILE, HOOK_OPEN: in force before anything of the image is read."""
-    (tmp_path / "log").write_bytes(b"x" * 1000)
-    (tmp_path / "root").mkdir()
-    paths = [tmp_path / name for name in ("root", "log")]
-    words = [str(place.top / "bin/gpushim-hook"), "prestart", "--rootfs", str(paths[0]), "--log", str(paths[1])]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}) as process:
-        while resource.prlimit(process.pid, resource.RLIMIT_CORE) != (0, 0):  # the last to be set
-            assert process.poll() is None
-        limits = [resource.prlimit(process.pid, kind) for kind in KINDS]
-        process.communicate(b"{}")
-    assert limits == [
-        (bounds.HOOK_SECONDS, bounds.HOOK_SECONDS + 2),
-        (bounds.HOOK_MEMORY, bounds.HOOK_MEMORY),
-        (bounds.HOOK_FILE + 1000, bounds.HOOK_FILE + 1000),
-        (bounds.HOOK_OPEN, bounds.HOOK_OPEN),
-    ]
-
-
-# What a hook would do without some bounds; its limits are lower, so that the test is not slow.
-UNBOUNDED = {
-    "LOADER_CACHE = 2 << 20": "LOADER_CACHE = 1 << 40",
-    "CACHE_EQUAL = 128": "CACHE_EQUAL = 1 << 40",
-    "HOOK_SECONDS = 10": "HOOK_SECONDS = 1",
-}
-
-
-@pytest.mark.parametrize("memory", ["512 << 20", "64 << 20"], ids=["time", "memory"])
-def test_a_bound_that_is_missing(tmp_path: Path, pid: int, place: Place, memory: str) -> None:
-    """HOOK_SECONDS, HOOK_MEMORY: the kernel's limits stand behind all others."""
-    for name in ("bin", "hook", "shim"):
-        shutil.copytree(place.top / name, tmp_path / "unbounded" / name, symlinks=True)
-    text = (tmp_path / "unbounded/shim/gpushim/bounds.py").read_text()
-    for old, new in {**UNBOUNDED, "HOOK_MEMORY = 512 << 20": f"HOOK_MEMORY = {memory}"}.items():
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "unbounded/shim/gpushim/bounds.py").write_text(text)
-    (image(tmp_path) / big.CACHE).write_bytes(big.same(690_000))
-    done, said = finish(tmp_path, Place(place.env, top=tmp_path / "unbounded"), pid)
-    assert done.code == 16, done
-    assert said.startswith(f"gpushim-hook: the hook needs more than {memory.split()[0]} MiB or 1 s of CPU time"), said
-    assert said.count("\n") == 1
-    assert done.user + done.system < 1 + 2 + 1  # the signal, the kernel's end, and what a clock's tick may add
 
 
 @pytest.fixture

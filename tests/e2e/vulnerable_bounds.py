@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e import test_bounds
+from e2e import test_bounds, test_confine
 from e2e.vulnerable import Build
 
 BOUNDS = "shim/gpushim/bounds.py"
@@ -49,9 +49,20 @@ BUILDS = {
     ),
     "T-bounds a hook without limits": Build(
         [("hook/gpuhook/prestart.py", "    confine(options.log)\n", "")],
-        test_bounds.test_a_bound_that_is_missing,
+        test_confine.test_a_bound_that_is_missing,
         "done.code == 16",
         {"memory": "512 << 20"},
+    ),
+    "T-bounds a refresh with the hook's limits": Build(
+        [
+            (
+                "hook/gpuhook/standalone.py",
+                "    started = time.monotonic()\n",
+                "    started = time.monotonic()\n    confine()\n",
+            )
+        ],
+        test_confine.test_a_refresh_has_no_limits_of_the_hooks,
+        "max(started) < min(limited)",
     ),
     "T-bounds a limit that is a bug": Build(
         [
@@ -61,7 +72,7 @@ BUILDS = {
                 "",
             )
         ],
-        test_bounds.test_a_bound_that_is_missing,
+        test_confine.test_a_bound_that_is_missing,
         "done.code == 16",
         {"memory": "64 << 20"},
     ),
