@@ -21,10 +21,12 @@ import posix
 import sys
 
 from gpuhook import compat, cover, nodes, owned, prestart
-from gpuhook.finish import CONF_LIMIT, PROFILES
+from gpuhook.confine import confine
+from gpuhook.finish import PROFILES
 from gpuhook.folders import libraries
 from gpuhook.walk import OtherMountError, mount_id, walk
 from gpuhook.within import Container, open_container, state_from
+from gpushim import bounds
 from gpushim.errors import GpushimError, quote
 
 TYPE_CHECKING = False
@@ -56,6 +58,7 @@ def run(argv: list[str]) -> None:
         GpushimError: an option's value is wrong, there is no such container, or it is none that we may touch.
     """
     prestart.isolate()
+    confine()
     words = _without_flags(argv[1:])
     if argv[0].rpartition("/")[2] == "nvidia-ctk":
         words = _without_flags(words[1:])  # the first is "hook": doors.py
@@ -145,7 +148,7 @@ def update_ldcache(work: Container, options: Options) -> None:
 
 def _chosen(work: Container) -> list[str]:
     try:
-        lines = (work.read(f"/etc/ld.so.conf.d/{COMPAT}", CONF_LIMIT) or b"").splitlines()
+        lines = (work.read(f"/etc/ld.so.conf.d/{COMPAT}", bounds.LOADER_CONF) or b"").splitlines()
     except OSError as error:
         work.warn(f"/etc/ld.so.conf.d/{COMPAT}", error)
         return []
@@ -173,7 +176,7 @@ def enable_cuda_compat(work: Container, options: Options) -> None:
 
 def _remember(work: Container, text: bytes) -> None:
     """Say for update-ldcache and for ldconfig which folder was chosen; an earlier container's choice is void."""
-    old = work.read(f"/etc/ld.so.conf.d/{COMPAT}", CONF_LIMIT)
+    old = work.read(f"/etc/ld.so.conf.d/{COMPAT}", bounds.LOADER_CONF)
     if (old or b"") != text:
         work.directory("/etc/ld.so.conf.d", create=True).write(COMPAT, text)
 

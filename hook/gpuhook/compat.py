@@ -14,6 +14,7 @@ from __future__ import annotations
 import posix
 
 from gpuhook import elf
+from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
 from gpushim.fastjson import loads
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from gpuhook.rootfs import Rootfs
 
 FOLDER = "/usr/local/cuda/compat"
-NAMES_LIMIT = 1024  # in the folder; the packages bring about a dozen
-LIBRARY_LIMIT = 64
 SECTION = b".note.cuda.fwd_compatibility"
 OWNER = b"NVIDIA Corporation"
 
@@ -51,7 +50,7 @@ def choose(
     """
     place = folder
     try:
-        names = root.names(folder, NAMES_LIMIT)
+        names = root.names(folder, bounds.COMPAT_NAMES)
         found = [name for name, regular in names.items() if regular and len(_libcuda_version(name)) > 1]
         if not found:
             return []
@@ -99,8 +98,8 @@ def _libraries(names: dict[str, bool], folder: str, libcuda: str) -> list[tuple[
     whole = [name for name, (stem, _, rest) in parts.items() if stem not in linked and len(version(rest)) > 1]
     found = {name: f"{folder}/{name}" for name in [*short, *whole]}
     found.setdefault("libcuda.so.1", f"{folder}/{libcuda}")
-    if len(found) > LIBRARY_LIMIT:
-        raise GpushimError(f"there are more than {LIBRARY_LIMIT} libraries", ROOTFS)
+    if len(found) > bounds.COMPAT_LIBRARIES:
+        raise GpushimError(f"there are more than {bounds.COMPAT_LIBRARIES} libraries", ROOTFS)
     return sorted(found.items())
 
 

@@ -15,6 +15,7 @@ import posix
 import time
 
 from gpuhook import prestart, standalone
+from gpuhook.confine import confine, exhausted
 from gpushim import argp, create, plan, selection, stamp
 from gpushim.argp import NO, REQUIRED, USAGE
 from gpushim.errors import FAILED, REQUEST, GpushimError, quote
@@ -84,6 +85,8 @@ def main(words: list[str]) -> NoReturn:
         settings = prestart.isolate()
         posix.environ.update(settings)
         configure(words)
+    except MemoryError:
+        code = _say(exhausted())
     except Exception as error:  # noqa: BLE001 - a bug of ours too must be one line for an engine's user
         known = isinstance(error, (GpushimError, OSError))
         code = _say(error if known else GpushimError(f"internal error, please report it: {error!r}", FAILED))
@@ -119,7 +122,9 @@ def configure(words: list[str]) -> None:
         planned, line["gpus"] = plan.plan(wanted, inventory, facts)
         if not inventory["policy"]["hook"]["device-rules"]:
             named.add("no-cgroups")
-        _land(planned, named, _options(planned, options, given), pid, inventory["driver"]["dev-root"])
+        finishing = _options(planned, options, given)
+        confine(inventory["policy"]["log"]["file"], finishing.log)  # not before: a refresh needs more than a hook
+        _land(planned, named, finishing, pid, inventory["driver"]["dev-root"])
     except GpushimError as error:
         create.record(inventory, {"level": "error", "msg": str(error), **line})
         raise

@@ -15,7 +15,8 @@ from __future__ import annotations
 import posix
 from errno import EINVAL
 
-from gpuhook.walk import DIRECTORY, PLACE, TYPE, OtherMountError, mount_id
+from gpuhook.walk import DIRECTORY, PLACE, TYPE, OtherMountError, mount_id, read_proc
+from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
 
 TYPE_CHECKING = False
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
     from gpuhook.rootfs import Rootfs
 
 REGULAR = 0o100000  # S_IFREG: inode(7)
-MOUNTINFO_LIMIT = 64 << 20  # bytes; the kernel allows 100 000 mounts in a namespace
 OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 PARAMS = "/proc/driver/nvidia/params"
-PARAMS_LIMIT = 1 << 16  # bytes; a driver's have one or two thousand
 MODIFIES, MODIFIES_NOT = b"ModifyDeviceFiles: 1\n", b"ModifyDeviceFiles: 0\n"
 
 
@@ -85,7 +84,7 @@ def restrict_params(root: Rootfs, pid: int) -> None:
         place = fds[-1]
         if posix.fstat(place).st_mode & TYPE != REGULAR:
             raise OSError(EINVAL, "is not a regular file")
-        data = _read(f"/proc/self/fd/{place}", PARAMS_LIMIT)
+        data = read_proc(f"/proc/self/fd/{place}", bounds.DRIVER_PARAMS)
         if MODIFIES not in data:
             return
         _check(fds[0], place, PARAMS, pid)
@@ -119,7 +118,9 @@ def _check(proc: int, place: int, path: str, pid: int) -> None:
     mount = mount_id(proc)
     if mount_id(place) != mount:
         raise OtherMountError(path)
-    for line in _read(f"/proc/{pid or 'self'}/mountinfo", MOUNTINFO_LIMIT).split(b"\n"):  # no name has a newline
+    for line in read_proc(f"/proc/{pid or 'self'}/mountinfo", bounds.MOUNT_TABLE).split(
+        b"\n"
+    ):  # no name has a newline
         words = line.split(b" ")
         if words[0] != mount:
             continue
@@ -130,14 +131,3 @@ def _check(proc: int, place: int, path: str, pid: int) -> None:
             raise GpushimError("the procfs there is shared with other mount namespaces", ROOTFS)
         return
     raise GpushimError("what is mounted there is unknown to the container's mount namespace", ROOTFS)
-
-
-def _read(path: str, limit: int) -> bytes:
-    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
-    try:
-        data = b""
-        while len(data) < limit and (part := posix.read(fd, 1 << 20)):
-            data += part
-        return data
-    finally:
-        posix.close(fd)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import posix
 
+from gpuhook.walk import read_proc
+from gpushim import bounds
 from gpushim.errors import FAILED, ROOTFS, GpushimError
 
 TYPE_CHECKING = False
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     Warn = Callable[[str, Exception], None]
 
 PROC = "/proc"
-READ_LIMIT = 16 << 20  # bytes; a host with 10 000 containers has some MiB of mountinfo
 WHOLE_HOST = ["0", "0", "4294967295"]  # /proc/self/uid_map where there is no user namespace
 _DIRECTORY = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC
 
@@ -138,14 +139,7 @@ def find(pid: int) -> Cgroup | None:
 
 
 def _read(path: str) -> str:
-    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
-    try:
-        data = b""
-        while len(data) <= READ_LIMIT and (part := posix.read(fd, 1 << 16)):
-            data += part
-    finally:
-        posix.close(fd)
-    return str(data, "utf-8", "surrogateescape")
+    return str(read_proc(path, bounds.MOUNT_TABLE), "utf-8", "surrogateescape")
 
 
 def unit(path: str, own: str) -> tuple[str, int]:

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import posix
 
+from gpushim import bounds
+
 MACHINES = {"x86_64": 62, "aarch64": 183}  # EM_X86_64, EM_AARCH64
 MACHINES32 = {"x86_64": 3}  # EM_386, whose programs run there too
-SEGMENT_LIMIT = 256  # segments; libraries have about ten
-DYNAMIC_LIMIT = 1 << 16  # bytes; libraries have about 500
-SONAME_LIMIT = 255  # bytes: NAME_MAX
-SECTION_LIMIT = 256  # sections; a libcuda has about 40
-NAMES_LIMIT = 1 << 16  # bytes
-NOTE_LIMIT = 1 << 16  # bytes
 _IDENT = b"\x7fELF\x02\x01"  # ELFCLASS64, ELFDATA2LSB
 _IDENT32 = b"\x7fELF\x01\x01"  # ELFCLASS32, ELFDATA2LSB
 _HEADER, _SECTION, _NOTE = 64, 64, 12  # bytes of Elf64_Ehdr, Elf64_Shdr, Elf64_Nhdr
@@ -88,7 +84,7 @@ def soname(fd: int, size: int, machine: str) -> tuple[int, bytes]:
         raise ValueError(f"it is not a shared library for {machine}")
     segments = _segments(fd, size, header, wide)
     for kind, offset, _, length in segments:
-        if kind == _DYNAMIC and length <= DYNAMIC_LIMIT:
+        if kind == _DYNAMIC and length <= bounds.ELF_DYNAMIC:
             data = _piece(fd, size, offset, length)
             entries = [(_number(data, at, word), _number(data, at + word, word)) for at in range(0, length, 2 * word)]
             tags = dict(entries[: next((i for i, (tag, _) in enumerate(entries) if not tag), None)])
@@ -101,7 +97,7 @@ def soname(fd: int, size: int, machine: str) -> tuple[int, bytes]:
     for kind, offset, address, length in segments:
         if kind == _LOAD and address <= strings < address + length:
             at = strings - address + offset + tags[_SONAME]
-            name, end, _ = _piece(fd, size, at, min(SONAME_LIMIT + 1, max(size - at, 1))).partition(b"\0")
+            name, end, _ = _piece(fd, size, at, min(bounds.ELF_SONAME + 1, max(size - at, 1))).partition(b"\0")
             if not end:
                 raise ValueError("its SONAME does not end")
             return bits, name
@@ -112,7 +108,7 @@ def _segments(fd: int, size: int, header: bytes, wide: bool) -> list[tuple[int, 
     """List a library's segments: type, offset, address, bytes in the file."""
     places = ((32, 8), (54, 2), (56, 2)) if wide else ((28, 4), (42, 2), (44, 2))
     table, entry, count = (_number(header, *place) for place in places)
-    if entry != (56 if wide else 32) or count > SEGMENT_LIMIT:
+    if entry != (56 if wide else 32) or count > bounds.ELF_SEGMENTS:
         raise ValueError("its table of segments is odd")
     data = _piece(fd, size, table, entry * count)
     fields = ((0, 4), (8, 8), (16, 8), (32, 8)) if wide else ((0, 4), (4, 4), (8, 4), (16, 4))
@@ -127,18 +123,18 @@ def _section(fd: int, size: int, header: bytes, name: bytes) -> tuple[int, int] 
     table, entry, count, names = (_number(header, *place) for place in ((40, 8), (58, 2), (60, 2), (62, 2)))
     if not count:
         return None
-    if entry != _SECTION or count > SECTION_LIMIT or names >= count:
+    if entry != _SECTION or count > bounds.ELF_SECTIONS or names >= count:
         raise ValueError("its table of sections is odd")
     sections = _piece(fd, size, table, _SECTION * count)
     at = _SECTION * names
     where, length = _number(sections, at + 24, 8), _number(sections, at + 32, 8)
-    if _number(sections, at + 4, 4) != _STRINGS or length > NAMES_LIMIT:
+    if _number(sections, at + 4, 4) != _STRINGS or length > bounds.ELF_NAMES:
         raise ValueError("the names of its sections are odd")
     strings = _piece(fd, size, where, length)
     for at in range(0, len(sections), _SECTION):
         if _number(sections, at + 4, 4) == _NOTES and strings.startswith(name + b"\0", _number(sections, at, 4)):
             where, length = _number(sections, at + 24, 8), _number(sections, at + 32, 8)
-            if not _NOTE <= length <= NOTE_LIMIT:
+            if not _NOTE <= length <= bounds.COMPAT_NOTE:
                 raise ValueError(f"{str(name, 'ascii')} has {length} bytes")
             return where, length
     return None

@@ -16,6 +16,7 @@ import time
 
 from gpuhook import ldcache
 from gpuhook.walk import OtherMountError
+from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
 from gpushim.fastjson import dumps
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
     Entries = list[tuple[bytes, bytes]]  # SONAME, path in the container
 
-CONF_LIMIT = 1 << 16  # bytes of a loader's configuration file
-LOG_TEXT_LIMIT = 1000  # characters
 LOADER32 = "/lib/ld-linux.so.2"  # i386's
 LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 COMPAT = "/usr/local/cuda/compat"
@@ -62,7 +61,7 @@ class Work:
     def warn(self, what: str, error: Exception) -> None:
         """Say in the log what was skipped; a log that cannot be written is nobody's trouble."""
         reason = error.strerror if isinstance(error, OSError) else error
-        text = f"gpushim-hook: skipped {what}: {reason}"[:LOG_TEXT_LIMIT]
+        text = f"gpushim-hook: skipped {what}: {reason}"[: bounds.LOG_TEXT]
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         flags = posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND | posix.O_CLOEXEC | posix.O_NONBLOCK
         try:
@@ -166,7 +165,7 @@ class Work:
             if more and machine not in flags:
                 raise GpushimError(f"libraries of {machine} have no known mark in it", ROOTFS)
         etc = self.directory("/etc")
-        old = self.read("/etc/ld.so.cache", ldcache.LIMIT)
+        old = self.read("/etc/ld.so.cache", bounds.LOADER_CACHE)
         kinds = [flags.get(machine, 0) for flags in (ldcache.FLAGS, ldcache.FLAGS32)]
         new = ldcache.merge(old, entries, kinds[0], entries32, kinds[1])
         if new is not None:
@@ -183,7 +182,7 @@ class Work:
             ("00-gpushim.conf", [folder for folder in folders if folder not in SYSTEM_FOLDERS]),
             ("zz-gpushim.conf", [folder for folder in folders if folder in SYSTEM_FOLDERS]),
         ):
-            old = self.read(f"/etc/ld.so.conf.d/{name}", CONF_LIMIT) if named else b""
+            old = self.read(f"/etc/ld.so.conf.d/{name}", bounds.LOADER_CONF) if named else b""
             before = old.splitlines() if keep and old else []
             text = b"".join([folder + b"\n" for folder in dict.fromkeys([*before, *named])])
             if named and old != text:
@@ -195,7 +194,7 @@ class Work:
         """Add our directories to those that musl searches; its path file has newlines or colons between."""
         name = f"ld-musl-{machine}.path"
         etc = self.directory("/etc")
-        old = self.read(f"/etc/{name}", CONF_LIMIT)
+        old = self.read(f"/etc/{name}", bounds.LOADER_CONF)
         text = MUSL_DEFAULT if old is None else old
         named = text.replace(b"\n", b":").split(b":")
         missing = b"".join([folder + b"\n" for folder in folders if folder not in named])
@@ -210,7 +209,7 @@ class Work:
         """
         text = b'{"profiles":[{"name":"_container_","settings":["EGLVisibleDGPUDevices",%#x]}],' % mask
         text += b'"rules":[{"pattern":[],"profile":"_container_"}]}\n'
-        if self.read(f"{PROFILES}/10-container.conf", CONF_LIMIT) != text:
+        if self.read(f"{PROFILES}/10-container.conf", bounds.LOADER_CONF) != text:
             self.directory(PROFILES, create=True).write("10-container.conf", text)
 
 

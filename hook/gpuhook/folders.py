@@ -12,10 +12,8 @@ from gpuhook import elf
 from gpuhook.finish import SYSTEM_FOLDERS, Work
 from gpuhook.ldcache import compare
 from gpuhook.walk import mount_id
+from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
-
-NAMES_LIMIT = 65536  # in a folder; that of a full desktop has some thousand
-LIBRARIES_LIMIT = 4096  # of one folder that count
 
 
 def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, bytes]]:
@@ -34,7 +32,7 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
     """
     path = "/" + folder.strip("/")
     try:
-        names = work.root.names(path, NAMES_LIMIT)
+        names = work.root.names(path, bounds.FOLDER_NAMES)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -48,8 +46,8 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
         if known is None:
             continue
         count += 1
-        if count > LIBRARIES_LIMIT:
-            work.warn(path, GpushimError(f"there are more than {LIBRARIES_LIMIT} libraries", ROOTFS))
+        if count > bounds.FOLDER_LIBRARIES:
+            work.warn(path, GpushimError(f"there are more than {bounds.FOLDER_LIBRARIES} libraries", ROOTFS))
             break
         key, text = (known[0], known[1] or _encode(name)), _encode(name)
         if key not in files or compare(text + b"\0", 0, files[key] + b"\0") > 0:
@@ -57,7 +55,7 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
     found = [(bits, soname, _link(work, path, soname, name, names)) for (bits, soname), name in files.items()]
     for name in sorted(name for name, regular in names.items() if not regular and _is_library(name)):
         known = _soname(work, f"{path}/{name}", machine, every)  # of what the link leads to, now that all are made
-        if known and (known[0], _encode(name)) not in files and len(found) < LIBRARIES_LIMIT:
+        if known and (known[0], _encode(name)) not in files and len(found) < bounds.FOLDER_LIBRARIES:
             found.append((known[0], _encode(name), _encode(f"{path}/{name}")))
     return found
 

@@ -11,17 +11,20 @@ our architecture gives way. Three layouts exist (glibc's sysdeps/generic/dl-cach
 Offsets of names and paths count from the new header, or from the end of the old entries; offsets in the
 extension directory count from the start of the file. Everything is little-endian, as NVIDIA's machines are.
 
+What an image has here costs time that grows with the file's size alone: few entries may be one name to the loader,
+and no run of digits may be long. A cache beyond that is left alone, as a damaged one is.
+
 Out of scope: files (bytes in, bytes out), ELF, ldconfig's configuration.
 
-Hot path: no imports; 600 entries in a fraction of a millisecond, because only the entries that a bisection
-meets are looked at, and all offsets are moved at once by adding one long integer to the entry array.
+Hot path: no imports but gpushim's; 600 entries in a fraction of a millisecond, because only the entries that a
+bisection meets are looked at, and all offsets are moved at once by adding one long integer to the entry array.
 """
 
 from __future__ import annotations
 
+from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
 
-LIMIT = 16 << 20  # bytes; the cache of a full desktop has 300 KiB
 # The "flags" of a 64-bit glibc library on each machine: FLAG_ELF_LIBC6 and the architecture's own.
 FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}
 FLAGS32 = {"x86_64": 0x0003}  # of the 32-bit libraries that NVIDIA's drivers have on a machine: i386's
@@ -31,8 +34,6 @@ _NEW_MAGIC = b"glibc-ld.so.cache1.1"
 _LITTLE = 2  # cache_file_new_flags_endian_little; 0, from before glibc 2.33, is taken for the machine's own
 _EXTENSION_MAGIC = 0xEAA42174
 _HWCAPS = 1  # section of offsets of glibc-hwcaps directory names
-_HWCAPS_SIZE = 4096  # bytes; glibc 2.41 has four names
-_SECTIONS = 16  # glibc 2.41 writes two
 _EMPTY = _NEW_MAGIC + bytes(8) + bytes([_LITTLE]) + bytes(19)
 
 
@@ -149,7 +150,7 @@ def compare(one: bytes, i: int, key: bytes) -> int:
 
 def _number(text: bytes, at: int) -> tuple[int, int]:
     value = 0
-    end = at + 256  # longer than any file name
+    end = at + bounds.CACHE_DIGITS + 1
     while 48 <= text[at] <= 57:
         value = value * 10 + text[at] - 48 & 0xFFFFFFFF  # the loader's int wraps as well
         at += 1
@@ -204,7 +205,7 @@ def merge(
             pieces += [entry for _, entry in rows]
             done = high
     except IndexError:
-        raise CacheError("a name in it does not end") from None
+        raise CacheError("a name in it does not end, or is mostly digits") from None
     if not strings:
         return None
     pieces.append(view[done * cache.size :])
@@ -252,6 +253,8 @@ def _equal_range(cache: _Cache, name: bytes, low: int) -> tuple[int, int]:
             high = middle
     while high < cache.count and compare(cache.data, cache.text(high, 1), key) == 0:
         high += 1
+        if high - low > bounds.CACHE_EQUAL:  # such as libcuda.so.1, .01, .001 and so on: each is ours to the loader
+            raise CacheError(f"more than {bounds.CACHE_EQUAL} entries in it are one name to the loader")
     return low, high
 
 
@@ -305,14 +308,14 @@ def _moved_extension(cache: _Cache, strings_shift: int, shift: int) -> bytes:
     at = cache.extension
     blob = bytearray(cache.data[at:])
     count = _u32(cache.data, at + 4)
-    if _u32(blob, 0) != _EXTENSION_MAGIC or count > min(_SECTIONS, (len(blob) - 8) // 16):
+    if _u32(blob, 0) != _EXTENSION_MAGIC or count > min(bounds.CACHE_SECTIONS, (len(blob) - 8) // 16):
         raise CacheError("its extension directory cannot be read")
     for entry in range(8, 8 + 16 * count, 16):
         tag, offset, size = _u32(blob, entry), _u32(blob, entry + 8), _u32(blob, entry + 12)
         if not at <= offset <= offset + size <= len(cache.data):
             raise CacheError("an extension section lies outside it")
         blob[entry + 8 : entry + 12] = _pack(offset + shift)
-        if tag == _HWCAPS and size > _HWCAPS_SIZE:
+        if tag == _HWCAPS and size > bounds.CACHE_HWCAPS:
             raise CacheError("it has too many glibc-hwcaps names")
         if tag == _HWCAPS:
             for word in range(offset - at, offset - at + size - 3, 4):

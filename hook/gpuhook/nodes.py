@@ -13,6 +13,7 @@ import posix
 
 from gpuhook.owned import own_dev
 from gpuhook.walk import TYPE, walk
+from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
 
 TYPE_CHECKING = False
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from gpuhook.rootfs import Rootfs
 
 GPU_MAJOR = 195  # of /dev/nvidia<minor>: Documentation/admin-guide/devices.txt of Linux
-NAMES_LIMIT = 65536  # in /dev; the host's own, given with -v, has some hundred
 MASK_BITS = 64  # of EGLVisibleDGPUDevices
 _CHARACTER = 0o020000  # S_IFCHR: inode(7)
 
@@ -70,7 +70,7 @@ def gpus(root: Rootfs) -> list[int]:
         OSError: its /dev cannot be listed.
     """
     found = []
-    for name in root.names("/dev", NAMES_LIMIT):
+    for name in root.names("/dev", bounds.DEV_NAMES):
         digits = name[6:] if name.startswith("nvidia") else ""
         if digits.isascii() and digits.isdecimal() and len(digits) < 8 and has_gpu(root, int(digits)):
             found.append(int(digits))

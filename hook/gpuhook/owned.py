@@ -11,8 +11,9 @@ from __future__ import annotations
 import posix
 
 from gpuhook.rootfs import Rootfs
+from gpuhook.walk import read_proc
+from gpushim import bounds
 
-MOUNTINFO_LIMIT = 64 << 20  # bytes; 100 000 mounts have 20 MiB
 _ESCAPED = {b"\\": b"\\134", b" ": b"\\040", b"\t": b"\\011", b"\n": b"\\012"}  # proc(5); the backslash first
 
 
@@ -40,18 +41,9 @@ def mounts(process: str) -> list[Mount]:
     """List the mounts of a process's namespace; `self` is the caller.
 
     Raises:
-        OSError: /proc cannot be read.
+        OSError: /proc cannot be read, or there are more mounts than any kernel has.
     """
-    data = b""
-    fd = posix.open(f"/proc/{process}/mountinfo", posix.O_RDONLY | posix.O_CLOEXEC)
-    try:
-        part = b"-"
-        while part and len(data) <= MOUNTINFO_LIMIT:
-            part = posix.read(fd, 1 << 20)
-            data += part
-    finally:
-        posix.close(fd)
-    return parse(data)
+    return parse(read_proc(f"/proc/{process}/mountinfo", bounds.MOUNT_TABLE))
 
 
 def parse(data: bytes) -> list[Mount]:

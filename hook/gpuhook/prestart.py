@@ -30,8 +30,10 @@ import posix
 import sys
 import time
 
+from gpuhook.confine import confine, exhausted
 from gpuhook.finish import Work, finish
 from gpuhook.rootfs import Rootfs
+from gpushim import bounds
 from gpushim.errors import FAILED, ROOTFS, GpushimError
 from gpushim.fastjson import loads
 
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     Library = tuple[str, str, str, str]  # SONAME, directory, file name; the directory it is mounted in, or ""
 
 USAGE = 2
-STATE_LIMIT = 1 << 20  # bytes; annotations are in it, and engines keep those far below
 STATE_DEADLINE = 10.0  # seconds
 WAITING = (None, "creating", "created")  # runc's word and crun's while these hooks run
 VERSIONS, PATHS = ("--driver", "--cuda"), ("--rootfs", "--log", "--empty")
@@ -176,7 +177,7 @@ def read_object(fd: int, deadline: float = STATE_DEADLINE) -> dict[str, Any]:
 
 def _read_state(fd: int, end: float) -> bytes:
     data = b""
-    while len(data) <= STATE_LIMIT:
+    while len(data) <= bounds.STATE:
         try:
             part = posix.read(fd, 1 << 16)
         except BlockingIOError:
@@ -189,7 +190,7 @@ def _read_state(fd: int, end: float) -> bytes:
         if not part:
             return data
         data += part
-    raise GpushimError(f"the container's state on stdin has more than {STATE_LIMIT} bytes", ROOTFS)
+    raise GpushimError(f"the container's state on stdin has more than {bounds.STATE} bytes", ROOTFS)
 
 
 def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
@@ -210,7 +211,9 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         posix.environ.update(settings)
         standalone.inject(state)
         return
-    options, state = Options(argv), read_state(0)
+    options = Options(argv)
+    confine(options.log)
+    state = read_state(0)
     if not options.rootfs:
         from gpuhook.bundled import rootfs_of  # gpushim-runtime names it
 
@@ -305,6 +308,9 @@ def main(argv: list[str], work: Callable[[list[str]], None] = run) -> None:
     except OSError as error:
         code = FAILED
         say(str(error))
+    except MemoryError:
+        code = ROOTFS
+        say(str(exhausted()))
     except Exception as error:  # noqa: BLE001 - a bug of ours; an engine's user gets a sentence, not a traceback
         code = FAILED
         say(f"internal error, please report it: {error!r}")

@@ -13,6 +13,7 @@ import posix
 from errno import EFBIG, EINVAL, EISDIR
 
 from gpuhook.walk import DIRECTORY, NEW, PLACE, TYPE, OtherMountError, as_owner, mount_id, os_error, walk
+from gpushim import bounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -220,8 +221,14 @@ class Directory:
             fd = posix.open(f"/proc/self/fd/{self.fd}", posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
         except OSError:
             return
+        left = []
         try:
-            left = [name for name in posix.listdir(fd) if name.startswith(TEMPORARY) and len(name) == LENGTH]
+            with posix.scandir(fd) as entries:
+                for count, entry in enumerate(entries):
+                    if count == bounds.LEFT_BEHIND:
+                        break
+                    if entry.name.startswith(TEMPORARY) and len(entry.name) == LENGTH:
+                        left.append(entry.name)
         except OSError:
             return
         finally:

@@ -13,6 +13,7 @@ import time
 
 from gpuhook import live
 from gpuhook.bundled import bundle_of
+from gpuhook.confine import confine
 from gpuhook.finish import finish
 from gpuhook.prestart import Options, open_container
 from gpushim import bundle, create, edits, fastjson, plan
@@ -61,6 +62,7 @@ def inject(state: dict[str, Any]) -> None:
         if not inventory["policy"]["hook"]["device-rules"]:
             planned = [edit for edit in planned if edit[0] != "rule"]
             ignored.append("no device rules are written while [hook] device-rules is false")
+        confine(inventory["policy"]["log"]["file"])  # not before: a refresh needs more than a hook
         put(planned, spec, state["pid"], inventory["driver"]["dev-root"])
     except GpushimError as error:  # crun hands on the exit code of a hook, and nothing of what it says
         create.record(inventory, {"level": "error", "msg": str(error), **line})

@@ -14,7 +14,9 @@ Hot path: builtin modules only; a walk costs one open and one fstat for each com
 from __future__ import annotations
 
 import posix
-from errno import EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EOVERFLOW, EXDEV
+from errno import EFBIG, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EOVERFLOW, EXDEV
+
+from gpushim import bounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-PATH_MAX = 4096  # with its NUL: <linux/limits.h>
-MAX_LINKS = 40  # MAXSYMLINKS of the kernel's <linux/namei.h>
 TYPE = 0o170000  # S_IFMT, S_IFDIR, S_IFLNK: inode(7)
 DIRECTORY = 0o040000
 LINK = 0o120000
@@ -57,6 +57,25 @@ def mount_id(fd: int) -> bytes:
     if not words:
         raise os_error(EINVAL, "/proc/self/fdinfo")
     return words[0]
+
+
+def read_proc(path: str, limit: int) -> bytes:
+    """Read a file of /proc whole; the kernel gives a mount table in pieces of 4 KiB, of which there may be thousands.
+
+    Raises:
+        OSError: it cannot be read, or has more than `limit` bytes (EFBIG): what is cut off would be read wrongly.
+    """
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
+    try:
+        parts, left = [], limit
+        while part := posix.read(fd, 1 << 16):
+            parts.append(part)
+            left -= len(part)
+            if left < 0:
+                raise os_error(EFBIG, path)
+    finally:
+        posix.close(fd)
+    return b"".join(parts)
 
 
 def walk(root: int, path: str, follow: bool = True, create_on: Collection[bytes] | None = None) -> int:
@@ -145,15 +164,18 @@ def as_owner(directory: int, make: Callable[[], T]) -> T:
 
 def _descend(stack: list[int], path: str, follow: bool, create_on: Collection[bytes] | None, file: bool) -> str:
     """Walk from the root on the stack to the place, on top of it then; return the last name walked."""
-    if not 0 < len(path) < PATH_MAX:
+    if not 0 < len(path) < bounds.PATH:
         raise os_error(ENAMETOOLONG if path else ENOENT, path)
     todo = path.split("/")[::-1]
-    links = 0
+    links, left = 0, bounds.WORDS
     name = ""
     while todo:
         name = todo.pop()
         if name in ("", "."):
             continue
+        left -= 1
+        if left < 0:  # 40 links with room for 2047 words each would take a second
+            raise os_error(ELOOP, path)
         if name == "..":
             if len(stack) > 1:
                 posix.close(stack.pop())
@@ -162,7 +184,7 @@ def _descend(stack: list[int], path: str, follow: bool, create_on: Collection[by
         kind = posix.fstat(stack[-1]).st_mode & TYPE
         if kind == LINK and (todo or follow):
             links += 1
-            if links > MAX_LINKS:
+            if links > bounds.LINKS:
                 raise os_error(ELOOP, path)
             todo += _expand(stack)
         elif kind != DIRECTORY and todo:

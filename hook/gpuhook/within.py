@@ -13,9 +13,10 @@ import posix
 
 from gpuhook import prestart
 from gpuhook.bundled import rootfs_of
-from gpuhook.finish import LOG_TEXT_LIMIT, Work
+from gpuhook.finish import Work
 from gpuhook.rootfs import Rootfs
 from gpuhook.walk import TYPE
+from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError, quote
 
 TYPE_CHECKING = False
@@ -42,7 +43,7 @@ class Container(Work):
     def warn(self, what: str, error: Exception) -> None:
         """Say what was skipped."""
         reason = error.strerror if isinstance(error, OSError) else error
-        prestart.say(f"skipped {what}: {reason}"[:LOG_TEXT_LIMIT])
+        prestart.say(f"skipped {what}: {reason}"[: bounds.LOG_TEXT])
 
     def name_folders(self, folders: list[bytes], keep: bool = True) -> None:
         """Name directories beside those of other hooks of this container."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import posix
 
+from gpushim import bounds
 from gpushim.errors import BUNDLE, GpushimError, quote
 
 TYPE_CHECKING = False
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     Names = dict[str, tuple[str, "Names"]]
 
-# Docker's and containerd's are 10 to 30 KiB; some generators reach a few MiB.
-SIZE_LIMIT = 64 << 20
 EBUSY = 16  # on every Linux; importing errno costs 0.1 ms
 
 
@@ -52,7 +51,7 @@ def read(path: str, folder: int | None = None) -> tuple[bytes, posix.stat_result
         its bytes, and the stat that `replace` wants back.
 
     Raises:
-        GpushimError: it cannot be read, is not a regular file, or is larger than SIZE_LIMIT.
+        GpushimError: it cannot be read, is not a regular file, or is larger than bounds.CONFIG_JSON.
     """
     try:
         # O_NONBLOCK: a FIFO must not hang the engine.
@@ -62,8 +61,10 @@ def read(path: str, folder: int | None = None) -> tuple[bytes, posix.stat_result
             status = posix.fstat(fd)
             if status.st_mode & 0o170000 != 0o100000:
                 raise GpushimError(f"{path} is not a regular file", BUNDLE)
-            if status.st_size > SIZE_LIMIT:
-                raise GpushimError(f"{path} has {status.st_size} bytes; at most {SIZE_LIMIT} are read", BUNDLE)
+            if status.st_size > bounds.CONFIG_JSON:
+                raise GpushimError(
+                    f"{path} has {status.st_size} bytes; at most {bounds.CONFIG_JSON} are read", BUNDLE
+                )
             return _read_all(fd, status.st_size), status
         finally:
             posix.close(fd)
@@ -75,7 +76,7 @@ def _read_all(fd: int, size: int) -> bytes:
     data = posix.read(fd, size + 1)
     if len(data) != size:  # it grew or shrank meanwhile, or the read was cut short
         chunks = [data]
-        while data and sum(map(len, chunks)) <= SIZE_LIMIT:
+        while data and sum(map(len, chunks)) <= bounds.CONFIG_JSON:
             data = posix.read(fd, 1 << 20)
             chunks.append(data)
         return b"".join(chunks)

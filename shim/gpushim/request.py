@@ -1,15 +1,16 @@
 """What a container asks for, read from its config.json.
 
 Out of scope: what the host has (selection, plan) and whether the conditions hold (require).
-Hot path: imports nothing but gpushim's errors, require and selection; reading an ordinary config.json takes
+Hot path: imports nothing but gpushim's bounds, errors, require and selection; reading an ordinary config.json takes
 0.05 ms without a request and about 0.1 ms with one, and time grows only with its size.
 """
 
 from __future__ import annotations
 
+from gpushim import bounds
 from gpushim.errors import BUNDLE, REQUEST, GpushimError, quote
-from gpushim.require import MAX_VALUE, gather
-from gpushim.selection import MAX_ITEMS, is_qualified, number, parse
+from gpushim.require import gather
+from gpushim.selection import is_qualified, number, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -166,9 +167,9 @@ def _environment(process: Mapping[str, object], swarm: Sequence[str]) -> dict[st
 def _split(name: str, value: str) -> list[str]:
     if not value:
         return []
-    texts = [text.strip() for text in value[: MAX_VALUE + 1].split(",")]
-    if len(value) > MAX_VALUE or len(texts) > MAX_ITEMS:
-        limit = f"{MAX_VALUE} characters or {MAX_ITEMS} items"
+    texts = [text.strip() for text in value[: bounds.VALUE + 1].split(",")]
+    if len(value) > bounds.VALUE or len(texts) > bounds.DEVICES:
+        limit = f"{bounds.VALUE} characters or {bounds.DEVICES} items"
         raise GpushimError(f"{quote(name)} has more than {limit}; shorten it", REQUEST)
     return [text for text in texts if text]
 
@@ -206,8 +207,8 @@ def _mounted(spec: Mapping[str, object], accepted: bool, ignored: list[str]) -> 
     if names and not accepted:
         ignored.append(f"mounts below {DEVICE_LIST} name no device while {_MOUNT_RULE}")
         return []
-    if len(names) > MAX_ITEMS:
-        raise GpushimError(f"more than {MAX_ITEMS} mounts name devices; name fewer", REQUEST)
+    if len(names) > bounds.DEVICES:
+        raise GpushimError(f"more than {bounds.DEVICES} mounts name devices; name fewer", REQUEST)
     return [name for name in names if name]
 
 

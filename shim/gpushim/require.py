@@ -3,11 +3,12 @@
 One variable is a choice of groups, separated by spaces; a group is a list of terms, separated by commas, that
 must all hold; every variable must hold. The language is that of NVIDIA's containers.
 Out of scope: whether conditions count at all (request) and what the host has (inventory).
-Hot path: imports nothing but gpushim's errors and selection; time grows only with the expressions' length.
+Hot path: imports nothing but gpushim's bounds, errors and selection; time grows only with the expressions' length.
 """
 
 from __future__ import annotations
 
+from gpushim import bounds
 from gpushim.errors import REQUEST, REQUIREMENT, GpushimError, quote
 
 TYPE_CHECKING = False
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     Term = tuple[str, str, str]  # property, operator, value
     Version = list[tuple[int, str]]
 
-MAX_VALUE = 65536  # characters of one variable that are considered
-MAX_VARIABLES = 4096
 PREFIX = "NVIDIA_REQUIRE_"
 FOREIGN_PREFIX = "NVIDIA_REQUIRE_JETPACK"  # conditions on Jetson's own releases, which no PCIe driver has
 ADVICE = ", please update your driver to a newer version, or use an earlier cuda container"
@@ -41,11 +40,13 @@ def gather(env: Mapping[str, str], legacy: bool) -> list[tuple[str, str]]:
         GpushimError: REQUEST, for variables that are too long or too many, or a CUDA_VERSION that is none.
     """
     names = [name for name in env if name.startswith(PREFIX) and not name.startswith(FOREIGN_PREFIX)]
-    if len(names) > MAX_VARIABLES:
-        raise GpushimError(f"the container has more than {MAX_VARIABLES} {PREFIX}* variables; remove some", REQUEST)
+    if len(names) > bounds.CONDITIONS:
+        raise GpushimError(
+            f"the container has more than {bounds.CONDITIONS} {PREFIX}* variables; remove some", REQUEST
+        )
     for name in names:
-        if len(env[name]) > MAX_VALUE:
-            raise GpushimError(f"{quote(name)} has more than {MAX_VALUE} characters; shorten it", REQUEST)
+        if len(env[name]) > bounds.VALUE:
+            raise GpushimError(f"{quote(name)} has more than {bounds.VALUE} characters; shorten it", REQUEST)
     found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
     if legacy:
         found.append(("CUDA_VERSION", "cuda>=" + _major_minor(env["CUDA_VERSION"])))

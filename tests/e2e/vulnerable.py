@@ -222,7 +222,7 @@ BUILDS = {
         '["fds"]',
     ),
     "T-CDI reads whatever its size": Build(
-        [("shim/gpushim/cdi/specs.py", "SIZE_LIMIT = 1 << 20", "SIZE_LIMIT = 1 << 30")],
+        [("shim/gpushim/bounds.py", "SPEC = 1 << 20", "SPEC = 1 << 30")],
         SPECS,
         "done.returncode in",
         {"name": "large"},

@@ -81,7 +81,7 @@ BUILDS = {
         {"name": "YAML tag"},
     ),
     "P-14 takes any number of aliases": Build(
-        [("shim/gpushim/cdi/yaml.py", "MAX_ALIASES = 64", "MAX_ALIASES = 1 << 30")],
+        [("shim/gpushim/bounds.py", "YAML_ALIASES = 64", "YAML_ALIASES = 1 << 30")],
         SPECS,
         "done.returncode in",
         {"name": "YAML bomb"},

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import posix
 
-from gpushim import fastjson, stamp
+from gpushim import bounds, fastjson, stamp
 from gpushim.cdi import form
 from gpushim.errors import INVENTORY, REQUEST, GpushimError, quote
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     Found = tuple[str, dict[str, Any], dict[str, Any]]  # path, document, its device
 
 SUFFIXES = (".json", ".yaml")
-MAX_FILES = 1024  # in a directory
-SIZE_LIMIT = 1 << 20  # bytes; NVIDIA's tools write 50 KiB for 8 GPUs
-MAX_LISTED = 16
 OTHERS_WRITE = 0o022  # S_IWGRP | S_IWOTH
 _FILE = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY  # a FIFO must not hang the engine
 
@@ -106,8 +103,8 @@ def _unknown(name: str, kind: str, troubles: list[str], directories: Sequence[st
 
 
 def _listed(names: list[str]) -> str:
-    more = len(names) - MAX_LISTED
-    return (", ".join(names[:MAX_LISTED]) or "none") + (f" and {more} more" if more > 0 else "")
+    more = len(names) - bounds.LISTED
+    return (", ".join(names[: bounds.LISTED]) or "none") + (f" and {more} more" if more > 0 else "")
 
 
 def _files(directory: str) -> Iterator[tuple[str, bytes, str]]:
@@ -122,8 +119,8 @@ def _files(directory: str) -> Iterator[tuple[str, bytes, str]]:
     try:
         reason = _mistrust(posix.fstat(fd))
         names = [] if reason else sorted(name for name in posix.listdir(fd) if name.endswith(SUFFIXES))
-        if len(names) > MAX_FILES:
-            reason = f"it has more than {MAX_FILES} specs"
+        if len(names) > bounds.SPECS:
+            reason = f"it has more than {bounds.SPECS} specs"
         if reason:
             yield directory, b"", reason
             return
@@ -143,8 +140,8 @@ def _read(name: str, directory: int) -> tuple[bytes, str]:
         if status.st_mode & 0o170000 != 0o100000:  # S_IFMT, S_IFREG
             return b"", "it is not a regular file"
         reason = _mistrust(status)
-        if not reason and status.st_size > SIZE_LIMIT:
-            reason = f"it has more than {SIZE_LIMIT >> 20} MiB"
+        if not reason and status.st_size > bounds.SPEC:
+            reason = f"it has more than {bounds.SPEC >> 20} MiB"
         return (b"", reason) if reason else (posix.read(fd, status.st_size), "")
     except OSError as error:
         return b"", f"it cannot be read ({error.strerror})"

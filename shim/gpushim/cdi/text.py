@@ -11,9 +11,8 @@ import os
 import sys
 from typing import Any
 
-from gpushim import fastjson
+from gpushim import bounds, fastjson
 from gpushim.cdi import yaml
-from gpushim.cdi.specs import SIZE_LIMIT
 from gpushim.errors import FAILED, GpushimError
 
 
@@ -32,11 +31,11 @@ def read(path: str) -> tuple[Any, str]:
     shown = "stdin" if path == "-" else path
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
-            data = file.read(SIZE_LIMIT + 1)
+            data = file.read(bounds.SPEC + 1)
     except OSError as error:
         raise GpushimError(f"{shown} cannot be read: {error.strerror}", FAILED) from None
-    if len(data) > SIZE_LIMIT:
-        raise GpushimError(f"{shown} has more than {SIZE_LIMIT >> 20} MiB, which no CDI spec has", FAILED)
+    if len(data) > bounds.SPEC:
+        raise GpushimError(f"{shown} has more than {bounds.SPEC >> 20} MiB, which no CDI spec has", FAILED)
     return parse(data, shown)
 
 

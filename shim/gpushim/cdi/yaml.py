@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sys
 
+from gpushim import bounds
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Iterator
 
-MAX_ALIASES = 64  # CDI specs have none; each could stand for the whole file
-MAX_DEPTH = 32
-MAX_DIGITS = 64  # of a number; Python before 3.9.14 takes hours for some
 _STRING = "tag:yaml.org,2002:str"
 _PLAIN = ("null", "bool", "int", "float")  # other plain forms, such as dates, are strings
 
@@ -87,7 +86,7 @@ class _Builder:
         return value
 
     def value(self, event: Any, depth: int) -> Any:
-        if depth > MAX_DEPTH:
+        if depth > bounds.YAML_DEPTH:
             raise YamlError("is nested too deeply")
         if isinstance(event, self.module.AliasEvent):
             return self.alias(event.anchor)
@@ -105,8 +104,8 @@ class _Builder:
 
     def alias(self, anchor: str) -> Any:
         self.aliases += 1
-        if self.aliases > MAX_ALIASES:
-            raise YamlError(f"has more than {MAX_ALIASES} aliases")
+        if self.aliases > bounds.YAML_ALIASES:
+            raise YamlError(f"has more than {bounds.YAML_ALIASES} aliases")
         if anchor not in self.anchors:  # unknown, or of a part that is not complete yet
             raise YamlError(f"has the alias {ascii(anchor)[:60]}, which names nothing before it")
         return self.anchors[anchor]
@@ -136,7 +135,7 @@ class _Builder:
         if event.tag is not None or tag.rpartition(":")[2] not in _PLAIN:
             return event.value
         try:
-            if len(event.value) > MAX_DIGITS:
+            if len(event.value) > bounds.YAML_DIGITS:
                 raise ValueError
             return self.constructor.construct_object(node(tag, event.value))
         except ValueError:  # such as an endless integer

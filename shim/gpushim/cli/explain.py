@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gpushim import bundle, fastjson
+from gpushim import bounds, bundle, fastjson
 from gpushim import explain as story
 from gpushim.cli import show
 from gpushim.engines import inspect
@@ -64,9 +64,9 @@ def explain(
 def _read(target: str) -> tuple[str, Any]:
     """Read a config.json; returns the bundle's directory too."""
     if target == "-":
-        data = sys.stdin.buffer.read(bundle.SIZE_LIMIT + 1)
-        if len(data) > bundle.SIZE_LIMIT:
-            raise GpushimError(f"stdin has more than {bundle.SIZE_LIMIT} bytes", BUNDLE)
+        data = sys.stdin.buffer.read(bounds.CONFIG_JSON + 1)
+        if len(data) > bounds.CONFIG_JSON:
+            raise GpushimError(f"stdin has more than {bounds.CONFIG_JSON} bytes", BUNDLE)
         return "", fastjson.loads(data, "stdin")
     path = f"{target.rstrip('/') or '/'}/config.json" if os.path.isdir(target) else target
     return os.path.dirname(path) or ".", fastjson.loads(bundle.read(path)[0], path)

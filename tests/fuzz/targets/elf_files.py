@@ -9,6 +9,7 @@ from pathlib import Path
 from fakehost import smallelf
 from fuzz.oracles import scratch
 from gpuhook import elf
+from gpushim import bounds
 from gpushim.inventory import elf as own
 from unit.gpuhook import notes
 from unit.gpuhook.caches import quick_library
@@ -40,7 +41,7 @@ def one(data: bytes) -> None:
             assert ours is None or ours.encode() == theirs[1], (ours, theirs)
         try:
             found = elf.note(PLACE, len(data), machine, notes.SECTION.encode(), notes.OWNER.encode())
-            assert found is None or len(found) <= elf.NOTE_LIMIT
+            assert found is None or len(found) <= bounds.COMPAT_NOTE
         except ValueError:
             pass
 
@@ -50,7 +51,7 @@ def _hooks(machine: str, size: int) -> tuple[int, bytes] | None:
         bits, name = elf.soname(PLACE, size, machine)
     except ValueError:
         return None
-    assert len(name) <= elf.SONAME_LIMIT
+    assert len(name) <= bounds.ELF_SONAME
     assert b"\0" not in name
     return bits, name
 

@@ -112,6 +112,7 @@ class Landed:
 def landed(monkeypatch: pytest.MonkeyPatch) -> Landed:
     found, logged = Landed(), []
     monkeypatch.setattr(standalone, "land", found.land)
+    monkeypatch.setattr(container_cli, "confine", lambda *_: None)  # this process has more to do
     monkeypatch.setattr(ensure, "snapshot", lambda _config, _state: snapshot())
     monkeypatch.setattr(create, "record", lambda _inventory, line: logged.append(line))
     return found

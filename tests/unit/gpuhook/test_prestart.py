@@ -247,6 +247,16 @@ def test_started_through_a_link(tmp_path: Path, way: str) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_a_directory_as_stdin(tmp_path: Path, root: Path) -> None:
+    """Python does not start then; what matters is that nothing is done, and that it shows."""
+    stdin = os.open(tmp_path, os.O_RDONLY)
+    words = [str(HOOK), "prestart", "--rootfs", str(root), *LIBS]
+    done = subprocess.run(words, stdin=stdin, capture_output=True, env={})
+    os.close(stdin)
+    assert done.returncode == 1
+    assert b"is a directory" in done.stderr
+
+
 def test_installed(tmp_path: Path) -> None:
     """/usr/bin and the private /usr/lib/gpushim, as the packages install it."""
     (tmp_path / "bin").mkdir()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.walk import walk
+from gpuhook.walk import read_proc, walk
 from unit.gpuhook.sandbox import exchange, forked, open_fds, openat2_in_root, running, until
 
 NAMES = ("a", "b", "c", "d")
@@ -193,3 +193,10 @@ def test_another_process_moves_the_directory_we_are_in(tmp_path: Path) -> None:
         }
     os.close(root)
     assert {answer[1] for answer in found if isinstance(answer, tuple)} <= inside
+
+
+def test_a_file_of_proc_is_read_whole_or_not_at_all() -> None:
+    size = len(read_proc("/proc/self/mountinfo", 1 << 30))
+    assert len(read_proc("/proc/self/mountinfo", size)) == size
+    with pytest.raises(OSError, match="File too large"):
+        read_proc("/proc/self/mountinfo", size - 1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushim import errors, require
+from gpushim import bounds, errors, require
 
 HOST = {"cuda": "12.2", "driver": "535.183.01", "arch": "8.0", "brand": "Nvidia"}
 ADVICE = ", please update your driver to a newer version, or use an earlier cuda container"
@@ -214,8 +214,8 @@ def test_legacy_image_without_a_version_is_refused(version: str) -> None:
 @pytest.mark.parametrize(
     "env",
     [
-        {"NVIDIA_REQUIRE_A": "x" * (require.MAX_VALUE + 1)},
-        {f"NVIDIA_REQUIRE_{number}": "x" for number in range(require.MAX_VARIABLES + 1)},
+        {"NVIDIA_REQUIRE_A": "x" * (bounds.VALUE + 1)},
+        {f"NVIDIA_REQUIRE_{number}": "x" for number in range(bounds.CONDITIONS + 1)},
     ],
 )
 def test_gather_refuses_masses(env: dict[str, str]) -> None:

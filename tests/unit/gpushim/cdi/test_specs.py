@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpushim import bounds
 from gpushim.cdi import form, specs
 from gpushim.errors import INVENTORY, REQUEST, GpushimError
 
@@ -164,7 +165,7 @@ def test_only_regular_files_with_the_suffix_count(dirs: list[str]) -> None:
 
 
 def test_a_directory_with_too_many_files_is_not_read(dirs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specs, "MAX_FILES", 2)
+    monkeypatch.setattr(bounds, "SPECS", 2)
     for name in "abc":
         write(dirs[0], f"{name}.json", spec("v/c", name))
     assert specs.load(dirs) == ([], [f"{dirs[0]}: it has more than 2 specs"])

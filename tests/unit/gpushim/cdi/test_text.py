@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushim.bounds import SPEC
 from gpushim.cdi import text
-from gpushim.cdi.specs import SIZE_LIMIT
 from gpushim.errors import GpushimError
 from unit.gpushim.cdi import hosts
 
@@ -57,7 +57,7 @@ def test_extension_decides_over_the_option(path: str, wanted: str, form: str, wa
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [(b"{", "JSON"), (b"a: [", "not YAML"), (b"a: \xff", "UTF-8"), (b"a" * (SIZE_LIMIT + 1), "1 MiB")],
+    [(b"{", "JSON"), (b"a: [", "not YAML"), (b"a: \xff", "UTF-8"), (b"a" * (SPEC + 1), "1 MiB")],
 )
 def test_file_that_is_no_spec_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
     (tmp_path / "spec").write_bytes(data)
