@@ -2,8 +2,8 @@
 
 Each is built once per recipe below `.cache/chroots`. An entered one is a root filesystem of its own, pivoted into,
 in a mount and a PID namespace of its own: when it is left, all that was started or mounted in it is gone, also if
-the tests were killed. /tmp, the tests' files, /dev and the kernel are the machine's; this checkout is there under its own path,
-read-only and without vendor/, which no container may need for its start.
+the tests were killed. /tmp, the tests' files, /dev and the kernel are the machine's; this checkout is there under
+its own path, read-only and without vendor/, which no container may need for its start.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
     ours = stamp.config_path()
     if theirs:
         show.say(f"warning: {theirs} is not read; gpushim's is {ours}, and gpushim migrate --from takes one over",
-                   err=True)  # fmt: skip
+                   error=True)  # fmt: skip
     found = [migrate.rows({key: value})[0] for key, value in map(_pair, sets)]
     for row in found:
         show.say(f"{row.key}: {row.becomes}", error=True)

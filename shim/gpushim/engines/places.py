@@ -88,16 +88,16 @@ def check(path: str, fd: int, status: os.stat_result) -> None:
         GpushimError: somebody could change what `path` means.
     """
     if not stamp.trusted(status.st_uid):
-        where = os.readlink(f"/proc/self/fd/{fd}")
+        where = _where(fd, path)
         raise GpushimError(
             f"{path} is not touched: {where} belongs to user {status.st_uid}; run this as that user, or chown it"
         )
     if not _others_write(status):
         return
-    where = os.readlink(f"/proc/self/fd/{fd}")
+    where = _where(fd, path)
     if status.st_mode & stat.S_ISVTX:
         raise GpushimError(
-            f"{path} is not touched: others may make files in {where}; move it to a directory of root's"
+            f"{path} is not touched: others may make files in {where}; move it to a directory that only its owner may write"
         )
     raise GpushimError(
         f"{path} is not touched: others may write {where} (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it"
@@ -191,8 +191,7 @@ def _found(root: int, path: str, top: str, inside: str, make: bool) -> Place:
         try:
             target = _link(path, folder, name)
             if target is None:
-                seen = os.readlink(f"/proc/self/fd/{folder}").rstrip("/")
-                return Place(folder, name, f"{top.rstrip('/')}{seen}/{name}", link)
+                return Place(folder, name, f"{top.rstrip('/')}{_where(folder, parent).rstrip('/')}/{name}", link)
         except BaseException:
             os.close(folder)
             raise
@@ -236,6 +235,13 @@ def _link(path: str, folder: int, name: str) -> str | None:
         return os.readlink("", dir_fd=fd)
     finally:
         os.close(fd)
+
+
+def _where(fd: int, otherwise: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return otherwise  # there is no /proc
 
 
 def _missing(inside: str) -> FileNotFoundError:
