@@ -95,15 +95,7 @@ class Stage:
     @contextlib.contextmanager
     def rooted(self, *argv: str, rootfs: Path) -> Iterator[None]:
         """Run a process of root's in a mount namespace and a root directory of its own, without a cgroup."""
-        words = [
-            *self.prefix,
-            "/usr/bin/unshare",
-            "--mount",
-            "--propagation=private",
-            "/usr/sbin/chroot",
-            str(rootfs),
-        ]
-        with running([*words, *argv], argv):
+        with running([*self.prefix, *pivoted(rootfs), *argv], argv):
             yield
 
     @contextlib.contextmanager
@@ -123,6 +115,12 @@ class Stage:
             with running(words, argv, {**engine.env}):
                 yield
                 engine.podman("rm", "--all", "--force", "--time=0")
+
+
+def pivoted(rootfs: Path) -> list[str]:
+    """Return the words before a command that runs it in a root file system of its own."""
+    script = 'mount --rbind "$1" "$1"; cd "$1"; mkdir -p old; pivot_root . old; shift; exec "$@"'
+    return ["/usr/bin/unshare", "--mount", "--propagation=private", "/bin/sh", "-euc", script, "sh", str(rootfs)]
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import pytest
 from e2e import built, packages
 from e2e.engines import run
 from e2e.hostile_places import Place
-from e2e.strangers import NOBODY, Stage, image, running, stage
+from e2e.strangers import NOBODY, Stage, image, pivoted, running, stage
 
 # What an administrator calls.
 LOOKING = [("doctor",), ("ps",), ("info",), ("migrate",)]
@@ -60,7 +60,7 @@ def test_a_process_of_nobodys(place: Place, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dockerd", "containerd"])
-@pytest.mark.parametrize("way", ["podman, user 1000", "podman, root", "chroot"])
+@pytest.mark.parametrize("way", ["podman, user 1000", "podman, root", "pivot_root"])
 def test_a_container_with_the_hosts_processes(place: Place, name: str, way: str) -> None:
     with stage(place) as found:
         root = image(found, name)
@@ -71,7 +71,7 @@ def test_a_container_with_the_hosts_processes(place: Place, name: str, way: str)
             assert (root / "etc/settings").read_text() == ""
 
 
-@pytest.mark.parametrize("way", ["podman, root", "chroot"])
+@pytest.mark.parametrize("way", ["podman, root", "pivot_root"])
 def test_settings_behind_a_containers_link(place: Place, way: str) -> None:
     """The link is absolute: followed from here, it leads into a directory of the host's root."""
     with stage(place) as found:
@@ -82,7 +82,7 @@ def test_settings_behind_a_containers_link(place: Place, way: str) -> None:
 
 
 def contained(found: Stage, way: str, *argv: str, rootfs: Path) -> contextlib.AbstractContextManager[None]:
-    if way == "chroot":
+    if way == "pivot_root":
         return found.rooted(*argv, rootfs=rootfs)
     return found.container(*argv, user=0 if way == "podman, root" else 1000, rootfs=rootfs)
 
@@ -180,7 +180,7 @@ def test_maintainer_scripts_look_at_files_only(debian_tree: Path) -> None:
         source = Path(__file__).with_name("stranger.c")
         command = ["/usr/bin/gcc", "-static", f'-DMARKER="{mark}"', "-o", f"{root}/usr/bin/containerd", source]
         subprocess.run(command, check=True)
-        words = [*there.prefix, "/usr/bin/unshare", "--mount", "/usr/sbin/chroot", str(root), "/usr/bin/containerd"]
-        with running(words, ("/usr/bin/containerd",)):
+        argv = ("/usr/bin/containerd",)
+        with running([*there.prefix, *pivoted(root), *argv], argv):
             there.run("GPUSHIM_UNCONFIGURE=1 apt-get remove --yes gpushim")
         assert not [path for path in (mark, Path(f"{root}{mark}")) if path.exists()]

@@ -1,4 +1,4 @@
-"""Builds of the administrator's tools with a defence against strangers taken away, and the test that finds each out."""
+"""Builds of the administrator's tools without a defence against strangers, and the test that finds each out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUILDS = {
         [ANY_USER], test_strangers.test_the_real_program_that_nobody_runs, "+++ /etc/containerd"
     ),
     "T-ENGINE takes a process in another root": Build(
-        [ANY_NAMESPACE], CONTAINER, "read_text()", {"name": "dockerd", "way": "chroot"}
+        [ANY_NAMESPACE], CONTAINER, "read_text()", {"name": "dockerd", "way": "pivot_root"}
     ),
     "T-ENGINE takes a container's process": Build(
         [ANY_NAMESPACE, ANY_GROUP], CONTAINER, "read_text()", {"name": "dockerd", "way": "podman, root"}
