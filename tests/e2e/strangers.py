@@ -172,9 +172,8 @@ def stage(place: Place) -> Iterator[Stage]:
         for directory in (folder, victim, marker.parent):
             directory.mkdir()
         marker.parent.chmod(0o777)
-        define = f'-DMARKER="{marker}"'
-        command = ["/usr/bin/gcc", "-O1", "-Wall", "-Werror", "-static", define, "-o", folder / "program", SOURCE]
-        subprocess.run(command, check=True)
+        command = ["/usr/bin/gcc", "-Wall", "-Werror", "-static", f'-DMARKER="{marker}"', str(SOURCE)]
+        subprocess.run([*command, "-o", f"{folder}/program"], check=True)
         os.chown(folder, NOBODY, NOBODY)
         words = ["/usr/bin/unshare", "--mount", "--propagation=private", "--pid", "--kill-child"]
         words += ["/bin/sh", "-euc", STAGE, "sh", name]

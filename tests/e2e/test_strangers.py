@@ -178,7 +178,7 @@ def test_maintainer_scripts_look_at_files_only(debian_tree: Path) -> None:
         for top in (mark.parent, Path(f"{root}{mark.parent}"), root / "usr/bin", root / "etc"):
             top.mkdir(parents=True)
         source = Path(__file__).with_name("stranger.c")
-        command = ["/usr/bin/gcc", "-static", f'-DMARKER="{mark}"', "-o", f"{root}/usr/bin/containerd", source]
+        command = ["/usr/bin/gcc", "-static", f'-DMARKER="{mark}"', "-o", f"{root}/usr/bin/containerd", str(source)]
         subprocess.run(command, check=True)
         argv = ("/usr/bin/containerd",)
         with running([*there.prefix, *pivoted(root), *argv], argv):

@@ -91,7 +91,7 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     Returns:
         a sentence for each thing that is missing.
     """
-    daemon = containerd_daemon.find(wish.config)
+    daemon = containerd_daemon.find(wish.config, wish.files_only)
     try:
         settings = containerd_daemon.dump(daemon)
     except GpushimError as error:

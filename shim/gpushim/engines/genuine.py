@@ -27,8 +27,10 @@ _SERVICE = re.compile(
     r"/|/openrc\.[^/]+|/(system|runtime|podruntime)\.slice(/[^/]+\.slice)*(/[^/]+\.service)?", re.ASCII
 )
 _SNAP = re.compile(r"/system\.slice/snap\.([^./]+)\.[^/]+\.service", re.ASCII)
-# A user's own: services of the user's systemd, and sessions.
-_USERS = r"/user\.slice/user-{0}\.slice/(user@{0}\.service(/[^/]+\.slice)*/[^/]+\.service|session-[^/]+\.scope)"
+# A user's own: services of the user's systemd, and sessions. Where systemd does not hand a controller of v1 down, its
+# path ends at a slice.
+_SERVICES = r"user@{0}\.service((/[^/]+\.slice)*/[^/]+\.service)?"
+_USERS = rf"/user\.slice(/user-{{0}}\.slice(/({_SERVICES}|session-[^/]+\.scope))?)?"
 
 
 def why_not(folder: str, proc: str, uids: list[int], exe: str, root: str, names: Collection[str]) -> str:

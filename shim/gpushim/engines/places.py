@@ -97,7 +97,8 @@ def check(path: str, fd: int, status: os.stat_result) -> None:
     where = _where(fd, path)
     if status.st_mode & stat.S_ISVTX:
         raise GpushimError(
-            f"{path} is not touched: others may make files in {where}; move it to a directory that only its owner may write"
+            f"{path} is not touched: others may make files in {where}; "
+            "move it to a directory that only its owner may write"
         )
     raise GpushimError(
         f"{path} is not touched: others may write {where} (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it"

@@ -154,6 +154,34 @@ def test_what_a_snap_sees_of_the_host_has_its_plain_path(tmp_path: Path) -> None
     assert running.Engine("dockerd", 40, root="/proc/self/root").seen(f"{shared}/x") == f"{shared}/x"
 
 
+USERS = "/user.slice/user-1000.slice"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "namespace", "found"),
+    [
+        (f"0::{USERS}/user@1000.service/app.slice/docker.service", "user:[9]", True),
+        (
+            f"5:devices:/user.slice\n1:name=systemd:{USERS}/user@1000.service/app.slice/docker.service",
+            "user:[9]",
+            True,
+        ),
+        (f"0::{USERS}/session-2.scope", "user:[1]", True),
+        (f"0::{USERS}/session-2.scope", "user:[9]", False),
+        (f"0::{USERS}/user@1000.service/user.slice/libpod-0123456789ab.scope/container", "user:[9]", False),
+        (f"0::{USERS}/user@1000.service/app.slice/x.service/libpod-payload-0123456789ab", "user:[9]", False),
+        ("0::/user.slice/user-1001.slice/user@1001.service/app.slice/docker.service", "user:[9]", False),
+    ],
+)
+def test_a_rootless_engine(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch, cgroup: str, namespace: str, found: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    proc.process(40, "/usr/bin/dockerd", "dockerd", uids=[1000] * 4, user_ns=namespace, cgroup=cgroup)
+    engines, strangers = LOOK(str(proc.top))
+    assert (len(engines), len(strangers)) == (found, not found), strangers
+
+
 @pytest.mark.parametrize("uids", [[ME + 7] * 4, [ME + 7, ME, ME, ME], [ME, ME + 7, ME, ME], [ME, ME, ME + 7, ME], []])
 def test_a_process_that_somebody_else_has_started(proc: Proc, uids: list[int]) -> None:
     proc.process(40, "/usr/bin/dockerd", "dockerd", uids=uids)
@@ -265,7 +293,8 @@ def test_a_process_that_ends_meanwhile(proc: Proc, name: str) -> None:
 
 def test_the_real_proc_is_readable() -> None:
     engines, strangers = LOOK()
-    assert all(each.pid for each in (*engines, *strangers))
+    assert all(engine.pid for engine in engines)
+    assert all(stranger.why for stranger in strangers)
 
 
 def test_the_engine_that_reads_a_file(engines: list[running.Engine]) -> None:
