@@ -2,7 +2,8 @@
 
 What `apply` replaces for the first time it keeps as NAME.before-gpushim, and what it left there as
 NAME.after-gpushim: the two tell `undo.py` what was added. In a directory that an engine reads as a whole (NAME.d)
-they would be settings themselves, so they lie beside that directory. Out of scope: what the files say.
+they would be settings themselves, so they lie beside that directory. All is done in directories that `places.py`
+has walked to and holds open. Out of scope: what the files say.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpushim import stamp
+from gpushim.engines import places
+from gpushim.engines.places import Place
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 LIMIT = 1 << 20  # bytes; the largest settings seen in the field have some 20 KiB
 BEFORE, AFTER = ".before-gpushim", ".after-gpushim"
-NEW_MODE, NEW_DIRECTORY_MODE = 0o644, 0o755
+NEW_MODE = 0o644
 _REASONS = {
     errno.EROFS: "lies on a read-only file system; make the change where that file system is made",
     errno.EPERM: "is immutable (lsattr shows it) or belongs to another user; chattr -i, or run this as its owner",
@@ -57,30 +59,39 @@ def read(path: str) -> bytes | None:
     """Read a settings file.
 
     Args:
-        path: absolute.
+        path: absolute; links are followed.
 
     Returns:
         its bytes; None if there is none.
 
     Raises:
-        GpushimError: it is no regular file, too large, not readable, a link that leads nowhere, or somebody's who is
-            neither root nor who runs this.
+        GpushimError: it is no regular file, too large, not readable, a link that leads nowhere, or somebody who is
+            neither root nor who runs this could change it, or what is on the way to it.
     """
     try:
-        place = real(path)
-        # O_NONBLOCK: a FIFO must not hang us; regular files do not care (open(2)).
-        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW)
+        with places.place(path) as place:
+            content = _content(path, place)
+            if content is None and place.link:
+                raise places.dangling(place, path)
+            return content
     except FileNotFoundError:
         return None
     except OSError as error:
         raise GpushimError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _content(path: str, place: Place) -> bytes | None:
+    # O_NONBLOCK: a FIFO must not hang us; regular files do not care (open(2)).
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
+    try:
+        fd = os.open(place.name, flags, dir_fd=place.folder)
+    except FileNotFoundError:
+        return None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
-        for owner in (status.st_uid, os.stat(os.path.dirname(place)).st_uid):
-            if not stamp.trusted(owner):
-                raise GpushimError(f"{path} belongs to user {owner}; run this as that user")
+        places.check_file(path, status)
         data = os.read(fd, LIMIT + 1)
     finally:
         os.close(fd)
@@ -89,35 +100,14 @@ def read(path: str) -> bytes | None:
     return data
 
 
-def real(path: str) -> str:
-    """Follow a file's links.
-
-    Args:
-        path: absolute. Below /proc/PID/root, where absolute links would lead out of that root, links are refused.
-
-    Raises:
-        GpushimError: a link leads nowhere, in circles, or out of another root.
-    """
-    if path.startswith("/proc/"):
-        if os.path.islink(path):
-            raise GpushimError(f"{path} is a link within another root; give the file that it means with --config")
-        return path
-    place = os.path.realpath(path)
-    if not os.path.lexists(place) and os.path.islink(path):
-        raise GpushimError(f"{path} is a link to {place}, which does not exist; make that file, or remove the link")
-    if os.path.islink(place):  # realpath stops at a circle
-        raise GpushimError(f"{path} is a link that leads back to itself; remove it")
-    return place
-
-
 def before(path: str) -> bytes | None:
     """Read what a file was when gpushim first changed it; None if there was none, or nothing is recorded."""
-    return read(_record(real(path), BEFORE))
+    return _recorded(path, BEFORE)
 
 
 def after(path: str) -> bytes | None:
     """Read what gpushim last made of a file; None if nothing is recorded."""
-    return read(_record(real(path), AFTER))
+    return _recorded(path, AFTER)
 
 
 def diff(changes: list[Change]) -> str:
@@ -140,12 +130,11 @@ def apply(changes: list[Change], *, undo: bool = False) -> None:
         GpushimError: a file has changed meanwhile, or may not be replaced; those before it are as they were.
     """
     done: list[Change] = []
-    records: list[str] = []
+    records: list[tuple[str, str]] = []
     try:
         for change in changes:
-            place = _writable(change)
-            with _locked(os.path.dirname(place)):
-                if read(place) != change.old:
+            with _writable(change) as place, _locked(place.folder):
+                if _content(change.path, place) != change.old:
                     raise GpushimError(f"{change.path} has been changed by somebody else meanwhile; try again")
                 if change.recorded and not undo:
                     records += _keep(place, change)
@@ -153,53 +142,72 @@ def apply(changes: list[Change], *, undo: bool = False) -> None:
             done.append(change)
     except (GpushimError, OSError) as error:
         for change in reversed(done):
-            _put(real(change.path), Change(change.path, change.new, change.old))
-        _unlink(records)
+            with places.place(change.path) as place:
+                _put(place, Change(change.path, change.new, change.old))
+        _forget(records)
         raise _refusal(changes[len(done)].path, error) if isinstance(error, OSError) else error from None
     if undo:
-        _unlink([_record(real(change.path), suffix) for change in changes for suffix in (BEFORE, AFTER)])
+        _forget([(change.path, suffix) for change in changes for suffix in (BEFORE, AFTER)])
 
 
-def _keep(place: str, change: Change) -> list[str]:
-    """Record what is there and what will be: `before` once, `after` each time; returns the files that are new."""
-    contents = {_record(place, BEFORE): change.old, _record(place, AFTER): change.new}
-    missing = [record for record in contents if not os.path.lexists(record)]
-    for record, content in contents.items():
-        if content is not None and (len(missing) == 2 or record.endswith(AFTER)):
-            _put(record, Change(record, None, content), like=place)
-    return missing
+def _keep(place: Place, change: Change) -> list[tuple[str, str]]:
+    """Record what is there and what will be: `before` once, `after` each time; returns the records that are new."""
+    contents = {BEFORE: change.old, AFTER: change.new}
+    with _beside(place) as folder:
+        records = {suffix: Place(folder, place.name + suffix, place.path + suffix) for suffix in contents}
+        missing = [suffix for suffix, record in records.items() if _status(record) is None]
+        for suffix, content in contents.items():
+            if content is not None and (len(missing) == 2 or suffix == AFTER):
+                _put(records[suffix], Change(records[suffix].path, None, content), like=place)
+    return [(change.path, suffix) for suffix in missing]
 
 
-def _unlink(paths: list[str]) -> None:
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+def _forget(records: list[tuple[str, str]]) -> None:
+    for path, suffix in records:
+        with contextlib.suppress(FileNotFoundError), places.place(path) as place, _beside(place) as folder:
+            os.unlink(place.name + suffix, dir_fd=folder)
 
 
-def _record(place: str, suffix: str) -> str:
-    folder, name = os.path.split(place)
-    return os.path.join(os.path.dirname(folder) if folder.endswith(".d") else folder, name + suffix)
-
-
-def _writable(change: Change) -> str:
-    """Return where a change goes, with its directory made."""
-    place = real(change.path)
-    if change.old is None:
-        try:
-            os.makedirs(os.path.dirname(place), NEW_DIRECTORY_MODE, exist_ok=True)
-        except OSError as error:
-            raise _refusal(change.path, error) from None
-    elif not os.stat(place).st_mode & 0o222:
-        raise GpushimError(
-            f"{change.path} is read-only, so somebody wants it unchanged; chmod u+w, or --config another"
-        )
-    return place
+def _recorded(path: str, suffix: str) -> bytes | None:
+    try:
+        with places.place(path) as place, _beside(place) as folder:
+            return _content(place.path + suffix, Place(folder, place.name + suffix, place.path + suffix))
+    except FileNotFoundError:
+        return None
 
 
 @contextlib.contextmanager
-def _locked(folder: str) -> Iterator[None]:
+def _beside(place: Place) -> Iterator[int]:
+    """Open the directory of a file's records: its own, or the one above if an engine reads its own as a whole."""
+    name = ".." if os.path.dirname(place.path).endswith(".d") else "."
+    folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
+    try:
+        places.check(place.path, folder, os.fstat(folder))
+        yield folder
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def _writable(change: Change) -> Iterator[Place]:
+    """Open where a change goes, with its directory made."""
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(places.place(change.path, make=change.old is None))
+        except OSError as error:
+            raise _refusal(change.path, error) from None
+        status = _status(place)
+        if status and not status.st_mode & 0o222:
+            raise GpushimError(
+                f"{change.path} is read-only, so somebody wants it unchanged; chmod u+w, or --config another"
+            )
+        yield place
+
+
+@contextlib.contextmanager
+def _locked(folder: int) -> Iterator[None]:
     """Hold off another `gpushim configure`; others do not know of this lock (flock(2) on the directory)."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = _opened(folder)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -207,52 +215,68 @@ def _locked(folder: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _put(place: str, change: Change, like: str = "") -> None:
+def _put(place: Place, change: Change, like: Place | None = None) -> None:
     """Replace, make or delete a file; `like` is the file whose mode and owner a new one gets."""
     try:
         if change.new is None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(place)
+                os.unlink(place.name, dir_fd=place.folder)
         else:
             _replace(place, change.new, like or place)
-        folder = os.open(os.path.dirname(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = _opened(place.folder)
         try:
             os.fsync(folder)  # the new name survives a power cut too
         finally:
             os.close(folder)
     except OSError as error:
-        raise _refusal(change.path or place, error) from None
+        raise _refusal(change.path, error) from None
 
 
-def _replace(place: str, data: bytes, like: str) -> None:
-    scratch = f"{os.path.dirname(place)}/.{os.path.basename(place)}.{secrets.token_hex(4)}"
-    fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _replace(place: Place, data: bytes, like: Place) -> None:
+    scratch, folder = f".{place.name}.{secrets.token_hex(4)}", place.folder
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(scratch, flags, 0o600, dir_fd=folder)
     try:
         with open(fd, "wb") as file:
             file.write(data)
             _take_after(fd, like)
             file.flush()
             os.fsync(fd)
-        os.rename(scratch, place)
+        os.rename(scratch, place.name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        os.unlink(scratch)
+        os.unlink(scratch, dir_fd=folder)
         raise
 
 
-def _take_after(fd: int, like: str) -> None:
+def _take_after(fd: int, like: Place) -> None:
     """Give a new file the mode, owner and extended attributes (SELinux label, ACL) of another."""
     try:
-        status = os.stat(like)
+        old = os.open(like.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=like.folder)
     except FileNotFoundError:
         os.fchmod(fd, NEW_MODE)
         return
-    own = os.fstat(fd)
-    if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
-        os.fchown(fd, status.st_uid, status.st_gid)
-    os.fchmod(fd, stat.S_IMODE(status.st_mode))
-    with contextlib.suppress(OSError):  # the file system or the policy knows none, or sets them by itself
-        for name in os.listxattr(like):
-            os.setxattr(fd, name, os.getxattr(like, name))
+    try:
+        status, own = os.fstat(old), os.fstat(fd)
+        if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
+            os.fchown(fd, status.st_uid, status.st_gid)
+        os.fchmod(fd, stat.S_IMODE(status.st_mode))
+        with contextlib.suppress(OSError):  # the file system or the policy knows none, or sets them by itself
+            for name in os.listxattr(old):
+                os.setxattr(fd, name, os.getxattr(old, name))
+    finally:
+        os.close(old)
+
+
+def _opened(folder: int) -> int:
+    """Open a directory again, for what an O_PATH fd does not do."""
+    return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+
+
+def _status(place: Place) -> os.stat_result | None:
+    try:
+        return os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _refusal(path: str, error: OSError) -> GpushimError:
