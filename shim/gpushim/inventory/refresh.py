@@ -63,6 +63,7 @@ def refresh(force: bool = False) -> dict[str, Any]:
     config, state = stamp.config_path(), stamp.state_dir()
     settings = policy.load(config)
     logs.start(settings["log"]["format"], settings["log"]["level"])
+    _warn(policy.old_names(policy.given(config) or {}))
     _prepare(state)
     with _deadline(settings["refresh"]["deadline-seconds"], config) as waiting:
         waiting(f"another refresh, which holds {state}/lock")
