@@ -163,13 +163,15 @@ def _member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:
 def _environment(process: Mapping[str, object], swarm: Sequence[str]) -> dict[str, str]:
     """Return the variables that matter here; of duplicates the last wins, as it does in runc."""
     known = authorization.VARIABLES
+    first = ("NVIDIA_", "CUDA_", *swarm)  # most of an environment begins otherwise, and is done with here
     found = {}
     for entry in _member(process, "env", list):
         if not isinstance(entry, str):
             raise GpushimError("config.json: process.env has an entry that is not a string", BUNDLE)
-        name, equals, value = entry.partition("=")
-        if equals and (name in known or name in swarm or name.startswith(PREFIX)):
-            found[name] = value
+        if entry.startswith(first):
+            name, equals, value = entry.partition("=")
+            if equals and (name in known or name in swarm or name.startswith(PREFIX)):
+                found[name] = value
     return found
 
 

@@ -33,11 +33,14 @@ BESIDE = {
 
 def images(host: Host) -> Iterator[Finding]:
     """Say which profile is in force, and what an image alone can get in an unprivileged container."""
-    found = [f"{text} (by {' or '.join(sources)})" for text, sources in reach(host.settings)]
+    by: dict[str, list[str]] = {}
+    for text, sources in reach(host.settings):
+        by.setdefault(" or ".join(sources), []).append(text)
+    found = [f"by {sources} {', '.join(texts)}" for sources, texts in by.items()]
     profile = host.settings["requests"]["profile"]
     changed = _changed(host.settings, profile)
     shown = f"{profile}, but for {', '.join(changed)}" if changed else profile
-    yield ok(f"profile {shown}: of itself an image can get {', '.join(found) or 'nothing'}")
+    yield ok(f"profile {shown}: of itself an image can get {'; '.join(found) or 'nothing'}")
 
 
 def reach(settings: dict[str, Any]) -> list[tuple[str, list[str]]]:
