@@ -120,10 +120,10 @@ def read(
 def _check_kinds(devices: Sequence[Item], source: str, gate: Gate) -> None:
     """Refuse CDI devices of others that this container may not name."""
     origin, who = _ORIGINS.get(source, ("variable", source[4:]))
-    for form, _, text in devices:
+    for text in [text for form, _, text in devices if form == "cdi"]:
         kind = text.partition("=")[0]
         own = kind in (gate.policy["cdi"]["kind"], AUTOMATIC_KIND)
-        if form == "cdi" and gate.missing("own-cdi" if own else "foreign-cdi", origin, kind):
+        if gate.missing("own-cdi" if own else "foreign-cdi", origin, kind):
             raise GpushimError(
                 f'{who} names the CDI device "{quote(text)}", but [cdi] foreign-kinds does not have {quote(kind)}; '
                 f"add it there, or let the engine do CDI",

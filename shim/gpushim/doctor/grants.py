@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
 from gpushim.authorization import OF_AN_IMAGE, TABLE, missing
-from gpushim.doctor import Finding, Host, ok
+from gpushim.doctor import Finding, Host, ok, warning
 from gpushim.errors import quote
 
 if TYPE_CHECKING:
@@ -40,7 +40,12 @@ def images(host: Host) -> Iterator[Finding]:
     profile = host.settings["requests"]["profile"]
     changed = _changed(host.settings, profile)
     shown = f"{profile}, but for {', '.join(changed)}" if changed else profile
-    yield ok(f"profile {shown}: of itself an image can get {'; '.join(found) or 'nothing'}")
+    told = f"profile {shown}: of itself an image can get {'; '.join(found) or 'nothing'}"
+    devices = any(missing(grant, way, False, host.settings, "*") == "" for grant in DEVICES for way in OF_AN_IMAGE)
+    if profile != "default" and devices:
+        yield warning(told, f"remove what {host.config} sets otherwise, or the profile")
+    else:
+        yield ok(told)
 
 
 def reach(settings: dict[str, Any]) -> list[tuple[str, list[str]]]:
