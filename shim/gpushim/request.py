@@ -1,9 +1,9 @@
 """What a container asks for, read from its config.json.
 
-Out of scope: what the host has (selection, plan) and whether the conditions hold (require).
-Who may be granted what is authorization.py's.
-Hot path: imports nothing but gpushim's authorization, errors, require and selection; reading an ordinary config.json takes
-0.05 ms without a request and about 0.1 ms with one, and time grows only with its size.
+Out of scope: what the host has (selection, plan), whether the conditions hold (require), and who may be granted what
+(authorization).
+Hot path: imports nothing but these and gpushim's errors; reading an ordinary config.json takes 0.05 ms without a
+request and about 0.1 ms with one, and time grows only with its size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEVICE_LIST = "/var/run/nvidia-container-devices"
 AUTOMATIC_KIND = "runtime.nvidia.com/gpu"  # how NVIDIA's toolkit names devices it describes while it runs
 LAST_CHANNEL = 2**20 - 1
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")  # Go's strconv.ParseBool
-CUDAS_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - where MPS has its pipes if nobody names another directory
+CUDAS_PIPES = "/tmp/nvidia-mps"  # where MPS has its pipes if nobody names another directory
 _ORIGINS = {"mounts": ("mount", "a mount"), "annotations": ("annotation", "an annotation")}
 _MOUNT_RULE = "[requests] accept-volume-mounts is false"
 

@@ -267,7 +267,9 @@ def _refuse(who: str, item: Item, found: list[Device], inventory: dict[str, Any]
     lists = inventory["policy"]["requests"]["list-devices-in-refusals"]
     if found:
         these = f": {_gpus(found)}" if lists else ""
-        raise GpushimError(f'{who} GPU "{asked}", which fits {len(found)} GPUs{these}; write more of the UUID', REQUEST)
+        raise GpushimError(
+            f'{who} GPU "{asked}", which fits {len(found)} GPUs{these}; write more of the UUID', REQUEST
+        )
     what = "MIG instance" if item[0].startswith("mig-") else "GPU"
     if not lists:
         raise GpushimError(f'{who} {what} "{asked}", which this host does not have; use one that it has', REQUEST)

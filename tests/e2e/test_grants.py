@@ -31,7 +31,12 @@ from fakehost import Host
 NVD = "NVIDIA_VISIBLE_DEVICES"
 NOBODY = 65534
 NODES = ["sh", "-c", "ls /dev | grep nvidia; true"]
-BY_MOUNT = {"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/0", "type": "bind", "options": ["bind"]}
+BY_MOUNT = {
+    "source": "/dev/null",
+    "destination": "/var/run/nvidia-container-devices/0",
+    "type": "bind",
+    "options": ["bind"],
+}
 # As doctor and the documentation say it; `multi-tenant` is the same in one word.
 SWITCHES = "accept-env-when-unprivileged = false\naccept-annotations-when-unprivileged = false"
 MULTI_TENANT = 'profile = "multi-tenant"'
@@ -125,12 +130,16 @@ def test_a_users_directory_stops_nobody(place: Place, busybox_tree: Path, tmp_pa
 FEATURES = [f"NVIDIA_{name}=enabled" for name in ("GDS", "MOFED", "GDRCOPY", "NVSWITCH")]
 
 
-@pytest.mark.parametrize("policy", [SWITCHES + "\naccept-volume-mounts = true", MULTI_TENANT], ids=["switches", "profile"])
+@pytest.mark.parametrize(
+    "policy", [SWITCHES + "\naccept-volume-mounts = true", MULTI_TENANT], ids=["switches", "profile"]
+)
 def test_variables_widen_nothing_where_they_are_forbidden(
     place: Place, busybox_tree: Path, tmp_path: Path, policy: str
 ) -> None:
     """The GPU comes by a mount, as a device plugin gives it; the image's variables brought its neighbours too."""
-    host = fakehost.build(str(tmp_path / "host"), 2, imex=3, mps=True, compile_cache=str(trees.TOP / ".cache/fakehost"))
+    host = fakehost.build(
+        str(tmp_path / "host"), 2, imex=3, mps=True, compile_cache=str(trees.TOP / ".cache/fakehost")
+    )
     for name, (major, minor) in test_features.NODES.items():
         fakehost.tree.make_node(host.node(name), major, minor, 0o666, 0, 0)
     one = bundle(place, host, busybox_tree, tmp_path, requests=policy)
@@ -186,7 +195,7 @@ def test_others_devices_are_not_given(
 
 
 def test_neighbours_gpus_are_not_told(place: Place, gpu_host: Host, busybox_tree: Path, tmp_path: Path) -> None:
-    """Among strangers a refusal does not say which GPUs there are; else it does, for who runs the host's containers."""
+    """Among strangers a refusal does not say which GPUs there are."""
     policy = f"{MULTI_TENANT}\naccept-env-when-unprivileged = true"
     one = bundle(place, gpu_host, busybox_tree, tmp_path, requests=policy)
     for name in ("7", "0:5", "GPU-00000000"):
@@ -197,7 +206,9 @@ def test_neighbours_gpus_are_not_told(place: Place, gpu_host: Host, busybox_tree
         assert not [gpu for gpu in gpu_host.gpus if gpu.uuid in done.stderr]
 
 
-def test_power_over_a_user_namespace_of_its_own(place: Place, gpu_host: Host, busybox_tree: Path, tmp_path: Path) -> None:
+def test_power_over_a_user_namespace_of_its_own(
+    place: Place, gpu_host: Host, busybox_tree: Path, tmp_path: Path
+) -> None:
     """CAP_SYS_ADMIN there is anybody's to have, and counted as if it were the host's."""
     requests = "accept-env-when-unprivileged = false"
     with tempfile.TemporaryDirectory(dir="/run", prefix="gpushim-test-") as name:

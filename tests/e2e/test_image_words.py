@@ -1,7 +1,7 @@
 """What an image, not its user, puts into config.json, with the real engines: docs/requests.md has the table.
 
-The image is an OCI archive written by hand, whose manifest, index and configuration say all that they can. Docker
-reads the older form in the same archive, which has no annotations.
+The image is an OCI archive written by hand, whose manifest, index and configuration say all that they can; for Docker
+it is one of the older form, which has no annotations.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,8 @@ import pytest
 
 from e2e import leftovers
 from e2e.engines import Containerd, Docker
-from e2e.expect import probe, sees_exactly, sees_nothing
 from e2e.podman import Podman, podman
-from e2e.trees import TOP
-from e2e.witness import Witness, settings
-from fakehost import Host
+from e2e.witness import Witness
 
 VARIABLE, ANNOTATION = "NVIDIA_VISIBLE_DEVICES", "cdi.k8s.io/image"
 GPUS = "nvidia.com/gpu=all"
@@ -40,17 +37,31 @@ def _blob(folder: Path, kind: str, data: bytes, **more: Any) -> dict[str, Any]:
     return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(data), **more}
 
 
-def archive(tree: Path, folder: Path) -> Path:
-    """Write an image that says everything, as an OCI layout and as an archive of `docker save`."""
+def _image(tree: Path) -> tuple[bytes, dict[str, Any]]:
+    """Return the layer and the configuration."""
     layer = subprocess.run(["/bin/tar", "-C", tree, "-c", "."], check=True, capture_output=True).stdout
-    settings = {"Env": ["PATH=/bin", f"{VARIABLE}={SAID['variable']}"], "Cmd": ["true"]}
-    settings["Labels"] = {ANNOTATION: SAID["label"], VARIABLE: SAID["label"]}  # type: ignore[assignment]
+    words = {
+        "Env": ["PATH=/bin", f"{VARIABLE}={SAID['variable']}"],
+        "Cmd": ["true"],
+        "Labels": {ANNOTATION: SAID["label"], VARIABLE: SAID["label"]},
+    }
     rootfs = {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]}
-    config = json.dumps({"architecture": "amd64", "os": "linux", "config": settings, "rootfs": rootfs}).encode()
+    return layer, {"architecture": "amd64", "os": "linux", "config": words, "rootfs": rootfs}
+
+
+def _packed(folder: Path) -> Path:
+    archive = folder.with_suffix(".tar")
+    subprocess.run(["/bin/tar", "-C", folder, "-cf", archive, "."], check=True)
+    return archive
+
+
+def archive(tree: Path, folder: Path) -> Path:
+    """Write an image that says everything, as an archive of an OCI layout."""
+    layer, config = _image(tree)
     manifest = {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": _blob(folder, "config.v1+json", config),
+        "config": _blob(folder, "config.v1+json", json.dumps(config).encode()),
         "layers": [_blob(folder, "layer.v1.tar+gzip", gzip.compress(layer, 1))],
         "annotations": {ANNOTATION: SAID["manifest"]},
     }
@@ -59,26 +70,18 @@ def archive(tree: Path, folder: Path) -> Path:
     index = {"schemaVersion": 2, "manifests": [entry], "annotations": {ANNOTATION: SAID["index"]}}
     (folder / "index.json").write_text(json.dumps(index))
     (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-    packed = folder.with_suffix(".tar")
-    subprocess.run(["/bin/tar", "-C", folder, "-cf", packed, "."], check=True)
-    return packed
+    return _packed(folder)
 
 
 def older(tree: Path, folder: Path) -> Path:
     """Write the same for Docker 20.10, which reads no OCI layout: there is no place for annotations."""
     folder.mkdir()
-    layer = subprocess.run(["/bin/tar", "-C", tree, "-c", "."], check=True, capture_output=True).stdout
+    layer, config = _image(tree)
     (folder / "layer.tar").write_bytes(layer)
-    words = {"Env": ["PATH=/bin", f"{VARIABLE}={SAID['variable']}"], "Cmd": ["true"]}
-    words["Labels"] = {ANNOTATION: SAID["label"], VARIABLE: SAID["label"]}  # type: ignore[assignment]
-    rootfs = {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]}
-    config = {"architecture": "amd64", "os": "linux", "config": words, "rootfs": rootfs, "annotations": {ANNOTATION: GPUS}}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({**config, "annotations": {ANNOTATION: GPUS}}))
     manifest = [{"Config": "config.json", "RepoTags": [NAME], "Layers": ["layer.tar"]}]
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    packed = folder.with_suffix(".tar")
-    subprocess.run(["/bin/tar", "-C", folder, "-cf", packed, "."], check=True)
-    return packed
+    return _packed(folder)
 
 
 def words_in(spec: dict[str, Any]) -> dict[str, list[str]]:
@@ -110,7 +113,6 @@ def test_podman_copies_variables_and_the_manifests_annotations(
     container = made.stdout.strip()
     engine.podman("start", "--attach", container, check=False)
     spec = json.loads(witness.copies(container)[0].content)
-    print(json.dumps(spec.get("annotations"), indent=1), spec["process"]["env"])
     assert words_in(spec) == {"variables": [SAID["variable"]], "annotations": [SAID["manifest"]]}
     nothing_else(spec)
 

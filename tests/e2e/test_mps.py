@@ -38,8 +38,9 @@ fifo = os.open("{PIPES}/said", os.O_WRONLY)
 os.write(fifo, b"said in the container")
 print(*(name for name in ("control", "server") if os.access("/usr/bin/nvidia-cuda-mps-" + name, os.X_OK)))
 print(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
-tries = [lambda: os.open("{PIPES}/new", os.O_CREAT), lambda: os.mkdir("{PIPES}/new"), lambda: os.unlink("{PIPES}/said")]
-tries += [lambda: os.chmod("{PIPES}/control", 0o6755), lambda: os.rename("{PIPES}/said", "{PIPES}/control")]
+tries = [lambda: os.open("{PIPES}/new", os.O_CREAT), lambda: os.mkdir("{PIPES}/new")]
+tries += [lambda: os.unlink("{PIPES}/said"), lambda: os.chmod("{PIPES}/control", 0o6755)]
+tries += [lambda: os.rename("{PIPES}/said", "{PIPES}/control")]
 for each in tries:
     try:
         print("done", each())
@@ -109,11 +110,6 @@ def ignored(tmp_path: Path) -> list[str]:
     return list(line.get("ignored", []))
 
 
-@pytest.fixture
-def busybox_root(busybox_tree: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(busybox_tree, tmp_path / "root", symlinks=True)
-
-
 @pytest.mark.parametrize("env", [[], [f"CUDA_MPS_PIPE_DIRECTORY={PIPES}"], ["NVIDIA_DRIVER_CAPABILITIES=compute"]])
 def test_a_container_reaches_the_daemon_and_can_change_nothing(
     host: Host, daemon: Path, debian_root: Path, tmp_path: Path, env: list[str]
@@ -134,12 +130,20 @@ def test_the_hook_alone_brings_it_too(host: Host, daemon: Path, debian_root: Pat
         assert [line.strip() for line in test_standalone.run(one).stdout.splitlines()] == SAID
 
 
-def test_no_program_gets_into_the_directory(
-    place: Place, host: Host, debian_root: Path, tmp_path: Path
-) -> None:
+def with_daemon(tmp_path: Path, mps: bool = True) -> Host:
+    """Build a host of a test's own, with what a daemon leaves or without."""
+    return fakehost.build(str(tmp_path / "host"), 1, mps=mps, compile_cache=str(TOP / ".cache" / "fakehost"))
+
+
+def copied(busybox_tree: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(busybox_tree, tmp_path / "root", symlinks=True)
+
+
+def test_no_program_gets_into_the_directory(place: Place, busybox_tree: Path, tmp_path: Path) -> None:
     """A setuid program that a container's root leaves there would be one of the host."""
-    one = bundle(host, debian_root, tmp_path, place=place)
-    script = f"cp /bin/sh {PIPES}/sh && chmod 4755 {PIPES}/sh; true"
+    host = with_daemon(tmp_path)
+    one = bundle(host, copied(busybox_tree, tmp_path), tmp_path, place=place)
+    script = f"cp /bin/sh {PIPES}/sh && chmod 4755 {PIPES}/sh; ls {PIPES}/control"
     one.ask("NVIDIA_VISIBLE_DEVICES=0", args=["sh", "-c", script])
     one.run()
     assert not Path(host.root + PIPES, "sh").exists()
@@ -172,10 +176,10 @@ def mounts(one: Bundle) -> list[dict[str, Any]]:
     ids=lambda env: env[-1] if env else "unset",
 )
 def test_an_image_gets_no_directory_by_naming_it(
-    place: Place, host: Host, busybox_root: Path, tmp_path: Path, env: list[str]
+    place: Place, busybox_tree: Path, tmp_path: Path, env: list[str]
 ) -> None:
     """Whoever administers the host says who takes part in MPS; a variable names nothing."""
-    one = bundle(host, busybox_root, tmp_path, "", place)
+    one = bundle(with_daemon(tmp_path), copied(busybox_tree, tmp_path), tmp_path, "", place)
     variables = [f"CUDA_MPS_PIPE_DIRECTORY={value}" for value in env]
     one.ask("NVIDIA_VISIBLE_DEVICES=0", *variables, args=["sh", "-c", "ls -A /root /run/nvidia-mps; true"])
     assert one.run().stdout == ""
@@ -184,14 +188,17 @@ def test_an_image_gets_no_directory_by_naming_it(
     for mount in mounts(one):
         assert Path(mount["source"]).name not in ("", "root", "etc", "tmp", "nvidia-mps"), mount
     named = bool(env) and env[-1].rstrip("/") in (PIPES, "/tmp/nvidia-mps")
-    rule = "CUDA_MPS_PIPE_DIRECTORY does not let the container take part in the host's MPS while [mps] enabled is false"
+    rule = (
+        "CUDA_MPS_PIPE_DIRECTORY does not let the container take part in the host's MPS while [mps] enabled is false"
+    )
     assert ignored(tmp_path) == [rule] * named
 
 
 def test_the_image_has_a_link_in_the_place_of_the_directory(
-    host: Host, daemon: Path, busybox_root: Path, tmp_path: Path
+    host: Host, daemon: Path, busybox_tree: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "canary").mkdir()
+    busybox_root = copied(busybox_tree, tmp_path)
     (busybox_root / "run").mkdir(exist_ok=True)
     (busybox_root / "run/nvidia-mps").symlink_to("../../canary")
     one = bundle(host, busybox_root, tmp_path)
@@ -214,9 +221,9 @@ TROUBLES = {
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_without_a_daemon_that_can_be_trusted_there_is_no_directory(
-    place: Place, busybox_root: Path, tmp_path: Path, trouble: str
+    place: Place, busybox_tree: Path, tmp_path: Path, trouble: str
 ) -> None:
-    host = fakehost.build(str(tmp_path / "host"), 1, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+    host = with_daemon(tmp_path, mps=False)
     directory = Path(host.root + PIPES)
     if trouble == "a file":
         directory.write_text("")
@@ -230,16 +237,16 @@ def test_without_a_daemon_that_can_be_trusted_there_is_no_directory(
         os.chown(directory, 1000, 1000)
     if "everybody" in trouble:
         (directory.parent if "below" in trouble else directory).chmod(0o1777)
-    one = bundle(host, busybox_root, tmp_path, place=place)
+    one = bundle(host, copied(busybox_tree, tmp_path), tmp_path, place=place)
     one.ask("NVIDIA_VISIBLE_DEVICES=0", args=["sh", "-c", f"ls {PIPES}; true"])
     assert one.run().stdout == ""
     (sentence,) = ignored(tmp_path)
     assert sentence.startswith("no container takes part in MPS: " + TROUBLES[trouble])
 
 
-def test_a_daemon_that_starts_later_is_seen(busybox_root: Path, tmp_path: Path) -> None:
-    host = fakehost.build(str(tmp_path / "host"), 1, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
-    one = bundle(host, busybox_root, tmp_path)
+def test_a_daemon_that_starts_later_is_seen(busybox_tree: Path, tmp_path: Path) -> None:
+    host = with_daemon(tmp_path, mps=False)
+    one = bundle(host, copied(busybox_tree, tmp_path), tmp_path)
     one.ask("NVIDIA_VISIBLE_DEVICES=0", args=["sh", "-c", f"ls {PIPES}; true"])
     assert one.run().stdout == ""
     os.mkdir(host.root + PIPES)

@@ -68,7 +68,9 @@ def reach(settings: dict[str, Any]) -> list[tuple[str, list[str]]]:
 def _changed(settings: dict[str, Any], profile: str) -> list[str]:
     """Name the switches of a profile that config.toml sets otherwise."""
     switches = policy.PROFILES["multi-tenant"]
-    meant = {section: {**policy.defaults()[section], **policy.PROFILES[profile].get(section, {})} for section in switches}
+    meant = {
+        section: {**policy.defaults()[section], **policy.PROFILES[profile].get(section, {})} for section in switches
+    }
     return [
         f"[{section}] {key}"
         for section, keys in switches.items()

@@ -412,8 +412,8 @@ def test_a_runtime_that_cannot_be_executed(shim: Shim, tmp_path: Path) -> None:
 
 IMPORTS = {
     "gpushim", "gpushim.create", "gpushim.bundle", "gpushim.fastjson", "gpushim.plan", "gpushim.request",
-    "gpushim.selection", "gpushim.require", "gpushim.authorization", "gpushim.edits", "gpushim.errors", "gpushim.stamp",
-    "gpushim.inventory", "gpushim.inventory.ensure", "_json", "__future__",
+    "gpushim.selection", "gpushim.require", "gpushim.authorization", "gpushim.edits", "gpushim.errors",
+    "gpushim.stamp", "gpushim.inventory", "gpushim.inventory.ensure", "_json", "__future__",
 }  # fmt: skip
 
 

@@ -478,7 +478,9 @@ def test_imex_variable_needs_the_privilege_of_the_device_variable() -> None:
     assert asked(spec).imex == [5]
     found = asked(spec, accept_env_when_unprivileged=False)
     assert found.imex == []
-    assert found.ignored[0].startswith("NVIDIA_IMEX_CHANNELS adds no IMEX channel while the container is unprivileged")
+    assert found.ignored[0].startswith(
+        "NVIDIA_IMEX_CHANNELS adds no IMEX channel while the container is unprivileged"
+    )
 
 
 @pytest.mark.parametrize("value", ["nvidia.com/gpu=all", "not a CDI name", "x" * 70000])
@@ -487,7 +489,9 @@ def test_annotations_can_be_forbidden(value: str) -> None:
     found = asked(spec, accept_annotations_when_unprivileged=False)
     assert (found.source, found.text) == (f"env {NVD}", "1")
     assert len(found.ignored) == 1
-    assert found.ignored[0].startswith("annotations (cdi.k8s.io/x) name no device while the container is unprivileged")
+    assert found.ignored[0].startswith(
+        "annotations (cdi.k8s.io/x) name no device while the container is unprivileged"
+    )
     spec["annotations"] = {"cdi.k8s.io/x": ""}
     assert asked(spec, accept_annotations_when_unprivileged=False).ignored == []
 

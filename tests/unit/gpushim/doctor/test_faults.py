@@ -164,7 +164,9 @@ def an_old_name(patient: Patient) -> None:
     add(patient, "cdi", 'kinds-from-env = ["vendor.com/card"]')
 
 
-@fault("grants", "warning", "profile multi-tenant, but for [requests] accept-annotations-when-unprivileged: of itself")
+@fault(
+    "grants", "warning", "profile multi-tenant, but for [requests] accept-annotations-when-unprivileged: of itself"
+)
 def a_profile_with_a_hole(patient: Patient) -> None:
     add(patient, "requests", 'profile = "multi-tenant"\naccept-annotations-when-unprivileged = true')
 

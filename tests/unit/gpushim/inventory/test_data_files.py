@@ -240,7 +240,9 @@ def test_mps_of_somebody_else(tmp_path: Path, name: str) -> None:
         os.chown(changed, 1000, 1000)
     assert data_files.mps(str(tmp_path), PIPES) == []
     said = data_files.mps_trouble(str(tmp_path), PIPES)
-    assert said.startswith(f"no container takes part in MPS: {reason}; start the daemon with CUDA_MPS_PIPE_DIRECTORY=")
+    assert said.startswith(
+        f"no container takes part in MPS: {reason}; start the daemon with CUDA_MPS_PIPE_DIRECTORY="
+    )
 
 
 @pytest.mark.parametrize("pipes", ["/", "/run/..", "/run/.", "//run/mps", "/run//mps", "/run/../mps"])
