@@ -13,7 +13,12 @@ from gpushim.errors import GpushimError
 INVENTORY = host()
 INVENTORY["policy"]["cdi"]["spec-dirs"] = []
 BUNDLE = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
-SWITCHES = ("accept-volume-mounts", "accept-env-when-unprivileged", "disable-require", "ignore-imex-channel-requests")
+SWITCHES: tuple[str, ...] = (
+    "accept-volume-mounts",
+    "accept-env-when-unprivileged",
+    "disable-require",
+    "ignore-imex-channel-requests",
+)
 SWITCHES += ("accept-annotations-when-unprivileged", "list-devices-in-refusals")
 
 

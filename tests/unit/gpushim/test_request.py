@@ -681,6 +681,7 @@ def test_read_changes_nothing(spec: dict[str, Any], rules: dict[str, Any]) -> No
 def test_reading_a_large_bundle_costs_a_bounded_number_of_calls() -> None:
     mounts = [{"destination": f"/mnt/{number}", "source": "/x"} for number in range(30)]
     spec = bundle(*[f"VARIABLE_{number}=x" for number in range(60)], f"{NVD}=0,1,2,3,4,5,6,7", mounts=mounts)
+    rules = policy()
     calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -689,7 +690,7 @@ def test_reading_a_large_bundle_costs_a_bounded_number_of_calls() -> None:
 
     sys.setprofile(count)
     try:
-        request.read(spec, policy())
+        request.read(spec, rules)
     finally:
         sys.setprofile(None)
     assert calls < 600
