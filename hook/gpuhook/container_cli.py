@@ -18,6 +18,7 @@ from gpuhook import prestart, standalone
 from gpuhook.confine import confine, exhausted
 from gpushim import argp, create, plan, selection, stamp
 from gpushim.argp import NO, REQUIRED, USAGE
+from gpushim.authorization import Gate
 from gpushim.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.inventory import ensure
 from gpushim.request import AUTOMATIC_KIND, CAPABILITIES, LAST_CHANNEL, Request
@@ -149,10 +150,11 @@ def request(options: Given, policy: dict[str, Any]) -> Request:
         words = ["all"]  # what stands before it is among them
     devices = selection.parse(words or ["none"], (policy["cdi"]["kind"], AUTOMATIC_KIND))
     foreign = [text for kind, _, text in devices or () if kind == "cdi"]
-    if devices is None or foreign:
+    if devices is None or foreign:  # the table lets no option name a CDI device
         raise GpushimError(f"{quote(foreign[0]) if foreign else 'void'}: unknown device", REQUEST)
     made = Request()
     made.source, made.text, made.devices, made.ignored = "--device", ",".join(words), devices, []
+    gate = Gate(lambda: True, policy, made.ignored)  # whoever may call this can do all that it does without it
     named = {name for name, _ in options}
     made.capabilities = [name for name in CAPABILITIES if name in named]
     made.requirements = [("--require", value) for name, value in options if name == "require" and value.strip()]
@@ -164,18 +166,17 @@ def request(options: Given, policy: dict[str, Any]) -> Request:
     if (made.mig_config or made.mig_monitor) and any(item[0].startswith("mig-") for item in devices):
         name = "mig-config" if made.mig_config else "mig-monitor"
         raise GpushimError(f"all: cannot enable {name} with specific MIG devices selected", REQUEST)
-    made.imex = _channels(options, policy, made.ignored)
+    made.imex = _channels(options, gate)
     made.features, made.mps, made.legacy, made.privileged = [], "", False, True
     return made
 
 
-def _channels(options: Given, policy: dict[str, Any], ignored: list[str]) -> list[int]:
+def _channels(options: Given, gate: Gate) -> list[int]:
     words = argp.words_of(options, "imex-channel")
     for word in words:
         if not 0 <= selection.number(word) <= LAST_CHANNEL:
             raise GpushimError(f"--imex-channel={quote(word)}: want a number from 0 to {LAST_CHANNEL}", USAGE)
-    if words and policy["requests"]["ignore-imex-channel-requests"]:
-        ignored.append("no IMEX channel is added while [requests] ignore-imex-channel-requests is true")
+    if words and not gate.lets("imex", "option", "--imex-channel adds no IMEX channel"):
         return []
     return list(dict.fromkeys([int(word) for word in words]))
 

@@ -182,7 +182,7 @@ def _effect(name: str, value: str, wanted: Request | None, swarm: list[str]) -> 
         asks = " asks for all GPUs" if wanted.source == "env CUDA_VERSION" else ""
         return f"an image from before NVIDIA_REQUIRE_CUDA{asks}" if wanted.legacy else "does nothing"
     if name == request.MPS_PIPES:
-        return "names the directory of MPS"
+        return "does nothing: [mps] enabled decides"
     if name.startswith(require.PREFIX):
         asked = any(variable == name for variable, _ in wanted.requirements)
         return "a condition" if asked else "counts for nothing"
@@ -190,7 +190,9 @@ def _effect(name: str, value: str, wanted: Request | None, swarm: list[str]) -> 
         return f"IMEX channels {', '.join(map(str, wanted.imex))}" if wanted.imex else "no IMEX channel"
     for feature in request.FEATURES:
         if name == f"NVIDIA_{feature.upper()}":
-            return f"feature {feature}" if feature in wanted.features else 'does nothing: only "enabled" counts'
+            if feature in wanted.features:
+                return f"feature {feature}"
+            return "does not count" if value == "enabled" else 'does nothing: only "enabled" counts'
     if name in ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"):
         return "MIG may be configured or monitored" if value.strip() else "does nothing"
     if name == "NVIDIA_DISABLE_REQUIRE":

@@ -21,6 +21,7 @@ from types import CodeType
 # In this order each finds those that it imports; packages end with a dot.
 CREATE = """
     gpushim. gpushim.errors gpushim.bounds gpushim.bundle gpushim.fastjson gpushim.selection gpushim.require
+    gpushim.authorization
     gpushim.request gpushim.edits gpushim.plan gpushim.stamp gpushim.inventory. gpushim.inventory.ensure
     gpushim.create
 """

@@ -6,7 +6,7 @@ the host has (inventory/), what the CDI specs of others say (cdi/), and putting 
 
 from __future__ import annotations
 
-from gpushim import require, selection
+from gpushim import authorization, require, selection
 from gpushim.edits import HOOK_NAME, last_counts
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.request import DEVICES, MPS_PIPES
@@ -99,8 +99,8 @@ def _own(
     files = driver_files(request, inventory)
     edits += [("mount", one) for one in mounts(files, inventory)]
     edits.append(("env", (DEVICES, visible_devices(request, gpus, migs))))
-    if _shares(request, inventory) and not request.mps:
-        edits.append(("env", (MPS_PIPES, inventory["policy"]["mps"]["pipe-directory"])))
+    if any(file["path"] == _pipes(inventory) for file in files) and not request.mps:
+        edits.append(("env", (MPS_PIPES, _pipes(inventory))))
     edits.append(("hook", _hook(request, nodes, files, inventory, bundle)))
     return edits, _names(gpus, migs)
 
@@ -185,10 +185,10 @@ def driver_files(request: Request, inventory: dict[str, Any]) -> list[dict[str, 
         names.append("graphics")
     if _devices(request):
         names += request.features
-    if _shares(request, inventory):
+    if _devices(request) and not authorization.missing("mps", "policy", request.privileged, inventory["policy"]):
         names.append("mps")
-    elif request.mps.rstrip("/") == inventory["policy"]["mps"]["pipe-directory"]:
-        request.ignored.append(f"{MPS_PIPES} is set, but no MPS control daemon was found on this host")
+        if inventory["mps"] and inventory["mps"] not in request.ignored:
+            request.ignored.append(inventory["mps"])
     if "compat32" in names:
         names += [name + "32" for name in names]
     found = {file["path"]: file for name in names for file in inventory["files"].get(name, ())}
@@ -197,11 +197,8 @@ def driver_files(request: Request, inventory: dict[str, Any]) -> list[dict[str, 
     return list(found.values())
 
 
-def _shares(request: Request, inventory: dict[str, Any]) -> bool:
-    """Say whether a container takes part in the host's MPS: it names the daemon's directory, or policy says so."""
-    mps = inventory["policy"]["mps"]
-    asked = mps["enabled"] or request.mps.rstrip("/") == mps["pipe-directory"]
-    return asked and bool(_devices(request) and inventory["files"].get("mps"))
+def _pipes(inventory: dict[str, Any]) -> str:
+    return str(inventory["policy"]["mps"]["pipe-directory"])
 
 
 def node_edits(path: str, inventory: dict[str, Any], bundle: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -24,6 +24,22 @@ if TYPE_CHECKING:
 CONFIG_LIMIT = 1 << 20  # bytes
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _QUOTES = "'\""
+# What the switches are under a profile, where config.toml does not name them itself.
+PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    "default": {},
+    "multi-tenant": {
+        "requests": {
+            "accept-env-when-unprivileged": False,
+            "accept-annotations-when-unprivileged": False,
+            "accept-volume-mounts": True,  # an image can have none: the one way that is left to a device plugin
+            "swarm-variables": [],
+            "list-devices-in-refusals": False,
+        },
+        "cdi": {"foreign-kinds": []},
+        "mps": {"enabled": False},
+    },
+}
+OLD_NAMES = {("cdi", "kinds-from-env"): "foreign-kinds"}
 _TYPES: dict[str, type[Any]] = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
 _TOML_NAMES = {
     "object": "a table",
@@ -84,6 +100,20 @@ def given(path: str) -> dict[str, Any] | None:
     for trouble in _troubles(found, schema(), ""):
         raise GpushimError(f"{path}: {trouble}", CONFIG)
     return found
+
+
+def old_names(given: dict[str, Any]) -> list[str]:
+    """Say which old names of keys a config.toml has, a sentence for each.
+
+    Args:
+        given: what it says itself.
+    """
+    return [
+        f"[{section}] {old} is an old name of {new}"
+        + (f", which is there too and counts: remove {old}" if new in given[section] else "; rename it")
+        for (section, old), new in OLD_NAMES.items()
+        if old in given.get(section, {})
+    ]
 
 
 def low_level(names: list[str]) -> str:
@@ -204,14 +234,26 @@ def _unknown(name: str) -> str:
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
+    profile = PROFILES[given.get("requests", {}).get("profile", "default")]
     policy = {
-        section: {key: given.get(section, {}).get(key, entry["default"]) for key, entry in rule["properties"].items()}
+        section: {
+            **{key: entry["default"] for key, entry in rule["properties"].items() if "default" in entry},
+            **profile.get(section, {}),
+            **named(given, section),
+        }
         for section, rule in schema()["properties"].items()
     }
     driver = policy["driver"]
     driver["root"] = _cleaned(driver["root"])
     driver["dev-root"] = _cleaned(driver["dev-root"] or driver["root"])
     return policy
+
+
+def named(given: dict[str, Any], section: str) -> dict[str, Any]:
+    """Return the keys of a section that a config.toml names itself, old names as the new ones."""
+    entries = given.get(section, {})
+    old = {new: entries[name] for (part, name), new in OLD_NAMES.items() if part == section and name in entries}
+    return {**old, **{key: value for key, value in entries.items() if (section, key) not in OLD_NAMES}}
 
 
 def _cleaned(path: str) -> str:

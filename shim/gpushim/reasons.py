@@ -149,7 +149,7 @@ class Reasons:
         if "video" in names:
             names.setdefault("compute", "capability video loads it")
         names.update((name, _feature(name)) for name in wanted.features)
-        names["mps"] = f"MPS: {MPS_PIPES}" if wanted.mps else "MPS: [mps] enabled is true"
+        names["mps"] = "MPS: [mps] enabled is true"
         yield from names.items()
         if "compat32" in names:
             yield from ((name + "32", f"{why}, with compat32") for name, why in names.items())

@@ -1,15 +1,19 @@
 """What a container asks for, read from its config.json.
 
-Out of scope: what the host has (selection, plan) and whether the conditions hold (require).
-Hot path: imports nothing but gpushim's bounds, errors, require and selection; reading an ordinary config.json takes
-0.05 ms without a request and about 0.1 ms with one, and time grows only with its size.
+Out of scope: what the host has (selection, plan), whether the conditions hold (require), and who may be granted what
+(authorization).
+Hot path: imports nothing but these and gpushim's errors; reading an ordinary config.json takes 0.05 ms without a
+request and about 0.1 ms with one, and time grows only with its size.
 """
 
 from __future__ import annotations
 
-from gpushim import bounds
+import posix
+
+from gpushim import authorization, bounds
+from gpushim.authorization import Gate
 from gpushim.errors import BUNDLE, REQUEST, GpushimError, quote
-from gpushim.require import gather
+from gpushim.require import PREFIX, gather
 from gpushim.selection import is_qualified, number, parse
 
 TYPE_CHECKING = False
@@ -29,8 +33,9 @@ DEVICE_LIST = "/var/run/nvidia-container-devices"
 AUTOMATIC_KIND = "runtime.nvidia.com/gpu"  # how NVIDIA's toolkit names devices it describes while it runs
 LAST_CHANNEL = 2**20 - 1
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")  # Go's strconv.ParseBool
+CUDAS_PIPES = "/tmp/nvidia-mps"  # where MPS has its pipes if nobody names another directory
+_ORIGINS = {"mounts": ("mount", "a mount"), "annotations": ("annotation", "an annotation")}
 _MOUNT_RULE = "[requests] accept-volume-mounts is false"
-_ENV_RULE = "while the container is unprivileged and [requests] accept-env-when-unprivileged is false"
 
 
 class Request:
@@ -42,13 +47,13 @@ class Request:
         devices: selection's items in order without duplicates; [] asks for the driver without a GPU.
         capabilities: out of CAPABILITIES, in that order.
         requirements: (variable, expression) for require.check.
-        mps: CUDA_MPS_PIPE_DIRECTORY as the container has it, or "".
+        mps: CUDA_MPS_PIPE_DIRECTORY as the container has it, or ""; it brings nothing.
         imex: channel numbers in order without duplicates.
         features: out of FEATURES, in that order.
         mig_config: MIG may be configured from the container.
         mig_monitor: MIG may be monitored from the container.
         legacy: the image has CUDA_VERSION but no NVIDIA_REQUIRE_CUDA.
-        privileged: CAP_SYS_ADMIN is in the bounding set.
+        privileged: CAP_SYS_ADMIN is in the bounding set, and not of a user namespace of the container's own.
         ignored: a sentence for each thing that was asked for and that the policy forbids to honour.
     """
 
@@ -88,56 +93,61 @@ def read(
     Raises:
         GpushimError: REQUEST, for a malformed or forbidden request; BUNDLE, for a config.json of wrong types.
     """
-    rules = policy["requests"]
     ignored = [] if ignored is None else ignored
     process = _member(spec, "process", dict)
-    env = _environment(process, rules["swarm-variables"])
+    env = _environment(process, policy["requests"]["swarm-variables"])
     # Whoever injected already says void, so neither mounts nor annotations may bring the devices again.
     if "void" in _split(DEVICES, env.get(DEVICES, "")):
         return None
-    mounted = _mounted(spec, rules["accept-volume-mounts"], ignored)
+    gate = Gate(lambda: _privileged(spec, process), policy, ignored)
+    mounted = _mounted(spec, gate)
     named = [_mount_name(name) for name in mounted if not name.startswith("imex/")]
-    asked = _annotated(spec, policy["cdi"]["annotation-prefixes"])
+    asked = _annotated(spec, gate)
     if asked is None:
-        asked = ("mounts", ",".join(named), named) if named else _listed(env, rules, process, ignored)
+        asked = ("mounts", ",".join(named), named) if named else _listed(env, gate)
     if asked is None:
         return None
     devices = parse(asked[2], (policy["cdi"]["kind"], AUTOMATIC_KIND))
     if devices is None:
         return None
-    if asked[0].startswith("env ") and not _privileged(process):
-        _check_kinds(devices, policy["cdi"]["kinds-from-env"], asked[0][4:])
+    _check_kinds(devices, asked[0], gate)
     request = Request()
     request.source, request.text, request.devices, request.ignored = asked[0], asked[1], devices, ignored
-    _complete(request, env, mounted, rules, _privileged(process))
+    _complete(request, env, mounted, gate)
     return request
 
 
-def _check_kinds(devices: Sequence[Item], allowed: Sequence[str], name: str) -> None:
-    """Refuse CDI devices that a variable, which may be the image's own, may not name."""
-    for form, _, text in devices:
+def _check_kinds(devices: Sequence[Item], source: str, gate: Gate) -> None:
+    """Refuse CDI devices of others that this container may not name."""
+    origin, who = _ORIGINS.get(source, ("variable", source[4:]))
+    for text in [text for form, _, text in devices if form == "cdi"]:
         kind = text.partition("=")[0]
-        if form == "cdi" and "*" not in allowed and kind not in allowed:
+        own = kind in (gate.policy["cdi"]["kind"], AUTOMATIC_KIND)
+        if gate.missing("own-cdi" if own else "foreign-cdi", origin, kind):
             raise GpushimError(
-                f'{name} names the CDI device "{quote(text)}", but [cdi] kinds-from-env does not have {quote(kind)}; '
-                f"add it there, or name the device by an annotation",
+                f'{who} names the CDI device "{quote(text)}", but [cdi] foreign-kinds does not have {quote(kind)}; '
+                f"add it there, or let the engine do CDI",
                 REQUEST,
             )
 
 
-def _complete(
-    request: Request, env: Mapping[str, str], mounted: list[str], rules: Mapping[str, Any], privileged: bool
-) -> None:
-    request.privileged = privileged
+def _complete(request: Request, env: Mapping[str, str], mounted: list[str], gate: Gate) -> None:
+    request.privileged = gate.privileged
     request.legacy = _legacy(env)
     request.capabilities = _capabilities(env, request.legacy)
-    disabled = rules["disable-require"] or env.get("NVIDIA_DISABLE_REQUIRE") in _TRUE
+    disabled = gate.policy["requests"]["disable-require"] or env.get("NVIDIA_DISABLE_REQUIRE") in _TRUE
     request.requirements = [] if disabled else gather(env, request.legacy)
-    request.imex = _imex(env, mounted, rules, request)
-    request.features = [name for name in FEATURES if env.get("NVIDIA_" + name.upper()) == "enabled"]
+    request.imex = _imex(env, mounted, gate)
+    request.features = []
+    for name in FEATURES:
+        variable = "NVIDIA_" + name.upper()
+        if env.get(variable) == "enabled" and gate.lets(name, "variable", f"{variable} adds nothing"):
+            request.features.append(name)
     request.mps = env.get(MPS_PIPES, "")
-    request.mig_config = _mig(env, "NVIDIA_MIG_CONFIG_DEVICES", privileged)
-    request.mig_monitor = _mig(env, "NVIDIA_MIG_MONITOR_DEVICES", privileged)
+    if request.mps.rstrip("/") in (gate.policy["mps"]["pipe-directory"], CUDAS_PIPES):
+        gate.lets("mps", "policy", f"{MPS_PIPES} does not let the container take part in the host's MPS")
+    request.mig_config = _mig(env, "NVIDIA_MIG_CONFIG_DEVICES", gate)
+    request.mig_monitor = _mig(env, "NVIDIA_MIG_MONITOR_DEVICES", gate)
 
 
 def _member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:
@@ -152,14 +162,15 @@ def _member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:
 
 def _environment(process: Mapping[str, object], swarm: Sequence[str]) -> dict[str, str]:
     """Return the variables that matter here; of duplicates the last wins, as it does in runc."""
-    wanted = ("NVIDIA_", "CUDA_VERSION=", MPS_PIPES + "=", *[name + "=" for name in swarm])
+    known = authorization.VARIABLES
+    first = ("NVIDIA_", "CUDA_", *swarm)  # most of an environment begins otherwise, and is done with here
     found = {}
     for entry in _member(process, "env", list):
         if not isinstance(entry, str):
             raise GpushimError("config.json: process.env has an entry that is not a string", BUNDLE)
-        if entry.startswith(wanted):
+        if entry.startswith(first):
             name, equals, value = entry.partition("=")
-            if equals:
+            if equals and (name in known or name in swarm or name.startswith(PREFIX)):
                 found[name] = value
     return found
 
@@ -174,10 +185,15 @@ def _split(name: str, value: str) -> list[str]:
     return [text for text in texts if text]
 
 
-def _annotated(spec: Mapping[str, object], prefixes: Sequence[str]) -> Optional[Asked]:
+def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[Asked]:
     annotations = _member(spec, "annotations", dict)
     names: list[str] = []
-    for key in sorted(key for key in annotations if key.startswith(tuple(prefixes))):
+    keys = sorted(key for key in annotations if key.startswith(tuple(gate.policy["cdi"]["annotation-prefixes"])))
+    if keys and gate.missing("gpu", "annotation"):
+        if any(annotations[key] for key in keys):
+            gate.lets("gpu", "annotation", f"annotations ({quote(keys[0])}) name no device")
+        return None
+    for key in keys:
         for name in _split("annotation " + key, _member(annotations, key, str)):
             if not is_qualified(name):
                 raise GpushimError(
@@ -189,9 +205,10 @@ def _annotated(spec: Mapping[str, object], prefixes: Sequence[str]) -> Optional[
     return ("annotations", ",".join(names), names) if names else None
 
 
-def _mounted(spec: Mapping[str, object], accepted: bool, ignored: list[str]) -> list[str]:
+def _mounted(spec: Mapping[str, object], gate: Gate) -> list[str]:
     """Return what follows DEVICE_LIST in the mounts of /dev/null by which Kubernetes names devices."""
     names: list[str] = []
+    accepted = not gate.missing("gpu", "mount")
     for mount in _member(spec, "mounts", list):
         if not isinstance(mount, dict):
             raise GpushimError("config.json: mounts has an entry that is not an object", BUNDLE)
@@ -204,8 +221,7 @@ def _mounted(spec: Mapping[str, object], accepted: bool, ignored: list[str]) -> 
         path = "/" + "/".join(part for part in parts if part not in ("", "."))
         if parts[0] == "" and path.startswith(DEVICE_LIST + "/"):
             names.append(path[len(DEVICE_LIST) + 1 :].strip())
-    if names and not accepted:
-        ignored.append(f"mounts below {DEVICE_LIST} name no device while {_MOUNT_RULE}")
+    if names and not gate.lets("gpu", "mount", f"mounts below {DEVICE_LIST} name no device"):
         return []
     if len(names) > bounds.DEVICES:
         raise GpushimError(f"more than {bounds.DEVICES} mounts name devices; name fewer", REQUEST)
@@ -234,10 +250,9 @@ def _mount_name(name: str) -> str:
     return qualified
 
 
-def _listed(
-    env: Mapping[str, str], rules: Mapping[str, Any], process: Mapping[str, object], ignored: list[str]
-) -> Optional[Asked]:
+def _listed(env: Mapping[str, str], gate: Gate) -> Optional[Asked]:
     """Return the list that variables give, if they may."""
+    rules = gate.policy["requests"]
     names = [name for name in rules["swarm-variables"] if name in env]
     if not names and DEVICES not in env:
         if not _legacy(env):
@@ -256,8 +271,7 @@ def _listed(
             f"let the device plugin pass them as variables, or set accept-volume-mounts = true",
             REQUEST,
         )
-    if not rules["accept-env-when-unprivileged"] and not _privileged(process):
-        ignored.append(f"{names[0]} names no device {_ENV_RULE}")
+    if not gate.lets("gpu", "variable", f"{names[0]} names no device"):
         return None
     return ("env " + ", ".join(names), value, texts)
 
@@ -266,11 +280,24 @@ def _legacy(env: Mapping[str, str]) -> bool:
     return bool(env.get("CUDA_VERSION")) and not env.get("NVIDIA_REQUIRE_CUDA")
 
 
-def _privileged(process: Mapping[str, object]) -> bool:
+def _privileged(spec: Mapping[str, object], process: Mapping[str, object]) -> bool:
+    """Say whether a container has power over the host anyway: CAP_SYS_ADMIN, in the engine's own user namespace."""
     capabilities = process.get("capabilities")
-    if isinstance(capabilities, list):  # OCI runtime spec 1.0.0-rc1 to rc4
-        return "CAP_SYS_ADMIN" in capabilities
-    return "CAP_SYS_ADMIN" in _member(_member(process, "capabilities", dict), "bounding", list)
+    if not isinstance(capabilities, list):  # one is of OCI runtime spec 1.0.0-rc1 to rc4
+        capabilities = _member(_member(process, "capabilities", dict), "bounding", list)
+    return "CAP_SYS_ADMIN" in capabilities and not _in_a_user_namespace(_member(spec, "linux", dict))
+
+
+def _in_a_user_namespace(linux: Mapping[str, object]) -> bool:
+    for space in _member(linux, "namespaces", list):
+        if isinstance(space, dict) and space.get("type") == "user":
+            path = _member(space, "path", str)
+            try:
+                here, there = posix.stat("/proc/self/ns/user"), posix.stat(path)
+            except (OSError, ValueError):  # none to join, or none that can be looked at
+                return True
+            return (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino)
+    return bool(linux.get("uidMappings"))
 
 
 def _capabilities(env: Mapping[str, str], legacy: bool) -> list[str]:
@@ -283,19 +310,16 @@ def _capabilities(env: Mapping[str, str], legacy: bool) -> list[str]:
     return [word for word in CAPABILITIES if word in words or "all" in words]
 
 
-def _imex(env: Mapping[str, str], mounted: list[str], rules: Mapping[str, Any], request: Request) -> list[int]:
+def _imex(env: Mapping[str, str], mounted: list[str], gate: Gate) -> list[int]:
     name = "NVIDIA_IMEX_CHANNELS"
     texts = [text[5:] for text in mounted if text.startswith("imex/")]
-    from_env = not texts
-    if from_env:
+    source, otherwise = "mount", f"mounts below {DEVICE_LIST} add no IMEX channel"
+    if not texts:
+        source, otherwise = "variable", f"{name} adds no IMEX channel"
         texts = _split(name, env.get(name, ""))
         if "all" in texts or "none" in texts or "void" in texts:
             return []  # "all" has always meant nothing here
-    if texts and rules["ignore-imex-channel-requests"]:
-        request.ignored.append("no IMEX channel is added while [requests] ignore-imex-channel-requests is true")
-        return []
-    if texts and from_env and not (request.privileged or rules["accept-env-when-unprivileged"]):
-        request.ignored.append(f"{name} adds no channel {_ENV_RULE}")
+    if texts and not gate.lets("imex", source, otherwise):
         return []
     channels: list[int] = []
     for text in texts:
@@ -306,12 +330,14 @@ def _imex(env: Mapping[str, str], mounted: list[str], rules: Mapping[str, Any], 
     return channels
 
 
-def _mig(env: Mapping[str, str], name: str, privileged: bool) -> bool:
+def _mig(env: Mapping[str, str], name: str, gate: Gate) -> bool:
     value = env.get(name, "").strip()
     if not value:
         return False
-    if not privileged:
-        raise GpushimError(f"{name} needs a container with CAP_SYS_ADMIN; remove it, or add --privileged", REQUEST)
+    if gate.missing(authorization.VARIABLES[name], "variable"):
+        raise GpushimError(
+            f"{name} needs a container with CAP_SYS_ADMIN on the host; remove it, or add --privileged", REQUEST
+        )
     if value != "all":
         raise GpushimError(f'{name} is "{quote(value)}"; the only value it may have is all', REQUEST)
     return True

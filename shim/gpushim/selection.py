@@ -262,11 +262,16 @@ def _require_healthy(who: str, item: Item, device: Device, inventory: dict[str, 
 
 def _refuse(who: str, item: Item, found: list[Device], inventory: dict[str, Any]) -> NoReturn:
     asked = quote(item[2])
+    lists = inventory["policy"]["requests"]["list-devices-in-refusals"]
     if found:
+        these = f": {_gpus(found)}" if lists else ""
         raise GpushimError(
-            f'{who} GPU "{asked}", which fits {len(found)} GPUs: {_gpus(found)}; write more of the UUID', REQUEST
+            f'{who} GPU "{asked}", which fits {len(found)} GPUs{these}; write more of the UUID', REQUEST
         )
-    if not item[0].startswith("mig-"):
+    what = "MIG instance" if item[0].startswith("mig-") else "GPU"
+    if not lists:
+        raise GpushimError(f'{who} {what} "{asked}", which this host does not have; use one that it has', REQUEST)
+    if what == "GPU":
         gpus = inventory["gpus"]
         raise GpushimError(
             f'{who} GPU "{asked}", but this host has {len(gpus)}: {_gpus(gpus)}; use one of them, or all', REQUEST

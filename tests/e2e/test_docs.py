@@ -152,7 +152,7 @@ def test_kubernetes(debian_image: Path, busybox_tree: Path) -> None:
     handler = next(each["handler"] for each in manifests if each["kind"] == "RuntimeClass")
     name = next(each["metadata"]["name"] for each in manifests if each["kind"] == "RuntimeClass")
     assert next(each["spec"]["runtimeClassName"] for each in manifests if each["kind"] == "Pod") == name
-    closed = next(block.text for block in pages.blocks(text) if "accept-volume-mounts = true" in block.text)
+    closed = next(block.text for block in pages.blocks(text) if 'profile = "multi-tenant"' in block.text)
     with installed.machine(SUITE) as machine:
         machine.write("/etc/containerd/config.toml", CONTAINERD)
         machine.restart("containerd")

@@ -45,7 +45,7 @@ def settings(directory: Path, root: str, low_level: str = RUNC, libraries: str =
         "driver": {"root": root, "dev-root": root, "library-directory": libraries},
         "runtime": {"low-level": [low_level]},
         "log": {"file": str(directory / "gpushim.log")},
-        "cdi": {"spec-dirs": [str(directory / "cdi"), str(directory / "state" / "cdi")]},
+        "cdi": {"spec-dirs": [str(directory / "cdi"), str(directory / "state" / "cdi")], "foreign-kinds": ["*"]},
     }
     lines = []
     for table, values in tables.items():

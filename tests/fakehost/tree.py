@@ -62,8 +62,8 @@ def write_socket(directory: str, name: str = "socket") -> None:
 
 def write_mps(root: str) -> None:
     """Leave behind what a running MPS control daemon has in its directory."""
-    write(f"{root}/tmp/nvidia-mps/nvidia-cuda-mps-control.pid", "4242\n")
-    write_socket(f"{root}/tmp/nvidia-mps", "control")
+    write(f"{root}/run/nvidia-mps/nvidia-cuda-mps-control.pid", "4242\n")
+    write_socket(f"{root}/run/nvidia-mps", "control")
 
 
 def write_loader_cache(root: str, libdirs: Iterable[str]) -> None:

@@ -177,9 +177,9 @@ def test_what_only_complete_hosts_have(tmp_path: Path) -> None:
 
 
 def test_mps_on_request(tmp_path: Path) -> None:
-    assert not os.path.exists(f"{build(str(tmp_path / 'a'), 1, nodes=False).root}/tmp/nvidia-mps")
+    assert not os.path.exists(f"{build(str(tmp_path / 'a'), 1, nodes=False).root}/run/nvidia-mps")
     made = build(str(tmp_path / "b"), 1, nodes=False, mps=True)
-    assert stat.S_ISSOCK(os.lstat(f"{made.root}/tmp/nvidia-mps/control").st_mode)
+    assert stat.S_ISSOCK(os.lstat(f"{made.root}/run/nvidia-mps/control").st_mode)
 
 
 def test_command_line_with_the_system_python(tmp_path: Path) -> None:

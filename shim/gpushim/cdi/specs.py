@@ -87,18 +87,16 @@ def _device(name: str, specs: list[Spec], troubles: list[str], directories: Sequ
         paths = " and ".join([hit[1] for hit in best])
         raise GpushimError(f'the CDI device "{quote(name)}" is in both {paths}; remove one of them', REQUEST)
     if not best:
-        raise _unknown(name, kind, troubles, directories)
+        raise _unknown(name, troubles, directories)
     return best[0][1:]
 
 
-def _unknown(name: str, kind: str, troubles: list[str], directories: Sequence[str]) -> GpushimError:
-    specs, all_troubles = load(directories)
-    have = [f"{spec['kind']}={device['name']}" for _, _, spec in specs for device in spec["devices"]]
-    have = [other for other in have if other.startswith(kind + "=")] or have
+def _unknown(name: str, troubles: list[str], directories: Sequence[str]) -> GpushimError:
+    """Refuse a device without a word about those that there are: others' names may be all that keeps them apart."""
     where = " and ".join(directories) or "no directory, for [cdi] spec-dirs is empty,"
-    sentence = f'no CDI spec in {where} has the device "{quote(name)}"; there is {_listed(sorted(set(have)))}'
-    if all_troubles:
-        sentence += f"; and these cannot be used: {_listed(all_troubles)}"
+    sentence = f'no CDI spec in {where} has the device "{quote(name)}"; gpushim cdi list shows what there is'
+    if troubles:
+        sentence += f"; and these cannot be used: {_listed(troubles)}"
     return GpushimError(sentence, INVENTORY if troubles else REQUEST)
 
 

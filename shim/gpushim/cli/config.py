@@ -19,7 +19,7 @@ def config() -> None:
 @config.command("show")
 @show.format_option("table", "json")
 def show_config(form: str) -> None:
-    """Show every setting with its value, and whether config.toml or the default says so."""
+    """Show every setting with its value, and whether config.toml, the profile or the default says so."""
     path = stamp.config_path()
     given = policy.given(path) or {}
     rows = [
@@ -35,10 +35,13 @@ def show_config(form: str) -> None:
 def check() -> None:
     """Say whether config.toml is right, and name what is not; exits with 15 if it is wrong."""
     path = stamp.config_path()
-    if policy.given(path) is None:
+    found = policy.given(path)
+    if found is None:
         show.say(f"{path} is not there; every setting has its default")
     else:
         show.say(f"{path} is right")
+        for sentence in policy.old_names(found):
+            show.say(f"warning: {sentence}", error=True)
 
 
 @config.command()
@@ -48,9 +51,10 @@ def path() -> None:
 
 
 def _source(given: dict[str, Any], section: str, key: str, path: str) -> str:
-    entries = given.get(section, {})
+    entries = policy.named(given, section)
+    profile = given.get("requests", {}).get("profile", "default")
     if key in entries and (section, key) != ("driver", "dev-root"):
         return path
     if (section, key) == ("driver", "dev-root"):
         return path if entries.get(key) else "driver.root"
-    return "default"
+    return f"profile {profile}" if key in policy.PROFILES[profile].get(section, {}) else "default"

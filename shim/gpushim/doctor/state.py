@@ -10,7 +10,7 @@ import stat
 from typing import TYPE_CHECKING
 
 import gpushim
-from gpushim import engines, stamp
+from gpushim import engines, policy, stamp
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, skipped, some, warning
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
@@ -31,7 +31,10 @@ def config(host: Host) -> Iterator[Finding]:
     if host.trouble:
         yield broken(host.trouble, f"correct {host.config}")
     elif os.path.exists(host.config):
-        yield ok(f"{host.config} is valid")
+        old = policy.old_names(policy.given(host.config) or {})
+        yield from (warning(sentence, f"edit {host.config}") for sentence in old)
+        if not old:
+            yield ok(f"{host.config} is valid")
     else:
         yield ok(f"there is no {host.config}: everything has its default")
 

@@ -88,7 +88,9 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
     config, host = _part(answer, "Config"), _part(answer, "HostConfig")
     env = _texts(config.get("Env"))
     if kind == "image":
-        found = Found(explain.described(env, False, {}, []), dict.fromkeys(map(_name, env), f"image {quote(name)}"))
+        theirs = _annotations(answer)  # of its manifest; Docker knows none
+        found = Found(explain.described(env, False, theirs, []))
+        found.origins = dict.fromkeys([*map(_name, env), *theirs], f"image {quote(name)}")
     else:
         found = _container(engine, program, answer, env)
     _note_runtime(found, engine, host, info)
@@ -100,7 +102,7 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
 
 def _container(engine: str, program: str, answer: dict[str, Any], env: list[str]) -> Found:
     config, host = _part(answer, "Config"), _part(answer, "HostConfig")
-    annotations = {key: str(value) for key, value in _part(host, "Annotations").items()}
+    annotations = _annotations(host, config)  # Podman's has those of the image's manifest among them
     entries = [entry for entry in answer.get("Mounts") or () if isinstance(entry, dict)]
     mounts = [(str(entry.get("Source", "")), str(entry.get("Destination", ""))) for entry in entries]
     privileged = _privileged(answer, host)
@@ -109,7 +111,9 @@ def _container(engine: str, program: str, answer: dict[str, Any], env: list[str]
     image = str(answer.get("Image", ""))
     told, _ = _ask(program, "inspect", "--type", "image", image)
     theirs = _texts(_part(told[0], "Config").get("Env")) if isinstance(told, list) and told else None
+    manifest = _annotations(told[0]) if isinstance(told, list) and told else {}
     shown = quote(str(answer.get("ImageName") or config.get("Image") or image))
+    found.origins.update((key, f"image {shown}") for key in annotations if annotations[key] == manifest.get(key))
     values = dict(entry.partition("=")[::2] for entry in theirs or ())
     for entry in env:
         name = _name(entry)
@@ -123,8 +127,14 @@ def _container(engine: str, program: str, answer: dict[str, Any], env: list[str]
     return found
 
 
+def _annotations(*parts: dict[str, Any]) -> dict[str, str]:
+    return {key: str(value) for part in parts for key, value in _part(part, "Annotations").items()}
+
+
 def _privileged(answer: dict[str, Any], host: dict[str, Any]) -> bool:
-    """Say whether CAP_SYS_ADMIN will be in the bounding set."""
+    """Say whether CAP_SYS_ADMIN will be in the bounding set, and not in a user namespace of the container's own."""
+    if _part(host, "IDMappings").get("UidMap"):  # Podman's; Docker refuses to have both
+        return False
     bounding = answer.get("BoundingCaps")  # Podman's answer for a container
     if isinstance(bounding, list):
         return "CAP_SYS_ADMIN" in bounding

@@ -3,7 +3,7 @@
 The snapshot is one JSON object, inventory.json in the state directory. All paths but those of "inputs" and
 "runtime" are as seen inside the driver root or the device root, which is where a container has them:
 
-    version, gpushim, written   5; version of gpushim; time in UTC. Another version is a stale snapshot.
+    version, gpushim, written   6; version of gpushim; time in UTC. Another version is a stale snapshot.
     inputs, stamp               what stamp.current looks at, and what it answered
     source                      "nvml", or "proc": whole GPUs only, because NVML could not be used
     notes                       sentences about what is not as it should be
@@ -19,6 +19,7 @@ The snapshot is one JSON object, inventory.json in the state directory. All path
                                 problem: null, or a sentence
     mig                         [{"uuid", "legacy", "gpu", "index", "gi", "ci", "profile", "nodes"}]
     nodes                       path: [major, minor, mode bits, uid, gid]
+    mps                         "", or a sentence: why containers get no MPS though [mps] enabled is true
     features, imex              feature: [paths of nodes]; numbers of IMEX channels
     files                       capability, capability with "32" (for compat32), feature, "mps" or "any":
                                 [{"path", "kind", "soname" (libraries), "links", "in"}]

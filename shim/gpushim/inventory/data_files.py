@@ -9,7 +9,6 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from gpushim import stamp
 from gpushim.inventory import elf, rooted
 
 if TYPE_CHECKING:
@@ -160,26 +159,39 @@ def gds(root: str) -> list[dict[str, Any]]:
 
 
 def mps(root: str, pipes: str) -> list[dict[str, Any]]:
-    """List what MPS needs: the directory of the daemon's pipes, if it runs, and the programs.
+    """List what MPS needs: the directory of the daemon's pipes, if it runs and can be trusted, and the programs.
 
     Args:
         root: the driver root.
-        pipes: the directory, "" for none. /tmp is everybody's, and containers may write to what they get: a link
-            does not count, nor does a directory of anybody but root.
+        pipes: the directory, "" for none.
     """
-    parent, name = os.path.split(pipes.rstrip("/"))
-    above = rooted.resolve(root, parent) if name not in ("", ".", "..") else None
-    real = f"{above.rstrip('/')}/{name}" if above else None
-    if real is None or rooted.kind(root, real) != stat.S_IFDIR:
+    if not pipes or mps_trouble(root, pipes):
         return []
-    if rooted.kind(root, f"{real}/control") not in (stat.S_IFSOCK, stat.S_IFIFO):
-        return []
-    try:
-        if not stamp.trusted(os.lstat(rooted.inside(root, real)).st_uid):
-            return []  # its owner could put a link in its place later
-    except OSError:  # it is gone
-        return []
-    return [rooted.entry(root, f"{parent.rstrip('/')}/{name}", real, "socket"), *binaries(root, "compute")]
+    return [{"path": pipes, "kind": "directory"}, *binaries(root, "compute")]
+
+
+def mps_trouble(root: str, pipes: str) -> str:
+    """Say why containers get no MPS; "" if they do.
+
+    Who may write to the pipes' directory, or put another in its place, decides what containers talk to; and a program
+    of theirs in it would be one of the host.
+
+    Args:
+        root: the driver root.
+        pipes: the directory.
+    """
+    wrong = rooted.mistrust(root, pipes)
+    if wrong:
+        return (
+            f"no container takes part in MPS: {wrong}; start the daemon with "
+            "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps, and name that as pipe-directory under [mps]"
+        )
+    if rooted.kind(root, f"{pipes}/control") not in (stat.S_IFSOCK, stat.S_IFIFO):
+        return (
+            f"no container takes part in MPS: no control daemon has its pipes in {pipes}; start it with "
+            f"CUDA_MPS_PIPE_DIRECTORY={pipes}"
+        )
+    return ""
 
 
 def _hits(root: str, places: list[tuple[str, str]], kind: str) -> Iterator[dict[str, Any]]:

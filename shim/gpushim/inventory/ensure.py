@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SNAPSHOT = "inventory.json"
-SCHEMA = 5
+SCHEMA = 6
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 STDERR_LIMIT = 8192  # bytes of what the child says last
 PREFIX = "gpushim: "  # of a refusal on stderr

@@ -64,6 +64,7 @@ def refresh(force: bool = False) -> dict[str, Any]:
     identity = stamp._identity(config)  # of before it is read: another one since makes the snapshot stale
     settings = policy.load(config)
     logs.start(settings["log"]["format"], settings["log"]["level"])
+    _warn(policy.old_names(policy.given(config) or {}))
     _prepare(state)
     with _deadline(settings["refresh"]["deadline-seconds"], config) as waiting:
         waiting(f"another refresh, which holds {state}/lock")

@@ -9,6 +9,8 @@ import os
 import stat
 from typing import Any
 
+from gpushim import stamp
+
 LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS
 
 
@@ -63,6 +65,31 @@ def kind(root: str, path: str | None) -> int:
     if status is None or (stat.S_ISREG(status.st_mode) and not status.st_size):
         return 0
     return stat.S_IFMT(status.st_mode)
+
+
+def mistrust(root: str, path: str) -> str:
+    """Say why others than root may decide what a directory is and has in it; "" if they may not.
+
+    Args:
+        root: an absolute path, which is trusted itself.
+        path: of the directory inside it, which need not exist.
+    """
+    parts = path.split("/")[1:]
+    if not path.startswith("/") or {"", ".", ".."} & set(parts):
+        return f"{path} is not written plainly, without //, . and .."
+    for end in range(len(parts)):
+        here = "/" + "/".join(parts[: end + 1])
+        try:
+            status = os.lstat(inside(root, here))
+        except (OSError, ValueError):
+            return ""  # and only root can make it
+        if not stat.S_ISDIR(status.st_mode):
+            return f"{here} is not a directory, or a link to one"
+        if not stamp.trusted(status.st_uid):
+            return f"{here} is of user {status.st_uid}, not root's"
+        if status.st_mode & 0o022:
+            return f"others than root may write to {here}"
+    return ""
 
 
 def listing(root: str, folder: str) -> list[str]:

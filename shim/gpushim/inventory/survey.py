@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__, policy, stamp
 from gpushim.errors import INVENTORY, GpushimError
-from gpushim.inventory import drm, ensure, files, gpus, modules, nodes, platforms, procfs
+from gpushim.inventory import data_files, drm, ensure, files, gpus, modules, nodes, platforms, procfs, rooted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +38,7 @@ def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]
     for _ in range(ATTEMPTS):
         before = stamp.driver(proc)
         snapshot = _ask_driver(settings, proc, waiting)
-        control = files.inside(root, settings["mps"]["pipe-directory"]) + "/control"
-        paths = [*_watched(snapshot, proc), control, runtime]
+        paths = [*_watched(snapshot, proc), *_mps_control(root, settings["mps"]), runtime]
         inputs = {"config": config, "root": root, "dev-root": dev_root, "nodes": paths}
         facts = stamp.current(inputs)
         snapshot.update(inputs=inputs, stamp=facts, runtime=runtime, policy=settings)
@@ -117,6 +116,13 @@ def _watched(snapshot: dict[str, Any], proc: str) -> list[str]:
     ]
 
 
+def _mps_control(root: str, mps: dict[str, Any]) -> list[str]:
+    """List the path by which a stamp sees MPS come and go: nothing that others than root can make come and go."""
+    pipes = mps["pipe-directory"]
+    watched = mps["enabled"] and not rooted.mistrust(root, pipes)
+    return [files.inside(root, pipes) + "/control"] if watched else []
+
+
 def _nodes_in_use(snapshot: dict[str, Any]) -> list[str]:
     return [gpu["node"] for gpu in snapshot["gpus"]] + [node for mig in snapshot["mig"] for node in mig["nodes"]]
 
@@ -129,7 +135,7 @@ def _add_nodes_and_files(snapshot: dict[str, Any], proc: str) -> None:
     driver, notes = snapshot["driver"], snapshot["notes"]
     other = platforms.find(driver, notes) if snapshot["platform"] != "native" else None
     if other:
-        snapshot.update(nodes=other["nodes"], files=other["files"], features={}, imex=[])
+        snapshot.update(nodes=other["nodes"], files=other["files"], features={}, imex=[], mps="")
         return
     found = nodes.find(driver["dev-root"], proc, notes, _drm(snapshot))
     for gpu in snapshot["gpus"]:
@@ -143,7 +149,12 @@ def _add_nodes_and_files(snapshot: dict[str, Any], proc: str) -> None:
     snapshot["features"] = nodes.features(found)
     snapshot["imex"] = nodes.imex_channels(found)
     snapshot["files"] = {}
+    snapshot["mps"] = ""
     if not snapshot["error"]:
-        pipes = snapshot["policy"]["mps"]["pipe-directory"]
+        mps = snapshot["policy"]["mps"]
+        pipes = mps["pipe-directory"] if mps["enabled"] else ""
+        if pipes:
+            snapshot["mps"] = data_files.mps_trouble(driver["root"], pipes)
+            notes += [snapshot["mps"]] if snapshot["mps"] else []
         snapshot["files"] = files.find(driver["root"], driver["version"], notes, mps=pipes)
         notes += files.lacking(driver["root"], driver["version"])

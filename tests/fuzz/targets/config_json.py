@@ -35,7 +35,7 @@ VALUES: tuple[Any, ...] = (
     *("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1,2:0", "CUDA_VERSION=12.1"),
     *("NVIDIA_VISIBLE_DEVICES=vendor.com/x=0", "NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_VISIBLE_DEVICES=", "=", "void"),
     *("NVIDIA_DRIVER_CAPABILITIES=all", "NVIDIA_REQUIRE_CUDA=cuda>=12.0", "NVIDIA_IMEX_CHANNELS=3"),
-    *("CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "NVIDIA_MIG_CONFIG_DEVICES=all", "cdi.k8s.io/x", "nvidia.com/gpu=0"),
+    *("CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps", "NVIDIA_MIG_CONFIG_DEVICES=all", "cdi.k8s.io/x", "nvidia.com/gpu=0"),
     *("/dev/null", "/var/run/nvidia-container-devices/0", "/var/run/nvidia-container-devices/cdi/vendor.com/x/0"),
     *("/dev/nvidia0", "/dev/nvidiactl", "/dev/x0", "/usr/bin/gpushim-hook", "/usr/bin/nvidia-container-runtime-hook"),
     {"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1},
@@ -49,7 +49,7 @@ VALUES: tuple[Any, ...] = (
 LENGTH = 65536
 INVENTORY = host()
 INVENTORY["policy"]["cdi"]["spec-dirs"] = [str(SPECS)]
-INVENTORY["policy"]["cdi"]["kinds-from-env"] = ["vendor.com/x"]
+INVENTORY["policy"]["cdi"]["foreign-kinds"] = ["vendor.com/x"]
 PRISTINE = copy.deepcopy(INVENTORY)
 OURS = ("NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "A")  # variables that edits set
 (SPECS / "x.json").write_text(

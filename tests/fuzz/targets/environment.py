@@ -13,7 +13,13 @@ from gpushim.errors import GpushimError
 INVENTORY = host()
 INVENTORY["policy"]["cdi"]["spec-dirs"] = []
 BUNDLE = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
-SWITCHES = ("accept-volume-mounts", "accept-env-when-unprivileged", "disable-require", "ignore-imex-channel-requests")
+SWITCHES: tuple[str, ...] = (
+    "accept-volume-mounts",
+    "accept-env-when-unprivileged",
+    "disable-require",
+    "ignore-imex-channel-requests",
+)
+SWITCHES += ("accept-annotations-when-unprivileged", "list-devices-in-refusals")
 
 
 def seeds() -> list[bytes]:
@@ -27,7 +33,7 @@ def seeds() -> list[bytes]:
         f"#{lists}/0\n#{lists}/imex/3\n#{lists}/cdi/nvidia.com/gpu/1",
         f"NVIDIA_VISIBLE_DEVICES={lists}\n#{lists}/GPU-01111111\n!accept-volume-mounts",
         "@cdi.k8s.io/a=nvidia.com/gpu=0,vendor.com/x=1\n!accept-env-when-unprivileged",
-        "DOCKER_RESOURCE_GPU=0\n!swarm\n!ignore-imex-channel-requests\nCUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps",
+        "DOCKER_RESOURCE_GPU=0\n!swarm\n!ignore-imex-channel-requests\nCUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps",
     ]
     return [text.encode() for text in texts]
 

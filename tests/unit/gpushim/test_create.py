@@ -418,9 +418,9 @@ def test_a_runtime_that_cannot_be_executed(shim: Shim, tmp_path: Path) -> None:
 
 
 IMPORTS = {
-    "gpushim", "gpushim.bounds", "gpushim.create", "gpushim.bundle", "gpushim.fastjson", "gpushim.plan",
-    "gpushim.request", "gpushim.selection", "gpushim.require", "gpushim.edits", "gpushim.errors", "gpushim.stamp",
-    "gpushim.inventory", "gpushim.inventory.ensure", "_json", "__future__",
+    "gpushim", "gpushim.authorization", "gpushim.bounds", "gpushim.create", "gpushim.bundle", "gpushim.fastjson",
+    "gpushim.plan", "gpushim.request", "gpushim.selection", "gpushim.require", "gpushim.edits", "gpushim.errors",
+    "gpushim.stamp", "gpushim.inventory", "gpushim.inventory.ensure", "_json", "__future__",
 }  # fmt: skip
 
 
@@ -513,7 +513,8 @@ def test_an_unknown_cdi_device_is_refused(vendor: Shim, names: str, code: int) -
     vendor.ask(f"NVIDIA_VISIBLE_DEVICES={names}")
     done = vendor.create()
     assert done.returncode == code
-    assert "vendor.com/card=a" in done.stderr
+    assert "gpushim cdi list" in done.stderr
+    assert "vendor.com/card=a" not in done.stderr
     assert vendor.seen() is None
 
 

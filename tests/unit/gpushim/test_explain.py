@@ -92,7 +92,6 @@ def test_a_refusal_is_the_creates_own(known: dict[str, Any], env: list[str]) -> 
         ([f"{DEVICES}=0", "NVIDIA_GDS=enabled"], "/etc/cufile.json", "feature gds: NVIDIA_GDS=enabled"),
         ([f"{DEVICES}=0", "NVIDIA_DRIVER_CAPABILITIES=all"], "/dev/dri/card1", "DRM node of GPU 0"),
         ([f"{DEVICES}=0", "NVIDIA_DRIVER_CAPABILITIES=all"], "/32/glx", "capability graphics, with compat32"),
-        ([f"{DEVICES}=0", "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps"], "/tmp/nvidia-mps", "CUDA_MPS_PIPE_DIRECTORY"),
         ([f"{DEVICES}=0", "NVIDIA_IMEX_CHANNELS=3"], "/dev/nvidia-caps-imex-channels/channel3", "IMEX channel 3"),
     ],
 )

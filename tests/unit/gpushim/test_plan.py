@@ -66,7 +66,12 @@ def snapshot(**changes: Any) -> dict[str, Any]:
             ],
             "compute": [LIBRARY],
         },
-        "policy": {**defaults(), "log": {"file": "/var/log/g.log", "format": "json", "level": "info"}},
+        "mps": "",
+        "policy": {
+            **defaults(),
+            "cdi": {**defaults()["cdi"], "foreign-kinds": ["*"]},
+            "log": {"file": "/var/log/g.log", "format": "json", "level": "info"},
+        },
         **changes,
     }
 
@@ -192,7 +197,7 @@ FILES = {
     "compute32": [{"path": "/32/cuda", "kind": "library32", "soname": "libcuda.so.1"}],
     "display": [{"path": "/xorg/nvidia_drv.so", "kind": "data"}],
     "gds": [{"path": "/etc/cufile.json", "kind": "data"}],
-    "mps": [{"path": "/tmp/nvidia-mps", "kind": "socket"}, {"path": "/mps-control", "kind": "binary"}],
+    "mps": [{"path": "/run/nvidia-mps", "kind": "directory"}, {"path": "/mps-control", "kind": "binary"}],
 }
 
 
@@ -204,11 +209,7 @@ FILES = {
         (["NVIDIA_DRIVER_CAPABILITIES=graphics,compat32"], ["/glx", "/32/glx"]),
         (["NVIDIA_DRIVER_CAPABILITIES=utility,compat32"], ["/ml"]),
         (["NVIDIA_DRIVER_CAPABILITIES=utility", "NVIDIA_GDS=enabled"], ["/ml", "/etc/cufile.json"]),
-        (
-            ["NVIDIA_DRIVER_CAPABILITIES=utility", "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps/"],
-            ["/ml", "/tmp/nvidia-mps", "/mps-control"],
-        ),
-        (["NVIDIA_DRIVER_CAPABILITIES=utility", "CUDA_MPS_PIPE_DIRECTORY=/root"], ["/ml"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=utility", "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/"], ["/ml"]),
     ],
 )
 def test_the_files_of_a_request(env: list[str], destinations: list[str]) -> None:
@@ -224,10 +225,23 @@ def test_32_bit_libraries_are_named_to_the_hook_as_such() -> None:
 
 def test_a_policy_brings_every_gpu_container_into_mps() -> None:
     inventory = snapshot(files=FILES)
-    inventory["policy"]["mps"] = {"enabled": True, "pipe-directory": "/run/mps"}
+    inventory["policy"]["mps"]["enabled"] = True
     found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)
-    assert ("CUDA_MPS_PIPE_DIRECTORY", "/run/mps") in found["env"]
-    assert "/tmp/nvidia-mps" in [mount["destination"] for mount in found["mount"]]
+    assert ("CUDA_MPS_PIPE_DIRECTORY", "/run/nvidia-mps") in found["env"]
+    (pipes,) = [mount for mount in found["mount"] if mount["destination"] == "/run/nvidia-mps"]
+    assert "ro" in pipes["options"]
+    none = decide("NVIDIA_VISIBLE_DEVICES=none", inventory=inventory)
+    assert "/run/nvidia-mps" not in [mount["destination"] for mount in none["mount"]]
+
+
+def test_why_there_is_no_mps_is_said_once() -> None:
+    inventory = snapshot(files={**FILES, "mps": []}, mps="no container takes part in MPS: it is not trusted")
+    inventory["policy"]["mps"]["enabled"] = True
+    wanted = request.read({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}, inventory["policy"])
+    assert wanted is not None
+    for _ in range(2):
+        plan(wanted, inventory, BUNDLE)
+    assert wanted.ignored == [inventory["mps"]]
 
 
 def test_without_a_rootfs_the_hook_is_told_of_all_gpus() -> None:
@@ -553,7 +567,7 @@ def test_none_beside_devices_of_others_brings_no_features(tmp_path: Path) -> Non
 
 
 def test_an_unknown_name_of_our_own_kind_is_sought_in_the_specs(tmp_path: Path) -> None:
-    with pytest.raises(GpushimError, match=r'"nvidia\.com/gpu=other"; there is nvidia\.com/gpu=special') as caught:
+    with pytest.raises(GpushimError, match=r'the device "nvidia\.com/gpu=other"; gpushim cdi list') as caught:
         decide(f"{DEVICES}=nvidia.com/gpu=other", inventory=with_specs(tmp_path))
     assert caught.value.exit_code == REQUEST
 

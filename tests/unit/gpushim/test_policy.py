@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushim import policy
+from gpushim.authorization import SWITCHES
 from gpushim.errors import CONFIG, NOT_FOUND, GpushimError
 
 TOP = Path(__file__).parents[3]
@@ -45,6 +46,55 @@ def test_the_documentation_names_every_key_with_its_default(config: Path) -> Non
     assert {name: set(keys) for name, keys in documented.items()} == {
         name: set(keys) for name, keys in policy.defaults().items()
     }
+
+
+def test_a_profile_sets_its_switches(config: Path) -> None:
+    config.write_text('[requests]\nprofile = "multi-tenant"\n')
+    found, default = policy.load(str(config)), policy.defaults()
+    changed = {key: value for key, value in found["requests"].items() if value != default["requests"][key]}
+    assert changed == {
+        "profile": "multi-tenant",
+        "accept-env-when-unprivileged": False,
+        "accept-annotations-when-unprivileged": False,
+        "accept-volume-mounts": True,
+        "list-devices-in-refusals": False,
+    }
+    assert {section: keys for section, keys in found.items() if keys != default[section]}.keys() == {"requests"}
+
+
+def test_what_the_file_names_itself_counts_over_the_profile(config: Path) -> None:
+    text = '[requests]\nprofile = "multi-tenant"\naccept-volume-mounts = false\nswarm-variables = ["A"]\n'
+    config.write_text(text + '[cdi]\nkinds-from-env = ["a/b"]\n[mps]\nenabled = true\n')
+    found = policy.load(str(config))
+    assert found["requests"]["accept-volume-mounts"] is False
+    assert found["requests"]["swarm-variables"] == ["A"]
+    assert (found["cdi"]["foreign-kinds"], found["mps"]["enabled"]) == (["a/b"], True)
+
+
+def test_every_switch_of_the_table_is_in_the_profile_or_stays(config: Path) -> None:
+    """IMEX channels come by the plugin's mounts there; whoever forbids them says so for the host."""
+    switches = {(section, key) for section, key, _, _ in SWITCHES.values()}
+    named = {(section, key) for section, keys in policy.PROFILES["multi-tenant"].items() for key in keys}
+    assert switches - named == {("requests", "ignore-imex-channel-requests")}
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "said"),
+    [
+        ('kinds-from-env = ["a/b"]', ["a/b"], ["kinds-from-env is an old name of foreign-kinds; rename it"]),
+        ('foreign-kinds = ["a/b"]', ["a/b"], []),
+        (
+            'kinds-from-env = ["*"]\nforeign-kinds = ["a/b"]',
+            ["a/b"],
+            ["kinds-from-env is an old name of foreign-kinds, which is there too and counts: remove kinds-from-env"],
+        ),
+        ("", [], []),
+    ],
+)
+def test_an_old_name(config: Path, text: str, kinds: list[str], said: list[str]) -> None:
+    config.write_text(f"[cdi]\n{text}\n")
+    assert policy.load(str(config))["cdi"]["foreign-kinds"] == kinds
+    assert policy.old_names(policy.given(str(config)) or {}) == [f"[cdi] {sentence}" for sentence in said]
 
 
 def test_defaults_pass_the_schema() -> None:

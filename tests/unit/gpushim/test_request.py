@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushim import errors, request
+from gpushim.policy import defaults
 
 UUID = "GPU-11111111-1111-1111-1111-111111111111"
 NVD = "NVIDIA_VISIBLE_DEVICES"
@@ -16,24 +17,16 @@ ROOT_CAPABILITIES = {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}
 
 
 def policy(**rules: Any) -> dict[str, Any]:
-    requests = {
-        "accept-env-when-unprivileged": True,
-        "accept-volume-mounts": False,
-        "swarm-variables": [],
-        "ignore-imex-channel-requests": False,
-        "disable-require": False,
-    }
-    names = {name.replace("_", "-"): value for name, value in rules.items()}
-    return {
-        "requests": {**requests, **names},
-        "cdi": {"annotation-prefixes": ["cdi.k8s.io/"], "kind": "nvidia.com/gpu", "kinds-from-env": ["*"]},
-    }
+    found = defaults()
+    found["requests"].update((name.replace("_", "-"), value) for name, value in rules.items())
+    found["cdi"]["foreign-kinds"] = ["*"]
+    return found
 
 
 def with_kinds(*kinds: str) -> dict[str, Any]:
-    """A policy under which variables may name devices of these kinds."""
-    found = policy()
-    found["cdi"]["kinds-from-env"] = list(kinds)
+    """A policy under which unprivileged containers may name devices of these kinds."""
+    found = policy(accept_volume_mounts=True)
+    found["cdi"]["foreign-kinds"] = list(kinds)
     return found
 
 
@@ -197,29 +190,40 @@ def test_accepted_mounts_are_the_source() -> None:
 
 
 @pytest.mark.parametrize(("kinds", "count"), [(["*"], 2), (["a/b"], 2), (["c/d", "a/b"], 2)])
-def test_kinds_that_variables_may_name(kinds: list[str], count: int) -> None:
+def test_kinds_that_may_be_named(kinds: list[str], count: int) -> None:
     found = request.read(bundle(f"{NVD}=0,a/b=x"), with_kinds(*kinds))
     assert found is not None
     assert len(found.devices) == count
 
 
 @pytest.mark.parametrize("kinds", [[], ["c/d"], ["a/*"]])
-def test_a_kind_that_variables_may_not_name_is_refused(kinds: list[str]) -> None:
-    with pytest.raises(errors.GpushimError, match=r"kinds-from-env does not have a/b") as caught:
-        request.read(bundle(f"{NVD}=0,a/b=x"), with_kinds(*kinds))
+@pytest.mark.parametrize(
+    ("spec", "who"),
+    [
+        (bundle(f"{NVD}=0,a/b=x"), NVD),
+        (bundle(annotations={"cdi.k8s.io/x": "a/b=x"}), "an annotation"),
+        (bundle(mounts=[f"{DIR}/cdi/a/b/x"]), "a mount"),
+    ],
+    ids=["variable", "annotation", "mount"],
+)
+def test_a_kind_that_may_not_be_named_is_refused(kinds: list[str], spec: Any, who: str) -> None:
+    with pytest.raises(errors.GpushimError, match=r"foreign-kinds does not have a/b") as caught:
+        request.read(spec, with_kinds(*kinds))
     assert caught.value.exit_code == errors.REQUEST
+    assert str(caught.value).startswith(f'{who} names the CDI device "a/b=x"')
 
 
 @pytest.mark.parametrize(
     "spec",
     [
         bundle(f"{NVD}=nvidia.com/gpu=0"),
+        bundle(f"{NVD}=nvidia.com/gpu=named-by-a-spec"),
         bundle(f"{NVD}=a/b=x", capabilities=ROOT_CAPABILITIES),
-        bundle(annotations={"cdi.k8s.io/x": "a/b=x"}),
+        bundle(annotations={"cdi.k8s.io/x": "a/b=x"}, capabilities=ROOT_CAPABILITIES),
     ],
-    ids=["own", "privileged", "annotation"],
+    ids=["own", "of a spec of our kind", "privileged", "annotation"],
 )
-def test_kinds_from_env_are_about_variables_of_unprivileged_containers(spec: Any) -> None:
+def test_foreign_kinds_are_about_others_devices_in_unprivileged_containers(spec: Any) -> None:
     assert request.read(spec, with_kinds()) is not None
 
 
@@ -320,6 +324,32 @@ def test_privileged_is_sys_admin_in_the_bounding_set(capabilities: Any, privileg
     spec = bundle(f"{NVD}=0", capabilities=capabilities)
     assert asked(spec).privileged is privileged
     assert names(spec, accept_env_when_unprivileged=False) == (["0"] if privileged else None)
+
+
+@pytest.mark.parametrize(
+    ("linux", "privileged"),
+    [
+        ({}, True),
+        ({"namespaces": [{"type": "pid"}, {"type": "mount", "path": "/proc/1/ns/mnt"}]}, True),
+        ({"namespaces": [{"type": "user"}]}, False),
+        ({"namespaces": [{"type": "user", "path": ""}]}, False),
+        ({"namespaces": [{"type": "user", "path": "/proc/self/ns/user"}]}, True),
+        ({"namespaces": [{"type": "user", "path": "/proc/self/ns/net"}]}, False),
+        ({"namespaces": [{"type": "user", "path": "/nowhere"}]}, False),
+        ({"namespaces": [{"type": "user", "path": "/\0"}]}, False),
+        ({"uidMappings": [{"containerID": 0, "hostID": 100000, "size": 65536}]}, False),
+        ({"uidMappings": []}, True),
+    ],
+)
+def test_power_over_a_user_namespace_of_its_own_is_no_privilege(linux: Any, privileged: bool) -> None:
+    spec = {**bundle(f"{NVD}=0", capabilities=ROOT_CAPABILITIES), "linux": linux}
+    assert asked(spec).privileged is privileged
+    assert names(spec, accept_env_when_unprivileged=False) == (["0"] if privileged else None)
+
+
+@pytest.mark.parametrize("spec", [{"process": {"capabilities": 1}}, {"process": {"env": ["NVIDIA_X=1"], "user": 1}}])
+def test_nobody_looks_at_capabilities_that_decide_nothing(spec: Any) -> None:
+    assert request.read(spec, policy(accept_env_when_unprivileged=False)) is None
 
 
 @pytest.mark.parametrize(
@@ -448,7 +478,40 @@ def test_imex_variable_needs_the_privilege_of_the_device_variable() -> None:
     assert asked(spec).imex == [5]
     found = asked(spec, accept_env_when_unprivileged=False)
     assert found.imex == []
-    assert "NVIDIA_IMEX_CHANNELS" in found.ignored[0]
+    assert found.ignored[0].startswith(
+        "NVIDIA_IMEX_CHANNELS adds no IMEX channel while the container is unprivileged"
+    )
+
+
+@pytest.mark.parametrize("value", ["nvidia.com/gpu=all", "not a CDI name", "x" * 70000])
+def test_annotations_can_be_forbidden(value: str) -> None:
+    spec = bundle(f"{NVD}=1", annotations={"cdi.k8s.io/x": value, "cdi.k8s.io/y": ""})
+    found = asked(spec, accept_annotations_when_unprivileged=False)
+    assert (found.source, found.text) == (f"env {NVD}", "1")
+    assert len(found.ignored) == 1
+    assert found.ignored[0].startswith(
+        "annotations (cdi.k8s.io/x) name no device while the container is unprivileged"
+    )
+    spec["annotations"] = {"cdi.k8s.io/x": ""}
+    assert asked(spec, accept_annotations_when_unprivileged=False).ignored == []
+
+
+@pytest.mark.parametrize(
+    ("value", "enabled", "said"),
+    [
+        ("/run/nvidia-mps", False, True),
+        ("/tmp/nvidia-mps/", False, True),
+        ("/run/nvidia-mps", True, False),
+        ("/mps/nvidia.com/gpu/pipe", False, False),
+        ("", False, False),
+    ],
+)
+def test_a_variable_brings_no_mps(value: str, enabled: bool, said: bool) -> None:
+    rules = policy()
+    rules["mps"]["enabled"] = enabled
+    found = request.read(bundle(f"{NVD}=0", f"CUDA_MPS_PIPE_DIRECTORY={value}"), rules)
+    assert found is not None
+    assert [line.startswith("CUDA_MPS_PIPE_DIRECTORY does not let") for line in found.ignored] == [True] * said
 
 
 def test_ignored_imex_channels_are_mentioned() -> None:
@@ -618,6 +681,7 @@ def test_read_changes_nothing(spec: dict[str, Any], rules: dict[str, Any]) -> No
 def test_reading_a_large_bundle_costs_a_bounded_number_of_calls() -> None:
     mounts = [{"destination": f"/mnt/{number}", "source": "/x"} for number in range(30)]
     spec = bundle(*[f"VARIABLE_{number}=x" for number in range(60)], f"{NVD}=0,1,2,3,4,5,6,7", mounts=mounts)
+    rules = policy()
     calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -626,7 +690,7 @@ def test_reading_a_large_bundle_costs_a_bounded_number_of_calls() -> None:
 
     sys.setprofile(count)
     try:
-        request.read(spec, policy())
+        request.read(spec, rules)
     finally:
         sys.setprofile(None)
     assert calls < 600

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushim import errors, selection
+from gpushim.policy import defaults
 
 UUIDS = [
     "GPU-11111111-1111-1111-1111-111111111111",
@@ -28,7 +29,7 @@ def mig(parent: int, index: int, uuid: str = MIG) -> dict[str, Any]:
 
 
 def host(*gpus: dict[str, Any], migs: tuple[dict[str, Any], ...] = (), notes: tuple[str, ...] = ()) -> Any:
-    return {"gpus": list(gpus), "mig": list(migs), "notes": list(notes)}
+    return {"gpus": list(gpus), "mig": list(migs), "notes": list(notes), "policy": defaults()}
 
 
 FOUR = host(gpu(0), gpu(1), gpu(2), gpu(3, mig=True), migs=(mig(3, 0), mig(3, 1, MIG[:-1] + "f")))

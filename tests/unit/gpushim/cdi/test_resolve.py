@@ -205,7 +205,7 @@ def test_network_devices_are_refused(directory: Path) -> None:
 
 
 def test_an_unknown_device_is_a_wrong_request(directory: Path) -> None:
-    with pytest.raises(GpushimError, match='the device "v/c=z"; there is none') as caught:
+    with pytest.raises(GpushimError, match='the device "v/c=z"; gpushim cdi list') as caught:
         resolve.edits(["v/c=z"], [str(directory)], {})
     assert caught.value.exit_code == REQUEST
 

@@ -117,11 +117,11 @@ def test_version_is_the_lowest_that_expresses_it(kind: str, strategies: list[str
 
 def test_mps_by_policy_goes_into_the_spec() -> None:
     host = hosts.mixed()
-    host["policy"]["mps"] = {"enabled": True, "pipe-directory": "/tmp/nvidia-mps"}
-    host["files"]["mps"] = [{"path": "/tmp/nvidia-mps", "kind": "socket"}]
+    host["policy"]["mps"] = {"enabled": True, "pipe-directory": "/run/nvidia-mps"}
+    host["files"]["mps"] = [{"path": "/run/nvidia-mps", "kind": "directory"}]
     common = spec(host)["containerEdits"]
-    assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps" in common["env"]
-    assert "/tmp/nvidia-mps" in [mount["containerPath"] for mount in common["mounts"]]
+    assert "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps" in common["env"]
+    assert "/run/nvidia-mps" in [mount["containerPath"] for mount in common["mounts"]]
 
 
 def test_broken_gpu_is_left_out_with_a_note() -> None:

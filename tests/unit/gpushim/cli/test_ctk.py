@@ -109,7 +109,7 @@ def test_config_as_nvidias_packages_call_it(ours: Path) -> None:
 
 
 def test_config_default() -> None:
-    assert "\n[requests]\naccept-env-when-unprivileged = true\n" in run("config", "default").stdout
+    assert "\naccept-env-when-unprivileged = true\n" in run("config", "default").stdout
 
 
 def test_cdi() -> None:

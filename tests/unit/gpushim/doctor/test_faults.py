@@ -152,6 +152,27 @@ def no_link(patient: Patient) -> None:
     os.unlink(patient.gpus.node("char/195:0"))
 
 
+def add(patient: Patient, section: str, lines: str) -> None:
+    """Write lines into a section of config.toml, at its beginning, and have them read."""
+    config = Path(patient.config)
+    text = config.read_text()
+    head, _, rest = text.partition(f"[{section}]\n")
+    config.write_text(f"{head}\n[{section}]\n{lines}\n{rest}")
+    patient.reread()
+
+
+@fault("config", "warning", "[cdi] kinds-from-env is an old name of foreign-kinds; rename it")
+def an_old_name(patient: Patient) -> None:
+    add(patient, "cdi", 'kinds-from-env = ["vendor.com/card"]')
+
+
+@fault(
+    "grants", "warning", "profile multi-tenant, but for [requests] accept-annotations-when-unprivileged: of itself"
+)
+def a_profile_with_a_hole(patient: Patient) -> None:
+    add(patient, "requests", 'profile = "multi-tenant"\naccept-annotations-when-unprivileged = true')
+
+
 @fault("config", "broken", "did you mean driver.root")
 def wrong_config(patient: Patient) -> None:
     patient.configure("[driver]\nrot = 1\n")

@@ -87,6 +87,7 @@ def test_an_image_that_is_gone(engine: Engine) -> None:
         ({"CapAdd": ["ALL"]}, True),
         ({"CapAdd": ["ALL"], "CapDrop": ["SYS_ADMIN"]}, False),
         ({"CapAdd": ["NET_ADMIN"], "CapDrop": None}, False),
+        ({"Privileged": True, "IDMappings": {"UidMap": ["0:100000:65536"], "GidMap": []}}, False),
     ],
 )
 def test_privileges(engine: Engine, members: Any, privileged: bool) -> None:
@@ -147,6 +148,18 @@ def test_mounts_and_annotations(engine: Engine) -> None:
     assert found.spec["annotations"] == {"cdi.k8s.io/x": "a.com/b=c"}
     assert found.spec["mounts"][0]["source"] == "/dev/null"
     assert found.origins["/var/run/nvidia-container-devices/0"] == "container (docker run)"
+
+
+def test_annotations_of_an_images_manifest(engine: Engine) -> None:
+    """Podman copies them, and tells them among the container's own."""
+    image = {**IMAGE, "Annotations": {"cdi.k8s.io/x": "a.com/b=c"}}
+    assert engine.knows(image=image, program="podman").origins["cdi.k8s.io/x"] == "image x"
+    made = container([])
+    made["Config"]["Annotations"] = {"cdi.k8s.io/x": "a.com/b=c", "cdi.k8s.io/y": "a.com/b=d"}
+    found = engine.knows(made, image, program="podman")
+    assert found.spec["annotations"] == made["Config"]["Annotations"]
+    assert found.origins["cdi.k8s.io/x"] == "image cuda:12"
+    assert found.origins["cdi.k8s.io/y"] == "container (podman run)"
 
 
 def test_podman_when_docker_does_not_know_it(engine: Engine) -> None:

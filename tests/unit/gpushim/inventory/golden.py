@@ -162,7 +162,7 @@ def main() -> None:
     for layout in fakehost.layouts.LIBDIRS:
         with tempfile.TemporaryDirectory() as folder:
             host = fakehost.build(folder, 1, layout=layout, complete=True, mps=True, nodes=False)
-            found = files.find(host.root, host.driver, [], mps="/tmp/nvidia-mps")
+            found = files.find(host.root, host.driver, [], mps="/run/nvidia-mps")
         (DATA / f"host-{layout}.json").write_text(dump(found), encoding="utf-8")
 
 

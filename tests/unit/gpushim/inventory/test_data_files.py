@@ -180,62 +180,77 @@ def test_socket_that_is_a_file_does_not_count(tmp_path: Path) -> None:
     assert data_files.sockets(str(tmp_path)) == []
 
 
+PIPES = "/run/nvidia-mps"
+
+
 @pytest.mark.parametrize("pipe", ["socket", "fifo"])
 def test_mps(tmp_path: Path, pipe: str) -> None:
     root = fakehost.build(str(tmp_path), 1, nodes=False, mps=True).root
     if pipe == "fifo":
-        (tmp_path / "tmp/nvidia-mps/control").unlink()
-        os.mkfifo(tmp_path / "tmp/nvidia-mps/control")
-    assert data_files.mps(root, "/tmp/nvidia-mps") == [
-        {"path": "/tmp/nvidia-mps", "kind": "socket"},
+        (tmp_path / "run/nvidia-mps/control").unlink()
+        os.mkfifo(tmp_path / "run/nvidia-mps/control")
+    assert data_files.mps(root, PIPES) == [
+        {"path": PIPES, "kind": "directory"},
         {"path": "/usr/bin/nvidia-cuda-mps-control", "kind": "binary"},
         {"path": "/usr/bin/nvidia-cuda-mps-server", "kind": "binary"},
     ]
+    assert data_files.mps(root, "") == []
 
 
-def test_mps_directory_by_another_spelling(tmp_path: Path) -> None:
-    listen(tmp_path / "run/mps/control")
-    (tmp_path / "var").mkdir()
-    (tmp_path / "var/run").symlink_to("../run")
-    assert data_files.mps(str(tmp_path), "/var/run/mps") == [{"path": "/var/run/mps", "kind": "socket"}]
-
-
-@pytest.mark.parametrize(
-    "obstacle", ["no policy", "missing", "no control", "file", "link", "control is a file", "control is a link"]
-)
-def test_no_mps(tmp_path: Path, obstacle: str) -> None:
-    pipes = tmp_path / "tmp/nvidia-mps"
-    (tmp_path / "tmp").mkdir()
-    if obstacle == "file":
-        pipes.write_bytes(b"x")
-    elif obstacle == "link":
-        listen(tmp_path / "etc/control")
-        pipes.symlink_to("../etc")
-    elif obstacle == "control is a link":
-        listen(tmp_path / "etc/control")
-        pipes.mkdir()
-        (pipes / "control").symlink_to("../../etc/control")
-    elif obstacle != "missing":
-        pipes.mkdir()
+@pytest.mark.parametrize("obstacle", ["missing", "no control", "control is a file", "control is a link"])
+def test_no_mps_daemon(tmp_path: Path, obstacle: str) -> None:
+    pipes = tmp_path / "run/nvidia-mps"
+    if obstacle != "missing":
+        pipes.mkdir(parents=True)
     if obstacle == "control is a file":
         make(pipes / "control")
-    elif obstacle == "no policy":
-        listen(pipes / "control")
-    assert data_files.mps(str(tmp_path), "" if obstacle == "no policy" else "/tmp/nvidia-mps") == []
+    elif obstacle == "control is a link":
+        listen(tmp_path / "etc/control")
+        (pipes / "control").symlink_to("../../etc/control")
+    assert data_files.mps(str(tmp_path), PIPES) == []
+    said = data_files.mps_trouble(str(tmp_path), PIPES)
+    assert said.endswith(f"no control daemon has its pipes in {PIPES}; start it with CUDA_MPS_PIPE_DIRECTORY={PIPES}")
 
 
-def test_mps_directory_of_somebody_else(tmp_path: Path) -> None:
-    listen(tmp_path / "tmp/nvidia-mps/control")
-    assert data_files.mps(str(tmp_path), "/tmp/nvidia-mps")
-    os.chown(tmp_path / "tmp/nvidia-mps", 1000, 1000)
-    assert data_files.mps(str(tmp_path), "/tmp/nvidia-mps") == []
+# How a directory can be others', the directory that is changed, and what is said of it.
+OTHERS: dict[str, tuple[str, str]] = {
+    "a user's": ("run/nvidia-mps", "/run/nvidia-mps is of user 1000, not root's"),
+    "below a user's": ("run", "/run is of user 1000, not root's"),
+    "everybody's": ("run/nvidia-mps", "others than root may write to /run/nvidia-mps"),
+    "a group's": ("run/nvidia-mps", "others than root may write to /run/nvidia-mps"),
+    "below everybody's": ("run", "others than root may write to /run"),
+    "sticky": ("run", "others than root may write to /run"),
+    "a link": ("run/nvidia-mps", "/run/nvidia-mps is not a directory, or a link to one"),
+    "below a link": ("run", "/run is not a directory, or a link to one"),
+}
+MODES = {"everybody's": 0o777, "a group's": 0o775, "below everybody's": 0o777, "sticky": 0o1777}
 
 
-@pytest.mark.parametrize("pipes", ["/", "/tmp/..", "/tmp/."])
+@pytest.mark.parametrize("name", OTHERS)
+def test_mps_of_somebody_else(tmp_path: Path, name: str) -> None:
+    listen(tmp_path / "run/nvidia-mps/control")
+    assert data_files.mps(str(tmp_path), PIPES)
+    changed, reason = tmp_path / OTHERS[name][0], OTHERS[name][1]
+    if name in MODES:
+        changed.chmod(MODES[name])
+    elif "link" in name:
+        changed.rename(tmp_path / "elsewhere")
+        changed.symlink_to(tmp_path / "elsewhere")
+    else:
+        os.chown(changed, 1000, 1000)
+    assert data_files.mps(str(tmp_path), PIPES) == []
+    said = data_files.mps_trouble(str(tmp_path), PIPES)
+    assert said.startswith(
+        f"no container takes part in MPS: {reason}; start the daemon with CUDA_MPS_PIPE_DIRECTORY="
+    )
+
+
+@pytest.mark.parametrize("pipes", ["/", "/run/..", "/run/.", "//run/mps", "/run//mps", "/run/../mps"])
 def test_odd_mps_directories(tmp_path: Path, pipes: str) -> None:
-    listen(tmp_path / "control")
-    listen(tmp_path / "tmp/control")
+    for name in ("control", "run/control", "run/mps/control", "mps/control"):
+        listen(tmp_path / name)
     assert data_files.mps(str(tmp_path), pipes) == []
+    assert "is not written plainly" in data_files.mps_trouble(str(tmp_path), pipes)
 
 
 def test_gds(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""Checks of what the policy lets an image get by itself, whoever runs it: read off the table of authorization.
+
+Out of scope: whether config.toml is valid (state.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpushim import policy
+from gpushim.authorization import OF_AN_IMAGE, TABLE, missing
+from gpushim.doctor import Finding, Host, ok, warning
+from gpushim.errors import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What an image can name by itself, and what it can only make of a GPU that it has otherwise.
+DEVICES = {"gpu": "this host's GPUs", "own-cdi": "CDI devices of its kind", "foreign-cdi": "CDI devices of {}"}
+BESIDE = {
+    "capabilities": "which of the driver's files come with a GPU",
+    "no-conditions": "that its own conditions do not count",
+    "mig-config": "configuring MIG",
+    "mig-monitor": "monitoring MIG",
+    "imex": "IMEX channels",
+    "gds": "GDS",
+    "mofed": "MOFED",
+    "gdrcopy": "GDRCopy",
+    "nvswitch": "NVSwitch",
+    "mps": "MPS",
+}
+
+
+def images(host: Host) -> Iterator[Finding]:
+    """Say which profile is in force, and what an image alone can get in an unprivileged container."""
+    by: dict[str, list[str]] = {}
+    for text, sources in reach(host.settings):
+        by.setdefault(" or ".join(sources), []).append(text)
+    found = [f"by {sources} {', '.join(texts)}" for sources, texts in by.items()]
+    profile = host.settings["requests"]["profile"]
+    changed = _changed(host.settings, profile)
+    shown = f"{profile}, but for {', '.join(changed)}" if changed else profile
+    told = f"profile {shown}: of itself an image can get {'; '.join(found) or 'nothing'}"
+    devices = any(missing(grant, way, False, host.settings, "*") == "" for grant in DEVICES for way in OF_AN_IMAGE)
+    if profile != "default" and devices:
+        yield warning(told, f"remove what {host.config} sets otherwise, or the profile")
+    else:
+        yield ok(told)
+
+
+def reach(settings: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """List what an image alone can get in an unprivileged container, with the sources by which it can.
+
+    Args:
+        settings: the policy.
+    """
+    found = []
+    for grant in TABLE:
+        kinds = settings["cdi"]["foreign-kinds"] if grant == "foreign-cdi" else [""]
+        for kind in kinds:
+            ways = [source for source in OF_AN_IMAGE if not missing(grant, source, False, settings, kind)]
+            if ways:
+                text = {**DEVICES, **BESIDE}[grant]
+                found.append((text.format("any kind" if kind == "*" else quote(kind)), ways))
+    return found
+
+
+def _changed(settings: dict[str, Any], profile: str) -> list[str]:
+    """Name the switches of a profile that config.toml sets otherwise."""
+    switches = policy.PROFILES["multi-tenant"]
+    meant = {
+        section: {**policy.defaults()[section], **policy.PROFILES[profile].get(section, {})} for section in switches
+    }
+    return [
+        f"[{section}] {key}"
+        for section, keys in switches.items()
+        for key in keys
+        if settings[section][key] != meant[section][key]
+    ]

@@ -1,0 +1,149 @@
+"""What an image, not its user, puts into config.json, with the real engines: docs/requests.md has the table.
+
+The image is an OCI archive written by hand, whose manifest, index and configuration say all that they can; for Docker
+it is one of the older form, which has no annotations.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e import leftovers
+from e2e.engines import Containerd, Docker
+from e2e.podman import Podman, podman
+from e2e.witness import Witness
+
+VARIABLE, ANNOTATION = "NVIDIA_VISIBLE_DEVICES", "cdi.k8s.io/image"
+GPUS = "nvidia.com/gpu=all"
+NAME = "localhost/words:local"
+# What the places of an image say, each in words of its own.
+SAID = {"variable": "all", "manifest": GPUS, "index": "of-the-index", "label": "of-the-label"}
+
+
+def _blob(folder: Path, kind: str, data: bytes, **more: Any) -> dict[str, Any]:
+    digest = hashlib.sha256(data).hexdigest()
+    path = folder / "blobs/sha256" / digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    media = f"application/vnd.oci.image.{kind}"
+    return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(data), **more}
+
+
+def _image(tree: Path) -> tuple[bytes, dict[str, Any]]:
+    """Return the layer and the configuration."""
+    layer = subprocess.run(["/bin/tar", "-C", tree, "-c", "."], check=True, capture_output=True).stdout
+    words = {
+        "Env": ["PATH=/bin", f"{VARIABLE}={SAID['variable']}"],
+        "Cmd": ["true"],
+        "Labels": {ANNOTATION: SAID["label"], VARIABLE: SAID["label"]},
+    }
+    rootfs = {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]}
+    return layer, {"architecture": "amd64", "os": "linux", "config": words, "rootfs": rootfs}
+
+
+def _packed(folder: Path) -> Path:
+    archive = folder.with_suffix(".tar")
+    subprocess.run(["/bin/tar", "-C", folder, "-cf", archive, "."], check=True)
+    return archive
+
+
+def archive(tree: Path, folder: Path) -> Path:
+    """Write an image that says everything, as an archive of an OCI layout."""
+    layer, config = _image(tree)
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": _blob(folder, "config.v1+json", json.dumps(config).encode()),
+        "layers": [_blob(folder, "layer.v1.tar+gzip", gzip.compress(layer, 1))],
+        "annotations": {ANNOTATION: SAID["manifest"]},
+    }
+    names = {"org.opencontainers.image.ref.name": NAME, "io.containerd.image.name": NAME, ANNOTATION: SAID["index"]}
+    entry = _blob(folder, "manifest.v1+json", json.dumps(manifest).encode(), annotations=names)
+    index = {"schemaVersion": 2, "manifests": [entry], "annotations": {ANNOTATION: SAID["index"]}}
+    (folder / "index.json").write_text(json.dumps(index))
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    return _packed(folder)
+
+
+def older(tree: Path, folder: Path) -> Path:
+    """Write the same for Docker 20.10, which reads no OCI layout: there is no place for annotations."""
+    folder.mkdir()
+    layer, config = _image(tree)
+    (folder / "layer.tar").write_bytes(layer)
+    (folder / "config.json").write_text(json.dumps({**config, "annotations": {ANNOTATION: GPUS}}))
+    manifest = [{"Config": "config.json", "RepoTags": [NAME], "Layers": ["layer.tar"]}]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return _packed(folder)
+
+
+def words_in(spec: dict[str, Any]) -> dict[str, list[str]]:
+    """Return what of the image's words is where in a config.json."""
+    env = [entry.partition("=")[2] for entry in spec["process"]["env"] if entry.startswith(VARIABLE + "=")]
+    annotations = [value for key, value in (spec.get("annotations") or {}).items() if ANNOTATION in key]
+    return {"variables": env, "annotations": annotations}
+
+
+def nothing_else(spec: dict[str, Any]) -> None:
+    """Assert that no word of the image is anywhere but in variables and annotations."""
+    rest = {key: value for key, value in spec.items() if key != "annotations"}
+    rest["process"] = {key: value for key, value in spec["process"].items() if key not in ("env", "args")}
+    assert not [word for word in (GPUS, SAID["index"], SAID["label"]) if word in json.dumps(rest)]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory, witness: Witness) -> Iterator[Podman]:
+    """Podman over the witness."""
+    with leftovers.state() as state, podman(state, None, witness.front) as engine:
+        yield engine
+
+
+def test_podman_copies_variables_and_the_manifests_annotations(
+    engine: Podman, witness: Witness, busybox_tree: Path, tmp_path: Path
+) -> None:
+    engine.podman("load", "--quiet", f"--input={archive(busybox_tree, tmp_path / 'image')}")
+    made = engine.podman("create", "--network=none", f"--cgroup-parent=/{engine.state.name}", NAME, "true")
+    container = made.stdout.strip()
+    engine.podman("start", "--attach", container, check=False)
+    spec = json.loads(witness.copies(container)[0].content)
+    assert words_in(spec) == {"variables": [SAID["variable"]], "annotations": [SAID["manifest"]]}
+    nothing_else(spec)
+
+
+def test_docker_copies_variables_alone(docker: Docker, witness: Witness, busybox_tree: Path, tmp_path: Path) -> None:
+    docker.docker("load", f"--input={older(busybox_tree, tmp_path / 'image')}")
+    container = docker.docker("create", "--network=none", "--runtime=witnessed", NAME, "true").stdout.strip()
+    docker.docker("start", "--attach", container, check=False)
+    spec = json.loads(witness.copies(container)[0].content)
+    assert words_in(spec) == {"variables": [SAID["variable"]], "annotations": []}
+    nothing_else(spec)
+
+
+def test_containerd_copies_variables_alone(
+    containerd: Containerd, witness: Witness, busybox_tree: Path, tmp_path: Path
+) -> None:
+    packed = archive(busybox_tree, tmp_path / "image")
+    containerd.ctr("images", "import", str(packed))
+    containerd.run(witness.front, "--rm", NAME, "words-of-ctr", "true", check=False)
+    spec = json.loads(witness.copies("words-of-ctr")[0].content)
+    assert words_in(spec) == {"variables": [SAID["variable"]], "annotations": []}
+    nothing_else(spec)
+
+
+def test_cri_copies_variables_alone(
+    containerd: Containerd, witness: Witness, busybox_tree: Path, tmp_path: Path
+) -> None:
+    containerd.load(archive(busybox_tree, tmp_path / "image"), ("k8s.io",))
+    with containerd.cri() as client:
+        container = client.create(client.run_pod("witnessed"), NAME, ["true"])
+        client.start(container)
+    spec = json.loads(witness.copies(container)[0].content)
+    assert words_in(spec) == {"variables": [SAID["variable"]], "annotations": []}
+    nothing_else(spec)
