@@ -17,7 +17,7 @@ DATA = Path(__file__).parents[2] / "data"
 FILE = scratch() / "config.toml"
 SCHEMA = policy.schema()
 CHECK = jsonschema.Draft202012Validator(SCHEMA)
-KEYS = {section: set(rule["properties"]) for section, rule in SCHEMA["properties"].items()}
+KEYS = {section: set(keys) for section, keys in policy.defaults().items()}  # an old name becomes the new one
 NEAR = (
     *(
         "",

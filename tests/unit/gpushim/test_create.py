@@ -477,6 +477,14 @@ def test_a_cdi_device_of_another_vendor(vendor: Shim) -> None:
     assert (vendor.bundle / "config.json").stat().st_ino == first
 
 
+def test_what_is_wrong_with_the_policy_is_said_rather_than_what_the_default_forbids(vendor: Shim) -> None:
+    vendor.toml.write_text(vendor.toml.read_text() + "[nonsense]\n")
+    vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
+    done = vendor.create()
+    assert done.returncode == 15
+    assert "nonsense is not a known key" in done.stderr
+
+
 def test_devices_of_another_vendor_need_no_driver(vendor: Shim) -> None:
     empty = vendor.work / "empty"
     empty.mkdir()
