@@ -18,8 +18,8 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuhook.walk import MAX_LINKS, walk_allowed
-from gpushim import stamp
+from gpuhook.walk import walk_allowed
+from gpushim import bounds, stamp
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _split(path: str) -> tuple[str, str]:
 def _found(root: int, path: str, top: str, inside: str, make: bool) -> Place:
     check(path, root, os.fstat(root))
     link = ""
-    for _ in range(MAX_LINKS):
+    for _ in range(bounds.LINKS):
         parent, _, name = inside.rpartition("/")
         if name in ("", ".", ".."):
             raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
