@@ -79,7 +79,7 @@ BUILDS = {
     "T-MPS a user's directory in the stamp": Build(
         [(SURVEY, 'watched = mps["enabled"] and not rooted.mistrust(root, pipes)', "watched = True")],
         test_grants.test_a_users_directory_stops_nobody,
-        "done.returncode, done.stdout",
+        "(ends, len(snapshots)) ==",
         {"mps": 'pipe-directory = "/tmp/nvidia-mps"'},
     ),
     "T-MPS a directory that containers can write": Build(
