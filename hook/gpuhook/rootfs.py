@@ -1,9 +1,12 @@
 """The only way to touch anything below a container's rootfs.
 
 Places are found by walk.py; what is read and written there is reached through directory fds alone.
-Writes stay on the mount of the rootfs itself: with `-v /etc:/etc` the container's /etc is the host's.
+Reads and writes stay on the mount of the rootfs itself. With `-v /etc:/etc` the container's /etc is the host's; and
+what root reads on a volume or a procfs, and writes into the image, the container could read without being allowed
+to. One mount has one file system, so what has its id is no procfs. The id is that of the O_PATH fd, which opens
+nothing: to open and close a file such as /proc/kmsg can already change it.
 
-Out of scope: mounts (mounts.py), device nodes, and finding the rootfs.
+Out of scope: mounts (mounts.py), device nodes, and what a container's own mounts are (owned.py).
 Hot path: builtin modules only.
 """
 
@@ -12,7 +15,18 @@ from __future__ import annotations
 import posix
 from errno import EFBIG, EINVAL, EISDIR
 
-from gpuhook.walk import DIRECTORY, NEW, PLACE, TYPE, OtherMountError, as_owner, mount_id, os_error, walk
+from gpuhook.walk import (
+    DIRECTORY,
+    NEW,
+    PLACE,
+    TYPE,
+    OtherMountError,
+    as_owner,
+    mount_id,
+    mountinfo,
+    os_error,
+    walk,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +35,12 @@ if TYPE_CHECKING:
 TEMPORARY, LENGTH = ".gpushim-", 25  # with 16 hexadecimal digits: a file on its way to its name
 ATTEMPTS = 3
 _REGULAR = 0o100000  # S_IFREG: inode(7)
+_FOR_ALL = 0o004  # S_IROTH
+# File systems that show the kernel's own state: to open or read a file there can change it, wait, or tell secrets.
+_KERNELS = (
+    b"proc sysfs cgroup cgroup2 debugfs tracefs securityfs pstore efivarfs bpf configfs fusectl selinuxfs smackfs "
+    b"binfmt_misc mqueue devpts devtmpfs nsfs autofs rpc_pipefs nfsd hugetlbfs resctrl"
+).split()
 _DATA = posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | posix.O_CLOEXEC
 
 
@@ -28,22 +48,93 @@ class Rootfs:
     """A container's root directory, held open.
 
     Args:
-        base: a directory whose path is trusted, such as /proc/<pid>/root.
-        path: where the rootfs is when `base` is the root directory.
+        process: directory of the container's process in /proc, held open (walk.held); "" if the caller is in its
+            mount namespace.
+        path: where the rootfs is when the root directory is that of the process, or the caller's.
 
     Raises:
         OSError: there is no such directory.
     """
 
-    __slots__ = ("fd", "mount")
+    __slots__ = ("_mounts", "fd", "mount", "process")
 
-    def __init__(self, base: str, path: str) -> None:
-        start = posix.open(base, posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    def __init__(self, process: str, path: str) -> None:
+        start = posix.open(f"{process}/root" if process else "/", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
         try:
             self.fd = walk(start, path + "/")
         finally:
             posix.close(start)
         self.mount = mount_id(self.fd)
+        self.process = process
+        self._mounts = b""
+
+    def mounts(self) -> bytes:
+        """Return the mountinfo of the container's mount namespace, as it was when first asked for.
+
+        Raises:
+            OSError: the container's process has ended.
+        """
+        if not self._mounts:
+            self._mounts = mountinfo(self.process)
+        return self._mounts
+
+    def mounted(self, mount: bytes) -> list[bytes]:
+        """Return the words of a mount's line in the container's mountinfo (proc(5)); none if it is not there."""
+        text = self.mounts()
+        at = 0 if text.startswith(mount + b" ") else text.find(b"\n%s " % mount) + 1
+        return text[at : text.find(b"\n", at)].split(b" ") if at or text.startswith(mount + b" ") else []
+
+    def check(self, path: str) -> None:
+        """See that this is the root that runc or crun have mounted for the container, and nothing laid over it.
+
+        Both mount the rootfs onto itself. A volume whose destination leads to the root comes on top of that, where
+        pivot_root(2) and the path find it; it is the user's. The host's side of the path shows the rootfs itself.
+        Where the caller has no host's side, all that is mounted in the place must be the same directory.
+
+        Args:
+            path: of the rootfs on the host.
+
+        Raises:
+            OSError: it is another directory.
+        """
+        above = posix.open("..", PLACE, dir_fd=self.fd)
+        try:
+            if mount_id(above) == self.mount:
+                raise OSError(EINVAL, "is no mount point, as the root of a container is", path)
+        finally:
+            posix.close(above)
+        here = self.mounted(self.mount)
+        if not here or _kind(here) in _KERNELS:
+            raise OSError(EINVAL, "is on no file system for containers", path)
+        if not (self.process and _same(path, self.fd)) and self._covered(here):
+            raise OSError(EINVAL, "is covered by a volume; let its destination not lead to /", path)
+
+    def _covered(self, here: list[bytes]) -> bool:
+        """Say whether another directory is mounted below this mount, in the same place."""
+        while True:
+            below = self.mounted(here[1])
+            if not below or below[0] == here[0] or below[4] != here[4]:
+                return False
+            if below[2:4] != here[2:4]:
+                return True
+            here = below
+
+    def _admit(self, place: int, path: str, facts: posix.stat_result, volumes: bool) -> None:
+        """Refuse a place that is not to be read.
+
+        Args:
+            place: O_PATH fd of a regular file or directory.
+            path: of it in the container.
+            facts: about it.
+            volumes: whether what lies on a volume is read too, if that is no file system of the kernel's own, and
+                everybody may read it.
+        """
+        mount = mount_id(place)
+        if mount == self.mount:
+            return
+        line = self.mounted(mount) if volumes and facts.st_mode & _FOR_ALL else []
+        if not line or _kind(line) in _KERNELS:
+            raise OtherMountError(path)
 
     def exists(self, path: str) -> bool:
         """Tell whether a path in the container, its last link followed, leads anywhere."""
@@ -53,44 +144,61 @@ class Rootfs:
             return False
         return True
 
-    def open(self, path: str) -> tuple[int, int]:
-        """Open a regular file of the container for reading; return the fd and the file's size in bytes.
+    def open(self, path: str, volumes: bool = False) -> tuple[int, posix.stat_result]:
+        """Open a regular file of the container for reading.
+
+        Args:
+            path: in the container.
+            volumes: whether one on another mount is opened too: for libraries, of which little is read (elf.py).
+
+        Returns:
+            the fd, and what the file is.
 
         Raises:
-            OSError: it is absent, or not a regular file (EINVAL).
+            OSError: it is absent, not a regular file (EINVAL), or on another mount (OtherMountError).
         """
         place = walk(self.fd, path)
         try:
             facts = posix.fstat(place)
             if facts.st_mode & TYPE != _REGULAR:
                 raise OSError(EINVAL, "is not a regular file", path)
+            self._admit(place, path, facts, volumes)
             # An O_PATH fd cannot be read; opened through /proc it is the same inode, whatever its name is now.
-            return posix.open(f"/proc/self/fd/{place}", _DATA), facts.st_size
+            return posix.open(f"/proc/self/fd/{place}", _DATA), facts
         finally:
             posix.close(place)
 
-    def read(self, path: str, limit: int) -> bytes:
+    def read(self, path: str, limit: int) -> tuple[bytes, int]:
         """Read a regular file of the container.
 
+        Returns:
+            its bytes, and the mode for a file that repeats them: nobody may read there who may not read here.
+
         Raises:
-            OSError: it is absent, not a regular file (EINVAL), or has more than `limit` bytes (EFBIG).
+            OSError: as `open` does, or it has more than `limit` bytes (EFBIG).
         """
-        fd, size = self.open(path)
+        fd, facts = self.open(path)
         try:
-            if size > limit:
+            if facts.st_size > limit:
                 raise os_error(EFBIG, path)
-            return _read_all(fd, size, limit, path)
+            return _read_all(fd, facts.st_size, limit, path), 0o600 | facts.st_mode & 0o644
         finally:
             posix.close(fd)
 
-    def names(self, path: str, limit: int) -> dict[str, bool]:
+    def names(self, path: str, limit: int, volumes: bool = False) -> dict[str, bool]:
         """List a directory of the container: each name, and whether a regular file (no link) has it.
 
+        Args:
+            path: in the container.
+            limit: of names.
+            volumes: as for `open`.
+
         Raises:
-            OSError: it is absent, no directory, or has more than `limit` names (EFBIG).
+            OSError: it is absent, no directory, on another mount (OtherMountError), or has too many names (EFBIG).
         """
         place = walk(self.fd, path + "/")
         try:
+            self._admit(place, path, posix.fstat(place), volumes)
             fd = posix.open(f"/proc/self/fd/{place}", posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
         finally:
             posix.close(place)
@@ -249,6 +357,20 @@ class Directory:
                 raise os_error(EISDIR, name)
         finally:
             posix.close(fd)
+
+
+def _kind(line: list[bytes]) -> bytes:
+    """Return the type of file system in a line of mountinfo; optional words come before it."""
+    return line[line.index(b"-", 6) + 1]
+
+
+def _same(path: str, fd: int) -> bool:
+    """Say whether a path on the host leads to an open directory."""
+    try:
+        facts, ours = posix.stat(path), posix.fstat(fd)
+    except OSError:
+        return False
+    return (facts.st_dev, facts.st_ino) == (ours.st_dev, ours.st_ino)
 
 
 def _read_all(fd: int, size: int, limit: int, path: str) -> bytes:

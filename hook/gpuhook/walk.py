@@ -29,6 +29,7 @@ DIRECTORY = 0o040000
 LINK = 0o120000
 PLACE = posix.O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
 NEW = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+MOUNTINFO_LIMIT = 64 << 20  # bytes; 100 000 mounts, as many as the kernel allows in a namespace, have 20 MiB
 
 
 class OtherMountError(OSError):
@@ -57,6 +58,38 @@ def mount_id(fd: int) -> bytes:
     if not words:
         raise os_error(EINVAL, "/proc/self/fdinfo")
     return words[0]
+
+
+def held(pid: int) -> str:
+    """Open a process's directory in /proc for as long as we run, and return a path that leads through it.
+
+    What is looked up there is that process's, or fails once it has ended: another one that gets its number has
+    another directory.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return f"/proc/self/fd/{posix.open(f'/proc/{pid}', posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)}"
+
+
+def mountinfo(process: str) -> bytes:
+    """Read which mounts a process sees (proc(5)).
+
+    Args:
+        process: its directory in /proc, or "" for the caller.
+
+    Raises:
+        OSError: the process has ended.
+    """
+    fd = posix.open(f"{process or '/proc/self'}/mountinfo", posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        data, part = b"", b"-"
+        while part and len(data) <= MOUNTINFO_LIMIT:
+            part = posix.read(fd, 1 << 20)
+            data += part
+        return data
+    finally:
+        posix.close(fd)
 
 
 def walk(root: int, path: str, follow: bool = True, create_on: Collection[bytes] | None = None) -> int:

@@ -21,7 +21,8 @@ from types import CodeType
 # In this order each finds those that it imports; packages end with a dot.
 CREATE = """
     gpushim. gpushim.errors gpushim.bundle gpushim.fastjson gpushim.selection gpushim.require gpushim.request
-    gpushim.edits gpushim.plan gpushim.stamp gpushim.inventory. gpushim.inventory.ensure gpushim.create
+    gpushim.edits gpushim.plan gpushim.stamp gpushim.inventory. gpushim.inventory.ensure gpushim.logfile
+    gpushim.create
 """
 HOOK = """
     gpushim. gpushim.errors gpushim.fastjson gpuhook. gpuhook.walk gpuhook.rootfs gpuhook.ldcache gpuhook.finish

@@ -23,7 +23,7 @@ HYBRID = "9:name=systemd:/init.scope\n8:pids:/p\n5:cpu,devices:/v1/a\n0::/v2/b\n
 
 def allow(pid: int, numbers: list[tuple[int, int]] = GPUS) -> list[str]:
     said: list[str] = []
-    devices.allow(pid, numbers, lambda what, error: said.append(f"{what}: {error}"))
+    devices.allow(f"/proc/{pid}", numbers, lambda what, error: said.append(f"{what}: {error}"))
     return said
 
 
@@ -119,7 +119,7 @@ def test_find(
 ) -> None:
     monkeypatch.setattr(devices, "PROC", str(tmp_path))
     proc(tmp_path, cgroups, mounts)
-    cgroup = devices.find(7)
+    cgroup = devices.find(f"{tmp_path}/7")
     assert cgroup is not None
     assert (cgroup.version, cgroup.path) == found
 
@@ -129,13 +129,13 @@ def test_a_cgroup_that_no_mount_shows(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(devices, "PROC", str(tmp_path))
     proc(tmp_path, cgroups, V2)
     with pytest.raises(GpushimError, match=r"^no cgroup mount shows the cgroup /.* of process 7, whose device rules"):
-        devices.find(7)
+        devices.find(f"{tmp_path}/7")
 
 
 def test_a_kernel_without_cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "PROC", str(tmp_path))
     proc(tmp_path, "", "")
-    assert devices.find(7) is None
+    assert devices.find(f"{tmp_path}/7") is None
 
 
 def test_a_process_that_has_ended() -> None:
@@ -257,7 +257,7 @@ USER = "setpriv --reuid 12345 --regid 12345 --clear-groups"
 def test_rootless(public: Path, version: str, user: str) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]; from gpuhook import devices; "
-        "devices.allow(int(sys.argv[1]), [(195, 0)], lambda what, error: print(what, error, sep=': '))"
+        "devices.allow('/proc/' + sys.argv[1], [(195, 0)], lambda what, error: print(what, error, sep=': '))"
     )
 
     def inside() -> str:
@@ -290,6 +290,6 @@ def test_root_that_may_not(monkeypatch: pytest.MonkeyPatch, version: str) -> Non
 
 def test_ctypes_only_for_version_2() -> None:
     code = f"import sys; sys.path[:0] = ['{TOP}/hook', '{TOP}/shim']; from gpuhook import devices; "
-    code += "devices.allow(1 << 30, [], print); print(*{'ctypes', 'struct', '_socket', 'os'} & set(sys.modules))"
+    code += "devices.allow('', [], print); print(*{'ctypes', 'struct', '_socket', 'os'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout == "\n"
