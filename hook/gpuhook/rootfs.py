@@ -99,7 +99,8 @@ class Rootfs:
         """
         above = posix.open("..", PLACE, dir_fd=self.fd)
         try:
-            if mount_id(above) == self.mount:
+            # Above the root directory is the root directory: that of a process which has gone there already.
+            if mount_id(above) == self.mount and not _identical(posix.fstat(above), posix.fstat(self.fd)):
                 raise OSError(EINVAL, "is no mount point, as the root of a container is", path)
         finally:
             posix.close(above)
@@ -367,10 +368,13 @@ def _kind(line: list[bytes]) -> bytes:
 def _same(path: str, fd: int) -> bool:
     """Say whether a path on the host leads to an open directory."""
     try:
-        facts, ours = posix.stat(path), posix.fstat(fd)
+        return _identical(posix.stat(path), posix.fstat(fd))
     except OSError:
         return False
-    return (facts.st_dev, facts.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _identical(one: posix.stat_result, other: posix.stat_result) -> bool:
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _read_all(fd: int, size: int, limit: int, path: str) -> bytes:

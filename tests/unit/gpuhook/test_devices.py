@@ -83,7 +83,13 @@ def test_the_mount_is_known_by_its_device() -> None:
     [
         ("/system.slice/docker-1.scope", "/system.slice/docker.service", ("docker-1.scope", 0)),
         ("/machine.slice/libpod-1.scope/container", "/user.slice", ("libpod-1.scope", 1)),
-        ("/system.slice/x.service", "/system.slice/x.service.d", ("x.service", 0)),
+        ("/system.slice/docker-1.scope/container", "/system.slice/docker-1.scope/conmon", ("", 0)),
+        # --cgroup-parent x.service, x.scope, and a service that a container has been put into
+        ("/x.service/1", "/system.slice/docker.service", ("", 0)),
+        ("/x.service/container", "/system.slice/docker.service", ("", 0)),
+        ("/x.scope/1", "/system.slice/docker.service", ("", 0)),
+        ("/system.slice/x.service", "/system.slice/x.service.d", ("", 0)),
+        ("/x.service/libpod-1.scope/container", "/", ("libpod-1.scope", 1)),
         ("/kubepods.slice/pod.slice/cri-containerd-1.scope", "/", ("cri-containerd-1.scope", 0)),
         ("/docker/1", "/system.slice/docker.service", ("", 0)),
         ("/system.slice/outer.scope/docker/1", "/", ("", 0)),
@@ -128,7 +134,7 @@ def test_find(
 def test_a_cgroup_that_no_mount_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroups: str) -> None:
     monkeypatch.setattr(devices, "PROC", str(tmp_path))
     proc(tmp_path, cgroups, V2)
-    with pytest.raises(GpushimError, match=r"^no cgroup mount shows the cgroup /.* of process 7, whose device rules"):
+    with pytest.raises(GpushimError, match=r"^no cgroup mount shows the cgroup /.* of the container's process, whose device rules"):
         devices.find(f"{tmp_path}/7")
 
 
@@ -139,7 +145,7 @@ def test_a_kernel_without_cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_process_that_has_ended() -> None:
-    with pytest.raises(GpushimError, match="the cgroup of process 2147483647 cannot be found: No such file"):
+    with pytest.raises(GpushimError, match="the cgroup of the container's process cannot be found: No such file"):
         allow((1 << 31) - 1)
 
 
@@ -208,7 +214,7 @@ def test_the_unit_and_what_crun_has_below_it(tmp_path: Path, monkeypatch: pytest
     def inside() -> str:
         with group(show(version), ".scope") as scope:
             deny(scope, version)
-            with group(scope, "container") as path, member(path) as pid:
+            with group(scope, "container", "") as path, member(path) as pid:
                 deny(path, version)
                 assert allow(pid) == []
                 assert told == [(scope.name, GPUS)]

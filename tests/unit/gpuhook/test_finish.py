@@ -91,12 +91,12 @@ def test_musl(root: Path, pid: int, mark: str) -> None:
     for _ in range(2):
         finish(root, pid)
     path = root / f"etc/ld-musl-{MACHINE}.path"
-    assert path.read_text() == f"/lib:/usr/local/lib:/usr/lib\n{DRV}\n"
+    assert path.read_text() == f"/lib\n/usr/local/lib\n/usr/lib\n{DRV}\n"
     assert not (root / "etc/ld.so.cache").exists()
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("", f"{DRV}\n"), ("/lib:/opt", f"/lib:/opt\n{DRV}\n"), (f"/lib:{DRV}", f"/lib:{DRV}")]
+    ("old", "new"), [("", f"{DRV}\n"), ("/lib:/opt", f"/lib\n/opt\n{DRV}\n"), (f"/lib:{DRV}", f"/lib:{DRV}")]
 )
 def test_musl_path_file_of_the_image(root: Path, pid: int, old: str, new: str) -> None:
     (root / "etc/alpine-release").touch()
