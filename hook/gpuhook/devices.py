@@ -125,7 +125,8 @@ def find(process: str) -> Cgroup | None:
     try:
         mounts, named = _read(f"{PROC}/self/mountinfo"), paths(_read(f"{process}/cgroup"))
     except OSError as error:
-        raise GpushimError(f"the cgroup of the container's process cannot be found: {error.strerror}", ROOTFS) from None
+        sentence = f"the cgroup of the container's process cannot be found: {error.strerror}"
+        raise GpushimError(sentence, ROOTFS) from None
     for version in ("1", "2"):
         path = named.get(version, "/..")
         # What begins so is outside of this process's cgroup namespace.
@@ -135,8 +136,11 @@ def find(process: str) -> Cgroup | None:
                 return Cgroup(version, path, candidates)
     if not named:
         return None
-    sentence = f"no cgroup mount shows the cgroup {' or '.join(named.values())} of the container's process, whose device rules"
-    raise GpushimError(f"{sentence} must change; is the hook in another cgroup namespace than the runtime?", ROOTFS)
+    raise GpushimError(
+        f"no cgroup mount shows the cgroup {' or '.join(named.values())} of the container's process, whose device "
+        "rules must change; is the hook in another cgroup namespace than the runtime?",
+        ROOTFS,
+    )
 
 
 def _read(path: str) -> str:

@@ -19,6 +19,7 @@ from e2e.hostile import LIBS, WAYS, Trap
 from fakehost import Host
 
 MUSL, CONF, CACHE = "etc/ld-musl-x86_64.path", "etc/ld.so.conf.d/zz-gpushim.conf", "etc/ld.so.cache"
+PROFILE = "etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 COMPAT = "usr/local/cuda/compat"
 # Places in an image that are read, and what makes the hook read them.
 PLACES = {
@@ -27,13 +28,13 @@ PLACES = {
     "etc/ld.so.conf.d/00-gpushim.conf": "",
     CACHE: "",
     "etc/ld.so.conf": "",
+    PROFILE: "",
     "etc/ld.so.conf.d/00-gpushim-compat.conf": "",
-    "etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf": "",
     f"{COMPAT}/libcuda.so.999.1": "",
     COMPAT: "",
     "usr/lib/x86_64-linux-gnu/libx.so": "",
 }
-# A part of each file's text. /proc/kmsg is in test_finish_reads.py, where nothing that fails can empty it.
+# A part of each file's text; of /proc/kmsg see test_hostile_roots.py.
 SECRETS = {
     "/proc/1/mountinfo": b" - overlay ",
     "/proc/iomem": b"System RAM",

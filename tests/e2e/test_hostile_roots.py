@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.hostile import HOOK, Trap
-from e2e.test_hostile_reads import CACHE, ask, volume
+from e2e.hostile import HOOK, LIBS, Trap
+from e2e.test_hostile_reads import CACHE, COMPAT, PLACES, PROFILE, ask, volume
 from e2e.test_hostile_reads import trap as trap
 from fakehost import Host
 from unit.gpuhook.sandbox import as_root, container, picture
@@ -65,10 +65,12 @@ def test_a_volume_in_the_place_of_the_rootfs(trap: Trap, gpu_host: Host, destina
     assert "is covered by a volume; let its destination not lead to /" in trap.refused(done)
 
 
-def by_hand(trap: Trap, pid: int, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Call the hook for a process that waits, as the shim's hook is called."""
+def by_hand(
+    trap: Trap, pid: int, root: Path, *words: str, under: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Call the hook for a process that waits, as the shim's hook is called, maybe under another program."""
     log = ["--log", str(trap.work / "hook.log")]
-    command = [str(trap.place.top / "bin" / HOOK.name), "prestart", "--rootfs", str(root), *log, *words]
+    command = [*under, str(trap.place.top / "bin" / HOOK.name), "prestart", "--rootfs", str(root), *log, *words]
     state = json.dumps({"pid": pid, "status": "created", "bundle": str(trap.bundle.directory)})
     return subprocess.run(command, input=state, env={}, capture_output=True, text=True, check=False)
 
@@ -85,6 +87,24 @@ def test_a_directory_that_is_no_root(trap: Trap, inside: str) -> None:
         assert picture(other) == before
     assert done.returncode == 16
     assert "is no mount point, as the root of a container is" in done.stderr
+
+
+@pytest.mark.parametrize("trap", ["hook"], indirect=True)
+@pytest.mark.parametrize("place", [*list(PLACES)[:4], PROFILE, COMPAT, "usr/local/cuda"])
+def test_the_kernels_log_is_not_even_opened(trap: Trap, place: str) -> None:
+    """To open /proc/kmsg and read from it takes the lines away from the host. Here another file stands for it."""
+    trap.link(place, "/proc/kmsg")
+    if PLACES.get(place):
+        trap.write(PLACES[place], b"")
+    libraries = ["--lib", "libcuda.so.1=/opt/drv/libcuda.so.1", "--lib", f"libx.so.1=/{LIBS}/libx.so.1"]
+    script = f"mount -t proc none '{trap.root}/proc'; mount --bind /proc/keys '{trap.root}/proc/kmsg'"
+    with container(f"mount --bind '{trap.root}' '{trap.root}'; {script}") as pid:
+        trace = ("/usr/bin/strace", "-y", "-e", "openat,read,pread64", "-o", str(trap.work / "trace"))
+        done = by_hand(trap, pid, trap.root, *libraries, "--driver", "550.1", "--profile-mask", "0x1", under=trace)
+    assert done.returncode == 0
+    seen = (trap.work / "trace").read_text().splitlines()
+    assert any("kmsg" in line for line in seen)
+    assert not [line for line in seen if ("kmsg>" in line or "/keys>" in line) and "O_PATH" not in line]
 
 
 @pytest.mark.parametrize("trap", ["hook"], indirect=True)

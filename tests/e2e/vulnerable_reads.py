@@ -34,6 +34,20 @@ BUILDS = {
         {"place": test_hostile_reads.CONF, "secret": "/volume/secret"},
         "cdi",
     ),
+    "T-opens before it looks": Build(
+        [
+            (
+                "hook/gpuhook/rootfs.py",
+                "            self._admit(place, path, facts, volumes)\n            # An",
+                '            posix.close(posix.open(f"/proc/self/fd/{place}", _DATA))\n'
+                "            self._admit(place, path, facts, volumes)\n            # An",
+            )
+        ],
+        test_hostile_roots.test_the_kernels_log_is_not_even_opened,
+        '"O_PATH" not in line',
+        {"place": test_hostile_reads.CACHE},
+        "hook",
+    ),
     "T-copies text of the image": Build(
         [
             (
