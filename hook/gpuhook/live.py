@@ -31,9 +31,7 @@ CHARACTER, REGULAR, SOCKET = 0o020000, 0o100000, 0o140000  # S_IFCHR, S_IFREG, S
 NODEV = mounts.NODEV
 
 
-def apply(
-    edits: list[tuple[str, Any]], root: Rootfs, dev_root: str, warn: Callable[[str, Exception], None]
-) -> None:
+def apply(edits: list[tuple[str, Any]], root: Rootfs, dev_root: str, warn: Callable[[str, Exception], None]) -> None:
     """Give a created container its device nodes, rules and files; what is there already is left alone.
 
     Args:

@@ -101,7 +101,7 @@ def process_of(state: dict[str, Any]) -> str:
         process = held(pid)
         ours, theirs = posix.stat("/proc/self/ns/mnt"), posix.stat(f"{process}/ns/mnt")
     except OSError as error:
-        sentence = f"the mount namespace of the container's process {pid} cannot be looked at: {error.strerror}"
+        sentence = f"the mount namespace of the container's process cannot be looked at: {error.strerror}"
         raise GpushimError(sentence, ROOTFS) from None
     return "" if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino) else process
 

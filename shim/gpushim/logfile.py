@@ -41,16 +41,37 @@ def append(path: str, line: str) -> None:
         posix.close(fd)
 
 
-def _open(path: str) -> int:
-    above, slash, name = path.rpartition("/")
-    folder = posix.open(above or slash or ".", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+def refused(path: str) -> bool:
+    """Say whether a log would not be written to for what it is, or for where it lies."""
     try:
-        facts = posix.fstat(folder)
-        if not trusted(facts.st_uid) or facts.st_mode & (_OTHERS_WRITE | _STICKY) == _OTHERS_WRITE:
-            raise PermissionError
+        folder, name = _folder(path)
+        try:
+            return not _is_log(posix.stat(name, dir_fd=folder, follow_symlinks=False))
+        finally:
+            posix.close(folder)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _open(path: str) -> int:
+    folder, name = _folder(path)
+    try:
         return posix.open(name, _FLAGS | posix.O_NOFOLLOW, MODE, dir_fd=folder)
     finally:
         posix.close(folder)
+
+
+def _folder(path: str) -> tuple[int, str]:
+    """Open the directory of a log, and return the name in it."""
+    above, slash, name = path.rpartition("/")
+    folder = posix.open(above or slash or ".", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    facts = posix.fstat(folder)
+    if not trusted(facts.st_uid) or facts.st_mode & (_OTHERS_WRITE | _STICKY) == _OTHERS_WRITE:
+        posix.close(folder)
+        raise PermissionError
+    return folder, name
 
 
 def _is_log(facts: posix.stat_result) -> bool:

@@ -134,7 +134,9 @@ def test_find(
 def test_a_cgroup_that_no_mount_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroups: str) -> None:
     monkeypatch.setattr(devices, "PROC", str(tmp_path))
     proc(tmp_path, cgroups, V2)
-    with pytest.raises(GpushimError, match=r"^no cgroup mount shows the cgroup /.* of the container's process, whose device rules"):
+    with pytest.raises(
+        GpushimError, match=r"^no cgroup mount shows the cgroup /.* of the container's process, whose device rules"
+    ):
         devices.find(f"{tmp_path}/7")
 
 

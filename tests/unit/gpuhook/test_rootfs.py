@@ -6,6 +6,7 @@ import errno
 import os
 import posix
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from gpuhook.rootfs import Rootfs
 from gpuhook.walk import OtherMountError
-from unit.gpuhook.sandbox import bind, exchange, forked, open_fds, picture, running, until
+from unit.gpuhook.sandbox import bind, container, exchange, forked, open_fds, picture, running, until
 
 
 @pytest.fixture
@@ -307,3 +308,114 @@ def test_a_file_that_another_hook_takes_for_a_killed_ones_is_made_again(
     write(root, "/x", b"whole")
     assert (top / "x").read_bytes() == b"whole"
     assert taken
+
+
+READS = {
+    "open": lambda root, path: os.close(root.open(path)[0]),
+    "read": lambda root, path: root.read(path, 100),
+    "names": lambda root, path: root.names(path.rpartition("/")[0], 100),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_nothing_on_another_mount_is_read(top: Path, tmp_path: Path, what: str) -> None:
+    (top / "link").symlink_to("/volume")
+    (top / "volume").mkdir()
+
+    def attempt() -> None:
+        root = other_mount(top, tmp_path / "canary", "volume")
+        for path in ("/volume/secret", "/link/secret"):
+            with pytest.raises(OtherMountError):
+                READS[what](root, path)
+
+    forked(attempt, namespace=True)
+
+
+@pytest.mark.parametrize(("mode", "readable"), [(0o644, True), (0o604, True), (0o640, False), (0o600, False)])
+def test_libraries_on_another_mount(top: Path, tmp_path: Path, mode: int, readable: bool) -> None:
+    (top / "volume").mkdir()
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver/lib").touch()
+    (tmp_path / "driver/lib").chmod(mode)
+
+    def attempt() -> bool:
+        root = other_mount(top, tmp_path / "driver", "volume")
+        assert root.names("/volume", 100, volumes=True) == {"lib": True}
+        try:
+            os.close(root.open("/volume/lib", volumes=True)[0])
+        except OtherMountError:
+            return False
+        return True
+
+    assert forked(attempt, namespace=True) == readable
+
+
+@pytest.mark.parametrize("kind", ["proc", "sysfs", "cgroup2", "mqueue", "devpts"])
+def test_libraries_are_on_no_file_system_of_the_kernels_own(top: Path, kind: str) -> None:
+    (top / "volume").mkdir()
+    (top / "lib").symlink_to("/volume/filesystems")
+
+    def attempt() -> None:
+        subprocess.run(["/bin/mount", "-t", kind, "none", f"{top}/volume"], check=True)
+        root = Rootfs("", str(top))
+        with pytest.raises(OtherMountError):
+            root.names("/volume", 100, volumes=True)
+        if kind == "proc":
+            with pytest.raises(OtherMountError):
+                root.open("/lib", volumes=True)
+
+    forked(attempt, namespace=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept"), [(0o644, 0o644), (0o777, 0o644), (0o600, 0o600), (0o640, 0o640), (0, 0o600)]
+)
+def test_the_mode_for_a_copy(root: Rootfs, top: Path, mode: int, kept: int) -> None:
+    (top / "x").touch()
+    (top / "x").chmod(mode)
+    assert root.read("/x", 1) == (b"", kept)
+
+
+ROOTS = {
+    "mounted onto itself": ("mount --bind '{0}' '{0}'", ""),
+    "of an engine, and onto itself": ("mount -t tmpfs none '{0}'; mount --bind '{0}' '{0}'", ""),
+    "not mounted": ("", "is no mount point"),
+    "below a mount": ("mount --bind '{0}/..' '{0}/..'", "is no mount point"),
+    "covered": ("mount --bind '{0}' '{0}'; mount --bind '{0}/../canary' '{0}'", "is covered by a volume"),
+    "covered twice": (
+        "mount --bind '{0}' '{0}'; mount --bind '{0}/../canary' '{0}'; mount --bind '{0}/../canary' '{0}'",
+        "is covered by a volume",
+    ),
+    "covered by a tmpfs": ("mount --bind '{0}' '{0}'; mount -t tmpfs none '{0}'", "is covered by a volume"),
+    "a procfs": ("mount -t proc none '{0}'", "is on no file system for containers"),
+    "a sysfs": ("mount -t sysfs none '{0}'", "is on no file system for containers"),
+}
+
+
+@pytest.mark.parametrize("side", ["outside", "inside"])
+@pytest.mark.parametrize("name", ROOTS)
+def test_what_is_a_containers_root(top: Path, name: str, side: str) -> None:
+    script, text = ROOTS[name]
+
+    def attempt(process: str) -> str:
+        root = Rootfs(process, str(top))
+        try:
+            root.check(str(top))
+        except OSError as error:
+            return str(error.strerror)
+        finally:
+            os.close(root.fd)
+        return ""
+
+    with container(script.replace("{0}", str(top))) as pid:
+        said = attempt(f"/proc/{pid}") if side == "outside" else forked(lambda: (enter(pid), attempt(""))[1])
+    assert said.startswith(text)
+    assert bool(said) == bool(text)
+
+
+def enter(pid: int) -> None:
+    """Go into the mount namespace of a process."""
+    import ctypes
+
+    with open(f"/proc/{pid}/ns/mnt") as namespace:
+        assert not ctypes.CDLL(None).setns(namespace.fileno(), 0x20000)
