@@ -47,6 +47,7 @@ def apply(edits: list[tuple[str, Any]], root: Rootfs, dev_root: str, warn: Calla
         _check_namespace(root.process)
     else:
         _check_own_namespace(root)
+    root.check()
     own = {one.id for one in own_mounts(root)}
     binds = []
     for kind, value in edits:

@@ -218,6 +218,7 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         options.rootfs = rootfs_of(state)
     work = open_container(options, process_of(state["pid"]))
     if work is not None:
+        work.root.check()
         finish(work, options)
 
 
@@ -245,7 +246,7 @@ def open_container(options: Options, process: str) -> Work | None:
         the container; None, after a line in the log, if its rootfs is the host's own.
 
     Raises:
-        GpushimError: there is no such rootfs, or it is not the container's (Rootfs.check).
+        GpushimError: there is no such rootfs.
     """
     try:
         root = Rootfs(process, options.rootfs)
@@ -254,7 +255,6 @@ def open_container(options: Options, process: str) -> Work | None:
         if (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino):
             work.warn("everything", GpushimError("the rootfs is the host's own root directory", ROOTFS))
             return None
-        root.check(options.rootfs)
     except OSError as error:
         raise GpushimError(f"the rootfs {quote(options.rootfs)} cannot be opened: {error.strerror}", ROOTFS) from None
     return work

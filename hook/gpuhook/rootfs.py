@@ -27,6 +27,7 @@ from gpuhook.walk import (
     os_error,
     walk,
 )
+from gpushim.errors import ROOTFS, GpushimError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Rootfs:
         OSError: there is no such directory.
     """
 
-    __slots__ = ("_mounts", "fd", "mount", "process")
+    __slots__ = ("_mounts", "fd", "mount", "path", "process")
 
     def __init__(self, process: str, path: str) -> None:
         start = posix.open(f"{process}/root" if process else "/", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
@@ -65,50 +66,65 @@ class Rootfs:
         finally:
             posix.close(start)
         self.mount = mount_id(self.fd)
-        self.process = process
+        self.process, self.path = process, path
         self._mounts = b""
 
     def mounts(self) -> bytes:
-        """Return the mountinfo of the container's mount namespace, as it was when first asked for.
+        """Return the mountinfo of the container's mount namespace, as it was when first asked for, with an empty line first.
 
         Raises:
             OSError: the container's process has ended.
         """
         if not self._mounts:
-            self._mounts = mountinfo(self.process)
+            self._mounts = b"\n" + mountinfo(self.process)
         return self._mounts
 
     def mounted(self, mount: bytes) -> list[bytes]:
         """Return the words of a mount's line in the container's mountinfo (proc(5)); none if it is not there."""
         text = self.mounts()
-        at = 0 if text.startswith(mount + b" ") else text.find(b"\n%s " % mount) + 1
-        return text[at : text.find(b"\n", at)].split(b" ") if at or text.startswith(mount + b" ") else []
+        at = text.find(b"\n%s " % mount) + 1
+        return text[at : text.find(b"\n", at)].split(b" ") if at else []
 
-    def check(self, path: str) -> None:
+    def check(self) -> None:
         """See that this is the root that runc or crun have mounted for the container, and nothing laid over it.
 
         Both mount the rootfs onto itself. A volume whose destination leads to the root comes on top of that, where
-        pivot_root(2) and the path find it; it is the user's. The host's side of the path shows the rootfs itself.
-        Where the caller has no host's side, all that is mounted in the place must be the same directory.
-
-        Args:
-            path: of the rootfs on the host.
+        pivot_root(2) and the path find it; it is the user's. So all that is mounted in the place must be the same
+        directory, or that which the host's side of the path shows, where the caller has one.
 
         Raises:
-            OSError: it is another directory.
+            GpushimError: it is another directory.
+            OSError: it cannot be looked at.
         """
+        place, here = quote(self.path), self.mounted(self.mount)
         above = posix.open("..", PLACE, dir_fd=self.fd)
         try:
             # Above the root directory is the root directory: that of a process which has gone there already.
-            if mount_id(above) == self.mount and not _identical(posix.fstat(above), posix.fstat(self.fd)):
-                raise OSError(EINVAL, "is no mount point, as the root of a container is", path)
+            if mount_id(above) == self.mount and not _identical(above, self.fd):
+                raise GpushimError(
+                    f"the rootfs {place} is no mount point, as the root of a container is; mount it onto itself, or "
+                    "name the container's",
+                    ROOTFS,
+                )
         finally:
             posix.close(above)
-        here = self.mounted(self.mount)
         if not here or _kind(here) in _KERNELS:
-            raise OSError(EINVAL, "is on no file system for containers", path)
-        if not (self.process and _same(path, self.fd)) and self._covered(here):
-            raise OSError(EINVAL, "is covered by a volume; let its destination not lead to /", path)
+            raise GpushimError(f"the rootfs {place} is on no file system for containers", ROOTFS)
+        if self._covered(here) and not (self.process and self._is_hosts()):
+            raise GpushimError(
+                f"the rootfs {place} is covered by a volume; let no volume's destination lead to /", ROOTFS
+            )
+
+    def _is_hosts(self) -> bool:
+        """Say whether this is the directory that has the path on the host."""
+        try:
+            hosts = Rootfs("", self.path)
+        except OSError:
+            return False
+        try:
+            return _identical(hosts.fd, self.fd)
+        finally:
+            posix.close(hosts.fd)
 
     def _covered(self, here: list[bytes]) -> bool:
         """Say whether another directory is mounted below this mount, in the same place."""
@@ -365,16 +381,9 @@ def _kind(line: list[bytes]) -> bytes:
     return line[line.index(b"-", 6) + 1]
 
 
-def _same(path: str, fd: int) -> bool:
-    """Say whether a path on the host leads to an open directory."""
-    try:
-        return _identical(posix.stat(path), posix.fstat(fd))
-    except OSError:
-        return False
-
-
-def _identical(one: posix.stat_result, other: posix.stat_result) -> bool:
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+def _identical(one: int, other: int) -> bool:
+    first, second = posix.fstat(one), posix.fstat(other)
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
 def _read_all(fd: int, size: int, limit: int, path: str) -> bytes:

@@ -127,7 +127,7 @@ def open_container(state: dict[str, Any]) -> Container:
         ours, tops = posix.fstat(root.fd), [posix.stat("/"), posix.stat(f"{process}/root" if process else "/")]
         if any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in tops):
             raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
-        root.check(path)
     except OSError as error:
         raise GpushimError(f"the rootfs {quote(path)} cannot be opened: {error.strerror}", ROOTFS) from None
+    root.check()
     return Container(root)

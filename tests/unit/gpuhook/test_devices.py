@@ -225,6 +225,52 @@ def test_the_unit_and_what_crun_has_below_it(tmp_path: Path, monkeypatch: pytest
     assert forked(inside, namespace=True) == f"{ALLOWED} {DENIED}"
 
 
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("kind", [".service", ".scope"])
+def test_the_parent_that_somebody_named_gets_no_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, kind: str
+) -> None:
+    """`--cgroup-parent x.service`: it is not the container's unit, and holds other things too."""
+    monkeypatch.setattr(systemd, "extend", lambda *_: pytest.fail("systemd was told"))
+
+    def inside() -> str:
+        with group(show(version), kind) as parent:
+            if version == "2":
+                attach(parent, DENY)
+            with group(parent, "0123") as path, member(path) as pid:
+                deny(path, version)
+                assert allow(pid) == []
+                if version == "2":
+                    assert programs(parent) == [DENY]
+                else:
+                    assert (parent / "devices.list").read_text() == "a *:* rwm\n"
+                return opens(path, tmp_path, "c195:0", "c195:1")
+
+    # On v2 both must allow, so the administrator's word about the parent stands; v1 inherits nothing later.
+    assert forked(inside, namespace=True) == f"{DENIED if version == '2' else ALLOWED} {DENIED}"
+
+
+def test_a_process_that_left_its_cgroup_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other container's cgroup gets a rule, even if it came to the path of one that is gone."""
+    found = devices.find
+
+    def inside() -> str:
+        with group(show("1"), "one") as path, group(show("1"), "two") as other, member(path) as pid:
+
+            def late(process: str) -> object:
+                cgroup = found(process)
+                (other / "cgroup.procs").write_text(str(pid))
+                return cgroup
+
+            monkeypatch.setattr(devices, "find", late)
+            deny(path, "1")
+            with pytest.raises(GpushimError, match="the container's process has left it"):
+                allow(pid)
+            return (path / "devices.list").read_text()
+
+    assert forked(inside, namespace=True) == ""
+
+
 def test_systemd_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rules are in force all the same, and the log says what will happen."""
 

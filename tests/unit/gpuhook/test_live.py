@@ -19,7 +19,7 @@ from gpuhook import devices, live, mounts
 from gpuhook.rootfs import Rootfs
 from gpushim.errors import ROOTFS, GpushimError
 from gpushim.plan import FILE_OPTIONS
-from unit.gpuhook.sandbox import container, forked, picture
+from unit.gpuhook.sandbox import as_root, container, forked, picture
 
 LIBRARY = "/usr/lib/drv/libcuda.so.5"
 NODE = "/dev/nvidia0"
@@ -60,6 +60,7 @@ class Case:
                 return str(error)
             return " ".join(self.warned)
 
+        as_root(pid, self.top)
         return forked(attempt)
 
     def inside(self, pid: int, path: str) -> Path:
@@ -184,6 +185,7 @@ def test_what_is_mounted_over(case: Case, kind: str) -> None:
 def test_a_volume_is_not_written(case: Case, path: str) -> None:
     before = picture(case.volume)
     with container(f"mount --bind '{case.volume}' '{case.top}{path}'") as pid:
+        as_root(pid, case.top)
         seen = case.mountinfo(pid)
         assert "on a volume" in case.apply(pid)
         assert case.mountinfo(pid) == seen
@@ -203,6 +205,7 @@ def test_a_volume_that_has_the_very_things_is_enough(case: Case) -> None:
     os.link(case.host / "lib", case.host / "drv/libcuda.so.5")
     script = f"mount --bind '{case.volume}' '{case.top}/dev'; mount --bind '{case.host}' '{case.top}/usr/lib'"
     with container(script) as pid:
+        as_root(pid, case.top)
         before = case.mountinfo(pid)
         assert case.apply(pid) == ""
         assert case.has_everything(pid)

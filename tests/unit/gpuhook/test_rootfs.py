@@ -14,6 +14,7 @@ import pytest
 
 from gpuhook.rootfs import Rootfs
 from gpuhook.walk import OtherMountError
+from gpushim.errors import GpushimError
 from unit.gpuhook.sandbox import bind, container, exchange, forked, open_fds, picture, running, until
 
 
@@ -400,9 +401,9 @@ def test_what_is_a_containers_root(top: Path, name: str, side: str) -> None:
     def attempt(process: str) -> str:
         root = Rootfs(process, str(top))
         try:
-            root.check(str(top))
-        except OSError as error:
-            return str(error.strerror)
+            root.check()
+        except GpushimError as error:
+            return str(error).partition(f"{top} ")[2]
         finally:
             os.close(root.fd)
         return ""
