@@ -74,9 +74,9 @@ def _libcuda_version(name: str) -> tuple[int, ...]:
 
 def _is_better(root: Rootfs, path: str, driver: str, cuda: str) -> bool:
     host, ours = version(driver), _libcuda_version(path.rpartition("/")[2])
-    fd, facts = root.open(path)
+    fd, status = root.open(path)
     try:
-        text = elf.note(fd, facts.st_size, posix.uname().machine, SECTION, OWNER)
+        text = elf.note(fd, status.st_size, posix.uname().machine, SECTION, OWNER)
     finally:
         posix.close(fd)
     if text is None:

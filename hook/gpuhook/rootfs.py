@@ -70,7 +70,7 @@ class Rootfs:
         self._mounts = b""
 
     def mounts(self) -> bytes:
-        """Return the mountinfo of the container's mount namespace, as it was when first asked for, with an empty line first.
+        """Return the mountinfo of the container's mount namespace as it first was, with an empty line before it.
 
         Raises:
             OSError: the container's process has ended.
