@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook import devices, mounts
+from gpuhook import devices, mounts, roots
 from gpuhook.owned import own_mounts
 from gpuhook.walk import DIRECTORY, TYPE, OtherMountError, mount_id, walk_to_place
 from gpushim.errors import INVENTORY, ROOTFS, GpushimError
@@ -47,7 +47,7 @@ def apply(edits: list[tuple[str, Any]], root: Rootfs, dev_root: str, warn: Calla
         _check_namespace(root.process)
     else:
         _check_own_namespace(root)
-    root.check()
+    roots.check(root)
     own = {one.id for one in own_mounts(root)}
     binds = []
     for kind, value in edits:

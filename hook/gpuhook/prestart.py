@@ -30,6 +30,7 @@ import posix
 import sys
 import time
 
+from gpuhook import roots
 from gpuhook.finish import Work, finish
 from gpuhook.rootfs import Rootfs
 from gpuhook.walk import held
@@ -218,7 +219,7 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         options.rootfs = rootfs_of(state)
     work = open_container(options, process_of(state["pid"]))
     if work is not None:
-        work.root.check()
+        roots.check(work.root)
         finish(work, options)
 
 

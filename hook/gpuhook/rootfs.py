@@ -6,7 +6,8 @@ what root reads on a volume or a procfs, and writes into the image, the containe
 to. One mount has one file system, so what has its id is no procfs. The id is that of the O_PATH fd, which opens
 nothing: to open and close a file such as /proc/kmsg can already change it.
 
-Out of scope: mounts (mounts.py), device nodes, and what a container's own mounts are (owned.py).
+Out of scope: mounts (mounts.py), device nodes, whether it is a container's root at all (roots.py), and what a
+container's own mounts are (owned.py).
 Hot path: builtin modules only.
 """
 
@@ -27,7 +28,6 @@ from gpuhook.walk import (
     os_error,
     walk,
 )
-from gpushim.errors import ROOTFS, GpushimError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ ATTEMPTS = 3
 _REGULAR = 0o100000  # S_IFREG: inode(7)
 _FOR_ALL = 0o004  # S_IROTH
 # File systems that show the kernel's own state: to open or read a file there can change it, wait, or tell secrets.
-_KERNELS = (
+KERNELS = (
     b"proc sysfs cgroup cgroup2 debugfs tracefs securityfs pstore efivarfs bpf configfs fusectl selinuxfs smackfs "
     b"binfmt_misc mqueue devpts devtmpfs nsfs autofs rpc_pipefs nfsd hugetlbfs resctrl"
 ).split()
@@ -85,57 +85,6 @@ class Rootfs:
         at = text.find(b"\n%s " % mount) + 1
         return text[at : text.find(b"\n", at)].split(b" ") if at else []
 
-    def check(self) -> None:
-        """See that this is the root that runc or crun have mounted for the container, and nothing laid over it.
-
-        Both mount the rootfs onto itself. A volume whose destination leads to the root comes on top of that, where
-        pivot_root(2) and the path find it; it is the user's. So all that is mounted in the place must be the same
-        directory, or that which the host's side of the path shows, where the caller has one.
-
-        Raises:
-            GpushimError: it is another directory.
-            OSError: it cannot be looked at.
-        """
-        place, here = quote(self.path), self.mounted(self.mount)
-        above = posix.open("..", PLACE, dir_fd=self.fd)
-        try:
-            # Above the root directory is the root directory: that of a process which has gone there already.
-            if mount_id(above) == self.mount and not _identical(above, self.fd):
-                raise GpushimError(
-                    f"the rootfs {place} is no mount point, as the root of a container is; mount it onto itself, or "
-                    "name the container's",
-                    ROOTFS,
-                )
-        finally:
-            posix.close(above)
-        if not here or _kind(here) in _KERNELS:
-            raise GpushimError(f"the rootfs {place} is on no file system for containers", ROOTFS)
-        if self._covered(here) and not (self.process and self._is_hosts()):
-            raise GpushimError(
-                f"the rootfs {place} is covered by a volume; let no volume's destination lead to /", ROOTFS
-            )
-
-    def _is_hosts(self) -> bool:
-        """Say whether this is the directory that has the path on the host."""
-        try:
-            hosts = Rootfs("", self.path)
-        except OSError:
-            return False
-        try:
-            return _identical(hosts.fd, self.fd)
-        finally:
-            posix.close(hosts.fd)
-
-    def _covered(self, here: list[bytes]) -> bool:
-        """Say whether another directory is mounted below this mount, in the same place."""
-        while True:
-            below = self.mounted(here[1])
-            if not below or below[0] == here[0] or below[4] != here[4]:
-                return False
-            if below[2:4] != here[2:4]:
-                return True
-            here = below
-
     def _admit(self, place: int, path: str, facts: posix.stat_result, volumes: bool) -> None:
         """Refuse a place that is not to be read.
 
@@ -150,7 +99,7 @@ class Rootfs:
         if mount == self.mount:
             return
         line = self.mounted(mount) if volumes and facts.st_mode & _FOR_ALL else []
-        if not line or _kind(line) in _KERNELS:
+        if not line or kind(line) in KERNELS:
             raise OtherMountError(path)
 
     def exists(self, path: str) -> bool:
@@ -376,14 +325,9 @@ class Directory:
             posix.close(fd)
 
 
-def _kind(line: list[bytes]) -> bytes:
+def kind(line: list[bytes]) -> bytes:
     """Return the type of file system in a line of mountinfo; optional words come before it."""
     return line[line.index(b"-", 6) + 1]
-
-
-def _identical(one: int, other: int) -> bool:
-    first, second = posix.fstat(one), posix.fstat(other)
-    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
 def _read_all(fd: int, size: int, limit: int, path: str) -> bytes:

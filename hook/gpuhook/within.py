@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook import prestart
+from gpuhook import prestart, roots
 from gpuhook.bundled import rootfs_of
 from gpuhook.finish import Work, skipped
 from gpuhook.rootfs import Rootfs
@@ -129,5 +129,5 @@ def open_container(state: dict[str, Any]) -> Container:
             raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     except OSError as error:
         raise GpushimError(f"the rootfs {quote(path)} cannot be opened: {error.strerror}", ROOTFS) from None
-    root.check()
+    roots.check(root)
     return Container(root)

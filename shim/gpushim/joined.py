@@ -25,8 +25,8 @@ CREATE = """
     gpushim.create
 """
 HOOK = """
-    gpushim. gpushim.errors gpushim.fastjson gpuhook. gpuhook.walk gpuhook.rootfs gpuhook.ldcache gpuhook.finish
-    gpuhook.cover gpuhook.prestart
+    gpushim. gpushim.errors gpushim.fastjson gpuhook. gpuhook.walk gpuhook.rootfs gpuhook.roots gpuhook.ldcache
+    gpuhook.finish gpuhook.cover gpuhook.prestart
 """
 
 # What the file starts with, as code that is run where the rest of the file is called `modules`.

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from e2e import test_hostile, test_hostile_reads, test_hostile_roots
 from e2e.vulnerable import BUILDS as OTHERS
-from e2e.vulnerable import Build
+from e2e.vulnerable import READ_CHECK, Build
 
 READS = test_hostile_reads.test_what_the_container_may_not_read_does_not_come_in
 COVERED = (
-    "hook/gpuhook/rootfs.py",
-    "        if self._covered(here) and not (self.process and self._is_hosts()):",
-    "        if False:",
+    "hook/gpuhook/roots.py",
+    "    if _covered(root, here) and not (root.process and _is_hosts(root)):",
+    "    if False:",
 )
 
 BUILDS = {
     "T-reads any mount": Build(
-        [("hook/gpuhook/rootfs.py", "        if mount == self.mount:\n            return\n", "        return\n")],
+        [READ_CHECK],
         READS,
         "not leaked",
         {"place": test_hostile_reads.MUSL, "secret": "/volume/secret"},
     ),
     "T-reads any mount, hook alone": Build(
-        [("hook/gpuhook/rootfs.py", "        if mount == self.mount:\n            return\n", "        return\n")],
+        [READ_CHECK],
         READS,
         "not leaked",
         {"place": test_hostile_reads.MUSL, "secret": "/volume/secret"},
         "hook",
     ),
     "T-reads any mount, CDI": Build(
-        [("hook/gpuhook/rootfs.py", "        if mount == self.mount:\n            return\n", "        return\n")],
+        [READ_CHECK],
         READS,
         "not leaked",
         {"place": test_hostile_reads.CONF, "secret": "/volume/secret"},
@@ -70,13 +70,7 @@ BUILDS = {
         [COVERED], test_hostile_roots.test_a_volume_in_the_place_of_the_rootfs, "== [", {"destination": "/"}, "hook"
     ),
     "T-takes any directory for the rootfs": Build(
-        [
-            (
-                "hook/gpuhook/rootfs.py",
-                "            if mount_id(above) == self.mount and not",
-                "            if False and not",
-            )
-        ],
+        [("hook/gpuhook/roots.py", "        if mount_id(above) == root.mount and not", "        if False and not")],
         test_hostile_roots.test_a_directory_that_is_no_root,
         "picture(other) == before",
         {"inside": ""},

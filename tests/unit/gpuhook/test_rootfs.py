@@ -14,8 +14,7 @@ import pytest
 
 from gpuhook.rootfs import Rootfs
 from gpuhook.walk import OtherMountError
-from gpushim.errors import GpushimError
-from unit.gpuhook.sandbox import bind, container, exchange, forked, open_fds, picture, running, until
+from unit.gpuhook.sandbox import bind, exchange, forked, open_fds, picture, running, until
 
 
 @pytest.fixture
@@ -375,49 +374,3 @@ def test_the_mode_for_a_copy(root: Rootfs, top: Path, mode: int, kept: int) -> N
     (top / "x").touch()
     (top / "x").chmod(mode)
     assert root.read("/x", 1) == (b"", kept)
-
-
-ROOTS = {
-    "mounted onto itself": ("mount --bind '{0}' '{0}'", ""),
-    "of an engine, and onto itself": ("mount -t tmpfs none '{0}'; mount --bind '{0}' '{0}'", ""),
-    "not mounted": ("", "is no mount point"),
-    "below a mount": ("mount --bind '{0}/..' '{0}/..'", "is no mount point"),
-    "covered": ("mount --bind '{0}' '{0}'; mount --bind '{0}/../canary' '{0}'", "is covered by a volume"),
-    "covered twice": (
-        "mount --bind '{0}' '{0}'; mount --bind '{0}/../canary' '{0}'; mount --bind '{0}/../canary' '{0}'",
-        "is covered by a volume",
-    ),
-    "covered by a tmpfs": ("mount --bind '{0}' '{0}'; mount -t tmpfs none '{0}'", "is covered by a volume"),
-    "a procfs": ("mount -t proc none '{0}'", "is on no file system for containers"),
-    "a sysfs": ("mount -t sysfs none '{0}'", "is on no file system for containers"),
-}
-
-
-@pytest.mark.parametrize("side", ["outside", "inside"])
-@pytest.mark.parametrize("name", ROOTS)
-def test_what_is_a_containers_root(top: Path, name: str, side: str) -> None:
-    script, text = ROOTS[name]
-
-    def attempt(process: str) -> str:
-        root = Rootfs(process, str(top))
-        try:
-            root.check()
-        except GpushimError as error:
-            return str(error).partition(f"{top} ")[2]
-        finally:
-            os.close(root.fd)
-        return ""
-
-    with container(script.replace("{0}", str(top))) as pid:
-        said = attempt(f"/proc/{pid}") if side == "outside" else forked(lambda: enter(pid) or attempt(""))
-    assert said.startswith(text)
-    assert bool(said) == bool(text)
-
-
-def enter(pid: int) -> str:
-    """Go into the mount namespace of a process."""
-    import ctypes
-
-    with open(f"/proc/{pid}/ns/mnt") as namespace:
-        assert not ctypes.CDLL(None).setns(namespace.fileno(), 0x20000)
-    return ""
