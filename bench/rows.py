@@ -120,8 +120,11 @@ def _after_boot(state: Path, prepare: Prepare) -> Prepare:
 def hook_rows(work: Path, stub: str, stack: ExitStack) -> list[Row]:
     """The hook alone (utility and compute, one GPU), on roots whose ld.so.cache is small and large."""
     # A container has a mount namespace of its own.
-    sleeper = stack.enter_context(subprocess.Popen(["/usr/bin/unshare", "--mount", "/bin/sleep", "86400"]))
+    waiting = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", "echo; exec sleep 86400"]
+    sleeper = stack.enter_context(subprocess.Popen(waiting, stdout=subprocess.PIPE))
     stack.callback(sleeper.kill)
+    assert sleeper.stdout is not None
+    sleeper.stdout.readline()
     state = work / "state.json"
     state.write_text(json.dumps({"ociVersion": "1.0.2", "id": "x", "pid": sleeper.pid, "status": "creating"}))
     rows = []
@@ -136,6 +139,8 @@ def hook_rows(work: Path, stub: str, stack: ExitStack) -> list[Row]:
                 target = place / "rootfs" / mount["destination"].lstrip("/")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.touch()
+        mount_root = ["/bin/mount", "--bind", str(place / "rootfs"), str(place / "rootfs")]
+        subprocess.run(["/usr/bin/nsenter", f"--mount=/proc/{sleeper.pid}/ns/mnt", *mount_root], check=True)
         command = [HOOK, *spec["hooks"]["prestart"][-1]["args"][1:]]
         name, floor = f"hook, cache of {entries}", "floor: Python starts and exits"
         prepare = restorer(place / "rootfs", folder)

@@ -22,11 +22,10 @@ import sys
 
 from gpuhook import compat, cover, nodes, owned, prestart
 from gpuhook.confine import confine
-from gpuhook.finish import PROFILES
+from gpuhook.finish import PROFILES, folders_in
 from gpuhook.folders import libraries
 from gpuhook.walk import OtherMountError, mount_id, walk
 from gpuhook.within import Container, open_container, state_from
-from gpushim import bounds
 from gpushim.errors import GpushimError, quote
 
 TYPE_CHECKING = False
@@ -132,7 +131,7 @@ def create_symlinks(work: Container, options: Options) -> None:
 def _own_dev(work: Container, path: str) -> set[bytes]:
     """Return the mounts besides the rootfs's own that a path may lead to: none but below /dev (nodes.py)."""
     words = path.split("/")
-    return owned.own_dev(work.pid, work.root) if words[:2] == ["", "dev"] and ".." not in words else set()
+    return owned.own_dev(work.root) if words[:2] == ["", "dev"] and ".." not in words else set()
 
 
 def update_ldcache(work: Container, options: Options) -> None:
@@ -147,12 +146,8 @@ def update_ldcache(work: Container, options: Options) -> None:
 
 
 def _chosen(work: Container) -> list[str]:
-    try:
-        lines = (work.read(f"/etc/ld.so.conf.d/{COMPAT}", bounds.LOADER_CONF) or b"").splitlines()
-    except OSError as error:
-        work.warn(f"/etc/ld.so.conf.d/{COMPAT}", error)
-        return []
-    return [line.decode(sys.getfilesystemencoding(), "surrogateescape") for line in lines[:1]]
+    named = folders_in(work.read_own(f"/etc/ld.so.conf.d/{COMPAT}"))
+    return [line.decode(sys.getfilesystemencoding(), "surrogateescape") for line in named[:1]]
 
 
 def create_soname_symlinks(work: Container, options: Options) -> None:
@@ -176,8 +171,7 @@ def enable_cuda_compat(work: Container, options: Options) -> None:
 
 def _remember(work: Container, text: bytes) -> None:
     """Say for update-ldcache and for ldconfig which folder was chosen; an earlier container's choice is void."""
-    old = work.read(f"/etc/ld.so.conf.d/{COMPAT}", bounds.LOADER_CONF)
-    if (old or b"") != text:
+    if work.read_own(f"/etc/ld.so.conf.d/{COMPAT}") != text:
         work.directory("/etc/ld.so.conf.d", create=True).write(COMPAT, text)
 
 
@@ -209,16 +203,12 @@ def chmod(work: Container, options: Options) -> None:
 
 def disable_device_node_modification(work: Container, options: Options) -> None:
     """Let the container see that its libraries are not to make device nodes."""
-    work.attempt(cover.PARAMS, cover.restrict_params, work.root, work.pid)
+    work.attempt(cover.PARAMS, cover.restrict_params, work.root)
 
 
 def update_application_profile(work: Container, options: Options) -> None:
     """Tell NVIDIA's EGL which GPUs are the container's: those whose nodes are in it."""
-    try:
-        mask = nodes.mask(nodes.gpus(work.root), work.warn)
-    except OSError as error:
-        work.warn("/dev", error)
-        return
+    mask = nodes.mask(nodes.gpus(work.root), work.warn)
     if mask:
         work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)
 

@@ -2,6 +2,7 @@
 
 NVIDIA's cuda-compat packages put it into /usr/local/cuda/compat, with a note that tells the driver branches it
 runs on. It is put first in the loader's cache, at its own place in the image: nothing is mounted or executed.
+A folder that lies on a volume is left alone.
 
 Out of scope: ELF (elf.py), writing the cache (ldcache.py, finish.py), whether a GPU model supports it (the note's
 "Device" list has numbers without a public meaning; CUDA itself says so with error 804).
@@ -72,9 +73,9 @@ def _libcuda_version(name: str) -> tuple[int, ...]:
 
 def _is_better(root: Rootfs, path: str, driver: str, cuda: str) -> bool:
     host, ours = version(driver), _libcuda_version(path.rpartition("/")[2])
-    fd, size = root.open(path)
+    fd, status = root.open(path)
     try:
-        text = elf.note(fd, size, posix.uname().machine, SECTION, OWNER)
+        text = elf.note(fd, status.st_size, posix.uname().machine, SECTION, OWNER)
     finally:
         posix.close(fd)
     if text is None:

@@ -29,12 +29,11 @@ PARAMS = "/proc/driver/nvidia/params"
 MODIFIES, MODIFIES_NOT = b"ModifyDeviceFiles: 1\n", b"ModifyDeviceFiles: 0\n"
 
 
-def cover(root: Rootfs, pid: int, source: str, path: str) -> None:
+def cover(root: Rootfs, source: str, path: str) -> None:
     """Mount a file or directory of the host over the container's, once.
 
     Args:
         root: the container's rootfs.
-        pid: the container's process; 0 if the caller is in its mount namespace.
         source: path on the host, trusted.
         path: in the container, below the directory where its procfs is mounted.
 
@@ -56,22 +55,21 @@ def cover(root: Rootfs, pid: int, source: str, path: str) -> None:
         kind = posix.fstat(ours).st_mode & TYPE
         if posix.fstat(place).st_mode & TYPE != kind:
             raise OSError(EINVAL, f"is not a {'directory' if kind == DIRECTORY else 'regular file'}")
-        _check(fds[0], place, path, pid)
+        _check(root, fds[0], place, path)
         from gpuhook import mounts  # 1.3 ms: `posix` lacks mount(2)
 
         where = (fds[-3], path.rpartition("/")[2], place)
-        mounts.bind(pid, [mounts.Bind(source, ours, where, OPTIONS)])
+        mounts.bind(root.process, [mounts.Bind(source, ours, where, OPTIONS)])
     finally:
         for fd in fds:
             posix.close(fd)
 
 
-def restrict_params(root: Rootfs, pid: int) -> None:
+def restrict_params(root: Rootfs) -> None:
     """Cover the driver's parameters by a copy that says ModifyDeviceFiles: 0, where no file of the host says so.
 
     Args:
         root: the container's rootfs.
-        pid: as for `cover`.
 
     Raises OSError and GpushimError as `cover` does.
     """
@@ -84,15 +82,17 @@ def restrict_params(root: Rootfs, pid: int) -> None:
         place = fds[-1]
         if posix.fstat(place).st_mode & TYPE != REGULAR:
             raise OSError(EINVAL, "is not a regular file")
+        if mount_id(place) != mount_id(fds[0]):
+            return  # a file of the user's, or ours from the first time; it is not even read
+        _check(root, fds[0], place, PARAMS)
         data = read_proc(f"/proc/self/fd/{place}", bounds.DRIVER_PARAMS)
         if MODIFIES not in data:
             return
-        _check(fds[0], place, PARAMS, pid)
         from gpuhook import mounts  # as above
 
         folder, name = PARAMS.split("/")[-2:]
         where = (fds[-2], name, place)
-        mounts.bind_data(pid, data.replace(MODIFIES, MODIFIES_NOT), (fds[-3], folder), where, OPTIONS)
+        mounts.bind_data(root.process, data.replace(MODIFIES, MODIFIES_NOT), (fds[-3], folder), where, OPTIONS)
     finally:
         for fd in fds:
             posix.close(fd)
@@ -110,7 +110,7 @@ def _identity(fd: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _check(proc: int, place: int, path: str, pid: int) -> None:
+def _check(root: Rootfs, proc: int, place: int, path: str) -> None:
     """Refuse a place on another mount than the procfs, and a mount there that is not the root of a procfs.
 
     So is one refused that would carry ours to other namespaces (proc(5)).
@@ -118,16 +118,11 @@ def _check(proc: int, place: int, path: str, pid: int) -> None:
     mount = mount_id(proc)
     if mount_id(place) != mount:
         raise OtherMountError(path)
-    for line in read_proc(f"/proc/{pid or 'self'}/mountinfo", bounds.MOUNT_TABLE).split(
-        b"\n"
-    ):  # no name has a newline
-        words = line.split(b" ")
-        if words[0] != mount:
-            continue
-        end = words.index(b"-", 6)
-        if words[end + 1] != b"proc" or words[3] != b"/":
-            raise GpushimError("what is mounted there is not a procfs", ROOTFS)
-        if any(word.startswith(b"shared:") for word in words[6:end]):
-            raise GpushimError("the procfs there is shared with other mount namespaces", ROOTFS)
-        return
-    raise GpushimError("what is mounted there is unknown to the container's mount namespace", ROOTFS)
+    words = root.mounted(mount)
+    if not words:
+        raise GpushimError("what is mounted there is unknown to the container's mount namespace", ROOTFS)
+    end = words.index(b"-", 6)
+    if words[end + 1] != b"proc" or words[3] != b"/":
+        raise GpushimError("what is mounted there is not a procfs", ROOTFS)
+    if any(word.startswith(b"shared:") for word in words[6:end]):
+        raise GpushimError("the procfs there is shared with other mount namespaces", ROOTFS)

@@ -9,6 +9,7 @@ Out of scope: nodes (live.py), what may be used (plan). Not on the path after th
 from __future__ import annotations
 
 import posix
+from errno import ESRCH
 
 from gpuhook.walk import read_proc
 from gpushim import bounds
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     Warn = Callable[[str, Exception], None]
 
 PROC = "/proc"
+CRUN_ADDS = "container"  # a cgroup below the scope, so that the container may have others beside it
 WHOLE_HOST = ["0", "0", "4294967295"]  # /proc/self/uid_map where there is no user namespace
 _DIRECTORY = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC
 
@@ -109,11 +111,11 @@ def _unescaped(text: str) -> str:
     return first + "".join([chr(int(part[:3], 8)) + part[3:] for part in rest])
 
 
-def find(pid: int) -> Cgroup | None:
+def find(process: str) -> Cgroup | None:
     """Find the cgroup that decides about a process's devices; v1's where both exist.
 
     Args:
-        pid: of the process.
+        process: its directory in /proc, held open.
 
     Returns:
         None where the kernel has no cgroups.
@@ -122,9 +124,10 @@ def find(pid: int) -> Cgroup | None:
         GpushimError: the process has ended, or no mount that this process sees shows its cgroup.
     """
     try:
-        mounts, named = _read(f"{PROC}/self/mountinfo"), paths(_read(f"{PROC}/{pid}/cgroup"))
+        mounts, named = _read(f"{PROC}/self/mountinfo"), paths(_read(f"{process}/cgroup"))
     except OSError as error:
-        raise GpushimError(f"the cgroup of process {pid} cannot be found: {error.strerror}", ROOTFS) from None
+        sentence = f"the cgroup of the container's process cannot be found: {error.strerror}"
+        raise GpushimError(sentence, ROOTFS) from None
     for version in ("1", "2"):
         path = named.get(version, "/..")
         # What begins so is outside of this process's cgroup namespace.
@@ -134,8 +137,11 @@ def find(pid: int) -> Cgroup | None:
                 return Cgroup(version, path, candidates)
     if not named:
         return None
-    sentence = f"no cgroup mount shows the cgroup {' or '.join(named.values())} of process {pid}, whose device rules"
-    raise GpushimError(f"{sentence} must change; is the hook in another cgroup namespace than the runtime?", ROOTFS)
+    raise GpushimError(
+        f"no cgroup mount shows the cgroup {' or '.join(named.values())} of the container's process, whose device "
+        "rules must change; is the hook in another cgroup namespace than the runtime?",
+        ROOTFS,
+    )
 
 
 def _read(path: str) -> str:
@@ -150,25 +156,26 @@ def unit(path: str, own: str) -> tuple[str, int]:
         own: path of this process's cgroup, in the same hierarchy.
 
     Returns:
-        the unit's name and how many levels above the cgroup it lies: 0, or 1 below which crun adds one. "" and 0
-        if there is none: one further up holds other things too, one that this process is in is the engine's.
+        the unit's name and how many levels above the cgroup it lies: 0, or 1 with the cgroup that crun adds. "" and
+        0 if there is none. runc and crun make scopes for containers: a service was there before, as the parent that
+        --cgroup-parent names. One further up holds other things too, one that this process is in is the engine's.
     """
     parts = path.split("/")
-    for above, name in enumerate(parts[:-3:-1]):
-        if name.endswith((".scope", ".service")):
-            depth = len(parts) - above
-            shared = own.split("/")[:depth] == parts[:depth]
-            return ("", 0) if shared else (name, above)
-    return "", 0
+    above = 1 if parts[-1] == CRUN_ADDS else 0
+    depth = len(parts) - above
+    name = parts[depth - 1]
+    if not name.endswith(".scope") or own.split("/")[:depth] == parts[:depth]:
+        return "", 0
+    return name, above
 
 
-def allow(pid: int, numbers: list[tuple[int, int]], warn: Warn) -> None:
+def allow(process: str, numbers: list[tuple[int, int]], warn: Warn) -> None:
     """Let a container read and write character devices, now and when systemd reloads.
 
     A second time changes nothing.
 
     Args:
-        pid: of the container's process, which waits.
+        process: directory of the container's process, which waits, in /proc, held open (walk.held).
         numbers: majors and minors.
         warn: called with what was skipped and why: the rules of a rootless container, which are rarely in force
             (no engine of an ordinary user can set any), or systemd's part.
@@ -179,7 +186,7 @@ def allow(pid: int, numbers: list[tuple[int, int]], warn: Warn) -> None:
     if not numbers:
         return
     try:
-        name = _change(pid, numbers)
+        name = _change(process, numbers)
     except GpushimError as error:
         if not _rootless():
             raise
@@ -195,9 +202,9 @@ def allow(pid: int, numbers: list[tuple[int, int]], warn: Warn) -> None:
             warn(f"the device rules of systemd's unit {name}", GpushimError(reason, FAILED))
 
 
-def _change(pid: int, numbers: list[tuple[int, int]]) -> str:
+def _change(process: str, numbers: list[tuple[int, int]]) -> str:
     """Change the rules of the container's cgroup, and return the name of its unit."""
-    cgroup = find(pid)
+    cgroup = find(process)
     if cgroup is None:
         return ""
     try:
@@ -206,6 +213,9 @@ def _change(pid: int, numbers: list[tuple[int, int]]) -> str:
         for level in range(above, -1, -1):
             directory = cgroup.open(level)
             try:
+                # As long as the process is in it, no other cgroup can have come to its path.
+                if paths(_read(f"{process}/cgroup")).get(cgroup.version) != cgroup.path:
+                    raise OSError(ESRCH, "the container's process has left it")
                 (_allow_v1 if cgroup.version == "1" else _allow_v2)(directory, numbers)
             finally:
                 posix.close(directory)

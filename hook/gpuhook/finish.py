@@ -17,7 +17,7 @@ import time
 from gpuhook import ldcache
 from gpuhook.walk import OtherMountError
 from gpushim import bounds
-from gpushim.errors import ROOTFS, GpushimError
+from gpushim.errors import ROOTFS, GpushimError, printable
 from gpushim.fastjson import dumps
 
 TYPE_CHECKING = False
@@ -60,16 +60,10 @@ class Work:
 
     def warn(self, what: str, error: Exception) -> None:
         """Say in the log what was skipped; a log that cannot be written is nobody's trouble."""
-        reason = error.strerror if isinstance(error, OSError) else error
-        text = f"gpushim-hook: skipped {what}: {reason}"[: bounds.LOG_TEXT]
+        from gpushim.logfile import append  # most containers give no reason to
+
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        flags = posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND | posix.O_CLOEXEC | posix.O_NONBLOCK
-        try:
-            fd = posix.open(self.log, flags | posix.O_NOCTTY, 0o640)
-            posix.write(fd, dumps({"level": "warning", "msg": text, "time": stamp}).encode() + b"\n")
-            posix.close(fd)
-        except OSError:
-            pass
+        append(self.log, dumps({"level": "warning", "msg": f"gpushim-hook: {skipped(what, error)}", "time": stamp}))
 
     def directory(self, path: str, create: bool = False) -> Directory:
         """Open a directory to write in, once."""
@@ -77,12 +71,23 @@ class Work:
             self.directories[path] = self.root.directory(path, create)
         return self.directories[path]
 
-    def read(self, path: str, limit: int) -> bytes | None:
-        """Read a file of the container; None when there is none."""
+    def read(self, path: str, limit: int) -> tuple[bytes | None, int]:
+        """Read a file of the image, and the mode for one that repeats it; None and 0644 when there is none."""
         try:
             return self.root.read(path, limit)
         except FileNotFoundError:
-            return None
+            return None, 0o644
+
+    def read_own(self, path: str) -> bytes:
+        """Read a file of the loader's or driver's configuration that is ours by its name; b"" if it cannot be read.
+
+        It is made anew then.
+        """
+        try:
+            return self.read(path, bounds.LOADER_CONF)[0] or b""
+        except OSError as error:
+            self.warn(path, error)
+            return b""
 
     def link_libraries(self, libs: list[Library]) -> Entries:
         """Make the SONAME links, and those to libraries mounted elsewhere; return entries for the loader's cache."""
@@ -165,11 +170,11 @@ class Work:
             if more and machine not in flags:
                 raise GpushimError(f"libraries of {machine} have no known mark in it", ROOTFS)
         etc = self.directory("/etc")
-        old = self.read("/etc/ld.so.cache", bounds.LOADER_CACHE)
+        old, mode = self.read("/etc/ld.so.cache", bounds.LOADER_CACHE)
         kinds = [flags.get(machine, 0) for flags in (ldcache.FLAGS, ldcache.FLAGS32)]
         new = ldcache.merge(old, entries, kinds[0], entries32, kinds[1])
         if new is not None:
-            etc.write("ld.so.cache", new)
+            etc.write("ld.so.cache", new, mode)
 
     def name_folders(self, folders: list[bytes], keep: bool = False) -> None:
         """Name our directories for the ldconfig that the user may run later (ld.so.conf, ldconfig(8)).
@@ -182,8 +187,8 @@ class Work:
             ("00-gpushim.conf", [folder for folder in folders if folder not in SYSTEM_FOLDERS]),
             ("zz-gpushim.conf", [folder for folder in folders if folder in SYSTEM_FOLDERS]),
         ):
-            old = self.read(f"/etc/ld.so.conf.d/{name}", bounds.LOADER_CONF) if named else b""
-            before = old.splitlines() if keep and old else []
+            old = self.read_own(f"/etc/ld.so.conf.d/{name}") if named else b""
+            before = folders_in(old) if keep else []
             text = b"".join([folder + b"\n" for folder in dict.fromkeys([*before, *named])])
             if named and old != text:
                 self.directory("/etc/ld.so.conf.d", create=True).write(name, text)
@@ -194,12 +199,10 @@ class Work:
         """Add our directories to those that musl searches; its path file has newlines or colons between."""
         name = f"ld-musl-{machine}.path"
         etc = self.directory("/etc")
-        old = self.read(f"/etc/{name}", bounds.LOADER_CONF)
-        text = MUSL_DEFAULT if old is None else old
-        named = text.replace(b"\n", b":").split(b":")
-        missing = b"".join([folder + b"\n" for folder in folders if folder not in named])
-        if missing:
-            etc.write(name, text + (b"\n" if text and not text.endswith(b"\n") else b"") + missing)
+        old, mode = self.read(f"/etc/{name}", bounds.LOADER_CONF)
+        named = folders_in((MUSL_DEFAULT if old is None else old).replace(b":", b"\n"))
+        if any(folder not in named for folder in folders):
+            etc.write(name, b"".join([folder + b"\n" for folder in dict.fromkeys([*named, *folders])]), mode)
 
     def restrict_display(self, mask: int) -> None:
         """Tell NVIDIA's EGL which GPUs are the container's, as an application profile (NVIDIA driver README).
@@ -209,17 +212,16 @@ class Work:
         """
         text = b'{"profiles":[{"name":"_container_","settings":["EGLVisibleDGPUDevices",%#x]}],' % mask
         text += b'"rules":[{"pattern":[],"profile":"_container_"}]}\n'
-        if self.read(f"{PROFILES}/10-container.conf", bounds.LOADER_CONF) != text:
+        if self.read_own(f"{PROFILES}/10-container.conf") != text:
             self.directory(PROFILES, create=True).write("10-container.conf", text)
 
 
-def finish(work: Work, options: Options, pid: int) -> None:
+def finish(work: Work, options: Options) -> None:
     """Do what the arguments say, in a container whose mounts are made.
 
     Args:
         work: the container.
         options: the hook's arguments.
-        pid: the container's process.
     """
     folders32 = {place[1] for place in options.libs32} - {place[1] for place in options.libs}
     entries32 = work.link_libraries(options.libs32) + work.link([one for one in options.links if one[1] in folders32])
@@ -230,7 +232,7 @@ def finish(work: Work, options: Options, pid: int) -> None:
     if options.node_links or options.gpus:
         from gpuhook import nodes  # not needed where the arguments say which GPUs the container has
 
-        nodes.link(work.root, pid, options.node_links, work.warn)
+        nodes.link(work.root, options.node_links, work.warn)
         own = [minor for minor, _ in options.gpus if nodes.has_gpu(work.root, minor)]
         others = [f"{GPUS}/{name}" for minor, name in options.gpus if minor not in own and options.empty]
         covers = [*covers, *((options.empty, path) for path in others)]
@@ -242,7 +244,19 @@ def finish(work: Work, options: Options, pid: int) -> None:
         from gpuhook.cover import cover  # not needed where the container may see all that the host sees
 
         for source, path in covers:
-            work.attempt(path, cover, work.root, pid, source, path)
+            work.attempt(path, cover, work.root, source, path)
+
+
+def folders_in(text: bytes) -> list[bytes]:
+    """Read a list of directories, one a line, as far as it is one: absolute paths without control characters."""
+    lines = [line for line in text.split(b"\n") if line.startswith(b"/") and len(line) < bounds.PATH]
+    return [line for line in lines if min(line) >= 32 and 127 not in line][: bounds.LOADER_FOLDERS]
+
+
+def skipped(what: str, error: Exception) -> str:
+    """Say what was left out, and why: names in it are the image's."""
+    reason = error.strerror if isinstance(error, OSError) else error
+    return printable(f"skipped {what}: {reason}")[: bounds.LOG_TEXT]
 
 
 def _folders(entries: Entries) -> list[bytes]:

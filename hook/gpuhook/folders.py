@@ -1,5 +1,8 @@
 """Find the libraries of a container's folder by their SONAMEs, as ldconfig(8) does.
 
+The driver's lie on mounts of the engine's, which nothing tells from volumes: of what everybody may read there, the
+SONAME is read.
+
 Out of scope: the loader's cache (finish.py). Not for the hot path: our own specs name each library.
 """
 
@@ -32,7 +35,7 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
     """
     path = "/" + folder.strip("/")
     try:
-        names = work.root.names(path, bounds.FOLDER_NAMES)
+        names = work.root.names(path, bounds.FOLDER_NAMES, volumes=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -67,11 +70,11 @@ def _is_library(name: str) -> bool:
 def _soname(work: Work, path: str, machine: str, every: bool) -> tuple[int, bytes] | None:
     """Read what a file is; None for one that does not count. The text files of compilers are called *.so, too."""
     try:
-        fd, size = work.root.open(path)
+        fd, facts = work.root.open(path, volumes=True)
         try:
             if not every and mount_id(fd) == work.root.mount:
                 return None
-            bits, soname = elf.soname(fd, size, machine)
+            bits, soname = elf.soname(fd, facts.st_size, machine)
         finally:
             posix.close(fd)
     except (OSError, ValueError):

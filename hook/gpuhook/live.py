@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook import devices, mounts
-from gpuhook.owned import mounts as mounts_of
+from gpuhook import devices, mounts, roots
 from gpuhook.owned import own_mounts
 from gpuhook.walk import DIRECTORY, TYPE, OtherMountError, mount_id, walk_to_place
 from gpushim.errors import INVENTORY, ROOTFS, GpushimError
@@ -32,26 +31,24 @@ CHARACTER, REGULAR, SOCKET = 0o020000, 0o100000, 0o140000  # S_IFCHR, S_IFREG, S
 NODEV = mounts.NODEV
 
 
-def apply(
-    edits: list[tuple[str, Any]], pid: int, root: Rootfs, dev_root: str, warn: Callable[[str, Exception], None]
-) -> None:
+def apply(edits: list[tuple[str, Any]], root: Rootfs, dev_root: str, warn: Callable[[str, Exception], None]) -> None:
     """Give a created container its device nodes, rules and files; what is there already is left alone.
 
     Args:
         edits: as the docstring of gpushim.edits describes them; env and hook are left to others.
-        pid: of the container's process; 0 if this process is in its mount namespace.
-        root: its rootfs.
+        root: the container's rootfs.
         dev_root: absolute path of the directory that the host's nodes lie below.
         warn: takes what was skipped, and the error.
 
     Raises:
         GpushimError: the container would lack something of its GPU.
     """
-    if pid:
-        _check_namespace(pid)
+    if root.process:
+        _check_namespace(root.process)
     else:
         _check_own_namespace(root)
-    own = {one.id for one in own_mounts(pid, root)}
+    roots.check(root)
+    own = {one.id for one in own_mounts(root)}
     binds = []
     for kind, value in edits:
         if kind == "node":
@@ -64,20 +61,20 @@ def apply(
             warn(f"group {value} of the GPUs' nodes", GpushimError("a hook cannot add it; use --group-add"))
     rules = [value[1:3] for kind, value in edits if kind == "rule"]  # of character devices, all of them
     if rules:
-        devices.allow(pid, rules, warn)
+        devices.allow(root.process, rules, warn)
     if binds:
-        mounts.bind(pid, binds)
+        mounts.bind(root.process, binds)
     for one in binds:
         for fd in (one.source, one.directory, one.place):
             posix.close(fd)
 
 
-def _check_namespace(pid: int) -> None:
+def _check_namespace(process: str) -> None:
     try:
-        ours, theirs = posix.stat("/proc/self/ns/mnt"), posix.stat(f"/proc/{pid}/ns/mnt")
+        ours, theirs = posix.stat("/proc/self/ns/mnt"), posix.stat(f"{process}/ns/mnt")
     except OSError as error:
         raise GpushimError(
-            f"the mount namespace of the container's process {pid} cannot be looked at: {error.strerror}; the hook "
+            f"the mount namespace of the container's process cannot be looked at: {error.strerror}; the hook "
             "must run as the engine's user",
             ROOTFS,
         ) from None
@@ -103,7 +100,7 @@ def _check_own_namespace(root: Rootfs) -> None:
             "host's: name the container's process with --pid",
             ROOTFS,
         )
-    if any(one.shared for one in mounts_of("self") if one.id == root.mount):
+    if any(word.startswith(b"shared:") for word in root.mounted(root.mount)[6:]):
         raise GpushimError(
             "the rootfs lies on a shared mount, so mounts for the container would be others' too; make it private "
             "first (mount --make-rprivate)",

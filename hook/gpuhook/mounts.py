@@ -69,11 +69,12 @@ class Bind:
         self.flags = sum([FLAGS.get(option, 0) for option in options])
 
 
-def bind(pid: int, binds: Sequence[Bind]) -> None:
+def bind(process: str, binds: Sequence[Bind]) -> None:
     """Mount files of the host in a container. The calling process must have one thread (setns(2)).
 
     Args:
-        pid: of the container's process; 0 if the caller is in its mount namespace.
+        process: directory of the container's process in /proc, held open (walk.held); "" if the caller is in its
+            mount namespace.
         binds: what goes where.
 
     Raises:
@@ -92,8 +93,8 @@ def bind(pid: int, binds: Sequence[Bind]) -> None:
                 ) from None
 
     try:
-        if pid:
-            inside(pid, attach)
+        if process:
+            inside(process, attach)
         else:
             attach()
     finally:
@@ -103,14 +104,14 @@ def bind(pid: int, binds: Sequence[Bind]) -> None:
 
 
 def bind_data(
-    pid: int, data: bytes, above: tuple[int, str], place: tuple[int, str, int], options: Sequence[str]
+    process: str, data: bytes, above: tuple[int, str], place: tuple[int, str, int], options: Sequence[str]
 ) -> None:
     """Mount a new file over one of a container. It lies on no file system that anybody else has.
 
     A tmpfs is mounted over a directory for as long as it takes; the file's own mount outlives it.
 
     Args:
-        pid: as for `bind`.
+        process: as for `bind`.
         data: of the file, at most 64 KiB.
         above: the directory for the tmpfs, as (O_PATH fd of the one that it is in, its name).
         place: as in `Bind`.
@@ -139,17 +140,17 @@ def bind_data(
             for fd in fds:
                 posix.close(fd)
 
-    if pid:
-        inside(pid, attach)
+    if process:
+        inside(process, attach)
     else:
         attach()
 
 
-def inside(pid: int, work: Callable[[], None]) -> None:
+def inside(process: str, work: Callable[[], None]) -> None:
     """Do something in the mount namespace of a process, and come back.
 
     Args:
-        pid: of the process.
+        process: directory of the process in /proc.
         work: must import nothing: files below the usual paths may be others there.
 
     Raises:
@@ -161,11 +162,11 @@ def inside(pid: int, work: Callable[[], None]) -> None:
         fds += [posix.open(path, flags | posix.O_DIRECTORY) for path in ("/", ".")]
         home, root, directory = fds
         try:
-            fds.append(posix.open(f"/proc/{pid}/ns/mnt", flags))
+            fds.append(posix.open(f"{process}/ns/mnt", flags))
             _check(_setns(_Long(fds[3]), _Long(CLONE_NEWNS)))
         except OSError as error:
             raise GpushimError(
-                f"the mount namespace of the container's process {pid} cannot be entered: {error.strerror}; the hook "
+                f"the mount namespace of the container's process cannot be entered: {error.strerror}; the hook "
                 "must run as root, or as the user of the container's user namespace, in a single thread",
                 ROOTFS,
             ) from None

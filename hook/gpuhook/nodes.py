@@ -13,7 +13,6 @@ import posix
 
 from gpuhook.owned import own_dev
 from gpuhook.walk import TYPE, walk
-from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
 
 TYPE_CHECKING = False
@@ -23,16 +22,16 @@ if TYPE_CHECKING:
     from gpuhook.rootfs import Rootfs
 
 GPU_MAJOR = 195  # of /dev/nvidia<minor>: Documentation/admin-guide/devices.txt of Linux
+GPU_LIMIT = 255  # minor numbers of GPUs lie below; 255 is nvidiactl's
 MASK_BITS = 64  # of EGLVisibleDGPUDevices
 _CHARACTER = 0o020000  # S_IFCHR: inode(7)
 
 
-def link(root: Rootfs, pid: int, links: list[tuple[str, str, str]], warn: Callable[[str, Exception], None]) -> None:
+def link(root: Rootfs, links: list[tuple[str, str, str]], warn: Callable[[str, Exception], None]) -> None:
     """Make the links whose nodes are there.
 
     Args:
         root: the container's rootfs.
-        pid: of its process; 0 if the caller is in its mount namespace.
         links: (text, directory, name), all below /dev.
         warn: takes what was skipped, and the error.
     """
@@ -42,7 +41,7 @@ def link(root: Rootfs, pid: int, links: list[tuple[str, str, str]], warn: Callab
         try:
             if _number(root, _target(text, directory)) is None:
                 continue
-            own = own_dev(pid, root) if own is None else own
+            own = own_dev(root) if own is None else own
             place = root.directory(directory, create=True, also=own)
             try:
                 place.symlink(text, name)
@@ -64,17 +63,8 @@ def _target(text: str, directory: str) -> str:
 
 
 def gpus(root: Rootfs) -> list[int]:
-    """List the minor numbers of the GPUs whose nodes are in the container.
-
-    Raises:
-        OSError: its /dev cannot be listed.
-    """
-    found = []
-    for name in root.names("/dev", bounds.DEV_NAMES):
-        digits = name[6:] if name.startswith("nvidia") else ""
-        if digits.isascii() and digits.isdecimal() and len(digits) < 8 and has_gpu(root, int(digits)):
-            found.append(int(digits))
-    return sorted(set(found))
+    """List the minor numbers of the GPUs whose nodes are in the container; its /dev itself is not read."""
+    return [minor for minor in range(GPU_LIMIT) if has_gpu(root, minor)]
 
 
 def has_gpu(root: Rootfs, minor: int) -> bool:

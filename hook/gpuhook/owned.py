@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook.rootfs import Rootfs
-from gpuhook.walk import read_proc
-from gpushim import bounds
+from gpuhook.walk import mountinfo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.rootfs import Rootfs
 
 _ESCAPED = {b"\\": b"\\134", b" ": b"\\040", b"\t": b"\\011", b"\n": b"\\012"}  # proc(5); the backslash first
 
@@ -37,21 +39,12 @@ class Mount:
         self.groups = [tags[name] for name in (b"shared", b"master") if name in tags]  # those whose mounts it gets
 
 
-def mounts(process: str) -> list[Mount]:
-    """List the mounts of a process's namespace; `self` is the caller.
-
-    Raises:
-        OSError: /proc cannot be read, or there are more mounts than any kernel has.
-    """
-    return parse(read_proc(f"/proc/{process}/mountinfo", bounds.MOUNT_TABLE))
-
-
 def parse(data: bytes) -> list[Mount]:
     """Read a mountinfo; only a newline ends a line, for the kernel writes a carriage return in a name as it is."""
     return [Mount(line) for line in data.split(b"\n") if line]
 
 
-def own_mounts(pid: int, root: Rootfs) -> list[Mount]:
+def own_mounts(root: Rootfs) -> list[Mount]:
     """Find the mounts that are a container's alone.
 
     These are its rootfs and what was mounted for it, such as its /dev. A file system that the host has mounted too
@@ -59,16 +52,12 @@ def own_mounts(pid: int, root: Rootfs) -> list[Mount]:
     The host's mounts are those of the caller's namespace, or, from within the container's, those that do not lie
     below the rootfs: copies of the host's, which stay there until pivot_root(2).
 
-    Args:
-        pid: of the container's process; 0 if the caller is in the container's mount namespace itself.
-        root: the container's rootfs.
-
     Raises:
-        OSError: /proc cannot be read.
+        OSError: the container's process has ended.
     """
-    theirs = mounts(str(pid) if pid else "self")
-    if pid:
-        hosts = mounts("self")
+    theirs = parse(root.mounts())
+    if root.process:
+        hosts = parse(mountinfo(""))
     else:
         top = _path(root)
         hosts = [one for one in theirs if one.id != root.mount and not one.place.startswith(top + b"/")]
@@ -76,22 +65,18 @@ def own_mounts(pid: int, root: Rootfs) -> list[Mount]:
     return [one for one in theirs if (one.id == root.mount or one.device not in devices) and one.shared not in groups]
 
 
-def own_dev(pid: int, root: Rootfs) -> set[bytes]:
+def own_dev(root: Rootfs) -> set[bytes]:
     """Find the mounts on which a container's /dev may be written to: tmpfs of its own.
 
     Nothing that outlives the container is on such a one. With `-v /dev:/dev` the host's devtmpfs is not among them.
-
-    Args:
-        pid: as for `own_mounts`.
-        root: the container's rootfs.
 
     Returns:
         ids of mounts.
 
     Raises:
-        OSError: /proc cannot be read.
+        OSError: the container's process has ended.
     """
-    return {one.id for one in own_mounts(pid, root) if one.type == b"tmpfs"}
+    return {one.id for one in own_mounts(root) if one.type == b"tmpfs"}
 
 
 def _path(root: Rootfs) -> bytes:

@@ -30,11 +30,13 @@ import posix
 import sys
 import time
 
+from gpuhook import roots
 from gpuhook.confine import confine, exhausted
 from gpuhook.finish import Work, finish
 from gpuhook.rootfs import Rootfs
+from gpuhook.walk import held
 from gpushim import bounds
-from gpushim.errors import FAILED, ROOTFS, GpushimError
+from gpushim.errors import FAILED, ROOTFS, GpushimError, printable, quote
 from gpushim.fastjson import loads
 
 TYPE_CHECKING = False
@@ -218,17 +220,31 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         from gpuhook.bundled import rootfs_of  # gpushim-runtime names it
 
         options.rootfs = rootfs_of(state)
-    work = open_container(options, state["pid"])
+    work = open_container(options, process_of(state["pid"]))
     if work is not None:
-        finish(work, options, state["pid"])
+        roots.check(work.root)
+        finish(work, options)
 
 
-def open_container(options: Options, pid: int) -> Work | None:
+def process_of(pid: int) -> str:
+    """Hold a container's process: return its directory in /proc.
+
+    Raises:
+        GpushimError: there is no such process.
+    """
+    try:
+        return held(pid)
+    except OSError as error:
+        raise GpushimError(f"the container's process {pid} cannot be found: {error.strerror}", ROOTFS) from None
+
+
+def open_container(options: Options, process: str) -> Work | None:
     """Open a created container's rootfs, in the mount namespace of its process.
 
     Args:
         options: the hook's arguments.
-        pid: of the container's process; 0 if this process is in its mount namespace.
+        process: directory of the container's process in /proc, held open; "" if this process is in its mount
+            namespace.
 
     Returns:
         the container; None, after a line in the log, if its rootfs is the host's own.
@@ -237,15 +253,14 @@ def open_container(options: Options, pid: int) -> Work | None:
         GpushimError: there is no such rootfs.
     """
     try:
-        root = Rootfs(f"/proc/{pid or 'self'}/root", options.rootfs)
+        root = Rootfs(process, options.rootfs)
+        work = Work(root, options.log)
         ours, hosts = posix.fstat(root.fd), posix.stat("/")
+        if (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino):
+            work.warn("everything", GpushimError("the rootfs is the host's own root directory", ROOTFS))
+            return None
     except OSError as error:
-        sentence = f"the rootfs {options.rootfs} of process {pid} cannot be opened: {error.strerror}"
-        raise GpushimError(sentence, ROOTFS) from None
-    work = Work(root, options.log)
-    if (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino):
-        work.warn("everything", GpushimError("the rootfs is the host's own root directory", ROOTFS))
-        return None
+        raise GpushimError(f"the rootfs {quote(options.rootfs)} cannot be opened: {error.strerror}", ROOTFS) from None
     return work
 
 
@@ -320,6 +335,6 @@ def main(argv: list[str], work: Callable[[list[str]], None] = run) -> None:
 def say(sentence: str) -> None:
     """Write a line on stderr."""
     try:
-        posix.write(2, f"gpushim-hook: {sentence}\n".encode("utf-8", "replace"))
+        posix.write(2, f"gpushim-hook: {printable(sentence)}\n".encode())
     except OSError:
         pass  # nobody listens

@@ -1,9 +1,13 @@
 """The only way to touch anything below a container's rootfs.
 
 Places are found by walk.py; what is read and written there is reached through directory fds alone.
-Writes stay on the mount of the rootfs itself: with `-v /etc:/etc` the container's /etc is the host's.
+Reads and writes stay on the mount of the rootfs itself. With `-v /etc:/etc` the container's /etc is the host's; and
+what root reads on a volume or a procfs, and writes into the image, the container could read without being allowed
+to. One mount has one file system, so what has its id is no procfs. The id is that of the O_PATH fd, which opens
+nothing: to open and close a file such as /proc/kmsg can already change it.
 
-Out of scope: mounts (mounts.py), device nodes, and finding the rootfs.
+Out of scope: mounts (mounts.py), device nodes, whether it is a container's root at all (roots.py), and what a
+container's own mounts are (owned.py).
 Hot path: builtin modules only.
 """
 
@@ -12,7 +16,18 @@ from __future__ import annotations
 import posix
 from errno import EFBIG, EINVAL, EISDIR
 
-from gpuhook.walk import DIRECTORY, NEW, PLACE, TYPE, OtherMountError, as_owner, mount_id, os_error, walk
+from gpuhook.walk import (
+    DIRECTORY,
+    NEW,
+    PLACE,
+    TYPE,
+    OtherMountError,
+    as_owner,
+    mount_id,
+    mountinfo,
+    os_error,
+    walk,
+)
 from gpushim import bounds
 
 TYPE_CHECKING = False
@@ -22,6 +37,12 @@ if TYPE_CHECKING:
 TEMPORARY, LENGTH = ".gpushim-", 25  # with 16 hexadecimal digits: a file on its way to its name
 ATTEMPTS = 3
 _REGULAR = 0o100000  # S_IFREG: inode(7)
+_FOR_ALL = 0o004  # S_IROTH
+# File systems that show the kernel's own state: to open or read a file there can change it, wait, or tell secrets.
+KERNELS = (
+    b"proc sysfs cgroup cgroup2 debugfs tracefs securityfs pstore efivarfs bpf configfs fusectl selinuxfs smackfs "
+    b"binfmt_misc mqueue devpts devtmpfs nsfs autofs rpc_pipefs nfsd hugetlbfs resctrl"
+).split()
 _DATA = posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | posix.O_CLOEXEC
 
 
@@ -29,22 +50,58 @@ class Rootfs:
     """A container's root directory, held open.
 
     Args:
-        base: a directory whose path is trusted, such as /proc/<pid>/root.
-        path: where the rootfs is when `base` is the root directory.
+        process: directory of the container's process in /proc, held open (walk.held); "" if the caller is in its
+            mount namespace.
+        path: where the rootfs is when the root directory is that of the process, or the caller's.
 
     Raises:
         OSError: there is no such directory.
     """
 
-    __slots__ = ("fd", "mount")
+    __slots__ = ("_mounts", "fd", "mount", "path", "process")
 
-    def __init__(self, base: str, path: str) -> None:
-        start = posix.open(base, posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    def __init__(self, process: str, path: str) -> None:
+        start = posix.open(f"{process}/root" if process else "/", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
         try:
             self.fd = walk(start, path + "/")
         finally:
             posix.close(start)
         self.mount = mount_id(self.fd)
+        self.process, self.path = process, path
+        self._mounts = b""
+
+    def mounts(self) -> bytes:
+        """Return the mountinfo of the container's mount namespace as it first was, with an empty line before it.
+
+        Raises:
+            OSError: the container's process has ended.
+        """
+        if not self._mounts:
+            self._mounts = b"\n" + mountinfo(self.process)
+        return self._mounts
+
+    def mounted(self, mount: bytes) -> list[bytes]:
+        """Return the words of a mount's line in the container's mountinfo (proc(5)); none if it is not there."""
+        text = self.mounts()
+        at = text.find(b"\n%s " % mount) + 1
+        return text[at : text.find(b"\n", at)].split(b" ") if at else []
+
+    def _admit(self, place: int, path: str, facts: posix.stat_result, volumes: bool) -> None:
+        """Refuse a place that is not to be read.
+
+        Args:
+            place: O_PATH fd of a regular file or directory.
+            path: of it in the container.
+            facts: about it.
+            volumes: whether what lies on a volume is read too, if that is no file system of the kernel's own, and
+                everybody may read it.
+        """
+        mount = mount_id(place)
+        if mount == self.mount:
+            return
+        line = self.mounted(mount) if volumes and facts.st_mode & _FOR_ALL else []
+        if not line or kind(line) in KERNELS:
+            raise OtherMountError(path)
 
     def exists(self, path: str) -> bool:
         """Tell whether a path in the container, its last link followed, leads anywhere."""
@@ -54,44 +111,61 @@ class Rootfs:
             return False
         return True
 
-    def open(self, path: str) -> tuple[int, int]:
-        """Open a regular file of the container for reading; return the fd and the file's size in bytes.
+    def open(self, path: str, volumes: bool = False) -> tuple[int, posix.stat_result]:
+        """Open a regular file of the container for reading.
+
+        Args:
+            path: in the container.
+            volumes: whether one on another mount is opened too: for libraries, of which little is read (elf.py).
+
+        Returns:
+            the fd, and what the file is.
 
         Raises:
-            OSError: it is absent, or not a regular file (EINVAL).
+            OSError: it is absent, not a regular file (EINVAL), or on another mount (OtherMountError).
         """
         place = walk(self.fd, path)
         try:
             facts = posix.fstat(place)
             if facts.st_mode & TYPE != _REGULAR:
                 raise OSError(EINVAL, "is not a regular file", path)
+            self._admit(place, path, facts, volumes)
             # An O_PATH fd cannot be read; opened through /proc it is the same inode, whatever its name is now.
-            return posix.open(f"/proc/self/fd/{place}", _DATA), facts.st_size
+            return posix.open(f"/proc/self/fd/{place}", _DATA), facts
         finally:
             posix.close(place)
 
-    def read(self, path: str, limit: int) -> bytes:
+    def read(self, path: str, limit: int) -> tuple[bytes, int]:
         """Read a regular file of the container.
 
+        Returns:
+            its bytes, and the mode for a file that repeats them: nobody may read there who may not read here.
+
         Raises:
-            OSError: it is absent, not a regular file (EINVAL), or has more than `limit` bytes (EFBIG).
+            OSError: as `open` does, or it has more than `limit` bytes (EFBIG).
         """
-        fd, size = self.open(path)
+        fd, facts = self.open(path)
         try:
-            if size > limit:
+            if facts.st_size > limit:
                 raise os_error(EFBIG, path)
-            return _read_all(fd, size, limit, path)
+            return _read_all(fd, facts.st_size, limit, path), 0o600 | facts.st_mode & 0o644
         finally:
             posix.close(fd)
 
-    def names(self, path: str, limit: int) -> dict[str, bool]:
+    def names(self, path: str, limit: int, volumes: bool = False) -> dict[str, bool]:
         """List a directory of the container: each name, and whether a regular file (no link) has it.
 
+        Args:
+            path: in the container.
+            limit: of names.
+            volumes: as for `open`.
+
         Raises:
-            OSError: it is absent, no directory, or has more than `limit` names (EFBIG).
+            OSError: it is absent, no directory, on another mount (OtherMountError), or has too many names (EFBIG).
         """
         place = walk(self.fd, path + "/")
         try:
+            self._admit(place, path, posix.fstat(place), volumes)
             fd = posix.open(f"/proc/self/fd/{place}", posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
         finally:
             posix.close(place)
@@ -256,6 +330,11 @@ class Directory:
                 raise os_error(EISDIR, name)
         finally:
             posix.close(fd)
+
+
+def kind(line: list[bytes]) -> bytes:
+    """Return the type of file system in a line of mountinfo; optional words come before it."""
+    return line[line.index(b"-", 6) + 1]
 
 
 def _read_all(fd: int, size: int, limit: int, path: str) -> bytes:

@@ -15,7 +15,7 @@ from gpuhook import live
 from gpuhook.bundled import bundle_of
 from gpuhook.confine import confine
 from gpuhook.finish import finish
-from gpuhook.prestart import Options, open_container
+from gpuhook.prestart import Options, open_container, process_of
 from gpushim import bundle, create, edits, fastjson, plan
 from gpushim.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
 
@@ -102,11 +102,11 @@ def land(planned: list[tuple[str, Any]], options: Options, pid: int, dev_root: s
     Raises:
         GpushimError: the container would lack something of its GPU.
     """
-    work = open_container(options, pid)
+    work = open_container(options, process_of(pid) if pid else "")
     if work is None:
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
-    live.apply(planned, pid, work.root, dev_root, work.warn)
-    finish(work, options, pid)
+    live.apply(planned, work.root, dev_root, work.warn)
+    finish(work, options)
 
 
 def edited(spec: dict[str, Any]) -> bool:

@@ -59,6 +59,30 @@ def mount_id(fd: int) -> bytes:
     return words[0]
 
 
+def held(pid: int) -> str:
+    """Open a process's directory in /proc for as long as we run, and return a path that leads through it.
+
+    What is looked up there is that process's, or fails once it has ended: another one that gets its number has
+    another directory.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return f"/proc/self/fd/{posix.open(f'/proc/{pid}', posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)}"
+
+
+def mountinfo(process: str) -> bytes:
+    """Read which mounts a process sees (proc(5)).
+
+    Args:
+        process: its directory in /proc, or "" for the caller.
+
+    Raises:
+        OSError: the process has ended, or sees more mounts than any kernel allows (EFBIG).
+    """
+    return read_proc(f"{process or '/proc/self'}/mountinfo", bounds.MOUNT_TABLE)
+
+
 def read_proc(path: str, limit: int) -> bytes:
     """Read a file of /proc whole; the kernel gives a mount table in pieces of 4 KiB, of which there may be thousands.
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook import prestart
+from gpuhook import prestart, roots
 from gpuhook.bundled import rootfs_of
-from gpuhook.finish import Work
+from gpuhook.finish import Work, skipped
 from gpuhook.rootfs import Rootfs
-from gpuhook.walk import TYPE
-from gpushim import bounds
+from gpuhook.walk import TYPE, held
 from gpushim.errors import ROOTFS, GpushimError, quote
 
 TYPE_CHECKING = False
@@ -31,19 +30,16 @@ class Container(Work):
 
     Args:
         root: its rootfs.
-        pid: of its process; 0 if the caller is in its mount namespace.
     """
 
-    __slots__ = ("pid",)
+    __slots__ = ()
 
-    def __init__(self, root: Rootfs, pid: int) -> None:
+    def __init__(self, root: Rootfs) -> None:
         super().__init__(root, "")
-        self.pid = pid
 
     def warn(self, what: str, error: Exception) -> None:
         """Say what was skipped."""
-        reason = error.strerror if isinstance(error, OSError) else error
-        prestart.say(f"skipped {what}: {reason}"[: bounds.LOG_TEXT])
+        prestart.say(skipped(what, error))
 
     def name_folders(self, folders: list[bytes], keep: bool = True) -> None:
         """Name directories beside those of other hooks of this container."""
@@ -80,7 +76,7 @@ def state_from(path: str) -> dict[str, Any]:
     return state
 
 
-def process_of(state: dict[str, Any]) -> int:
+def process_of(state: dict[str, Any]) -> str:
     """Say whether we see a container's mounts only through its process, and through which.
 
     The pid of a state counts from the runtime's own pid namespace. To a createContainer hook it is the container's,
@@ -93,20 +89,21 @@ def process_of(state: dict[str, Any]) -> int:
         state: what the runtime wrote.
 
     Returns:
-        the pid of the container's process; 0 if we are in its mount namespace.
+        the directory of the container's process in /proc, held open; "" if we are in its mount namespace.
 
     Raises:
         GpushimError: its namespace cannot be looked at.
     """
     pid = state.get("pid")
     if type(pid) is not int or not 0 < pid < 1 << 31 or pid == posix.getppid() or _is_nested():
-        return 0
+        return ""
     try:
-        ours, theirs = posix.stat("/proc/self/ns/mnt"), posix.stat(f"/proc/{pid}/ns/mnt")
+        process = held(pid)
+        ours, theirs = posix.stat("/proc/self/ns/mnt"), posix.stat(f"{process}/ns/mnt")
     except OSError as error:
-        sentence = f"the mount namespace of the container's process {pid} cannot be looked at: {error.strerror}"
+        sentence = f"the mount namespace of the container's process cannot be looked at: {error.strerror}"
         raise GpushimError(sentence, ROOTFS) from None
-    return 0 if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino) else pid
+    return "" if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino) else process
 
 
 def _is_nested() -> bool:
@@ -122,15 +119,15 @@ def open_container(state: dict[str, Any]) -> Container:
     """Open the rootfs that the bundle names, where its mounts can be seen.
 
     Raises:
-        GpushimError: there is none, or it is the root directory itself.
+        GpushimError: there is none, or it is the root directory itself, or not the container's (Rootfs.check).
     """
-    path, pid = rootfs_of(state), process_of(state)
-    base = f"/proc/{pid}/root" if pid else "/"
+    path, process = rootfs_of(state), process_of(state)
     try:
-        root = Rootfs(base, path)
-        ours, tops = posix.fstat(root.fd), [posix.stat("/"), posix.stat(base)]
+        root = Rootfs(process, path)
+        ours, tops = posix.fstat(root.fd), [posix.stat("/"), posix.stat(f"{process}/root" if process else "/")]
+        if any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in tops):
+            raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     except OSError as error:
         raise GpushimError(f"the rootfs {quote(path)} cannot be opened: {error.strerror}", ROOTFS) from None
-    if any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in tops):
-        raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
-    return Container(root, pid)
+    roots.check(root)
+    return Container(root)

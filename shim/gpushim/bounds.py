@@ -36,6 +36,7 @@ CACHE_DIGITS = 64  # of a number in a name
 CACHE_SECTIONS = 16  # extension sections; glibc 2.41 writes two
 CACHE_HWCAPS = 4096  # bytes of the section of glibc-hwcaps names; glibc 2.41 has four names
 LOADER_CONF = 1 << 16  # bytes of a loader's configuration file
+LOADER_FOLDERS = 1024  # directories that one of these files names
 COMPAT_NAMES = 1024  # in /usr/local/cuda/compat; the packages bring about a dozen
 COMPAT_LIBRARIES = 64
 COMPAT_NOTE = 1 << 16  # bytes of the note in a libcuda
@@ -46,7 +47,6 @@ ELF_DYNAMIC = 1 << 16  # bytes of the dynamic segment; libraries have about 500
 ELF_SONAME = 255  # bytes: NAME_MAX
 FOLDER_NAMES = 16384  # in a directory of libraries; that of a full desktop has some thousand
 FOLDER_LIBRARIES = 4096  # of one directory that count
-DEV_NAMES = 16384  # in /dev; the host's own, given with -v, has some hundred
 DRIVER_PARAMS = 1 << 16  # bytes of /proc/driver/nvidia/params; a driver's has one or two thousand
 
 # What the kernel says of mounts, which containers multiply.

@@ -19,6 +19,7 @@ from gpushim import bundle, fastjson, plan, request, stamp
 from gpushim.edits import apply
 from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError
 from gpushim.inventory import ensure
+from gpushim.logfile import append
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ def complain(sentence: str, log: str, log_format: str) -> None:
     line = fastjson.dumps({"level": "error", "msg": sentence, "time": now()})
     if log_format != "json":
         line = f"time={fastjson.dumps(now())} level=error msg={fastjson.dumps(sentence)}"
-    append(log, line, posix.O_NOFOLLOW)
+    append(log, line)
     try:
         posix.write(2, (sentence + "\n").encode("utf-8", "backslashreplace"))
     except OSError:
@@ -264,23 +265,6 @@ def complain(sentence: str, log: str, log_format: str) -> None:
 def record(inventory: dict[str, Any], line: dict[str, Any]) -> None:
     """Write the line about a container that asked, into the log that [log] names."""
     append(inventory["policy"]["log"]["file"], fastjson.dumps({"time": now(), **line}))
-
-
-def append(path: str, line: str, more: int = 0) -> None:
-    """Append a line to a log, opened with some more flags; trouble with a log never harms a container."""
-    if not path:
-        return
-    flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY
-    try:
-        fd = posix.open(path, flags | more, 0o644)
-    except OSError:
-        return
-    try:
-        posix.write(fd, line.encode("ascii", "backslashreplace") + b"\n")
-    except OSError:
-        pass
-    finally:
-        posix.close(fd)
 
 
 def now() -> str:

@@ -21,13 +21,12 @@ from types import CodeType
 # In this order each finds those that it imports; packages end with a dot.
 CREATE = """
     gpushim. gpushim.errors gpushim.bounds gpushim.bundle gpushim.fastjson gpushim.selection gpushim.require
-    gpushim.authorization
-    gpushim.request gpushim.edits gpushim.plan gpushim.stamp gpushim.inventory. gpushim.inventory.ensure
-    gpushim.create
+    gpushim.authorization gpushim.request gpushim.edits gpushim.plan gpushim.stamp gpushim.inventory.
+    gpushim.inventory.ensure gpushim.logfile gpushim.create
 """
 HOOK = """
-    gpushim. gpushim.errors gpushim.bounds gpushim.fastjson gpuhook. gpuhook.walk gpuhook.rootfs gpuhook.ldcache
-    gpuhook.finish gpuhook.cover gpuhook.confine gpuhook.prestart
+    gpushim. gpushim.errors gpushim.bounds gpushim.fastjson gpuhook. gpuhook.walk gpuhook.rootfs gpuhook.roots
+    gpuhook.ldcache gpuhook.finish gpuhook.cover gpuhook.confine gpuhook.prestart
 """
 
 # What the file starts with, as code that is run where the rest of the file is called `modules`.

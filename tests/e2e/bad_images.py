@@ -9,7 +9,7 @@ import pytest
 
 from e2e.bad_input import Outcome, Scene, ready
 from fakehost import Host
-from unit.gpuhook.sandbox import picture
+from unit.gpuhook.sandbox import as_root, picture
 from unit.gpuhook.trees import DRV, LIBS, LINK, glibc_image
 
 MORE = ("--driver", "550.54.14", "--cuda", "12.4", "--profile-mask", "0x3")
@@ -41,6 +41,7 @@ def finish(scene: Scene, root: Path, pid: int, *more: object) -> Outcome:
     """Run the hook and assert that it leaves no litter and nothing of the canary changed."""
     canary = root.parent / "canary"
     before = picture(canary) if canary.exists() else {}
+    as_root(pid, root)
     words = ["prestart", "--rootfs", root, "--log", root.parent / "log", *LIBS, *LINK, *MORE, *more]
     done = scene.hook(*words, state=b'{"pid": %d}' % pid)
     assert (picture(canary) if canary.exists() else {}) == before

@@ -171,7 +171,3 @@ def soname(root: Path, length: int) -> None:
 def library(root: Path, data: bytes) -> None:
     (root / LIBRARIES).mkdir(parents=True)
     (root / LIBRARIES / BIG).write_bytes(data)
-
-
-def nodes(root: Path, count: int) -> None:
-    crowd(root / "dev", count, "nvidia%d")

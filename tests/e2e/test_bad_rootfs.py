@@ -17,7 +17,7 @@ from e2e.bad_images import CACHE, SONAME, finish, linked
 from e2e.bad_images import root as root
 from e2e.bad_images import scene as scene
 from e2e.bad_input import ALL, BIN, Scene, mounted
-from unit.gpuhook.sandbox import container
+from unit.gpuhook.sandbox import as_root, container
 from unit.gpuhook.trees import LIBS, entries
 
 
@@ -59,6 +59,7 @@ def test_a_link_to_the_rootfs(scene: Scene, root: Path, pid: int, way: str) -> N
     link = root.parent / "link"
     link.symlink_to(root if way == "absolute" else "root" if way == "relative" else "link2")
     (root.parent / "link2").symlink_to("root")
+    as_root(pid, root)
     done = scene.hook("prestart", "--rootfs", link, *LIBS, state=b'{"pid": %d}' % pid)
     assert (done.code, linked(root)) == (0, True)
 

@@ -32,7 +32,6 @@ Make = Callable[[Path, int], object]
 
 FINISH = ("gpushim-hook", "prestart", "--rootfs", "ROOT", "--log", "LOG", *LIBS, *LINK, *MORE)
 UPDATE = ("nvidia-cdi-hook", "update-ldcache", "--folder", f"/{big.LIBRARIES}")
-PROFILE = ("nvidia-cdi-hook", "update-application-profile")
 # What is made, by which bound, how much more than that is too much, what is said then, and the hook that meets it.
 IMAGES: dict[str, tuple[Make, int, str, tuple[str, ...]]] = {
     "LOADER_CACHE": (big.large_cache, 1, "/etc/ld.so.cache: File too large", FINISH),
@@ -40,7 +39,7 @@ IMAGES: dict[str, tuple[Make, int, str, tuple[str, ...]]] = {
     "CACHE_DIGITS": (big.long_number, 1, "or is mostly digits", FINISH),
     "CACHE_SECTIONS": (big.sections, 1, "its extension directory cannot be read", FINISH),
     "CACHE_HWCAPS": (big.hwcaps, 1, "too many glibc-hwcaps names", FINISH),
-    "LOADER_CONF": (big.conf, 1, "/etc/ld.so.conf.d: File too large", FINISH),
+    "LOADER_CONF": (big.conf, 1, "/etc/ld.so.conf.d/00-gpushim.conf: File too large", FINISH),
     "COMPAT_NAMES": (big.compat_names, 1, "/usr/local/cuda/compat: File too large", FINISH),
     "COMPAT_LIBRARIES": (big.compat_libraries, 1, "there are more than 64 libraries", FINISH),
     "COMPAT_NOTE": (big.note, 4, ".note.cuda.fwd_compatibility has 65540 bytes", FINISH),
@@ -50,7 +49,6 @@ IMAGES: dict[str, tuple[Make, int, str, tuple[str, ...]]] = {
     "WORDS": (big.words, 2, "/etc/ld.so.cache: Too many levels of symbolic links", FINISH),
     "FOLDER_NAMES": (big.library_names, 1, f"/{big.LIBRARIES}: File too large", UPDATE),
     "FOLDER_LIBRARIES": (big.libraries, 1, "there are more than 4096 libraries", UPDATE),
-    "DEV_NAMES": (big.nodes, 1, "/dev: File too large", PROFILE),
 }
 
 

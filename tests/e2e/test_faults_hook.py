@@ -24,6 +24,7 @@ from e2e.witness import RUNC, settings
 from fakehost import Host
 from gpushim.errors import BUNDLE, FAILED, INVENTORY, ROOTFS
 from gpushim.inventory.ldcache_list import libraries
+from unit.gpuhook.sandbox import as_root
 
 CAPABILITIES = {"shim": "all", "hook": "compute"}
 CACHE, FOLDERS = "etc/ld.so.cache", "etc/ld.so.conf.d/00-gpushim.conf"
@@ -92,6 +93,7 @@ class Lab:
         self.stdin.write_text(json.dumps(state))
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.copytree(self.image, self.root, symlinks=True)
+        as_root(self.process.pid, self.root)
         self.log.unlink(missing_ok=True)
 
     def end(self) -> None:

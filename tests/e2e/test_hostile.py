@@ -222,10 +222,15 @@ def test_dev_as_a_link(trap: Trap, gpu_host: Host, text: str) -> None:
     trap.link("dev", behind if text == "absolute" else "../" * 40 + str(behind)[1:])
     trap.ask(args=["/busybox", "true"])
     assert trap.run().returncode == 0
-    before = {path.name: path.readlink() for path in behind.iterdir()}
+    before = names_in(behind)
     assert "ptmx" in before
     trap.look("NVIDIA_VISIBLE_DEVICES=all")
     with trap.harmless(gpu_host):
         done = trap.run()
     trap.saw_nothing(done, gpu_host)
-    assert {path.name: path.readlink() for path in behind.iterdir()} == before
+    assert names_in(behind) == before
+
+
+def names_in(folder: Path) -> dict[str, str]:
+    """Say what is in a directory, and where its links lead."""
+    return {path.name: os.readlink(path) if path.is_symlink() else "" for path in folder.iterdir()}

@@ -10,7 +10,7 @@ import stat
 from typing import TYPE_CHECKING
 
 import gpushim
-from gpushim import engines, policy, stamp
+from gpushim import engines, logfile, policy, stamp
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, skipped, some, warning
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
@@ -92,6 +92,8 @@ def log(host: Host) -> Iterator[Finding]:
         yield warning(f"the log {path} is not a regular file: nothing is logged", mend)
     elif not os.path.isdir(os.path.dirname(path)):
         yield warning(f"the log's directory {os.path.dirname(path)} is not there: nothing is logged", mend)
+    elif logfile.refused(path):
+        yield warning(f"the log {path} is a link, or others may write there: nothing is logged", mend)
     elif not os.access(path if os.path.exists(path) else os.path.dirname(path), os.W_OK):
         yield warning(f"the log {path} cannot be written by this user", mend)
     else:

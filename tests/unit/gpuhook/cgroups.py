@@ -30,9 +30,9 @@ def show(version: str) -> Path:
 
 
 @contextmanager
-def group(parent: Path, name: str) -> Iterator[Path]:
-    """Make a cgroup with a name of this process's own."""
-    path = parent / f"gpushim-{os.getpid()}{name}"
+def group(parent: Path, name: str, prefix: str = f"gpushim-{os.getpid()}") -> Iterator[Path]:
+    """Make a cgroup, by default with a name of this process's own."""
+    path = parent / f"{prefix}{name}"
     path.mkdir()
     try:
         yield path

@@ -226,7 +226,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, b
         def attempt() -> str:
             subprocess.run(["/bin/sh", "-ec", prepare, "sh", str(tmp_path)], check=True)
             try:
-                live.apply([], 0, Rootfs("/", str(tmp_path)), "/", lambda _what, _error: None)
+                live.apply([], Rootfs("", str(tmp_path)), "/", lambda _what, _error: None)
             except GpushimError as error:
                 return str(error)
             return ""

@@ -23,7 +23,7 @@ HYBRID = "9:name=systemd:/init.scope\n8:pids:/p\n5:cpu,devices:/v1/a\n0::/v2/b\n
 
 def allow(pid: int, numbers: list[tuple[int, int]] = GPUS) -> list[str]:
     said: list[str] = []
-    devices.allow(pid, numbers, lambda what, error: said.append(f"{what}: {error}"))
+    devices.allow(f"/proc/{pid}", numbers, lambda what, error: said.append(f"{what}: {error}"))
     return said
 
 
@@ -83,7 +83,13 @@ def test_the_mount_is_known_by_its_device() -> None:
     [
         ("/system.slice/docker-1.scope", "/system.slice/docker.service", ("docker-1.scope", 0)),
         ("/machine.slice/libpod-1.scope/container", "/user.slice", ("libpod-1.scope", 1)),
-        ("/system.slice/x.service", "/system.slice/x.service.d", ("x.service", 0)),
+        ("/system.slice/docker-1.scope/container", "/system.slice/docker-1.scope/conmon", ("", 0)),
+        # --cgroup-parent x.service, x.scope, and a service that a container has been put into
+        ("/x.service/1", "/system.slice/docker.service", ("", 0)),
+        ("/x.service/container", "/system.slice/docker.service", ("", 0)),
+        ("/x.scope/1", "/system.slice/docker.service", ("", 0)),
+        ("/system.slice/x.service", "/system.slice/x.service.d", ("", 0)),
+        ("/x.service/libpod-1.scope/container", "/", ("libpod-1.scope", 1)),
         ("/kubepods.slice/pod.slice/cri-containerd-1.scope", "/", ("cri-containerd-1.scope", 0)),
         ("/docker/1", "/system.slice/docker.service", ("", 0)),
         ("/system.slice/outer.scope/docker/1", "/", ("", 0)),
@@ -119,7 +125,7 @@ def test_find(
 ) -> None:
     monkeypatch.setattr(devices, "PROC", str(tmp_path))
     proc(tmp_path, cgroups, mounts)
-    cgroup = devices.find(7)
+    cgroup = devices.find(f"{tmp_path}/7")
     assert cgroup is not None
     assert (cgroup.version, cgroup.path) == found
 
@@ -128,18 +134,20 @@ def test_find(
 def test_a_cgroup_that_no_mount_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroups: str) -> None:
     monkeypatch.setattr(devices, "PROC", str(tmp_path))
     proc(tmp_path, cgroups, V2)
-    with pytest.raises(GpushimError, match=r"^no cgroup mount shows the cgroup /.* of process 7, whose device rules"):
-        devices.find(7)
+    with pytest.raises(
+        GpushimError, match=r"^no cgroup mount shows the cgroup /.* of the container's process, whose device rules"
+    ):
+        devices.find(f"{tmp_path}/7")
 
 
 def test_a_kernel_without_cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "PROC", str(tmp_path))
     proc(tmp_path, "", "")
-    assert devices.find(7) is None
+    assert devices.find(f"{tmp_path}/7") is None
 
 
 def test_a_process_that_has_ended() -> None:
-    with pytest.raises(GpushimError, match="the cgroup of process 2147483647 cannot be found: No such file"):
+    with pytest.raises(GpushimError, match="the cgroup of the container's process cannot be found: No such file"):
         allow((1 << 31) - 1)
 
 
@@ -208,13 +216,59 @@ def test_the_unit_and_what_crun_has_below_it(tmp_path: Path, monkeypatch: pytest
     def inside() -> str:
         with group(show(version), ".scope") as scope:
             deny(scope, version)
-            with group(scope, "container") as path, member(path) as pid:
+            with group(scope, "container", "") as path, member(path) as pid:
                 deny(path, version)
                 assert allow(pid) == []
                 assert told == [(scope.name, GPUS)]
                 return opens(path, tmp_path, "c195:0", "c195:1")
 
     assert forked(inside, namespace=True) == f"{ALLOWED} {DENIED}"
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("kind", [".service", ".scope"])
+def test_the_parent_that_somebody_named_gets_no_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, kind: str
+) -> None:
+    """`--cgroup-parent x.service`: it is not the container's unit, and holds other things too."""
+    monkeypatch.setattr(systemd, "extend", lambda *_: pytest.fail("systemd was told"))
+
+    def inside() -> str:
+        with group(show(version), kind) as parent:
+            if version == "2":
+                attach(parent, DENY)
+            with group(parent, "0123") as path, member(path) as pid:
+                deny(path, version)
+                assert allow(pid) == []
+                if version == "2":
+                    assert programs(parent) == [DENY]
+                else:
+                    assert (parent / "devices.list").read_text() == "a *:* rwm\n"
+                return opens(path, tmp_path, "c195:0", "c195:1")
+
+    # On v2 both must allow, so the administrator's word about the parent stands; v1 inherits nothing later.
+    assert forked(inside, namespace=True) == f"{DENIED if version == '2' else ALLOWED} {DENIED}"
+
+
+def test_a_process_that_left_its_cgroup_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other container's cgroup gets a rule, even if it came to the path of one that is gone."""
+    found = devices.find
+
+    def inside() -> str:
+        with group(show("1"), "one") as path, group(show("1"), "two") as other, member(path) as pid:
+
+            def late(process: str) -> object:
+                cgroup = found(process)
+                (other / "cgroup.procs").write_text(str(pid))
+                return cgroup
+
+            monkeypatch.setattr(devices, "find", late)
+            deny(path, "1")
+            with pytest.raises(GpushimError, match="the container's process has left it"):
+                allow(pid)
+            return (path / "devices.list").read_text()
+
+    assert forked(inside, namespace=True) == ""
 
 
 def test_systemd_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +311,7 @@ USER = "setpriv --reuid 12345 --regid 12345 --clear-groups"
 def test_rootless(public: Path, version: str, user: str) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]; from gpuhook import devices; "
-        "devices.allow(int(sys.argv[1]), [(195, 0)], lambda what, error: print(what, error, sep=': '))"
+        "devices.allow('/proc/' + sys.argv[1], [(195, 0)], lambda what, error: print(what, error, sep=': '))"
     )
 
     def inside() -> str:
@@ -290,6 +344,6 @@ def test_root_that_may_not(monkeypatch: pytest.MonkeyPatch, version: str) -> Non
 
 def test_ctypes_only_for_version_2() -> None:
     code = f"import sys; sys.path[:0] = ['{TOP}/hook', '{TOP}/shim']; from gpuhook import devices; "
-    code += "devices.allow(1 << 30, [], print); print(*{'ctypes', 'struct', '_socket', 'os'} & set(sys.modules))"
+    code += "devices.allow('', [], print); print(*{'ctypes', 'struct', '_socket', 'os'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout == "\n"

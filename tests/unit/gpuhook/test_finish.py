@@ -91,12 +91,20 @@ def test_musl(root: Path, pid: int, mark: str) -> None:
     for _ in range(2):
         finish(root, pid)
     path = root / f"etc/ld-musl-{MACHINE}.path"
-    assert path.read_text() == f"/lib:/usr/local/lib:/usr/lib\n{DRV}\n"
+    assert path.read_text() == f"/lib\n/usr/local/lib\n/usr/lib\n{DRV}\n"
     assert not (root / "etc/ld.so.cache").exists()
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("", f"{DRV}\n"), ("/lib:/opt", f"/lib:/opt\n{DRV}\n"), (f"/lib:{DRV}", f"/lib:{DRV}")]
+    ("old", "new"),
+    [
+        ("", f"{DRV}\n"),
+        ("/lib:/opt", f"/lib\n/opt\n{DRV}\n"),
+        (f"/lib:{DRV}", f"/lib:{DRV}"),
+        ("root:x:0\n/a b\n/c\x1b[2J\nd\n", f"/a b\n{DRV}\n"),
+        ("/" + "x" * 4096 + "\n/y\n", f"/y\n{DRV}\n"),
+        ("/x\n" * 3000 + "/last\n", f"/x\n{DRV}\n"),
+    ],
 )
 def test_musl_path_file_of_the_image(root: Path, pid: int, old: str, new: str) -> None:
     (root / "etc/alpine-release").touch()
@@ -208,3 +216,13 @@ def test_the_hosts_own_root_is_never_written(pid: int, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "host's own root" in log.read_text()
     assert not os.path.lexists("/gpushim-was-here")
+
+
+def test_names_of_the_image_in_the_log_are_escaped(root: Path, pid: int) -> None:
+    """A SONAME comes from the driver's directory, a place from the image."""
+    said = finish(root, pid, "--link", "x::/usr/lib\x1b[2J/a", "--link", "x::/etc/ld.so.conf/\u202ex")
+    assert json.loads(said)["msg"] == "gpushim-hook: skipped /etc/ld.so.conf/\\u202ex: Not a directory"
+    (root / "usr/lib\x1b[2J/a").unlink()
+    (root / "usr/lib\x1b[2J/a").mkdir()
+    said = finish(root, pid, "--link", "x::/usr/lib\x1b[2J/a").splitlines()[-1]
+    assert json.loads(said)["msg"] == "gpushim-hook: skipped /usr/lib\\x1b[2J/a: Is a directory"

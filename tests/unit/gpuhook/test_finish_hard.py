@@ -37,7 +37,7 @@ def test_a_volume_of_the_hosts_is_never_written(root: Path, place: str) -> None:
     before = picture(canary)
     with container(f"mount --bind '{canary}' '{root}/{place}'") as other:
         said = finish(root, other, "--driver", "550.1", "--profile-mask", "0x1")
-        assert ("another mount" in said) == (place != "usr/local/cuda")  # there, nothing is to be written
+        assert "another mount" in said  # nor is a libcuda there read
     assert picture(canary) == before
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unit.gpuhook.caches import ldconfig, listing
-from unit.gpuhook.sandbox import picture
+from unit.gpuhook.sandbox import as_root, picture
 from unit.gpuhook.trees import LIBS, LINK, glibc, run
 
 DRV, DRV32 = "/usr/lib/drv", "/usr/lib/drv32"
@@ -58,6 +58,7 @@ def root(built: Path, tmp_path: Path) -> Path:
 
 def finish(root: Path, pid: int, *more: str) -> None:
     log = root.parent / "log"
+    as_root(pid, root)
     done = run("prestart", "--rootfs", root, "--log", log, *LIBS, *LINK, *more, state=b'{"pid": %d}' % pid)
     assert (done.returncode, done.stderr, log.exists()) == (0, b"", False)
 

@@ -19,7 +19,7 @@ from gpuhook import devices, live, mounts
 from gpuhook.rootfs import Rootfs
 from gpushim.errors import ROOTFS, GpushimError
 from gpushim.plan import FILE_OPTIONS
-from unit.gpuhook.sandbox import container, forked, picture
+from unit.gpuhook.sandbox import as_root, container, forked, picture
 
 LIBRARY = "/usr/lib/drv/libcuda.so.5"
 NODE = "/dev/nvidia0"
@@ -53,13 +53,14 @@ class Case:
         """Apply the edits in a process with one thread; return the refusal, or ""."""
 
         def attempt() -> str:
-            root = Rootfs(f"/proc/{pid}/root", str(self.top))
+            root = Rootfs(f"/proc/{pid}", str(self.top))
             try:
-                live.apply(self.edits, pid, root, str(self.host), lambda what, _error: self.warned.append(what))
+                live.apply(self.edits, root, str(self.host), lambda what, _error: self.warned.append(what))
             except GpushimError as error:
                 return str(error)
             return " ".join(self.warned)
 
+        as_root(pid, self.top)
         return forked(attempt)
 
     def inside(self, pid: int, path: str) -> Path:
@@ -112,7 +113,7 @@ def test_a_second_time_changes_nothing(case: Case) -> None:
 def test_rules_come_first_and_groups_are_named(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     case.edits += [("rule", ("c", 195, 0, "rw")), ("gid", 44), ("rule", ("c", 195, 255, "rw"))]
 
-    def allow(_pid: int, numbers: object, _warn: object) -> None:
+    def allow(_process: str, numbers: object, _warn: object) -> None:
         raise GpushimError(f"told {numbers}", ROOTFS)
 
     monkeypatch.setattr(devices, "allow", allow)
@@ -184,6 +185,7 @@ def test_what_is_mounted_over(case: Case, kind: str) -> None:
 def test_a_volume_is_not_written(case: Case, path: str) -> None:
     before = picture(case.volume)
     with container(f"mount --bind '{case.volume}' '{case.top}{path}'") as pid:
+        as_root(pid, case.top)
         seen = case.mountinfo(pid)
         assert "on a volume" in case.apply(pid)
         assert case.mountinfo(pid) == seen
@@ -203,6 +205,7 @@ def test_a_volume_that_has_the_very_things_is_enough(case: Case) -> None:
     os.link(case.host / "lib", case.host / "drv/libcuda.so.5")
     script = f"mount --bind '{case.volume}' '{case.top}/dev'; mount --bind '{case.host}' '{case.top}/usr/lib'"
     with container(script) as pid:
+        as_root(pid, case.top)
         before = case.mountinfo(pid)
         assert case.apply(pid) == ""
         assert case.has_everything(pid)
@@ -325,11 +328,11 @@ def test_the_window_between_look_and_use(case: Case, monkeypatch: pytest.MonkeyP
     """CVE-2024-0132 and -2025-23359: directories become links when the places are known and the mounts not made."""
     bind = mounts.bind
 
-    def late(pid: int, binds: list[mounts.Bind]) -> None:
+    def late(process: str, binds: list[mounts.Bind]) -> None:
         for name in ("dev", "usr/lib/drv"):
             (case.top / name).rename(case.top / f"moved-{name[:3]}")
             (case.top / name).symlink_to(text.replace("VOLUME", str(case.volume)))
-        bind(pid, binds)
+        bind(process, binds)
 
     monkeypatch.setattr(mounts, "bind", late)
     before = picture(case.volume)
@@ -396,7 +399,7 @@ def test_what_is_written_in_a_user_namespace_belongs_to_its_root(open_case: Case
     """A file system with mapped ids, as the finishing work meets it."""
 
     def write() -> None:
-        directory = Rootfs(f"/proc/{pid}/root", f"{open_case.top}/dev").directory("/etc", create=True)
+        directory = Rootfs(f"/proc/{pid}", f"{open_case.top}/dev").directory("/etc", create=True)
         for text in ("old", "new"):
             directory.write("file", text.encode())
             directory.symlink(text, "link")
@@ -432,10 +435,10 @@ def test_no_right_to_enter_the_container(open_case: Case) -> None:
     subprocess.run(["/bin/chown", "-R", "1000:1000", str(open_case.top.parent)], check=True)
 
     def attempt() -> str:
-        root = Rootfs(f"/proc/{pid}/root", str(open_case.top))
+        root = Rootfs(f"/proc/{pid}", str(open_case.top))
         os.setresuid(1000, 1000, 1000)
         with pytest.raises(GpushimError) as caught:
-            live.apply(open_case.edits, pid, root, str(open_case.host), lambda _what, _error: None)
+            live.apply(open_case.edits, root, str(open_case.host), lambda _what, _error: None)
         return str(caught.value)
 
     with container() as pid:

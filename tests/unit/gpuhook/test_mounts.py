@@ -62,7 +62,7 @@ def make(pid: int, source: Path, place: Path, options: Sequence[str]) -> mounts.
 def bind(pid: int, source: Path, place: Path, options: Sequence[str], way: str = "new") -> None:
     def attempt() -> None:
         deny(*WAYS[way])
-        mounts.bind(pid, [make(pid, source, place, options)])
+        mounts.bind(f"/proc/{pid}", [make(pid, source, place, options)])
 
     forked(attempt)
 
@@ -133,7 +133,7 @@ def test_another_file_in_the_place_of_the_source(pid: int, source: Path, place: 
         source.rename(source.with_name("old"))
         source.write_text("another")
         with pytest.raises(GpushimError) as caught:
-            mounts.bind(pid, [one])
+            mounts.bind(f"/proc/{pid}", [one])
         return str(caught.value)
 
     assert "another file has come into its place" in forked(attempt)
@@ -152,7 +152,7 @@ def test_the_window_between_look_and_use(pid: int, source: Path, place: Path, wa
         place.rename(place.with_name("moved"))
         place.symlink_to(canary) if what == "link" else place.write_text("mine")
         try:
-            mounts.bind(pid, [one])
+            mounts.bind(f"/proc/{pid}", [one])
         except GpushimError as error:
             return str(error)
         return ""
@@ -173,7 +173,7 @@ def test_it_comes_back(pid: int) -> None:
             raise KeyError
 
         with pytest.raises(KeyError):
-            mounts.inside(pid, fail)
+            mounts.inside(f"/proc/{pid}", fail)
         assert inside == [os.readlink(f"/proc/{pid}/ns/mnt")]
         assert (os.readlink("/proc/self/ns/mnt"), os.getcwd(), os.stat("/"), open_fds()) == before
 
@@ -186,7 +186,7 @@ def test_it_comes_back_into_a_chroot(pid: int, tmp_path: Path) -> None:
         assert not os.system(f"mount -t proc none '{tmp_path}/proc'")
         os.chroot(tmp_path)
         os.chdir("/proc")
-        mounts.inside(pid, lambda: None)
+        mounts.inside(f"/proc/{pid}", lambda: None)
         return [os.getcwd(), *os.listdir("/")]
 
     assert forked(attempt, namespace=True) == ["/proc", "proc"]
@@ -202,7 +202,7 @@ def test_a_namespace_that_cannot_be_entered(pid: int, why: str) -> None:
             os.setresuid(65534, 65534, 65534)
         try:
             with pytest.raises(GpushimError, match="cannot be entered: ") as caught:
-                mounts.inside(2**22 + 1 if why == "dead" else pid, lambda: None)
+                mounts.inside(f"/proc/{2**22 + 1 if why == 'dead' else pid}", lambda: None)
             assert caught.value.exit_code == ROOTFS
         finally:
             stop.set()
@@ -215,7 +215,7 @@ def test_no_fd_stays_open(pid: int, source: Path, place: Path, way: str) -> None
         deny(*WAYS[way])
         one = make(pid, source, place, [])
         before = len(open_fds())
-        mounts.bind(pid, [one])
+        mounts.bind(f"/proc/{pid}", [one])
         return len(open_fds()) - before
 
     assert forked(attempt) == 0

@@ -13,7 +13,7 @@ from gpuhook import finish, nodes
 from gpuhook.owned import own_dev, own_mounts
 from gpuhook.prestart import Options, open_container
 from gpuhook.rootfs import Rootfs
-from unit.gpuhook.sandbox import container, forked, picture
+from unit.gpuhook.sandbox import as_root, container, forked, picture
 from unit.gpuhook.trees import glibc_image, run
 
 BY_PATH = "/dev/dri/by-path/pci-0000:01:00.0-card"
@@ -38,6 +38,7 @@ def dev(root: Path, *more: str) -> str:
 def hook(root: Path, pid: int, *more: str) -> str:
     """Run the hook with a bundle instead of a rootfs; return what the log says."""
     log = root.parent / "log"
+    as_root(pid, root)
     (root.parent / "config.json").write_text(json.dumps({"root": {"path": root.name}}))
     state = json.dumps({"pid": pid, "bundle": str(root.parent)}).encode()
     done = run("prestart", "--log", log, *more, state=state)
@@ -115,8 +116,8 @@ def test_the_mounts_of_a_container_are_the_same_from_both_sides(root: Path, tmp_
     (root / "vol ume").mkdir()
     script = dev(root, f"mount -t tmpfs none '{root}/vol ume'", f"mount --bind '{tmp_path}/volume' '{root}/etc'")
     with container(script) as pid:
-        top = Rootfs(f"/proc/{pid}/root", str(root))
-        outside = {one.place for one in own_mounts(pid, top)}, own_dev(pid, top)
+        top = Rootfs(f"/proc/{pid}", str(root))
+        outside = {one.place for one in own_mounts(top)}, own_dev(top)
         os.close(top.fd)
 
         def within() -> object:
@@ -125,8 +126,8 @@ def test_the_mounts_of_a_container_are_the_same_from_both_sides(root: Path, tmp_
             import ctypes
 
             assert not ctypes.CDLL(None).setns(fd, 0x20000)
-            top = Rootfs("/", str(root))
-            return {one.place for one in own_mounts(0, top)}, own_dev(0, top)
+            top = Rootfs("", str(root))
+            return {one.place for one in own_mounts(top)}, own_dev(top)
 
         assert forked(within) == outside
     places = {place.decode() for place in outside[0]}
@@ -175,9 +176,9 @@ def test_other_gpus_are_covered(root: Path, monkeypatch: pytest.MonkeyPatch, mad
 
         def work() -> None:
             options = Options(words)
-            opened = open_container(options, pid)
+            opened = open_container(options, f"/proc/{pid}")
             assert opened
-            finish.finish(opened, options, pid)
+            finish.finish(opened, options)
 
         forked(work)
         assert (os.listdir(inside(pid, root, "/proc/tty/driver")) == []) == covered
@@ -188,6 +189,6 @@ def test_all_gpus_of_a_dev(root: Path) -> None:
     with container(
         dev(root, f"{nodes_} touch '{root}/dev/nvidia1' '{root}/dev/nvidia-x' '{root}/dev/nvidia٣'")
     ) as pid:
-        top = Rootfs(f"/proc/{pid}/root", str(root))
+        top = Rootfs(f"/proc/{pid}", str(root))
         assert nodes.gpus(top) == [5, 12]
         os.close(top.fd)

@@ -13,7 +13,7 @@ import pytest
 
 from gpushim import joined
 from unit import imports
-from unit.gpuhook.sandbox import HOOK, TOP, picture
+from unit.gpuhook.sandbox import HOOK, TOP, as_root, picture
 
 DRV = "/usr/lib/drv"
 LIBS = ("--lib", f"libcuda.so.1={DRV}/libcuda.so.550")
@@ -24,9 +24,10 @@ def run(*argv: object, state: bytes = b"") -> subprocess.CompletedProcess[bytes]
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, pid: int) -> Path:
     (tmp_path / "root" / DRV[1:]).mkdir(parents=True)
     (tmp_path / "root/etc").mkdir()
+    as_root(pid, tmp_path / "root")
     return tmp_path / "root"
 
 
@@ -44,7 +45,7 @@ def root(tmp_path: Path) -> Path:
         (b'{"pid":true}', "names no pid"),
         (b'{"pid":"1"}', "names no pid"),
         (b'{"pid":99999999999}', "names no pid"),
-        (b'{"pid":2147483647}', "cannot be opened"),
+        (b'{"pid":2147483647}', "cannot be found"),
         (b'{"pid":1,"status":"running"}', "past the stages"),
         (b'{"pid":1,"status":["created"]}', "past the stages"),
         (b" " * (2 << 20), "more than 1048576 bytes"),

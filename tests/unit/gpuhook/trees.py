@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpuhook.finish import LOADERS
 from unit.gpuhook.caches import image, ldconfig, listing
-from unit.gpuhook.sandbox import HOOK
+from unit.gpuhook.sandbox import HOOK, as_root
 
 OWNER = 100000  # the host's id of root in `user_container`
 
@@ -31,6 +31,7 @@ def run(*argv: object, state: bytes = b"", env: dict[str, str] | None = None) ->
 def finish(root: Path, pid: int, *more: object) -> str:
     """Run the hook as it runs after the shim; return what the log says."""
     log = root.parent / "log"
+    as_root(pid, root)
     done = run("prestart", "--rootfs", root, "--log", log, *LIBS, *LINK, *more, state=b'{"pid": %d}' % pid)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     return log.read_text() if log.exists() else ""

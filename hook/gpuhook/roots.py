@@ -1,0 +1,72 @@
+"""See that a directory is the root that runc or crun have mounted for a container.
+
+Out of scope: what is read and written below it (rootfs.py). Hot path: builtin modules only; of the mounts that a
+container sees, its own is looked up.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpuhook.rootfs import KERNELS, Rootfs, kind
+from gpuhook.walk import PLACE, mount_id
+from gpushim.errors import ROOTFS, GpushimError, quote
+
+
+def check(root: Rootfs) -> None:
+    """See that this is the root that runc or crun have mounted for the container, and nothing laid over it.
+
+    Both mount the rootfs onto itself. A volume whose destination leads to the root comes on top of that, where
+    pivot_root(2) and the path find it; it is the user's. So all that is mounted in the place must be the same
+    directory, or that which the host's side of the path shows, where the caller has one.
+
+    Raises:
+        GpushimError: it is another directory.
+        OSError: it cannot be looked at.
+    """
+    place, here = quote(root.path), root.mounted(root.mount)
+    above = posix.open("..", PLACE, dir_fd=root.fd)
+    try:
+        # Above the root directory is the root directory: that of a process which has gone there already.
+        if mount_id(above) == root.mount and not _identical(above, root.fd):
+            raise GpushimError(
+                f"the rootfs {place} is no mount point, as the root of a container is; mount it onto itself, or "
+                "name the container's",
+                ROOTFS,
+            )
+    finally:
+        posix.close(above)
+    if not here or kind(here) in KERNELS:
+        raise GpushimError(f"the rootfs {place} is on no file system for containers", ROOTFS)
+    if _covered(root, here) and not (root.process and _is_hosts(root)):
+        raise GpushimError(
+            f"the rootfs {place} is covered by a volume; let no volume's destination lead to /", ROOTFS
+        )
+
+
+def _is_hosts(root: Rootfs) -> bool:
+    """Say whether this is the directory that has the path on the host."""
+    try:
+        hosts = Rootfs("", root.path)
+    except OSError:
+        return False
+    try:
+        return _identical(hosts.fd, root.fd)
+    finally:
+        posix.close(hosts.fd)
+
+
+def _covered(root: Rootfs, here: list[bytes]) -> bool:
+    """Say whether another directory is mounted below this mount, in the same place."""
+    while True:
+        below = root.mounted(here[1])
+        if not below or below[0] == here[0] or below[4] != here[4]:
+            return False
+        if below[2:4] != here[2:4]:
+            return True
+        here = below
+
+
+def _identical(one: int, other: int) -> bool:
+    first, second = posix.fstat(one), posix.fstat(other)
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)

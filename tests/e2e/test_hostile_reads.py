@@ -1,0 +1,124 @@
+"""Images whose files are links to what the host's root may read and the container may not: none of it comes in.
+
+What a hook reads there and writes into the image, the container could read. Three ways: the shim's hook, the hook
+alone, and the hooks of a CDI spec. Each link leads to a file of the container's own procfs, which shows the host's
+kernel, or to a volume of the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cdihooks import hooks, injected
+from e2e.hostile import LIBS, WAYS, Trap
+from fakehost import Host
+
+MUSL, CONF, CACHE = "etc/ld-musl-x86_64.path", "etc/ld.so.conf.d/zz-gpushim.conf", "etc/ld.so.cache"
+PROFILE = "etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+COMPAT = "usr/local/cuda/compat"
+# Places in an image that are read, and what makes the hook read them.
+PLACES = {
+    MUSL: "etc/alpine-release",
+    CONF: "",
+    "etc/ld.so.conf.d/00-gpushim.conf": "",
+    CACHE: "",
+    "etc/ld.so.conf": "",
+    PROFILE: "",
+    "etc/ld.so.conf.d/00-gpushim-compat.conf": "",
+    f"{COMPAT}/libcuda.so.999.1": "",
+    COMPAT: "",
+    "usr/lib/x86_64-linux-gnu/libx.so": "",
+}
+# A part of each file's text; of /proc/kmsg see test_hostile_roots.py.
+SECRETS = {
+    "/proc/1/mountinfo": b" - overlay ",
+    "/proc/iomem": b"System RAM",
+    "/proc/keys": b"keyring",
+    "/proc/1/environ": b"LIBCONTAINER",
+    "/proc/1": b"gpushim",
+    "/sys/kernel/mm": b"gpushim",
+    "/volume/secret": b"the user's own",
+    "/volume/fifo": b"gpushim",
+    "/volume": b"gpushim",
+    "/dev/zero": bytes(4096),
+}
+CASES = [(MUSL, secret) for secret in SECRETS]
+CASES += [(place, secret) for place in PLACES for secret in ("/proc/1/mountinfo", "/volume/secret") if place != MUSL]
+
+
+@pytest.fixture(params=[*WAYS, "cdi"])
+def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Trap:
+    """A Debian image to lay traps in."""
+    return Trap(tmp_path, debian_root, gpushim_env, request.param)
+
+
+def ask(trap: Trap, host: Host, *mounts: dict[str, Any], args: tuple[str, ...] = ("/busybox", "true")) -> None:
+    """Write config.json for a GPU container of the trap's way, with more mounts."""
+    members = {"mounts": trap.bundle.plain["mounts"], "linux": trap.bundle.plain["linux"]}
+    env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
+    if trap.way == "cdi":
+        members, env = injected(trap.bundle, host, "all", trap.work / "plan"), []
+        members["hooks"] = hooks(host, path=str(trap.place.top / "bin/nvidia-cdi-hook"))
+        trap.bundle.ask(args=list(args), **{**members, "mounts": [*members["mounts"], *mounts]})
+    else:
+        trap.ask(*env, args=list(args), mounts=[*members["mounts"], *mounts])
+
+
+def volume(trap: Trap, destination: str = "/volume") -> dict[str, Any]:
+    """A volume with a file that root alone may read."""
+    folder = trap.work / "volume"
+    folder.mkdir(exist_ok=True)
+    (folder / "secret").write_text(f"/the user's own {trap.token}\n")
+    (folder / "secret").chmod(0o600)
+    if not (folder / "fifo").exists():
+        os.mkfifo(folder / "fifo")
+    return {"destination": destination, "source": str(folder), "type": "bind", "options": ["rbind"]}
+
+
+def made(trap: Trap) -> dict[str, bytes]:
+    """What is new in the image: the texts of files, and names."""
+    upper = trap.work / "upper"
+    found = {str(path): path.read_bytes() for path in upper.rglob("*") if path.is_file() and not path.is_symlink()}
+    return {path: data for path, data in found.items() if not path.endswith("/busybox")}
+
+
+@pytest.mark.parametrize(("place", "secret"), CASES)
+def test_what_the_container_may_not_read_does_not_come_in(
+    trap: Trap, gpu_host: Host, place: str, secret: str
+) -> None:
+    trap.link(place, secret)
+    if PLACES[place]:
+        trap.write(PLACES[place], b"")
+    ask(trap, gpu_host, volume(trap))
+    with trap.harmless(gpu_host):
+        done = trap.run()
+    assert done.returncode == 0, done.stderr
+    leaked = [path for path, data in made(trap).items() if SECRETS[secret] in data or trap.token.encode() in data]
+    assert not leaked
+
+
+@pytest.mark.parametrize("name", [MUSL, CONF])
+def test_text_of_the_image_is_parsed_and_written_anew(trap: Trap, gpu_host: Host, name: str) -> None:
+    """Even on the rootfs's own mount: a file there may be one that only root may read."""
+    trap.write(PLACES[name] or "etc/x", b"")
+    trap.write(name, b"/opt/lib\nroot:$6$secret\n/opt/\x1b[2Jb\n../up\n/" + b"x" * 5000)
+    ask(trap, gpu_host)
+    assert trap.run().returncode == 0
+    lines = (trap.root / name).read_text().splitlines()
+    assert f"/{LIBS}" in lines
+    assert ("/opt/lib" in lines) == (name == MUSL or trap.way == "cdi")  # by its name the other one is ours
+    assert all(line.startswith("/usr/lib/") and len(line) < 100 for line in lines if line != "/opt/lib")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_a_copy_has_no_more_readers(trap: Trap, gpu_host: Host, mode: int) -> None:
+    (trap.root / CACHE).chmod(mode)
+    ask(trap, gpu_host)
+    assert trap.run().returncode == 0
+    assert b"libcuda.so.1" in (trap.root / CACHE).read_bytes()
+    assert stat.S_IMODE((trap.root / CACHE).stat().st_mode) == mode
