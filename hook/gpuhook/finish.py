@@ -17,7 +17,7 @@ import time
 from gpuhook import ldcache
 from gpuhook.walk import OtherMountError
 from gpushim import bounds
-from gpushim.errors import ROOTFS, GpushimError, printable
+from gpushim.errors import ROOTFS, GpushimError, visible
 from gpushim.fastjson import dumps
 
 TYPE_CHECKING = False
@@ -256,7 +256,7 @@ def folders_in(text: bytes) -> list[bytes]:
 def skipped(what: str, error: Exception) -> str:
     """Say what was left out, and why: names in it are the image's."""
     reason = error.strerror if isinstance(error, OSError) else error
-    return printable(f"skipped {what}: {reason}")[: bounds.LOG_TEXT]
+    return visible(f"skipped {what}: {reason}")[: bounds.LOG_TEXT]
 
 
 def _folders(entries: Entries) -> list[bytes]:

@@ -36,7 +36,7 @@ from gpuhook.finish import Work, finish
 from gpuhook.rootfs import Rootfs
 from gpuhook.walk import held
 from gpushim import bounds
-from gpushim.errors import FAILED, ROOTFS, GpushimError, printable, quote
+from gpushim.errors import FAILED, ROOTFS, GpushimError, visible
 from gpushim.fastjson import loads
 
 TYPE_CHECKING = False
@@ -260,7 +260,8 @@ def open_container(options: Options, process: str) -> Work | None:
             work.warn("everything", GpushimError("the rootfs is the host's own root directory", ROOTFS))
             return None
     except OSError as error:
-        raise GpushimError(f"the rootfs {quote(options.rootfs)} cannot be opened: {error.strerror}", ROOTFS) from None
+        place = visible(options.rootfs)
+        raise GpushimError(f"the rootfs {place} cannot be opened: {error.strerror}", ROOTFS) from None
     return work
 
 
@@ -335,6 +336,6 @@ def main(argv: list[str], work: Callable[[list[str]], None] = run) -> None:
 def say(sentence: str) -> None:
     """Write a line on stderr."""
     try:
-        posix.write(2, f"gpushim-hook: {printable(sentence)}\n".encode())
+        posix.write(2, f"gpushim-hook: {visible(sentence)}\n".encode())
     except OSError:
         pass  # nobody listens

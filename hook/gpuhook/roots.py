@@ -10,7 +10,7 @@ import posix
 
 from gpuhook.rootfs import KERNELS, Rootfs, kind
 from gpuhook.walk import PLACE, mount_id
-from gpushim.errors import ROOTFS, GpushimError, quote
+from gpushim.errors import ROOTFS, GpushimError, visible
 
 
 def check(root: Rootfs) -> None:
@@ -24,7 +24,7 @@ def check(root: Rootfs) -> None:
         GpushimError: it is another directory.
         OSError: it cannot be looked at.
     """
-    place, here = quote(root.path), root.mounted(root.mount)
+    place, here = visible(root.path), root.mounted(root.mount)
     above = posix.open("..", PLACE, dir_fd=root.fd)
     try:
         # Above the root directory is the root directory: that of a process which has gone there already.

@@ -16,7 +16,7 @@ from gpuhook.bundled import rootfs_of
 from gpuhook.finish import Work, skipped
 from gpuhook.rootfs import Rootfs
 from gpuhook.walk import TYPE, held
-from gpushim.errors import ROOTFS, GpushimError, quote
+from gpushim.errors import ROOTFS, GpushimError, visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,10 +64,11 @@ def state_from(path: str) -> dict[str, Any]:
         try:
             fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY)
         except (OSError, ValueError) as error:
-            raise GpushimError(f"the container's state cannot be read from {quote(path)}: {error}", ROOTFS) from None
+            place = visible(path)
+            raise GpushimError(f"the container's state cannot be read from {place}: {error}", ROOTFS) from None
         try:
             if posix.fstat(fd).st_mode & TYPE != REGULAR:
-                raise GpushimError(f"{quote(path)} is not a regular file", ROOTFS)
+                raise GpushimError(f"{visible(path)} is not a regular file", ROOTFS)
             state = prestart.read_object(fd)
         finally:
             posix.close(fd)
@@ -128,6 +129,6 @@ def open_container(state: dict[str, Any]) -> Container:
         if any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in tops):
             raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     except OSError as error:
-        raise GpushimError(f"the rootfs {quote(path)} cannot be opened: {error.strerror}", ROOTFS) from None
+        raise GpushimError(f"the rootfs {visible(path)} cannot be opened: {error.strerror}", ROOTFS) from None
     roots.check(root)
     return Container(root)

@@ -35,11 +35,6 @@ class GpushimError(Exception):
         self.exit_code = exit_code
 
 
-def printable(text: str) -> str:
-    """Write what could end a line or steer a terminal as escapes, as `quote` does, in text of any length."""
-    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
-
-
 def quote(text: str) -> str:
     r"""Make text that others wrote fit for a message.
 

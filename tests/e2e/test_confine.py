@@ -13,7 +13,7 @@ from e2e import big
 from e2e.bad_images import image
 from e2e.bundles import Bundle
 from e2e.hostile_places import Place
-from e2e.test_bounds import FINISH, PROFILE, finish, hook_of, padded
+from e2e.test_bounds import FINISH, finish, hook_of, padded
 from e2e.test_bounds import place as place
 from e2e.witness import RUNC, settings
 from fakehost import Host
@@ -26,7 +26,7 @@ KINDS = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resourc
 def test_the_limits_of_a_hook(tmp_path: Path, place: Place, name: str, more: int) -> None:
     """HOOK_SECONDS, HOOK_MEMORY, HOOK_FILE, HOOK_OPEN: in force before anything of the image is read."""
     (tmp_path / "LOG").write_bytes(b"x" * more)
-    given = FINISH if more else PROFILE
+    given = FINISH if more else ("nvidia-cdi-hook", "update-application-profile")
     words = [str(place.top / "bin" / name), *(str(tmp_path / word) if word.isupper() else word for word in given[1:])]
     wanted = [
         (bounds.HOOK_SECONDS, bounds.HOOK_SECONDS + 2),
