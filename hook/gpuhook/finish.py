@@ -63,7 +63,8 @@ class Work:
         from gpushim.logfile import append  # most containers give no reason to
 
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        append(self.log, dumps({"level": "warning", "msg": f"gpushim-hook: {skipped(what, error)}", "time": stamp}))
+        text = f"gpushim-hook: {skipped(what, error)}"[: bounds.LOG_TEXT]
+        append(self.log, dumps({"level": "warning", "msg": text, "time": stamp}))
 
     def directory(self, path: str, create: bool = False) -> Directory:
         """Open a directory to write in, once."""

@@ -24,6 +24,7 @@ from e2e.hostile_places import Place
 from e2e.trees import TOP
 from fakehost import Host
 from gpushim import bounds
+from unit.gpuhook.sandbox import as_root
 from unit.gpuhook.trees import DRV, LIBS, LINK
 
 SECONDS, TIMES = 1.0, 20  # of processor time: what is more than both of these is too much
@@ -62,6 +63,7 @@ def finish(
     work: Path, place: Place, pid: int, words: tuple[str, ...] = FINISH, state: bytes = b""
 ) -> tuple[Cost, str]:
     """Run a hook for the image in `work`; return what it cost, and what it said on stderr and in its log."""
+    as_root(pid, work / "root")
     known = {"ROOT": str(work / "root"), "LOG": str(work / "log")}
     (work / "log").unlink(missing_ok=True)
     (work / "config.json").write_text(json.dumps({"root": {"path": "root"}}))
@@ -275,6 +277,7 @@ def test_a_hook_that_reads_config_json(tmp_path: Path, pid: int, place: Place, s
 
 def hook_of(work: Path, place: Place, pid: int, words: tuple[str, ...], config: bytes) -> Cost:
     """Run a hook that finds the rootfs in this config.json."""
+    as_root(pid, work / "root")
     (work / "config.json").write_bytes(config)
     state = json.dumps({"pid": pid, "bundle": str(work)})
     return cost.of(
