@@ -41,6 +41,8 @@ class Host:
     modify: bool = True
     unloaded: tuple[str, ...] = ()
     behaviours: list[str] = field(default_factory=list)
+    bound: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # by bus id, what is settled when it is bound
+    divided: dict[str, str] = field(default_factory=dict)  # by place, the UUID of a MIG instance
 
     @property
     def lib_path(self) -> str:
@@ -84,7 +86,8 @@ class Host:
     def update(self) -> None:
         """Bring files, nodes and libraries in line with `gpus`, after a change to it."""
         files = (int(self.modify), self.node_uid, self.node_gid, self.node_mode)
-        tree.write_proc(self.root, self.gpus, self.driver, self.module_version, self.majors, files)
+        kept = self._rebind(files)
+        tree.write_proc(self.root, self.gpus, self.driver, self.module_version, self.majors, files, kept)
         if self.unloaded:
             kernel.unload(self.root, self.unloaded)
         tree.write_sys(self.root, self.gpus)
@@ -96,6 +99,25 @@ class Host:
         self._write_conf()
         if self.nodes:
             self._make_nodes()
+
+    def _rebind(self, files: tuple[int, ...]) -> list[str]:
+        """Bind GPUs anew where something has changed that is settled then; returns the MIG instances that stay."""
+        loaded = (self.module_version, tuple(sorted(self.majors.items())), files)
+        bound = {gpu.pci: (gpu.minor, gpu.uuid, loaded) for gpu in self.gpus}
+        again = {pci for pci, facts in bound.items() if self.bound.get(pci) != facts}
+        divided = {
+            f"gpu{gpu.minor}/mig/gi{mig.gi}/ci{mig.ci}": mig.uuid + mig.profile
+            for gpu in self.gpus
+            for mig in gpu.mig
+            if gpu.pci not in again
+        }
+        kept = [place for place, one in divided.items() if self.divided.get(place) == one]
+        tree.bind(self.root, self.gpus, again)
+        self.bound = bound
+        self.divided = {
+            f"gpu{gpu.minor}/mig/gi{mig.gi}/ci{mig.ci}": mig.uuid + mig.profile for gpu in self.gpus for mig in gpu.mig
+        }
+        return kept
 
     def set_mig(self, index: int, devices: Iterable[MigRequest]) -> None:
         """Switch MIG on for one GPU and give it these devices; see `gpus.set_mig`."""

@@ -23,7 +23,10 @@ PYTHON = "/usr/bin/python3"  # what the launcher starts
 OLDEST = (3, 9)
 NEEDED = 1 << 20  # bytes that must be free where bundles and snapshot are
 # Of the stamp, in its order: stamp.current.
-FACTS = ("the boot", "config.toml", "the module", "the GPUs", "the MIG instances", "ld.so.cache", "the device nodes")
+FACTS = (
+    *("the boot", "config.toml", "the module", "major numbers", "the GPUs", "the MIG instances", "ld.so.cache"),
+    "device nodes or files",
+)
 
 
 def config(host: Host) -> Iterator[Finding]:
@@ -69,7 +72,10 @@ def snapshot(host: Host) -> Iterator[Finding]:
     elif stale:
         now = stamp.current(found["inputs"])
         changed = [name for name, then, fact in zip(FACTS, found["stamp"], now) if then != fact]
-        yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
+        if changed:
+            yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
+        else:  # as it should be: nobody has asked for a GPU since
+            yield ok(f"{path} of {found['written']} is older than {found['life']} s: the next GPU container lists anew")
     elif found["error"]:
         yield broken(found["error"]["sentence"], f"{REFRESH}, once that is mended")
     else:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SNAPSHOT = "inventory.json"
-SCHEMA = 5
+SCHEMA = 6
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 STDERR_LIMIT = 8192  # bytes of what the child says last
 PREFIX = "gpushim: "  # of a refusal on stderr
@@ -88,8 +88,8 @@ def last(config: str, state: str) -> tuple[dict[str, Any], str]:
         state: directory of the snapshot.
 
     Returns:
-        the snapshot and "" (it is true) or "host" (the host has changed since, the policy in it still holds);
-        {} and "policy" if there is none of ours, or config.toml has changed.
+        the snapshot and "" (it is true) or "host" (the host has changed since, or may have; the policy in it still
+        holds); {} and "policy" if there is none of ours, or config.toml has changed.
     """
     found = _parsed(_trusted(f"{state}/{SNAPSHOT}"))
     if found.get("version") != SCHEMA or found.get("gpushim") != __version__:
@@ -99,10 +99,25 @@ def last(config: str, state: str) -> tuple[dict[str, Any], str]:
             return {}, "policy"
         then, now = found["stamp"], stamp.current(found["inputs"])
         if then == now or stamp.same_from_here(then, now):
-            return found, ""
+            return found, "" if stamp.alive(found) else "host"
         return (found, "host") if then[stamp.CONFIG_IDENTITY] == now[stamp.CONFIG_IDENTITY] else ({}, "policy")
     except (KeyError, IndexError, TypeError, ValueError):  # of an odd shape, or a path with a NUL
         return {}, "policy"
+
+
+def look_at_channels(inventory: dict[str, Any], channels: list[int]) -> None:
+    """Bring mode and owner of IMEX channels up to date, which the stamp leaves out: there may be thousands.
+
+    Args:
+        inventory: the snapshot, which is changed.
+        channels: numbers of those that a container asks for.
+    """
+    for number in channels if not stamp.in_user_namespace() else ():  # owners look different there
+        path = f"/dev/nvidia-caps-imex-channels/channel{number}"
+        listed, root = inventory["nodes"].get(path), inventory["driver"]["dev-root"]
+        found = stamp.node(path if root == "/" else root + path)
+        if listed and found:
+            listed[2:] = [found[1] & 0o777, *found[2:]]
 
 
 def _parsed(data: bytes | None) -> dict[str, Any]:
