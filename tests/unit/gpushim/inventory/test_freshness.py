@@ -110,10 +110,9 @@ def remove(path: str) -> Change:
 
 
 def reboot(machine: Machine, host: Host) -> None:
-    """Boot as another kind of machine: Tegra has a file of its own in place of the module's."""
-    shutil.rmtree(f"{host.root}/proc/driver")
-    os.makedirs(f"{host.root}/proc/driver/nvidia")
-    tree.write(f"{host.root}/etc/nv_tegra_release", "# R36 (release), REVISION: 4.0\n")
+    """Boot as another kind of machine: WSL2 has one node for all GPUs."""
+    make(host, "dxg", 10, 125)
+    tree.write(f"{host.root}/usr/lib/wsl/lib/libdxcore.so", "a library")
     forget(machine, "another boot")
 
 
