@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
+ATTEMPTS = 3  # more, when the state directory is removed meanwhile
+
+
 def main(argv: list[str]) -> NoReturn:
     """Refresh the snapshot, say what is wrong on stderr, and exit.
 
@@ -60,24 +63,32 @@ def refresh(force: bool = False) -> dict[str, Any]:
         GpushimError: the configuration is wrong, there is no low-level runtime, or the state directory is not ours.
         OSError: the snapshot cannot be written.
     """
-    config, state = stamp.config_path(), stamp.state_dir()
+    config = stamp.config_path()
     settings = policy.load(config)
     logs.start(settings["log"]["format"], settings["log"]["level"])
-    _prepare(state)
     with _deadline(settings["refresh"]["deadline-seconds"], config) as waiting:
-        waiting(f"another refresh, which holds {state}/lock")
-        with _locked(state + "/lock"):
-            notes = _complete(settings["driver"], waiting)
-            saved = None if force else ensure.read(config, state)
-            if saved is not None:  # the other refresh did it
-                _warn(notes)
-                publish.on_refresh(saved)  # and its spec may have been removed since
-                return saved
-            snapshot = survey.survey(config, settings, waiting)
-            snapshot["notes"] += notes
-            hardlinks.add(snapshot)
-            _publish(state, snapshot)
-            publish.on_refresh(snapshot)
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError, FileExistsError):  # it was removed, and maybe made again
+                return _renew(config, settings, waiting, force)
+        return _renew(config, settings, waiting, force)
+
+
+def _renew(config: str, settings: dict[str, Any], waiting: Callable[[str], None], force: bool) -> dict[str, Any]:
+    state = stamp.state_dir()
+    _prepare(state)
+    waiting(f"another refresh, which holds {state}/lock")
+    with _locked(state + "/lock"):
+        notes = _complete(settings["driver"], waiting)
+        saved = None if force else ensure.read(config, state)
+        if saved is not None:  # the other refresh did it
+            _warn(notes)
+            publish.on_refresh(saved)  # and its spec may have been removed since
+            return saved
+        snapshot = survey.survey(config, settings, waiting)
+        snapshot["notes"] += notes
+        hardlinks.add(snapshot)
+        _publish(state, snapshot)
+        publish.on_refresh(snapshot)
     _warn(snapshot["notes"])
     logs.logger.info("%d GPUs and %d MIG instances listed", len(snapshot["gpus"]), len(snapshot["mig"]))
     return snapshot

@@ -132,14 +132,21 @@ def runtime(machine: Machine, host: Host) -> None:
     os.unlink(machine.folder / "bin/first")
 
 
+def remajor(machine: Machine, host: Host) -> None:
+    """Load nvidia_uvm anew; its node stays behind, until a refresh mends it."""
+    devices = Path(host.root, "proc/devices")
+    devices.write_text(devices.read_text().replace("508 nvidia-uvm", "507 nvidia-uvm"))
+
+
 RENAMED = {"uuid": "GPU-00000000-1111-2222-3333-444444444444"}
-CHANGES: dict[str, Change] = {
+CHANGES: dict[str, Change] = {  # by member, and a word more where one member may change in several ways
     "source": fail(fail=999),
     "notes": fail(fail_gpu={0: 15}),
     "missing": fail(fail=999),
     "error": lambda machine, host: host.half_upgrade("550.54.14"),
     "platform": reboot,
     "driver.version": upgrade,
+    "driver.version of the module alone": lambda machine, host: host.half_upgrade("550.54.14"),
     "driver.cuda": upgrade,
     "driver.root": lambda machine, host: (shutil.copytree(host.root, f"{host.root}2", symlinks=True,
         ignore=lambda folder, names: [n for n in names if folder.endswith(("/dev", "/nvidia-caps", "/run", "/tmp"))]),
@@ -168,6 +175,7 @@ CHANGES: dict[str, Change] = {
     "mig.profile": divide((1, 0, "4g.20gb"), MIG[1]),
     "mig.nodes": divide((1, 1, "3g.20gb")),
     "nodes.*": lambda machine, host: os.chmod(host.node("nvidia0"), 0o600),
+    "nodes.* with another major": remajor,
     "features.*": lambda machine, host: make(host, "infiniband/uverbs1", 231, 1),
     "imex": lambda machine, host: make(host, "nvidia-caps-imex-channels/channel7", tree.CAPS_IMEX_MAJOR, 7),
     "files.*.path": remove("/usr/bin/nvidia-debugdump"),
@@ -228,11 +236,12 @@ def test_every_member_is_covered_and_changed(members: dict[str, Any]) -> None:
 def test_the_cover_names_nothing_that_is_not_there(members: dict[str, Any]) -> None:
     gone = [name for name in stamp.COVER if name not in members and not name.endswith(".*")]
     assert gone == []
-    assert set(CHANGES) <= set(stamp.COVER) | set(members)
+    assert {name.partition(" ")[0] for name in CHANGES} <= set(stamp.COVER) | set(members)
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_changed_is_never_handed_out_as_it_was(machine: Machine, name: str) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changed_is_never_handed_out_as_it_was(machine: Machine, change: str) -> None:
+    name = change.partition(" ")[0]
     host = build(machine)
     programs = machine.folder / "bin"
     programs.mkdir()
@@ -242,7 +251,7 @@ def test_what_changed_is_never_handed_out_as_it_was(machine: Machine, name: str)
     if name == "runtime":
         configure(low)(machine, host)
     before = machine.refreshed()
-    CHANGES[name](machine, host)
+    CHANGES[change](machine, host)
     if fact(name) == "life":
         age(machine)
     given, true = told(machine), truth(machine)
