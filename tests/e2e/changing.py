@@ -80,7 +80,9 @@ class Scene:
 def nodes(spec: dict[str, Any]) -> set[Node]:
     """List a config.json's nodes that give access to a GPU or to unified memory."""
     listed = [(node["path"], node["major"], node["minor"]) for node in spec["linux"].get("devices", ())]
-    return {node for node in listed if node[0][len("/dev/nvidia") :].isdigit() or "uvm" in node[0] or "caps/" in node[0]}
+    return {
+        node for node in listed if node[0][len("/dev/nvidia") :].isdigit() or "uvm" in node[0] or "caps/" in node[0]
+    }
 
 
 def gpus(found: set[Node]) -> set[Node]:

@@ -231,8 +231,8 @@ def test_the_state_directory_goes_beside_creates(scene: Scene) -> None:
             until(ended, 3)
             shutil.rmtree(scene.state, ignore_errors=True)
         until(ended, 8)
-    sound(ended, set())
-    assert scene.ask("all")[0].returncode == 0
+    sound(ended, {INVENTORY})  # the directory may go between a refresh and the look at what it wrote, twice
+    assert [code for code, _, _ in ended[-4:]] == [0] * 4
 
 
 @pytest.fixture
@@ -283,5 +283,3 @@ def test_a_config_of_the_future_is_read_once(scene: Scene) -> None:
     before = scene.saved()
     assert scene.ask("all")[0].returncode == 0
     assert scene.saved() == before
-
-

@@ -15,6 +15,7 @@ import pytest
 import fakehost
 from e2e import trees
 from e2e.test_systemd_reload import OUTER, SERVICE, TARGET
+from gpushim.errors import CONFIG, DRIVER, NOT_EXECUTABLE, NOT_FOUND
 
 UNITS = trees.TOP / "packaging" / "systemd"
 NAMES = ("gpushim-refresh.service", "gpushim-refresh.path")
@@ -55,7 +56,7 @@ starts() {
   sleep 1
   echo $2: $(wc -l </mnt/starts) $(systemctl show $service --property Result --value)
 }
-facts() { find /run/gpushim /run/cdi ROOT/dev ! -name lock -printf '%p %i %C@\\n' | sort; }
+facts() { find /run/cdi ROOT/dev -printf '%p %i %C@\\n' | sort; }
 systemctl start gpushim-refresh.path
 starts 0 waiting
 echo '# changed' >>/etc/gpushim/config.toml
@@ -137,9 +138,9 @@ def test_units_are_what_systemd_understands(tmp_path: Path, name: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_service_is_hardened_and_has_no_restart() -> None:
+def test_the_service_is_hardened_and_starts_again_where_waiting_may_help() -> None:
     text = (UNITS / NAMES[0]).read_text()
-    assert "Restart=" not in text
+    assert f"RestartPreventExitStatus={DRIVER} {CONFIG} {NOT_EXECUTABLE} {NOT_FOUND}\n" in text
     assert "StartLimitBurst=" in text
     command = ["/usr/bin/systemd-analyze", "security", "--offline=yes", "--threshold=65", str(UNITS / NAMES[0])]
     assert subprocess.run(command, capture_output=True).returncode == 0
@@ -165,3 +166,30 @@ def test_the_drivers_appearance_starts_the_service(module: str, wants: bool) -> 
     said = seen_by_udev(module)
     assert "60-gpushim.rules:" not in said  # which is how udev complains about a line
     assert ("SYSTEMD_WANTS=gpushim-refresh.service" in said and "TAGS=:systemd:" in said) is wants
+
+
+AGAIN = """
+service=gpushim-refresh.service
+mkdir -p /run/systemd/system/$service.d
+printf '[Service]\\nRestartSec=1\\n' >/run/systemd/system/$service.d/soon.conf
+systemctl daemon-reload
+echo fail = 999 >>ROOT/etc/fakehost.conf
+systemctl start $service 2>/dev/null || echo failed
+sed -i '/^fail = 999/d' ROOT/etc/fakehost.conf
+for try in $(seq 200); do grep -q '"source":"nvml"' /run/gpushim/inventory.json && break; sleep 0.1; done
+grep -o '"source":"[a-z]*"' /run/gpushim/inventory.json
+"""
+
+
+def test_what_failed_in_passing_is_looked_at_again(machine: Path) -> None:
+    (machine / "try.sh").write_text(AGAIN.replace("ROOT", f"{machine}/host"))
+    words = ["/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", OUTER, "sh"]
+    done = subprocess.run(
+        [*words, str(machine), f"gpushim-{machine.stat().st_ino}", INNER],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    said, errors, log = (_text(machine / name) for name in ("said", "errors", "log"))
+    assert said == 'failed\n"source":"nvml"\n', done.stdout + done.stderr + errors + log

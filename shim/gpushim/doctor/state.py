@@ -62,6 +62,8 @@ def snapshot(host: Host) -> Iterator[Finding]:
     """Check that the snapshot is there, true, and that it has GPUs."""
     path = f"{host.state}/{ensure.SNAPSHOT}"
     found, stale = ensure.last(host.config, host.state)
+    now = stamp.current(found["inputs"]) if stale == "host" else ()  # the same if only its life is over
+    changed = [name for name, then, fact in zip(FACTS, found.get("stamp", ()), now) if then != fact]
     if not os.path.lexists(path):
         yield warning(f"there is no {path}: the first GPU container has to wait for a refresh", REFRESH)
     elif stale == "policy":
@@ -69,20 +71,16 @@ def snapshot(host: Host) -> Iterator[Finding]:
             f"{path} does not count: damaged, not root's alone, of another version, or older than {host.config}",
             REFRESH,
         )
-    elif stale:
-        now = stamp.current(found["inputs"])
-        changed = [name for name, then, fact in zip(FACTS, found["stamp"], now) if then != fact]
-        if changed:
-            yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
-        else:  # as it should be: nobody has asked for a GPU since
-            yield ok(f"{path} of {found['written']} is older than {found['life']} s: the next GPU container lists anew")
+    elif changed:
+        yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
     elif found["error"]:
         yield broken(found["error"]["sentence"], f"{REFRESH}, once that is mended")
     else:
         for note in found["notes"]:
             yield warning(f"the snapshot notes: {note}", f"{REFRESH}, once that is mended")
         if not found["notes"]:
-            yield ok(f"{path} of {found['written']} is true: {len(found['gpus'])} GPUs")
+            old = f"; it is older than {found['life']} s, so the next GPU container lists anew" if stale else ""
+            yield ok(f"{path} of {found['written']} is true: {len(found['gpus'])} GPUs{old}")
 
 
 def log(host: Host) -> Iterator[Finding]:

@@ -99,7 +99,8 @@ def last(config: str, state: str) -> tuple[dict[str, Any], str]:
             return {}, "policy"
         then, now = found["stamp"], stamp.current(found["inputs"])
         if then == now or stamp.same_from_here(then, now):
-            return found, "" if stamp.alive(found) else "host"
+            # Whoever may not renew it, as a rootless engine, goes by the facts alone.
+            return found, "" if stamp.alive(found) or not posix.access(state, posix.W_OK) else "host"
         return (found, "host") if then[stamp.CONFIG_IDENTITY] == now[stamp.CONFIG_IDENTITY] else ({}, "policy")
     except (KeyError, IndexError, TypeError, ValueError):  # of an odd shape, or a path with a NUL
         return {}, "policy"

@@ -146,7 +146,9 @@ def _sick_gpus(
         notes.append(problem)
         yield {**gpu, "index": index, "problem": problem}
     for index, error in list(sick.items())[len(left) :]:
-        missing.append(f"GPU {index} is left out: it does not answer NVML ({error}), and /proc does not tell it either")
+        missing.append(
+            f"GPU {index} is left out: it does not answer NVML ({error}), and /proc does not tell it either"
+        )
     for gpu in left[len(sick) :]:
         missing.append(f"GPU {gpu['pci']} is left out: NVML does not tell it; is its node {gpu['node']} there?")
 

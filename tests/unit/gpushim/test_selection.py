@@ -300,14 +300,14 @@ def test_all_is_refused_beside_sick_gpus_with_both_ways_out() -> None:
     error = refusal("all", inventory=SICK)
     assert error.exit_code == errors.INVENTORY
     assert str(error) == (
-        "the container asks for all GPUs, but not all can be used: GPU 0: it fell off the bus, GPU 2: ECC; mend that, "
-        f"or name those that can be used: {UUIDS[1]}"
+        "the container asks for all GPUs, but not all can be used: GPU 0: it fell off the bus, GPU 2: ECC; mend that"
+        f", or name those that can be used: {UUIDS[1]}"
     )
 
 
 def test_all_is_refused_beside_what_could_not_be_listed() -> None:
     inventory = {**host(gpu(0)), "missing": ["GPU 1 is left out: NVML does not tell it"]}
-    assert "not all can be used: GPU 1 is left out: NVML does not tell it; " in str(refusal("all", inventory=inventory))
+    assert "all can be used: GPU 1 is left out: NVML does not tell it; " in str(refusal("all", inventory=inventory))
     assert chosen("0", inventory=inventory) == [0]
 
 

@@ -1,7 +1,7 @@
 """No create gets what was true once: each member of a real snapshot changes on the host, one at a time.
 
-The members are those of the snapshot of a simulated host with all there is; `stamp.COVER` says which fact changes with
-each. What has none has a life, which is over here before the create.
+The members are those of the snapshot of a simulated host with all there is; `stamp.COVER` says which fact changes
+with each. What has none has a life, which is over here before the create.
 """
 
 from __future__ import annotations
