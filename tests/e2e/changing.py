@@ -25,11 +25,12 @@ class Scene:
     Args:
         work: empty directory.
         gpus: as fakehost.build takes them.
+        top: the checkout whose programs are called.
         options: more of them.
     """
 
-    def __init__(self, work: Path, gpus: Any, **options: Any) -> None:
-        self.work = work
+    def __init__(self, work: Path, gpus: Any, top: Path = TOP, **options: Any) -> None:
+        self.work, self.top = work, top
         self.cache = str(TOP / ".cache" / "fakehost")
         self.host = fakehost.build(str(work / "host"), gpus, compile_cache=self.cache, **options)
         self.env = settings(work, self.host.root, str(recorder.build(work))) | {"PATH": SYSTEM_PATH}
@@ -39,7 +40,7 @@ class Scene:
 
     def call(self, *words: object, before: tuple[str, ...] = (), **env: str) -> Done:
         """Call a program of ours, maybe by way of another."""
-        command = [*before, str(TOP / "bin" / str(words[0])), *map(str, words[1:])]
+        command = [*before, str(self.top / "bin" / str(words[0])), *map(str, words[1:])]
         return subprocess.run(command, env=self.env | env, check=False, capture_output=True, text=True, timeout=120)
 
     def refresh(self) -> Done:

@@ -24,8 +24,8 @@ OLDEST = (3, 9)
 NEEDED = 1 << 20  # bytes that must be free where bundles and snapshot are
 # Of the stamp, in its order: stamp.current.
 FACTS = (
-    *("the boot", "config.toml", "the module", "major numbers", "the GPUs", "the MIG instances", "ld.so.cache"),
-    "device nodes or files",
+    *("the boot", "config.toml", "the module", "the major numbers", "the GPUs", "the MIG instances", "ld.so.cache"),
+    "the device nodes or files",
 )
 
 
