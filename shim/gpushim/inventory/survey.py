@@ -36,7 +36,7 @@ def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]
     runtime = policy.low_level(settings["runtime"]["low-level"])
     root, dev_root = settings["driver"]["root"], settings["driver"]["dev-root"]
     proc, sys = stamp.proc_dir(root), modules.sys_dir(root)
-    times = _keeps_times(proc, sys)
+    times = keeps_times(proc, sys)
     for _ in range(ATTEMPTS):
         before, started = stamp.driver(proc, sys, times), stamp.clock()
         snapshot = _ask_driver(settings, proc, waiting)
@@ -88,8 +88,13 @@ def trouble(snapshot: dict[str, Any]) -> str:
     return next(iter([*selection.unusable(snapshot), *failed]), "")
 
 
-def _keeps_times(proc: str, sys: str) -> bool:
-    """Say whether procfs keeps the times of its entries: old kernels make them anew for each look."""
+def keeps_times(proc: str, sys: str) -> bool:
+    """Say whether procfs keeps the times of its entries: old kernels make them anew for each look.
+
+    Args:
+        proc: where the procfs that shows the driver is mounted.
+        sys: where the sysfs that shows the GPUs is mounted.
+    """
     before = stamp.driver(proc, sys, True)
     if not before[-1]:
         return True

@@ -122,6 +122,16 @@ def test_node_that_appears_makes_the_snapshot_stale(fresh: Machine) -> None:
     assert snapshot(fresh)["features"]["gdrcopy"] == ["/dev/gdrdrv"]
 
 
+def test_who_may_not_renew_it_goes_by_the_facts(fresh: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(fresh.state, "inventory.json")
+    edit(path, looked=fresh.saved()["looked"] - 1e6)
+    assert ensure.read(fresh.config, fresh.state) is None
+    monkeypatch.setattr("posix.access", lambda path, mode: False)
+    assert ensure.read(fresh.config, fresh.state) == fresh.saved()
+    edit(path, stamp=["another boot", *fresh.saved()["stamp"][1:]])
+    assert ensure.read(fresh.config, fresh.state) is None
+
+
 def test_in_which_way_it_is_stale(fresh: Machine) -> None:
     assert ensure.last(fresh.config, fresh.state) == (fresh.saved(), "")
     assert ensure.last("/etc/other.toml", fresh.state) == ({}, "policy")
