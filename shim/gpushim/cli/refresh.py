@@ -13,20 +13,30 @@ from gpushim.inventory import refresh as inventory
 
 @click.command()
 @click.option("--force", is_flag=True, help="List even if nothing seems to have changed.")
+@click.option(
+    "--unattended",
+    is_flag=True,
+    help="As the systemd units do: list only if something has changed, when the driver's files and modules have come "
+    "to rest, and take as long as it takes.",
+)
+@click.option("--no-modules", is_flag=True, help="Load no kernel module.")
 @show.format_option("text", "json")
-def refresh(force: bool, form: str) -> None:
+def refresh(force: bool, unattended: bool, no_modules: bool, form: str) -> None:
     """List this host's GPUs, MIG instances and driver files for the containers to come.
 
     A create does it by itself when the host has changed since; doing it at boot and after a driver upgrade saves
     the first container the wait.
     """
-    snapshot = inventory.refresh(force)
+    load = not no_modules
+    snapshot = inventory.unattended(load) if unattended and not force else inventory.refresh(force, load)
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     version, notes = snapshot["driver"]["version"], snapshot["notes"]
     gpus, migs = len(snapshot["gpus"]), len(snapshot["mig"])
     if form == "json":
         click.echo(json.dumps({"gpus": gpus, "mig": migs, "driver": version, "notes": notes}, indent=2))
+        return
+    if unattended:  # the log says what there is to say
         return
     for note in notes:
         click.echo(f"note: {note}", err=True)
