@@ -141,7 +141,7 @@ class _Wait:
             raise GpushimError(
                 f"listing the host's GPUs has waited {self.seconds} s for "
                 f"{str(what, 'utf-8', 'replace').strip() or 'its process'}, and goes on without this container: try "
-                f"again later; {SLOW}; deadline-seconds under [refresh] in {self.config} is how long a container waits",
+                f"again later; {SLOW}; deadline-seconds under [refresh] in {self.config} is how long a start waits",
                 INVENTORY,
             )
         time.sleep(PAUSE)

@@ -37,7 +37,7 @@ def wait(root: str, proc: str) -> None:
             seen, since = found, time.monotonic()
     if any(state != LIVE for _, state in seen[0]):
         raise GpushimError(
-            "the driver's kernel module is being loaded or unloaded, for a minute now; run gpushim refresh after that",
+            "the driver's kernel module is being loaded or unloaded, for a minute now; run gpushim refresh later",
             INVENTORY,
         )
 
