@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 LONGEST = 300  # seconds for a refresh that no one waits for; the slowest hosts are known to need 30
-ROUNDS = 3
+ROUNDS = 2
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -143,7 +143,7 @@ def look(settings: dict[str, Any]) -> dict[str, Any]:
         GpushimError: there is no low-level runtime.
     """
     config = stamp.config_path()
-    with _deadline(settings["refresh"]["deadline-seconds"], config, lambda *told: None) as waiting:
+    with _deadline(settings["refresh"]["deadline-seconds"], config, lambda error: None) as waiting:
         return survey.survey(config, settings, waiting)
 
 
@@ -160,25 +160,25 @@ def _warn(notes: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def _recorded(state: str, config: str) -> Iterator[Callable[[str, int], None]]:
+def _recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None]]:
     """Tell those who wait why the body has failed; yields a function that tells it before the process is ended."""
     belongs = renew.facts(config)
 
-    def failed(sentence: str, code: int) -> None:
-        renew.record(state, belongs, sentence, code)
+    def failed(error: GpushimError) -> None:
+        renew.record(state, belongs, error)
 
     try:
         yield failed
     except GpushimError as error:
-        failed(str(error), error.exit_code)
+        failed(error)
         raise
     except OSError as error:
-        failed(_unsaved(error), FAILED)
+        failed(GpushimError(_unsaved(error), FAILED))
         raise
 
 
 @contextlib.contextmanager
-def _deadline(seconds: int, config: str, failed: Callable[[str, int], None]) -> Iterator[Callable[[str], None]]:
+def _deadline(seconds: int, config: str, failed: Callable[[GpushimError], None]) -> Iterator[Callable[[str], None]]:
     """End the process if the body takes too long; yields a function that is told what is being waited for.
 
     A thread does it: NVML is C code, so a signal's Python handler would not run before NVML returns, if ever.
@@ -186,12 +186,13 @@ def _deadline(seconds: int, config: str, failed: Callable[[str, int], None]) -> 
     what = ["nothing yet"]
 
     def give_up() -> None:
-        sentence = (
+        error = GpushimError(
             f"listing the host's GPUs waited {seconds} s for {what[-1]} and gave up; {renew.SLOW} and run gpushim "
-            f"refresh; deadline-seconds under [refresh] in {config} sets the time"
+            f"refresh; deadline-seconds under [refresh] in {config} sets the time",
+            INVENTORY,
         )
-        failed(sentence, INVENTORY)
-        _say(sentence)
+        failed(error)
+        _say(str(error))
         os._exit(INVENTORY)
 
     timer = threading.Timer(seconds, give_up)

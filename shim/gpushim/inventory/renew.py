@@ -87,16 +87,15 @@ def facts(config: str) -> dict[str, Any]:
     return {"inputs": inputs, "stamp": stamp.current(inputs)}
 
 
-def record(state: str, belongs: dict[str, Any], sentence: str, code: int) -> None:
+def record(state: str, belongs: dict[str, Any], error: GpushimError) -> None:
     """Tell those who wait why a refresh has failed; the caller holds the lock.
 
     Args:
         state: directory of the snapshot.
         belongs: `facts` of when it began.
-        sentence: of the refusal.
-        code: its exit code.
+        error: what it failed with.
     """
-    told = {**belongs, "at": _now(), "sentence": sentence, "code": code}
+    told = {**belongs, "at": _now(), "sentence": str(error), "code": error.exit_code}
     path = f"{state}/{FAILURE}"
     with contextlib.suppress(OSError):  # then each finds it out by itself
         with contextlib.suppress(FileNotFoundError):
@@ -191,9 +190,9 @@ def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
         if child.returncode == 0 or ensure.read(config, state) is not None:  # which may say what is wrong
             return
         _pass_on(state, config, wait.began)  # the child has recorded it, unless it crashed
-        sentence, code = _why(child.returncode, _last_words(said.fileno()))
-    record(state, belongs, sentence, code)
-    raise GpushimError(sentence, code)
+        error = _why(child.returncode, _last_words(said.fileno()))
+    record(state, belongs, error)
+    raise error
 
 
 def _started(config: str, state: str, lock: int | None, said: BinaryIO) -> subprocess.Popen[bytes]:
@@ -209,10 +208,12 @@ def _started(config: str, state: str, lock: int | None, said: BinaryIO) -> subpr
         raise GpushimError(f"gpushim refresh cannot be started: {error}", INVENTORY) from None
 
 
-def _why(code: int, said: str) -> tuple[str, int]:
+def _why(code: int, said: str) -> GpushimError:
     if code < 0:
-        return f"gpushim refresh was ended by signal {-code}; run it by hand to see why", INVENTORY
-    return said or f"gpushim refresh failed with code {code} and did not say why; run it by hand", code
+        return GpushimError(f"gpushim refresh was ended by signal {-code}; run it by hand to see why", INVENTORY)
+    if said:
+        return GpushimError(said, code)
+    return GpushimError(f"gpushim refresh failed with code {code} and did not say why; run it by hand", INVENTORY)
 
 
 def _last_words(fd: int) -> str:

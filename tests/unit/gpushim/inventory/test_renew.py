@@ -148,7 +148,7 @@ def test_a_later_create_looks_for_itself(machine: Machine, log: Path) -> None:
 def failing(machine: Machine, **changes: Any) -> None:
     """Record a failure of the time when the next create begins."""
     Path(machine.state).mkdir(exist_ok=True)
-    renew.record(machine.state, renew.facts(machine.config), "sorry", 12)
+    renew.record(machine.state, renew.facts(machine.config), GpushimError("sorry", 12))
     path = Path(machine.state, "failure")
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
