@@ -88,8 +88,8 @@ there
 rm /run/cdi/nvidia.yaml
 starts 8 ours
 there
-for try in $(seq 300); do [ $(began) -lt 33 ] || break; ldconfig; sleep 0.1; done
-[ $(began) -lt 33 ] || echo many starts
+for try in $(seq 600); do [ $(began) -lt 55 ] || break; ldconfig; sleep 0.05; done
+[ $(began) -lt 55 ] || echo many starts
 sleep 1
 systemctl is-active gpushim-refresh.path gpushim-refresh-cdi.path
 """

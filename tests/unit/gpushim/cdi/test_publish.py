@@ -147,6 +147,7 @@ def test_same_devices_in_another_file_are_a_conflict(directory: Path, name: str)
 
 
 OURS = "nvidia.com-gpu.json"
+NONE: dict[str, Any] = {"write-spec": False}
 
 
 def another(directory: Path, name: str = "nvidia.yaml") -> Path:
@@ -188,19 +189,19 @@ def test_a_spec_that_somebody_has_changed_is_not_ours(directory: Path) -> None:
 def test_a_spec_of_our_name_without_a_record_is_not_ours(directory: Path, state: Path) -> None:
     refresh(directory)
     (state / "specs").unlink()
-    refresh(directory, **{"write-spec": False})
+    refresh(directory, **NONE)
     assert (directory / OURS).exists()
 
 
 def test_write_spec_false_takes_away_what_refresh_has_written(directory: Path) -> None:
     refresh(directory)
-    (note,) = refresh(directory, **{"write-spec": False})
+    (note,) = refresh(directory, **NONE)
     assert note == f"{directory}/{OURS}, which refresh had written, is removed: write-spec under [cdi] is false"
     assert list(directory.iterdir()) == []
-    assert refresh(directory, **{"write-spec": False}) == []
+    assert refresh(directory, **NONE) == []
 
 
-@pytest.mark.parametrize("policy", [{}, {"write-spec": False}])
+@pytest.mark.parametrize("policy", [{}, NONE])
 def test_an_earlier_directory_keeps_nothing(directory: Path, tmp_path: Path, policy: dict[str, Any]) -> None:
     refresh(directory)
     (note,) = refresh(tmp_path / "other", **policy)

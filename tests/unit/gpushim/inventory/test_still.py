@@ -13,7 +13,7 @@ import pytest
 
 import fakehost
 from gpushim.errors import GpushimError
-from gpushim.inventory import modules, refresh, still
+from gpushim.inventory import gpus, modules, refresh, still, survey
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -109,7 +109,7 @@ def test_the_order_of_an_upgrade(
     """ldconfig, then all modules go: no module is loaded, and NVML is not opened, before or after."""
     machine.refreshed()
     asked: list[str] = []
-    monkeypatch.setattr(refresh.survey.gpus, "read", lambda *_: asked.append("NVML"))
+    monkeypatch.setattr(gpus, "read", lambda *_: asked.append("NVML"))
     names = ["nvidia_uvm", "nvidia_modeset", "nvidia"]
     caches(host)
     busy(lambda number: host.unload(*names[: number + 1]), 3, 0.3)
@@ -133,7 +133,7 @@ def test_a_snapshot_that_is_true_costs_no_wait_and_no_nvml(
     """As of the timer, every minute."""
     before = machine.refreshed()
     monkeypatch.setattr(still, "wait", None)
-    monkeypatch.setattr(refresh.survey, "survey", None)
+    monkeypatch.setattr(survey, "survey", None)
     assert refresh.unattended(load=False) == before
 
 
