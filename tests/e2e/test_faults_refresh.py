@@ -92,7 +92,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 def test_the_files_differ(lab: Lab) -> None:
     differing = {name for name, what in lab.new.items() if what != lab.old[name]}
-    assert differing == {SNAPSHOT, "triggers", SPEC}
+    assert differing == {SNAPSHOT, "triggers", SPEC, "specs"}
     assert len(json.loads(lab.new[SNAPSHOT][1])["gpus"]) == 2
 
 
