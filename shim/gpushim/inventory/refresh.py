@@ -273,8 +273,9 @@ def _publish(state: str, snapshot: dict[str, Any]) -> None:
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(state + "/triggers")
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(f"{state}/{renew.FAILURE}")
+    for name in (renew.FAILURE, renew.FAILURE + ".new"):  # the latter of a refresh that was killed
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{state}/{name}")
     _replace(f"{state}/{ensure.SNAPSHOT}", json.dumps(snapshot, separators=(",", ":")) + "\n")
 
 
