@@ -77,6 +77,9 @@ def _save(known: dict[str, list[str]]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.rename(place + ".new", place)
+        return
+    with contextlib.suppress(OSError):
+        os.unlink(place + ".new")
 
 
 def _content(path: str) -> bytes:

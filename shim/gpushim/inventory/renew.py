@@ -103,6 +103,9 @@ def record(state: str, belongs: dict[str, Any], error: GpushimError) -> None:
         with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             json.dump(told, file)
         os.rename(path + ".new", path)
+        return
+    with contextlib.suppress(OSError):
+        os.unlink(path + ".new")
 
 
 def _pass_on(state: str, config: str, since: int) -> None:
