@@ -94,13 +94,13 @@ def current(inputs: dict[str, Any]) -> list[Any]:
     ]
 
 
-def alive(snapshot: dict[str, Any]) -> bool:
-    """Say whether a snapshot is younger than its life, of which 0 is no end.
+def alive(snapshot: dict[str, Any], ahead: float = 0) -> bool:
+    """Say whether a snapshot is younger than its life, of which 0 is no end, and will be for so many seconds.
 
     The clock of the boot neither jumps nor stops during a suspend. Where it is behind the snapshot, as in a time
     namespace, the age is not known.
     """
-    return not snapshot["life"] or 0 <= clock() - snapshot["looked"] < snapshot["life"]
+    return not snapshot["life"] or 0 <= clock() - snapshot["looked"] < snapshot["life"] - ahead
 
 
 def clock() -> float:

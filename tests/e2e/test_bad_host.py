@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from e2e.trees import TOP
 from fakehost import Host, tree
 from gpushim.errors import INVENTORY
 from unit.gpuhook.sandbox import exchange, running
+from unit.gpushim.inventory import machine
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +30,14 @@ def low(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def scene(low: Path, tmp_path: Path) -> Scene:
+def scene(low: Path, tmp_path: Path) -> Iterator[Scene]:
     """A scene on a host of its own with two GPUs, about to be looked at for the first time."""
     host = fakehost.build(str(tmp_path / "host"), 2, compile_cache=str(TOP / ".cache" / "fakehost"))
     (tmp_path / "scene").mkdir()
     scene = Scene(tmp_path / "scene", host, low)
     scene.tell("[refresh]", "deadline-seconds = 3")
-    return scene
+    yield scene
+    machine.end(str(scene.state))
 
 
 def gone(name: str) -> Callable[[Host], object]:

@@ -27,7 +27,9 @@ def test_snapshot_is_complete_and_readable_by_all(machine: Machine) -> None:
     assert {"gpus", "mig", "nodes", "features", "imex", "files", "policy", "runtime"} <= set(snapshot)
     assert stat.S_IMODE(os.stat(machine.state).st_mode) == 0o755
     assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
-    assert sorted(os.listdir(machine.state)) == ["cdi", "empty", "inventory.json", "lock", "params", "runtime"]
+    assert sorted(os.listdir(machine.state)) == [
+        *("cdi", "empty", "inventory.json", "lock", "params", "runtime", "specs")
+    ]
 
 
 def test_umask_of_the_engine_does_not_matter(machine: Machine) -> None:
