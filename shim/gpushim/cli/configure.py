@@ -58,13 +58,13 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     plan: Plan = engine.plan(Wish(config=wish.config, remove=True) if verify else wish)
     report: dict[str, Any] = {
         "config": plan.config,
-        "changes": [] if verify else [{"path": each.path, "diff": files.diff([each])} for each in plan.changes],
+        "changes": [] if verify else [_change(each) for each in plan.changes],
         "notes": list(plan.notes),
         "changed": False,
         "missing": None,
     }
     if not verify and not dry_run:
-        files.apply(plan.changes, undo=wish.remove)
+        report["notes"] += files.apply(plan.changes, undo=wish.remove)
         report["changed"] = bool(plan.changes)
     if verify or (restart and not dry_run):
         report["missing"] = _asked(engine, wish, plan, restart and not verify)
@@ -73,6 +73,11 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     _print(options["form"], title, wish, report, dry_run)
     if report["missing"]:
         raise GpushimError(f"{title} is not verified: {'; '.join(report['missing'])}")
+
+
+def _change(change: files.Change) -> dict[str, str]:
+    done = "removed" if change.new is None else "changed"
+    return {"path": change.path, "done": done, "diff": files.diff([change])}
 
 
 def _wish(options: dict[str, Any]) -> Wish:
@@ -118,7 +123,7 @@ def _print(form: str, title: str, wish: Wish, report: dict[str, Any], dry_run: b
         if dry_run:
             click.echo(change["diff"], nl=False)
         else:
-            click.echo(f"changed {change['path']}")
+            click.echo(f"{change['done']} {change['path']}")
     if not report["changes"] and report["missing"] is None:
         click.echo(f"{report['config']}: nothing to {'take back' if wish.remove else 'change'}")
     for note in report["notes"]:

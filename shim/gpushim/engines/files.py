@@ -1,8 +1,9 @@
 """Settings files of others: read with limits, shown as a diff, replaced whole, put back.
 
-What `apply` replaces for the first time it keeps as NAME.before-gpushim, and what it left there as
-NAME.after-gpushim: the two tell `undo.py` what was added. In a directory that an engine reads as a whole (NAME.d)
-they would be settings themselves, so they lie beside that directory. Out of scope: what the files say.
+Beside a file lie what it was without gpushim when `configure` last began, as NAME.before-gpushim, and what `configure`
+made of it, as NAME.after-gpushim: the two tell `undo.py` what was added. NAME.kept-gpushim is a file of which something
+went that gpushim had not written. In a directory that an engine reads as a whole (NAME.d) these would be settings
+themselves, so they lie beside that directory. Out of scope: what the files say.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMIT = 1 << 20  # bytes; the largest settings seen in the field have some 20 KiB
-BEFORE, AFTER = ".before-gpushim", ".after-gpushim"
+BEFORE, AFTER, KEPT = ".before-gpushim", ".after-gpushim", ".kept-gpushim"
 NEW_MODE, NEW_DIRECTORY_MODE = 0o644, 0o755
 _REASONS = {
     errno.EROFS: "lies on a read-only file system; make the change where that file system is made",
@@ -44,13 +45,18 @@ class Change:
         path: absolute; a link is followed to the file it means.
         old: bytes that are there now; None if there is no file.
         new: bytes that shall be there; None to delete it.
-        recorded: whether `before` and `after` are kept, which a file wholly of ours does not need.
+        recorded: whether `before` and `after` are kept, which a file that shows whose it is does not need.
+        before: bytes to record as what the file was without gpushim; None if it is gpushim's alone.
+        lost: what goes with the change although gpushim did not write it, as somebody would look for it; a copy of
+            the file is kept then.
     """
 
     path: str
     old: bytes | None
     new: bytes | None
     recorded: bool = True
+    before: bytes | None = None
+    lost: tuple[str, ...] = ()
 
 
 def read(path: str) -> bytes | None:
@@ -111,7 +117,7 @@ def real(path: str) -> str:
 
 
 def before(path: str) -> bytes | None:
-    """Read what a file was when gpushim first changed it; None if there was none, or nothing is recorded."""
+    """Read what a file was without gpushim; None if there was none, or nothing is recorded."""
     return read(_record(real(path), BEFORE))
 
 
@@ -129,45 +135,60 @@ def diff(changes: list[Change]) -> str:
     return "".join(_diff(change) for change in changes)
 
 
-def apply(changes: list[Change], *, undo: bool = False) -> None:
+def apply(changes: list[Change], *, undo: bool = False) -> list[str]:
     """Make changes, all of them or none.
 
     Args:
         changes: whose `old` is still what is there.
         undo: these take back: the records of `before` and `after` go too.
 
+    Returns:
+        sentences about what somebody should know: a copy that is kept, an attribute that could not be set.
+
     Raises:
         GpushimError: a file has changed meanwhile, or may not be replaced; those before it are as they were.
     """
     done: list[Change] = []
-    records: list[str] = []
+    notes: list[str] = []
     try:
         for change in changes:
             place = _writable(change)
             with _locked(os.path.dirname(place)):
                 if read(place) != change.old:
                     raise GpushimError(f"{change.path} has been changed by somebody else meanwhile; try again")
-                if change.recorded and not undo:
-                    records += _keep(place, change)
-                _put(place, change)
+                records = _records(place, change) if change.recorded and not undo else []
+                for record in [*_kept(place, change, notes), *records]:
+                    _put(record.path, record, like=place)
+                    done.append(record)
+                notes += _put(place, change)
             done.append(change)
     except (GpushimError, OSError) as error:
-        for change in reversed(done):
-            _put(real(change.path), Change(change.path, change.new, change.old))
-        _unlink(records)
-        raise _refusal(changes[len(done)].path, error) if isinstance(error, OSError) else error from None
+        for made in reversed(done):
+            _put(real(made.path), Change(made.path, made.new, made.old))
+        raise _refusal(change.path, error) if isinstance(error, OSError) else error from None
     if undo:
         _unlink([_record(real(change.path), suffix) for change in changes for suffix in (BEFORE, AFTER)])
+    return notes
 
 
-def _keep(place: str, change: Change) -> list[str]:
-    """Record what is there and what will be: `before` once, `after` each time; returns the files that are new."""
-    contents = {_record(place, BEFORE): change.old, _record(place, AFTER): change.new}
-    missing = [record for record in contents if not os.path.lexists(record)]
-    for record, content in contents.items():
-        if content is not None and (len(missing) == 2 or record.endswith(AFTER)):
-            _put(record, Change(record, None, content), like=place)
-    return missing
+def _records(place: str, change: Change) -> list[Change]:
+    """Return the records of a change that are other than before."""
+    contents = {_record(place, BEFORE): change.before, _record(place, AFTER): change.new}
+    records = [Change(record, read(record), content) for record, content in contents.items()]
+    return [record for record in records if record.new != record.old]
+
+
+def _kept(place: str, change: Change, notes: list[str]) -> list[Change]:
+    """Return the copy of a file of which something goes that gpushim did not write, under the first free name."""
+    if not change.lost or change.old is None:
+        return []
+    path, number = _record(place, KEPT), 1
+    while read(path) not in (None, change.old):
+        number += 1
+        path = _record(place, f"{KEPT}.{number}")
+    what = ", ".join(change.lost[:4]) + (" and others" if len(change.lost) > 4 else "")
+    notes.append(f"{path} is a copy of {change.path} as it was: it has {what}, which gpushim did not write")
+    return [] if read(path) else [Change(path, None, change.old)]
 
 
 def _unlink(paths: list[str]) -> None:
@@ -207,14 +228,16 @@ def _locked(folder: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _put(place: str, change: Change, like: str = "") -> None:
+def _put(place: str, change: Change, like: str = "") -> list[str]:
     """Replace, make or delete a file; `like` is the file whose mode and owner a new one gets."""
+    notes: list[str] = []
     try:
         if change.new is None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place)
         else:
-            _replace(place, change.new, like or place)
+            lost = _replace(place, change.new, like or place)
+            notes += [f"{change.path} has lost its attribute {name}: {reason}" for name, reason in lost.items()]
         folder = os.open(os.path.dirname(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)  # the new name survives a power cut too
@@ -222,37 +245,61 @@ def _put(place: str, change: Change, like: str = "") -> None:
             os.close(folder)
     except OSError as error:
         raise _refusal(change.path or place, error) from None
+    return notes
 
 
-def _replace(place: str, data: bytes, like: str) -> None:
+def _replace(place: str, data: bytes, like: str) -> dict[str, str]:
     scratch = f"{os.path.dirname(place)}/.{os.path.basename(place)}.{secrets.token_hex(4)}"
     fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with open(fd, "wb") as file:
             file.write(data)
-            _take_after(fd, like)
+            lost = _take_after(fd, like)
             file.flush()
             os.fsync(fd)
         os.rename(scratch, place)
     except BaseException:
         os.unlink(scratch)
         raise
+    return lost
 
 
-def _take_after(fd: int, like: str) -> None:
-    """Give a new file the mode, owner and extended attributes (SELinux label, ACL) of another."""
+def _take_after(fd: int, like: str) -> dict[str, str]:
+    """Give a new file the mode, owner and extended attributes of another; returns what `_attributes` does."""
     try:
         status = os.stat(like)
     except FileNotFoundError:
         os.fchmod(fd, NEW_MODE)
-        return
+        return {}
     own = os.fstat(fd)
     if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
         os.fchown(fd, status.st_uid, status.st_gid)
     os.fchmod(fd, stat.S_IMODE(status.st_mode))
-    with contextlib.suppress(OSError):  # the file system or the policy knows none, or sets them by itself
-        for name in os.listxattr(like):
-            os.setxattr(fd, name, os.getxattr(like, name))
+    return _attributes(fd, like)
+
+
+def _attributes(fd: int, like: str | int) -> dict[str, str]:
+    """Give a file the extended attributes (SELinux label, ACL) of another.
+
+    Returns:
+        the reason for each that it does not have now; the policy may have given it some already.
+    """
+    lost: dict[str, str] = {}
+    try:
+        names = os.listxattr(like)
+    except OSError:  # the file system knows none
+        return lost
+    for name in names:
+        try:
+            value = os.getxattr(like, name)
+            try:
+                os.setxattr(fd, name, value)
+            except OSError:
+                if os.getxattr(fd, name) != value:
+                    raise
+        except OSError as error:
+            lost[name] = error.strerror or str(error)
+    return lost
 
 
 def _refusal(path: str, error: OSError) -> GpushimError:

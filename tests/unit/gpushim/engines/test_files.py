@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def edit(path: Path, new: bytes | None = b"new") -> Change:
-    return Change(str(path), read(str(path)), new)
+    return Change(str(path), read(str(path)), new, before=read(str(path)))
 
 
 def test_a_missing_file_is_none(tmp_path: Path) -> None:
@@ -145,17 +145,18 @@ def test_all_or_none(file: Path, tmp_path: Path) -> None:
     assert os.listdir(file.parent) == ["daemon.json"]
 
 
-def test_before_is_of_the_first_time_and_after_of_the_last(file: Path) -> None:
+def test_before_and_after_are_of_the_last_time(file: Path) -> None:
     apply([edit(file, b"first")])
-    apply([edit(file, b"second")])
-    assert (files.before(str(file)), files.after(str(file))) == (b"old", b"second")
+    apply([Change(str(file), b"first", b"second", before=b"theirs")])
+    assert (files.before(str(file)), files.after(str(file))) == (b"theirs", b"second")
 
 
 def test_no_before_for_a_file_that_we_made(tmp_path: Path) -> None:
     path = tmp_path / "daemon.json"
     apply([edit(path, b"first")])
-    apply([edit(path, b"second")])
-    assert (files.before(str(path)), files.after(str(path))) == (None, b"second")
+    apply([Change(str(path), b"first", b"second", before=b"theirs")])
+    apply([Change(str(path), b"second", b"third", before=None)])
+    assert (files.before(str(path)), files.after(str(path))) == (None, b"third")
 
 
 def test_undo_takes_the_records_along(file: Path) -> None:

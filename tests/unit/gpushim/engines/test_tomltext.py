@@ -20,7 +20,7 @@ TABLE = ("engine", "runtimes")
         ("[engine]\r\nx = 1\r\n", "[engine]\r\nx = 1\r\n\r\n[engine.runtimes]\r\nours = 1\r\n"),
         ("[engine.runtimes] # c\na = 2 # d\n\n[z]\n", "[engine.runtimes] # c\na = 2 # d\nours = 1\n\n[z]\n"),
         ("[engine.runtimes]\r\na = 2\r\n", "[engine.runtimes]\r\na = 2\r\nours = 1\r\n"),
-        ("[engine]\nruntimes = {a = 2}\n", "[engine]\nruntimes = {a = 2,ours = 1}\n"),
+        ("[engine]\nruntimes = {a = 2}\n", "[engine]\nruntimes = {a = 2, ours = 1}\n"),
     ],
 )
 def test_put(text: str, result: str) -> None:
@@ -51,9 +51,9 @@ def test_names_that_need_quotation_marks() -> None:
 @pytest.mark.parametrize(
     ("text", "left"),
     [
-        ("[z]\n\n[a.b] # ours\nx = 1 # ours\n\n# theirs\n[y]\n", "[z]\n\n# theirs\n[y]\n"),
+        ("[z]\n\n[a.b] # ours\nx = 1 # ours\n\n# theirs\n[y]\n", "[z]\n# ours\n# ours\n\n# theirs\n[y]\n"),
         ("[a.b]\nx = 1\n[a.b.c]\ny = 2\n# theirs\n", "# theirs\n"),
-        ("[a]\n\n[a.b]\nx = [\n  [1],\n]\n[y]\n", "[a]\n\n[y]\n"),
+        ("[a]\n\n[a.b]\nx = [\n  [1],\n]\n[y]\n", "[a]\n[y]\n"),
         ("# [a.b]\r\n[a.b]\r\nx = 1\r\n", "# [a.b]\r\n"),
         ("[a]\nb = {x = 1}\n", "[a]\n"),
         ("a.b.x = 1\nz = 1\n", "z = 1\n"),
@@ -64,7 +64,7 @@ def test_drop_of_a_table(text: str, left: str) -> None:
 
 
 def test_drop_leaves_comments() -> None:
-    assert tomltext.drop("[a] # one\nx = 1 # two\ny = 2 # three\n", ("a", "x")) == "[a] # one\ny = 2 # three\n"
+    assert tomltext.drop("[a] # one\nx = 1 # two\ny = 2 # three\n", ("a", "x")) == "[a] # one\n# two\ny = 2 # three\n"
     assert tomltext.drop("x = 1\n", ("a", "x")) == "x = 1\n"
 
 
