@@ -216,7 +216,7 @@ def _entry(wish: Wish, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
     engine = known.get("containerd", {})
     runtimes = engine.get("runtimes", {})
     like: dict[str, Any] = {}
-    for name in (engine.get("default_runtime_name"), "runc", "crun"):
+    for name in (str(engine.get("default_runtime_name")), "runc", "crun"):
         if runtimes.get(name, {}).get("runtime_type") == RUNC and "nvidia" not in str(_program(runtimes[name])):
             like = runtimes[name]
             break

@@ -87,14 +87,12 @@ def _missing(wish: Wish, text: str) -> list[str]:
 
 
 def _change(wish: Wish, path: str, known: dict[str, Any]) -> Change:
-    runtime = known.get("crio", {}).get("runtime", {})
-    runtimes = runtime.get("runtimes", {})
+    runtimes = dropin.table(known, *RUNTIMES)
     if wish.config:
-        own = dropin.merged([path])
-        runtimes = {**runtimes, **own.get("crio", {}).get("runtime", {}).get("runtimes", {})}
-    now = runtimes.get(wish.name, {}).get("runtime_path")
+        runtimes = {**runtimes, **dropin.table(dropin.merged([path]), *RUNTIMES)}
+    now = dropin.table(runtimes, wish.name).get("runtime_path")
     dropin.check_entry(path, wish.name, now, is_ours(now), wish.force)
-    like = runtimes.get(runtime.get("default_runtime") or "", {})
+    like = dropin.table(runtimes, str(dropin.table(known, *DEFAULT[:-1]).get("default_runtime")))
     entry = {"runtime_path": wish.program, "runtime_type": "oci"}
     entry.update({key: like[key] for key in _SHARED if like.get(key)})
     settings: dict[tuple[str, ...], Any] = {(*RUNTIMES, wish.name, "runtime_path"): wish.program}

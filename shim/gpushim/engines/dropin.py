@@ -71,6 +71,19 @@ def merged(paths: list[str]) -> dict[str, Any]:
     return result
 
 
+def table(data: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return a table within tables; an empty one for what is not there or no table.
+
+    Args:
+        data: from `merged`.
+        names: from the outermost inwards.
+    """
+    found: Any = data
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 def check_entry(path: str, name: str, program: object, ours: bool, force: bool) -> None:
     """Refuse to replace a runtime that somebody else made.
 

@@ -101,9 +101,9 @@ def _own_directory() -> str:
 
 
 def _change(wish: Wish, path: str) -> Change:
-    now = dropin.merged([path]).get("engine", {}).get("runtimes", {}).get(wish.name)
+    now = dropin.table(dropin.merged([path]), *RUNTIMES).get(wish.name)
     if now is None and not wish.config and not os.environ.get("CONTAINERS_CONF"):
-        now = dropin.merged(_read_by_podman(path)).get("engine", {}).get("runtimes", {}).get(wish.name)
+        now = dropin.table(dropin.merged(_read_by_podman(path)), *RUNTIMES).get(wish.name)
     dropin.check_entry(path, wish.name, now, _ours(now), wish.force)
     settings: dict[tuple[str, ...], Any] = {DEFAULT: wish.name} if wish.default else {}
     settings[(*RUNTIMES, wish.name)] = [wish.program]
@@ -135,7 +135,7 @@ def _read_by_podman(path: str) -> list[str]:
 
 def _hooks_dir(path: str) -> str:
     """Return the last of the directories that Podman takes hooks from, whose files win."""
-    dirs = dropin.merged([*_read_by_podman(path), path]).get("engine", {}).get("hooks_dir") or [HOOKS]
+    dirs = dropin.table(dropin.merged([*_read_by_podman(path), path]), "engine").get("hooks_dir") or [HOOKS]
     return str(dirs[-1]) if isinstance(dirs, list) and str(dirs[-1]).startswith("/") else HOOKS
 
 

@@ -136,13 +136,16 @@ def copy(text: str, keys: Keys, source: str) -> str:
         GpushimError: the value is of a form that cannot be copied.
     """
     theirs = dict(_leaves(get(source, keys), keys))
-    for leaf, _ in [*_leaves(get(text, keys, {}), keys)]:
-        if not any(each[: len(leaf)] == leaf for each in theirs):
-            text = drop(text, leaf)
+    while True:
+        ours = [leaf for leaf, now in _leaves(get(text, keys, {}), keys) if leaf not in theirs]
+        ours = [leaf for leaf in ours if get(text, leaf) != {} or not any(each[: len(leaf)] == leaf for each in theirs)]
+        if not ours or get(text, keys, _MISSING) is _MISSING:
+            break
+        text = drop(text, ours[0])
     for leaf, value in theirs.items():
         now = get(text, leaf, _MISSING)
         if now != value:
-            text = drop(text, leaf) if isinstance(now, dict) else text
+            text = drop(text, leaf) if isinstance(now, dict) else text  # of which only tables without values are left
             text = _put(text, leaf, value, {} if value == {} else {leaf: _as_written(source, leaf, value)})
     return text
 
@@ -168,7 +171,7 @@ def drop(text: str, keys: Keys) -> str:
     edited = _cut(text, keys)
     if not any(_says(edited, wanted, text) for wanted in acceptable):
         raise _risky(keys)
-    return edited
+    return _without_idle_header(edited, keys[:-1])
 
 
 def _put(text: str, keys: Keys, value: Any, pairs: dict[Keys, str]) -> str:
@@ -260,15 +263,29 @@ def _cut(text: str, keys: Keys) -> str:
     found = scan(text)
     for item in reversed(found.items):
         if item.path[: len(keys)] == keys:
-            (start, _), (_, end) = _line(text, item.start), _line(text, item.end)
-            kept = _comments_within(found, start, end, text[start : item.start])
-            before = _line(text, start - 1)[0] if start else 0
-            if item.is_header and not text[before:start].strip():
-                start = before
-            text = text[:start] + kept + text[end:]
+            text = _without_lines(Scan(text, comments=found.comments), item)
         elif item.members and item.path == keys[: len(item.path)]:
             text = _cut_member(text, item, keys)
     return text
+
+
+def _without_idle_header(text: str, table: Keys) -> str:
+    """Take out a header below which nothing is left, if others make the same table."""
+    section = [item for item in scan(text).items if item.table == table]
+    if len(section) == 1 and section[0].is_header:
+        edited = _without_lines(scan(text), section[0])
+        return edited if _says(edited, _data(text), text) else text
+    return text
+
+
+def _without_lines(found: Scan, item: Item) -> str:
+    text = found.text
+    (start, _), (_, end) = _line(text, item.start), _line(text, item.end)
+    kept = _comments_within(found, start, end, text[start : item.start])
+    before = _line(text, start - 1)[0] if start else 0
+    if item.is_header and not text[before:start].strip():
+        start = before
+    return text[:start] + kept + text[end:]
 
 
 def _cut_member(text: str, owner: Item, keys: Keys) -> str:
@@ -370,6 +387,9 @@ class _Float(float):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, float) and repr(float(self)) == repr(float(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     __hash__ = float.__hash__
 

@@ -138,6 +138,10 @@ def _taken_out(kind: Kind, text: str, setting: Setting, old: str | None, made: s
                 return edited
         copied: str = form.copy(text, keys, old)
         return copied
+    return _dropped(form, text, keys, old)
+
+
+def _dropped(form: ModuleType, text: str, keys: Keys, old: str | None) -> str:
     text = form.drop(text, keys)
     for length in range(len(keys) - 1, 0, -1):
         if _at(form, text, keys[:length]) not in ({}, MISSING):
@@ -155,7 +159,7 @@ def _merged(form: ModuleType, text: str, keys: Keys, old: str, made: str) -> str
     for leaf in sorted(leaves):
         now, then, was = (_at(form, each, leaf) for each in (text, old, made))
         if now == was and was != then and then is MISSING:
-            text = form.drop(text, leaf)
+            text = _dropped(form, text, leaf, old)
         elif now == was and was != then and not isinstance(then, dict):
             text = form.copy(text, leaf, old)
     return text
