@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 from typing import Any
 
 import click
@@ -41,6 +42,7 @@ def _command(name: str, title: str, *more: Any) -> None:
         *more,
         click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's."),
         click.option("--remove", is_flag=True, help="Take back what gpushim added, and nothing else."),
+        click.option("--by-hand", is_flag=True, help="With --remove: change nothing, and say how to do it by hand."),
         click.option("--dry-run", is_flag=True, help="Show the change as a diff, and change nothing."),
         click.option("--restart", is_flag=True, help="Restart the engine, which may end its containers, and ask it."),
         click.option("--verify", is_flag=True, help="Only ask the engine whether it has the runtime."),
@@ -55,6 +57,9 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     engine = importlib.import_module(f"gpushim.engines.{name}")
     wish = _wish(options)
     verify, dry_run, restart = options["verify"], options["dry_run"], options["restart"]
+    if options["by_hand"]:
+        _by_hand(engine, wish)
+        return
     plan: Plan = engine.plan(Wish(config=wish.config, remove=True) if verify else wish)
     report: dict[str, Any] = {
         "config": plan.config,
@@ -73,6 +78,19 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     _print(options["form"], title, wish, report, dry_run)
     if report["missing"]:
         raise GpushimError(f"{title} is not verified: {'; '.join(report['missing'])}")
+
+
+def _by_hand(engine: Any, wish: Wish) -> None:
+    """Say how to take gpushim out of settings once it is gone, and keep what that needs."""
+    if not wish.remove:
+        raise click.UsageError("--by-hand goes with --remove")
+    plan = engine.plan(wish)
+    commands = files.prepare(plan.changes)
+    if commands and hasattr(engine, "UNIT"):
+        arguments = _restarting(engine, wish, plan)
+        commands.append(shlex.join(arguments) if arguments else f"# restart {engine.PROGRAM}")
+    for command in commands:
+        click.echo(command)
 
 
 def _change(change: files.Change) -> dict[str, str]:

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shlex
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -160,7 +161,8 @@ def apply(changes: list[Change], *, undo: bool = False) -> list[str]:
                 for record in [*_kept(place, change, notes), *records]:
                     _put(record.path, record, like=place)
                     done.append(record)
-                notes += _put(place, change)
+                if change.new != change.old:
+                    notes += _put(place, change)
             done.append(change)
     except (GpushimError, OSError) as error:
         for made in reversed(done):
@@ -169,6 +171,25 @@ def apply(changes: list[Change], *, undo: bool = False) -> list[str]:
     if undo:
         _unlink([_record(real(change.path), suffix) for change in changes for suffix in (BEFORE, AFTER)])
     return notes
+
+
+def prepare(changes: list[Change]) -> list[str]:
+    """Leave files as they are, and record what `changes` would make of them.
+
+    Args:
+        changes: that take gpushim out.
+
+    Returns:
+        for each file the command that does so without gpushim; and what `apply` returns.
+    """
+    records = [Change(each.path, each.old, each.old, before=each.new, lost=each.lost) for each in changes]
+    apply([record for record, change in zip(records, changes) if change.recorded])
+    return [
+        f"rm {shlex.quote(change.path)}"
+        if change.new is None
+        else f"cp {shlex.quote(_record(real(change.path), BEFORE))} {shlex.quote(change.path)}"
+        for change in changes
+    ]
 
 
 def _records(place: str, change: Change) -> list[Change]:
