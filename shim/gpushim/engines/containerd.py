@@ -20,7 +20,6 @@ from gpushim.engines import (
     containerd_files,
     containerd_template,
     dropin,
-    files,
     is_ours,
     tomltext,
     undo,

@@ -1,9 +1,9 @@
 """Settings files of others: read with limits, shown as a diff, replaced whole, put back.
 
-Beside a file lie what it was without gpushim when `configure` last began, as NAME.before-gpushim, and what `configure`
-made of it, as NAME.after-gpushim: the two tell `undo.py` what was added. NAME.kept-gpushim is a file of which something
-went that gpushim had not written. In a directory that an engine reads as a whole (NAME.d) these would be settings
-themselves, so they lie beside that directory. Out of scope: what the files say.
+Beside a file lie what it was without gpushim when `configure` last began, as NAME.before-gpushim, and what
+`configure` made of it, as NAME.after-gpushim: the two tell `undo.py` what was added. NAME.kept-gpushim is a copy of a
+file of which something went that gpushim had not written. In a directory that an engine reads as a whole (NAME.d)
+these would be settings themselves, so they lie beside that directory. Out of scope: what the files say.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _kept(place: str, change: Change, notes: list[str]) -> list[Change]:
         number += 1
         path = _record(place, f"{KEPT}.{number}")
     what = ", ".join(change.lost[:4]) + (" and others" if len(change.lost) > 4 else "")
-    notes.append(f"{path} is a copy of {change.path} as it was: it has {what}, which gpushim did not write")
+    notes.append(f"{path} is a copy of {change.path} as it was: it has {what}, of which gpushim has no record")
     return [] if read(path) else [Change(path, None, change.old)]
 
 
@@ -311,14 +311,14 @@ def _attributes(fd: int, like: str | int) -> dict[str, str]:
     except OSError:  # the file system knows none
         return lost
     for name in names:
+        value = None
         try:
             value = os.getxattr(like, name)
-            try:
-                os.setxattr(fd, name, value)
-            except OSError:
-                if os.getxattr(fd, name) != value:
-                    raise
+            os.setxattr(fd, name, value)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                if os.getxattr(fd, name) == value:
+                    continue
             lost[name] = error.strerror or str(error)
     return lost
 

@@ -106,7 +106,7 @@ def put(text: str, keys: Keys, value: Any) -> str:
     Args:
         text: from `parse`.
         keys: at least one.
-        value: a string, boolean, integer, list of strings, or a dict of such for a table, which has nothing else then.
+        value: a string, boolean, integer, list of strings, or a dict of such for a table, with nothing else.
 
     Raises:
         GpushimError: something on the way is no table, or the text is of a form that cannot be edited safely.
@@ -137,11 +137,12 @@ def copy(text: str, keys: Keys, source: str) -> str:
     """
     theirs = dict(_leaves(get(source, keys), keys))
     while True:
-        ours = [leaf for leaf, now in _leaves(get(text, keys, {}), keys) if leaf not in theirs]
-        ours = [leaf for leaf in ours if get(text, leaf) != {} or not any(each[: len(leaf)] == leaf for each in theirs)]
-        if not ours or get(text, keys, _MISSING) is _MISSING:
+        above = {leaf[:length] for leaf in theirs for length in range(len(leaf))}
+        ours = [leaf for leaf, now in _leaves(get(text, keys, {}), keys) if not (now == {} and leaf in above)]
+        extra = [leaf for leaf in ours if leaf not in theirs]
+        if not extra or get(text, keys, _MISSING) is _MISSING:
             break
-        text = drop(text, ours[0])
+        text = drop(text, extra[0])
     for leaf, value in theirs.items():
         now = get(text, leaf, _MISSING)
         if now != value:

@@ -2,8 +2,8 @@
 
 The file as it is now counts. The records of files.py, of what it was without gpushim when `configure` last began and
 of what `configure` made of it, only tell which values were there before and which settings are gpushim's; the first
-comes back as it is where it says the same as what is left. Out of scope: reading and replacing files (files.py); which
-settings gpushim makes (docker.py and its neighbours).
+comes back as it is where it says the same as what is left. Out of scope: reading and replacing files (files.py);
+which settings gpushim makes (docker.py and its neighbours).
 """
 
 from __future__ import annotations
@@ -147,8 +147,10 @@ def _dropped(form: ModuleType, text: str, keys: Keys, old: str | None) -> str:
         if _at(form, text, keys[:length]) not in ({}, MISSING):
             break
         then = _at(form, old, keys[:length])
-        if then is not MISSING:
-            return text if isinstance(then, dict) else str(form.copy(text, keys[:length], str(old)))
+        if isinstance(then, dict):
+            break
+        if not then and old is not None:  # something that counts for none, such as null
+            return str(form.copy(text, keys[:length], old))
         text = form.drop(text, keys[:length])
     return text
 

@@ -1,4 +1,4 @@
-"""Random TOML: valid, of every spelling of names and values, with comments everywhere, around an engine's settings."""
+"""Random TOML: valid, of every spelling of names and values, with comments, around an engine's settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from gpushim.engines import tomltext
 
 VALUES = (
     "1", "0x1F", "1_000", "0.5e3", "nan", "-inf", "true", "07:32:00", "1979-05-27 07:32:00Z",
-    "1979-05-27", '""', "''", '"# no comment"', "'[no.header]'", '"\\" \\\\ \\u00e9"', '"""\n[no.header]\n# no "comment"\n"""',
+    "1979-05-27", '""', "''",
+    '"# no comment"', "'[no.header]'", '"\\" \\\\ \\u00e9"', '"""\n[no.header]\n# no "comment"\n"""',
     "'''\nx = 'y'\n# no\n'''", '"""a""""', '[]', '["a", "b"]', '[ # {c}\n  1, # {c}\n\n  2\n  # {c}\n]', "{}",
     '{ x = 1, "y" = [ { z = "}" } ] }', "{a.b = 1, a.c = '#'}", '"""\\\n  a \\\n  b"""', "[[1], ['a', \"]\"]]",
 )  # fmt: skip

@@ -52,8 +52,7 @@ def version(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(engine: Any, wish: Wish) -> Plan | None:
     try:
         plan: Plan = engine.plan(wish)
-    except GpushimError as refusal:
-        assert "\n" not in str(refusal)
+    except GpushimError:
         return None
     return plan
 

@@ -81,3 +81,53 @@ def test_drop_leaves_comments() -> None:
 def test_what_is_refused(data: bytes, sentence: str) -> None:
     with pytest.raises(GpushimError, match=f"^file.*{sentence}"):
         tomltext.parse(data, "file")
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('[a ."b"] # theirs\nx = 1\n# theirs too\n[y]\n', "# theirs\n# theirs too\n[y]\n"),
+        ("[ 'a' . b ]\nx = '''\n[a.b]\n# no comment\n'''\n[y]\n", "[y]\n"),
+        ("[a.b]\nx = 1\n[y]\n[a.b.c]\nz = 1\n", "[y]\n"),
+        ("[a.b]\nx = 1\n[[a.b.c]]\nz = 1\n[[a.b.c]]\n[y]\n", "[y]\n"),
+        ("a = {b = {x = 1}, c = 2}\n", "a = {c = 2}\n"),
+        ('a . "b" . x = [\n  1, # theirs\n]\n"a".c = 1\n', '# theirs\n"a".c = 1\n'),
+        ("[a]\nc = 1\n[a.b] # one\nx = [ # two\n] # three\n", "[a]\nc = 1\n# one\n# two\n# three\n"),
+    ],
+)
+def test_drop_of_a_table_in_any_spelling(text: str, left: str) -> None:
+    assert tomltext.drop(text, ("a", "b")) == left
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("[a.b]\nx = 1\n[c]\n[a.d]\n", "[a.b]\nx = 1\nn = 2\n[c]\n[a.d]\n"),
+        ("[[z]]\n[z.a]\n[[z]]\n[z.a]\n", "[[z]]\n[z.a]\n[[z]]\n[z.a]\n\n[a.b]\nn = 2\n"),
+        ("a.b = { x = 1 } # theirs\n", "a.b = { x = 1, n = 2 } # theirs\n"),
+        ("a = {}\n", "a = {b.n = 2}\n"),
+        ('[ "a" . \'b\' ]\n  "n"\t= 1 # theirs\n', '[ "a" . \'b\' ]\n  "n"\t= 2 # theirs\n'),
+        ("[a.b]\nn = [ # theirs\n  1]\n", "[a.b]\n# theirs\nn = 2\n"),
+    ],
+)
+def test_put_where_others_spell_it_their_way(text: str, result: str) -> None:
+    assert tomltext.put(text, ("a", "b", "n"), 2) == result
+
+
+def test_put_at_the_root_before_the_first_header_and_its_comment() -> None:
+    assert tomltext.put("# file\n\n# about a\n[a]\n", ("n",), 1) == "# file\n\nn = 1\n\n# about a\n[a]\n"
+
+
+def test_copy_writes_as_the_source_does() -> None:
+    source = "[a]\nx = 0x1F\ny = 'theirs'\nz = 1979-05-27\n"
+    assert (
+        tomltext.copy("[a]\ny = 1 # c\nw = 2\n", ("a",), source)
+        == "[a]\ny = 'theirs' # c\nx = 0x1F\nz = 1979-05-27\n"
+    )
+
+
+def test_an_edit_that_says_anything_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tomltext, "_below", lambda text, item, lines: text.replace("theirs = 1", lines[0]))
+    monkeypatch.setattr(tomltext, "_appended", lambda found, table, pairs: "")
+    with pytest.raises(GpushimError, match=r"a\.b cannot be changed in this file without risk"):
+        tomltext.put("[a]\ntheirs = 1\n", ("a", "b"), 2)
