@@ -320,10 +320,14 @@ def _as_written(source: str, keys: Keys, value: Any) -> str:
 
 
 def _rendered(value: Any) -> str:
-    try:
+    """Write a value as TOML has it, on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{written((name,))} = {_rendered(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_rendered, value)) + "]"
+    if isinstance(value, (str, bool)):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    except TypeError:
-        raise GpushimError(f"{value} cannot be copied; change it by hand") from None
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)  # a date, a number
 
 
 def _line(text: str, place: int) -> tuple[int, int]:

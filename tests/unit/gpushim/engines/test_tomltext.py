@@ -126,6 +126,12 @@ def test_copy_writes_as_the_source_does() -> None:
     )
 
 
+def test_copy_of_what_stands_in_several_places() -> None:
+    source = "[[a.x]]\nn = nan\nt = [ # c\n 07:32:00, 1979-05-27 07:32:00Z]\n[a.x.y]\n'' = true\n[[a.x]]\n"
+    edited = tomltext.copy("[a]\n", ("a",), source)
+    assert edited == ('[a]\nx = [{n = nan, t = [07:32:00, 1979-05-27T07:32:00+00:00], y = {"" = true}}, {}]\n')
+
+
 def test_an_edit_that_says_anything_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tomltext, "_below", lambda text, item, lines: text.replace("theirs = 1", lines[0]))
     monkeypatch.setattr(tomltext, "_appended", lambda found, table, pairs: "")
