@@ -15,8 +15,20 @@ from typing import Any
 
 import pytest
 
-from gpushim.engines import Wish, containerd, containerd_daemon, crio, docker, files, jsontext, podman, tomltext
+from gpushim.engines import (
+    Wish,
+    containerd,
+    containerd_daemon,
+    crio,
+    docker,
+    files,
+    is_ours,
+    jsontext,
+    podman,
+    tomltext,
+)
 from gpushim.engines.containerd_files import CRI
+from gpushim.errors import GpushimError
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +97,7 @@ class Place:
         wish = Wish(self.program, name, str(self.config), rng.random() < 0.4, rng.random() < 0.4, force=force)
         try:
             files.apply(self.engine.plan(wish).changes)
-        except files.GpushimError as refusal:
+        except GpushimError as refusal:
             if "--force" not in str(refusal):
                 raise
             return
@@ -170,7 +182,7 @@ class Docker(Place):
         return jsontext.put(text, (*keys, self.mark()), self.rng.choice(["x", True, 12]))
 
     def within(self, text: str) -> str:
-        ours = jsontext.get(text, ("runtimes", "nvidia"))
+        ours = is_ours(jsontext.get(text, ("runtimes", "nvidia", "path")))
         return jsontext.put(text, ("runtimes", "nvidia", self.mark()), 1) if ours else text
 
 
@@ -211,7 +223,7 @@ class Toml(Place):
 def tomltext_takes(text: str) -> bool:
     try:
         tomltext.parse(text.encode(), "")
-    except files.GpushimError:
+    except GpushimError:
         return False
     return True
 

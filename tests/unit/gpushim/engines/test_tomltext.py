@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tomlkit
 
-from gpushim.engines import tomltext
+from gpushim.engines import tomledit, tomltext
 from gpushim.errors import GpushimError
 
 TABLE = ("engine", "runtimes")
@@ -133,7 +133,7 @@ def test_copy_of_what_stands_in_several_places() -> None:
 
 
 def test_an_edit_that_says_anything_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tomltext, "_below", lambda text, item, lines: text.replace("theirs = 1", lines[0]))
-    monkeypatch.setattr(tomltext, "_appended", lambda found, table, pairs: "")
+    monkeypatch.setattr(tomledit, "_below", lambda text, item, lines: text.replace("theirs = 1", lines[0]))
+    monkeypatch.setattr(tomledit, "_appended", lambda found, table, pairs: "")
     with pytest.raises(GpushimError, match=r"a\.b cannot be changed in this file without risk"):
         tomltext.put("[a]\ntheirs = 1\n", ("a", "b"), 2)
