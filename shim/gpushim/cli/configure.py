@@ -19,8 +19,9 @@ from gpushim.errors import GpushimError
 def configure() -> None:
     """Make a container engine use gpushim-runtime, or take that back.
 
-    Only gpushim's own entry is changed; comments, order and all other settings stay as they are written. The file as
-    it was is kept beside it, with .before-gpushim behind its name, and --remove brings it back.
+    Only gpushim's own entry is changed; comments, order and all other settings stay as they are written. The file
+    without gpushim is kept beside it, with .before-gpushim behind its name. --remove brings that back, or, if the
+    file has been changed since, takes only gpushim's entry out; a file in which nothing else is goes.
     """
 
 
