@@ -13,7 +13,7 @@ for path, hashes in known.items():
     try:
         fd = os.open(sys.argv[1] + path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(fd, "rb") as spec:
-            if hashlib.sha256(spec.read(1 << 26)).hexdigest() in hashes:
+            if isinstance(hashes, list) and hashlib.sha256(spec.read(1 << 26)).hexdigest() in hashes:
                 os.unlink(sys.argv[1] + path)
     except OSError:
         continue
