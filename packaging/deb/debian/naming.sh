@@ -7,5 +7,5 @@ naming() {
 by_hand() {
   echo "gpushim: ${2}still names gpushim, and containers that use it will not start. As root, and if nobody has changed"
   echo 'gpushim: it since (diff shows that):'
-  timeout 30 gpushim configure "$1" --remove --by-hand 2>/dev/null | sed 's/^/gpushim:   /'
+  timeout 30 gpushim configure "$1" --remove --by-hand 2>/dev/null | sed 's/^/gpushim:   /' || true
 }

@@ -420,3 +420,12 @@ def test_by_hand_removes_a_file_with_nothing_else_in_it(config: Path, call: Call
 
 def test_by_hand_goes_with_remove(config: Path, call: Call) -> None:
     assert "--by-hand goes with --remove" in call("docker", config, "--by-hand").output
+
+
+def test_a_file_without_an_entry_of_ours_is_not_ours_whatever_else_it_says(config: Path, call: Call) -> None:
+    """Somebody has written, into a file of their own, what --cdi and --set-as-default had set in the one before."""
+    ok(call("docker", config, *EVERYTHING))
+    theirs = '{"features": {"cdi": true}, "default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "/theirs"}}}'
+    config.write_text(theirs)
+    assert "nothing to take back" in ok(call("docker", config, "--remove"))
+    assert config.read_text() == theirs
