@@ -46,7 +46,7 @@ class Place:
         self.config = folder / "etc" / self.path
         self.config.parent.mkdir(parents=True)
         self.program, self.rng, self.count = program, rng, 0
-        self.shelved = False  # whether --force has replaced NVIDIA's entry
+        self.shelved: set[str] = set()  # marks of an entry that --force has replaced; NVIDIAS among them
         self.history: list[bytes] = []
 
     path = ""
@@ -77,7 +77,7 @@ class Place:
 
     @property
     def marked(self) -> set[str]:
-        return set(MARK.findall(self.text))
+        return {*MARK.findall(self.text), *re.findall(NVIDIAS, self.text)}
 
     @property
     def kept(self) -> str:
@@ -101,8 +101,9 @@ class Place:
             if "--force" not in str(refusal):
                 raise
             return
-        self.shelved |= NVIDIAS in text and NVIDIAS not in self.text
-        self.has({mark for mark in before if not (self.shelved and "--nvidias" in mark)})
+        if NVIDIAS in text and NVIDIAS not in self.text:
+            self.shelved |= {NVIDIAS, *(mark for mark in before - self.marked if not mark.startswith("# "))}
+        self.has(before - self.shelved)
         self.history.append(self.config.read_bytes())
 
     def remove(self) -> None:
@@ -112,9 +113,8 @@ class Place:
 
     def is_without_ours(self, marked: set[str], text: str) -> None:
         assert "gpushim" not in self.text
-        assert not self.shelved or "gpushim-runtime" not in text or NVIDIAS in self.text
-        self.has(marked)
-        self.shelved = False
+        self.has(marked | (self.shelved if "gpushim-runtime" in text else set()))
+        self.shelved.clear()
 
     def has(self, marked: set[str]) -> None:
         lost = {mark for mark in marked - self.marked if mark not in self.kept}
@@ -141,11 +141,11 @@ class Place:
         text = self.others(self.begin())
         text = self.entry(text) if self.rng.random() < 0.4 else text
         self.write(self.rng.choice([text, *(old.decode() for old in self.history[-6:])]))
-        self.shelved = False
+        self.shelved.clear()
 
     def delete(self) -> None:
         self.config.unlink(missing_ok=True)
-        self.shelved = False
+        self.shelved.clear()
 
     def purge(self) -> None:
         """The package goes, and says how to take its entries out; the records go if nothing names it any more."""
