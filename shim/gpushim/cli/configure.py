@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gpushim.cli.show import format_option
+from gpushim.cli import show
 from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, installed, units
 from gpushim.errors import GpushimError
 
@@ -44,10 +44,11 @@ def _command(name: str, title: str, *more: Any) -> None:
         click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's."),
         click.option("--remove", is_flag=True, help="Take back what gpushim added, and nothing else."),
         click.option("--by-hand", is_flag=True, help="With --remove: change nothing, and say how to do it by hand."),
+        click.option("--files-only", is_flag=True, help="Look at the usual files, and at no process that runs."),
         click.option("--dry-run", is_flag=True, help="Show the change as a diff, and change nothing."),
         click.option("--restart", is_flag=True, help="Restart the engine, which may end its containers, and ask it."),
         click.option("--verify", is_flag=True, help="Only ask the engine whether it has the runtime."),
-        format_option("text", "json"),
+        show.format_option("text", "json"),
     ]
     for option in reversed(options):
         run = option(run)
@@ -89,9 +90,9 @@ def _by_hand(engine: Any, wish: Wish) -> None:
     commands = files.prepare(plan.changes)
     if commands and hasattr(engine, "UNIT"):
         arguments = _restarting(engine, wish, plan)
-        commands.append(shlex.join(arguments) if arguments else f"# restart {engine.PROGRAM}")
+        commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {engine.PROGRAM}")
     for command in commands:
-        click.echo(command)
+        show.say(command)
 
 
 def _change(change: files.Change) -> dict[str, str]:
@@ -110,6 +111,7 @@ def _wish(options: dict[str, Any]) -> Wish:
         hook=installed(HOOK) if adding and options.get("hooks") else "",
         remove=options["remove"],
         force=options["force"],
+        files_only=options["files_only"],
     )
 
 
@@ -140,16 +142,16 @@ def _print(form: str, title: str, wish: Wish, report: dict[str, Any], dry_run: b
         return
     for change in report["changes"]:
         if dry_run:
-            click.echo(change["diff"], nl=False)
+            show.text(change["diff"])
         else:
-            click.echo(f"{change['done']} {change['path']}")
+            show.say(f"{change['done']} {change['path']}")
     if not report["changes"] and report["missing"] is None:
-        click.echo(f"{report['config']}: nothing to {'take back' if wish.remove else 'change'}")
+        show.say(f"{report['config']}: nothing to {'take back' if wish.remove else 'change'}")
     for note in report["notes"]:
-        click.echo(f"note: {note}", err=True)
+        show.say(f"note: {note}", error=True)
     if report["missing"] == []:
         gone = "no longer has" if wish.remove else "has"
-        click.echo(f"verified: {title} {gone} the runtime {wish.name}")
+        show.say(f"verified: {title} {gone} the runtime {wish.name}")
 
 
 _command("docker", "Docker")

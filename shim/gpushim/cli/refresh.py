@@ -29,5 +29,5 @@ def refresh(force: bool, form: str) -> None:
         click.echo(json.dumps({"gpus": gpus, "mig": migs, "driver": version, "notes": notes}, indent=2))
         return
     for note in notes:
-        click.echo(f"note: {note}", err=True)
-    click.echo(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}")
+        show.say(f"note: {note}", error=True)
+    show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from typing import Any
 
 from gpushim.engines import (
@@ -31,6 +32,13 @@ from gpushim.errors import GpushimError, quote
 
 PROGRAM = "containerd"
 UNIT = "containerd.service"
+# Where settings lie that nobody has named: containerd's own, and those of k3s, rke2 and MicroK8s.
+USUAL = (
+    containerd_daemon.SYSTEM_CONFIG,
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "/var/snap/microk8s/current/args/containerd.toml",
+)
 RUNC = "io.containerd.runc.v2"
 SLACK = 2.0  # seconds; the time of boot, which a process's start counts from, is known to the second
 # What says which program a runtime is; a runtime like another one has all else of it.
@@ -47,7 +55,9 @@ def plan(wish: Wish) -> Plan:
     Raises:
         GpushimError: a file cannot be read, understood or safely changed.
     """
-    daemon = containerd_daemon.find(wish.config)
+    if wish.files_only and wish.remove and not wish.config:
+        return _usual(wish)
+    daemon = containerd_daemon.find(wish.config, wish.files_only)
     config = containerd_template.source(daemon.config, daemon.seen(daemon.config))
     tree = containerd_files.load(daemon, config, strict=not wish.remove)
     notes = [*daemon.notes]
@@ -62,6 +72,14 @@ def plan(wish: Wish) -> Plan:
     return Plan(path, [each for each in changes if each.new != each.old], notes, daemon.engine)
 
 
+def _usual(wish: Wish) -> Plan:
+    """Work out what to take out of all usual settings of containerd that are there."""
+    found = [plan(replace(wish, config=path)) for path in USUAL if os.path.exists(path)]
+    changes = [change for each in found for change in each.changes]
+    notes = [note for each in found for note in each.notes]
+    return Plan(found[0].config if found else USUAL[0], changes, notes)
+
+
 def verify(wish: Wish, found: Plan) -> list[str]:
     """Ask containerd whether it has what somebody wanted: how it reads its settings, and whether its CRI runs.
 
@@ -72,7 +90,7 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     Returns:
         a sentence for each thing that is missing.
     """
-    daemon = containerd_daemon.find(wish.config)
+    daemon = containerd_daemon.find(wish.config, wish.files_only)
     try:
         settings = containerd_daemon.dump(daemon)
     except GpushimError as error:

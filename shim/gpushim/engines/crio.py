@@ -6,12 +6,11 @@ Out of scope: RuntimeClass, which gives the runtime to pods.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from typing import Any
 
-from gpushim.engines import Plan, Wish, dropin, is_ours, running, tomltext, undo
+from gpushim.engines import Plan, Wish, dropin, is_ours, programs, running, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
 
@@ -35,7 +34,7 @@ def plan(wish: Wish) -> Plan:
     Raises:
         GpushimError: the file cannot be read, understood or safely changed.
     """
-    engine, notes = running.reading(PROGRAM, "", CONFIG)
+    engine, notes = (None, []) if wish.files_only else running.reading(PROGRAM, "", CONFIG)
     main, folder = CONFIG, DIRECTORY
     if engine:
         main = engine.config or engine.environ.get("CONTAINER_CONFIG") or CONFIG
@@ -64,10 +63,12 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     Returns:
         a sentence for each thing that is missing.
     """
-    program = found.engine.seen(found.engine.exe) if found.engine else "/usr/bin/crio"
     # Before version 1.26 a program of its own asked.
-    for command in ([program, "status", "config"], [f"{os.path.dirname(program)}/crio-status", "config"]):
+    for name, *words in ((PROGRAM, "status", "config"), ("crio-status", "config")):
+        command = [programs.find(name), *words]
         try:
+            if not command[0]:
+                continue
             done = subprocess.run(command, capture_output=True, timeout=STATUS_SECONDS, check=False)
         except (OSError, subprocess.TimeoutExpired):
             continue

@@ -10,11 +10,10 @@ import http.client
 import json
 import os
 import re
-import socket
 import time
 from typing import Any
 
-from gpushim.engines import Plan, Wish, files, is_ours, jsontext, running, undo
+from gpushim.engines import Plan, Wish, files, is_ours, jsontext, places, running, undo
 from gpushim.engines.files import Change
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
@@ -40,7 +39,7 @@ def plan(wish: Wish) -> Plan:
         GpushimError: the file cannot be read, understood or safely changed.
     """
     default = default_config()
-    engine, notes = running.reading(PROGRAM, wish.config, default)
+    engine, notes = (None, []) if wish.files_only else running.reading(PROGRAM, wish.config, default)
     path = wish.config or (engine.seen(engine.config or default) if engine else default)
     old = files.read(path)
     base = undo.undone(KIND, path, old)
@@ -174,10 +173,8 @@ def _info(path: str) -> dict[str, Any]:
     end = time.monotonic() + ANSWER_SECONDS
     while True:
         connection = http.client.HTTPConnection("localhost", timeout=ANSWER_SECONDS)
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(ANSWER_SECONDS)
         try:
-            connection.sock.connect(path)
+            connection.sock = places.connect(path, ANSWER_SECONDS)
             connection.request("GET", "/info")
             answer = json.loads(connection.getresponse().read(INFO_LIMIT))
             return answer if isinstance(answer, dict) else {}

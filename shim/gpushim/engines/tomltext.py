@@ -133,13 +133,10 @@ def copy(text: str, keys: Keys, source: str) -> str:
     for leaf, value in theirs.items():
         now = get(text, leaf, _MISSING)
         if now != value:
-            text = drop(text, leaf) if isinstance(now, dict) else text  # of which only tables without values are left
-            text = _put(
-                text,
-                leaf,
-                value,
-                {} if value == {} else {leaf: tomledit.as_written(source, leaf) or _rendered(value)},
-            )
+            as_there = tomledit.as_written(source, leaf) or ("" if value == {} else _rendered(value))
+            if isinstance(now, dict) or not as_there:  # tables without values; what a header is to take the place of
+                text = drop(text, leaf)
+            text = _put(text, leaf, value, {leaf: as_there} if as_there else {})
     return text
 
 
@@ -172,7 +169,8 @@ def _put(text: str, keys: Keys, value: Any, pairs: dict[Keys, str]) -> str:
     """Set what is one value, or a table that is not there yet; `pairs` are the lines for it."""
     wanted = _data(text)
     _set(wanted, keys, value)
-    for edited in tomledit.additions(text, keys if isinstance(value, dict) else keys[:-1], pairs):
+    table = keys if isinstance(value, dict) and keys not in pairs else keys[:-1]
+    for edited in tomledit.additions(text, table, pairs):
         if _says(edited, wanted, text):
             return edited
     raise _risky(keys)

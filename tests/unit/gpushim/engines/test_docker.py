@@ -14,7 +14,7 @@ from click.testing import Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushim.engines import Wish, docker, files
+from gpushim.engines import Wish, docker, files, units
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError
 
@@ -278,14 +278,13 @@ def test_several_dockerds_are_asked_about(config: Path, call: Call, engines: lis
 def test_a_dockerd_with_another_root_is_warned_about(
     config: Path, call: Call, engines: list[Engine], tmp_path: Path
 ) -> None:
-    """It sees the directory of its settings, as a snap does, and not our program."""
+    """It has its settings there, and not our program."""
     root = f"{tmp_path}/root"
-    os.makedirs(f"{root}{tmp_path}")
-    os.symlink(config.parent, f"{root}{config.parent}")
+    os.makedirs(f"{root}{config.parent}")
     engines.append(Engine("dockerd", 12, root=root, argv=("dockerd",), config=str(config), uid=os.geteuid()))
     result = call("docker", None)
     assert "note: dockerd (process 12) has a root of its own, where " in result.output
-    assert f"changed {config}\n" in result.stdout
+    assert f"changed {root}{config}\n" in result.stdout
 
 
 def test_an_ordinary_user_has_a_file_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,6 +415,16 @@ def test_by_hand_says_what_takes_it_out_and_keeps_what_that_needs(config: Path, 
 def test_by_hand_removes_a_file_with_nothing_else_in_it(config: Path, call: Call) -> None:
     ok(call("docker", config))
     assert ok(call("docker", config, "--remove", "--by-hand")).startswith(f"rm {config}\n")
+
+
+def test_by_hand_restarts_the_engine(config: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "RUNNING", "/")
+    monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(config))
+    monkeypatch.setattr(docker, "SNAP", "/nonexistent")
+    config.write_text("{}")
+    ok(call("docker", config))
+    said = ok(call("docker", None, "--remove", "--by-hand", "--files-only"))
+    assert said == f"cp {config}{files.BEFORE} {config}\nsystemctl restart docker.service\n"
 
 
 def test_by_hand_goes_with_remove(config: Path, call: Call) -> None:

@@ -126,6 +126,12 @@ def test_copy_writes_as_the_source_does() -> None:
     )
 
 
+@pytest.mark.parametrize("source", ["a.b = {}\n", "[a]\nb={}\n", "[a.b]\n"])
+@pytest.mark.parametrize("text", ["a.b = [1]\n", "[a]\nb = [1]\n", "[a.b]\nc = 1\n", "", "x = 1\n"])
+def test_copy_of_a_table_without_values(text: str, source: str) -> None:
+    assert tomltext.get(tomltext.copy(text, ("a", "b"), source), ("a",)) == {"b": {}}
+
+
 def test_copy_of_what_stands_in_several_places() -> None:
     source = "[[a.x]]\nn = nan\nt = [ # c\n 07:32:00, 1979-05-27 07:32:00Z]\n[a.x.y]\n'' = true\n[[a.x]]\n"
     edited = tomltext.copy("[a]\n", ("a",), source)
