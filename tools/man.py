@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TOP / "shim")]
+sys.path[:0] = [str(TOP / "shim"), str(TOP / "hook")]
 sys.path += [str(TOP / "vendor")]
 
 import click  # noqa: E402

@@ -81,6 +81,27 @@ def walk(root: int, path: str, follow: bool = True, create_on: Collection[bytes]
             posix.close(fd)
 
 
+def walk_allowed(root: int, path: str, allow: Callable[[int, posix.stat_result], None]) -> int:
+    """Open the place that a path names as `walk` does, if each place on the way is allowed.
+
+    Args:
+        root: an open directory.
+        path: the path; a leading `/` makes no difference.
+        allow: is called with each directory and link on the way, and the place itself, by its O_PATH fd and its
+            status, before anything is done with it; what it raises ends the walk.
+
+    Raises:
+        OSError: as `walk` does.
+    """
+    stack = [posix.dup(root)]
+    try:
+        _descend(stack, path, True, None, False, allow)
+        return stack.pop()
+    finally:
+        for fd in stack:
+            posix.close(fd)
+
+
 def walk_to_place(
     root: int, path: str, create_on: Collection[bytes], directory: bool = False
 ) -> tuple[int, str, int]:
@@ -143,7 +164,14 @@ def as_owner(directory: int, make: Callable[[], T]) -> T:
         posix.setegid(group)
 
 
-def _descend(stack: list[int], path: str, follow: bool, create_on: Collection[bytes] | None, file: bool) -> str:
+def _descend(
+    stack: list[int],
+    path: str,
+    follow: bool,
+    create_on: Collection[bytes] | None,
+    file: bool,
+    allow: Callable[[int, posix.stat_result], None] | None = None,
+) -> str:
     """Walk from the root on the stack to the place, on top of it then; return the last name walked."""
     if not 0 < len(path) < PATH_MAX:
         raise os_error(ENAMETOOLONG if path else ENOENT, path)
@@ -159,7 +187,10 @@ def _descend(stack: list[int], path: str, follow: bool, create_on: Collection[by
                 posix.close(stack.pop())
             continue
         stack.append(_enter(stack[-1], name, create_on, file and not todo))
-        kind = posix.fstat(stack[-1]).st_mode & TYPE
+        status = posix.fstat(stack[-1])
+        if allow:
+            allow(stack[-1], status)
+        kind = status.st_mode & TYPE
         if kind == LINK and (todo or follow):
             links += 1
             if links > MAX_LINKS:

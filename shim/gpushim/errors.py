@@ -43,3 +43,17 @@ def quote(text: str) -> str:
     """
     shown = ascii(text[:81])[1:-1]
     return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def visible(text: str, keep: str = "") -> str:
+    r"""Make text fit for a terminal.
+
+    Args:
+        text: one line, lone surrogates included.
+        keep: characters that stay as they are whatever they do.
+
+    Returns:
+        the same with escapes such as \x1b and \u202e for what is no printable character: controls, ends of lines,
+        marks that change the direction of writing, and bytes that are not UTF-8.
+    """
+    return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)

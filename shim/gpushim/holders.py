@@ -7,12 +7,15 @@ that use a GPU without a container, which nvidia-smi lists.
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
+import stat
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import running
+from gpushim.engines import files, running
+from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +80,7 @@ def _places() -> list[tuple[str, str]]:
     patterns = list(STATES)
     for engine in running.find():
         if engine.name == "dockerd":
-            settings = _json(engine.seen(engine.config or DOCKER_CONFIG), []) or {}
+            settings = _settings(engine.seen(engine.config or DOCKER_CONFIG))
             roots = [*engine.option("--exec-root"), settings.get("exec-root")]
             patterns += [(f"{glob.escape(root)}/runtime-*/*", "docker") for root in roots if isinstance(root, str)]
     places: dict[str, str] = {}
@@ -85,6 +88,15 @@ def _places() -> list[tuple[str, str]]:
         for path in sorted(glob.glob(pattern)):
             places.setdefault(os.path.realpath(path), "docker" if path.endswith("/moby") else engine_name)
     return list(places.items())
+
+
+def _settings(path: str) -> dict[str, Any]:
+    """Read daemon.json, if nobody else could have written it."""
+    try:
+        found = json.loads(files.read(path) or b"{}")
+    except (GpushimError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _listing(folder: str, notes: list[str]) -> list[str]:
@@ -212,7 +224,7 @@ def _objects(found: Any) -> list[dict[str, Any]]:
 def _json(path: str, notes: list[str]) -> dict[str, Any] | None:
     """Read a file of a runtime's; None if it is not there (any more) or is no object."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_regular) as file:
             found = json.loads(file.read(SIZE_LIMIT))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -222,3 +234,12 @@ def _json(path: str, notes: list[str]) -> dict[str, Any] | None:
     except ValueError:
         return None  # being written
     return found if isinstance(found, dict) else None
+
+
+def _regular(path: str, flags: int) -> int:
+    """Open a regular file: users keep states too, and a FIFO or a device of theirs must not hang us."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return fd

@@ -2,8 +2,8 @@
 
 Each is built once per recipe below `.cache/chroots`. An entered one is a root filesystem of its own, pivoted into,
 in a mount and a PID namespace of its own: when it is left, all that was started or mounted in it is gone, also if
-the tests were killed. /tmp, /dev and the kernel are the machine's; this checkout is there under its own path,
-read-only and without vendor/, which no container may need for its start.
+the tests were killed. /tmp, the tests' files, /dev and the kernel are the machine's; this checkout is there under
+its own path, read-only and without vendor/, which no container may need for its start.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import scratch
 from e2e import engines, trees, views
 from e2e.witness import settings
 
@@ -37,10 +38,10 @@ FILES = {
 }
 LINKS = {"var/run": "/run"}  # instead of directories
 
-# The arguments: the tree, the checkout, directories to bind.
+# The arguments: the tree, the checkout, the directory of tests, directories to bind.
 SCRIPT = """
-tree=$1 top=$2 work=/mnt
-shift 2
+tree=$1 top=$2 scratch=$3 work=/mnt
+shift 3
 mount -t tmpfs none $work
 mkdir $work/upper $work/work $work/root
 mount -t overlay overlay -o "lowerdir=$tree,upperdir=$work/upper,workdir=$work/work" $work/root
@@ -49,7 +50,8 @@ mount -t proc proc proc
 mount -t tmpfs run run
 mount --rbind /dev dev
 mount --rbind /sys sys
-mount --bind /tmp tmp # without what other tests mount in it
+mkdir -p ".$scratch"
+for directory in /tmp "$scratch"; do mount --bind "$directory" ".$directory"; done # without other tests' mounts
 mkdir -p mnt
 mount --bind $work/upper mnt # what is changed
 mount -o remount,bind,ro mnt
@@ -124,7 +126,8 @@ def entered(suite: str, *directories: Path, view: str = "hybrid", lower: str = "
     """
     script = views.SCRIPTS.get(view, "") + SCRIPT
     words = ["/usr/bin/unshare", "--mount", "--propagation=private", "--pid", "--kill-child"]
-    words += ["/bin/sh", "-euc", script, "sh", lower or str(tree(suite)), str(trees.TOP), *map(str, directories)]
+    words += ["/bin/sh", "-euc", script, "sh", lower or str(tree(suite)), str(trees.TOP), str(scratch.top())]
+    words += map(str, directories)
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdin is not None
         assert holder.stdout is not None

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import scratch
+
 STOP_SECONDS = 30.0
 SHIM_SECONDS = 5.0
 CGROUP_SECONDS = 3.0
@@ -27,10 +29,10 @@ def state() -> Iterator[Path]:
     """Make a directory for an engine's state; its name is also that of the engine's cgroup.
 
     Yields:
-        The directory, below /tmp.
+        The directory.
     """
     # Not pytest's own directory: a unix socket's path ends at 107 bytes.
-    directory = Path(tempfile.mkdtemp(prefix="engine-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="engine-", dir=scratch.top()))
     try:
         yield directory
     finally:

@@ -36,7 +36,7 @@ HERE = "here"
 def gpushim(prefix: tuple[str, ...], config: Path, *args: str, check: bool = True) -> Done:
     """Call `gpushim configure containerd` where containerd runs."""
     python = "/usr/bin/python3" if prefix else sys.executable
-    path = f"PYTHONPATH={trees.TOP}/shim:{SITE}"
+    path = f"PYTHONPATH={trees.TOP}/shim:{trees.TOP}/hook:{SITE}"
     command = [*prefix, "/usr/bin/env", path, python, "-B", "-c", MAIN, "containerd", f"--config={config}", *args]
     return engines.run(command, check=check)
 

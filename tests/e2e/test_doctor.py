@@ -21,7 +21,7 @@ from gpushim import doctor
 from gpushim.doctor import Finding, checks, run
 from gpushim.engines import running
 
-FIND = running.find
+LOOK = running.look
 HOOK = "nvidia-container-runtime-hook"
 
 
@@ -32,10 +32,11 @@ def mine(monkeypatch: pytest.MonkeyPatch, gpushim_env: dict[str, str]) -> list[s
     for name, value in gpushim_env.items():
         monkeypatch.setenv(name, value)
 
-    def find() -> list[running.Engine]:
-        return [engine for engine in FIND() if engine.config.startswith(tuple(folders))] if folders else []
+    def look() -> tuple[list[running.Engine], list[running.Stranger]]:
+        found = [engine for engine in LOOK()[0] if engine.config.startswith(tuple(folders))] if folders else []
+        return found, []
 
-    monkeypatch.setattr(running, "find", find)
+    monkeypatch.setattr(running, "look", look)
     return folders
 
 

@@ -167,7 +167,8 @@ def test_the_service_that_no_timer_starts_starts_again_where_waiting_may_help() 
     text, again = ((UNITS / name).read_text() for name in SERVICES)
     assert f"RestartPreventExitStatus={DRIVER} {CONFIG} {NOT_EXECUTABLE} {NOT_FOUND}\n" in text
     assert "Restart=" not in again
-    assert "StartLimitIntervalSec=0\n" in text and "StartLimitIntervalSec=0\n" in again
+    assert "StartLimitIntervalSec=0\n" in text
+    assert "StartLimitIntervalSec=0\n" in again
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -10,6 +10,7 @@ from importlib import import_module
 import click
 
 from gpushim import __version__
+from gpushim.cli import show
 from gpushim.cli.sections import Sections
 from gpushim.errors import GpushimError
 
@@ -47,7 +48,7 @@ class _Commands(Sections):
         try:
             return super().invoke(ctx)
         except GpushimError as error:
-            click.echo(f"gpushim: {error}", err=True)
+            show.say(f"gpushim: {error}", error=True)
             ctx.exit(error.exit_code)
 
 

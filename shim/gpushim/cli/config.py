@@ -36,15 +36,15 @@ def check() -> None:
     """Say whether config.toml is right, and name what is not; exits with 15 if it is wrong."""
     path = stamp.config_path()
     if policy.given(path) is None:
-        click.echo(f"{path} is not there; every setting has its default")
+        show.say(f"{path} is not there; every setting has its default")
     else:
-        click.echo(f"{path} is right")
+        show.say(f"{path} is right")
 
 
 @config.command()
 def path() -> None:
     """Show where config.toml is, or would be."""
-    click.echo(stamp.config_path())
+    show.say(stamp.config_path())
 
 
 def _source(given: dict[str, Any], section: str, key: str, path: str) -> str:

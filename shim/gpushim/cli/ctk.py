@@ -13,6 +13,7 @@ from typing import Any, Callable
 import click
 
 from gpushim import __version__, migrate, policy, stamp
+from gpushim.cli import show
 from gpushim.cli.cdi import cdi
 from gpushim.cli.configure import configure
 from gpushim.cli.info import info
@@ -32,7 +33,7 @@ class _Door(click.Group):
         try:
             return super().invoke(ctx)
         except GpushimError as error:
-            click.echo(f"nvidia-ctk: {error}", err=True)
+            show.say(f"nvidia-ctk: {error}", error=True)
             ctx.exit(1)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -50,7 +51,7 @@ def _without_meaning(flags: Iterable[str] = (), values: Iterable[str] = ()) -> C
 
     def warn(ctx: click.Context, option: click.Parameter, value: Any) -> None:
         if value:
-            click.echo(f"warning: {option.opts[0]} means nothing here: gpushim decides that itself", err=True)
+            show.say(f"warning: {option.opts[0]} means nothing here: gpushim decides that itself", error=True)
 
     def decorate(command: Any) -> Any:
         for name in flags:
@@ -115,7 +116,7 @@ def runtime_configure(
             f"--config-mode={quote(config_mode)} is not done here; gpushim configure podman --hooks registers a hook"
         )
     if os.path.basename(path) in THEIRS:
-        click.echo(f"warning: {path} is NVIDIA's name; the engine gets gpushim-runtime", err=True)
+        show.say(f"warning: {path} is NVIDIA's name; the engine gets gpushim-runtime", error=True)
         path = ""
     words = ["--runtime-name", name, "--force"]
     words += ["--config", config] if config else []
@@ -145,14 +146,15 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
         raise GpushimError(f"--output {quote(output)} is not done here; redirect stdout, or use --in-place")
     ours = stamp.config_path()
     if theirs:
-        click.echo(f"warning: {theirs} is not read; gpushim's is {ours}, and gpushim migrate --from takes one over",
-                   err=True)  # fmt: skip
+        show.say(f"warning: {theirs} is not read; gpushim's is {ours}, and gpushim migrate --from takes one over",
+                   error=True)  # fmt: skip
     found = [migrate.rows({key: value})[0] for key, value in map(_pair, sets)]
     for row in found:
-        click.echo(f"{row.key}: {row.becomes}", err=True)
+        show.say(f"{row.key}: {row.becomes}", error=True)
     changes = migrate.changes(found, ours)
     if in_place:
-        files.apply(changes)
+        for note in files.apply(changes):
+            click.echo(f"note: {note}", err=True)
         return
     text = changes[0].new if changes else files.read(ours)
     click.echo((text or b"# all is as by default; gpushim config show lists it\n").decode(), nl=False)
@@ -177,10 +179,10 @@ def _pair(word: str) -> tuple[str, Any]:
 def default_config() -> None:
     """Show gpushim's settings with their defaults."""
     for section, entries in policy.defaults().items():
-        click.echo(f"[{section}]")
+        show.say(f"[{section}]")
         for key, value in entries.items():
-            click.echo(migrate.written(key, value))
-        click.echo()
+            show.say(migrate.written(key, value))
+        show.say()
 
 
 @main.group()

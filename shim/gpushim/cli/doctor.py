@@ -41,10 +41,10 @@ def doctor(context: click.Context, engines: tuple[str, ...], containers: bool, r
     show.emit(form, data, ("verdict", "check", "evidence"), rows)
     if form == "table":
         counts = [f"{sum(each.verdict == kind for each in found)} {kind}" for kind in checks.ORDER]
-        click.echo(", ".join(counts))
+        show.say(", ".join(counts))
     if report:
         from gpushim.doctor import report as reports
 
         reports.write(report, host, found)
-        click.echo(f"written: {report}; read it before you pass it on", err=True)
+        show.say(f"written: {report}; read it before you pass it on", error=True)
     context.exit(CODES.get(verdict, 0))

@@ -93,10 +93,10 @@ def _pair(text: str, sign: str, option: str) -> tuple[str, str]:
 
 def _print(report: dict[str, Any]) -> None:
     for note in report["notes"]:
-        click.echo(f"note: {note}")
+        show.say(f"note: {note}")
     _section("What was looked at", ("WHAT", "VALUE", "FROM", "EFFECT"), [[*row.values()] for row in report["asked"]])
     if report["nothing"]:
-        click.echo(f"This container asks for no GPU and is left as it is: {report['nothing']}.")
+        show.say(f"This container asks for no GPU and is left as it is: {report['nothing']}.")
         return
     devices = [[each["item"], each["means"], ", ".join(each["uuids"])] for each in report["devices"]]
     _section("Devices", ("ASKED FOR", "IS", "UUID"), devices)
@@ -111,9 +111,9 @@ def _print(report: dict[str, Any]) -> None:
 
 def _section(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> None:
     if rows:
-        click.echo(f"{title}:")
+        show.say(f"{title}:")
         show.table(columns, rows)
-        click.echo()
+        show.say()
 
 
 def _edit(edit: dict[str, Any]) -> list[str]:

@@ -65,7 +65,7 @@ def _print(about: dict[str, Any], files: dict[str, Any] | None) -> None:
     show.table(("WHAT", "VALUE"), rows)
     if not about["files"]:
         return
-    click.echo()
+    show.say()
     if files is None:
         counted = [[name, str(count)] for name, count in about["files"].items()]
         show.table(("CAPABILITY", "FILES"), counted)

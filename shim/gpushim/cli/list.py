@@ -24,12 +24,12 @@ def list_gpus(form: str) -> None:
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
     for note in inventory["notes"]:
-        click.echo(f"note: {note}", err=True)
+        show.say(f"note: {note}", error=True)
     sys = modules.sys_dir(inventory["driver"]["root"])
     gpus = [_gpu(gpu, inventory, sys) for gpu in inventory["gpus"]]
     rows = [row for gpu in gpus for row in _rows(gpu)]
     if not rows and form == "table":
-        click.echo("this host has no GPU")
+        show.say("this host has no GPU")
         return
     show.emit(form, gpus, COLUMNS, rows)
 

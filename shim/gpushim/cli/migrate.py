@@ -44,23 +44,25 @@ def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
     else:
         _print(plan, engines, ours, write)
     if write:
-        files.apply(plan.changes)
+        for note in files.apply(plan.changes):
+            click.echo(f"note: {note}", err=True)
 
 
 def _print(plan: moving.Plan, engines: list[moving.Row], ours: str, write: bool) -> None:
     if plan.source:
-        click.echo(f"{plan.source}:")
+        show.say(f"{plan.source}:")
         show.table(COLUMNS, [[row.key, json.dumps(row.value, default=str), row.becomes] for row in plan.rows])
     else:
-        click.echo("there is no config.toml of NVIDIA's container toolkit, so all is as by default, here too")
+        show.say("there is no config.toml of NVIDIA's container toolkit, so all is as by default, here too")
     if engines:
-        click.echo("\nengines:")
+        show.say()
+        show.say("engines:")
         show.table(COLUMNS, [[row.key, json.dumps(row.value), row.becomes] for row in engines])
-    click.echo()
+    show.say()
     if not plan.changes:
-        click.echo(f"{ours}: nothing to change")
+        show.say(f"{ours}: nothing to change")
     elif write:
-        click.echo(f"changed {ours}")
+        show.say(f"changed {ours}")
     else:
-        click.echo(files.diff(plan.changes), nl=False)
-        click.echo("nothing is written yet; --write does it", err=True)
+        show.text(files.diff(plan.changes))
+        show.say("nothing is written yet; --write does it", error=True)

@@ -33,9 +33,9 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
     found, notes = holders.holders(inventory, list(state) or None)
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        show.say(f"note: {note}", error=True)
     if not found and form == "table":
-        click.echo("no running container has a GPU")
+        show.say("no running container has a GPU")
         return
     rows = [
         [

@@ -38,8 +38,8 @@ def refresh(force: bool, unattended: bool, no_modules: bool, form: str) -> None:
         click.echo(json.dumps({"gpus": gpus, "mig": migs, "driver": version, "notes": notes}, indent=2))
     elif not unattended:  # else the log says what there is to say
         for note in notes:
-            click.echo(f"note: {note}", err=True)
-        click.echo(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}")
+            show.say(f"note: {note}", error=True)
+        show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}")
     trouble = survey.trouble(snapshot)
     if trouble:
         raise GpushimError(f"not all could be listed: {trouble}; when that is mended, run gpushim refresh", INVENTORY)

@@ -1,6 +1,8 @@
 """How commands show what they found: a table for people, JSON or CSV for programs.
 
-A table is drawn by rich on a terminal, and plain aligned text elsewhere. Out of scope: what is shown.
+A table is drawn by rich on a terminal, and plain aligned text elsewhere. All text goes through `visible`: much of it
+comes from processes, images and files of others, and would else tell the terminal what to do. JSON escapes by itself.
+Out of scope: what is shown.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from gpushim.errors import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +27,22 @@ def format_option(*forms: str) -> Callable[[Any], Any]:
         forms: what it takes, the default first, such as "table" and "json".
     """
     return click.option("--format", "form", type=click.Choice(forms), default=forms[0], help="How to print it.")
+
+
+def say(line: str = "", *, error: bool = False) -> None:
+    """Print a line.
+
+    Args:
+        line: with whatever others wrote in it.
+        error: whether it goes to stderr.
+    """
+    click.echo(visible(line), err=error)
+
+
+def text(lines: str) -> None:
+    """Print text of several lines, such as a diff; tabs stay."""
+    for line in lines.removesuffix("\n").split("\n") if lines else ():
+        click.echo(visible(line, "\t"))
 
 
 def emit(form: str, data: object, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -39,7 +59,7 @@ def emit(form: str, data: object, columns: Sequence[str], rows: Sequence[Sequenc
         click.echo(json.dumps(data, indent=2))
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([list(columns), *cells])
+        writer.writerows([list(columns), *([visible(cell) for cell in row] for row in cells)])
     else:
         table(columns, cells)
 
@@ -51,6 +71,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         columns: its heads.
         rows: its cells.
     """
+    rows = [[visible(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         try:
             _draw(columns, rows)

@@ -97,8 +97,9 @@ def _report(before: list[str], made: list[str], notes: list[str], dry_run: bool,
     if form == "json":
         click.echo(json.dumps({"missing": before, "made": [] if dry_run else made}, indent=2))
     else:
-        click.echo("".join(f"{'would make' if dry_run else 'made'} {path}\n" for path in made), nl=False)
+        for path in made:
+            show.say(f"{'would make' if dry_run else 'made'} {path}")
     if notes:
         raise GpushimError("; ".join(notes), FAILED)
     if not before and form != "json":
-        click.echo("nothing is missing")
+        show.say("nothing is missing")

@@ -59,6 +59,7 @@ class Host:
         settings: the policy; the defaults if config.toml is wrong.
         trouble: what is wrong with config.toml, or "".
         engines: those that run.
+        strangers: processes that only call themselves an engine.
         named: engines that the user named, out of "docker", "containerd", "podman" and "kubernetes".
         code: the directory of the code that engines run.
         answers: what took long to find out, for the next check that needs it.
@@ -70,6 +71,7 @@ class Host:
     settings: dict[str, Any] = field(default_factory=policy.defaults)
     trouble: str = ""
     engines: list[running.Engine] = field(default_factory=list)
+    strangers: list[running.Stranger] = field(default_factory=list)
     named: tuple[str, ...] = ()
     code: str = field(default_factory=_code)
     answers: dict[str, Any] = field(default_factory=dict)
@@ -122,7 +124,10 @@ def look(named: tuple[str, ...] = ()) -> Host:
     Raises:
         GpushimError: GPUSHIM_CONFIG or GPUSHIM_STATE is no absolute path.
     """
-    host = Host(config=stamp.config_path(), state=stamp.state_dir(), engines=running.find(), named=named)
+    engines, strangers = running.look()
+    host = Host(
+        config=stamp.config_path(), state=stamp.state_dir(), engines=engines, strangers=strangers, named=named
+    )
     try:
         host.settings = policy.load(host.config)
     except GpushimError as error:

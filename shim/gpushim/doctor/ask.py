@@ -15,6 +15,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpushim.engines import places
 from gpushim.policy import SYSTEM_PATH
 
 if TYPE_CHECKING:
@@ -91,14 +92,12 @@ def docker(path: str, what: str, seconds: float = SECONDS) -> dict[str, Any]:
         seconds: how long each step may take.
 
     Raises:
-        OSError: it does not answer.
+        OSError: it does not answer, or somebody else could.
         ValueError: what it answers is no JSON object.
     """
     connection = http.client.HTTPConnection("localhost", timeout=seconds)
-    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.sock.settimeout(seconds)
     try:
-        connection.sock.connect(path)
+        connection.sock = places.connect(path, seconds)
         connection.request("GET", what)
         answer = json.loads(connection.getresponse().read(ANSWER_LIMIT))
     except http.client.HTTPException as error:

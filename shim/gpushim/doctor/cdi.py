@@ -10,7 +10,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from gpushim.cdi import publish, specs, versions, write, written
-from gpushim.doctor import Finding, Host, ask, broken, ok, skipped, some, warning
+from gpushim.doctor import Finding, Host, ask, broken, docker, ok, skipped, some, warning
+from gpushim.engines import programs
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
@@ -136,8 +137,7 @@ def readable(host: Host) -> Iterator[Finding]:
     """Check that the engines here are new enough for the specs."""
     found = [(path, document["cdiVersion"]) for path, _, document in specs.load(directories(host))[0]]
     old = 0
-    for name, program in _engines(host).items():
-        version = _version(program)
+    for name, version in _engines(host).items():
         reads = next((cdi for least, cdi in reversed(READS[name]) if version >= least), "") if version else "any"
         late = [
             path for path, cdi in found if reads and reads != "any" and versions.number(cdi) > versions.number(reads)
@@ -155,13 +155,18 @@ def readable(host: Host) -> Iterator[Finding]:
         yield ok(f"cdiVersion {some(sorted({cdi for _, cdi in found}))}: the engines here can read it")
 
 
-def _engines(host: Host) -> dict[str, str]:
-    """Return the programs of the engines here, by name."""
-    found = {engine.name: engine.seen(engine.exe) for engine in host.running(*READS)}
+def _engines(host: Host) -> dict[str, tuple[int, ...]]:
+    """Return the versions of the engines here, by name; () for one that is not known."""
+    found = {}
+    for engine in host.running(*READS):
+        if engine.name == "dockerd":
+            found[engine.name] = docker.version_of(host, engine)
+        else:
+            found[engine.name] = _version(programs.find(engine.name, engine))
     podman = host.program("podman")
-    return {**found, **({"podman": podman} if podman else {})}
+    return {**found, **({"podman": _version(podman)} if podman else {})}
 
 
 def _version(program: str) -> tuple[int, ...]:
-    said = re.search(r"(\d+)\.(\d+)\.\d+", ask.program([program, "--version"]).out)
+    said = re.search(r"(\d+)\.(\d+)\.\d+", ask.program([program, "--version"]).out) if program else None
     return (int(said[1]), int(said[2])) if said else ()

@@ -67,6 +67,7 @@ GENERAL: dict[str, Check] = {
     "nvidia-hook": host.old_hook,
     "nvidia-hooks-d": host.old_hooks_d,
     "nvidia-units": host.old_units,
+    "engine-processes": host.strangers,
 }
 ENGINES: dict[str, dict[str, Check]] = {
     "docker": {

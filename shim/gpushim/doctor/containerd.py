@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import SLACK, Finding, Host, ask, broken, ok, skipped, warning
-from gpushim.engines import files, is_ours, tomltext
+from gpushim.engines import files, is_ours, programs, tomltext
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -143,14 +143,15 @@ def _merged(host: Host, engine: Engine) -> dict[str, Any]:
 def _dump(engine: Engine) -> dict[str, Any]:
     config = engine.seen(engine.config or CONFIG)
     try:
-        if os.path.basename(engine.exe) == PROGRAM:
-            words = [engine.seen(engine.exe), *(["--config", config] if engine.config else [])]
+        text = files.read(config) or b""
+        program = programs.find(PROGRAM, engine)
+        # Else it is k3s, one program with many names, which puts all settings into one file.
+        if program and os.path.basename(engine.exe) == PROGRAM:
+            words = [program, *(["--config", config] if engine.config else [])]
             answer = ask.program([*words, "config", "dump"])
             if answer.code != 0:
                 return {"error": answer.last}
             text = answer.out.encode()
-        else:  # of k3s, one program with many names, which puts all settings into one file
-            text = files.read(config) or b""
         found: dict[str, Any] = tomltext.get(tomltext.parse(text, config), ())
     except GpushimError as error:
         return {"error": str(error)}

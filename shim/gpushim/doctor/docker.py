@@ -42,6 +42,8 @@ def daemon(host: Host) -> Iterator[Finding]:
 
 
 def _absent(host: Host) -> Finding:
+    if any(each.name == "dockerd" for each in host.strangers):
+        return skipped("no dockerd runs that is this user's (engine-processes says more)")
     if host.program("dockerd"):
         return (broken if "docker" in host.named else warning)("no dockerd runs", "systemctl start docker")
     return broken("Docker is not installed", "install it") if "docker" in host.named else skipped("no Docker here")
@@ -94,9 +96,7 @@ def hook(host: Host) -> Iterator[Finding]:
     for engine in host.running("dockerd"):
         path = _hook(engine)
         where = f"the PATH of dockerd (process {engine.pid})"
-        by_cdi = (
-            _on_path(engine, CDI_HOOK) if _number(str(_info(host, engine).get("ServerVersion"))) >= CDI_GPUS else ""
-        )
+        by_cdi = _on_path(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
         if by_cdi:
             yield ok(f"{by_cdi} is on {where}: docker run --gpus uses CDI")
         elif not path:
@@ -132,7 +132,7 @@ def devices(host: Host) -> Iterator[Finding]:
     """Check what dockerd does about CDI."""
     for engine in host.running("dockerd"):
         info = _info(host, engine)
-        version = _number(str(info.get("ServerVersion")))
+        version = version_of(host, engine)
         found = [str(each.get("ID")) for each in info.get("DiscoveredDevices") or () if isinstance(each, dict)]
         if "error" in info or version < CDI_SINCE:
             yield skipped("Docker does CDI from version 25 on")
@@ -203,6 +203,11 @@ def names(host: Host, engine: Engine) -> list[str]:
     """List the names under which a dockerd knows gpushim-runtime."""
     entries = _info(host, engine).get("Runtimes") or {}
     return [name for name, entry in entries.items() if is_ours((entry or {}).get("path"))]
+
+
+def version_of(host: Host, engine: Engine) -> tuple[int, ...]:
+    """Return the version that a dockerd says it is; () if it does not answer."""
+    return _number(str(_info(host, engine).get("ServerVersion")))
 
 
 def socket_of(engine: Engine) -> str:

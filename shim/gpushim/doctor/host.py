@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpushim import policy
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, skipped, text, warning
+from gpushim.engines import genuine
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -176,3 +177,15 @@ def old_units(host: Host) -> Iterator[Finding]:
         )
     else:
         yield ok("no nvidia-cdi-refresh is installed")
+
+
+def strangers(host: Host) -> Iterator[Finding]:
+    """Check for processes that bear an engine's name, and that nothing of gpushim asks or believes."""
+    for each in host.strangers:
+        evidence = f"process {each.pid} bears the name {each.name} and is not looked at: {each.why}"
+        if each.why.startswith(genuine.UNSAFE):
+            yield warning(evidence, "chown that program and each directory above it to root, and chmod go-w them")
+        else:
+            yield skipped(evidence)
+    if not host.strangers:
+        yield ok("no process only looks like an engine")

@@ -17,7 +17,7 @@ from typing import Any
 import gpushim
 from gpushim.cdi import specs
 from gpushim.doctor import Finding, Host, ask, cdi, checks, text
-from gpushim.errors import GpushimError
+from gpushim.errors import GpushimError, visible
 from gpushim.inventory import ensure
 
 LOG_LINES = 50
@@ -153,6 +153,6 @@ def _text(sections: dict[str, Any]) -> str:
         elif isinstance(section, list):
             lines += [each if isinstance(each, str) else json.dumps(each) for each in section]
         else:
-            lines.append(section if isinstance(section, str) else json.dumps(section, indent=1))
+            lines += [section] if isinstance(section, str) else json.dumps(section, indent=1).split("\n")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(visible(line, "\t") for line in lines)

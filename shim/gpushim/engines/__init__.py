@@ -6,7 +6,8 @@ One module per engine, each with the same two functions, which the command line 
     verify(wish, plan) -> list[str]
                               ask the engine; one sentence for each thing that is missing, none when all is there
 
-`files.py` reads and replaces files of others, `running.py` finds the engines that run, `jsontext.py` and
+`files.py` reads and replaces files of others where `places.py` trusts their directories, `running.py` finds the
+engines that run, which `genuine.py` tells from strangers, `programs.py` the programs to ask; `jsontext.py` and
 `tomltext.py` edit text without touching the rest of it, `undo.py` decides what --remove takes back.
 Out of scope: printing (cli/configure.py).
 """
@@ -42,6 +43,7 @@ class Wish:
         hook: absolute path of the hook to register too; "" for none.
         remove: take back instead.
         force: change an entry of the same name that somebody else made.
+        files_only: look at no process: the settings are in the usual files.
     """
 
     program: str = ""
@@ -52,6 +54,7 @@ class Wish:
     hook: str = ""
     remove: bool = False
     force: bool = False
+    files_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import running, tomltext
+from gpushim.engines import files, places, programs, running, tomltext
 from gpushim.errors import GpushimError
-from gpushim.policy import SYSTEM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,33 +59,20 @@ class Daemon:
         return f"containerd {self.version[0]}.{self.version[1]}" if any(self.version) else "containerd"
 
 
-def find(config: str) -> Daemon:
+def find(config: str, files_only: bool = False) -> Daemon:
     """Find the containerd whose settings are to be changed, without those that dockerd keeps for itself.
 
     Args:
         config: absolute path of the settings if somebody named them, else "".
+        files_only: whether no process is looked at.
 
     Raises:
         GpushimError: several run, and nothing tells which one is meant.
     """
     default = _default_config()
-    engines = running.find()
-    dockers = {engine.pid for engine in engines if engine.name == "dockerd"}
-    engines = [engine for engine in engines if engine.name == NAME and engine.parent not in dockers]
-    mine = [engine for engine in engines if engine.uid == os.geteuid()]
-    if config:
-        mine = [engine for engine in mine if running.same_file(engine.seen(engine.config or default), config)]
-    if len(mine) > 1:
-        which = ", ".join(f"process {each.pid} reads {each.config or default}" for each in mine)
-        raise GpushimError(f"{len(mine)} containerd run: {which}; say with --config whose settings you mean")
-    notes = [
-        f"user {each.uid} runs containerd too (process {each.pid}): it needs the same, by that user"
-        for each in engines
-        if each.uid != os.geteuid()
-    ]
-    if mine:
-        return Daemon(mine[0].config or default, mine[0], _version(mine[0]), notes)
-    return Daemon(config or default, None, _version(None), notes)
+    engine, notes = (None, []) if files_only else running.reading(NAME, config, default)
+    named = (engine.config if engine else config) or default
+    return Daemon(named, engine, _version(engine), notes)
 
 
 def dump(daemon: Daemon) -> dict[str, Any]:
@@ -99,12 +84,13 @@ def dump(daemon: Daemon) -> dict[str, Any]:
     Raises:
         GpushimError: it cannot read them, with its reason.
     """
-    exists = os.path.exists(daemon.seen(daemon.config))  # a file that is named must be there
+    exists = files.read(daemon.seen(daemon.config)) is not None  # a file that is named must be there
     how = ("--config", daemon.config, "config", "dump") if exists else ("config", "default")
     done = _call(daemon.engine, *how)
     if done is None:
         raise GpushimError(
-            "no containerd program is found that could say how it reads its settings; install containerd"
+            "no containerd program is found that could say how it reads its settings; install containerd, or link "
+            f"the program of the running one to {programs.DIRECTORIES[0]}/{NAME}"
         )
     if done.returncode:
         raise GpushimError(f"containerd does not read {daemon.config}: {_reason(done)}; it would not start either")
@@ -126,13 +112,17 @@ def asked(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | No
     """
     given = daemon.engine.option("--address", "-address", "-a") if daemon.engine else []
     address = daemon.seen((given or [settings.get("grpc", {}).get("address") or ADDRESS])[-1])
-    crictl = shutil.which("crictl", path=SYSTEM_PATH)
+    try:
+        address = places.socket_path(address)
+    except (OSError, GpushimError) as error:
+        return None, f"containerd cannot be asked at {address}: {error}"
+    crictl = programs.find("crictl")
     if crictl:
         done = _patiently(lambda: _run([crictl, f"--runtime-endpoint=unix://{address}", "info"]))
         if done is None or done.returncode:
             return None, f"the CRI does not answer at {address}: {_reason(done)}; see containerd's journal"
         return _registered(done.stdout, name), ""
-    ctr = shutil.which("ctr", path=SYSTEM_PATH)
+    ctr = programs.find("ctr")
     if not ctr:
         return None, ""
     done = _patiently(lambda: _run([ctr, f"--address={address}", "plugins", "ls"]))
@@ -165,18 +155,10 @@ def _version(engine: Engine | None) -> tuple[int, int]:
 
 
 def _call(engine: Engine | None, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-    """Run containerd's program with other arguments, in the running one's root; None if it is not there."""
-    program = (engine.exe if engine else "") or shutil.which(NAME, path=SYSTEM_PATH)
-    root = engine.root if engine else ""
-    if not program:
-        return None
-
-    def enter() -> None:
-        os.chroot(root)
-        os.chdir("/")
-
+    """Run containerd's program with other arguments; None if it is in no directory where programs may be executed."""
+    program = "" if engine and engine.root else programs.find(NAME, engine)  # its files have other names here
     # k3s is many programs in one, and its first argument tells which; hence the name.
-    return _run([NAME, *arguments], executable=program, preexec_fn=enter if root else None)
+    return _run([NAME, *arguments], executable=program) if program else None
 
 
 def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str] | None:

@@ -6,12 +6,11 @@ Out of scope: RuntimeClass, which gives the runtime to pods.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from typing import Any
 
-from gpushim.engines import Plan, Wish, dropin, is_ours, running, tomltext, undo
+from gpushim.engines import Plan, Wish, dropin, is_ours, programs, running, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
 
@@ -35,7 +34,7 @@ def plan(wish: Wish) -> Plan:
     Raises:
         GpushimError: the file cannot be read, understood or safely changed.
     """
-    engine, notes = running.reading(PROGRAM, "", CONFIG)
+    engine, notes = (None, []) if wish.files_only else running.reading(PROGRAM, "", CONFIG)
     main, folder = CONFIG, DIRECTORY
     if engine:
         main = engine.config or engine.environ.get("CONTAINER_CONFIG") or CONFIG
@@ -44,7 +43,7 @@ def plan(wish: Wish) -> Plan:
         main, folder = engine.seen(main), engine.seen(folder) if folder else ""
     path = wish.config or (f"{folder}/{FILE}" if folder else main)
     if wish.remove:
-        change = dropin.take_out("crio", path, _settings(path))
+        change = dropin.take_out(KIND, path)
     else:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
             raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in CRI-O; take another")
@@ -64,10 +63,12 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     Returns:
         a sentence for each thing that is missing.
     """
-    program = found.engine.seen(found.engine.exe) if found.engine else "/usr/bin/crio"
     # Before version 1.26 a program of its own asked.
-    for command in ([program, "status", "config"], [f"{os.path.dirname(program)}/crio-status", "config"]):
+    for name, *words in ((PROGRAM, "status", "config"), ("crio-status", "config")):
+        command = [programs.find(name), *words]
         try:
+            if not command[0]:
+                continue
             done = subprocess.run(command, capture_output=True, timeout=STATUS_SECONDS, check=False)
         except (OSError, subprocess.TimeoutExpired):
             continue
@@ -87,14 +88,12 @@ def _missing(wish: Wish, text: str) -> list[str]:
 
 
 def _change(wish: Wish, path: str, known: dict[str, Any]) -> Change:
-    runtime = known.get("crio", {}).get("runtime", {})
-    runtimes = runtime.get("runtimes", {})
+    runtimes = dropin.table(known, *RUNTIMES)
     if wish.config:
-        own = dropin.merged([path])
-        runtimes = {**runtimes, **own.get("crio", {}).get("runtime", {}).get("runtimes", {})}
-    now = runtimes.get(wish.name, {}).get("runtime_path")
+        runtimes = {**runtimes, **dropin.table(dropin.merged([path]), *RUNTIMES)}
+    now = dropin.table(runtimes, wish.name).get("runtime_path")
     dropin.check_entry(path, wish.name, now, is_ours(now), wish.force)
-    like = runtimes.get(runtime.get("default_runtime") or "", {})
+    like = dropin.table(runtimes, str(dropin.table(known, *DEFAULT[:-1]).get("default_runtime")))
     entry = {"runtime_path": wish.program, "runtime_type": "oci"}
     entry.update({key: like[key] for key in _SHARED if like.get(key)})
     settings: dict[tuple[str, ...], Any] = {(*RUNTIMES, wish.name, "runtime_path"): wish.program}
@@ -102,14 +101,17 @@ def _change(wish: Wish, path: str, known: dict[str, Any]) -> Change:
         settings = {(*RUNTIMES, wish.name): entry}
     if wish.default:
         settings[DEFAULT] = wish.name
-    return dropin.put("crio", path, settings, {(*RUNTIMES, wish.name): entry})
+    return dropin.put(KIND, path, settings, {(*RUNTIMES, wish.name): entry})
 
 
-def _settings(path: str) -> list[undo.Setting]:
-    runtime = dropin.merged([path]).get("crio", {}).get("runtime", {})
-    entries = runtime.get("runtimes", {})
-    names = [name for name, entry in entries.items() if is_ours(entry.get("runtime_path"))]
+def _settings(text: str) -> list[undo.Setting]:
+    runtimes = tomltext.get(text, RUNTIMES)
+    entries = runtimes.items() if isinstance(runtimes, dict) else ()
+    names = [name for name, entry in entries if isinstance(entry, dict) and is_ours(entry.get("runtime_path"))]
     return [
         *(undo.Setting((*RUNTIMES, name), certain=True) for name in names),
-        undo.Setting(DEFAULT, certain=runtime.get("default_runtime") in names),
+        undo.Setting(DEFAULT, certain=tomltext.get(text, DEFAULT) in names),
     ]
+
+
+KIND = undo.Kind(tomltext, _settings, dropin.HEADER.format(engine="crio"))

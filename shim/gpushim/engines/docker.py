@@ -10,11 +10,10 @@ import http.client
 import json
 import os
 import re
-import socket
 import time
 from typing import Any
 
-from gpushim.engines import Plan, Wish, files, is_ours, jsontext, running, undo
+from gpushim.engines import Plan, Wish, files, is_ours, jsontext, places, running, undo
 from gpushim.engines.files import Change
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
@@ -40,17 +39,18 @@ def plan(wish: Wish) -> Plan:
         GpushimError: the file cannot be read, understood or safely changed.
     """
     default = default_config()
-    engine, notes = running.reading(PROGRAM, wish.config, default)
+    engine, notes = (None, []) if wish.files_only else running.reading(PROGRAM, wish.config, default)
     path = wish.config or (engine.seen(engine.config or default) if engine else default)
     old = files.read(path)
+    base = undo.undone(KIND, path, old)
     if wish.remove:
-        new = None if old is None else undo.undone(jsontext, path, old, _settings(jsontext.parse(old, path)))
+        change = Change(path, old, base.content, lost=base.lost)
     else:
         _check_flags(wish, engine)
-        new = _configured(wish, path, old)
+        change = Change(path, old, _configured(wish, path, old), before=base.content, lost=base.lost)
         if engine and engine.root and not os.path.exists(engine.root + wish.program):
             notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {wish.program} is not")
-    return Plan(path, [Change(path, old, new)] if new != old else [], notes, engine)
+    return Plan(path, [change] if change.new != old else [], notes, engine)
 
 
 def default_config() -> str:
@@ -139,6 +139,9 @@ def _settings(text: str) -> list[undo.Setting]:
     ]
 
 
+KIND = undo.Kind(jsontext, _settings)
+
+
 def _check_flags(wish: Wish, engine: Engine | None) -> None:
     wanted = {"runtimes": True, "default-runtime": wish.default, "features": wish.cdi}
     for key, flag in _FLAGS.items():
@@ -170,10 +173,8 @@ def _info(path: str) -> dict[str, Any]:
     end = time.monotonic() + ANSWER_SECONDS
     while True:
         connection = http.client.HTTPConnection("localhost", timeout=ANSWER_SECONDS)
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(ANSWER_SECONDS)
         try:
-            connection.sock.connect(path)
+            connection.sock = places.connect(path, ANSWER_SECONDS)
             connection.request("GET", "/info")
             answer = json.loads(connection.getresponse().read(INFO_LIMIT))
             return answer if isinstance(answer, dict) else {}

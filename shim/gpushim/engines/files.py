@@ -1,8 +1,10 @@
 """Settings files of others: read with limits, shown as a diff, replaced whole, put back.
 
-What `apply` replaces for the first time it keeps as NAME.before-gpushim, and what it left there as
-NAME.after-gpushim: the two tell `undo.py` what was added. In a directory that an engine reads as a whole (NAME.d)
-they would be settings themselves, so they lie beside that directory. Out of scope: what the files say.
+Beside a file lie what it was without gpushim when `configure` last began, as NAME.before-gpushim, and what
+`configure` made of it, as NAME.after-gpushim: the two tell `undo.py` what was added. NAME.kept-gpushim is a copy of a
+file of which something went that gpushim had not written. In a directory that an engine reads as a whole (NAME.d)
+these would be settings themselves, so they lie beside that directory. All is done in directories that `places.py`
+has walked to and holds open. Out of scope: what the files say.
 """
 
 from __future__ import annotations
@@ -13,19 +15,21 @@ import errno
 import fcntl
 import os
 import secrets
+import shlex
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpushim import stamp
+from gpushim.engines import places
+from gpushim.engines.places import Place
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMIT = 1 << 20  # bytes; the largest settings seen in the field have some 20 KiB
-BEFORE, AFTER = ".before-gpushim", ".after-gpushim"
-NEW_MODE, NEW_DIRECTORY_MODE = 0o644, 0o755
+BEFORE, AFTER, KEPT = ".before-gpushim", ".after-gpushim", ".kept-gpushim"
+NEW_MODE = 0o644
 _REASONS = {
     errno.EROFS: "lies on a read-only file system; make the change where that file system is made",
     errno.EPERM: "is immutable (lsattr shows it) or belongs to another user; chattr -i, or run this as its owner",
@@ -44,43 +48,57 @@ class Change:
         path: absolute; a link is followed to the file it means.
         old: bytes that are there now; None if there is no file.
         new: bytes that shall be there; None to delete it.
-        recorded: whether `before` and `after` are kept, which a file wholly of ours does not need.
+        recorded: whether `before` and `after` are kept, which a file that shows whose it is does not need.
+        before: bytes to record as what the file was without gpushim; None if it is gpushim's alone.
+        lost: what goes with the change although gpushim did not write it, as somebody would look for it; a copy of
+            the file is kept then.
     """
 
     path: str
     old: bytes | None
     new: bytes | None
     recorded: bool = True
+    before: bytes | None = None
+    lost: tuple[str, ...] = ()
 
 
 def read(path: str) -> bytes | None:
     """Read a settings file.
 
     Args:
-        path: absolute.
+        path: absolute; links are followed.
 
     Returns:
         its bytes; None if there is none.
 
     Raises:
-        GpushimError: it is no regular file, too large, not readable, a link that leads nowhere, or somebody's who is
-            neither root nor who runs this.
+        GpushimError: it is no regular file, too large, not readable, a link that leads nowhere, or somebody who is
+            neither root nor who runs this could change it, or what is on the way to it.
     """
     try:
-        place = real(path)
-        # O_NONBLOCK: a FIFO must not hang us; regular files do not care (open(2)).
-        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW)
+        with places.place(path) as place:
+            content = _content(path, place)
+            if content is None and place.link:
+                raise places.dangling(place, path)
+            return content
     except FileNotFoundError:
         return None
     except OSError as error:
         raise GpushimError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _content(path: str, place: Place) -> bytes | None:
+    # O_NONBLOCK: a FIFO must not hang us; regular files do not care (open(2)).
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
+    try:
+        fd = os.open(place.name, flags, dir_fd=place.folder)
+    except FileNotFoundError:
+        return None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
-        for owner in (status.st_uid, os.stat(os.path.dirname(place)).st_uid):
-            if not stamp.trusted(owner):
-                raise GpushimError(f"{path} belongs to user {owner}; run this as that user")
+        places.check_file(path, status)
         data = os.read(fd, LIMIT + 1)
     finally:
         os.close(fd)
@@ -89,35 +107,14 @@ def read(path: str) -> bytes | None:
     return data
 
 
-def real(path: str) -> str:
-    """Follow a file's links.
-
-    Args:
-        path: absolute. Below /proc/PID/root, where absolute links would lead out of that root, links are refused.
-
-    Raises:
-        GpushimError: a link leads nowhere, in circles, or out of another root.
-    """
-    if path.startswith("/proc/"):
-        if os.path.islink(path):
-            raise GpushimError(f"{path} is a link within another root; give the file that it means with --config")
-        return path
-    place = os.path.realpath(path)
-    if not os.path.lexists(place) and os.path.islink(path):
-        raise GpushimError(f"{path} is a link to {place}, which does not exist; make that file, or remove the link")
-    if os.path.islink(place):  # realpath stops at a circle
-        raise GpushimError(f"{path} is a link that leads back to itself; remove it")
-    return place
-
-
 def before(path: str) -> bytes | None:
-    """Read what a file was when gpushim first changed it; None if there was none, or nothing is recorded."""
-    return read(_record(real(path), BEFORE))
+    """Read what a file was without gpushim; None if there was none, or nothing is recorded."""
+    return _recorded(path, BEFORE)
 
 
 def after(path: str) -> bytes | None:
     """Read what gpushim last made of a file; None if nothing is recorded."""
-    return read(_record(real(path), AFTER))
+    return _recorded(path, AFTER)
 
 
 def diff(changes: list[Change]) -> str:
@@ -129,77 +126,148 @@ def diff(changes: list[Change]) -> str:
     return "".join(_diff(change) for change in changes)
 
 
-def apply(changes: list[Change], *, undo: bool = False) -> None:
+def apply(changes: list[Change], *, undo: bool = False) -> list[str]:
     """Make changes, all of them or none.
 
     Args:
         changes: whose `old` is still what is there.
         undo: these take back: the records of `before` and `after` go too.
 
+    Returns:
+        sentences about what somebody should know: a copy that is kept, an attribute that could not be set.
+
     Raises:
         GpushimError: a file has changed meanwhile, or may not be replaced; those before it are as they were.
     """
-    done: list[Change] = []
-    records: list[str] = []
+    done: list[tuple[str, str, Change]] = []  # the file, the suffix of a record of it, what was made
+    notes: list[str] = []
     try:
         for change in changes:
-            place = _writable(change)
-            with _locked(os.path.dirname(place)):
-                if read(place) != change.old:
+            with _writable(change) as place, _locked(place.folder), _beside(place) as folder:
+                if _content(change.path, place) != change.old:
                     raise GpushimError(f"{change.path} has been changed by somebody else meanwhile; try again")
-                if change.recorded and not undo:
-                    records += _keep(place, change)
-                _put(place, change)
-            done.append(change)
+                records = _records(place, folder, change) if change.recorded and not undo else []
+                for suffix, record in [*_kept(place, folder, change, notes), *records]:
+                    _put(_record(place, folder, suffix), record, like=place)
+                    done.append((change.path, suffix, record))
+                if change.new != change.old:
+                    notes += _put(place, change)
+            done.append((change.path, "", change))
     except (GpushimError, OSError) as error:
-        for change in reversed(done):
-            _put(real(change.path), Change(change.path, change.new, change.old))
-        _unlink(records)
-        raise _refusal(changes[len(done)].path, error) if isinstance(error, OSError) else error from None
+        for path, suffix, made in reversed(done):
+            with places.place(path) as place, _beside(place) as folder:
+                where = _record(place, folder, suffix) if suffix else place
+                _put(where, Change(made.path, made.new, made.old))
+        raise _refusal(change.path, error) if isinstance(error, OSError) else error from None
     if undo:
-        _unlink([_record(real(change.path), suffix) for change in changes for suffix in (BEFORE, AFTER)])
+        _forget([(change.path, suffix) for change in changes for suffix in (BEFORE, AFTER)])
+    return notes
 
 
-def _keep(place: str, change: Change) -> list[str]:
-    """Record what is there and what will be: `before` once, `after` each time; returns the files that are new."""
-    contents = {_record(place, BEFORE): change.old, _record(place, AFTER): change.new}
-    missing = [record for record in contents if not os.path.lexists(record)]
-    for record, content in contents.items():
-        if content is not None and (len(missing) == 2 or record.endswith(AFTER)):
-            _put(record, Change(record, None, content), like=place)
-    return missing
+def prepare(changes: list[Change]) -> list[str]:
+    """Leave files as they are, and record what `changes` would make of them.
+
+    Args:
+        changes: that take gpushim out.
+
+    Returns:
+        for each file the command that does so without gpushim.
+    """
+    records = [Change(each.path, each.old, each.old, before=each.new, lost=each.lost) for each in changes]
+    apply([record for record, change in zip(records, changes) if change.recorded])
+    commands = []
+    for change in changes:
+        with places.place(change.path) as place:
+            before = shlex.quote(_record_path(place, BEFORE))
+        path = shlex.quote(change.path)
+        commands.append(f"rm {path}" if change.new is None else f"cp {before} {path}")
+    return commands
 
 
-def _unlink(paths: list[str]) -> None:
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+def _records(place: Place, folder: int, change: Change) -> list[tuple[str, Change]]:
+    """Return the records of a change that are other than before, by suffix."""
+    records = []
+    for suffix, content in ((BEFORE, change.before), (AFTER, change.new)):
+        record = _record(place, folder, suffix)
+        old = _content(record.path, record)
+        if old != content:
+            records.append((suffix, Change(record.path, old, content)))
+    return records
 
 
-def _record(place: str, suffix: str) -> str:
-    folder, name = os.path.split(place)
-    return os.path.join(os.path.dirname(folder) if folder.endswith(".d") else folder, name + suffix)
+def _kept(place: Place, folder: int, change: Change, notes: list[str]) -> list[tuple[str, Change]]:
+    """Return the copy of a file of which something goes that gpushim did not write, under the first free name."""
+    if not change.lost or change.old is None:
+        return []
+    suffix, number = KEPT, 1
+    while True:
+        record = _record(place, folder, suffix)
+        there = _content(record.path, record)
+        if there in (None, change.old):
+            break
+        number += 1
+        suffix = f"{KEPT}.{number}"
+    what = ", ".join(change.lost[:4]) + (" and others" if len(change.lost) > 4 else "")
+    notes.append(f"{record.path} is a copy of {change.path} as it was: it has {what}, of which gpushim has no record")
+    return [] if there else [(suffix, Change(record.path, None, change.old))]
 
 
-def _writable(change: Change) -> str:
-    """Return where a change goes, with its directory made."""
-    place = real(change.path)
-    if change.old is None:
-        try:
-            os.makedirs(os.path.dirname(place), NEW_DIRECTORY_MODE, exist_ok=True)
-        except OSError as error:
-            raise _refusal(change.path, error) from None
-    elif not os.stat(place).st_mode & 0o222:
-        raise GpushimError(
-            f"{change.path} is read-only, so somebody wants it unchanged; chmod u+w, or --config another"
-        )
-    return place
+def _record(place: Place, folder: int, suffix: str) -> Place:
+    return Place(folder, place.name + suffix, _record_path(place, suffix))
+
+
+def _record_path(place: Place, suffix: str) -> str:
+    folder = os.path.dirname(place.path)
+    return os.path.join(os.path.dirname(folder) if folder.endswith(".d") else folder, place.name + suffix)
+
+
+def _forget(records: list[tuple[str, str]]) -> None:
+    for path, suffix in records:
+        with contextlib.suppress(FileNotFoundError), places.place(path) as place, _beside(place) as folder:
+            os.unlink(place.name + suffix, dir_fd=folder)
+
+
+def _recorded(path: str, suffix: str) -> bytes | None:
+    try:
+        with places.place(path) as place, _beside(place) as folder:
+            record = _record(place, folder, suffix)
+            return _content(record.path, record)
+    except FileNotFoundError:
+        return None
 
 
 @contextlib.contextmanager
-def _locked(folder: str) -> Iterator[None]:
+def _beside(place: Place) -> Iterator[int]:
+    """Open the directory of a file's records: its own, or the one above if an engine reads its own as a whole."""
+    name = ".." if os.path.dirname(place.path).endswith(".d") else "."
+    folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
+    try:
+        places.check(place.path, folder, os.fstat(folder))
+        yield folder
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def _writable(change: Change) -> Iterator[Place]:
+    """Open where a change goes, with its directory made."""
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(places.place(change.path, make=change.old is None))
+        except OSError as error:
+            raise _refusal(change.path, error) from None
+        status = _status(place)
+        if status and not status.st_mode & 0o222:
+            raise GpushimError(
+                f"{change.path} is read-only, so somebody wants it unchanged; chmod u+w, or --config another"
+            )
+        yield place
+
+
+@contextlib.contextmanager
+def _locked(folder: int) -> Iterator[None]:
     """Hold off another `gpushim configure`; others do not know of this lock (flock(2) on the directory)."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = _opened(folder)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -207,52 +275,94 @@ def _locked(folder: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _put(place: str, change: Change, like: str = "") -> None:
+def _put(place: Place, change: Change, like: Place | None = None) -> list[str]:
     """Replace, make or delete a file; `like` is the file whose mode and owner a new one gets."""
+    notes: list[str] = []
     try:
         if change.new is None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(place)
+                os.unlink(place.name, dir_fd=place.folder)
         else:
-            _replace(place, change.new, like or place)
-        folder = os.open(os.path.dirname(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            lost = _replace(place, change.new, like or place)
+            notes += [f"{change.path} has lost its attribute {name}: {reason}" for name, reason in lost.items()]
+        folder = _opened(place.folder)
         try:
             os.fsync(folder)  # the new name survives a power cut too
         finally:
             os.close(folder)
     except OSError as error:
-        raise _refusal(change.path or place, error) from None
+        raise _refusal(change.path, error) from None
+    return notes
 
 
-def _replace(place: str, data: bytes, like: str) -> None:
-    scratch = f"{os.path.dirname(place)}/.{os.path.basename(place)}.{secrets.token_hex(4)}"
-    fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _replace(place: Place, data: bytes, like: Place) -> dict[str, str]:
+    scratch, folder = f".{place.name}.{secrets.token_hex(4)}", place.folder
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(scratch, flags, 0o600, dir_fd=folder)
     try:
         with open(fd, "wb") as file:
             file.write(data)
-            _take_after(fd, like)
+            lost = _take_after(fd, like)
             file.flush()
             os.fsync(fd)
-        os.rename(scratch, place)
+        os.rename(scratch, place.name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        os.unlink(scratch)
+        os.unlink(scratch, dir_fd=folder)
         raise
+    return lost
 
 
-def _take_after(fd: int, like: str) -> None:
-    """Give a new file the mode, owner and extended attributes (SELinux label, ACL) of another."""
+def _take_after(fd: int, like: Place) -> dict[str, str]:
+    """Give a new file the mode, owner and extended attributes of another; returns what `_attributes` does."""
     try:
-        status = os.stat(like)
+        old = os.open(like.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=like.folder)
     except FileNotFoundError:
         os.fchmod(fd, NEW_MODE)
-        return
-    own = os.fstat(fd)
-    if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
-        os.fchown(fd, status.st_uid, status.st_gid)
-    os.fchmod(fd, stat.S_IMODE(status.st_mode))
-    with contextlib.suppress(OSError):  # the file system or the policy knows none, or sets them by itself
-        for name in os.listxattr(like):
-            os.setxattr(fd, name, os.getxattr(like, name))
+        return {}
+    try:
+        status, own = os.fstat(old), os.fstat(fd)
+        if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
+            os.fchown(fd, status.st_uid, status.st_gid)
+        os.fchmod(fd, stat.S_IMODE(status.st_mode))
+        return _attributes(fd, old)
+    finally:
+        os.close(old)
+
+
+def _attributes(fd: int, like: int) -> dict[str, str]:
+    """Give a file the extended attributes (SELinux label, ACL) of another.
+
+    Returns:
+        the reason for each that it does not have now; the policy may have given it some already.
+    """
+    lost: dict[str, str] = {}
+    try:
+        names = os.listxattr(like)
+    except OSError:  # the file system knows none
+        return lost
+    for name in names:
+        value = None
+        try:
+            value = os.getxattr(like, name)
+            os.setxattr(fd, name, value)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                if os.getxattr(fd, name) == value:
+                    continue
+            lost[name] = error.strerror or str(error)
+    return lost
+
+
+def _opened(folder: int) -> int:
+    """Open a directory again, for what an O_PATH fd does not do."""
+    return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+
+
+def _status(place: Place) -> os.stat_result | None:
+    try:
+        return os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _refusal(path: str, error: OSError) -> GpushimError:

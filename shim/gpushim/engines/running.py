@@ -1,5 +1,8 @@
 """The engines that run on this host, as /proc tells: which program, which settings file, seen through which root.
 
+Whatever a process says of itself, it is an engine only if root (for an ordinary user: that user) alone could have
+started it where it is: by its user ids, its namespaces, its cgroup, and by who may write its program. Others that
+bear an engine's name are strangers: nothing that they name is opened. No path of any process is ever executed.
 What runs in a PID namespace of its own (an engine inside a container) is somebody else's.
 Out of scope: what the settings say; asking the engine (docker.py and its neighbours).
 """
@@ -7,8 +10,10 @@ Out of scope: what the settings say; asking the engine (docker.py and its neighb
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from gpuhook.walk import walk
+from gpushim.engines import genuine
 from gpushim.errors import GpushimError
 
 # Names of processes, and the options that tell each where its settings are. k3s and rke2 start a containerd of their
@@ -22,7 +27,8 @@ CONFIG_OPTIONS = {
 }
 # Nothing else of an environment is kept: it holds secrets.
 VARIABLES = ("PATH", "HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR")
-READ_LIMIT = 1 << 17  # bytes of a file in /proc; an argument may have 128 KiB (execve(2))
+# Programs that are several engines' in one: their first argument, which is root's word then, tells which.
+MANY = ("k3s", "rke2")
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Engine:
             return path
         folder = os.path.dirname(path)
         try:
-            if os.path.samestat(os.stat(folder), os.stat(self.root + folder)):
+            if os.path.samestat(os.stat(folder), _within(self.root, folder)):
                 return path
         except OSError:
             pass  # one of the two has no such directory
@@ -81,27 +87,60 @@ class Engine:
         return values
 
 
+@dataclass(frozen=True)
+class Stranger:
+    """A process that bears an engine's name, but is none of this host's.
+
+    Attributes:
+        name: a key of CONFIG_OPTIONS.
+        pid: of the process.
+        uid: of the user that it runs as; -1 if that cannot be seen.
+        why: what shows that it is none, as a clause.
+    """
+
+    name: str
+    pid: int
+    uid: int
+    why: str
+
+
 def find(proc: str = "/proc") -> list[Engine]:
     """List the engines that run on this host, the oldest first.
 
     Args:
         proc: where procfs is mounted.
     """
-    here = _link(f"{proc}/self/ns/pid")
+    return look(proc)[0]
+
+
+def look(proc: str = "/proc") -> tuple[list[Engine], list[Stranger]]:
+    """List the engines that run on this host, the oldest first, and processes that only look like one.
+
+    Args:
+        proc: where procfs is mounted.
+    """
     boot = _boot_time(proc)
-    engines = []
+    engines, strangers = [], []
     for entry in os.listdir(proc):
-        if entry.isdigit():
-            folder = f"{proc}/{entry}"
-            engine = _engine(folder, int(entry), boot)
-            # A namespace that this user may not see is another user's: taken for the host's.
-            if engine and (_link(f"{folder}/ns/pid") or here) == here:
-                engines.append(engine)
-    return sorted(engines, key=lambda engine: (engine.started, engine.pid))
+        try:
+            fd = os.open(f"{proc}/{entry}", os.O_PATH | os.O_DIRECTORY) if entry.isdigit() else -1
+        except OSError:
+            continue  # it has ended
+        if fd < 0:
+            continue
+        try:  # all by way of one fd: the number may be another process's a moment later
+            found = _process(f"/proc/self/fd/{fd}", int(entry), proc, boot)
+        finally:
+            os.close(fd)
+        if isinstance(found, Engine):
+            engines.append(found)
+        elif found:
+            strangers.append(found)
+    return sorted(engines, key=lambda engine: (engine.started, engine.pid)), strangers
 
 
 def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[str]]:
-    """Find the running engine whose settings are to be changed.
+    """Find the running engine whose settings are to be changed; the containerd of a dockerd is that dockerd's own.
 
     Args:
         name: a key of CONFIG_OPTIONS.
@@ -114,16 +153,18 @@ def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[s
     Raises:
         GpushimError: several run, and nothing tells which one is meant.
     """
-    engines = [engine for engine in find() if engine.name == name]
-    mine = [engine for engine in engines if engine.uid == os.geteuid()]
+    found, strangers = look()
+    dockers = {engine.pid for engine in found if engine.name == "dockerd"}
+    mine = [engine for engine in found if engine.name == name and engine.parent not in dockers]
     if config:
         mine = [engine for engine in mine if same_file(engine.seen(engine.config or default), config)]
     if len(mine) > 1:
         which = ", ".join(f"process {each.pid} reads {each.config or default}" for each in mine)
         raise GpushimError(f"{len(mine)} {name} run: {which}; say with --config whose settings you mean")
-    others = [engine for engine in engines if engine.uid != os.geteuid()]
     notes = [
-        f"user {each.uid} runs {name} too (process {each.pid}): it needs the same, by that user" for each in others
+        f"user {each.uid} runs {name} too (process {each.pid}): it needs the same, by that user"
+        for each in strangers
+        if each.name == name and each.uid not in (os.geteuid(), -1)
     ]
     return (mine[0] if mine else None), notes
 
@@ -136,24 +177,33 @@ def same_file(one: str, other: str) -> bool:
         return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _engine(folder: str, pid: int, boot: float) -> Engine | None:
-    argv = tuple(os.fsdecode(word) for word in _bytes(f"{folder}/cmdline").split(b"\0")[:-1])
-    # A rootless engine's name stands in its command line alone when a wrapper replaced its program's.
-    exe = _link(f"{folder}/exe").removesuffix(" (deleted)")
-    words = {os.path.basename(word) for word in (exe, *argv[:1])}
-    name = next((name for name in CONFIG_OPTIONS if name in words), "")
-    if not name or not argv or (name in ("k3s", "rke2") and argv[1:2] not in (("server",), ("agent",))):
+def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger | None:
+    """Judge a process: an engine, a stranger with an engine's name, or neither."""
+    argv = tuple(os.fsdecode(word) for word in genuine.data(f"{folder}/cmdline").split(b"\0")[:-1])
+    exe = genuine.link(f"{folder}/exe").removesuffix(" (deleted)")
+    called = [os.path.basename(word) for word in (exe, *argv[:1])]
+    said = [name for name in called if name in CONFIG_OPTIONS]
+    # A namespace that this user may not see is taken for this one: its owner makes it a stranger.
+    here, there = genuine.link(f"{proc}/self/ns/pid"), genuine.link(f"{folder}/ns/pid")
+    if not said or not argv or (there or here) != here:
         return None
-    status = dict(line.split(":", 1) for line in _text(f"{folder}/status").splitlines() if ":" in line)
-    root = "" if _same(f"{folder}/ns/mnt", f"{folder}/../self/ns/mnt") else f"{folder}/root"
+    name = said[-1] if called[0] in MANY else said[0]
+    if name in MANY and argv[1:2] not in (("server",), ("agent",)):
+        return None
+    status = dict(line.split(":", 1) for line in genuine.text(f"{folder}/status").splitlines() if ":" in line)
+    uids = [int(word) for word in status.get("Uid", "").split()[:3]]  # real, effective, saved
+    root = "" if genuine.link(f"{folder}/ns/mnt") == genuine.link(f"{proc}/self/ns/mnt") else f"{folder}/root"
+    why = genuine.why_not(folder, proc, uids, exe, root, CONFIG_OPTIONS)
+    if why:
+        return Stranger(name, pid, uids[1] if len(uids) > 1 else -1, why)
     engine = Engine(
         name=name,
         pid=pid,
         parent=int(status.get("PPid", "0")),
-        uid=int(status.get("Uid", "0 0").split()[1]),
+        uid=uids[1],
         exe=exe,
         argv=argv,
-        root=root,
+        root=root and f"{proc}/{pid}/root",
         started=boot + _ticks(folder) / os.sysconf("SC_CLK_TCK"),
         unit=_unit(folder),
         environ=_environ(folder),
@@ -161,23 +211,30 @@ def _engine(folder: str, pid: int, boot: float) -> Engine | None:
     given = engine.option(*CONFIG_OPTIONS[name])
     if not given or not given[-1]:
         return engine
-    config = os.path.normpath(os.path.join(_link(f"{folder}/cwd") or "/", given[-1]))
-    return Engine(**{**engine.__dict__, "config": config})
+    return replace(engine, config=os.path.normpath(os.path.join(genuine.link(f"{folder}/cwd") or "/", given[-1])))
 
 
-def _same(one: str, other: str) -> bool:
-    """Say whether two namespaces are one; those that this user may not see count as the same."""
-    return (_link(one) or _link(other)) == _link(other)
+def _within(root: str, path: str) -> os.stat_result:
+    """Return the status of a path below another root, whatever its links say."""
+    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = walk(top, path)
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(top)
 
 
 def _environ(folder: str) -> dict[str, str]:
-    pairs = (os.fsdecode(pair).partition("=") for pair in _bytes(f"{folder}/environ").split(b"\0"))
+    pairs = (os.fsdecode(pair).partition("=") for pair in genuine.data(f"{folder}/environ").split(b"\0"))
     return {name: value for name, _, value in pairs if name in VARIABLES}
 
 
 def _unit(folder: str) -> str:
     """Return the systemd unit of a process: the last component of its cgroup path that is a service."""
-    for line in _text(f"{folder}/cgroup").splitlines():
+    for line in genuine.text(f"{folder}/cgroup").splitlines():
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0" or controllers == "name=systemd":
             for name in reversed(path.split("/")):
@@ -188,31 +245,12 @@ def _unit(folder: str) -> str:
 
 def _ticks(folder: str) -> int:
     """Return when a process started, in clock ticks since boot: field 22 of proc_pid_stat(5)."""
-    fields = _text(f"{folder}/stat").rpartition(")")[2].split()  # a name may contain spaces and parentheses
+    fields = genuine.text(f"{folder}/stat").rpartition(")")[2].split()  # a name may contain spaces and parentheses
     return int(fields[19]) if len(fields) > 19 else 0
 
 
 def _boot_time(proc: str) -> float:
-    for line in _text(f"{proc}/stat").splitlines():
+    for line in genuine.text(f"{proc}/stat").splitlines():
         if line.startswith("btime "):
             return float(line.split()[1])
     return 0.0
-
-
-def _text(path: str) -> str:
-    return _bytes(path).decode("utf-8", "replace")
-
-
-def _bytes(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(READ_LIMIT)
-    except OSError:
-        return b""  # the process has ended, or belongs to another user
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

@@ -91,8 +91,9 @@ def refresh(force: bool = False, load: bool = True, patient: bool = False, lock:
 def unattended(load: bool) -> dict[str, Any]:
     """Bring the snapshot up to date as the units do: when the driver has come to rest, and not in its way.
 
-    A snapshot that is true, and will be for a while, costs nothing more than seeing that, and so the timer's run. What
-    changes while the host is listed is listed again, for no watch tells it: systemd does not look while the unit runs.
+    A snapshot that is true, and will be for a while, costs nothing more than seeing that, and so the timer's run.
+    What changes while the host is listed is listed again, for no watch tells it: systemd does not look while the unit
+    runs.
 
     Args:
         load: load kernel modules that are missing, if the policy says so.

@@ -182,3 +182,17 @@ def test_where_dockerd_says_that_it_keeps_its_state(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(holders, "_listing", look)
     assert holders.holders(inventory) == ([], [])
     assert looked == [f"{tmp_path}/{name}/runtime-runc/moby" for name in ("one", "two")]
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "link", "device"])
+def test_a_state_that_a_user_made_to_hang_us(tmp_path: Path, kind: str) -> None:
+    """Users keep states below /run/user; root's `gpushim ps` reads them."""
+    path = tmp_path / "states" / "c" / "state.json"
+    path.parent.mkdir(parents=True)
+    if kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else "/etc/shadow")
+    found, notes = holders.holders(test_plan.snapshot(), [str(tmp_path / "states")])
+    assert found == []
+    assert [note.startswith(f"{path} cannot be read") for note in notes] == [True]

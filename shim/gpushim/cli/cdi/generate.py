@@ -9,6 +9,7 @@ import click
 
 from gpushim import logs, policy, stamp
 from gpushim.cdi import modes, publish, write
+from gpushim.cli import show
 from gpushim.cli.cdi import output
 from gpushim.errors import GpushimError
 from gpushim.inventory import refresh
@@ -27,7 +28,7 @@ _FORMAT = "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT"
 def _without_meaning(command: Callable[..., None]) -> Callable[..., None]:
     def warn(ctx: click.Context, option: click.Parameter, value: Any) -> None:
         if value:
-            click.echo(f"warning: {option.opts[0]} means nothing here: gpushim decides that itself", err=True)
+            show.say(f"warning: {option.opts[0]} means nothing here: gpushim decides that itself", error=True)
 
     for name in _VALUES:
         option = click.option(name, multiple=True, hidden=True, expose_value=False, callback=warn)
@@ -133,7 +134,7 @@ def generate(
     else:
         spec = modes.spec(mode, snapshot, kind, not no_all_device, hook)
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        show.say(f"note: {note}", error=True)
     reason = "" if force or target in ("", "-") else publish.emptier(target, spec, snapshot["source"])
     if reason:
         raise GpushimError(f"{reason}; or use --force")
@@ -171,7 +172,7 @@ def _check_platform(mode: str, snapshot: dict[str, Any]) -> None:
 
 def _hook(path: str) -> str:
     if os.path.basename(path) in _THEIRS:
-        click.echo(f"warning: {path} does not do what gpushim-hook does, which is called instead", err=True)
+        show.say(f"warning: {path} does not do what gpushim-hook does, which is called instead", error=True)
         return ""
     if path and not path.startswith("/"):
         raise click.UsageError(f"{path} is not absolute")

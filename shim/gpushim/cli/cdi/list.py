@@ -8,6 +8,7 @@ import os
 import click
 
 from gpushim.cdi import specs
+from gpushim.cli import show
 from gpushim.cli.cdi import output
 
 
@@ -36,9 +37,10 @@ def list_devices(directories: list[str], form: str) -> None:
         else:
             devices[name] = os.path.normpath(best[0])
     for trouble in troubles:
-        click.echo(f"warning: {trouble}", err=True)
-    click.echo(f"Found {len(devices)} CDI devices", err=True)
+        show.say(f"warning: {trouble}", error=True)
+    show.say(f"Found {len(devices)} CDI devices", error=True)
     if form == "json":
         click.echo(json.dumps([{"name": name, "spec": path} for name, path in devices.items()]))
     else:
-        click.echo("".join(f"{name}\n" for name in devices), nl=False)
+        for name in devices:
+            show.say(name)

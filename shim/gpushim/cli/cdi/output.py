@@ -8,6 +8,7 @@ import click
 
 from gpushim import policy, stamp
 from gpushim.cdi import publish, text
+from gpushim.cli import show
 from gpushim.errors import GpushimError
 
 SPEC_DIRS_VARIABLE = "NVIDIA_CTK_CDI_SPEC_DIRS"
@@ -35,7 +36,7 @@ def put(spec: dict[str, Any], path: str, wanted: str) -> None:
     path = "" if path == "-" else path
     form, warning = text.form_of(path, wanted)
     if warning:
-        click.echo(f"warning: {warning}", err=True)
+        show.say(f"warning: {warning}", error=True)
     content = text.render(spec, form)
     if not path:
         click.echo(content, nl=False)

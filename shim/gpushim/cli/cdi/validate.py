@@ -35,8 +35,9 @@ def validate(paths: tuple[str, ...], form: str) -> None:
     if form == "json":
         click.echo(json.dumps(found, indent=2))
     else:
-        click.echo("".join(f"{one['file']}: {one['level']}: {one['sentence']}\n" for one in found), nl=False)
-    click.echo(f"{files} specs checked, {bad} errors", err=True)
+        for one in found:
+            show.say(f"{one['file']}: {one['level']}: {one['sentence']}")
+    show.say(f"{files} specs checked, {bad} errors", error=True)
     click.get_current_context().exit(1 if bad else 0)
 
 

@@ -18,7 +18,7 @@ BAD = doctor.broken("this is broken", "mend it at once")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, found: list[Finding], *args: str) -> Result:
-    monkeypatch.setattr("gpushim.engines.running.find", list)
+    monkeypatch.setattr("gpushim.engines.running.look", lambda: ([], []))
     monkeypatch.setattr(checks, "run", lambda host: found)
     return CliRunner().invoke(command, args)
 

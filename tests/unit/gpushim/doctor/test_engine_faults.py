@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from gpushim.doctor import checks
+from gpushim.engines import programs
+from gpushim.engines.running import Stranger
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
 FAULTS: list[tuple[str, str, str, Callable[[Patient], None]]] = []
@@ -141,6 +143,7 @@ def hook_alone(patient: Patient) -> None:
 
 @fault("containerd-daemon", "broken", "no good settings")
 def containerd_dumps_nothing(patient: Patient) -> None:
+    patient.patch.setattr(programs, "DIRECTORIES", (f"{patient.root}/usr/bin",))
     patient.script("usr/bin/containerd", "echo 'containerd: toml: line 3' >&2; exit 1")
 
 
@@ -246,6 +249,15 @@ def test_a_rootless_dockerd_is_asked_where_it_listens(unlisted: Patient) -> None
     change(unlisted, 0, uid=1000, environ={"XDG_RUNTIME_DIR": "/run/user/1000"})
     unlisted.said("docker-daemon")
     assert asked == ["/run/user/1000/docker.sock"]
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_a_stranger_is_told_and_no_fault(unlisted: Patient, uid: int) -> None:
+    unlisted.host.engines.clear()
+    unlisted.host.strangers = [Stranger("dockerd", 7, uid, "its cgroup is /docker/7")]
+    (found,) = unlisted.said("engine-processes")
+    assert (found.verdict, found.evidence[-23:]) == ("skipped", "its cgroup is /docker/7")
+    assert [found.verdict for found in unlisted.said("docker-daemon")] == ["skipped"]
 
 
 def test_podman_does_without_a_runtime_where_cdi_knows_the_gpus(patient: Patient) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from gpushim import doctor
 from gpushim.doctor import checks
+from gpushim.engines import genuine
+from gpushim.engines.running import Stranger
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
 pytestmark = pytest.mark.slow
@@ -363,6 +365,11 @@ def hooks_d_of_nvidias(patient: Patient) -> None:
 @fault("nvidia-units", "warning", "a CDI spec of the same devices")
 def units_of_nvidias(patient: Patient) -> None:
     patient.write("usr/lib/systemd/system/nvidia-cdi-refresh.service", "")
+
+
+@fault("engine-processes", "warning", "process 7 bears the name dockerd and is not looked at: others could have made")
+def a_dockerd_that_others_may_replace(patient: Patient) -> None:
+    patient.host.strangers = [Stranger("dockerd", 7, 0, f"{genuine.UNSAFE}, /opt/x/dockerd")]
 
 
 @pytest.mark.parametrize(("check", "verdict", "evidence", "plant"), FAULTS, ids=[each[3].__name__ for each in FAULTS])

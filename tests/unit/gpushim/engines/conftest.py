@@ -14,11 +14,17 @@ from gpushim.engines import running
 Configure = Callable[..., Result]
 
 
+@pytest.fixture
+def strangers() -> list[running.Stranger]:
+    """The processes that only look like an engine: a list to fill."""
+    return []
+
+
 @pytest.fixture(autouse=True)
-def engines(monkeypatch: pytest.MonkeyPatch) -> list[running.Engine]:
+def engines(monkeypatch: pytest.MonkeyPatch, strangers: list[running.Stranger]) -> list[running.Engine]:
     """The engines that run: a list to fill."""
     found: list[running.Engine] = []
-    monkeypatch.setattr(running, "find", lambda: found)
+    monkeypatch.setattr(running, "look", lambda: (found, strangers))
     monkeypatch.delenv("CONTAINERS_CONF", raising=False)
     return found
 

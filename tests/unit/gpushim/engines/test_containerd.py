@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from click.testing import Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushim.engines import Plan, Wish, containerd, containerd_daemon, containerd_files, files, tomltext
-from gpushim.engines.running import Engine
+from gpushim.engines import Plan, Wish, containerd, containerd_daemon, containerd_files, files, programs, tomltext
+from gpushim.engines.containerd_daemon import Daemon
+from gpushim.engines.running import Engine, Stranger
 from gpushim.errors import GpushimError
 
 pytestmark = pytest.mark.slow
@@ -25,8 +27,8 @@ Call = Callable[..., Result]
 REFUSED = {
     "bad-bom.toml": "line 1: begins with a byte order mark",
     "bad-latin-1.toml": "line 2: is not UTF-8",
-    "bad-duplicate-key.toml": 'is not TOML: Key "version" already exists',
-    "bad-duplicate-table.toml": "is not TOML: Key ",
+    "bad-duplicate-key.toml": "is not TOML: Cannot overwrite a value (at line 2",
+    "bad-duplicate-table.toml": "is not TOML: Cannot declare ",
     "bad-cut-off.toml": "is not TOML: ",
     "bad-json.toml": "is not TOML: ",
     "bad-yaml.toml": "is not TOML: ",
@@ -462,9 +464,10 @@ def test_k3s_with_containerd_2_gets_a_file_in_the_directory_that_it_imports(
     version(2, 0)
     write(k3s / "config.toml", "version = 3", f'imports = ["{k3s}/config-v3.toml.d/*.toml"]')
     ok(call("containerd", k3s / "config.toml"))
-    assert sorted(os.listdir(k3s)) == ["config-v3.toml.d", "config.toml"]
+    assert sorted(os.listdir(k3s)) == ["99-gpushim.toml.after-gpushim", "config-v3.toml.d", "config.toml"]
     assert os.listdir(k3s / "config-v3.toml.d") == ["99-gpushim.toml"]
     ok(call("containerd", k3s / "config.toml", "--remove"))
+    assert sorted(os.listdir(k3s)) == ["config-v3.toml.d", "config.toml"]
     assert os.listdir(k3s / "config-v3.toml.d") == []
 
 
@@ -519,8 +522,8 @@ def test_two_containerds_need_a_word(call: Call, config: Path, engines: list[Eng
     ok(call("containerd", config))
 
 
-def test_another_users_containerd_is_told(call: Call, config: Path, engines: list[Engine]) -> None:
-    engines.append(Engine("containerd", 7, uid=1000))
+def test_another_users_containerd_is_told(call: Call, config: Path, strangers: list[Stranger]) -> None:
+    strangers.append(Stranger("containerd", 7, 1000, "it is user 1000's"))
     assert "user 1000 runs containerd too" in call("containerd", config).output
 
 
@@ -589,15 +592,37 @@ def test_the_version_of_the_running_program(
     printed: str, expected: tuple[int, int], tmp_path: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(containerd_daemon, "_version", ASK_VERSION)
-    engines.append(Engine("containerd", 7, exe=script(tmp_path / "program", f'echo "{printed}"')))
+    monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
+    engines.append(Engine("containerd", 7, exe=script(tmp_path / "containerd", f'echo "{printed}"')))
     assert containerd_daemon.find("").version == expected
 
 
-def test_settings_that_containerd_cannot_read(tmp_path: Path) -> None:
-    program = script(tmp_path / "program", "echo 'containerd: failed to load TOML' >&2; exit 1")
+def test_a_program_elsewhere_is_not_executed(
+    tmp_path: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containerd_daemon, "_version", ASK_VERSION)
+    engines.append(Engine("containerd", 7, exe=script(tmp_path / "containerd", f"touch {tmp_path}/marker")))
+    assert containerd_daemon.find("").version == (0, 0)
+    with pytest.raises(GpushimError, match="or link the program of the running one to /usr"):
+        containerd_daemon.dump(containerd_daemon.find(""))
+    assert not (tmp_path / "marker").exists()
+
+
+def test_settings_that_containerd_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
+    program = script(tmp_path / "containerd", "echo 'containerd: failed to load TOML' >&2; exit 1")
     daemon = containerd_daemon.Daemon("/etc/containerd/config.toml", Engine("containerd", 7, exe=program))
     with pytest.raises(GpushimError, match="failed to load TOML; it would not start either"):
         containerd_daemon.dump(daemon)
+
+
+def listening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    """A containerd with a socket, and its clients in a directory of their own."""
+    monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("x.sock")
+    return Daemon("/x", Engine("containerd", 7, argv=("containerd", "-a", f"{tmp_path}/x.sock")))
 
 
 @pytest.mark.parametrize(
@@ -613,17 +638,15 @@ def test_what_crictl_says(
     info: str, expected: tuple[str | None, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(tmp_path / "crictl", f"echo '{info}'")
-    monkeypatch.setattr(containerd_daemon, "SYSTEM_PATH", str(tmp_path))
-    daemon = containerd_daemon.Daemon("/x", Engine("containerd", 7))
+    daemon = listening(tmp_path, monkeypatch)
     assert containerd_daemon.asked(daemon, {}, "nvidia") == expected
 
 
 @pytest.mark.parametrize(("state", "wrong"), [("ok", False), ("error", True)])
 def test_what_ctr_says(state: str, wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = f"io.containerd.grpc.v1           cri            linux/amd64    {state}"
-    script(tmp_path / "ctr", f'[ "$1" = --address=/x.sock ] && echo "{row}"')
-    monkeypatch.setattr(containerd_daemon, "SYSTEM_PATH", str(tmp_path))
-    daemon = containerd_daemon.Daemon("/x", Engine("containerd", 7, argv=("containerd", "-a", "/x.sock")))
+    script(tmp_path / "ctr", f'[ "$1" = --address={tmp_path}/x.sock ] && echo "{row}"')
+    daemon = listening(tmp_path, monkeypatch)
     program, trouble = containerd_daemon.asked(daemon, {}, "nvidia")
     assert program is None
     assert bool(trouble) is wrong

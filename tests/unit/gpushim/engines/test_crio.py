@@ -11,7 +11,7 @@ import pytest
 import tomlkit
 from click.testing import Result
 
-from gpushim.engines import crio
+from gpushim.engines import crio, programs
 from gpushim.engines.running import Engine
 
 Call = Callable[..., Result]
@@ -132,7 +132,7 @@ def test_cdi_needs_nothing(etc: Path, call: Call) -> None:
 
 
 @pytest.mark.parametrize("name", ["crio", "crio-status"])
-def test_verify_asks_crio(name: str, etc: Path, call: Call, tmp_path: Path, engines: list[Engine]) -> None:
+def test_verify_asks_crio(name: str, etc: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins: CRI-O is not to be had here. They say what their settings say."""
     drop_in = etc / "crio.conf.d" / "99-gpushim.toml"
     where = '[ "$1" = status ] || exit 1; ' if name == "crio" else ""
@@ -140,7 +140,7 @@ def test_verify_asks_crio(name: str, etc: Path, call: Call, tmp_path: Path, engi
         script = f"#!/bin/sh\n{where}exec cat {drop_in}\n" if each == name else "#!/bin/sh\nexit 1\n"
         (tmp_path / "bin" / each).write_text(script)
         (tmp_path / "bin" / each).chmod(0o755)
-    engines.append(Engine("crio", 12, exe=f"{tmp_path}/bin/crio", argv=("crio",), uid=os.geteuid()))
+    monkeypatch.setattr(programs, "DIRECTORIES", (f"{tmp_path}/bin",))
     ok(call("crio", None))
     assert ok(call("crio", None, "--verify")).stdout == "verified: CRI-O has the runtime nvidia\n"
     missing = call("crio", None, "--verify", "--runtime-name=gpu", "--set-as-default").exception

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import stat
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpuhook import walk
 from gpushim.engines import files
 from gpushim.engines.files import Change, apply, diff, read
 from gpushim.errors import GpushimError
+
+# pytest's directories let nobody in but root, so the file's is made the root directory.
+AS_USER = f"""
+import os, sys
+sys.path[:0] = {[str(Path(files.__file__).parents[2]), str(Path(walk.__file__).parents[1])]}
+from gpushim.engines import files
+os.chroot(os.path.dirname(sys.argv[1]))
+os.chdir("/")
+os.setgroups([])
+os.setgid(1234)
+os.setuid(1234)
+print(files.read("/daemon.json"))
+"""
 
 
 @pytest.fixture
@@ -23,7 +42,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def edit(path: Path, new: bytes | None = b"new") -> Change:
-    return Change(str(path), read(str(path)), new)
+    return Change(str(path), read(str(path)), new, before=read(str(path)))
 
 
 def test_a_missing_file_is_none(tmp_path: Path) -> None:
@@ -71,11 +90,29 @@ def test_a_link_to_itself(tmp_path: Path) -> None:
         read(str(link))
 
 
-def test_a_link_below_another_root(file: Path) -> None:
+def test_a_link_below_another_root_stays_in_it(file: Path) -> None:
     link = file.parent / "link.json"
     link.symlink_to(file)
-    with pytest.raises(GpushimError, match="is a link within another root"):
-        read(f"/proc/self/root{link}")
+    with another_root(file.parent) as root:
+        assert read(f"{root}/daemon.json") == b"old"
+        with pytest.raises(GpushimError, match=f"is a link to {file}, which does not exist"):
+            read(f"{root}/link.json")
+        link.unlink()
+        link.symlink_to("/../../daemon.json")
+        assert read(f"{root}/link.json") == b"old"
+
+
+@contextlib.contextmanager
+def another_root(top: Path) -> Iterator[str]:
+    """A process whose root directory is another one."""
+    script = "import os, sys; os.chroot(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, top], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield f"/proc/{child.pid}/root"
+        child.communicate()
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "FIFO"])
@@ -98,8 +135,51 @@ def test_somebody_elses_file_or_directory(file: Path) -> None:
         read(str(file))
     os.chown(file, 0, 0)
     os.chown(file.parent, 1234, 0)
-    with pytest.raises(GpushimError, match="belongs to user 1234"):
+    with pytest.raises(GpushimError, match=f"{file.parent} belongs to user 1234; run this as that user"):
         read(str(file))
+
+
+@pytest.mark.parametrize("name", ["daemon.json", "none.json"], ids=["there", "missing"])
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [
+        (0o777, "(mode 777); chmod go-w it"),
+        (0o775, "(mode 775); chmod go-w it"),
+        (0o1777, "others may make files in"),
+    ],
+)
+def test_a_directory_above_in_which_others_may_write(mode: int, sentence: str, name: str, file: Path) -> None:
+    below = file.parent / "a" / "b"
+    below.mkdir(parents=True)
+    (below / "daemon.json").write_bytes(b"old")
+    file.parent.chmod(mode)
+    with pytest.raises(GpushimError, match=re.escape(sentence)):
+        read(f"{below}/{name}")
+    with pytest.raises(GpushimError, match=re.escape(sentence)):
+        apply([Change(f"{below}/{name}", None, b"new")])
+    assert sorted(os.listdir(below)) == ["daemon.json"]
+
+
+def test_a_link_that_somebody_else_made(file: Path) -> None:
+    link = file.parent / "link.json"
+    link.symlink_to("daemon.json")
+    os.chown(link, 1234, 0, follow_symlinks=False)
+    with pytest.raises(GpushimError, match=f"{link} belongs to user 1234"):
+        read(str(link))
+
+
+def test_a_file_that_others_may_write(file: Path) -> None:
+    file.chmod(0o666)
+    with pytest.raises(GpushimError, match=r"may be written by others \(mode 666\); chmod go-w it"):
+        read(str(file))
+
+
+def test_a_users_own_group_is_that_user(file: Path) -> None:
+    for path in (file, file.parent):
+        os.chown(path, 1234, 1234)
+        path.chmod(path.stat().st_mode | 0o020)
+    done = subprocess.run([sys.executable, "-c", AS_USER, file], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("b'old'\n", "")
 
 
 def test_a_read_only_file(file: Path) -> None:
@@ -113,10 +193,10 @@ def test_a_read_only_file(file: Path) -> None:
 def test_a_file_that_cannot_be_replaced(number: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = os.rename
 
-    def refuse(source: str, target: str) -> None:
-        if target == str(file):
+    def refuse(source: str, target: str, **folders: int) -> None:
+        if target == file.name:
             raise OSError(number, os.strerror(number))
-        rename(source, target)
+        rename(source, target, **folders)
 
     monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(GpushimError, match=f"^{file} "):
@@ -145,17 +225,18 @@ def test_all_or_none(file: Path, tmp_path: Path) -> None:
     assert os.listdir(file.parent) == ["daemon.json"]
 
 
-def test_before_is_of_the_first_time_and_after_of_the_last(file: Path) -> None:
+def test_before_and_after_are_of_the_last_time(file: Path) -> None:
     apply([edit(file, b"first")])
-    apply([edit(file, b"second")])
-    assert (files.before(str(file)), files.after(str(file))) == (b"old", b"second")
+    apply([Change(str(file), b"first", b"second", before=b"theirs")])
+    assert (files.before(str(file)), files.after(str(file))) == (b"theirs", b"second")
 
 
 def test_no_before_for_a_file_that_we_made(tmp_path: Path) -> None:
     path = tmp_path / "daemon.json"
     apply([edit(path, b"first")])
-    apply([edit(path, b"second")])
-    assert (files.before(str(path)), files.after(str(path))) == (None, b"second")
+    apply([Change(str(path), b"first", b"second", before=b"theirs")])
+    apply([Change(str(path), b"second", b"third", before=None)])
+    assert (files.before(str(path)), files.after(str(path))) == (None, b"third")
 
 
 def test_undo_takes_the_records_along(file: Path) -> None:
@@ -182,3 +263,48 @@ def test_a_diff_shows_ends_of_lines_and_odd_bytes() -> None:
         "\\ No newline at end of file\n--- /dev/null\n+++ /g\n@@ -0,0 +1 @@\n+x\n"
         "--- /h\n+++ /dev/null\n@@ -1 +0,0 @@\n-y\n"
     )
+
+
+def test_each_attribute_is_set_by_itself_and_those_lost_are_named(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("user.a", "user.b", "user.c"):
+        os.setxattr(file, name, name.encode())
+    setxattr = os.setxattr
+
+    def refuse(path: int, name: str, value: bytes) -> None:
+        if name == "user.a":
+            raise OSError(errno.EPERM, "Operation not permitted")
+        setxattr(path, name, value)
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+    monkeypatch.setattr(os, "listxattr", lambda path: ["user.a", "user.b", "user.c"])
+    notes = apply([edit(file)])
+    assert notes == [f"{file} has lost its attribute user.a: Operation not permitted"]
+    assert (os.getxattr(file, "user.b"), os.getxattr(file, "user.c")) == (b"user.b", b"user.c")
+
+
+def test_records_are_as_before_after_a_change_that_failed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply([edit(file, b"first")])
+    rename = os.rename
+
+    def refuse(source: str, target: str, **folders: int) -> None:
+        if os.path.basename(target) == file.name:
+            raise OSError(errno.ENOSPC, "no space")
+        rename(source, target, **folders)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(GpushimError, match="no space is left"):
+        apply([Change(str(file), b"first", b"second", before=b"theirs")])
+    assert (files.before(str(file)), files.after(str(file))) == (b"old", b"first")
+
+
+def test_copies_have_names_of_their_own(file: Path) -> None:
+    for content in (b"one", b"two", b"two"):
+        file.write_bytes(content)
+        apply([Change(str(file), content, b"new", recorded=False, lost=("x",))])
+    assert sorted(os.listdir(file.parent)) == [
+        "daemon.json",
+        "daemon.json.kept-gpushim",
+        "daemon.json.kept-gpushim.2",
+    ]

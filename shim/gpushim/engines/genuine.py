@@ -1,0 +1,115 @@
+"""Whether a process with an engine's name is one of this host's: where it runs, as whom, who made its program.
+
+Its command line and environment play no part: whoever starts a process writes them.
+Out of scope: which processes to look at (running.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import TYPE_CHECKING
+
+from gpushim.engines import places
+from gpushim.errors import GpushimError, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+READ_LIMIT = 1 << 17  # bytes of a file in /proc; an argument may have 128 KiB (execve(2))
+UNSAFE = "others could have made its program"  # what an administrator can mend
+# Hierarchies that runtimes put every container into; where systemd is, it decides about the first two.
+HIERARCHIES = ("", "name=systemd", "devices", "pids")
+# Where a host's services run: in no cgroup of their own, or in a unit of systemd's or OpenRC's. Not in scopes: the
+# containers of Docker's systemd driver are scopes of system.slice. EKS has its engine in runtime.slice.
+_SERVICE = re.compile(
+    r"/|/openrc\.[^/]+|/(system|runtime|podruntime)\.slice(/[^/]+\.slice)*(/[^/]+\.service)?", re.ASCII
+)
+_SNAP = re.compile(r"/system\.slice/snap\.([^./]+)\.[^/]+\.service", re.ASCII)
+# A user's own: services of the user's systemd, and sessions. Where systemd does not hand a controller of v1 down, its
+# path ends at a slice.
+_SERVICES = r"user@{0}\.service((/[^/]+\.slice)*/[^/]+\.service)?"
+_USERS = rf"/user\.slice(/user-{{0}}\.slice(/({_SERVICES}|session-[^/]+\.scope))?)?"
+
+
+def why_not(folder: str, proc: str, uids: list[int], exe: str, root: str, names: Collection[str]) -> str:
+    """Say why a process is no engine of this host's; what cannot be seen speaks against it.
+
+    Args:
+        folder: of the process in procfs.
+        proc: where that is mounted.
+        uids: real, effective and saved.
+        exe: absolute path of the program within the process's root.
+        root: that root as seen from here; "" if it is ours.
+        names: of engines' programs.
+
+    Returns:
+        a clause; "" if it is one.
+    """
+    me = os.geteuid()
+    if uids != [me] * 3:
+        return f"it is user {next((uid for uid in uids if uid != me), 'unknown')}'s"
+    groups = _groups(folder)
+    foreign = [path for path in groups if not _SERVICE.fullmatch(path) and not (me and _of(me).fullmatch(path))]
+    if foreign:
+        return f"its cgroup is {quote(foreign[0])}"
+    moved = [each for each in ("mnt", "user") if not _same(f"{folder}/ns/{each}", f"{proc}/self/ns/{each}")]
+    unit = groups[0] if groups else ""
+    snap = _SNAP.fullmatch(unit)
+    snapped = snap is not None and exe.startswith(f"/snap/{snap[1]}/") and moved == ["mnt"]
+    rootless = me != 0 and unit.endswith(".service")
+    if moved and not snapped and not rootless:
+        return f"it is in another {'mount' if moved[0] == 'mnt' else 'user'} namespace"
+    if os.path.basename(exe) not in names:
+        return f"its program is {quote(exe)}"
+    return "" if _trusted(folder, exe, root) else f"{UNSAFE}, {quote(exe)}"
+
+
+def _trusted(folder: str, exe: str, root: str) -> bool:
+    """Say whether nobody else could have made a process's program; an upgrade may have taken its name away."""
+    try:
+        status = os.stat(f"{folder}/exe")
+        places.check_file(exe, status)
+        with places.place(f"{root}{exe}"):
+            return stat.S_ISREG(status.st_mode)
+    except (OSError, GpushimError):
+        return False
+
+
+def _groups(folder: str) -> list[str]:
+    """List the cgroups of a process in HIERARCHIES, the longest path first; cgroups(7) has the form."""
+    lines = [(*line.split(":", 2), "", "")[1:3] for line in text(f"{folder}/cgroup").splitlines()]
+    paths = [path for hierarchy in HIERARCHIES for names, path in lines if hierarchy in names.split(",")]
+    return sorted(paths, key=len, reverse=True) or ["unknown"] * bool(lines)
+
+
+def _of(uid: int) -> re.Pattern[str]:
+    return re.compile(_USERS.format(uid), re.ASCII)
+
+
+def _same(one: str, other: str) -> bool:
+    """Say whether two namespaces are one; those that this user may not see are not."""
+    return link(one) == link(other) != ""
+
+
+def text(path: str) -> str:
+    """Read a file of procfs as text; "" if that cannot be done."""
+    return data(path).decode("utf-8", "replace")
+
+
+def data(path: str) -> bytes:
+    """Read a file of procfs; nothing if that cannot be done."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(READ_LIMIT)
+    except OSError:
+        return b""  # the process has ended, or belongs to another user
+
+
+def link(path: str) -> str:
+    """Read a link of procfs; "" if that cannot be done."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

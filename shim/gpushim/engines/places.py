@@ -1,0 +1,269 @@
+"""Places that others' settings and command lines name, opened only if nobody else could have put there what is there.
+
+A path is walked one component at a time, each by the fd of its directory. Every directory, link and file on the way
+must be root's, or of who runs this, and no directory or file may be written by anybody else: sticky or not, a
+directory where anybody may make files holds nothing to trust (a mount of FUSE's shows whatever owners it likes).
+Below /proc/PID/root the walk stays in that root, whatever links say. What is done with a place is done through the
+fd of its directory, never by its path again.
+Out of scope: what files say (files.py), and which process names a path (running.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuhook.walk import MAX_LINKS, walk_allowed
+from gpushim import stamp
+from gpushim.errors import GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEW_DIRECTORY_MODE = 0o755
+OTHERS_WRITE, GROUP_WRITES = 0o002, 0o020
+_ROOT = re.compile(r"(/proc/(?:\d+|self(?:/fd/\d+)?)/root)(/.*)?", re.ASCII | re.DOTALL)
+_OPEN = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file's directory, open, and the file's name in it.
+
+    Attributes:
+        folder: an O_PATH fd.
+        name: of the file, which need not exist, and is no link if it does.
+        path: where that is, links followed, as this process sees it.
+        link: the text of the last link that led here; "" if none did.
+    """
+
+    folder: int
+    name: str
+    path: str
+    link: str = ""
+
+
+@contextlib.contextmanager
+def place(path: str, make: bool = False) -> Iterator[Place]:
+    """Open the directory that a file is in, the file's links followed.
+
+    Args:
+        path: absolute.
+        make: whether to make directories that are missing.
+
+    Yields:
+        The place.
+
+    Raises:
+        FileNotFoundError: a directory is missing, and all before it may be trusted.
+        GpushimError: somebody else could change what is there, or a link leads nowhere or in circles.
+        OSError: the path cannot be walked for another reason.
+    """
+    top, inside = _split(path)
+    root = os.open(top, _OPEN)
+    try:
+        found = _found(root, path, top, inside, make)
+        try:
+            yield found
+        finally:
+            os.close(found.folder)
+    finally:
+        os.close(root)
+
+
+def check(path: str, fd: int, status: os.stat_result) -> None:
+    """Refuse what somebody else owns or may write.
+
+    Args:
+        path: what was asked for, for the message.
+        fd: of the directory, link or file.
+        status: of the same.
+
+    Raises:
+        GpushimError: somebody could change what `path` means.
+    """
+    if not stamp.trusted(status.st_uid):
+        where = _where(fd, path)
+        raise GpushimError(
+            f"{path} is not touched: {where} belongs to user {status.st_uid}; run this as that user, or chown it"
+        )
+    if not _others_write(status):
+        return
+    where = _where(fd, path)
+    if status.st_mode & stat.S_ISVTX:
+        raise GpushimError(
+            f"{path} is not touched: others may make files in {where}; "
+            "move it to a directory that only its owner may write"
+        )
+    raise GpushimError(
+        f"{path} is not touched: others may write {where} (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it"
+    )
+
+
+def program(path: str) -> bool:
+    """Say whether a path is an executable file that nobody else could have put there."""
+    try:
+        with place(path) as found:
+            status = os.stat(found.name, dir_fd=found.folder, follow_symlinks=False)
+            check_file(path, status)
+    except (OSError, GpushimError):
+        return False
+    return stat.S_ISREG(status.st_mode) and bool(status.st_mode & stat.S_IXUSR)
+
+
+def check_file(path: str, status: os.stat_result) -> None:
+    """Refuse a file that somebody else owns or may write; its directory has been checked.
+
+    Args:
+        path: of the file, for the message.
+        status: of the file.
+
+    Raises:
+        GpushimError: somebody else does.
+    """
+    if not stamp.trusted(status.st_uid):
+        raise GpushimError(f"{path} belongs to user {status.st_uid}; run this as that user")
+    if not stat.S_ISSOCK(status.st_mode) and _others_write(status):
+        raise GpushimError(f"{path} may be written by others (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it")
+
+
+def socket_path(path: str) -> str:
+    """Return where a UNIX socket is, links followed.
+
+    Args:
+        path: absolute.
+
+    Raises:
+        GpushimError: somebody else could listen there.
+        OSError: there is none.
+    """
+    with place(path) as found:
+        check_file(path, os.stat(found.name, dir_fd=found.folder, follow_symlinks=False))
+        return found.path
+
+
+def connect(path: str, seconds: float) -> socket.socket:
+    """Connect to a UNIX socket that nobody else could have put there.
+
+    Args:
+        path: absolute, of any length: the kernel's limit of 107 bytes is for what stands in the address.
+        seconds: for this and each later step.
+
+    Raises:
+        OSError: nobody listens, or somebody else could.
+    """
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(seconds)
+    try:
+        with place(path) as found:
+            check_file(path, os.stat(found.name, dir_fd=found.folder, follow_symlinks=False))
+            client.connect(f"/proc/self/fd/{found.folder}/{found.name}")
+    except GpushimError as error:
+        client.close()
+        raise PermissionError(str(error)) from None
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Return the root that a path counts from, and the path within it."""
+    other = _ROOT.fullmatch(path)
+    return (other[1], other[2] or "/") if other else ("/", path)
+
+
+def _found(root: int, path: str, top: str, inside: str, make: bool) -> Place:
+    check(path, root, os.fstat(root))
+    link = ""
+    for _ in range(MAX_LINKS):
+        parent, _, name = inside.rpartition("/")
+        if name in ("", ".", ".."):
+            raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
+        try:
+            folder = _directory(root, path, parent, make)
+        except FileNotFoundError:
+            raise _dangling(path, inside) if link else _missing(inside) from None
+        try:
+            target = _link(path, folder, name)
+            if target is None:
+                return Place(folder, name, f"{top.rstrip('/')}{_where(folder, parent).rstrip('/')}/{name}", link)
+        except BaseException:
+            os.close(folder)
+            raise
+        os.close(folder)
+        link, inside = target, target if target.startswith("/") else f"{parent}/{target}"
+    raise GpushimError(f"{path} is a link that leads back to itself; remove it")
+
+
+def _directory(root: int, path: str, folder: str, make: bool) -> int:
+    """Open a directory, and make it and those above it where they are missing."""
+
+    def allow(fd: int, status: os.stat_result) -> None:
+        check(path, fd, status)
+
+    try:
+        return walk_allowed(root, folder + "/", allow)
+    except FileNotFoundError:
+        if not make:
+            raise
+    above, _, name = folder.rpartition("/")
+    parent = _directory(root, path, above, True)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, NEW_DIRECTORY_MODE, dir_fd=parent)
+    finally:
+        os.close(parent)
+    return walk_allowed(root, folder + "/", allow)
+
+
+def _link(path: str, folder: int, name: str) -> str | None:
+    """Return what a link says, None for what is no link or not there."""
+    try:
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISLNK(status.st_mode):
+            return None
+        check(path, fd, status)
+        return os.readlink("", dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def _where(fd: int, otherwise: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return otherwise  # there is no /proc
+
+
+def _missing(inside: str) -> FileNotFoundError:
+    return FileNotFoundError(2, os.strerror(2), os.path.dirname(inside))
+
+
+def _dangling(path: str, target: str) -> GpushimError:
+    return GpushimError(f"{path} is a link to {target}, which does not exist; make that file, or remove the link")
+
+
+def dangling(found: Place, path: str) -> GpushimError:
+    """Return the refusal of a link to a file that is not there."""
+    return _dangling(path, found.path)
+
+
+def _others_write(status: os.stat_result) -> bool:
+    """Say whether others may write a file or directory; of a link, the mode means nothing.
+
+    Where users have a group each and a umask of 002, the group of an ordinary user's files is that user.
+    """
+    if stat.S_ISLNK(status.st_mode):
+        return False
+    own = os.geteuid() != 0 and (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())
+    return bool(status.st_mode & (OTHERS_WRITE if own else OTHERS_WRITE | GROUP_WRITES))
