@@ -174,6 +174,14 @@ def test_a_failure_that_is_not_of_this_wait_does_not_count(machine: Machine, cha
     renew._pass_on(machine.state, machine.config, 1)
 
 
+@pytest.mark.parametrize("mode", [0o757, 0o775])
+def test_a_failure_is_not_recorded_where_others_write(machine: Machine, mode: int) -> None:
+    Path(machine.state).mkdir()
+    os.chmod(machine.state, mode)
+    renew.record(machine.state, renew.facts(machine.config), GpushimError("sorry", 12))
+    assert os.listdir(machine.state) == []
+
+
 def test_a_failure_that_others_may_have_written_does_not_count(machine: Machine) -> None:
     machine.build(1)
     failing(machine)
