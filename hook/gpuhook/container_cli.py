@@ -118,6 +118,7 @@ def configure(words: list[str]) -> None:
     line: dict[str, Any] = {"container": rootfs, "by": "nvidia-container-cli"}
     try:
         wanted = request(options, inventory["policy"])
+        ensure.look_at_channels(inventory, wanted.imex)
         line["request"] = f"{wanted.source}={wanted.text}"[:1000]
         facts = {"rootfs": rootfs, "userns": False, "hook": ""}
         planned, line["gpus"] = plan.plan(wanted, inventory, facts)

@@ -144,7 +144,7 @@ def find_request(
     if stale != "policy":
         wanted = request.read(spec, inventory["policy"], ignored)
         if wanted is None or not stale or plan.parts(wanted)[0] is None:
-            return wanted, inventory
+            return _with_channels(wanted, inventory)
     try:
         inventory = (renew or ensure.snapshot)(config, state)
     except GpushimError:
@@ -152,7 +152,15 @@ def find_request(
             return None, {}
         raise
     ignored.clear()
-    return request.read(spec, inventory["policy"], ignored), inventory
+    return _with_channels(request.read(spec, inventory["policy"], ignored), inventory)
+
+
+def _with_channels(
+    wanted: request.Request | None, inventory: dict[str, Any]
+) -> tuple[request.Request | None, dict[str, Any]]:
+    if wanted is not None and wanted.imex:
+        ensure.look_at_channels(inventory, wanted.imex)
+    return wanted, inventory
 
 
 def asks_for_nothing(spec: dict[str, Any]) -> bool:

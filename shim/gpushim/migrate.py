@@ -123,7 +123,8 @@ def changes(found: list[Row], ours: str) -> list[Change]:
     trouble = _trouble(text)
     if trouble:
         raise GpushimError(f"{ours} would be wrong: {trouble}", CONFIG)
-    return [Change(ours, old, text.encode())] if text != before else []
+    first = old if files.after(ours) != old else files.before(ours)
+    return [Change(ours, old, text.encode(), before=first)] if text != before else []
 
 
 def _flat(table: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:

@@ -184,7 +184,8 @@ def select(
         devices: items from parse, without CDI names.
         inventory: the inventory snapshot.
         source: Request.source, for messages.
-        notes: if given, receives a sentence for each device that "all" leaves out.
+        notes: if given, receives a sentence for each GPU that "all" leaves out because it is in MIG mode and has no
+            instance.
 
     Returns:
         GPUs and MIG instances, as entries of the snapshot, each once: in the request's order, or in index
@@ -192,7 +193,7 @@ def select(
 
     Raises:
         GpushimError: REQUEST, when a device is unknown, ambiguous, or unusable; INVENTORY, when the
-            host has no usable GPU at all.
+            host has no usable GPU at all, or "all" is asked for and one of them cannot be used.
     """
     if devices and not inventory["gpus"]:
         found_none = f"no GPU was found on this host{_notes(inventory)}; check the driver with nvidia-smi"
@@ -218,23 +219,47 @@ def _who(source: str) -> str:
 
 
 def _all(inventory: dict[str, Any], notes: list[str]) -> tuple[list[Device], list[Device]]:
-    parents = {mig["gpu"] for mig in inventory["mig"]}
-    out = {gpu["index"]: gpu["problem"] for gpu in inventory["gpus"] if gpu["problem"]}
-    for gpu in inventory["gpus"]:
-        if gpu["mig"] and gpu["index"] not in parents:
-            out.setdefault(gpu["index"], "it is in MIG mode and no MIG instance is listed")
-    notes.extend(f"GPU {index} is left out of all: {reason}" for index, reason in out.items())
-    whole = [gpu for gpu in inventory["gpus"] if not gpu["mig"] and gpu["index"] not in out]
-    migs = [mig for mig in inventory["mig"] if mig["gpu"] not in out]
-    if not whole and not migs:
-        index, reason = next(iter(out.items()))
+    whole, migs, empty = usable(inventory)
+    lost = unusable(inventory)
+    names = _listed([str(device["uuid"] or device["index"]) for device in [*whole, *migs]])
+    if lost:
+        others = f", or name those that can be used: {names}" if names else ""
         raise GpushimError(
-            f"the container asks for all GPUs, but this host has {len(out)} and none can be used; "
-            f"repair GPU {index}: {reason}",
+            f"the container asks for all GPUs, but not all can be used: {_listed(lost)}; mend that{others}", INVENTORY
+        )
+    if not names:
+        raise GpushimError(
+            f"the container asks for all GPUs, but this host has {len(empty)}, all in MIG mode, and no MIG instance; "
+            "make some (nvidia-smi mig -cgi ... -C), or switch the mode off (nvidia-smi -mig 0)",
             INVENTORY,
         )
+    notes.extend(f"GPU {index} is left out of all: it is in MIG mode and has no instance" for index in empty)
+    return whole, migs
+
+
+def usable(inventory: dict[str, Any]) -> tuple[list[Device], list[Device], list[int]]:
+    """List the GPUs that are not divided and the MIG instances that can be handed out, in index order.
+
+    Returns:
+        both, and the indices of healthy GPUs that are in MIG mode and have no instance: they have nothing to give.
+    """
+    sick = {gpu["index"] for gpu in inventory["gpus"] if gpu["problem"]}
+    whole = [gpu for gpu in inventory["gpus"] if not gpu["mig"] and gpu["index"] not in sick]
+    migs = [mig for mig in inventory["mig"] if mig["gpu"] not in sick]
+    divided = {mig["gpu"] for mig in inventory["mig"]} | sick
+    empty = [gpu["index"] for gpu in inventory["gpus"] if gpu["mig"] and gpu["index"] not in divided]
     whole.sort(key=lambda gpu: gpu["index"])
-    return whole, sorted(migs, key=lambda mig: (mig["gpu"], mig["index"]))
+    return whole, sorted(migs, key=lambda mig: (mig["gpu"], mig["index"])), sorted(empty)
+
+
+def unusable(inventory: dict[str, Any]) -> list[str]:
+    """List why GPUs and MIG instances that the host has cannot be handed out, a reason for each."""
+    sick = [
+        gpu["problem"] if gpu["problem"].startswith("GPU ") else f"GPU {gpu['index']}: {gpu['problem']}"
+        for gpu in inventory["gpus"]
+        if gpu["problem"]
+    ]
+    return [*sick, *inventory.get("missing", ())]
 
 
 def _find(item: Item, inventory: dict[str, Any]) -> list[Device]:

@@ -24,6 +24,7 @@ from e2e.faults import Done, tree
 from e2e.trees import TOP
 from e2e.witness import RUNC, settings
 from gpushim.errors import BUNDLE, DRIVER, INVENTORY
+from unit.gpushim.inventory import machine
 
 BIN = TOP / "bin"
 DOCKER = b'{\n\t"labels": ["na\\u00efve"],\n\t"debug": false\n}'
@@ -50,7 +51,7 @@ class Lab:
 
     def build(self, gpus: int) -> None:
         """Give the host so many GPUs."""
-        fakehost.build(str(self.work / "host"), gpus, compile_cache=str(TOP / ".cache" / "fakehost"))
+        self.host = fakehost.build(str(self.work / "host"), gpus, compile_cache=str(TOP / ".cache" / "fakehost"))
 
     def refresh(self) -> Done:
         """Look at the host again."""
@@ -205,3 +206,78 @@ def test_configures_at_once(lab: Lab, tmp_path: Path) -> None:
         lab.call("gpushim", "configure", "docker", "--config", config, "--runtime-name", name, "--remove")
     assert config.read_bytes() == DOCKER
     assert config.stat().st_mode & 0o777 == 0o640
+
+
+STORM = 50
+NVML, DEADLINE = 5, 20  # seconds; on a host it may be 25 of the 100 that a container waits
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Lab]:
+    """A host that has not been listed since its NVML takes long."""
+    lab = Lab(tmp_path)
+    with Path(lab.env["GPUSHIM_CONFIG"]).open("a") as config:
+        config.write(f"[refresh]\ndeadline-seconds = {DEADLINE}\n")
+    yield lab
+    machine.end(lab.env["GPUSHIM_STATE"])
+
+
+def storm(lab: Lab) -> list[Done]:
+    """Start many containers at once, on a host that is listed for the first time."""
+    bundles = [lab.lay(f"storm{number}") for number in range(STORM)]
+    shutil.rmtree(lab.env["GPUSHIM_STATE"])
+    with ThreadPoolExecutor(STORM) as pool:
+        return list(pool.map(lambda bundle: lab.start(bundle, check=False), bundles))
+
+
+def behave(lab: Lab, **how: Any) -> None:
+    """Let NVML behave so, and write down when it is opened."""
+    log = Path(lab.host.root, "usr/lib/fakehost/nvml.log")
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("")
+    lab.host.behave(**how)
+
+
+def openings(lab: Lab) -> int:
+    """Count how often NVML has been opened."""
+    return Path(lab.host.root, "usr/lib/fakehost/nvml.log").read_text().count("opened")
+
+
+def test_a_storm_beside_a_slow_nvml(slow: Lab) -> None:
+    """They wait for one refresh, and all get their GPUs."""
+    behave(slow, delay_ms=NVML * 1000)
+    assert [done.stderr for done in storm(slow) if done.returncode] == []
+    found = [json.loads((slow.work / f"bundles/storm{number}/config.json").read_text()) for number in range(STORM)]
+    assert [gpus(spec) for spec in found] == [2] * STORM
+    assert openings(slow) == 1
+
+
+def test_a_storm_beside_an_nvml_that_takes_longer_than_a_container_waits(slow: Lab) -> None:
+    """All refuse with one sentence; the host is listed all the same, and the next container starts."""
+    config = Path(slow.env["GPUSHIM_CONFIG"])
+    config.write_text(config.read_text().replace(f"deadline-seconds = {DEADLINE}", "deadline-seconds = 2"))
+    behave(slow, delay_ms=15000)
+    refused = storm(slow)
+    assert {done.returncode for done in refused} == {INVENTORY}
+    (said,) = {done.stderr for done in refused}
+    assert "has waited 2 s for NVML to initialise, and goes on without this container" in said
+    end = time.monotonic() + 60
+    while not Path(slow.env["GPUSHIM_STATE"], "inventory.json").exists():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert slow.create(slow.lay("later")) == slow.clean
+    assert openings(slow) == 1
+
+
+def test_a_storm_beside_a_refresh_that_fails(slow: Lab) -> None:
+    """One failure is all that there is: nobody begins behind the others."""
+    behave(slow, delay_ms=2 * NVML * 1000)  # all have begun by then
+    blocked = Path(slow.env["GPUSHIM_STATE"]) / "runtime"
+    bundles = [slow.lay(f"storm{number}") for number in range(STORM)]
+    shutil.rmtree(blocked.parent)
+    blocked.mkdir(parents=True)
+    with ThreadPoolExecutor(STORM) as pool:
+        refused = list(pool.map(lambda bundle: slow.start(bundle, check=False), bundles))
+    (said,) = {done.stderr for done in refused}
+    assert "the snapshot cannot be saved: " in said
+    assert openings(slow) == 1

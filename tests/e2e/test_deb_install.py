@@ -68,9 +68,11 @@ def test_everything_is_compiled(there: Machine) -> None:
     assert "No such file" not in there.run(f"{script} 2>&1 >/dev/null", check=False).stdout
 
 
-def test_refresh_starts_when_the_configuration_changes(there: Machine) -> None:
-    wanted = there.run("readlink /etc/systemd/system/paths.target.wants/gpushim-refresh.path").stdout
-    assert wanted.endswith("/systemd/system/gpushim-refresh.path\n")
+def test_refresh_starts_by_itself(there: Machine) -> None:
+    names = ("paths.target.wants/gpushim-refresh.path", "paths.target.wants/gpushim-refresh-cdi.path")
+    for name in (*names, "timers.target.wants/gpushim-refresh.timer"):
+        wanted = there.run(f"readlink /etc/systemd/system/{name}").stdout
+        assert wanted.endswith(f"/systemd/system/{name.partition('/')[2]}\n")
 
 
 def test_cdi_spec_is_where_engines_look(there: Machine) -> None:

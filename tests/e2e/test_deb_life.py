@@ -167,6 +167,49 @@ def test_removal_takes_engines_settings_back_if_asked(installed: Machine) -> Non
     assert "Docker does not know yet" in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("words", ["remove", "purge"])
+def test_removal_says_how_to_take_the_entries_out_by_hand(installed: Machine, words: str) -> None:
+    """Without gpushim, which is gone, and with all that somebody has written since it was configured."""
+    installed.write("/etc/docker/daemon.json", '{\n  "debug": false\n}\n')
+    installed.run("gpushim configure docker; gpushim configure podman --set-as-default")
+    installed.run("sed -i 's/false,/false, \"mtu\": 1400,/' /etc/docker/daemon.json")
+    done = installed.run(f"apt-get {words} --yes {MAIN}")
+    said = [line.partition("gpushim:   ")[2] for line in done.stdout.splitlines() if line.startswith("gpushim:   ")]
+    assert "cp /etc/docker/daemon.json.before-gpushim /etc/docker/daemon.json" in said
+    assert "rm /etc/containers/containers.conf.d/99-gpushim.conf" in said
+    installed.run("\n".join(said))
+    assert installed.run("cat /etc/docker/daemon.json").stdout == '{\n  "debug": false, "mtu": 1400\n}\n'
+    assert installed.run("ls /etc/containers/containers.conf.d").stdout == ""
+
+
+def test_purge_after_the_entries_are_out_takes_the_records(installed: Machine) -> None:
+    installed.write("/etc/docker/daemon.json", "{}")
+    installed.run("gpushim configure docker")
+    installed.run(f"apt-get remove --yes {MAIN}")
+    installed.run("cp /etc/docker/daemon.json.before-gpushim /etc/docker/daemon.json")
+    installed.run(f"apt-get purge --yes {MAIN}")
+    assert installed.run("ls /etc/docker").stdout.split() == ["daemon.json"]
+
+
+@pytest.mark.parametrize("setting", ["'{}'", '"{}" # where engines look', '"""\\\n{}"""'])
+def test_removal_takes_the_spec_wherever_it_is(installed: Machine, setting: str) -> None:
+    """However its directory is written in config.toml."""
+    folder = installed.state / "specs"
+    line = "output-directory = " + setting.format(folder)
+    installed.write("/tmp/line", line + "\n")
+    installed.run("sed -i -e '/^# output-directory = /{r /tmp/line' -e 'd}' /etc/gpushim/config.toml")
+    installed.run("gpushim refresh")
+    assert [path.name for path in folder.iterdir()] == ["nvidia.com-gpu.json"]
+    installed.run(f"apt-get remove --yes {MAIN}")
+    assert [*folder.iterdir()] == []
+
+
+def test_removal_leaves_a_spec_that_somebody_has_changed_where_no_engine_reads_it(installed: Machine) -> None:
+    installed.run("gpushim refresh; sed -i 's/{/{ /' /run/cdi/nvidia.com-gpu.json")
+    installed.run(f"apt-get remove --yes {MAIN}")
+    assert installed.run("ls /run/cdi").stdout == "nvidia.com-gpu.json.kept-gpushim\n"
+
+
 def test_broken_command_line_does_not_keep_the_package_on_the_machine(installed: Machine) -> None:
     installed.run("rm -r /usr/lib/gpushim/*/vendor")
     installed.run(f"apt-get purge --yes {MAIN}")

@@ -99,7 +99,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 def test_the_files_differ(lab: Lab) -> None:
     differing = {name for name, what in lab.new.items() if what != lab.old[name]}
-    assert differing == {SNAPSHOT, "triggers", SPEC}
+    assert differing == {SNAPSHOT, "triggers", SPEC, "specs"}
     assert len(json.loads(lab.new[SNAPSHOT][1])["gpus"]) == 2
 
 
@@ -121,7 +121,7 @@ def test_refused_by_the_kernel_at_any_call(lab: Lab) -> None:
             done = lab.strike(call, f"error={error}")
             if done is not None:
                 codes.append(done.returncode)
-                assert lab.whole() == set(), call
+                assert lab.whole() <= {"failure"}, call  # which says why to creates that wait
                 assert "Traceback" not in done.stderr
                 assert done.returncode in (0, FAILED)
                 assert done.returncode == 0 or done.stderr.splitlines()[-1].startswith("gpushim: the snapshot cannot")

@@ -15,9 +15,11 @@ import pytest
 import fakehost
 from e2e import trees
 from e2e.test_systemd_reload import OUTER, SERVICE, TARGET
+from gpushim.errors import CONFIG, DRIVER, NOT_EXECUTABLE, NOT_FOUND
 
 UNITS = trees.TOP / "packaging" / "systemd"
-NAMES = ("gpushim-refresh.service", "gpushim-refresh.path")
+SERVICES = ("gpushim-refresh.service", "gpushim-refresh-again.service")
+NAMES = (*SERVICES, "gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer")
 RULES = UNITS / "60-gpushim.rules"
 INNER = """
 mount -t proc proc /proc
@@ -27,6 +29,7 @@ mount -t cgroup2 none /sys/fs/cgroup
 mount --bind $1 $1
 mount --bind $1 /mnt
 mount -t tmpfs -o mode=755 tmpfs /run
+mount -t tmpfs -o mode=755 tmpfs /var/lib
 mkdir -p /run/systemd/system /run/etc/upper/gpushim /run/etc/work
 cp -r /mnt/units/* /run/systemd/system
 cp /mnt/config.toml /run/etc/upper/gpushim
@@ -42,46 +45,68 @@ DROP_IN = """[Unit]
 DefaultDependencies=no
 ConditionPathExists=|{root}/proc/driver/nvidia/version
 [Service]
-ExecStartPre=/bin/sh -c 'echo >>/mnt/starts'
+ExecStartPre=/bin/sh -c 'echo %n >>/mnt/starts'
 StandardOutput=append:/mnt/log
 StandardError=append:/mnt/log
 """
 TRY = """
-service=gpushim-refresh.service
+again=gpushim-refresh-again.service
 : >/mnt/starts
+began() { grep -c ^$again /mnt/starts || true; }
 starts() {
-  for try in $(seq 100); do [ $(wc -l </mnt/starts) -lt $1 ] || break; sleep 0.1; done
-  while [ $(systemctl is-active $service) = activating ]; do sleep 0.1; done
+  for try in $(seq 100); do [ $(began) -lt $1 ] || break; sleep 0.1; done
+  while [ $(systemctl is-active $again) = activating ]; do sleep 0.1; done
   sleep 1
-  echo $2: $(wc -l </mnt/starts) $(systemctl show $service --property Result --value)
+  echo $2: $(began) $(systemctl show $again --property Result --value)
 }
-facts() { find /run/gpushim /run/cdi ROOT/dev ! -name lock -printf '%p %i %C@\\n' | sort; }
-systemctl start gpushim-refresh.path
+facts() { find /run/cdi /var/lib/gpushim ROOT/dev -printf '%p %i %C@\\n' | sort; }
+ldconfig() { cp /etc/ld.so.cache /etc/ld.so.cache~ && mv /etc/ld.so.cache~ /etc/ld.so.cache; }
+there() { ls /run/cdi | tr '\n' ' '; }
+modules() { cat ROOT/usr/lib/fakehost/modprobe.log 2>/dev/null | tr '\n' ' '; }
+systemctl start gpushim-refresh.path gpushim-refresh-cdi.path
 starts 0 waiting
 echo '# changed' >>/etc/gpushim/config.toml
 starts 1 configuration
-test -c ROOT/dev/nvidia-uvm && test -L ROOT/dev/char/508:0 && cat ROOT/usr/lib/fakehost/modprobe.log
+echo loaded: $(modules)
+systemctl start gpushim-refresh.service
+echo loaded: $(modules)
+test -c ROOT/dev/nvidia-uvm && test -L ROOT/dev/char/508:0
+starts 2 spec
 facts >/mnt/before
-systemctl start $service
-starts 2 again
+systemctl start $again
+starts 3 again
 facts | cmp /mnt/before -
-cp /etc/ld.so.cache /etc/ld.so.cache~
-mv /etc/ld.so.cache~ /etc/ld.so.cache
-starts 3 libraries
+ldconfig
+starts 4 libraries
 echo '[' >>/etc/gpushim/config.toml
-starts 4 broken
+starts 5 broken
 sed -i '/^.$/d' /etc/gpushim/config.toml
-starts 5 mended
-systemctl is-active gpushim-refresh.path
+starts 6 mended
+there
+sed 's/gpushim-hook/other-hook/' /run/cdi/nvidia.com-gpu.json >/run/cdi/nvidia.yaml
+starts 7 theirs
+there
+rm /run/cdi/nvidia.yaml
+starts 8 ours
+there
+for try in $(seq 600); do [ $(began) -lt 55 ] || break; ldconfig; sleep 0.05; done
+[ $(began) -lt 55 ] || echo many starts
+sleep 1
+systemctl is-active gpushim-refresh.path gpushim-refresh-cdi.path
 """
 SAID = """waiting: 0 success
 configuration: 1 success
-nvidia_uvm
-nvidia_modeset
-again: 2 success
-libraries: 3 success
-broken: 4 exit-code
-mended: 5 success
+loaded:
+loaded: nvidia_uvm nvidia_modeset
+spec: 2 success
+again: 3 success
+libraries: 4 success
+broken: 5 exit-code
+mended: 6 success
+nvidia.com-gpu.json theirs: 7 success
+nvidia.yaml ours: 8 success
+nvidia.com-gpu.json many starts
+active
 active
 """
 
@@ -95,12 +120,13 @@ def machine(tmp_path: Path) -> Path:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/gpushim").symlink_to(trees.TOP / "bin/gpushim")
     units = tmp_path / "units"
-    for name, drop_in in zip(NAMES, (DROP_IN.format(root=host.root), ALONE)):
+    for name in NAMES:
+        drop_in = DROP_IN.format(root=host.root) if name in SERVICES else ALONE
         (units / f"{name}.d").mkdir(parents=True)
         (units / f"{name}.d/test.conf").write_text(drop_in)
         shutil.copy(UNITS / name, units)
     (units / "try.target").write_text(TARGET)
-    (units / "try.service").write_text(SERVICE)
+    (units / "try.service").write_text(SERVICE.replace("=60", "=170"))
     (tmp_path / "try.sh").write_text(TRY.replace("ROOT", host.root))
     return tmp_path
 
@@ -112,7 +138,7 @@ def test_every_change_starts_the_service_once(machine: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=200,
     )
     said, errors, log = (_text(machine / name) for name in ("said", "errors", "log"))
     assert said == SAID, done.stdout + done.stderr + errors + log
@@ -137,11 +163,17 @@ def test_units_are_what_systemd_understands(tmp_path: Path, name: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_service_is_hardened_and_has_no_restart() -> None:
-    text = (UNITS / NAMES[0]).read_text()
-    assert "Restart=" not in text
-    assert "StartLimitBurst=" in text
-    command = ["/usr/bin/systemd-analyze", "security", "--offline=yes", "--threshold=65", str(UNITS / NAMES[0])]
+def test_the_service_that_no_timer_starts_starts_again_where_waiting_may_help() -> None:
+    text, again = ((UNITS / name).read_text() for name in SERVICES)
+    assert f"RestartPreventExitStatus={DRIVER} {CONFIG} {NOT_EXECUTABLE} {NOT_FOUND}\n" in text
+    assert "Restart=" not in again
+    assert "StartLimitIntervalSec=0\n" in text
+    assert "StartLimitIntervalSec=0\n" in again
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_the_services_are_hardened(name: str) -> None:
+    command = ["/usr/bin/systemd-analyze", "security", "--offline=yes", "--threshold=65", str(UNITS / name)]
     assert subprocess.run(command, capture_output=True).returncode == 0
 
 
@@ -165,3 +197,30 @@ def test_the_drivers_appearance_starts_the_service(module: str, wants: bool) -> 
     said = seen_by_udev(module)
     assert "60-gpushim.rules:" not in said  # which is how udev complains about a line
     assert ("SYSTEMD_WANTS=gpushim-refresh.service" in said and "TAGS=:systemd:" in said) is wants
+
+
+AGAIN = """
+service=gpushim-refresh.service
+mkdir -p /run/systemd/system/$service.d
+printf '[Service]\\nRestartSec=1\\n' >/run/systemd/system/$service.d/soon.conf
+systemctl daemon-reload
+echo fail = 999 >>ROOT/etc/fakehost.conf
+systemctl start $service 2>/dev/null || echo failed
+sed -i '/^fail = 999/d' ROOT/etc/fakehost.conf
+for try in $(seq 200); do grep -q '"source":"nvml"' /run/gpushim/inventory.json && break; sleep 0.1; done
+grep -o '"source":"[a-z]*"' /run/gpushim/inventory.json
+"""
+
+
+def test_what_failed_in_passing_is_looked_at_again(machine: Path) -> None:
+    (machine / "try.sh").write_text(AGAIN.replace("ROOT", f"{machine}/host"))
+    words = ["/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", OUTER, "sh"]
+    done = subprocess.run(
+        [*words, str(machine), f"gpushim-{machine.stat().st_ino}", INNER],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    said, errors, log = (_text(machine / name) for name in ("said", "errors", "log"))
+    assert said == 'failed\n"source":"nvml"\n', done.stdout + done.stderr + errors + log

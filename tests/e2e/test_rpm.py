@@ -230,8 +230,10 @@ def test_systemd_gets_the_units_and_no_engine_is_restarted(
         bare.rpm(words, *files)
         said.append(bare.there.run("cat /run/systemctl; rm /run/systemctl").stdout.splitlines())
     bare.there.run("rm -r /usr/bin/systemctl /run/systemd")
-    path = "gpushim-refresh.path"
-    asked = f"--quiet is-enabled {path}"
-    assert said[0] == [f"--no-reload preset {path}", "daemon-reload", asked, f"--no-block start {path}"]
-    assert said[1] == ["daemon-reload", f"--no-block try-restart {path}", "daemon-reload"]
-    assert said[2] == [f"--no-reload --now disable {path}", "stop gpushim-refresh.service", "daemon-reload"]
+    units = ("gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer")
+    both = " ".join(units)
+    started = [line for unit in units for line in (f"--quiet is-enabled {unit}", f"--no-block start {unit}")]
+    services = "gpushim-refresh.service gpushim-refresh-again.service"
+    assert said[0] == [f"--no-reload preset {both}", "daemon-reload", *started]
+    assert said[1] == ["daemon-reload", f"--no-block try-restart {both}", "daemon-reload"]
+    assert said[2] == [f"--no-reload --now disable {both}", f"stop {services}", "daemon-reload"]

@@ -41,6 +41,8 @@ class Host:
     modify: bool = True
     unloaded: tuple[str, ...] = ()
     behaviours: list[str] = field(default_factory=list)
+    bound: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # by bus id, what is settled when it is bound
+    divided: dict[str, str] = field(default_factory=dict)  # by place, the UUID of a MIG instance
 
     @property
     def lib_path(self) -> str:
@@ -82,20 +84,37 @@ class Host:
         self.update()
 
     def update(self) -> None:
-        """Bring files, nodes and libraries in line with `gpus`, after a change to it."""
+        """Bring files, nodes and libraries in line with `gpus`, after a change to it.
+
+        NVML first and the bindings last: with a real driver all change at once, and nobody sees a new binding beside
+        an old answer.
+        """
         files = (int(self.modify), self.node_uid, self.node_gid, self.node_mode)
-        tree.write_proc(self.root, self.gpus, self.driver, self.module_version, self.majors, files)
+        text = self._table()
+        for name in ("libnvidia-ml.so", "libcuda.so"):
+            compiled.bake(f"{self.lib_path}/{name}.{self.driver}", text)
+        self._write_conf()
+        again, kept = self._changes(files)
+        tree.write_proc(self.root, self.gpus, self.driver, self.module_version, self.majors, files, kept)
         if self.unloaded:
             kernel.unload(self.root, self.unloaded)
         tree.write_sys(self.root, self.gpus)
         if self.drm:
             kernel.write_drm(self.root, self.dev_root, self.gpus)
-        text = self._table()
-        for name in ("libnvidia-ml.so", "libcuda.so"):
-            compiled.bake(f"{self.lib_path}/{name}.{self.driver}", text)
-        self._write_conf()
         if self.nodes:
             self._make_nodes()
+        tree.bind(self.root, self.gpus, again)
+
+    def _changes(self, files: tuple[int, ...]) -> tuple[set[str], list[str]]:
+        """Tell which GPUs are bound anew, as something has changed that is settled then; and which instances stay."""
+        loaded = (self.module_version, tuple(sorted(self.majors.items())), files)
+        bound = {gpu.pci: (gpu.minor, gpu.uuid, loaded) for gpu in self.gpus}
+        again = {pci for pci, facts in bound.items() if self.bound.get(pci) != facts}
+        instances = [(gpu, mig, f"gpu{gpu.minor}/mig/gi{mig.gi}/ci{mig.ci}") for gpu in self.gpus for mig in gpu.mig]
+        same = [place for gpu, mig, place in instances if self.divided.get(place) == mig.uuid + mig.profile]
+        kept = [place for gpu, _, place in instances if place in same and gpu.pci not in again]
+        self.bound, self.divided = bound, {place: mig.uuid + mig.profile for _, mig, place in instances}
+        return again, kept
 
     def set_mig(self, index: int, devices: Iterable[MigRequest]) -> None:
         """Switch MIG on for one GPU and give it these devices; see `gpus.set_mig`."""

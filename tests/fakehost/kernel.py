@@ -87,14 +87,22 @@ def write_drm(root: str, dev_root: str, gpus: list[Gpu]) -> None:
     base = f"{root}/sys/bus/pci/devices"
     tree.write(f"{base}/{OTHER_PCI}/vendor", "0x1a03\n")
     tree.write(f"{base}/{OTHER_PCI}/class", "0x030000\n")
-    shutil.rmtree(f"{dev_root}/dev/dri", ignore_errors=True)
     places = {OTHER_PCI: ("card0",), **{gpu.pci: drm_names(gpu, len(gpus)) for gpu in gpus}}
+    kept = {f"{dev_root}/dev/dri/by-path"}
     for pci, names in places.items():
         for name in names:
             minor = int(name.lstrip("cardenD"))
             tree.write(f"{base}/{pci}/drm/{name}/dev", f"{tree.DRM_MAJOR}:{minor}\n")
-            tree.make_node(f"{dev_root}/dev/dri/{name}", tree.DRM_MAJOR, minor, 0o660, 0, 44)
+            node = f"{dev_root}/dev/dri/{name}"
             link = f"{dev_root}/dev/dri/by-path/pci-{pci}-{'card' if name.startswith('card') else 'render'}"
             os.makedirs(os.path.dirname(link), exist_ok=True)
-            os.symlink(f"../{name}", link)
+            tree.make_node(node, tree.DRM_MAJOR, minor, 0o660, 0, 44)
+            if not os.path.islink(link) or os.readlink(link) != f"../{name}":
+                tree.remove(link)
+                os.symlink(f"../{name}", link)
+            kept |= {node, link}
         tree.write(f"{base}/{pci}/drm/version", "drm 1.1.0 20060810\n")
+    for folder in (f"{dev_root}/dev/dri", f"{dev_root}/dev/dri/by-path"):  # what stays keeps its directory's times
+        for name in os.listdir(folder):
+            if f"{folder}/{name}" not in kept:
+                os.unlink(f"{folder}/{name}")

@@ -103,6 +103,18 @@ static void find_visible(void)
     }
 }
 
+/* Who asks for usr/lib/fakehost/nvml.log, by making it, reads there when NVML was opened and let go. */
+static void record(const char *what)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/usr/lib/fakehost/nvml.log", host.root);
+    int fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (fd >= 0) {
+        dprintf(fd, "%s\n", what);
+        close(fd);
+    }
+}
+
 EXPORT result nvmlInitWithFlags(unsigned flags)
 {
     result failed;
@@ -113,6 +125,7 @@ EXPORT result nvmlInitWithFlags(unsigned flags)
     }
     if (!load_host(&host))
         return UNKNOWN;
+    record("opened");
     usleep(host.delay_ms * 1000u);
     while (host.hang)
         pause();
@@ -139,6 +152,7 @@ EXPORT result nvmlShutdown(void)
 {
     NEED_INIT
     users--;
+    record("let go");
     return OK;
 }
 

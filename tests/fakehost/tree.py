@@ -11,6 +11,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import uuid
 from collections.abc import Iterable
 
 from fakehost.gpus import COMPUTES, INSTANCES, Gpu, ci_cap, gi_cap
@@ -81,7 +82,13 @@ def write_loader_cache(root: str, libdirs: Iterable[str]) -> None:
 
 
 def write_proc(
-    root: str, gpus: Iterable[Gpu], driver: str, module: str, majors: dict[str, int], files: tuple[int, int, int, int]
+    root: str,
+    gpus: Iterable[Gpu],
+    driver: str,
+    module: str,
+    majors: dict[str, int],
+    files: tuple[int, int, int, int],
+    kept: Iterable[str] = (),
 ) -> None:
     """Write proc/driver/nvidia, proc/driver/nvidia-caps, proc/devices and proc/modules anew.
 
@@ -92,10 +99,11 @@ def write_proc(
         module: version of the kernel module.
         majors: of drivers with a dynamic one.
         files: the module's parameters about nodes: whether to modify them, uid, gid, mode.
+        kept: places of MIG instances that are the same as before, below proc/driver/nvidia/capabilities.
     """
     modify, uid, gid, mode = files
     base = f"{root}/proc/driver/nvidia"
-    shutil.rmtree(base, ignore_errors=True)
+    _clear(base, {f"capabilities/{place}" for place in kept})
     write_version(root, module)
     write(
         f"{base}/params",
@@ -144,9 +152,25 @@ def _write_gpu(base: str, gpu: Gpu, driver: str) -> None:
     os.makedirs(mig, exist_ok=True)
     for device in gpu.mig:
         instance = f"{mig}/gi{device.gi}"
+        if os.path.isdir(f"{instance}/ci{device.ci}"):
+            continue  # it has been there all the time
         _write_capability(f"{instance}/access", gi_cap(gpu.minor, device.gi), 0o444)
         cap = ci_cap(gpu.minor, device.gi, device.ci)
         _write_capability(f"{instance}/ci{device.ci}/access", cap, 0o444)
+
+
+def _clear(base: str, kept: set[str]) -> None:
+    """Remove what is in a directory but for these places in it, which stay what they are, as entries of /proc do."""
+    for folder, folders, names in os.walk(base, topdown=False):
+        below = folder[len(base) + 1 :]
+        if any(place == below or below.startswith(place + "/") for place in kept):
+            continue
+        for name in names:
+            if not (name == "access" and any(place.startswith(below + "/") for place in kept)):
+                os.unlink(f"{folder}/{name}")
+        for name in folders:
+            if not any(f"{place}/".startswith(f"{below}/{name}/".lstrip("/")) for place in kept):
+                shutil.rmtree(f"{folder}/{name}")
 
 
 def _write_capability(path: str, minor: int, mode: int) -> None:
@@ -169,6 +193,26 @@ def _devices(module: str, majors: dict[str, int]) -> str:
     lines += [(major, name) for name, major in majors.items()]
     characters = "".join(f"{major:3d} {name}\n" for major, name in sorted(lines))
     return f"Character devices:\n{characters}\nBlock devices:\n  8 sd\n259 blkext\n"
+
+
+def bind(root: str, gpus: Iterable[Gpu], again: Iterable[str]) -> None:
+    """Bring the driver's bindings in line with the GPUs.
+
+    sysfs gives no inode number twice, so what goes is only put aside: its number stays taken.
+
+    Args:
+        root: the host's.
+        gpus: those that the driver is bound to.
+        again: bus ids of those among them that were unbound meanwhile.
+    """
+    base, aside = f"{root}/sys/bus/pci/drivers/nvidia", f"{root}/usr/lib/fakehost/unbound"
+    os.makedirs(base, exist_ok=True)
+    os.makedirs(aside, exist_ok=True)
+    wanted = {gpu.pci for gpu in gpus}
+    for name in set(os.listdir(base)) - (wanted - set(again)):
+        os.rename(f"{base}/{name}", f"{aside}/{uuid.uuid4()}")
+    for name in wanted - set(os.listdir(base)):
+        os.symlink(f"../../../../bus/pci/devices/{name}", f"{base}/{name}")
 
 
 def write_sys(root: str, gpus: Iterable[Gpu]) -> None:

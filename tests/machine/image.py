@@ -153,7 +153,8 @@ def install(root: Path) -> None:
     lay_down = str(trees.TOP / "packaging/install")
     for words in (["main", str(trees.TOP / "vendor")], ["compat"]):
         subprocess.run([lay_down, str(root), *words], check=True)
-    _chroot(root, "/bin/systemctl", "enable", "gpushim-refresh.path")
+    watching = [f"gpushim-{name}" for name in ("refresh.path", "refresh-cdi.path", "refresh.timer")]
+    _chroot(root, "/bin/systemctl", "enable", *watching)
 
 
 def _host(root: Path) -> None:

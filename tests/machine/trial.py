@@ -113,8 +113,9 @@ def boot(trial: Trial) -> None:
     with open("/proc/mounts") as file:
         mounts = [line.split()[2] for line in file if "cgroup" in line]
     trial.case(f"boot: systemd, pure cgroup v2 (up {uptime} s)", mounts == ["cgroup2"], str(mounts))
-    state = run("systemctl", "is-active", "gpushim-refresh.path")
-    trial.case("boot: gpushim-refresh.path is active", state == "active\n", state)
+    watching = ("gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer")
+    state = run("systemctl", "is-active", *watching)
+    trial.case("boot: path units and timer are active", state.split() == ["active"] * 3, state)
     for _ in range(100):
         if os.path.exists("/run/gpushim/inventory.json"):
             break
@@ -130,7 +131,8 @@ def boot(trial: Trial) -> None:
         made = json.load(file).get("hardlinks", "")
     passed = made.startswith("/usr/lib/gpushim-driver/")
     trial.case("boot: the refresh made hard links below /usr", passed, made + log)
-    units = ("/usr/lib/systemd/system/gpushim-refresh.service", "/usr/lib/systemd/system/gpushim-refresh.path")
+    names = ("refresh.service", "refresh-again.service", "refresh.path", "refresh-cdi.path", "refresh.timer")
+    units = [f"/usr/lib/systemd/system/gpushim-{name}" for name in names]
     said = run("systemd-analyze", "verify", "--man=no", *units)
     trial.case("units: systemd-analyze verify", not said, said)
     said = run("udevadm", "verify", "--no-style", "/usr/lib/udev/rules.d/60-gpushim.rules")

@@ -28,10 +28,8 @@ PASSED_ON = {
     "shim/gpushim/cli/refresh.py: snapshot['error']['sentence']",
     "shim/gpushim/cli/system.py: '; '.join(notes)",
     "shim/gpushim/engines/files.py: f'{path} {reason}'",
-    "shim/gpushim/inventory/ensure.py: said",
-    "shim/gpushim/inventory/ensure.py: line",
-    "shim/gpushim/inventory/ensure.py: line[len(PREFIX):]",
-    "shim/gpushim/inventory/ensure.py: str(tail, 'utf-8', 'replace').strip().rpartition('\\n')[2]",
+    "shim/gpushim/inventory/renew.py: said",
+    "shim/gpushim/inventory/renew.py: str(told['sentence'])",
     "shim/gpushim/policy.py: f'{path}: {trouble}'",
 }
 

@@ -10,26 +10,41 @@ import os
 from typing import Any, Optional
 
 from gpushim import stamp
-from gpushim.cdi import form, specs, text, write
+from gpushim.cdi import form, specs, text, write, written
 from gpushim.errors import FAILED, GpushimError
 
 DEFAULT_DIRECTORY = "/var/run/cdi"
+CHOICE = (
+    "engines take that one; to have gpushim's again, disable what writes it (nvidia-cdi-refresh), remove {}, and "
+    "refresh; write-spec = false under [cdi] says that it is to stay"
+)
 
 
 def on_refresh(snapshot: dict[str, Any]) -> None:
-    """Write the spec of a snapshot that has just been published, as the policy says.
+    """Write the spec of a snapshot that has just been published, as the policy says; remove what it has outdated.
 
     Args:
         snapshot: its "notes" get a sentence for each thing that is not as it should be.
     """
-    if not snapshot["policy"]["cdi"]["write-spec"]:
-        return
     notes: list[str] = []
+    path = path_of(snapshot["policy"]) if snapshot["policy"]["cdi"]["write-spec"] else ""
     try:
-        _write(snapshot, notes)
+        if not path or _write(snapshot, path, notes):
+            _remove_others(path, notes)
     except (GpushimError, OSError, ValueError) as error:
         notes.append(f"no CDI spec is written: {error}")
     snapshot["notes"] += [note for note in notes if note not in snapshot["notes"]]
+
+
+def _remove_others(path: str, notes: list[str]) -> None:
+    """Remove what refresh has written in a place, or for a kind, that the policy had before."""
+    for other in written.others(path):
+        why = f"{path} takes its place" if path else "write-spec under [cdi] is false"
+        try:
+            written.remove(other)
+            notes.append(f"{other}, which refresh had written, is removed: {why}")
+        except OSError as error:
+            notes.append(f"{other}, which refresh had written, cannot be removed ({error.strerror}), but {why}")
 
 
 def path_of(policy: dict[str, Any]) -> str:
@@ -43,24 +58,45 @@ def path_of(policy: dict[str, Any]) -> str:
     return os.path.join(directory, policy["cdi"]["kind"].replace("/", "-") + ".json")
 
 
-def _write(snapshot: dict[str, Any], notes: list[str]) -> None:
+def _write(snapshot: dict[str, Any], path: str, notes: list[str]) -> bool:
+    """Write the spec, or let another's have its place; returns whether one is there now that is of this snapshot."""
     policy = snapshot["policy"]["cdi"]
-    path = path_of(snapshot["policy"])
     try:
         spec = write.gpu_spec(snapshot, policy["kind"], policy["device-names"], notes)
     except GpushimError as error:
-        if saved(path):
+        old = saved(path)
+        if old and not _withdrawn(path, old, notes):
             notes.append(f"{path} stays as it was, for there is nothing to put in its place: {error}")
-        elif not snapshot["error"]:  # with an error, that is said already
+        elif not old and not snapshot["error"]:  # with an error, that is said already
             raise
-        return
+        return False
     with _directory(path, trusted=True) as fd:
-        conflict = conflicting(path, spec)
-        reason = conflict or emptier(path, spec, snapshot["source"])
+        if _withdrawn(path, spec, notes):
+            return True
+        reason = emptier(path, spec, snapshot["source"])
         if reason:
             notes.append(reason)
-        else:
-            _replace(fd, os.path.basename(path), text.render(spec, "json"))
+            return False
+        content = text.render(spec, "json")
+        written.note(path, content)
+        _replace(fd, os.path.basename(path), content)
+        return True
+
+
+def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
+    """Say whether another file has the same devices; then that of refresh goes, for engines would take neither."""
+    other, device = conflicting(path, spec)
+    if not other:
+        return False
+    both = f"{other} has {device} too, and a device in two files of a directory is none"
+    if not os.path.lexists(path):
+        notes.append(f"{path} is not written: {both}; {CHOICE.format(other)}")
+    elif written.ours(path):
+        written.remove(path)
+        notes.append(f"{path} is removed: {both}; {CHOICE.format(other)}")
+    else:
+        notes.append(f"{path} is not as refresh wrote it, and stays: {both}; remove one of them")
+    return True
 
 
 def save(path: str, content: str) -> None:
@@ -107,16 +143,13 @@ def emptier(path: str, spec: dict[str, Any], source: str) -> str:
     )
 
 
-def conflicting(path: str, spec: dict[str, Any]) -> str:
-    """Say which other file of the same directory has the same devices, or "": engines would take neither."""
+def conflicting(path: str, spec: dict[str, Any]) -> tuple[str, str]:
+    """Return another file of the same directory that has a device of a spec, and the device's name; or "" and ""."""
     for other, _, found in specs.load([os.path.dirname(path)], [spec["kind"]])[0]:
-        both = sorted(_names(found) & _names(spec))
+        both = sorted(_names(found) & _names(spec)) if found["kind"] == spec["kind"] else []
         if os.path.basename(other) != os.path.basename(path) and both:
-            return (
-                f"{path} is not written: {other} has {spec['kind']}={both[0]} too, and a device in two files of a "
-                f"directory is none; remove {other}, or set write-spec = false under [cdi]"
-            )
-    return ""
+            return other, f"{spec['kind']}={both[0]}"
+    return "", ""
 
 
 def _names(spec: dict[str, Any]) -> set[str]:

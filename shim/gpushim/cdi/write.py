@@ -60,7 +60,10 @@ def gpu_spec(
     for device, edits in plans:
         own = container_edits(_without(shared, edits), inventory)
         devices += [{"name": name, "containerEdits": own} for name in _named(device, names, kind)]
-    if merged:
+    lost = [] if only is not None else selection.unusable(inventory)
+    if merged and (lost or len(plans) < len(named)):  # who asks for all never gets fewer
+        notes.append(f"the device {ALL} is left out of the CDI spec: not all GPUs can be used")
+    elif merged:
         # Edits of the same node or mount, which several devices may have, are one in it.
         union = {key: edit for _, edits in plans for key, edit in edits.items()}
         devices.append({"name": ALL, "containerEdits": container_edits(_without(shared, union), inventory)})
@@ -124,19 +127,13 @@ def _chosen(
         items = selection.parse(only, (kind,)) or []
         gpus, migs = selection.select(items, inventory, "env --device-id", notes)
         return [*gpus, *migs]
-    divided = {mig["gpu"] for mig in inventory["mig"]}
-    out = {gpu["index"] for gpu in inventory["gpus"] if gpu["problem"]}
+    whole, migs, empty = selection.usable(inventory)
     for gpu in inventory["gpus"]:
         if gpu["problem"]:
             notes.append(f"GPU {gpu['index']} is left out of the CDI spec: {gpu['problem']}")
-        elif gpu["mig"] and gpu["index"] not in divided:
+        elif gpu["index"] in empty:
             notes.append(f"GPU {gpu['index']} is left out of the CDI spec: it is in MIG mode and not divided")
-    whole = [gpu for gpu in inventory["gpus"] if not gpu["mig"] and gpu["index"] not in out]
-    migs = [mig for mig in inventory["mig"] if mig["gpu"] not in out]
-    return [
-        *sorted(whole, key=lambda gpu: gpu["index"]),
-        *sorted(migs, key=lambda mig: (mig["gpu"], mig["index"])),
-    ]
+    return [*whole, *migs]
 
 
 def _plans(

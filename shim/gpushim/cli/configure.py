@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 from typing import Any
 
 import click
@@ -18,8 +19,9 @@ from gpushim.errors import GpushimError
 def configure() -> None:
     """Make a container engine use gpushim-runtime, or take that back.
 
-    Only gpushim's own entry is changed; comments, order and all other settings stay as they are written. The file as
-    it was is kept beside it, with .before-gpushim behind its name, and --remove brings it back.
+    Only gpushim's own entry is changed; comments, order and all other settings stay as they are written. The file
+    without gpushim is kept beside it, with .before-gpushim behind its name. --remove brings that back, or, if the
+    file has been changed since, takes only gpushim's entry out; a file in which nothing else is goes.
     """
 
 
@@ -41,6 +43,7 @@ def _command(name: str, title: str, *more: Any) -> None:
         *more,
         click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's."),
         click.option("--remove", is_flag=True, help="Take back what gpushim added, and nothing else."),
+        click.option("--by-hand", is_flag=True, help="With --remove: change nothing, and say how to do it by hand."),
         click.option("--files-only", is_flag=True, help="Look at the usual files, and at no process that runs."),
         click.option("--dry-run", is_flag=True, help="Show the change as a diff, and change nothing."),
         click.option("--restart", is_flag=True, help="Restart the engine, which may end its containers, and ask it."),
@@ -56,16 +59,19 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     engine = importlib.import_module(f"gpushim.engines.{name}")
     wish = _wish(options)
     verify, dry_run, restart = options["verify"], options["dry_run"], options["restart"]
+    if options["by_hand"]:
+        _by_hand(engine, wish)
+        return
     plan: Plan = engine.plan(Wish(config=wish.config, remove=True) if verify else wish)
     report: dict[str, Any] = {
         "config": plan.config,
-        "changes": [] if verify else [{"path": each.path, "diff": files.diff([each])} for each in plan.changes],
+        "changes": [] if verify else [_change(each) for each in plan.changes],
         "notes": list(plan.notes),
         "changed": False,
         "missing": None,
     }
     if not verify and not dry_run:
-        files.apply(plan.changes, undo=wish.remove)
+        report["notes"] += files.apply(plan.changes, undo=wish.remove)
         report["changed"] = bool(plan.changes)
     if verify or (restart and not dry_run):
         report["missing"] = _asked(engine, wish, plan, restart and not verify)
@@ -74,6 +80,24 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     _print(options["form"], title, wish, report, dry_run)
     if report["missing"]:
         raise GpushimError(f"{title} is not verified: {'; '.join(report['missing'])}")
+
+
+def _by_hand(engine: Any, wish: Wish) -> None:
+    """Say how to take gpushim out of settings once it is gone, and keep what that needs."""
+    if not wish.remove:
+        raise click.UsageError("--by-hand goes with --remove")
+    plan = engine.plan(wish)
+    commands = files.prepare(plan.changes)
+    if commands and hasattr(engine, "UNIT"):
+        arguments = _restarting(engine, wish, plan)
+        commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {engine.PROGRAM}")
+    for command in commands:
+        show.say(command)
+
+
+def _change(change: files.Change) -> dict[str, str]:
+    done = "removed" if change.new is None else "changed"
+    return {"path": change.path, "done": done, "diff": files.diff([change])}
 
 
 def _wish(options: dict[str, Any]) -> Wish:
@@ -120,7 +144,7 @@ def _print(form: str, title: str, wish: Wish, report: dict[str, Any], dry_run: b
         if dry_run:
             show.text(change["diff"])
         else:
-            show.say(f"changed {change['path']}")
+            show.say(f"{change['done']} {change['path']}")
     if not report["changes"] and report["missing"] is None:
         show.say(f"{report['config']}: nothing to {'take back' if wish.remove else 'change'}")
     for note in report["notes"]:

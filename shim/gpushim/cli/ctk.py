@@ -153,7 +153,8 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
         show.say(f"{row.key}: {row.becomes}", error=True)
     changes = migrate.changes(found, ours)
     if in_place:
-        files.apply(changes)
+        for note in files.apply(changes):
+            click.echo(f"note: {note}", err=True)
         return
     text = changes[0].new if changes else files.read(ours)
     click.echo((text or b"# all is as by default; gpushim config show lists it\n").decode(), nl=False)

@@ -44,7 +44,8 @@ def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
     else:
         _print(plan, engines, ours, write)
     if write:
-        files.apply(plan.changes)
+        for note in files.apply(plan.changes):
+            click.echo(f"note: {note}", err=True)
 
 
 def _print(plan: moving.Plan, engines: list[moving.Row], ours: str, write: bool) -> None:

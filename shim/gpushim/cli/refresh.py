@@ -7,27 +7,39 @@ import json
 import click
 
 from gpushim.cli import show
-from gpushim.errors import GpushimError
+from gpushim.errors import INVENTORY, GpushimError
 from gpushim.inventory import refresh as inventory
+from gpushim.inventory import survey
 
 
 @click.command()
-@click.option("--force", is_flag=True, help="List even if nothing seems to have changed.")
+@click.option("--force", is_flag=True, hidden=True, help="As without it: it always lists.")
+@click.option(
+    "--unattended",
+    is_flag=True,
+    help="As the systemd units do: list only if something has changed or may soon have, when the driver's files and "
+    "modules have come to rest, and take as long as it takes.",
+)
+@click.option("--no-modules", is_flag=True, help="Load no kernel module.")
 @show.format_option("text", "json")
-def refresh(force: bool, form: str) -> None:
+def refresh(force: bool, unattended: bool, no_modules: bool, form: str) -> None:
     """List this host's GPUs, MIG instances and driver files for the containers to come.
 
     A create does it by itself when the host has changed since; doing it at boot and after a driver upgrade saves
-    the first container the wait.
+    the first container the wait. It fails if a GPU or NVML does, for then a later try may find more.
     """
-    snapshot = inventory.refresh(force)
+    load = not no_modules
+    snapshot = inventory.unattended(load) if unattended else inventory.refresh(force=True, load=load)
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     version, notes = snapshot["driver"]["version"], snapshot["notes"]
     gpus, migs = len(snapshot["gpus"]), len(snapshot["mig"])
     if form == "json":
         click.echo(json.dumps({"gpus": gpus, "mig": migs, "driver": version, "notes": notes}, indent=2))
-        return
-    for note in notes:
-        show.say(f"note: {note}", error=True)
-    show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}")
+    elif not unattended:  # else the log says what there is to say
+        for note in notes:
+            show.say(f"note: {note}", error=True)
+        show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}")
+    trouble = survey.trouble(snapshot)
+    if trouble:
+        raise GpushimError(f"not all could be listed: {trouble}; when that is mended, run gpushim refresh", INVENTORY)

@@ -9,7 +9,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpushim.cdi import publish, specs, versions, write
+from gpushim.cdi import publish, specs, versions, write, written
 from gpushim.doctor import Finding, Host, ask, broken, docker, ok, skipped, some, warning
 from gpushim.engines import programs
 from gpushim.errors import GpushimError
@@ -43,6 +43,8 @@ def spec(host: Host) -> Iterator[Finding]:
         yield skipped(f"write-spec under [cdi] in {host.config} is false")
     elif not found or found["error"]:
         yield skipped("there is no snapshot to compare it with")
+    elif publish.saved(path) is None and (other := _other(host, found, path)):
+        yield ok(f"{path} is not there, for {other} has its devices")
     elif publish.saved(path) is None:
         yield warning(f"{path} is not there, or no good: engines find no CDI device of ours", "gpushim refresh")
     elif publish.saved(path) != _wanted(host, found):
@@ -52,6 +54,11 @@ def spec(host: Host) -> Iterator[Finding]:
         )
     else:
         yield ok(f"{path} is that of the snapshot")
+
+
+def _other(host: Host, snapshot: dict[str, Any], path: str) -> str:
+    wanted = _wanted(host, snapshot)
+    return publish.conflicting(path, wanted)[0] if wanted else ""
 
 
 def _wanted(host: Host, snapshot: dict[str, Any]) -> dict[str, Any] | None:
@@ -81,7 +88,7 @@ def conflicts(host: Host) -> Iterator[Finding]:
     for path, priority, document in specs.load(directories(host))[0]:
         for device in document["devices"]:
             places.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
-    said = set()
+    said, own = set(), publish.path_of(host.settings)
     for name, found in places.items():
         paths = sorted(path for _, path in found)
         if len(paths) > 1 and tuple(paths) not in said:
@@ -89,7 +96,10 @@ def conflicts(host: Host) -> Iterator[Finding]:
             same = len({priority for priority, _ in found}) < len(found)
             told = f"{name} is in {' and in '.join(paths)}"
             if same:
-                yield broken(f"{told}: engines give neither", "remove the one that gpushim does not write")
+                mend = (
+                    "gpushim refresh" if any(map(written.ours, paths)) else f"rm {own if own in paths else paths[-1]}"
+                )
+                yield broken(f"{told}: engines give neither", mend)
             else:
                 yield warning(f"{told}: the last of the directories counts", f"rm {found[0][1]}, if it is stale")
     if not said:

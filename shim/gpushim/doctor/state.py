@@ -23,7 +23,10 @@ PYTHON = "/usr/bin/python3"  # what the launcher starts
 OLDEST = (3, 9)
 NEEDED = 1 << 20  # bytes that must be free where bundles and snapshot are
 # Of the stamp, in its order: stamp.current.
-FACTS = ("the boot", "config.toml", "the module", "the GPUs", "the MIG instances", "ld.so.cache", "the device nodes")
+FACTS = (
+    *("the boot", "config.toml", "the module", "the major numbers", "the GPUs", "the MIG instances", "ld.so.cache"),
+    "the device nodes or files",
+)
 
 
 def config(host: Host) -> Iterator[Finding]:
@@ -62,6 +65,8 @@ def snapshot(host: Host) -> Iterator[Finding]:
     """Check that the snapshot is there, true, and that it has GPUs."""
     path = f"{host.state}/{ensure.SNAPSHOT}"
     found, stale = ensure.last(host.config, host.state)
+    now = stamp.current(found["inputs"]) if stale == "host" else ()  # the same if only its life is over
+    changed = [name for name, then, fact in zip(FACTS, found.get("stamp", ()), now) if then != fact]
     if not os.path.lexists(path):
         yield warning(f"there is no {path}: the first GPU container has to wait for a refresh", REFRESH)
     elif stale == "policy":
@@ -69,9 +74,7 @@ def snapshot(host: Host) -> Iterator[Finding]:
             f"{path} does not count: damaged, not root's alone, of another version, or older than {host.config}",
             REFRESH,
         )
-    elif stale:
-        now = stamp.current(found["inputs"])
-        changed = [name for name, then, fact in zip(FACTS, found["stamp"], now) if then != fact]
+    elif changed:
         yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
     elif found["error"]:
         yield broken(found["error"]["sentence"], f"{REFRESH}, once that is mended")
@@ -79,7 +82,8 @@ def snapshot(host: Host) -> Iterator[Finding]:
         for note in found["notes"]:
             yield warning(f"the snapshot notes: {note}", f"{REFRESH}, once that is mended")
         if not found["notes"]:
-            yield ok(f"{path} of {found['written']} is true: {len(found['gpus'])} GPUs")
+            old = f"; it is older than {found['life']} s, so the next GPU container lists anew" if stale else ""
+            yield ok(f"{path} of {found['written']} is true: {len(found['gpus'])} GPUs{old}")
 
 
 def log(host: Host) -> Iterator[Finding]:

@@ -21,7 +21,6 @@ from gpushim.engines import (
     containerd_files,
     containerd_template,
     dropin,
-    files,
     is_ours,
     tomltext,
     undo,
@@ -182,7 +181,8 @@ def _change(wish: Wish, daemon: Daemon, tree: list[File], notes: list[str]) -> C
         settings[(*key, "containerd", "default_runtime_name")] = wish.name
     if wish.cdi and not known.get("enable_cdi", merges):
         settings[(*key, "enable_cdi")] = True
-    return dropin.put(PROGRAM, place, settings, optional)
+    change_key = containerd_files.keys(tree, file, merges) if file.data else key
+    return dropin.put(_kind(change_key), place, settings, optional)
 
 
 def _version(file: File, tree: list[File], merges: bool) -> tuple[int, tuple[str, str]]:
@@ -233,7 +233,7 @@ def _entry(wish: Wish, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
     engine = known.get("containerd", {})
     runtimes = engine.get("runtimes", {})
     like: dict[str, Any] = {}
-    for name in (engine.get("default_runtime_name"), "runc", "crun"):
+    for name in (str(engine.get("default_runtime_name")), "runc", "crun"):
         if runtimes.get(name, {}).get("runtime_type") == RUNC and "nvidia" not in str(_program(runtimes[name])):
             like = runtimes[name]
             break
@@ -248,29 +248,25 @@ def _removal(daemon: Daemon, tree: list[File]) -> list[Change]:
     templates = [containerd_template.of(tree[0].path, version) for version in (2, 3)]
     changes = [containerd_template.take_out(daemon.seen(template)) for template in templates if template]
     for file in tree[1:] if changes else tree:
-        changes.append(_without(daemon.seen(file.path), containerd_files.keys(tree, file, daemon.merges), file))
+        key = containerd_files.keys(tree, file, daemon.merges)
+        changes.append(dropin.take_out(_kind(key), daemon.seen(file.path)))
     return [change for change in changes if change.new != change.old]
 
 
-def _without(path: str, key: tuple[str, str], file: File) -> Change:
-    old = files.read(path)
-    if old is None:
-        return Change(path, None, None)
-    own = old.decode().startswith(dropin.HEADER.format(engine=PROGRAM))
-    new = undo.undone(tomltext, path, old, _settings(key, file, own))
-    if own and new is not None and new != old and set(tomltext.get(tomltext.parse(new, path), ())) == {"version"}:
-        new = None
-    return Change(path, old, new, recorded=not own)
+def _kind(key: tuple[str, str]) -> undo.Kind:
+    """Describe a file that has the CRI's settings in that place."""
+    comment = dropin.HEADER.format(engine=PROGRAM)
+    return undo.Kind(tomltext, lambda text: _settings(text, key), comment, frozenset(["version"]))
 
 
-def _settings(key: tuple[str, str], file: File, own: bool) -> list[undo.Setting]:
+def _settings(text: str, key: tuple[str, str]) -> list[undo.Setting]:
     """List the settings that may be ours: every runtime that is gpushim-runtime, and what follows from it.
 
     The entry of runc stays where another runtime would take the built-in one away.
     """
-    table = file.data.get("plugins", {}).get(key[1], {})
-    engine = table.get("containerd", {})
-    runtimes = engine.get("runtimes", {})
+    own = text.startswith(dropin.HEADER.format(engine=PROGRAM))
+    engine = _table(text, (*key, "containerd"))
+    runtimes = _table(text, (*key, "containerd", "runtimes"))
     names = [name for name, entry in runtimes.items() if _is_ours(entry)]
     keys = (*key, "containerd", "runtimes")
     settings = [undo.Setting((*keys, name), certain=True) for name in names]
@@ -289,8 +285,13 @@ def _program(entry: dict[str, Any]) -> str:
     return str(next((each for each in named if each), ""))
 
 
+def _table(text: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    table = tomltext.get(text, keys)
+    return table if isinstance(table, dict) else {}
+
+
 def _is_ours(entry: Any) -> bool:
-    return isinstance(entry, dict) and is_ours(_program(entry))
+    return isinstance(entry, dict) and isinstance(entry.get("options", {}), dict) and is_ours(_program(entry))
 
 
 def _plain(value: object) -> bool:

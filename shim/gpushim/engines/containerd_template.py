@@ -18,10 +18,10 @@ from gpushim.engines.files import Change
 from gpushim.errors import GpushimError
 
 BASE = '{{ template "base" . }}\n'
-BEGIN = "# gpushim: `gpushim configure containerd --remove` takes this away, down to the end mark\n"
-END = "# gpushim: end\n"
+BEGIN = "# gpushim: `gpushim configure containerd --remove` takes this away, down to the end mark"
+END = "# gpushim: end"
 MICROK8S = "containerd-template.toml"
-_BLOCK = re.compile(rf"\n?{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+_BLOCK = re.compile(rf"(?:\r?\n)?{re.escape(BEGIN)}\r?\n(.*?){re.escape(END)}[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _GENERATED = "/agent/etc/containerd/config.toml"
 
 
@@ -68,7 +68,8 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any], options: dict[s
     Raises:
         GpushimError: the template has a runtime of this name that is not ours.
     """
-    old = files.read(path)
+    base = take_out(path)
+    old = base.old
     text = _text(old, path) if old is not None else BASE
     others = _BLOCK.sub("", text)
     name = keys[-1]
@@ -79,31 +80,39 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any], options: dict[s
             f"{path} has a runtime {name} already; take another --runtime-name, or take that one out first"
         )
     block = tomltext.put(tomltext.put("", keys, entry), (*keys, "options"), options)
-    block = f"\n{BEGIN}{block}{END}"
+    block = f"\n{BEGIN}\n{block}{END}\n"
     found = _BLOCK.search(text)
     if found:
         new = text[: found.start()] + block + text[found.end() :]
     else:
         new = text + ("" if text.endswith("\n") or not text else "\n") + block
-    return Change(path, old, new.encode())
+    return Change(path, old, new.encode(), before=base.new, lost=base.lost)
 
 
 def take_out(path: str) -> Change:
-    """Work out a template without our runtime; one that then only stands for the built-in one goes.
+    """Work out a template without our runtime; one that we made and that then only stands for the built-in one goes.
 
     Args:
         path: of the template.
+
+    Raises:
+        GpushimError: the marks around the runtime are not whole.
     """
     old = files.read(path)
     if old is None:
         return Change(path, None, None)
-    before, after = files.before(path), files.after(path)
-    if after is not None and old == after:
-        return Change(path, old, before)
-    text = _text(old, path)
-    new = _BLOCK.sub("", text)
-    gone = new != text and new == BASE and before is None
-    return Change(path, old, None if gone else new.encode())
+    before, after, text = files.before(path), files.after(path), _text(old, path)
+    blocks = [match[1] for match in _BLOCK.finditer(text)]
+    if not len(blocks) == text.count(BEGIN) == text.count(END) or any(BEGIN in block for block in blocks):
+        raise GpushimError(f"{path} lacks one of the two marks around gpushim's runtime; take that out by hand")
+    new = _BLOCK.sub("", text).encode()
+    made = _BLOCK.search((after or b"").decode("utf-8", "replace"))
+    lost = () if all(made and made[1] == block for block in blocks) else ("settings between gpushim's marks",)
+    if before is None and after is not None and blocks and new.decode() == BASE:
+        return Change(path, old, None, lost=lost)
+    if old == after and before is not None and before.split() == new.split():
+        new = before  # a missing newline at its end
+    return Change(path, old, new, lost=lost)
 
 
 def _text(data: bytes, path: str) -> str:

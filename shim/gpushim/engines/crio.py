@@ -43,7 +43,7 @@ def plan(wish: Wish) -> Plan:
         main, folder = engine.seen(main), engine.seen(folder) if folder else ""
     path = wish.config or (f"{folder}/{FILE}" if folder else main)
     if wish.remove:
-        change = dropin.take_out("crio", path, _settings(path))
+        change = dropin.take_out(KIND, path)
     else:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
             raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in CRI-O; take another")
@@ -88,14 +88,12 @@ def _missing(wish: Wish, text: str) -> list[str]:
 
 
 def _change(wish: Wish, path: str, known: dict[str, Any]) -> Change:
-    runtime = known.get("crio", {}).get("runtime", {})
-    runtimes = runtime.get("runtimes", {})
+    runtimes = dropin.table(known, *RUNTIMES)
     if wish.config:
-        own = dropin.merged([path])
-        runtimes = {**runtimes, **own.get("crio", {}).get("runtime", {}).get("runtimes", {})}
-    now = runtimes.get(wish.name, {}).get("runtime_path")
+        runtimes = {**runtimes, **dropin.table(dropin.merged([path]), *RUNTIMES)}
+    now = dropin.table(runtimes, wish.name).get("runtime_path")
     dropin.check_entry(path, wish.name, now, is_ours(now), wish.force)
-    like = runtimes.get(runtime.get("default_runtime") or "", {})
+    like = dropin.table(runtimes, str(dropin.table(known, *DEFAULT[:-1]).get("default_runtime")))
     entry = {"runtime_path": wish.program, "runtime_type": "oci"}
     entry.update({key: like[key] for key in _SHARED if like.get(key)})
     settings: dict[tuple[str, ...], Any] = {(*RUNTIMES, wish.name, "runtime_path"): wish.program}
@@ -103,14 +101,17 @@ def _change(wish: Wish, path: str, known: dict[str, Any]) -> Change:
         settings = {(*RUNTIMES, wish.name): entry}
     if wish.default:
         settings[DEFAULT] = wish.name
-    return dropin.put("crio", path, settings, {(*RUNTIMES, wish.name): entry})
+    return dropin.put(KIND, path, settings, {(*RUNTIMES, wish.name): entry})
 
 
-def _settings(path: str) -> list[undo.Setting]:
-    runtime = dropin.merged([path]).get("crio", {}).get("runtime", {})
-    entries = runtime.get("runtimes", {})
-    names = [name for name, entry in entries.items() if is_ours(entry.get("runtime_path"))]
+def _settings(text: str) -> list[undo.Setting]:
+    runtimes = tomltext.get(text, RUNTIMES)
+    entries = runtimes.items() if isinstance(runtimes, dict) else ()
+    names = [name for name, entry in entries if isinstance(entry, dict) and is_ours(entry.get("runtime_path"))]
     return [
         *(undo.Setting((*RUNTIMES, name), certain=True) for name in names),
-        undo.Setting(DEFAULT, certain=runtime.get("default_runtime") in names),
+        undo.Setting(DEFAULT, certain=tomltext.get(text, DEFAULT) in names),
     ]
+
+
+KIND = undo.Kind(tomltext, _settings, dropin.HEADER.format(engine="crio"))

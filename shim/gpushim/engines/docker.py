@@ -42,14 +42,15 @@ def plan(wish: Wish) -> Plan:
     engine, notes = (None, []) if wish.files_only else running.reading(PROGRAM, wish.config, default)
     path = wish.config or (engine.seen(engine.config or default) if engine else default)
     old = files.read(path)
+    base = undo.undone(KIND, path, old)
     if wish.remove:
-        new = None if old is None else undo.undone(jsontext, path, old, _settings(jsontext.parse(old, path)))
+        change = Change(path, old, base.content, lost=base.lost)
     else:
         _check_flags(wish, engine)
-        new = _configured(wish, path, old)
+        change = Change(path, old, _configured(wish, path, old), before=base.content, lost=base.lost)
         if engine and engine.root and not os.path.exists(engine.root + wish.program):
             notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {wish.program} is not")
-    return Plan(path, [Change(path, old, new)] if new != old else [], notes, engine)
+    return Plan(path, [change] if change.new != old else [], notes, engine)
 
 
 def default_config() -> str:
@@ -136,6 +137,9 @@ def _settings(text: str) -> list[undo.Setting]:
         undo.Setting(("default-runtime",), certain=default in names),
         undo.Setting(("features", "cdi")),
     ]
+
+
+KIND = undo.Kind(jsontext, _settings)
 
 
 def _check_flags(wish: Wish, engine: Engine | None) -> None:

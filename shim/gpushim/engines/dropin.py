@@ -13,14 +13,16 @@ from gpushim.engines import files, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
 
-HEADER = "# Made by `gpushim configure`; `gpushim configure {engine} --remove` takes it away.\n"
+HEADER = "# Made by `gpushim configure`; `gpushim configure {engine} --remove` takes it away."
 
 
-def put(engine: str, path: str, settings: dict[tuple[str, ...], Any], optional: dict[tuple[str, ...], Any]) -> Change:
+def put(
+    kind: undo.Kind, path: str, settings: dict[tuple[str, ...], Any], optional: dict[tuple[str, ...], Any]
+) -> Change:
     """Work out a file with settings.
 
     Args:
-        engine: word behind `gpushim configure`.
+        kind: of the file.
         path: of the file; one that does not exist gets a header that tells whose it is.
         settings: value by key; what already has the value stays as it is written.
         optional: settings that only go into a table that is not there yet.
@@ -33,24 +35,21 @@ def put(engine: str, path: str, settings: dict[tuple[str, ...], Any], optional: 
     for keys, value in settings.items():
         if tomltext.get(text, keys) != value:
             text = tomltext.put(text, keys, value)
-    header = HEADER.format(engine=engine)
-    text = header + text if old is None else text
-    return Change(path, old, text.encode(), recorded=not text.startswith(header))
+    text = f"{kind.comment}\n{text}" if old is None else text
+    base = undo.undone(kind, path, old)
+    return Change(path, old, text.encode(), before=base.content, lost=base.lost)
 
 
-def take_out(engine: str, path: str, settings: list[undo.Setting]) -> Change:
+def take_out(kind: undo.Kind, path: str) -> Change:
     """Work out a file without our settings; a file of ours goes when nothing else is in it.
 
     Args:
-        engine: word behind `gpushim configure`.
+        kind: of the file.
         path: of the file.
-        settings: that may be ours.
     """
     old = files.read(path)
-    if old is None:
-        return Change(path, None, None)
-    new = undo.undone(tomltext, path, old, settings)
-    return Change(path, old, new, recorded=not old.decode().startswith(HEADER.format(engine=engine)))
+    base = undo.undone(kind, path, old)
+    return Change(path, old, base.content, lost=base.lost)
 
 
 def merged(paths: list[str]) -> dict[str, Any]:
@@ -70,6 +69,19 @@ def merged(paths: list[str]) -> dict[str, Any]:
             except GpushimError:
                 continue
     return result
+
+
+def table(data: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return a table within tables; an empty one for what is not there or no table.
+
+    Args:
+        data: from `merged`.
+        names: from the outermost inwards.
+    """
+    found: Any = data
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def check_entry(path: str, name: str, program: object, ours: bool, force: bool) -> None:

@@ -1,8 +1,9 @@
 """Settings files of others: read with limits, shown as a diff, replaced whole, put back.
 
-What `apply` replaces for the first time it keeps as NAME.before-gpushim, and what it left there as
-NAME.after-gpushim: the two tell `undo.py` what was added. In a directory that an engine reads as a whole (NAME.d)
-they would be settings themselves, so they lie beside that directory. All is done in directories that `places.py`
+Beside a file lie what it was without gpushim when `configure` last began, as NAME.before-gpushim, and what
+`configure` made of it, as NAME.after-gpushim: the two tell `undo.py` what was added. NAME.kept-gpushim is a copy of a
+file of which something went that gpushim had not written. In a directory that an engine reads as a whole (NAME.d)
+these would be settings themselves, so they lie beside that directory. All is done in directories that `places.py`
 has walked to and holds open. Out of scope: what the files say.
 """
 
@@ -14,6 +15,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shlex
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMIT = 1 << 20  # bytes; the largest settings seen in the field have some 20 KiB
-BEFORE, AFTER = ".before-gpushim", ".after-gpushim"
+BEFORE, AFTER, KEPT = ".before-gpushim", ".after-gpushim", ".kept-gpushim"
 NEW_MODE = 0o644
 _REASONS = {
     errno.EROFS: "lies on a read-only file system; make the change where that file system is made",
@@ -46,13 +48,18 @@ class Change:
         path: absolute; a link is followed to the file it means.
         old: bytes that are there now; None if there is no file.
         new: bytes that shall be there; None to delete it.
-        recorded: whether `before` and `after` are kept, which a file wholly of ours does not need.
+        recorded: whether `before` and `after` are kept, which a file that shows whose it is does not need.
+        before: bytes to record as what the file was without gpushim; None if it is gpushim's alone.
+        lost: what goes with the change although gpushim did not write it, as somebody would look for it; a copy of
+            the file is kept then.
     """
 
     path: str
     old: bytes | None
     new: bytes | None
     recorded: bool = True
+    before: bytes | None = None
+    lost: tuple[str, ...] = ()
 
 
 def read(path: str) -> bytes | None:
@@ -101,7 +108,7 @@ def _content(path: str, place: Place) -> bytes | None:
 
 
 def before(path: str) -> bytes | None:
-    """Read what a file was when gpushim first changed it; None if there was none, or nothing is recorded."""
+    """Read what a file was without gpushim; None if there was none, or nothing is recorded."""
     return _recorded(path, BEFORE)
 
 
@@ -119,47 +126,99 @@ def diff(changes: list[Change]) -> str:
     return "".join(_diff(change) for change in changes)
 
 
-def apply(changes: list[Change], *, undo: bool = False) -> None:
+def apply(changes: list[Change], *, undo: bool = False) -> list[str]:
     """Make changes, all of them or none.
 
     Args:
         changes: whose `old` is still what is there.
         undo: these take back: the records of `before` and `after` go too.
 
+    Returns:
+        sentences about what somebody should know: a copy that is kept, an attribute that could not be set.
+
     Raises:
         GpushimError: a file has changed meanwhile, or may not be replaced; those before it are as they were.
     """
-    done: list[Change] = []
-    records: list[tuple[str, str]] = []
+    done: list[tuple[str, str, Change]] = []  # the file, the suffix of a record of it, what was made
+    notes: list[str] = []
     try:
         for change in changes:
-            with _writable(change) as place, _locked(place.folder):
+            with _writable(change) as place, _locked(place.folder), _beside(place) as folder:
                 if _content(change.path, place) != change.old:
                     raise GpushimError(f"{change.path} has been changed by somebody else meanwhile; try again")
-                if change.recorded and not undo:
-                    records += _keep(place, change)
-                _put(place, change)
-            done.append(change)
+                records = _records(place, folder, change) if change.recorded and not undo else []
+                for suffix, record in [*_kept(place, folder, change, notes), *records]:
+                    _put(_record(place, folder, suffix), record, like=place)
+                    done.append((change.path, suffix, record))
+                if change.new != change.old:
+                    notes += _put(place, change)
+            done.append((change.path, "", change))
     except (GpushimError, OSError) as error:
-        for change in reversed(done):
-            with places.place(change.path) as place:
-                _put(place, Change(change.path, change.new, change.old))
-        _forget(records)
-        raise _refusal(changes[len(done)].path, error) if isinstance(error, OSError) else error from None
+        for path, suffix, made in reversed(done):
+            with places.place(path) as place, _beside(place) as folder:
+                where = _record(place, folder, suffix) if suffix else place
+                _put(where, Change(made.path, made.new, made.old))
+        raise _refusal(change.path, error) if isinstance(error, OSError) else error from None
     if undo:
         _forget([(change.path, suffix) for change in changes for suffix in (BEFORE, AFTER)])
+    return notes
 
 
-def _keep(place: Place, change: Change) -> list[tuple[str, str]]:
-    """Record what is there and what will be: `before` once, `after` each time; returns the records that are new."""
-    contents = {BEFORE: change.old, AFTER: change.new}
-    with _beside(place) as folder:
-        records = {suffix: Place(folder, place.name + suffix, place.path + suffix) for suffix in contents}
-        missing = [suffix for suffix, record in records.items() if _status(record) is None]
-        for suffix, content in contents.items():
-            if content is not None and (len(missing) == 2 or suffix == AFTER):
-                _put(records[suffix], Change(records[suffix].path, None, content), like=place)
-    return [(change.path, suffix) for suffix in missing]
+def prepare(changes: list[Change]) -> list[str]:
+    """Leave files as they are, and record what `changes` would make of them.
+
+    Args:
+        changes: that take gpushim out.
+
+    Returns:
+        for each file the command that does so without gpushim.
+    """
+    records = [Change(each.path, each.old, each.old, before=each.new, lost=each.lost) for each in changes]
+    apply([record for record, change in zip(records, changes) if change.recorded])
+    commands = []
+    for change in changes:
+        with places.place(change.path) as place:
+            before = shlex.quote(_record_path(place, BEFORE))
+        path = shlex.quote(change.path)
+        commands.append(f"rm {path}" if change.new is None else f"cp {before} {path}")
+    return commands
+
+
+def _records(place: Place, folder: int, change: Change) -> list[tuple[str, Change]]:
+    """Return the records of a change that are other than before, by suffix."""
+    records = []
+    for suffix, content in ((BEFORE, change.before), (AFTER, change.new)):
+        record = _record(place, folder, suffix)
+        old = _content(record.path, record)
+        if old != content:
+            records.append((suffix, Change(record.path, old, content)))
+    return records
+
+
+def _kept(place: Place, folder: int, change: Change, notes: list[str]) -> list[tuple[str, Change]]:
+    """Return the copy of a file of which something goes that gpushim did not write, under the first free name."""
+    if not change.lost or change.old is None:
+        return []
+    suffix, number = KEPT, 1
+    while True:
+        record = _record(place, folder, suffix)
+        there = _content(record.path, record)
+        if there in (None, change.old):
+            break
+        number += 1
+        suffix = f"{KEPT}.{number}"
+    what = ", ".join(change.lost[:4]) + (" and others" if len(change.lost) > 4 else "")
+    notes.append(f"{record.path} is a copy of {change.path} as it was: it has {what}, of which gpushim has no record")
+    return [] if there else [(suffix, Change(record.path, None, change.old))]
+
+
+def _record(place: Place, folder: int, suffix: str) -> Place:
+    return Place(folder, place.name + suffix, _record_path(place, suffix))
+
+
+def _record_path(place: Place, suffix: str) -> str:
+    folder = os.path.dirname(place.path)
+    return os.path.join(os.path.dirname(folder) if folder.endswith(".d") else folder, place.name + suffix)
 
 
 def _forget(records: list[tuple[str, str]]) -> None:
@@ -171,7 +230,8 @@ def _forget(records: list[tuple[str, str]]) -> None:
 def _recorded(path: str, suffix: str) -> bytes | None:
     try:
         with places.place(path) as place, _beside(place) as folder:
-            return _content(place.path + suffix, Place(folder, place.name + suffix, place.path + suffix))
+            record = _record(place, folder, suffix)
+            return _content(record.path, record)
     except FileNotFoundError:
         return None
 
@@ -215,14 +275,16 @@ def _locked(folder: int) -> Iterator[None]:
         os.close(fd)
 
 
-def _put(place: Place, change: Change, like: Place | None = None) -> None:
+def _put(place: Place, change: Change, like: Place | None = None) -> list[str]:
     """Replace, make or delete a file; `like` is the file whose mode and owner a new one gets."""
+    notes: list[str] = []
     try:
         if change.new is None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place.name, dir_fd=place.folder)
         else:
-            _replace(place, change.new, like or place)
+            lost = _replace(place, change.new, like or place)
+            notes += [f"{change.path} has lost its attribute {name}: {reason}" for name, reason in lost.items()]
         folder = _opened(place.folder)
         try:
             os.fsync(folder)  # the new name survives a power cut too
@@ -230,41 +292,65 @@ def _put(place: Place, change: Change, like: Place | None = None) -> None:
             os.close(folder)
     except OSError as error:
         raise _refusal(change.path, error) from None
+    return notes
 
 
-def _replace(place: Place, data: bytes, like: Place) -> None:
+def _replace(place: Place, data: bytes, like: Place) -> dict[str, str]:
     scratch, folder = f".{place.name}.{secrets.token_hex(4)}", place.folder
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(scratch, flags, 0o600, dir_fd=folder)
     try:
         with open(fd, "wb") as file:
             file.write(data)
-            _take_after(fd, like)
+            lost = _take_after(fd, like)
             file.flush()
             os.fsync(fd)
         os.rename(scratch, place.name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         os.unlink(scratch, dir_fd=folder)
         raise
+    return lost
 
 
-def _take_after(fd: int, like: Place) -> None:
-    """Give a new file the mode, owner and extended attributes (SELinux label, ACL) of another."""
+def _take_after(fd: int, like: Place) -> dict[str, str]:
+    """Give a new file the mode, owner and extended attributes of another; returns what `_attributes` does."""
     try:
         old = os.open(like.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=like.folder)
     except FileNotFoundError:
         os.fchmod(fd, NEW_MODE)
-        return
+        return {}
     try:
         status, own = os.fstat(old), os.fstat(fd)
         if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
             os.fchown(fd, status.st_uid, status.st_gid)
         os.fchmod(fd, stat.S_IMODE(status.st_mode))
-        with contextlib.suppress(OSError):  # the file system or the policy knows none, or sets them by itself
-            for name in os.listxattr(old):
-                os.setxattr(fd, name, os.getxattr(old, name))
+        return _attributes(fd, old)
     finally:
         os.close(old)
+
+
+def _attributes(fd: int, like: int) -> dict[str, str]:
+    """Give a file the extended attributes (SELinux label, ACL) of another.
+
+    Returns:
+        the reason for each that it does not have now; the policy may have given it some already.
+    """
+    lost: dict[str, str] = {}
+    try:
+        names = os.listxattr(like)
+    except OSError:  # the file system knows none
+        return lost
+    for name in names:
+        value = None
+        try:
+            value = os.getxattr(like, name)
+            os.setxattr(fd, name, value)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                if os.getxattr(fd, name) == value:
+                    continue
+            lost[name] = error.strerror or str(error)
+    return lost
 
 
 def _opened(folder: int) -> int:

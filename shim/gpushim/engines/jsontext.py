@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public in all versions, missing in typeshed
 from typing import Any
@@ -76,18 +77,42 @@ def get(text: str, keys: tuple[str, ...], default: Any = None) -> Any:
     return json.loads(text[node.start : node.end], parse_int=_number, parse_float=_number)
 
 
-def copy(text: str, keys: tuple[str, ...], source: str) -> str:
-    """Replace a value by the one of the same name in another text, as it is written there.
+def same(text: str, other: str) -> bool:
+    """Say whether two texts say the same.
 
     Args:
-        text: from `parse`, with such a value.
+        text: from `parse`.
+        other: the same.
+    """
+    return bool(get(text, ()) == get(other, ()))
+
+
+def comments(text: str) -> Counter[str]:
+    """Count comments, of which JSON has none; tomltext has some."""
+    return Counter()
+
+
+def without_comment(text: str, comment: str) -> str:
+    """Return the text, for JSON has no comments."""
+    return text
+
+
+def copy(text: str, keys: tuple[str, ...], source: str) -> str:
+    """Set a value to the one of the same name in another text, as it is written there.
+
+    Args:
+        text: from `parse`.
         keys: at least one.
         source: from `parse`, with such a value.
     """
-    node, other = _find(text, keys), _find(source, keys)
-    assert node is not None, keys
+    wanted, other = _with(text, keys, get(source, keys)), _find(source, keys)
     assert other is not None, keys
-    return text[: node.start] + source[other.start : other.end] + text[node.end :]
+    node = _find(text, keys)
+    if node is None:
+        text = put(text, keys, None)
+        node = _find(text, keys)
+    assert node is not None, keys
+    return _checked(text[: node.start] + source[other.start : other.end] + text[node.end :], wanted, keys)
 
 
 def put(text: str, keys: tuple[str, ...], value: object) -> str:
@@ -100,7 +125,15 @@ def put(text: str, keys: tuple[str, ...], value: object) -> str:
 
     Returns:
         the text with this value, in the style of what stands around it.
+
+    Raises:
+        GpushimError: the text is of a form that cannot be edited safely.
     """
+    wanted = _with(text, keys, json.loads(json.dumps(value), parse_int=_number, parse_float=_number))
+    return _checked(_put(text, keys, value), wanted, keys)
+
+
+def _put(text: str, keys: tuple[str, ...], value: object) -> str:
     if _blank(text):
         mark = BOM if text.startswith(BOM) else ""
         return mark + _rendered(_nested(keys, value), _newline(text), _STEP) + _newline(text)
@@ -119,11 +152,20 @@ def drop(text: str, keys: tuple[str, ...]) -> str:
     Args:
         text: from `parse`.
         keys: at least one.
+
+    Raises:
+        GpushimError: the text is of a form that cannot be edited safely.
     """
     owner = _find(text, keys[:-1])
     members = (owner and owner.members) or {}
     if owner is None or keys[-1] not in members:
         return text
+    wanted = get(text, ())
+    del _within(wanted, keys[:-1])[keys[-1]]
+    return _checked(_cut(text, owner, members, keys), wanted, keys)
+
+
+def _cut(text: str, owner: Node, members: dict[str, tuple[int, Node]], keys: tuple[str, ...]) -> str:
     names = list(members)
     place = names.index(keys[-1])
     if len(names) == 1:
@@ -131,6 +173,34 @@ def drop(text: str, keys: tuple[str, ...]) -> str:
     if place == 0:  # up to the next name, whose indentation is this one's
         return text[: members[names[0]][0]] + text[members[names[1]][0] :]
     return text[: members[names[place - 1]][1].end] + text[members[names[place]][1].end :]
+
+
+def _with(text: str, keys: tuple[str, ...], value: object) -> Any:
+    """Return what a text is to say once a value is set; objects take the place of what is none on the way."""
+    data = inner = get(text, ())
+    for key in keys[:-1]:
+        if not isinstance(inner.get(key), dict):
+            inner[key] = {}
+        inner = inner[key]
+    inner[keys[-1]] = value
+    return data
+
+
+def _within(data: Any, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        data = data[key]
+    return data
+
+
+def _checked(edited: str, wanted: Any, keys: tuple[str, ...]) -> str:
+    """Refuse an edit after which a text would say anything but what it should."""
+    try:
+        right = get(edited, ()) == wanted
+    except (_Wrong, ValueError):
+        right = False
+    if not right:
+        raise GpushimError(f"{'.'.join(keys)} cannot be changed in this file without risk; change it by hand")
+    return edited
 
 
 def _nested(keys: tuple[str, ...], value: object) -> object:

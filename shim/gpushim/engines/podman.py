@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from typing import Any
 
-from gpushim.engines import HOOK, Plan, Wish, dropin, files, is_ours, undo
+from gpushim.engines import HOOK, Plan, Wish, dropin, files, is_ours, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
 from gpushim.policy import SYSTEM_PATH
@@ -25,6 +25,7 @@ RUNTIMES, DEFAULT = ("engine", "runtimes"), ("engine", "runtime")
 SYSTEM_DIRECTORIES = ("/usr/share/containers", "/etc/containers")
 HOOKS = "/usr/share/containers/oci/hooks.d"  # what Podman reads where no file sets hooks_dir
 INFO_SECONDS = 60
+_HOOK_PATH = re.compile(rf'"(/[^"]*/{HOOK})"'.encode())
 
 
 def plan(wish: Wish) -> Plan:
@@ -39,7 +40,7 @@ def plan(wish: Wish) -> Plan:
     path = wish.config or default_config()
     hook_path = f"{_hooks_dir(path)}/{HOOK_FILE}"
     if wish.remove:
-        changes = [dropin.take_out("podman", path, _settings(path)), _hook_change(hook_path, "")]
+        changes = [dropin.take_out(KIND, path), _hook_change(hook_path, "")]
     else:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
             raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in Podman; take another")
@@ -100,23 +101,26 @@ def _own_directory() -> str:
 
 
 def _change(wish: Wish, path: str) -> Change:
-    now = dropin.merged([path]).get("engine", {}).get("runtimes", {}).get(wish.name)
+    now = dropin.table(dropin.merged([path]), *RUNTIMES).get(wish.name)
     if now is None and not wish.config and not os.environ.get("CONTAINERS_CONF"):
-        now = dropin.merged(_read_by_podman(path)).get("engine", {}).get("runtimes", {}).get(wish.name)
+        now = dropin.table(dropin.merged(_read_by_podman(path)), *RUNTIMES).get(wish.name)
     dropin.check_entry(path, wish.name, now, _ours(now), wish.force)
-    settings: dict[tuple[str, ...], Any] = {(*RUNTIMES, wish.name): [wish.program]}
-    if wish.default:
-        settings[DEFAULT] = wish.name
-    return dropin.put("podman", path, settings, {})
+    settings: dict[tuple[str, ...], Any] = {DEFAULT: wish.name} if wish.default else {}
+    settings[(*RUNTIMES, wish.name)] = [wish.program]
+    return dropin.put(KIND, path, settings, {})
 
 
-def _settings(path: str) -> list[undo.Setting]:
-    engine = dropin.merged([path]).get("engine", {})
-    names = [name for name, paths in engine.get("runtimes", {}).items() if _ours(paths)]
+def _settings(text: str) -> list[undo.Setting]:
+    runtimes = tomltext.get(text, RUNTIMES)
+    entries = runtimes.items() if isinstance(runtimes, dict) else ()
+    names = [name for name, paths in entries if _ours(paths)]
     return [
         *(undo.Setting((*RUNTIMES, name), certain=True) for name in names),
-        undo.Setting(DEFAULT, certain=engine.get("runtime") in names),
+        undo.Setting(DEFAULT, certain=tomltext.get(text, DEFAULT) in names),
     ]
+
+
+KIND = undo.Kind(tomltext, _settings, dropin.HEADER.format(engine="podman"))
 
 
 def _ours(paths: object) -> bool:
@@ -131,17 +135,19 @@ def _read_by_podman(path: str) -> list[str]:
 
 def _hooks_dir(path: str) -> str:
     """Return the last of the directories that Podman takes hooks from, whose files win."""
-    dirs = dropin.merged([*_read_by_podman(path), path]).get("engine", {}).get("hooks_dir") or [HOOKS]
+    dirs = dropin.table(dropin.merged([*_read_by_podman(path), path]), "engine").get("hooks_dir") or [HOOKS]
     return str(dirs[-1]) if isinstance(dirs, list) and str(dirs[-1]).startswith("/") else HOOKS
 
 
 def _hook_change(path: str, program: str) -> Change:
     """Work out the hook's file; without a program it goes if it names our hook."""
     old = files.read(path)
+    named = _HOOK_PATH.search(old or b"")
+    edited = old is not None and (not named or old != hook_file(named[1].decode("utf-8", "replace")))
+    lost = ("settings of the hook",) if edited else ()
     if program:
-        return Change(path, old, hook_file(program), recorded=False)
-    ours = old is not None and f'/{HOOK}"'.encode() in old
-    return Change(path, old, None if ours else old, recorded=False)
+        return Change(path, old, hook_file(program), recorded=False, lost=lost)
+    return Change(path, old, None if named else old, recorded=False, lost=lost)
 
 
 def hook_file(program: str) -> bytes:

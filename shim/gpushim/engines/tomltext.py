@@ -1,22 +1,28 @@
 """TOML as text: edited so that comments, order and all that is not edited stay as they were written.
 
-A new table is appended as text; anything else is tomlkit's work. Either way the result is parsed again and compared
-with what it should say. Out of scope: files; what the settings mean.
+tomledit.py makes an edit in several forms. The first counts after which the text, parsed again, says exactly what was
+there with the change, and has every comment. Out of scope: files; what the settings mean.
 """
 
 from __future__ import annotations
 
 import json
-import re
+from collections import Counter
 from copy import deepcopy
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gpushim.engines import tomledit
+from gpushim.engines.tomledit import without_comment
+from gpushim.engines.tomlscan import scan, written
 from gpushim.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Iterator
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+__all__ = ["comments", "copy", "drop", "get", "parse", "put", "same", "without_comment"]
+Keys = tuple[str, ...]
+_MISSING = object()
 
 
 def parse(data: bytes, path: str) -> str:
@@ -38,6 +44,7 @@ def parse(data: bytes, path: str) -> str:
         raise GpushimError(f"{path}, line {line}: is not UTF-8; save it as UTF-8") from None
     try:
         _data(text)
+        scan(text)
     except RecursionError:
         raise GpushimError(f"{path} is nested too deeply; correct it first") from None
     except ValueError as error:
@@ -45,7 +52,7 @@ def parse(data: bytes, path: str) -> str:
     return text
 
 
-def get(text: str, keys: tuple[str, ...], default: Any = None) -> Any:
+def get(text: str, keys: Keys, default: Any = None) -> Any:
     """Return a value as Python's data.
 
     Args:
@@ -61,50 +68,89 @@ def get(text: str, keys: tuple[str, ...], default: Any = None) -> Any:
     return value
 
 
-def put(text: str, keys: tuple[str, ...], value: Any) -> str:
+def same(text: str, other: str) -> bool:
+    """Say whether two texts say the same and have the same comments.
+
+    Args:
+        text: from `parse`.
+        other: the same.
+    """
+    return _data(text) == _data(other) and comments(text) == comments(other)
+
+
+def comments(text: str) -> Counter[str]:
+    """Count the comments of a text.
+
+    Args:
+        text: from `parse`.
+    """
+    return Counter(text[start:end] for start, end in scan(text).comments)
+
+
+def put(text: str, keys: Keys, value: Any) -> str:
     """Set a value; tables on the way to it are made.
 
     Args:
         text: from `parse`.
         keys: at least one.
-        value: a string, boolean, integer, list of strings, or a dict of such for a table.
+        value: a string, boolean, integer, list of strings, or a dict of such for a table, with nothing else.
 
     Raises:
         GpushimError: something on the way is no table, or the text is of a form that cannot be edited safely.
     """
-    wanted = _data(text)
-    _set(wanted, keys, value)
-    if get(text, keys if isinstance(value, dict) else keys[:-1]) is None:
-        appended = _appended(text, keys, value)
-        if _says(appended, wanted):
-            return appended
-    document = _document(text)
-    try:
-        _set(document, keys, value)
-    except (ValueError, TypeError):
-        raise _risky(keys) from None
-    return _checked(_crlf(document.as_string(), text), wanted, keys)
+    if not isinstance(value, dict):
+        return _put(text, keys, value, {keys: _rendered(value)})
+    old = get(text, keys)
+    if not isinstance(old, dict):
+        return _put(drop(text, keys), keys, value, {(*keys, name): _rendered(each) for name, each in value.items()})
+    for name in [name for name in old if name not in value]:
+        text = drop(text, (*keys, name))
+    for name, each in value.items():
+        if old.get(name) != each:
+            text = put(text, (*keys, name), each)
+    return text
 
 
-def copy(text: str, keys: tuple[str, ...], source: str) -> str:
-    """Replace a value by the one of the same name in another text.
-
-    Args:
-        text: from `parse`, with such a value.
-        keys: at least one.
-        source: from `parse`, with such a value.
-    """
-    return put(drop(text, keys), keys, get(source, keys))
-
-
-def drop(text: str, keys: tuple[str, ...]) -> str:
-    """Take a value or table out; nothing happens if it is not there.
+def copy(text: str, keys: Keys, source: str) -> str:
+    """Set a value to the one of the same name in another text, as it is written there; comments stay.
 
     Args:
         text: from `parse`.
         keys: at least one.
+        source: from `parse`, with such a value.
+
+    Raises:
+        GpushimError: the value is of a form that cannot be copied.
     """
-    if get(text, keys) is None:
+    theirs = dict(_leaves(get(source, keys), keys))
+    while True:
+        above = {leaf[:length] for leaf in theirs for length in range(len(leaf))}
+        ours = [leaf for leaf, now in _leaves(get(text, keys, {}), keys) if not (now == {} and leaf in above)]
+        extra = [leaf for leaf in ours if leaf not in theirs]
+        if not extra or get(text, keys, _MISSING) is _MISSING:
+            break
+        text = drop(text, extra[0])
+    for leaf, value in theirs.items():
+        now = get(text, leaf, _MISSING)
+        if now != value:
+            as_there = tomledit.as_written(source, leaf) or ("" if value == {} else _rendered(value))
+            if isinstance(now, dict) or not as_there:  # tables without values; what a header is to take the place of
+                text = drop(text, leaf)
+            text = _put(text, leaf, value, {leaf: as_there} if as_there else {})
+    return text
+
+
+def drop(text: str, keys: Keys) -> str:
+    """Take a value or table out; nothing happens if it is not there, and comments stay in any case.
+
+    Args:
+        text: from `parse`.
+        keys: at least one.
+
+    Raises:
+        GpushimError: the text is of a form that cannot be edited safely.
+    """
+    if get(text, keys, _MISSING) is _MISSING:
         return text
     acceptable = [_without(_data(text), keys)]
     # A table without a header of its own ends with the last one below it.
@@ -112,122 +158,97 @@ def drop(text: str, keys: tuple[str, ...]) -> str:
         if _within(acceptable[-1], keys[:length]):
             break
         acceptable.append(_without(deepcopy(acceptable[-1]), keys[:length]))
-    for edit in (_cut, _deleted):
-        edited = edit(text, keys)
-        if any(_says(edited, wanted) for wanted in acceptable):
+    edited = tomledit.cut(text, keys)
+    if not any(_says(edited, wanted, text) for wanted in acceptable):
+        raise _risky(keys)
+    tidied = tomledit.without_header(edited, keys[:-1])  # if others make the same table
+    return tidied if _says(tidied, _data(edited), text) else edited
+
+
+def _put(text: str, keys: Keys, value: Any, pairs: dict[Keys, str]) -> str:
+    """Set what is one value, or a table that is not there yet; `pairs` are the lines for it."""
+    wanted = _data(text)
+    _set(wanted, keys, value)
+    table = keys if isinstance(value, dict) and keys not in pairs else keys[:-1]
+    for edited in tomledit.additions(text, table, pairs):
+        if _says(edited, wanted, text):
             return edited
     raise _risky(keys)
 
 
-def _cut(text: str, keys: tuple[str, ...]) -> str:
-    """Take out the lines of a table and of those below it, but no comment behind them: it is about what follows.
-
-    tomlkit would take such a comment for a part of the table.
-    """
-    name = ".".join(map(_key, keys))
-    lines = [line + "\n" for line in text.split("\n")]
-    lines[-1] = lines[-1][:-1]
-    place = 0
-    while place < len(lines):
-        if not lines[place].lstrip().startswith((f"[{name}]", f"[{name}.")):
-            place += 1
-            continue
-        end = place + 1
-        while end < len(lines) and not lines[end].lstrip().startswith("["):
-            end += 1
-        while end > place + 1 and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
-            end -= 1
-        start = place - 1 if place and not lines[place - 1].strip() else place
-        del lines[start:end]
-        place = start
-    return "".join(lines)
+def _rendered(value: Any) -> str:
+    """Write a value as TOML has it, on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{written((name,))} = {_rendered(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_rendered, value)) + "]"
+    if isinstance(value, (str, bool)):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)  # a date, a number
 
 
-def _deleted(text: str, keys: tuple[str, ...]) -> str:
-    document = _document(text)
-    del _within(document, keys[:-1])[keys[-1]]
-    return _crlf(document.as_string(), text)
+def _leaves(value: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:
+    """List the values in a table that are no tables, and tables without any."""
+    if not isinstance(value, dict) or not value:
+        yield keys, value
+        return
+    for name, each in value.items():
+        yield from _leaves(each, (*keys, name))
 
 
-def _without(data: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+def _without(data: dict[str, Any], keys: Keys) -> dict[str, Any]:
     del _within(data, keys[:-1])[keys[-1]]
     return data
 
 
-def _within(data: Any, keys: tuple[str, ...]) -> Any:
+def _within(data: Any, keys: Keys) -> Any:
     for key in keys:
         data = data[key]
     return data
 
 
-def _set(data: MutableMapping[str, Any], keys: tuple[str, ...], value: Any) -> None:
+def _set(data: dict[str, Any], keys: Keys, value: Any) -> None:
     for key in keys[:-1]:
-        if key not in data:
-            data[key] = _table_within(data)
-        data = data[key]
-        if not hasattr(data, "keys"):
+        data = data.setdefault(key, {})
+        if not isinstance(data, dict):
             raise GpushimError(f"{'.'.join(keys)} cannot be set, because {key} is no table; correct the file first")
     data[keys[-1]] = value
 
 
-def _table_within(owner: object) -> Any:
-    tomlkit = _tomlkit()
-    if type(owner) is dict:
-        return {}
-    return tomlkit.inline_table() if isinstance(owner, tomlkit.items.InlineTable) else tomlkit.table()
-
-
-def _appended(text: str, keys: tuple[str, ...], value: Any) -> str:
-    table, members = (keys, value) if isinstance(value, dict) else (keys[:-1], {keys[-1]: value})
-    lines = [f"{_key(name)} = {json.dumps(member, ensure_ascii=False)}" for name, member in members.items()]
-    if table:
-        lines.insert(0, f"[{'.'.join(map(_key, table))}]")
-    newline = "\r\n" if "\r\n" in text else "\n"
-    gap = "" if not text else newline if text.endswith("\n") else newline * 2
-    return text + gap + newline.join(lines) + newline
-
-
-def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
-
-
-def _crlf(edited: str, text: str) -> str:
-    return re.sub("(?<!\r)\n", "\r\n", edited) if "\r\n" in text else edited
-
-
-def _checked(edited: str, wanted: dict[str, Any], keys: tuple[str, ...]) -> str:
-    if not _says(edited, wanted):
-        raise _risky(keys)
-    return edited
-
-
-def _risky(keys: tuple[str, ...]) -> GpushimError:
+def _risky(keys: Keys) -> GpushimError:
     return GpushimError(f"{'.'.join(keys)} cannot be changed in this file without risk; change it by hand")
 
 
-def _says(text: str, wanted: dict[str, Any]) -> bool:
+def _says(edited: str, wanted: dict[str, Any], text: str) -> bool:
+    """Check that an edited text says what it should and has the comments of the text that it was made of."""
     try:
-        return _data(text) == wanted
+        return _data(edited) == wanted and comments(edited) == comments(text)
     except ValueError:
         return False
 
 
+class _Float(float):
+    """A number that equals itself, as float's nan does not."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and repr(float(self)) == repr(float(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = float.__hash__
+
+
 def _data(text: str) -> dict[str, Any]:
-    data: dict[str, Any] = _document(text).unwrap()
+    data: dict[str, Any] = _parser().loads(text, parse_float=_Float)
     return data
 
 
-def _document(text: str) -> Any:
-    tomlkit = _tomlkit()
-    try:
-        return tomlkit.parse(text)
-    except tomlkit.exceptions.TOMLKitError as error:  # not all of them are ValueErrors
-        raise ValueError(str(error)) from None
-
-
-def _tomlkit() -> Any:
-    try:
-        import tomlkit
-    except ImportError:
-        raise GpushimError("TOML cannot be edited: Python's tomlkit is missing; install it", FAILED) from None
-    return tomlkit
+def _parser() -> Any:
+    """Return the parser: tomli knows TOML 1.1, which some engines read; Python's own does not yet."""
+    for name in ("tomli", "tomllib"):
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    raise GpushimError("TOML cannot be read: Python's tomli is missing; install it", FAILED)

@@ -1,20 +1,26 @@
-"""What --remove takes back: what gpushim added, and nothing that somebody else wrote since.
+"""What --remove takes back: what gpushim added, and nothing that somebody else wrote.
 
-Three texts decide: what the file was before gpushim, what gpushim made of it, and what it is now.
-Out of scope: reading and replacing files (files.py); which settings gpushim makes (docker.py and its neighbours).
+The file as it is now counts. The records of files.py, of what it was without gpushim when `configure` last began and
+of what `configure` made of it, only tell which values were there before and which settings are gpushim's; the first
+comes back as it is where it says the same as what is left. Out of scope: reading and replacing files (files.py);
+which settings gpushim makes (docker.py and its neighbours).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpushim.engines import files
+from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
 MISSING = object()
+Keys = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -24,64 +30,165 @@ class Setting:
     Attributes:
         keys: where it is.
         certain: whether its value itself shows that it is gpushim's, such as the path of gpushim-runtime; others
-            count only where the records say so.
+            count only where such a one is there and the records say so.
     """
 
-    keys: tuple[str, ...]
+    keys: Keys
     certain: bool = False
 
 
-def undone(form: ModuleType, path: str, current: bytes, settings: list[Setting]) -> bytes | None:
+@dataclass(frozen=True)
+class Undone:
+    """A file without gpushim's settings.
+
+    Attributes:
+        content: None if there is to be no file, because gpushim made it and nothing else is in it.
+        lost: settings that somebody else wrote into an entry of gpushim's, with which they go.
+    """
+
+    content: bytes | None
+    lost: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one engine's files are like.
+
+    Attributes:
+        form: jsontext or tomltext.
+        settings: lists those of a text that may be gpushim's.
+        comment: that gpushim puts into files it makes.
+        idle: names at the top that are nothing by themselves in such a file.
+    """
+
+    form: ModuleType
+    settings: Callable[[str], list[Setting]]
+    comment: str = ""
+    idle: frozenset[str] = frozenset()
+
+
+def undone(kind: Kind, path: str, current: bytes | None) -> Undone:
     """Work out a file without gpushim's settings.
 
     Args:
-        form: jsontext or tomltext.
+        kind: of the file.
         path: of the file, whose records files.py kept.
-        current: what it is now.
-        settings: that gpushim may have made.
-
-    Returns:
-        the bytes from before gpushim if nothing else differs from them, else the current ones without what gpushim
-        added; None if the file is to go, because gpushim made it and nothing else is in it.
+        current: what it is now; None if there is none.
 
     Raises:
-        GpushimError: the file or a record is not of this format.
+        GpushimError: the file is not of this format, or cannot be edited.
     """
+    if current is None:
+        return Undone(None)
+    form, text = kind.form, kind.form.parse(current, path)
     before, after = files.before(path), files.after(path)
-    if after is not None and current == after:
-        return before
-    text: str = form.parse(current, path)
-    old: str = form.parse(before or b"", path + files.BEFORE)
-    made: str | None = None if after is None else form.parse(after, path + files.AFTER)
+    old, made = _parsed(form, before), _parsed(form, after)
+    old = old and _edited(kind, old, None, None)
+    left = _edited(kind, text, old, made)
+    ours = kind.comment and kind.form.without_comment(text, kind.comment) != text
+    if left == text and not (ours and _is_idle(kind, text)):
+        return Undone(current)
+    for name in kind.idle if set(form.get(left, ())) <= kind.idle else ():
+        if _at(form, old, (name,)) is MISSING and _at(form, made, (name,)) == _at(form, left, (name,)):
+            left = form.drop(left, (name,))
+    lost = tuple(".".join(keys) for keys in _lost(form, text, left, made))
+    if before is None and (after is not None or ours) and _is_idle(kind, left):
+        return Undone(None, lost)
+    if before is not None and old is not None and current == after and form.same(left, old):
+        return Undone(old.encode(), lost)
+    return Undone((form.without_comment(left, kind.comment) if ours else left).encode(), lost)
+
+
+def _parsed(form: ModuleType, record: bytes | None) -> str | None:
+    """Read a record; one that is damaged says nothing."""
+    try:
+        text: str | None = None if record is None else form.parse(record, "")
+    except GpushimError:
+        return None
+    return text
+
+
+def _edited(kind: Kind, text: str, old: str | None, made: str | None) -> str:
+    """Take gpushim's settings out of a text.
+
+    Args:
+        kind: of the file.
+        text: of the file.
+        old: what it was without gpushim; None if that is not known, or there was no file.
+        made: what gpushim made of it; None if that is not known.
+    """
+    settings = kind.settings(text)
+    if not any(setting.certain for setting in settings):
+        return text  # whatever it says, it is not gpushim's
     for setting in settings:
-        if _added(form, setting, text, old, made):
-            text = _taken_out(form, setting.keys, text, old)
-    if text.encode() == current:
-        return current  # also where the file was never gpushim's and says nothing
-    if form.get(text, ()) == form.get(old, ()):
-        return before
-    return text.encode()
+        now, then, was = (_at(kind.form, each, setting.keys) for each in (text, old, made))
+        if now is not MISSING and now != then and (setting.certain or now == was):
+            text = _taken_out(kind, text, setting, old, made)
+    return text
 
 
-def _added(form: ModuleType, setting: Setting, text: str, old: str, made: str | None) -> bool:
-    """Say whether gpushim made a setting as it stands now."""
-    now, then = (form.get(each, setting.keys, MISSING) for each in (text, old))
-    if now is MISSING or now == then:
-        return False
-    if setting.certain or made is None:
-        return setting.certain
-    return bool(form.get(made, setting.keys, MISSING) == now)  # else its owner has changed it since
-
-
-def _taken_out(form: ModuleType, keys: tuple[str, ...], text: str, old: str) -> str:
+def _taken_out(kind: Kind, text: str, setting: Setting, old: str | None, made: str | None) -> str:
     """Give a setting the value from before; objects that were made for it alone go too."""
-    if form.get(old, keys, MISSING) is not MISSING:
+    form, keys = kind.form, setting.keys
+    now, then, was = (_at(form, each, keys) for each in (text, old, made))
+    if old is not None and then is not MISSING:
+        if now != was and all(isinstance(each, dict) for each in (now, then, was)):
+            edited = _merged(form, text, keys, old, str(made))
+            if setting not in kind.settings(edited):
+                return edited
         copied: str = form.copy(text, keys, old)
         return copied
+    return _dropped(form, text, keys, old)
+
+
+def _dropped(form: ModuleType, text: str, keys: Keys, old: str | None) -> str:
     text = form.drop(text, keys)
     for length in range(len(keys) - 1, 0, -1):
-        then = form.get(old, keys[:length], MISSING)
-        if form.get(text, keys[:length], {}) != {} or then == {}:
+        if _at(form, text, keys[:length]) not in ({}, MISSING):
             break
-        text = form.drop(text, keys[:length]) if then is MISSING else form.copy(text, keys[:length], old)
+        then = _at(form, old, keys[:length])
+        if isinstance(then, dict):
+            break
+        if not then and old is not None:  # something that counts for none, such as null
+            return str(form.copy(text, keys[:length], old))
+        text = form.drop(text, keys[:length])
     return text
+
+
+def _merged(form: ModuleType, text: str, keys: Keys, old: str, made: str) -> str:
+    """Give back each value of an entry that gpushim changed, unless somebody has changed it since."""
+    leaves = {leaf for each in (old, made) for leaf, _ in _leaves(form.get(each, keys), keys)}
+    for leaf in sorted(leaves):
+        now, then, was = (_at(form, each, leaf) for each in (text, old, made))
+        if now == was and was != then and then is MISSING:
+            text = _dropped(form, text, leaf, old)
+        elif now == was and was != then and not isinstance(then, dict):
+            text = form.copy(text, leaf, old)
+    return text
+
+
+def _lost(form: ModuleType, text: str, left: str, made: str | None) -> Iterator[Keys]:
+    """List the values that are gone and that gpushim did not write."""
+    for keys, value in _leaves(form.get(text, ()), ()):
+        if value != {} and _at(form, left, keys) != value and _at(form, made, keys) != value:
+            yield keys
+
+
+def _is_idle(kind: Kind, text: str) -> bool:
+    """Say whether nothing is left in a file but what gpushim puts into each that it makes."""
+    form = kind.form
+    rest = form.without_comment(text, kind.comment)
+    return set(form.get(rest, ())) <= kind.idle and not form.comments(rest)
+
+
+def _at(form: ModuleType, text: str | None, keys: Keys) -> Any:
+    return MISSING if text is None else form.get(text, keys, MISSING)
+
+
+def _leaves(value: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:
+    """List the values in a table that are no tables, and tables without any."""
+    if not isinstance(value, dict) or not value:
+        yield keys, value
+        return
+    for name, each in value.items():
+        yield from _leaves(each, (*keys, name))

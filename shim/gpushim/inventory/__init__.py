@@ -5,8 +5,10 @@ The snapshot is one JSON object, inventory.json in the state directory. All path
 
     version, gpushim, written   6; version of gpushim; time in UTC. Another version is a stale snapshot.
     inputs, stamp               what stamp.current looks at, and what it answered
+    looked, life                seconds since the boot when the look ended; seconds that it holds, 0: without end
     source                      "nvml", or "proc": whole GPUs only, because NVML could not be used
     notes                       sentences about what is not as it should be
+    missing                     those of them about GPUs and MIG instances that are there and cannot be listed
     platform                    "native"; "wsl": one node for all GPUs; "tegra": CSV files name nodes and files
     driver                      {"version", "cuda", "root", "dev-root", "params", "empty"}; unknown versions are ""
                                 params: a file of the host that containers are to see instead of

@@ -29,6 +29,7 @@ BINARIES = {
 }
 BINARY_DIRS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
 NIXOS_BINARIES = "/run/current-system/sw/bin"
+CUFILE = "/etc/cufile.json"
 SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
 
 # By capability, below each of CONFIG_DIRS; {arch} as file names have it: x86_64, aarch64, i686.
@@ -152,7 +153,7 @@ def sockets(root: str) -> list[dict[str, Any]]:
 
 def gds(root: str) -> list[dict[str, Any]]:
     """List what GPUDirect Storage needs beside its nodes: its configuration, and udev's knowledge of disks."""
-    found = list(_hits(root, [("/etc/cufile.json",) * 2], "data"))
+    found = list(_hits(root, [(CUFILE,) * 2], "data"))
     if rooted.kind(root, rooted.resolve(root, "/run/udev")) == stat.S_IFDIR:
         found.append({"path": "/run/udev", "kind": "directory"})
     return found

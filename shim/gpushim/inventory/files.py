@@ -24,6 +24,8 @@ LOST = {
     "libnvidia-ml.so": "nvidia-smi in containers finds no driver",
 }
 WITH_32 = ("x86_64",)  # machines whose drivers have 32-bit libraries too
+LASTING = ("library", "library32", "binary", "firmware", "data")  # kinds of entries that an installer lays down
+CROWDED = ("/", "/etc")  # directories where things come and go that are not ours
 
 
 def find(
@@ -62,6 +64,20 @@ def find(
             entries = narrow.entries(capability, version, notes)
             found[capability + "32"] = entries + data_files.configs(root, capability + "32", "i686")
     return found
+
+
+def watched(root: str, found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """List the directories that change when one of these files comes or goes, and files in crowded directories.
+
+    Libraries that come are the library cache's matter.
+
+    Args:
+        root: the driver root.
+        found: what `find` returned.
+    """
+    paths = {entry["path"] for entries in found.values() for entry in entries if entry["kind"] in LASTING}
+    folders = {rooted.resolve(root, path.rpartition("/")[0] or "/") for path in paths}
+    return [data_files.CUFILE, *sorted(folder for folder in folders if folder and folder not in CROWDED)]
 
 
 def lacking(root: str, version: str) -> list[str]:

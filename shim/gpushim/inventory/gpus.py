@@ -24,6 +24,9 @@ BRANDS = (
 )
 
 
+NVML_FAILS = "NVML"  # begins the note that NVML is there and does not work
+
+
 def read(root: str, proc: str, version: str, notes: list[str], waiting: Callable[[str], None]) -> dict[str, Any]:
     """Find out which GPUs and MIG instances the host has.
 
@@ -35,19 +38,20 @@ def read(root: str, proc: str, version: str, notes: list[str], waiting: Callable
         waiting: called with what is asked next, before each call that may take long.
 
     Returns:
-        {"source", "cuda", "gpus", "mig"} as the snapshot has them.
+        {"source", "cuda", "gpus", "mig", "missing"} as the snapshot has them.
 
     Raises:
         GpushimError: the kernel module and NVML's library are of different versions.
     """
-    known = procfs.gpus(proc, notes)
+    missing: list[str] = []
+    known = procfs.gpus(proc, missing)
     try:
         import pynvml  # the one module here that is not Python's own, and a host may lack it
     except ImportError as error:
-        return _without_nvml(known, f"Python's nvidia-ml-py cannot be used ({error})", notes)
+        return _without_nvml(known, f"Python's nvidia-ml-py cannot be used ({error})", notes, missing)
     path = files.library(root, "libnvidia-ml.so", version)
     if path is None:
-        return _without_nvml(known, f"there is no libnvidia-ml.so.{version} below {root}", notes)
+        return _without_nvml(known, f"there is no libnvidia-ml.so.{version} below {root}", notes, missing)
     waiting("NVML to initialise")
     try:
         # pynvml asks the loader for libnvidia-ml.so.1 and gets the library of that SONAME that is loaded already:
@@ -57,11 +61,11 @@ def read(root: str, proc: str, version: str, notes: list[str], waiting: Callable
     except (OSError, pynvml.NVMLError) as error:
         if getattr(error, "value", None) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
             raise mismatch(version, (files.versions(root) or [""])[0]) from None
-        return _without_nvml(known, f"NVML cannot be used ({error})", notes)
+        return _without_nvml(known, f"{NVML_FAILS} cannot be used ({error})", notes, missing)
     try:
         return _ask(pynvml, proc, known, notes, waiting)
     except pynvml.NVMLError as error:
-        return _without_nvml(known, f"NVML failed ({error})", notes)
+        return _without_nvml(known, f"{NVML_FAILS} failed ({error})", notes, missing)
     finally:
         with contextlib.suppress(pynvml.NVMLError):  # a lost GPU's complaint; nothing is left to do about it
             pynvml.nvmlShutdown()
@@ -77,9 +81,12 @@ def mismatch(module: str, libraries: str) -> GpushimError:
     )
 
 
-def _without_nvml(known: list[dict[str, Any]], why: str, notes: list[str]) -> dict[str, Any]:
+def _without_nvml(known: list[dict[str, Any]], why: str, notes: list[str], missing: list[str]) -> dict[str, Any]:
     notes.append(f"{why}: GPUs come from /proc/driver/nvidia, and MIG instances are not listed")
-    return {"source": "proc", "cuda": "", "gpus": known, "mig": []}
+    divided = [gpu for gpu in known if gpu["mig"]]
+    missing += [f"the MIG instances of GPU {gpu['index']} ({gpu['pci']}) are not listed: {why}" for gpu in divided]
+    notes += missing
+    return {"source": "proc", "cuda": "", "gpus": known, "mig": [], "missing": missing}
 
 
 def _ask(
@@ -87,23 +94,27 @@ def _ask(
 ) -> dict[str, Any]:
     gpus: list[dict[str, Any]] = []
     migs: list[dict[str, Any]] = []
+    missing: list[str] = []
     sick: dict[int, str] = {}
     for index in range(nvml.nvmlDeviceGetCount()):
         waiting(f"GPU {index} to answer NVML")
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpu = _gpu(nvml, index, handle)
-            instances = list(_mig_instances(nvml, proc, handle, gpu, notes)) if gpu["mig"] else []
+            instances = list(_mig_instances(nvml, proc, handle, gpu, missing)) if gpu["mig"] else []
             gpus.append(gpu)
             migs += instances
         except (nvml.NVMLError, UnicodeDecodeError) as error:
             sick[index] = str(error)
-    gpus += _sick_gpus(sick, [gpu for gpu in known if gpu["pci"] not in {one["pci"] for one in gpus}], notes)
+    left = [gpu for gpu in known if gpu["pci"] not in {one["pci"] for one in gpus}]
+    gpus += _sick_gpus(sick, left, notes, missing)
+    notes += missing
     return {
         "source": "nvml",
         "cuda": _cuda(nvml.nvmlSystemGetCudaDriverVersion_v2()),
         "gpus": sorted(gpus, key=lambda gpu: int(gpu["index"])),
         "mig": migs,
+        "missing": missing,
     }
 
 
@@ -126,20 +137,24 @@ def _gpu(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
     }
 
 
-def _sick_gpus(sick: dict[int, str], left: list[dict[str, Any]], notes: list[str]) -> Iterator[dict[str, Any]]:
+def _sick_gpus(
+    sick: dict[int, str], left: list[dict[str, Any]], notes: list[str], missing: list[str]
+) -> Iterator[dict[str, Any]]:
     """Match GPUs that do not answer NVML with those of /proc that NVML did not tell; both are in PCI order."""
     for (index, error), gpu in zip(sick.items(), left):
         problem = f"GPU {index} ({gpu['pci']}) does not answer NVML: {error}"
         notes.append(problem)
         yield {**gpu, "index": index, "problem": problem}
     for index, error in list(sick.items())[len(left) :]:
-        notes.append(f"GPU {index} is left out: it does not answer NVML ({error}), and /proc does not tell it either")
+        missing.append(
+            f"GPU {index} is left out: it does not answer NVML ({error}), and /proc does not tell it either"
+        )
     for gpu in left[len(sick) :]:
-        notes.append(f"GPU {gpu['pci']} is left out: NVML does not tell it; is its node {gpu['node']} there?")
+        missing.append(f"GPU {gpu['pci']} is left out: NVML does not tell it; is its node {gpu['node']} there?")
 
 
 def _mig_instances(
-    nvml: Any, proc: str, parent: Any, gpu: dict[str, Any], notes: list[str]
+    nvml: Any, proc: str, parent: Any, gpu: dict[str, Any], missing: list[str]
 ) -> Iterator[dict[str, Any]]:
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
         try:
@@ -152,7 +167,7 @@ def _mig_instances(
         uuid = nvml.nvmlDeviceGetUUID(handle)
         nodes = procfs.mig_nodes(proc, gpu["minor"], gi, ci)
         if not nodes:
-            notes.append(f"MIG instance {uuid} is left out: the kernel does not tell its capability nodes")
+            missing.append(f"MIG instance {uuid} is left out: the kernel does not tell its capability nodes")
             continue
         yield {
             "uuid": uuid,

@@ -9,6 +9,7 @@ Out of scope: which libraries there are (libraries.py); how a container sees the
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KINDS = ("library", "library32")
+RECORDS = "/var/lib/gpushim"  # outlives a boot, as hard links do
 UNFINISHED = ".gpushim-unfinished"  # of a refresh that was killed; a name that nobody else has there
 _MADE = re.compile(r"([0-9a-f]{8})-[0-9a-f]{16}")  # the boot, what is in it
 
@@ -82,6 +84,7 @@ def _ready(top: str, boot: str, root: str, groups: dict[str, list[dict[str, Any]
             if name == UNFINISHED or (made and made[1] != boot):
                 shutil.rmtree(f"{top}/{name}")
         if not os.path.lexists(place):
+            _note(top)
             _make(f"{top}/{UNFINISHED}", root, groups)
             os.rename(f"{top}/{UNFINISHED}", place)
         found = dict(_found(place))
@@ -97,6 +100,18 @@ def _ready(top: str, boot: str, root: str, groups: dict[str, list[dict[str, Any]
     if found != wanted:
         raise GpushimError(f"{place} is not as gpushim made it; remove it when no container uses it", INVENTORY)
     return place
+
+
+def _note(top: str) -> None:
+    """Record a directory before something is made in it: the packages' removal reads lines, and no TOML."""
+    state = stamp.state_dir()
+    record = f"{RECORDS if state == stamp.STATE_DIR else state}/library-directories"
+    with contextlib.suppress(OSError):  # on a full disk the directory is somebody's to remove
+        os.makedirs(os.path.dirname(record), 0o755, exist_ok=True)
+        fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with open(fd, "r+", encoding="utf-8", errors="surrogateescape") as file:
+            if "\n" not in top and f"{top}\n" not in file.readlines():
+                file.write(f"{top}\n")
 
 
 def _open_top(top: str) -> int:

@@ -41,14 +41,14 @@ def load(root: str, proc: str, waiting: Callable[[str], None]) -> list[str]:
     Returns:
         notes: a sentence for a module that could not be loaded.
     """
-    missing = _missing(proc)
-    if not missing or os.geteuid() != 0 or stamp.in_user_namespace() or not has_gpu(sys_dir(root)):
+    wanted = missing(proc)
+    if not wanted or os.geteuid() != 0 or stamp.in_user_namespace() or not has_gpu(sys_dir(root)):
         return []
     program = _program()
-    for name in missing:
+    for name in wanted:
         waiting(f"{program} {name}")
         trouble = _modprobe(root, program, name)
-        if trouble or name in _missing(proc):
+        if trouble or name in missing(proc):
             return [f"the kernel module {name} is not loaded: {trouble or f'{program} says so, but it is not there'}"]
     return []
 
@@ -78,7 +78,8 @@ def loaded(proc: str) -> set[str] | None:
         return None
 
 
-def _missing(proc: str) -> list[str]:
+def missing(proc: str) -> list[str]:
+    """List the modules that `load` would load; `proc` is where the procfs that shows the driver is mounted."""
     there = loaded(proc)
     absent = [name for name in MODULES if there is not None and name not in there]
     majors = nodes.majors(proc) if absent else {}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 NODE_LIMIT = 8192  # nodes; a rack-scale host may have 2048 IMEX channels
 IMEX_DIR = "/dev/nvidia-caps-imex-channels"
 CAPS_DIR = "/dev/nvidia-caps"
+GRANTED_CAPS = (CAPS_DIR + "/nvidia-cap1", CAPS_DIR + "/nvidia-cap2")  # to configure and to monitor MIG
 # Where nodes of the driver and of its neighbours are, and which names count there.
 PLACES = (
     ("/dev", re.compile(r"nvidia.*|gdrdrv")),
@@ -52,6 +53,12 @@ _OWNERS = (
     (re.compile(CAPS_DIR + "/.+"), ("nvidia-caps",)),
     (re.compile(IMEX_DIR + "/.+"), ("nvidia-caps-imex-channels",)),
     (re.compile("/dev/dri/.+"), ("drm",)),
+)
+# Of modules of their own, whose names there may differ: where it is in /proc/devices, it counts.
+_NEIGHBOURS = (
+    (FEATURES["gds"], "nvidia-fs"),
+    (FEATURES["gdrcopy"], "gdrdrv"),
+    (FEATURES["nvswitch"], "nvidia-nvswitch"),
 )
 FRONTEND_MAJOR = 195  # registered with the kernel (Documentation/admin-guide/devices.txt)
 
@@ -102,9 +109,9 @@ def watched(nodes: dict[str, Any], more: list[str]) -> list[str]:
     """List the paths that a snapshot's stamp looks at.
 
     Channels and capability nodes come and go with their directory's time stamp, so there may be thousands for
-    the price of one; those that are in use are in `more`.
+    the price of one; those that are in use are in `more`. A create looks at the channels that it grants.
     """
-    plain = [path for path in nodes if not path.startswith((CAPS_DIR + "/", IMEX_DIR + "/"))]
+    plain = [path for path in nodes if path in GRANTED_CAPS or not path.startswith((CAPS_DIR + "/", IMEX_DIR + "/"))]
     return list(dict.fromkeys([*EXPECTED, *plain, *more]))
 
 
@@ -152,6 +159,9 @@ def owners(path: str, known: dict[str, int]) -> tuple[tuple[str, ...], list[int]
         if pattern.fullmatch(path):
             numbers = sorted({known[name] for name in names if name in known})
             return names, numbers or ([FRONTEND_MAJOR] if names is _FRONTEND else [])
+    for pattern, name in _NEIGHBOURS:
+        if name in known and pattern.fullmatch(path):
+            return (name,), [known[name]]
     return (), []
 
 

@@ -54,6 +54,8 @@ def gpus(proc: str, notes: list[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name in names:
         fields = _fields(_text(f"{folder}/{name}/information") or "")
+        if fields.get("GPU Excluded") == "Yes":
+            continue  # an administrator does not want it used (NVreg_ExcludedGpus), and NVML does not tell it either
         minor = fields.get("Device Minor", "")
         if not re.fullmatch(r"\d{1,3}", minor, re.ASCII):
             notes.append(f"GPU {name} is left out: {folder}/{name}/information does not tell its minor number")

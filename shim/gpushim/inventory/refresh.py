@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -18,26 +17,35 @@ from typing import TYPE_CHECKING, Any
 from gpushim import logs, policy, stamp
 from gpushim.cdi import publish
 from gpushim.errors import FAILED, INVENTORY, GpushimError
-from gpushim.inventory import ensure, hardlinks, make_nodes, modules, procfs, survey
+from gpushim.inventory import ensure, hardlinks, make_nodes, modules, procfs, renew, still, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import NoReturn
 
 
+LONGEST = 300  # seconds for a refresh that no one waits for; the slowest hosts are known to need 30
+ROUNDS = 2
+ATTEMPTS = 3  # more, when the state directory is removed meanwhile
+# Seconds of a snapshot's life in which a unit looks anew, so that no create has to: the timer's period with its
+# accuracy, and the time until nothing changes.
+AHEAD = 90
+
+
 def main(argv: list[str]) -> NoReturn:
     """Refresh the snapshot, say what is wrong on stderr, and exit.
 
     Args:
-        argv: "--force" to look again even if the snapshot is true.
+        argv: "--force" to look again even if the snapshot is true; "--locked" if standard input is the lock, which
+            the create that started this has taken.
     """
     try:
-        snapshot = refresh("--force" in argv)
+        snapshot = refresh("--force" in argv, lock=_handed_over() if "--locked" in argv else None)
     except GpushimError as error:
         _say(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        _say(f"the snapshot cannot be saved: {error}")
+        _say(_unsaved(error))
         sys.exit(FAILED)
     if snapshot["error"]:
         _say(snapshot["error"]["sentence"])
@@ -45,13 +53,17 @@ def main(argv: list[str]) -> NoReturn:
     sys.exit(0)
 
 
-def refresh(force: bool = False) -> dict[str, Any]:
+def refresh(force: bool = False, load: bool = True, patient: bool = False, lock: int | None = None) -> dict[str, Any]:
     """Bring the snapshot up to date, one process at a time.
 
-    If it takes longer than the policy's deadline, the process ends with a sentence on stderr and code INVENTORY.
+    If it takes too long, the process ends with a sentence on stderr and code INVENTORY.
 
     Args:
         force: look again even if the saved snapshot is true.
+        load: load kernel modules that are missing, if the policy says so.
+        patient: take as long as it takes, up to LONGEST; else the policy's deadline counts. And look again even if
+            the saved snapshot is true, but not for another AHEAD seconds.
+        lock: the state directory's, if it has been taken already: then it is patient too.
 
     Returns:
         the snapshot; its "error" says if this host cannot serve GPUs.
@@ -61,26 +73,84 @@ def refresh(force: bool = False) -> dict[str, Any]:
         OSError: the snapshot cannot be written.
     """
     config, state = stamp.config_path(), stamp.state_dir()
-    identity = stamp._identity(config)  # of before it is read: another one since makes the snapshot stale
-    settings = policy.load(config)
-    logs.start(settings["log"]["format"], settings["log"]["level"])
-    _warn(policy.old_names(policy.given(config) or {}))
+    ahead = None if force else AHEAD if patient else 0
+    with _recorded(state, config) as failed:
+        identity = stamp.identity(config)  # of before it is read: another one since makes the snapshot stale
+        settings = policy.load(config)
+        logs.start(settings["log"]["format"], settings["log"]["level"])
+        _warn(policy.old_names(policy.given(config) or {}))
+        seconds = settings["refresh"]["deadline-seconds"]
+        if patient or lock is not None:
+            seconds = max(seconds, LONGEST)
+        with _deadline(seconds, config, failed) as waiting:
+            for _ in range(ATTEMPTS):
+                with contextlib.suppress(FileNotFoundError, FileExistsError):  # it was removed, and maybe made again
+                    return _renewed(config, identity, settings, waiting, lock, load, ahead)
+                lock = None  # it was in the directory that is gone
+            return _renewed(config, identity, settings, waiting, lock, load, ahead)
+
+
+def unattended(load: bool) -> dict[str, Any]:
+    """Bring the snapshot up to date as the units do: when the driver has come to rest, and not in its way.
+
+    A snapshot that is true, and will be for a while, costs nothing more than seeing that, and so the timer's run.
+    What changes while the host is listed is listed again, for no watch tells it: systemd does not look while the unit
+    runs.
+
+    Args:
+        load: load kernel modules that are missing, if the policy says so.
+
+    Returns:
+        as `refresh`.
+
+    Raises:
+        GpushimError: as `refresh`; or the driver's module is being unloaded.
+        OSError: the snapshot cannot be written.
+    """
+    config, state = stamp.config_path(), stamp.state_dir()
+    for _ in range(ROUNDS):
+        root = policy.load(config)["driver"]["root"]
+        proc = stamp.proc_dir(root)
+        if _saved(config, state, AHEAD) is None or (load and modules.missing(proc)):
+            still.wait(root, proc)
+        snapshot = refresh(load=load, patient=True)
+        if ensure.read(config, state) is not None:
+            break
+    return snapshot
+
+
+def _saved(config: str, state: str, ahead: float) -> dict[str, Any] | None:
+    """Return the saved snapshot if it is true, and has so many seconds to live."""
+    found = ensure.read(config, state)
+    return found if found is not None and stamp.alive(found, ahead) else None
+
+
+def _renewed(
+    config: str,
+    identity: list[int] | None,
+    settings: dict[str, Any],
+    waiting: Callable[[str], None],
+    lock: int | None,
+    load: bool,
+    ahead: float | None,
+) -> dict[str, Any]:
+    """List the host, alone, unless a saved snapshot has so many seconds to live; None if that does not matter."""
+    state = stamp.state_dir()
     _prepare(state)
-    with _deadline(settings["refresh"]["deadline-seconds"], config) as waiting:
-        waiting(f"another refresh, which holds {state}/lock")
-        with _locked(state + "/lock"):
-            notes = _complete(settings["driver"], waiting)
-            saved = None if force else ensure.read(config, state)
-            if saved is not None:  # the other refresh did it
-                _warn(notes)
-                publish.on_refresh(saved)  # and its spec may have been removed since
-                return saved
-            snapshot = survey.survey(config, settings, waiting)
-            snapshot["stamp"][stamp.CONFIG_IDENTITY] = identity
-            snapshot["notes"] += notes
-            hardlinks.add(snapshot)
-            _publish(state, snapshot)
-            publish.on_refresh(snapshot)
+    waiting(f"another refresh, which holds {state}/{renew.LOCK}")
+    with _locked(f"{state}/{renew.LOCK}", lock, waiting) as telling:
+        notes = _complete(settings["driver"], load, telling)
+        saved = None if ahead is None else _saved(config, state, ahead)
+        if saved is not None:  # the other refresh did it
+            _warn(notes)
+            publish.on_refresh(saved)  # and its spec may have been removed since
+            return saved
+        snapshot = survey.survey(config, settings, telling)
+        snapshot["stamp"][stamp.CONFIG_IDENTITY] = identity
+        snapshot["notes"] += notes
+        hardlinks.add(snapshot)
+        _publish(state, snapshot)
+        publish.on_refresh(snapshot)
     _warn(snapshot["notes"])
     logs.logger.info("%d GPUs and %d MIG instances listed", len(snapshot["gpus"]), len(snapshot["mig"]))
     return snapshot
@@ -99,14 +169,14 @@ def look(settings: dict[str, Any]) -> dict[str, Any]:
         GpushimError: there is no low-level runtime.
     """
     config = stamp.config_path()
-    with _deadline(settings["refresh"]["deadline-seconds"], config) as waiting:
+    with _deadline(settings["refresh"]["deadline-seconds"], config, lambda error: None) as waiting:
         return survey.survey(config, settings, waiting)
 
 
-def _complete(driver: dict[str, Any], waiting: Callable[[str], None]) -> list[str]:
+def _complete(driver: dict[str, Any], load: bool, waiting: Callable[[str], None]) -> list[str]:
     """Load modules and make nodes that are missing; returns notes about what could not be done."""
     proc = stamp.proc_dir(driver["root"])
-    notes = modules.load(driver["root"], proc, waiting) if driver["load-kernel-modules"] else []
+    notes = modules.load(driver["root"], proc, waiting) if load and driver["load-kernel-modules"] else []
     return notes + make_nodes.make(driver["dev-root"], stamp.proc_dir(driver["root"]))
 
 
@@ -116,7 +186,25 @@ def _warn(notes: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def _deadline(seconds: int, config: str) -> Iterator[Callable[[str], None]]:
+def _recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None]]:
+    """Tell those who wait why the body has failed; yields a function that tells it before the process is ended."""
+    belongs = renew.facts(config)
+
+    def failed(error: GpushimError) -> None:
+        renew.record(state, belongs, error)
+
+    try:
+        yield failed
+    except GpushimError as error:
+        failed(error)
+        raise
+    except OSError as error:
+        failed(GpushimError(_unsaved(error), FAILED))
+        raise
+
+
+@contextlib.contextmanager
+def _deadline(seconds: int, config: str, failed: Callable[[GpushimError], None]) -> Iterator[Callable[[str], None]]:
     """End the process if the body takes too long; yields a function that is told what is being waited for.
 
     A thread does it: NVML is C code, so a signal's Python handler would not run before NVML returns, if ever.
@@ -124,7 +212,13 @@ def _deadline(seconds: int, config: str) -> Iterator[Callable[[str], None]]:
     what = ["nothing yet"]
 
     def give_up() -> None:
-        _say(ensure.too_slow(what[-1], seconds, config))
+        error = GpushimError(
+            f"listing the host's GPUs waited {seconds} s for {what[-1]} and gave up; {renew.SLOW} and run gpushim "
+            f"refresh; deadline-seconds under [refresh] in {config} sets the time",
+            INVENTORY,
+        )
+        failed(error)
+        _say(str(error))
         os._exit(INVENTORY)
 
     timer = threading.Timer(seconds, give_up)
@@ -137,13 +231,35 @@ def _deadline(seconds: int, config: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _locked(path: str, lock: int | None, waiting: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """Hold the lock in the body; yields `waiting` for those who hold it: the lock's file tells others."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600) if lock is None else lock
+
+    def tell(what: str) -> None:
+        waiting(what)
+        with contextlib.suppress(OSError):  # no space: then nobody knows
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, what.encode(), 0)
+
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)  # the kernel lets it go when the process ends, however it ends
-        yield
+        tell("the driver's modules and nodes")
+        yield tell
     finally:
         os.close(fd)
+
+
+def _handed_over() -> int:
+    """Take the lock from standard input, where what is started from here must not find it: it might stay."""
+    lock = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return lock
+
+
+def _unsaved(error: OSError) -> str:
+    return f"the snapshot cannot be saved: {error}"
 
 
 def _prepare(state: str) -> None:
@@ -153,8 +269,7 @@ def _prepare(state: str) -> None:
         os.chmod(state, 0o755)  # noqa: S103 - the launcher reads it in rootless engines too; mkdir minds the umask
     except FileExistsError:
         pass
-    status = os.lstat(state)
-    if not stat.S_ISDIR(status.st_mode) or not stamp.trusted(status.st_uid) or status.st_mode & ensure.OTHERS_WRITE:
+    if not renew.is_ours(state):
         raise GpushimError(
             f"{state} cannot be trusted: it is not a directory that only root can write to; remove it",
             INVENTORY,
@@ -175,6 +290,9 @@ def _publish(state: str, snapshot: dict[str, Any]) -> None:
     if driver["params"]:
         _replace(driver["params"], procfs.restricted_params(stamp.proc_dir(driver["root"])))
     _tell_launcher(state, snapshot)
+    for name in (renew.FAILURE, renew.FAILURE + ".new"):  # the latter of a refresh that was killed
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{state}/{name}")
     _replace(f"{state}/{ensure.SNAPSHOT}", json.dumps(snapshot, separators=(",", ":")) + "\n")
 
 
@@ -247,4 +365,4 @@ def _replace(path: str, text: str, time: int | None = None) -> None:
 
 def _say(sentence: str) -> None:
     """Write a refusal, as the parent and people look for it: the last line of stderr."""
-    print(f"{ensure.PREFIX}{sentence}", file=sys.stderr, flush=True)
+    print(f"{renew.PREFIX}{sentence}", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpushim import __version__, policy, stamp
+from gpushim import __version__, policy, selection, stamp
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.inventory import data_files, drm, ensure, files, gpus, modules, nodes, platforms, procfs, rooted
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ATTEMPTS = 3  # when the host changes while it is looked at, as it does when NVML makes device nodes
+MOMENT = 0.02  # seconds, in which the kernel's clock for files goes on
 
 
 def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]) -> dict[str, Any]:
@@ -34,19 +35,70 @@ def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]
     """
     runtime = policy.low_level(settings["runtime"]["low-level"])
     root, dev_root = settings["driver"]["root"], settings["driver"]["dev-root"]
-    proc = stamp.proc_dir(root)
+    proc, sys = stamp.proc_dir(root), modules.sys_dir(root)
+    times = keeps_times(proc, sys)
     for _ in range(ATTEMPTS):
-        before = stamp.driver(proc)
+        before, started = stamp.driver(proc, sys, times), stamp.clock()
         snapshot = _ask_driver(settings, proc, waiting)
         paths = [*_watched(snapshot, proc), *_mps_control(root, settings["mps"]), runtime]
-        inputs = {"config": config, "root": root, "dev-root": dev_root, "nodes": paths}
+        inputs = {"config": config, "root": root, "dev-root": dev_root, "sys": sys, "times": times, "nodes": paths}
         facts = stamp.current(inputs)
         snapshot.update(inputs=inputs, stamp=facts, runtime=runtime, policy=settings)
         _add_nodes_and_files(snapshot, proc)
+        snapshot["looked"] = stamp.clock()
+        snapshot["life"] = life(snapshot, snapshot["looked"] - started)
         # Facts from before the look at the files: a change since then makes the snapshot stale, never wrong.
-        if facts == stamp.current(inputs) and stamp.driver(proc) == before:
+        if facts == stamp.current(inputs) and stamp.driver(proc, sys, times) == before:
             break
     return snapshot
+
+
+def life(snapshot: dict[str, Any], took: float) -> int:
+    """Say how many seconds a snapshot holds, if no fact changes; 0 is without end.
+
+    Args:
+        snapshot: all but its "life".
+        took: seconds that the look took; what seldom changes is not worth more than a hundredth of the time.
+    """
+    if is_passing(snapshot):
+        return stamp.PASSING
+    if snapshot["platform"] != "native":
+        return 0
+    unbound = any(inode is None for _, inode in snapshot["stamp"][stamp.FACTS.index("gpus")])
+    if unbound or (snapshot["mig"] and not snapshot["inputs"]["times"]):
+        return stamp.PASSING  # a fact is not to be had here
+    return max(stamp.SETTLED, round(100 * took))
+
+
+def is_passing(snapshot: dict[str, Any]) -> bool:
+    """Say whether something is not as it should be that may be over in a moment."""
+    parents = {mig["gpu"] for mig in snapshot["mig"]}
+    return bool(
+        snapshot["error"]
+        or snapshot["missing"]
+        or (snapshot["platform"] == "native" and snapshot["source"] != "nvml")
+        or any(gpu["problem"] or (gpu["mig"] and gpu["index"] not in parents) for gpu in snapshot["gpus"])
+    )
+
+
+def trouble(snapshot: dict[str, Any]) -> str:
+    """Say what failed that may well not fail the next time, or ""."""
+    failed = [note for note in snapshot["notes"] if note.startswith(gpus.NVML_FAILS)]
+    return next(iter([*selection.unusable(snapshot), *failed]), "")
+
+
+def keeps_times(proc: str, sys: str) -> bool:
+    """Say whether procfs keeps the times of its entries: old kernels make them anew for each look.
+
+    Args:
+        proc: where the procfs that shows the driver is mounted.
+        sys: where the sysfs that shows the GPUs is mounted.
+    """
+    before = stamp.driver(proc, sys, True)
+    if not before[-1]:
+        return True
+    time.sleep(MOMENT)
+    return before == stamp.driver(proc, sys, True)
 
 
 def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], None]) -> dict[str, Any]:
@@ -55,7 +107,7 @@ def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], No
     notes: list[str] = []
     version = procfs.module_version(proc)
     found: dict[str, Any] = {"platform": "native", "source": "proc", "version": version or "", "cuda": ""}
-    found.update(gpus=[], mig=[])
+    found.update(gpus=[], mig=[], missing=[])
     error = None
     state = stamp.state_dir()
     covers = {"params": f"{state}/params" if procfs.restricted_params(proc) else "", "empty": f"{state}/empty"}
@@ -78,6 +130,7 @@ def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], No
         "platform": found["platform"],
         "source": found["source"],
         "notes": notes,
+        "missing": found["missing"],
         "driver": {"version": found["version"], "cuda": found["cuda"], **covers, **settings["driver"]},
         "error": error,
         "gpus": found["gpus"],
@@ -111,8 +164,9 @@ def _watched(snapshot: dict[str, Any], proc: str) -> list[str]:
     if other:
         return list(other["watched"])
     watched = nodes.watched(nodes.find(driver["dev-root"], proc, [], _drm(snapshot)), _nodes_in_use(snapshot))
+    found = {} if snapshot["error"] else files.find(driver["root"], driver["version"], [])
     return [files.inside(driver["dev-root"], path) for path in watched] + [
-        files.inside(driver["root"], path) for path in files.SOCKETS
+        files.inside(driver["root"], path) for path in [*files.SOCKETS, *files.watched(driver["root"], found)]
     ]
 
 

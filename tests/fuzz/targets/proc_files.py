@@ -43,7 +43,7 @@ def one(data: bytes) -> None:
     proc = str(PROC)
     notes: list[str] = []
     found = procfs.gpus(proc, notes)
-    json.dumps([found, stamp.driver(proc), procfs.restricted_params(proc)])
+    json.dumps([found, stamp.driver(proc, proc, True), procfs.restricted_params(proc)])
     assert len(found) + len(notes) == 1
     for gpu in found:
         assert 0 <= gpu["minor"] < 1000

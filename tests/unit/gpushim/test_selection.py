@@ -297,18 +297,26 @@ def test_none_needs_no_gpu() -> None:
 SICK = host(gpu(0, problem="it fell off the bus"), gpu(1), gpu(2, mig=True, problem="ECC"), migs=(mig(2, 0),))
 
 
-def test_all_leaves_sick_gpus_out_and_says_so() -> None:
-    notes: list[str] = []
-    gpus, migs = selection.select([("all", None, "all")], SICK, notes=notes)
-    assert ([gpu["index"] for gpu in gpus], migs) == ([1], [])
-    assert notes == ["GPU 0 is left out of all: it fell off the bus", "GPU 2 is left out of all: ECC"]
+def test_all_is_refused_beside_sick_gpus_with_both_ways_out() -> None:
+    error = refusal("all", inventory=SICK)
+    assert error.exit_code == errors.INVENTORY
+    assert str(error) == (
+        "the container asks for all GPUs, but not all can be used: GPU 0: it fell off the bus, GPU 2: ECC; mend that"
+        f", or name those that can be used: {UUIDS[1]}"
+    )
+
+
+def test_all_is_refused_beside_what_could_not_be_listed() -> None:
+    inventory = {**host(gpu(0)), "missing": ["GPU 1 is left out: NVML does not tell it"]}
+    assert "all can be used: GPU 1 is left out: NVML does not tell it; " in str(refusal("all", inventory=inventory))
+    assert chosen("0", inventory=inventory) == [0]
 
 
 def test_all_mentions_gpus_in_mig_mode_without_instances() -> None:
     notes: list[str] = []
     gpus, migs = selection.select([("all", None, "all")], host(gpu(0), gpu(1, mig=True)), notes=notes)
     assert ([gpu["index"] for gpu in gpus], migs) == ([0], [])
-    assert notes == ["GPU 1 is left out of all: it is in MIG mode and no MIG instance is listed"]
+    assert notes == ["GPU 1 is left out of all: it is in MIG mode and has no instance"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import posix
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("gpus/0000:01:00.0", "capabilities/gpu0/mig/gi1/ci0", "capabilities/mig"):
         (nvidia / folder).mkdir(parents=True)
     (nvidia / "version").write_text("NVRM version: 535\n")
+    (tmp_path / "proc/devices").write_text("Character devices:\n  1 mem\n508 nvidia-uvm\n")
+    bind(tmp_path)
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/ld.so.cache").write_text("cache")
     (tmp_path / "dev/caps").mkdir(parents=True)
@@ -34,9 +37,25 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def bind(tree: Path) -> None:
+    """Bind the GPU to the driver anew: sysfs has a link with another inode number then."""
+    driver = tree / "sys/bus/pci/drivers/nvidia"
+    driver.mkdir(parents=True, exist_ok=True)
+    (driver / "next").symlink_to("../../devices/0000:01:00.0")
+    (driver / "next").rename(driver / "0000:01:00.0")
+
+
+def make_anew(folder: Path) -> None:
+    """Remove a directory and make another in its place, which may get the same inode number."""
+    folder.rmdir()
+    time.sleep(0.02)
+    folder.mkdir()
+
+
 def facts(tree: Path) -> list[Any]:
     nodes = [f"{tree}/dev/{name}" for name in ("nvidia0", "nvidia1", "caps")]
-    return stamp.current({"config": f"{tree}/config.toml", "root": str(tree), "nodes": nodes})
+    inputs = {"config": f"{tree}/config.toml", "root": str(tree), "sys": f"{tree}/sys", "times": True, "nodes": nodes}
+    return stamp.current(inputs)
 
 
 def make_node(path: Path, minor: int) -> None:
@@ -61,6 +80,10 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "compute instance added": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci1").mkdir(),
     "compute instance gone": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0").rmdir(),
     "GPU instance added": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi2").mkdir(),
+    "compute instance made anew": lambda tree: make_anew(tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0"),
+    "GPU bound anew": bind,
+    "GPU unbound": lambda tree: (tree / "sys/bus/pci/drivers/nvidia/0000:01:00.0").unlink(),
+    "another major": lambda tree: (tree / "proc/devices").write_text("Character devices:\n507 nvidia-uvm\n"),
     "another GPU in MIG mode": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu1/mig/gi1").mkdir(
         parents=True
     ),
@@ -79,6 +102,7 @@ NO_CHANGES: dict[str, Callable[[Path], object]] = {
     "another node": lambda tree: make_node(tree / "dev/tty", 2),
     "node used": lambda tree: os.utime(tree / "dev/nvidia0"),
     "other file in etc": lambda tree: (tree / "etc/passwd").write_text(""),
+    "a device of others": lambda tree: (tree / "proc/devices").write_text("511 vfio\n508 nvidia-uvm\n"),
     "GPU without instances": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu7/mig").mkdir(parents=True),
     "information of a GPU": lambda tree: (tree / "proc/driver/nvidia/gpus/0000:01:00.0/information").write_text("x"),
 }
@@ -173,3 +197,26 @@ def test_owners_count_only_on_the_host(monkeypatch: pytest.MonkeyPatch, uid_map:
     here = [*FACTS[:-1], [[195, 0o20666, 65534, 65534], None]]
     assert stamp.same_from_here(FACTS, here) is same
     assert not stamp.same_from_here(FACTS, [*FACTS[:-1], [[195, 0o20600, 65534, 65534], None]])
+
+
+@pytest.mark.parametrize(("life", "age", "alive"), [
+    (0, 1e9, True),
+    (30, 29, True),
+    (30, 30.5, False),
+    (30, -1, False),  # of another boot, or of a time namespace
+])  # fmt: skip
+def test_a_life_is_counted_from_the_look(life: int, age: float, alive: bool) -> None:
+    assert stamp.alive({"life": life, "looked": stamp.clock() - age}) is alive
+
+
+def test_without_times_an_instance_is_its_place(tree: Path) -> None:
+    proc, sys = f"{tree}/proc", f"{tree}/sys"
+    before = stamp.driver(proc, sys, False)
+    make_anew(tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0")
+    assert stamp.driver(proc, sys, False) == before
+
+
+def test_the_facts_have_their_names(tree: Path) -> None:
+    assert len(facts(tree)) == len(stamp.FACTS)
+    assert stamp.FACTS[stamp.CONFIG_IDENTITY] == "config"
+    assert set(stamp.COVER.values()) <= {*stamp.FACTS, "life", "own"}

@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 
 from gpushim.cdi import publish
+from gpushim.cdi import written as record
 from unit.gpushim.cdi import hosts
 from unit.gpushim.test_plan import gpu
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where refresh records what it writes."""
+    monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", os.fsencode(tmp_path / "state"))
+    return tmp_path / "state"
 
 
 @pytest.fixture
@@ -136,6 +144,109 @@ def test_same_devices_in_another_file_are_a_conflict(directory: Path, name: str)
     assert f"is not written: {directory}/{name} has nvidia.com/gpu=0 too" in note
     assert f"remove {directory}/{name}" in note
     assert [path.name for path in directory.iterdir()] == [name]
+
+
+OURS = "nvidia.com-gpu.json"
+NONE: dict[str, Any] = {"write-spec": False}
+
+
+def another(directory: Path, name: str = "nvidia.yaml") -> Path:
+    """Write the spec of somebody else with the same devices."""
+    path = directory / name
+    path.write_text(json.dumps(hosts.foreign(kind=hosts.KIND)))
+    return path
+
+
+def test_a_spec_of_others_takes_the_place_of_ours_until_it_goes(directory: Path) -> None:
+    """Engines take neither of two."""
+    refresh(directory)
+    theirs = another(directory)
+    (note,) = refresh(directory)
+    assert f"{directory}/{OURS} is removed: {theirs} has nvidia.com/gpu=0 too" in note
+    assert [path.name for path in directory.iterdir()] == ["nvidia.yaml"]
+    theirs.unlink()
+    assert refresh(directory) == []
+    assert "0" in names(directory)
+
+
+def test_ours_goes_too_when_there_is_nothing_to_write(directory: Path) -> None:
+    refresh(directory)
+    another(directory)
+    refresh(directory, hosts.mixed(error={"sentence": "no driver", "code": 12}))
+    assert [path.name for path in directory.iterdir()] == ["nvidia.yaml"]
+
+
+def test_a_spec_that_somebody_has_changed_is_not_ours(directory: Path) -> None:
+    refresh(directory)
+    path = directory / OURS
+    path.write_text(path.read_text() + "\n")
+    another(directory)
+    (note,) = refresh(directory)
+    assert f"{path} is not as refresh wrote it, and stays" in note
+    assert path.exists()
+
+
+def test_a_spec_of_our_name_without_a_record_is_not_ours(directory: Path, state: Path) -> None:
+    refresh(directory)
+    (state / "specs").unlink()
+    refresh(directory, **NONE)
+    assert (directory / OURS).exists()
+
+
+def test_write_spec_false_takes_away_what_refresh_has_written(directory: Path) -> None:
+    refresh(directory)
+    (note,) = refresh(directory, **NONE)
+    assert note == f"{directory}/{OURS}, which refresh had written, is removed: write-spec under [cdi] is false"
+    assert list(directory.iterdir()) == []
+    assert refresh(directory, **NONE) == []
+
+
+@pytest.mark.parametrize("policy", [{}, NONE])
+def test_an_earlier_directory_keeps_nothing(directory: Path, tmp_path: Path, policy: dict[str, Any]) -> None:
+    refresh(directory)
+    (note,) = refresh(tmp_path / "other", **policy)
+    assert f"{directory}/{OURS}, which refresh had written, is removed" in note
+    assert list(directory.iterdir()) == []
+    assert (tmp_path / "other" / OURS).exists() is not bool(policy)
+
+
+def test_an_earlier_kind_goes(directory: Path) -> None:
+    refresh(directory)
+    refresh(directory, kind="example.org/accelerator")
+    assert [path.name for path in directory.iterdir()] == ["example.org-accelerator.json"]
+
+
+def test_an_earlier_directory_stays_while_there_is_nothing_new(directory: Path, tmp_path: Path) -> None:
+    refresh(directory)
+    assert refresh(tmp_path / "other", hosts.mixed(error={"sentence": "no driver", "code": 12})) == []
+    assert "0" in names(directory)
+
+
+def test_killed_before_the_spec_is_in_place_both_are_ours(directory: Path) -> None:
+    refresh(directory)
+    record.note(str(directory / OURS), "the new one")
+    assert record.ours(str(directory / OURS))
+    (directory / OURS).write_text("the new one")
+    assert record.ours(str(directory / OURS))
+
+
+@pytest.mark.parametrize("content", ["[]", '{"/etc/passwd": 1}', "{", '{"relative": []}'])
+def test_a_record_that_is_none(directory: Path, state: Path, content: str) -> None:
+    refresh(directory)
+    (state / "specs").write_text(content)
+    assert record.others("") == []
+    assert refresh(directory) == []
+
+
+def test_a_record_that_others_may_have_written(directory: Path, state: Path) -> None:
+    refresh(directory)
+    (state / "specs").chmod(0o666)
+    assert record.others("") == []
+
+
+def test_the_systems_record_outlives_a_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", b"/run/gpushim")
+    assert record._place() == "/var/lib/gpushim/specs"
 
 
 @pytest.mark.parametrize(

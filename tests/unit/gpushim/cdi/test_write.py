@@ -128,8 +128,11 @@ def test_broken_gpu_is_left_out_with_a_note() -> None:
     notes: list[str] = []
     host = hosts.mixed(gpus=[gpu(0, 1), gpu(1, 2, problem="it fell off the bus")], mig=[])
     found = write.gpu_spec(host, hosts.KIND, ["index"], notes)
-    assert names(found) == ["0", "all"]
-    assert notes == ["GPU 1 is left out of the CDI spec: it fell off the bus"]
+    assert names(found) == ["0"]
+    assert notes == [
+        "GPU 1 is left out of the CDI spec: it fell off the bus",
+        "the device all is left out of the CDI spec: not all GPUs can be used",
+    ]
 
 
 def test_gpu_in_mig_mode_is_no_whole_gpu() -> None:
@@ -143,7 +146,7 @@ def test_mig_instance_without_its_node_is_left_out_with_a_note() -> None:
     notes: list[str] = []
     host = hosts.mixed()
     del host["nodes"][CAPS + "12"]
-    assert names(write.gpu_spec(host, hosts.KIND, ["index"], notes)) == ["0", "1", "all"]
+    assert names(write.gpu_spec(host, hosts.KIND, ["index"], notes)) == ["0", "1"]
     assert notes[0].startswith(f"MIG instance 2:0 is left out of the CDI spec: {CAPS}12 is not on this host")
 
 

@@ -190,7 +190,7 @@ def strangers_state(patient: Patient) -> None:
     os.chown(patient.state, 1000, 1000)
 
 
-@fault("snapshot", "warning", "is stale: the device nodes changed")
+@fault("snapshot", "warning", "is stale: the device nodes or files changed")
 def stale_snapshot(patient: Patient) -> None:
     os.chmod(patient.gpus.node("nvidia1"), 0o660)
 

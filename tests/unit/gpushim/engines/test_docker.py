@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from click.testing import Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushim.engines import Wish, docker, files
+from gpushim.engines import Wish, docker, files, units
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError
 
@@ -338,3 +339,102 @@ def test_any_object_survives_byte_for_byte(
     assert docker.plan(wish).changes == []
     files.apply(docker.plan(Wish(config=str(config), remove=True)).changes, undo=True)
     assert config.read_bytes() == old
+
+
+def test_a_file_that_somebody_has_replaced_since_stays(config: Path, call: Call) -> None:
+    ok(call("docker", config))
+    config.write_text('{"log-driver": "journald"}')
+    ok(call("docker", config))
+    assert f"changed {config}" in ok(call("docker", config, "--remove"))
+    assert config.read_text() == '{"log-driver": "journald"}'
+    assert os.listdir(config.parent) == ["daemon.json"]
+
+
+def test_an_older_file_that_somebody_has_put_back_stays(config: Path, call: Call) -> None:
+    config.write_text('{"debug": true}')
+    ok(call("docker", config))
+    config.write_text('{"mtu": 1400, "debug": false}')
+    ok(call("docker", config, "--cdi"))
+    ok(call("docker", config, "--remove"))
+    assert config.read_text() == '{"mtu": 1400, "debug": false}'
+
+
+def test_an_entry_replaced_by_force_comes_back_after_a_second_run(config: Path, call: Call) -> None:
+    old = (DATA / "nvidias.json").read_bytes()
+    config.write_bytes(old)
+    ok(call("docker", config, "--force"))
+    config.write_bytes(config.read_bytes().replace(b"{", b'{"mtu": 1400,', 1))
+    ok(call("docker", config, "--force", "--cdi"))
+    ok(call("docker", config, "--remove"))
+    assert meaning(config.read_bytes()) == {"mtu": "1400", **meaning(old)}
+
+
+def test_a_file_that_goes_is_called_removed(config: Path, call: Call) -> None:
+    ok(call("docker", config))
+    assert f"removed {config}\n" in ok(call("docker", config, "--remove"))
+
+
+@pytest.mark.parametrize("before", [None, b"{}", b'{"debug": true, "mtu": 1}', b"not JSON", b'{"runtimes": 5}'])
+def test_records_of_the_first_version_or_damaged_ones_lose_nothing(
+    before: bytes | None, config: Path, call: Call, program: str
+) -> None:
+    """That version kept what was there before the first run of several, whatever has been written since."""
+    config.write_text('{"log-driver": "journald"}')
+    ok(call("docker", config))
+    record = Path(f"{config}{files.BEFORE}")
+    record.unlink()
+    if before is not None:
+        record.write_bytes(before)
+    ok(call("docker", config, "--remove"))
+    assert config.read_text() == '{"log-driver": "journald"}'
+
+
+def test_what_somebody_wrote_into_our_entry_is_kept_in_a_copy(config: Path, call: Call) -> None:
+    ok(call("docker", config))
+    config.write_text(config.read_text().replace('"path"', '"runtimeArgs": ["--debug"], "path"'))
+    theirs = config.read_text()
+    said = ok(call("docker", config, "--remove"))
+    copy = Path(f"{config}{files.KEPT}")
+    assert f"note: {copy} is a copy of {config} as it was: it has runtimes.nvidia.runtimeArgs, of which" in said
+    assert copy.read_text() == theirs
+    assert not config.exists()
+
+
+def test_by_hand_says_what_takes_it_out_and_keeps_what_that_needs(config: Path, call: Call) -> None:
+    config.write_text('{"debug": true}')
+    ok(call("docker", config))
+    config.write_text(config.read_text().replace("true", 'true, "mtu": 1400'))
+    theirs = config.read_bytes()
+    commands = ok(call("docker", config, "--remove", "--by-hand")).splitlines()
+    assert config.read_bytes() == theirs
+    assert commands == [f"cp {config}{files.BEFORE} {config}", "# restart dockerd"]
+    subprocess.run(["/bin/sh", "-euc", commands[0]], check=True)
+    assert config.read_text() == '{"debug": true, "mtu": 1400}'
+
+
+def test_by_hand_removes_a_file_with_nothing_else_in_it(config: Path, call: Call) -> None:
+    ok(call("docker", config))
+    assert ok(call("docker", config, "--remove", "--by-hand")).startswith(f"rm {config}\n")
+
+
+def test_by_hand_restarts_the_engine(config: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "RUNNING", "/")
+    monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(config))
+    monkeypatch.setattr(docker, "SNAP", "/nonexistent")
+    config.write_text("{}")
+    ok(call("docker", config))
+    said = ok(call("docker", None, "--remove", "--by-hand", "--files-only"))
+    assert said == f"cp {config}{files.BEFORE} {config}\nsystemctl restart docker.service\n"
+
+
+def test_by_hand_goes_with_remove(config: Path, call: Call) -> None:
+    assert "--by-hand goes with --remove" in call("docker", config, "--by-hand").output
+
+
+def test_a_file_without_an_entry_of_ours_is_not_ours_whatever_else_it_says(config: Path, call: Call) -> None:
+    """Somebody has written, into a file of their own, what --cdi and --set-as-default had set in the one before."""
+    ok(call("docker", config, *EVERYTHING))
+    theirs = '{"features": {"cdi": true}, "default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "/theirs"}}}'
+    config.write_text(theirs)
+    assert "nothing to take back" in ok(call("docker", config, "--remove"))
+    assert config.read_text() == theirs

@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def edit(path: Path, new: bytes | None = b"new") -> Change:
-    return Change(str(path), read(str(path)), new)
+    return Change(str(path), read(str(path)), new, before=read(str(path)))
 
 
 def test_a_missing_file_is_none(tmp_path: Path) -> None:
@@ -225,17 +225,18 @@ def test_all_or_none(file: Path, tmp_path: Path) -> None:
     assert os.listdir(file.parent) == ["daemon.json"]
 
 
-def test_before_is_of_the_first_time_and_after_of_the_last(file: Path) -> None:
+def test_before_and_after_are_of_the_last_time(file: Path) -> None:
     apply([edit(file, b"first")])
-    apply([edit(file, b"second")])
-    assert (files.before(str(file)), files.after(str(file))) == (b"old", b"second")
+    apply([Change(str(file), b"first", b"second", before=b"theirs")])
+    assert (files.before(str(file)), files.after(str(file))) == (b"theirs", b"second")
 
 
 def test_no_before_for_a_file_that_we_made(tmp_path: Path) -> None:
     path = tmp_path / "daemon.json"
     apply([edit(path, b"first")])
-    apply([edit(path, b"second")])
-    assert (files.before(str(path)), files.after(str(path))) == (None, b"second")
+    apply([Change(str(path), b"first", b"second", before=b"theirs")])
+    apply([Change(str(path), b"second", b"third", before=None)])
+    assert (files.before(str(path)), files.after(str(path))) == (None, b"third")
 
 
 def test_undo_takes_the_records_along(file: Path) -> None:
@@ -262,3 +263,48 @@ def test_a_diff_shows_ends_of_lines_and_odd_bytes() -> None:
         "\\ No newline at end of file\n--- /dev/null\n+++ /g\n@@ -0,0 +1 @@\n+x\n"
         "--- /h\n+++ /dev/null\n@@ -1 +0,0 @@\n-y\n"
     )
+
+
+def test_each_attribute_is_set_by_itself_and_those_lost_are_named(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("user.a", "user.b", "user.c"):
+        os.setxattr(file, name, name.encode())
+    setxattr = os.setxattr
+
+    def refuse(path: int, name: str, value: bytes) -> None:
+        if name == "user.a":
+            raise OSError(errno.EPERM, "Operation not permitted")
+        setxattr(path, name, value)
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+    monkeypatch.setattr(os, "listxattr", lambda path: ["user.a", "user.b", "user.c"])
+    notes = apply([edit(file)])
+    assert notes == [f"{file} has lost its attribute user.a: Operation not permitted"]
+    assert (os.getxattr(file, "user.b"), os.getxattr(file, "user.c")) == (b"user.b", b"user.c")
+
+
+def test_records_are_as_before_after_a_change_that_failed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply([edit(file, b"first")])
+    rename = os.rename
+
+    def refuse(source: str, target: str, **folders: int) -> None:
+        if os.path.basename(target) == file.name:
+            raise OSError(errno.ENOSPC, "no space")
+        rename(source, target, **folders)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(GpushimError, match="no space is left"):
+        apply([Change(str(file), b"first", b"second", before=b"theirs")])
+    assert (files.before(str(file)), files.after(str(file))) == (b"old", b"first")
+
+
+def test_copies_have_names_of_their_own(file: Path) -> None:
+    for content in (b"one", b"two", b"two"):
+        file.write_bytes(content)
+        apply([Change(str(file), content, b"new", recorded=False, lost=("x",))])
+    assert sorted(os.listdir(file.parent)) == [
+        "daemon.json",
+        "daemon.json.kept-gpushim",
+        "daemon.json.kept-gpushim.2",
+    ]

@@ -95,3 +95,16 @@ def test_copy_keeps_how_a_value_is_written() -> None:
 def test_numbers_are_compared_as_they_are_written() -> None:
     assert jsontext.get('{"a": 1}', ()) != jsontext.get('{"a": "1"}', ())
     assert jsontext.get('{"a": 1.0}', ()) != jsontext.get('{"a": 1}', ())
+
+
+@pytest.mark.parametrize("edit", ["put", "drop", "copy"])
+def test_an_edit_that_says_anything_else_is_refused(edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsontext, "_put", lambda text, keys, value: '{"a": 2}')
+    monkeypatch.setattr(jsontext, "_cut", lambda text, owner, members, keys: "{")
+    calls = {
+        "put": lambda: jsontext.put('{"theirs": 1}', ("a",), 2),
+        "drop": lambda: jsontext.drop('{"theirs": 1, "a": 2}', ("a",)),
+        "copy": lambda: jsontext.copy('{"theirs": 1}', ("a",), '{"a": 3}'),
+    }
+    with pytest.raises(GpushimError, match="a cannot be changed in this file without risk"):
+        calls[edit]()

@@ -5,13 +5,37 @@ NVML is loaded only in that process: once loaded, a library stays, and the next 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import fakehost
-from gpushim.inventory import ensure
+from gpushim.inventory import renew
+
+
+def running(state: str) -> list[int]:
+    """List the refreshes that creates have started for a state directory, and that still run."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:  # it is gone
+            continue
+        if f"GPUSHIM_STATE={state}".encode() in variables and b"--locked" in words:
+            found.append(int(pid))
+    return found
+
+
+def end(state: str) -> None:
+    """Kill them."""
+    for pid in running(state):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class Machine:
@@ -31,7 +55,7 @@ class Machine:
 
     def start(self, *args: str, path: str = "/usr/sbin:/usr/bin") -> subprocess.Popen[str]:
         environment = {"PATH": path, "GPUSHIM_CONFIG": self.config, "GPUSHIM_STATE": self.state}
-        return subprocess.Popen([*ensure.command(), *args], stderr=subprocess.PIPE, text=True, env=environment)
+        return subprocess.Popen([*renew.command(), *args], stderr=subprocess.PIPE, text=True, env=environment)
 
     def refresh(self, *args: str) -> tuple[int, str]:
         process = self.start(*args)

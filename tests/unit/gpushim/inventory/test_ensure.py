@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpushim.errors import CONFIG, DRIVER, INVENTORY, GpushimError
-from gpushim.inventory import ensure
+from gpushim.errors import DRIVER, GpushimError
+from gpushim.inventory import ensure, renew
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -38,34 +35,13 @@ def fresh(machine: Machine) -> Machine:
 
 
 def test_true_snapshot_is_taken_without_a_child(fresh: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ensure, "command", lambda: ["/bin/false"])
+    monkeypatch.setattr(renew, "command", lambda: ["/bin/false"])
     assert snapshot(fresh) == fresh.saved()
 
 
 def test_first_create_makes_the_snapshot(machine: Machine) -> None:
     machine.build(1)
     assert snapshot(machine) == machine.saved()
-
-
-def test_many_first_creates_make_one_snapshot(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.build(1)
-    log = Path(machine.config).with_name("refreshes")
-    real = ensure.command()
-    script = f'echo refresh >>{log}; exec "$@"'
-    monkeypatch.setattr(ensure, "command", lambda: ["/bin/sh", "-c", script, "sh", *real])
-    with ThreadPoolExecutor(8) as creates:
-        found = list(creates.map(lambda _: snapshot(machine), range(8)))
-    assert found == [machine.saved()] * 8
-    assert log.read_text() == "refresh\n"
-
-
-def test_a_queue_that_does_not_move(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.build(1)
-    monkeypatch.setattr(ensure, "DEADLINE", 0.2)
-    Path(machine.state).mkdir()
-    with open(f"{machine.state}/queue", "wb") as first:
-        fcntl.flock(first, fcntl.LOCK_EX)
-        assert snapshot(machine) == machine.saved()
 
 
 def edit(path: Path, **changes: object) -> None:
@@ -122,6 +98,16 @@ def test_node_that_appears_makes_the_snapshot_stale(fresh: Machine) -> None:
     assert snapshot(fresh)["features"]["gdrcopy"] == ["/dev/gdrdrv"]
 
 
+def test_who_may_not_renew_it_goes_by_the_facts(fresh: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(fresh.state, "inventory.json")
+    edit(path, looked=fresh.saved()["looked"] - 1e6)
+    assert ensure.read(fresh.config, fresh.state) is None
+    monkeypatch.setattr("posix.access", lambda path, mode: False)
+    assert ensure.read(fresh.config, fresh.state) == fresh.saved()
+    edit(path, stamp=["another boot", *fresh.saved()["stamp"][1:]])
+    assert ensure.read(fresh.config, fresh.state) is None
+
+
 def test_in_which_way_it_is_stale(fresh: Machine) -> None:
     assert ensure.last(fresh.config, fresh.state) == (fresh.saved(), "")
     assert ensure.last("/etc/other.toml", fresh.state) == ({}, "policy")
@@ -134,67 +120,5 @@ def test_in_which_way_it_is_stale(fresh: Machine) -> None:
 def test_host_that_cannot_serve_gpus_is_not_asked_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.build(1).half_upgrade("550.54.14")
     assert snapshot(machine)["error"]["code"] == DRIVER
-    monkeypatch.setattr(ensure, "command", lambda: ["/bin/false"])
+    monkeypatch.setattr(renew, "command", lambda: ["/bin/false"])
     assert snapshot(machine)["error"]["code"] == DRIVER
-
-
-def test_refusal_of_the_child_is_passed_on(machine: Machine) -> None:
-    machine.configure("[drivers]\n")
-    error = refusal(machine)
-    assert error.exit_code == CONFIG
-    assert str(error) == f"{machine.config}: drivers is not a known key; did you mean driver?"
-
-
-def test_hanging_nvml(machine: Machine) -> None:
-    machine.build(1, "[refresh]\ndeadline-seconds = 1\n").behave(hang=True)
-    error = refusal(machine)
-    assert error.exit_code == INVENTORY
-    assert "waited 1 s for NVML to initialise" in str(error)
-
-
-@pytest.mark.parametrize("close_stderr", ["", "exec 2>&-;"])
-def test_child_that_does_not_end_is_killed(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, close_stderr: str
-) -> None:
-    machine.configure("[refresh]\ndeadline-seconds = 1\n")
-    monkeypatch.setattr(ensure, "GRACE", 0)
-    monkeypatch.setattr(ensure, "command", lambda: ["/bin/sh", "-c", f"{close_stderr} exec sleep 60"])
-    started = time.monotonic()
-    assert "waited 1 s for NVML and gave up" in str(refusal(machine))
-    assert time.monotonic() - started < 10
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("exit 3", "failed with code 3 and did not say why"),
-        ("echo noise >&2; echo gpushim: sorry >&2; exit 3", "sorry"),
-        ("head -c 1000000 /dev/zero >&2; echo >&2; echo last >&2; exit 3", "last"),
-        ("kill -SEGV $$", "was ended by signal 11"),
-        ("exit 0", "keep changing"),
-    ],
-)
-def test_child_that_fails(machine: Machine, monkeypatch: pytest.MonkeyPatch, script: str, words: str) -> None:
-    monkeypatch.setattr(ensure, "command", lambda: ["/bin/sh", "-c", script])
-    error = refusal(machine)
-    assert words in str(error)
-    assert "\n" not in str(error)
-
-
-def test_child_that_cannot_be_started(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ensure, "command", lambda: ["/nowhere/python3"])
-    assert "cannot be started: " in str(refusal(machine))
-
-
-def test_child_gets_a_minimal_environment(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET", "x")
-    script = "env | cut -d= -f1 | sort | tr '\\n' ' ' >&2; exit 1"
-    monkeypatch.setattr(ensure, "command", lambda: ["/bin/sh", "-c", script])
-    assert str(refusal(machine)) == "GPUSHIM_CONFIG GPUSHIM_STATE LC_ALL PATH PWD"
-
-
-def test_no_descriptors_are_left_open(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ensure, "command", lambda: ["/bin/false"])
-    before = os.listdir("/proc/self/fd")
-    refusal(machine)
-    assert os.listdir("/proc/self/fd") == before

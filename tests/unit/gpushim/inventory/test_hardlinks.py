@@ -171,3 +171,9 @@ def test_single_library_needs_no_directory() -> None:
 def test_boot_is_in_the_name(machine: Machine, top: Path) -> None:
     boot = Path(stamp.BOOT_ID).read_text()
     assert Path(machine.refreshed()["hardlinks"]).name.startswith(boot[:8] + "-")
+
+
+def test_the_directory_is_recorded_for_the_packages_removal(machine: Machine, top: Path) -> None:
+    machine.refreshed()
+    machine.refreshed()
+    assert Path(machine.state, "library-directories").read_text() == f"{top}\n"

@@ -30,7 +30,7 @@ def test_snapshot_is_complete_and_readable_by_all(machine: Machine) -> None:
     assert {"gpus", "mig", "nodes", "features", "imex", "files", "policy", "runtime"} <= set(snapshot)
     assert stat.S_IMODE(os.stat(machine.state).st_mode) == 0o755
     assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
-    known = {"cdi", "config", "empty", "inventory.json", "lock", "params", "runtime", "triggers"}
+    known = {"cdi", "config", "empty", "inventory.json", "lock", "params", "runtime", "specs", "triggers"}
     assert {*os.listdir(machine.state)} == known
 
 

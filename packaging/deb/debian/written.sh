@@ -1,0 +1,54 @@
+# CDI specs of gpushim's would let containers fail whose engine injects their devices by itself. Those that refresh has
+# written go, as its record knows them (cdi/written.py); others that name gpushim's hook are laid aside.
+remove_specs() {
+  python3 -ISB - "$DPKG_ROOT" <<'END' || true
+import hashlib, json, os, sys
+try:
+    with open(sys.argv[1] + "/var/lib/gpushim/specs") as file:
+        known = json.load(file)
+    assert isinstance(known, dict)
+except (OSError, ValueError, AssertionError):
+    known = {}
+for path, hashes in known.items():
+    try:
+        fd = os.open(sys.argv[1] + path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as spec:
+            if isinstance(hashes, list) and hashlib.sha256(spec.read(1 << 26)).hexdigest() in hashes:
+                os.unlink(sys.argv[1] + path)
+    except OSError:
+        continue
+END
+  for spec in "$DPKG_ROOT"/etc/cdi/*.json "$DPKG_ROOT"/etc/cdi/*.yaml "$DPKG_ROOT"/var/run/cdi/*.json \
+    "$DPKG_ROOT"/var/run/cdi/*.yaml; do
+    if ! grep -qs /usr/bin/gpushim-hook "$spec"; then continue; fi
+    if [ -e "$DPKG_ROOT/var/lib/gpushim/specs" ]; then
+      mv -f "$spec" "$spec.kept-gpushim"
+      echo "gpushim: $spec names gpushim-hook; it is $spec.kept-gpushim now, which no engine reads."
+    else
+      rm -f "$spec"
+    fi
+  done
+  rm -f "$DPKG_ROOT/var/lib/gpushim/specs" "$DPKG_ROOT/var/lib/gpushim/specs.new"
+  rmdir "$DPKG_ROOT/var/run/cdi" 2>/dev/null || true
+}
+
+# What refresh has made in the directories that its record names (inventory/hardlinks.py), but what containers have
+# mounted that still run.
+remove_hardlinks() {
+  tops=$DPKG_ROOT/var/lib/gpushim/library-directories used=
+  if [ ! -f "$tops" ]; then return 0; fi
+  while read -r top; do
+    if [ ! -d "$top" ]; then continue; fi
+    made='.*/([0-9a-f]{8}-[0-9a-f]{16}|\.gpushim-unfinished)'
+    find "$top" -maxdepth 1 -regextype posix-extended -regex "$made" | while read -r made; do
+      if grep -qs "/${made##*/}/" /proc/[0-9]*/mountinfo; then
+        echo "gpushim: containers still use $made; remove it when they have ended."
+      else
+        rm -rf "$made"
+      fi
+    done
+    rmdir "$top" 2>/dev/null || used=1
+  done <"$tops"
+  if [ -z "$used" ]; then rm -f "$tops"; fi
+  rmdir "$DPKG_ROOT/var/lib/gpushim" 2>/dev/null || true
+}

@@ -1,0 +1,247 @@
+"""Have the snapshot renewed for a create that found it stale: wait for the refresh that runs, or start one.
+
+One refresh runs at a time, and it is nobody's: who holds the lock lists the host's GPUs, be it a unit, a person or
+the child of a create. That child gets the lock for its own and goes on when the create has given up, so that a host
+that needs longer than an engine waits has its snapshot in the end. A session, a working directory and descriptors
+of its own are what it needs for that; systemd is not asked, for most of the hosts' engines end none of a container's
+processes when a create fails, and where one does (a unit that runs `podman run`, and is stopped), the kernel lets the
+lock go and the next create begins anew.
+
+What a refresh fails with goes to all that waited for it. Out of scope: what a refresh does (refresh.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from typing import Any, BinaryIO
+
+from gpushim import policy, stamp
+from gpushim.errors import INVENTORY, GpushimError
+from gpushim.inventory import ensure, modules
+
+LOCK, FAILURE = "lock", "failure"  # in the state directory
+STDERR_LIMIT = 8192  # bytes of what the child says last
+WHAT_LIMIT = 256  # bytes of what a refresh says that it waits for
+PREFIX = "gpushim: "  # of a refusal on stderr
+ATTEMPTS = 2
+PAUSE = 0.01  # seconds between two looks at the lock
+LEAST = 1  # second that everyone waits, before config.toml is read for how long
+SLOW = (
+    "GPUs that must be initialised first, or are stuck, take that long: turn on persistence mode "
+    "(nvidia-persistenced, or nvidia-smi -pm 1)"
+)
+
+
+def renewed(config: str, state: str) -> dict[str, Any]:
+    """Return a snapshot that is true now, as `ensure.snapshot`, which has found none.
+
+    Args:
+        config: path of config.toml.
+        state: directory of the snapshot.
+
+    Raises:
+        GpushimError: the refresh that was waited for has failed, or goes on for longer than a create waits.
+    """
+    wait, lock = _Wait(config), _opened(state)
+    try:
+        for _ in range(ATTEMPTS):
+            while lock is not None and not _taken(lock):
+                wait.a_moment(lock)
+            found = ensure.read(config, state)
+            if found is not None:
+                return found
+            _pass_on(state, config, wait.began)
+            _refresh(config, state, lock, wait)
+        found = ensure.read(config, state)
+    finally:
+        if lock is not None:
+            os.close(lock)  # a child that still runs has it too
+    if found is None:
+        raise GpushimError("the host's GPUs keep changing while they are listed; try again in a moment", INVENTORY)
+    return found
+
+
+def command() -> list[str]:
+    """Return the command line of the child: this Python, isolated, with the stub beside this package."""
+    stub = __file__.rpartition("/inventory/")[0] + "/stub.py"
+    return [sys.executable or "/usr/bin/python3", "-IB", stub, "refresh"]
+
+
+def facts(config: str) -> dict[str, Any]:
+    """Gather what a failure belongs to: a host or a configuration that has changed since may have none.
+
+    Args:
+        config: path of config.toml.
+    """
+    try:
+        root = policy.load(config)["driver"]["root"]
+    except GpushimError:
+        root = "/"
+    inputs = {
+        "config": config,
+        "root": root,
+        "dev-root": root,
+        "sys": modules.sys_dir(root),
+        "times": False,
+        "nodes": [],
+    }
+    return {"inputs": inputs, "stamp": stamp.current(inputs)}
+
+
+def record(state: str, belongs: dict[str, Any], error: GpushimError) -> None:
+    """Tell those who wait why a refresh has failed; the caller holds the lock.
+
+    Args:
+        state: directory of the snapshot.
+        belongs: `facts` of when it began.
+        error: what it failed with.
+    """
+    told = {**belongs, "at": _now(), "sentence": str(error), "code": error.exit_code}
+    path = f"{state}/{FAILURE}"
+    with contextlib.suppress(OSError):  # then each finds it out by itself
+        if not is_ours(state):
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + ".new")
+        with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            json.dump(told, file)
+        os.rename(path + ".new", path)
+        return
+    with contextlib.suppress(OSError):
+        os.unlink(path + ".new")
+
+
+def is_ours(state: str) -> bool:
+    """Say whether a state directory is one that only root, or we ourselves, can write to.
+
+    Raises:
+        OSError: there is none.
+    """
+    status = os.lstat(state)
+    mine = stamp.trusted(status.st_uid) and not status.st_mode & ensure.OTHERS_WRITE
+    return stat.S_ISDIR(status.st_mode) and mine
+
+
+def _pass_on(state: str, config: str, since: int) -> None:
+    """Refuse with the sentence of a refresh that has failed while this create waited, unless things have changed."""
+    told = ensure.own(f"{state}/{FAILURE}")
+    try:
+        counts = since <= told["at"] <= _now() and told["inputs"]["config"] == config
+        if counts and stamp.current(told["inputs"]) == told["stamp"]:
+            raise GpushimError(str(told["sentence"]), int(told["code"]))
+    except (KeyError, IndexError, TypeError, ValueError):  # none, or of another version
+        return
+
+
+def _now() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)  # the same for all processes; nobody sets it
+
+
+class _Wait:
+    """How long a create has waited, of what config.toml allows.
+
+    Args:
+        config: path of config.toml.
+    """
+
+    def __init__(self, config: str) -> None:
+        self.config, self.began, self.seconds = config, _now(), 0
+
+    def a_moment(self, lock: int | None) -> None:
+        """Sleep; refuse if it has been too long, with what the refresh waits for."""
+        waited = (_now() - self.began) / 1e9
+        if waited > LEAST and not self.seconds:
+            self.seconds = _seconds(self.config)
+        if self.seconds and waited > self.seconds:
+            what = b"" if lock is None else os.pread(lock, WHAT_LIMIT, 0)
+            raise GpushimError(
+                f"listing the host's GPUs has waited {self.seconds} s for "
+                f"{str(what, 'utf-8', 'replace').strip() or 'its process'}, and goes on without this container: try "
+                f"again later; {SLOW}; deadline-seconds under [refresh] in {self.config} is how long a start waits",
+                INVENTORY,
+            )
+        time.sleep(PAUSE)
+
+
+def _seconds(config: str) -> int:
+    try:
+        return int(policy.load(config)["refresh"]["deadline-seconds"])
+    except GpushimError:  # the refresh says why
+        return int(policy.defaults()["refresh"]["deadline-seconds"])
+
+
+def _opened(state: str) -> int | None:
+    """Open the lock; None for a user who may not renew a snapshot, as the child will say."""
+    try:
+        try:
+            os.mkdir(state)
+            os.chmod(state, 0o755)  # noqa: S103 - as refresh makes it
+        except FileExistsError:
+            pass
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(f"{state}/{LOCK}", flags, 0o600)
+    except OSError:
+        return None
+
+
+def _taken(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
+    """Run a refresh in a process of its own, and wait for its end."""
+    belongs = facts(config)
+    # Not a pipe: nobody reads it when the create has given up.
+    with open(os.memfd_create("refresh"), "r+b") as said:
+        child = _started(config, state, lock, said)
+        try:
+            while child.poll() is None:
+                wait.a_moment(lock)
+        except GpushimError:
+            child.returncode = 0  # it is left to itself; `subprocess` would complain, and wait for it
+            raise
+        if child.returncode == 0 or ensure.read(config, state) is not None:  # which may say what is wrong
+            return
+        _pass_on(state, config, wait.began)  # the child has recorded it, unless it crashed
+        error = _why(child.returncode, _last_words(said.fileno()))
+    record(state, belongs, error)
+    raise error
+
+
+def _started(config: str, state: str, lock: int | None, said: BinaryIO) -> subprocess.Popen[bytes]:
+    nothing = subprocess.DEVNULL
+    words, given = (command(), nothing) if lock is None else ([*command(), "--locked"], lock)
+    environment = {"PATH": os.environ.get("PATH", policy.SYSTEM_PATH), "LC_ALL": "C.UTF-8"}
+    environment |= {"GPUSHIM_CONFIG": config, "GPUSHIM_STATE": state}
+    try:
+        return subprocess.Popen(
+            words, stdin=given, stdout=nothing, stderr=said, env=environment, cwd="/", start_new_session=True
+        )
+    except OSError as error:
+        raise GpushimError(f"gpushim refresh cannot be started: {error}", INVENTORY) from None
+
+
+def _why(code: int, said: str) -> GpushimError:
+    if code < 0:
+        return GpushimError(f"gpushim refresh was ended by signal {-code}; run it by hand to see why", INVENTORY)
+    if said:
+        return GpushimError(said, code)
+    return GpushimError(f"gpushim refresh failed with code {code} and did not say why; run it by hand", INVENTORY)
+
+
+def _last_words(fd: int) -> str:
+    size = os.fstat(fd).st_size
+    tail = os.pread(fd, STDERR_LIMIT, max(0, size - STDERR_LIMIT))
+    line = str(tail, "utf-8", "replace").strip().rpartition("\n")[2]
+    return line[len(PREFIX) :] if line.startswith(PREFIX) else line

@@ -1,0 +1,56 @@
+"""Wait until nobody changes the driver, so that an unattended refresh is not in the way of an upgrade.
+
+An installer unloads the modules one behind the other, and fails if anybody opens a GPU or loads one of them again
+meanwhile; it calls ldconfig, which starts the refresh. Out of scope: creates, which somebody waits for.
+"""
+
+from __future__ import annotations
+
+import time
+
+from gpushim import stamp
+from gpushim.errors import INVENTORY, GpushimError
+from gpushim.inventory import libraries, procfs, rooted
+
+REST = 3.0  # seconds without a change; unloading all modules takes less
+LIMIT = 60.0  # seconds; then somebody changes these things all the time, and they are looked at as they are
+PAUSE = 0.2
+LIVE = "Live"  # of a module in /proc/modules, whose line has its name first and its state in the fifth place
+
+
+def wait(root: str, proc: str) -> None:
+    """Wait until the driver's modules and the library caches have been the same for a while.
+
+    Args:
+        root: the driver root.
+        proc: where the procfs that shows the driver is mounted.
+
+    Raises:
+        GpushimError: the driver's module is neither there nor gone after a minute.
+    """
+    began = since = time.monotonic()
+    seen = _facts(root, proc)
+    while (now := time.monotonic()) - since < REST and now - began < LIMIT:
+        time.sleep(PAUSE)
+        found = _facts(root, proc)
+        if found != seen or any(state != LIVE for _, state in found[0]):
+            seen, since = found, time.monotonic()
+    if any(state != LIVE for _, state in seen[0]):
+        raise GpushimError(
+            "the driver's kernel module is being loaded or unloaded, for a minute now; run gpushim refresh later",
+            INVENTORY,
+        )
+
+
+def _facts(root: str, proc: str) -> tuple[list[tuple[str, str]], object]:
+    caches = {libraries.CACHE, rooted.inside(root, libraries.CACHE)}
+    return _modules(proc), (procfs.module_version(proc), [stamp.node(path) for path in sorted(caches)])
+
+
+def _modules(proc: str) -> list[tuple[str, str]]:
+    try:
+        with open(proc + "/modules", encoding="ascii", errors="replace") as file:
+            fields = [line.split() for line in file if line.startswith("nvidia")]
+    except OSError:
+        return []
+    return [(words[0], words[4] if len(words) > 4 else LIVE) for words in fields]

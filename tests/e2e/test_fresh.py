@@ -1,0 +1,285 @@
+"""What a create hands out is what is there now: GPUs bound anew, majors, passing failures, MIG, lost state."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from e2e.changing import Scene, gpus
+from gpushim.errors import FAILED, INVENTORY, REQUEST
+
+MIG = [(1, 0, "3g.20gb"), (2, 0, "2g.10gb")]
+LOST = {1: 15}  # NVML_ERROR_GPU_IS_LOST
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    """A host with two whole GPUs, its snapshot taken."""
+    scene = Scene(tmp_path, 2)
+    assert scene.refresh().returncode == 0
+    return scene
+
+
+@pytest.fixture
+def divided(tmp_path: Path) -> Scene:
+    """A host whose first GPU has two MIG instances."""
+    scene = Scene(tmp_path, [{"mig": MIG}, {}])
+    assert scene.refresh().returncode == 0
+    return scene
+
+
+def swap(scene: Scene) -> None:
+    """Unbind two GPUs, and bind them in the other order."""
+    one, other = scene.host.gpus
+    one.minor, other.minor = other.minor, one.minor
+    scene.host.update()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_uuid_is_that_gpu_after_both_were_bound_in_the_other_order(scene: Scene, index: int) -> None:
+    uuid = scene.host.gpus[index].uuid
+    before = scene.ask(uuid)[1]
+    swap(scene)
+    done, found = scene.ask(uuid)
+    assert (done.returncode, gpus(found)) == (0, {scene.given(index)})
+    assert gpus(found) != gpus(before)
+
+
+def test_the_cdi_spec_follows_once_anybody_looks(scene: Scene) -> None:
+    swap(scene)
+    assert "the GPUs changed since" in scene.call("gpushim", "doctor").stdout
+    scene.refresh()
+    spec = json.loads((scene.state / "cdi/nvidia.com-gpu.json").read_text())
+    named = {device["name"]: device["containerEdits"]["deviceNodes"] for device in spec["devices"]}
+    assert [node["minor"] for node in named["0"]] == [scene.host.gpus[0].minor]
+
+
+def test_a_node_with_the_major_of_others_is_not_handed_out(scene: Scene) -> None:
+    devices = Path(scene.host.root, "proc/devices")
+    devices.write_text(devices.read_text().replace("508 nvidia-uvm", "507 nvidia-uvm\n508 other"))
+    done, found = scene.ask("0")
+    assert done.returncode == 0
+    assert {node[1] for node in found if "uvm" in node[0]} == {507}
+    assert os.major(os.stat(scene.host.node("nvidia-uvm")).st_rdev) == 507
+
+
+def test_a_node_with_the_major_of_others_that_cannot_be_mended_is_refused(scene: Scene) -> None:
+    params = Path(scene.host.root, "proc/driver/nvidia/params")
+    params.write_text(params.read_text().replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"))
+    devices = Path(scene.host.root, "proc/devices")
+    devices.write_text(devices.read_text().replace("508 nvidia-uvm", "507 nvidia-uvm\n508 other"))
+    done, found = scene.ask("0")
+    assert (done.returncode, found) == (INVENTORY, set())
+    assert "/dev/nvidia-uvm is not on this host, or is not that device" in done.stderr
+
+
+def test_the_mode_of_a_channel_is_that_of_the_moment(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 1, imex=3)
+    scene.refresh()
+    os.chmod(scene.host.node("nvidia-caps-imex-channels/channel2"), 0o600)
+    scene.plain["process"]["env"].append("NVIDIA_IMEX_CHANNELS=2")
+    assert scene.ask("0")[0].returncode == 0
+    spec = json.loads((tmp_path / "bundles/one/config.json").read_text())
+    assert [node["fileMode"] for node in spec["linux"]["devices"] if "channel2" in node["path"]] == [0o600]
+
+
+def test_one_failure_of_nvml_does_not_last(divided: Scene) -> None:
+    uuid = divided.host.gpus[0].mig[0].uuid
+    divided.host.behave(fail=999)
+    done = divided.refresh()
+    assert (done.returncode, divided.saved()["life"]) == (INVENTORY, 30)
+    assert "not all could be listed: the MIG instances of GPU 0 (" in done.stderr
+    assert divided.ask(uuid)[0].returncode == REQUEST
+    divided.host.behave()
+    divided.age()
+    done, found = divided.ask(uuid)
+    assert (done.returncode, gpus(found)) == (0, {divided.given(0)})
+
+
+def test_a_failing_host_is_not_looked_at_for_each_create(scene: Scene) -> None:
+    scene.host.behave(fail_gpu=LOST)
+    scene.age()
+    assert scene.ask("0")[0].returncode == 0
+    first = scene.saved()
+    assert scene.ask("0")[0].returncode == 0
+    assert (scene.saved(), first["life"]) == (first, 30)
+
+
+def test_all_is_refused_beside_a_lost_gpu_until_it_is_back(scene: Scene) -> None:
+    scene.host.behave(fail_gpu=LOST)
+    assert scene.refresh().returncode == INVENTORY
+    done, found = scene.ask("all")
+    healthy, lost = scene.host.gpus
+    assert (done.returncode, found) == (INVENTORY, set())
+    assert f"not all can be used: GPU 1 (0000{lost.pci}) does not answer NVML: " in done.stderr
+    assert done.stderr.endswith(f"; mend that, or name those that can be used: {healthy.uuid}\n")
+    assert scene.ask(healthy.uuid)[0].returncode == 0
+    scene.host.behave()
+    scene.age()
+    assert len(gpus(scene.ask("all")[1])) == 2
+
+
+def test_explain_and_cdi_say_the_same_of_all(scene: Scene) -> None:
+    scene.host.behave(fail_gpu=LOST)
+    scene.refresh()
+    explained = scene.call("gpushim", "explain", "--env", "NVIDIA_VISIBLE_DEVICES=all")
+    assert "not all can be used: GPU 1 (" in explained.stdout + explained.stderr
+    spec = json.loads((scene.state / "cdi/nvidia.com-gpu.json").read_text())
+    assert "all" not in {device["name"] for device in spec["devices"]}
+
+
+def test_mig_mode_without_instances_is_noticed_when_the_life_is_over(scene: Scene) -> None:
+    scene.host.set_mig(0, [])
+    scene.age()
+    assert gpus(scene.ask("all")[1]) == {scene.given(1)}
+    assert scene.saved()["life"] == 30
+    scene.host.gpus[0].mig_mode = (0, 0)
+    scene.host.update()
+    scene.age()
+    assert len(gpus(scene.ask("all")[1])) == 2
+    assert scene.saved()["life"] == 300
+
+
+def test_instances_made_anew_in_the_same_places_are_others(divided: Scene) -> None:
+    old = divided.host.gpus[0].mig[0].uuid
+    new = "MIG-00000000-1111-2222-3333-444444444444"
+    divided.host.set_mig(0, [(1, 0, "3g.20gb", new), MIG[1]])
+    assert divided.ask(old)[0].returncode == REQUEST
+    assert divided.ask(new)[0].returncode == 0
+
+
+def test_whoever_asks_gets_a_look(scene: Scene) -> None:
+    before = scene.saved()["looked"]
+    assert scene.refresh().returncode == 0
+    assert scene.saved()["looked"] > before
+
+
+SUSPENDED = ("/usr/bin/unshare", "--time", "--boottime", "100000")
+
+
+def test_a_suspend_counts(scene: Scene) -> None:
+    scene.host.behave(fail_gpu=LOST)
+    assert scene.ask("all", before=SUSPENDED)[0].returncode == INVENTORY
+
+
+def test_the_clock_of_the_wall_does_not(scene: Scene) -> None:
+    before = scene.saved()
+    for when in (1, 4102444800):
+        os.utime(scene.state / "inventory.json", (when, when))
+        assert scene.ask("all")[0].returncode == 0
+    assert scene.saved() == before
+
+
+def test_a_snapshot_of_another_boot_is_looked_at_again(scene: Scene) -> None:
+    found = scene.saved()
+    found["stamp"][0], found["looked"] = "another boot", 1e9
+    (scene.state / "inventory.json").write_text(json.dumps(found))
+    assert scene.ask("all")[0].returncode == 0
+    assert scene.saved()["looked"] < 1e9
+
+
+@contextlib.contextmanager
+def beside(scene: Scene, workers: int = 4) -> Iterator[list[tuple[int, str, int]]]:
+    """Create containers during the block; yields exit codes, what was said, and how many GPUs each got."""
+    stop = threading.Event()
+    ended: list[tuple[int, str, int]] = []
+
+    def again(number: int) -> None:
+        while not stop.is_set():
+            done, found = scene.ask("all", f"c{number}")
+            ended.append((done.returncode, done.stderr, len(gpus(found))))
+
+    with ThreadPoolExecutor(workers) as pool:
+        running = [pool.submit(again, number) for number in range(workers)]
+        try:
+            yield ended
+        finally:
+            stop.set()
+        for one in running:
+            one.result()
+
+
+def until(ended: list[tuple[int, str, int]], count: int) -> None:
+    """Wait for so many more creates."""
+    wanted = len(ended) + count
+    deadline = time.monotonic() + 60
+    while len(ended) < wanted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(ended) >= wanted
+
+
+def sound(ended: list[tuple[int, str, int]], codes: set[int], count: int = 2) -> None:
+    """Each create got all GPUs, or none and one sentence with one of these codes."""
+    for code, said, found in ended:
+        assert (code, found) == (0, count) or (code in codes and found == 0), (code, said, found)
+        assert said.count("\n") == bool(code), said
+
+
+def test_the_state_directory_goes_beside_creates(scene: Scene) -> None:
+    with beside(scene) as ended:
+        for _ in range(12):
+            until(ended, 3)
+            shutil.rmtree(scene.state, ignore_errors=True)
+        until(ended, 8)
+    sound(ended, {INVENTORY})  # the directory may go between a refresh and the look at what it wrote, twice
+    assert [code for code, _, _ in ended[-4:]] == [0] * 4
+
+
+@pytest.fixture
+def small(scene: Scene) -> Iterator[Path]:
+    """A state directory on a file system of its own, with little room."""
+    shutil.rmtree(scene.state)
+    scene.state.mkdir()
+    subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", "mode=755,size=256k", "gpushim", scene.state], check=True)
+    scene.refresh()
+    yield scene.state
+    subprocess.run(["/bin/umount", scene.state], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Leave no room."""
+    with contextlib.suppress(OSError), open(folder / "fill", "wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+def test_a_full_disk_beside_creates(scene: Scene, small: Path) -> None:
+    fill(small)
+    with beside(scene) as ended:
+        until(ended, 8)
+        sound(ended, set())  # the snapshot is there
+        scene.host.set_mig(0, MIG)
+        until(ended, 8)
+        (small / "fill").unlink()
+        until(ended, 12)
+    assert {code for code, _, _ in ended} == {0, FAILED}
+    assert all("the snapshot cannot be saved: " in said for code, said, _ in ended if code)
+    assert [code for code, _, _ in ended[-4:]] == [0] * 4
+
+
+def test_a_boot_beside_creates(scene: Scene) -> None:
+    scene.host.unload("nvidia", "nvidia_uvm", "nvidia_modeset")
+    shutil.rmtree(scene.state)
+    with beside(scene) as ended:
+        until(ended, 8)
+    sound(ended, {INVENTORY})
+    assert ended[-1][0] == 0
+
+
+def test_a_config_of_the_future_is_read_once(scene: Scene) -> None:
+    config = Path(scene.env["GPUSHIM_CONFIG"])
+    os.utime(config, (4102444800, 4102444800))
+    assert scene.ask("all")[0].returncode == 0
+    before = scene.saved()
+    assert scene.ask("all")[0].returncode == 0
+    assert scene.saved() == before

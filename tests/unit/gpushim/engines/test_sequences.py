@@ -1,0 +1,306 @@
+"""Random orders of configure, edits by others, replacement, force, remove and purge, for all engines.
+
+Whatever somebody else writes carries a mark of its own. No step of gpushim's may lose a line that has one, but for an
+entry that --force replaces, which comes back.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim.engines import (
+    Wish,
+    containerd,
+    containerd_daemon,
+    crio,
+    docker,
+    files,
+    is_ours,
+    jsontext,
+    podman,
+    tomltext,
+)
+from gpushim.engines.containerd_files import CRI
+from gpushim.errors import GpushimError
+
+pytestmark = pytest.mark.slow
+
+COUNT = int(os.environ.get("GPUSHIM_SEQUENCES", "40"))  # of each engine; a run by hand may take more
+POSTRM = Path(__file__).parents[4] / "packaging/deb/debian/gpushim.postrm"
+RUNTIMES = ("plugins", CRI[2], "containerd", "runtimes")
+NVIDIAS = "/usr/bin/nvidia-container-runtime"
+MARK = re.compile(r'(?:# (?:nvidias )?|"(?:--nvidias-)?)?mark\d+x(?:"?(?:: | = )[^\s,}]+)?')
+
+
+class Place:
+    """An engine's settings in a directory of their own, and what others have written into them."""
+
+    def __init__(self, folder: Path, program: str, rng: random.Random) -> None:
+        self.config = folder / "etc" / self.path
+        self.config.parent.mkdir(parents=True)
+        self.program, self.rng, self.count = program, rng, 0
+        self.shelved: set[str] = set()  # marks of an entry that --force has replaced; NVIDIAS among them
+        self.history: list[bytes] = []
+
+    path = ""
+    engine: Any
+
+    def begin(self) -> str:
+        raise NotImplementedError
+
+    def entry(self, text: str) -> str:
+        """Write NVIDIA's entry into a text."""
+        raise NotImplementedError
+
+    def others(self, text: str) -> str:
+        """Write something of others into a text."""
+        raise NotImplementedError
+
+    def within(self, text: str) -> str:
+        """Write something of others into gpushim's entry, or nothing if there is none."""
+        raise NotImplementedError
+
+    def mark(self) -> str:
+        self.count += 1
+        return f"mark{self.count}x"
+
+    @property
+    def text(self) -> str:
+        return self.config.read_bytes().decode() if self.config.exists() else ""
+
+    @property
+    def marked(self) -> set[str]:
+        return {*MARK.findall(self.text), *re.findall(NVIDIAS, self.text)}
+
+    @property
+    def kept(self) -> str:
+        return "".join(path.read_text() for path in self.config.parents[1].rglob("*.kept-gpushim*"))
+
+    def write(self, text: str) -> None:
+        self.config.parent.mkdir(parents=True, exist_ok=True)
+        self.config.write_bytes(text.encode())
+        self.history.append(text.encode())
+
+    # What happens to it, one method each.
+
+    def configure(self) -> None:
+        rng, before, text = self.rng, self.marked, self.text
+        force = rng.random() < 0.4
+        name = rng.choice(["nvidia", "nvidia", "gpu"])
+        wish = Wish(self.program, name, str(self.config), rng.random() < 0.4, rng.random() < 0.4, force=force)
+        try:
+            files.apply(self.engine.plan(wish).changes)
+        except GpushimError as refusal:
+            if "--force" not in str(refusal):
+                raise
+            return
+        if NVIDIAS in text and NVIDIAS not in self.text:
+            self.shelved |= {NVIDIAS, *(mark for mark in before - self.marked if not mark.startswith("# "))}
+        self.has(before - self.shelved)
+        self.history.append(self.config.read_bytes())
+
+    def remove(self) -> None:
+        before, text = self.marked, self.text
+        files.apply(self.engine.plan(Wish(config=str(self.config), remove=True)).changes, undo=True)
+        self.is_without_ours(before, text)
+
+    def is_without_ours(self, marked: set[str], text: str) -> None:
+        assert "gpushim" not in self.text
+        self.has(marked | (self.shelved if "gpushim-runtime" in text else set()))
+        self.shelved.clear()
+
+    def has(self, marked: set[str]) -> None:
+        lost = {mark for mark in marked - self.marked if mark not in self.kept}
+        assert not lost, (lost, self.text)
+
+    def edit(self) -> None:
+        self.write(self.others(self.text or self.begin()))
+
+    def edit_within(self) -> None:
+        if self.config.exists():
+            self.write(self.within(self.text))
+
+    def drop_line(self) -> None:
+        """Somebody takes a line of others out."""
+        lines = self.text.splitlines(keepends=True)
+        marked = [place for place, line in enumerate(lines) if MARK.search(line) and "nvidias" not in line]
+        if marked and self.path.endswith("toml"):
+            del lines[self.rng.choice(marked)]
+            if tomltext_takes("".join(lines)):
+                self.write("".join(lines))
+
+    def replace(self) -> None:
+        """An older file comes back, or a new one takes its place."""
+        text = self.others(self.begin())
+        text = self.entry(text) if self.rng.random() < 0.4 else text
+        self.write(self.rng.choice([text, *(old.decode() for old in self.history[-6:])]))
+        self.shelved.clear()
+
+    def delete(self) -> None:
+        self.config.unlink(missing_ok=True)
+        self.shelved.clear()
+
+    def purge(self) -> None:
+        """The package goes, and says how to take its entries out; the records go if nothing names it any more."""
+        before, text = self.marked, self.text
+        commands = files.prepare(self.engine.plan(Wish(config=str(self.config), remove=True)).changes)
+        assert self.marked == before
+        purge(self.config.parents[1].parent)
+        if self.rng.random() < 0.5:
+            for command in commands:
+                subprocess.run(["/bin/sh", "-euc", command], check=True)
+            self.is_without_ours(before, text)
+
+
+def purge(root: Path) -> None:
+    """Run what the package's script does to records."""
+    function = re.search(r"(?ms)^remove_records\(\) \{.*?^\}", POSTRM.read_text())
+    assert function
+    script = f"set -e\n{function[0]}\nremove_records"
+    subprocess.run(["/bin/sh", "-c", script], check=True, env={"PATH": "/usr/bin:/bin", "DPKG_ROOT": str(root)})
+
+
+class Docker(Place):
+    path, engine = "docker/daemon.json", docker
+
+    def begin(self) -> str:
+        return self.rng.choice(["{}\n", '{\n    "debug": true\n}\n', '{"runtimes": {}}'])
+
+    def entry(self, text: str) -> str:
+        entry = {"path": NVIDIAS, "runtimeArgs": [f"--nvidias-{self.mark()}"]}
+        return jsontext.put(text, ("runtimes", "nvidia"), entry)
+
+    def others(self, text: str) -> str:
+        keys = self.rng.choice([(), ("runtimes",), ("features",), ("log-opts",)])
+        return jsontext.put(text, (*keys, self.mark()), self.rng.choice(["x", True, 12]))
+
+    def within(self, text: str) -> str:
+        ours = is_ours(jsontext.get(text, ("runtimes", "nvidia", "path")))
+        return jsontext.put(text, ("runtimes", "nvidia", self.mark()), 1) if ours else text
+
+
+class Toml(Place):
+    tables: tuple[str, ...] = ()
+    nvidias = ""
+    ours = ""
+
+    def begin(self) -> str:
+        return self.rng.choice(["", f"# {self.mark()}\n", f'\n[a . "b"] # {self.mark()}\n{self.mark()} = 1\n'])
+
+    def entry(self, text: str) -> str:
+        gap = "" if not text or text.endswith("\n") else "\n"
+        more = text + gap + self.nvidias.format(NVIDIAS, self.mark(), self.mark(), self.mark())
+        return more if tomltext_takes(more) else text
+
+    def others(self, text: str) -> str:
+        """A comment, or a key with a comment, behind any line; or a table before another."""
+        rng = self.rng
+        lines = text.splitlines(keepends=True)
+        comment, setting = f"  # {self.mark()}\n", f"{self.mark()} = [ # {self.mark()}\n  1]\n"
+        table = f"\n[{rng.choice(self.tables)}.{self.mark()}] # {self.mark()}\n"
+        if rng.random() < 0.25:
+            places = [place for place, line in enumerate(lines) if line.startswith("[")]
+            lines.insert(rng.choice([*places, len(lines)]), table)
+        else:
+            lines.insert(rng.randint(0, len(lines)), rng.choice([comment, setting]))
+        return "".join(lines) if tomltext_takes("".join(lines)) else text + comment
+
+    def within(self, text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        places = [place for place, line in enumerate(lines) if self.ours and self.ours in line]
+        for place in places[:1]:
+            lines.insert(place, f"{self.mark()} = 1 # {self.mark()}\n")
+        return "".join(lines)
+
+
+def tomltext_takes(text: str) -> bool:
+    try:
+        tomltext.parse(text.encode(), "")
+    except GpushimError:
+        return False
+    return True
+
+
+class Containerd(Toml):
+    path, engine = "containerd/config.toml", containerd
+    tables = ("timeouts", f'plugins."{CRI[2]}"', f'plugins."{CRI[2]}".containerd.runtimes')
+    nvidias = f"""[plugins.'{CRI[2]}'.containerd.runtimes.nvidia] # nvidias {{1}}
+runtime_type = "io.containerd.runc.v2"
+[plugins.'{CRI[2]}'.containerd.runtimes."nvidia".options]
+# nvidias {{2}}
+BinaryName = "{{0}}" # nvidias {{3}}
+"""
+    ours = "BinaryName"
+
+
+class Crio(Toml):
+    path, engine = "crio/crio.conf.d/99-gpushim.toml", crio
+    tables = ("crio", "crio.runtime", "crio.runtime.runtimes")
+    nvidias = """[crio . runtime.runtimes."nvidia"] # nvidias {1}
+runtime_path = "{0}" # nvidias {2}
+# nvidias {3}
+"""
+    ours = "runtime_path"
+
+
+class Podman(Toml):
+    path, engine = "containers/containers.conf", podman
+    tables = ("containers", "engine", "network")
+    nvidias = """[engine.'runtimes'] # nvidias {1}
+nvidia = ["{0}"] # nvidias {2}
+# nvidias {3}
+"""
+
+
+STEPS = ["configure"] * 4 + ["edit"] * 4 + [
+    "edit_within", "drop_line", "replace", "replace", "delete", "remove", "remove", "purge"
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(containerd_daemon, "_version", lambda engine: (1, 7))
+    monkeypatch.setattr(podman, "SYSTEM_DIRECTORIES", (f"{tmp_path}/share", f"{tmp_path}/containers"))
+    monkeypatch.setattr(podman, "HOOKS", f"{tmp_path}/hooks.d")
+
+
+@pytest.mark.parametrize("kind", [Docker, Containerd, Crio, Podman])
+@pytest.mark.parametrize("part", range(4))
+def test_nothing_that_somebody_else_wrote_is_lost(kind: type[Place], part: int, tmp_path: Path, program: str) -> None:
+    for seed in range(part, COUNT, 4):
+        rng = random.Random(seed)
+        place = kind(tmp_path / str(seed), program, rng)
+        steps: list[str] = []
+        try:
+            for _ in range(rng.randint(3, 14)):
+                steps.append(rng.choice(STEPS))
+                getattr(place, steps[-1])()
+            place.remove()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {' '.join(steps)}") from error
+
+
+@pytest.mark.parametrize("kind", [Docker, Containerd, Crio, Podman])
+def test_what_nobody_edits_comes_back_byte_for_byte(kind: type[Place], tmp_path: Path, program: str) -> None:
+    """After any number of configures, with or without a replacement before."""
+    for seed in range(COUNT):
+        place = kind(tmp_path / str(seed), program, random.Random(seed))
+        for _ in range(place.rng.randint(0, 3)):
+            place.configure()
+            place.rng.choice([place.edit, place.replace, place.delete])()
+        place.remove()
+        there, content = place.config.exists(), place.text
+        for _ in range(place.rng.randint(1, 3)):
+            place.configure()
+        place.remove()
+        assert (place.config.exists(), place.text) == (there, content), seed
+        assert [
+            path for path in place.config.parent.iterdir() if path != place.config and "kept" not in path.name
+        ] == []

@@ -1,0 +1,255 @@
+"""No create gets what was true once: each member of a real snapshot changes on the host, one at a time.
+
+The members are those of the snapshot of a simulated host with all there is; `stamp.COVER` says which fact changes
+with each. What has none has a life, which is over here before the create.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakehost import Host, tree
+from fakehost.gpus import H100, describe
+from gpushim import stamp
+from gpushim.inventory import ensure
+from unit.gpushim.inventory.machine import Machine
+
+pytestmark = pytest.mark.slow
+
+MIG = [(1, 0, "3g.20gb"), (2, 0, "2g.10gb")]
+BY_DATA = ("nodes", "features", "files")  # members whose names are data: paths, features, capabilities
+NODES = {"gdrdrv": 300, "infiniband/uverbs0": 231, "nvidia-fs0": 301, "nvidia-nvswitchctl": 302}
+
+Change = Callable[[Machine, Host], object]
+
+
+def build(machine: Machine) -> Host:
+    """A host with a whole GPU, a divided one and one in MIG mode, and all that a snapshot can have."""
+    keep = f'library-directory = "{machine.folder}/kept"\n'
+    host = machine.build([{}, {"mig": MIG}, {"mig": []}], keep, drm=True, imex=2, mps=True, complete=True)
+    for name, major in NODES.items():
+        make(host, name, major)
+    return host
+
+
+def make(host: Host, name: str, major: int, minor: int = 0) -> None:
+    tree.make_node(host.node(name), major, minor, 0o666, 0, 0)
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """List a snapshot's members by the names that stamp.COVER has for them."""
+    if isinstance(value, list) and (name == "files.*" or (value and isinstance(value[0], dict))):
+        for one in value:
+            yield from leaves(one, name)
+    elif isinstance(value, dict) and stamp.COVER.get(name) != "own" and name.count(".") < 1 + (name == "files.*"):
+        for key, one in value.items():
+            word = "*" if name in BY_DATA else key
+            yield from leaves(one, f"{name}.{word}" if name else key)
+    else:
+        yield name, value
+
+
+def column(snapshot: dict[str, Any], name: str) -> list[Any]:
+    """All values of a member, and of a snapshot's own names of data."""
+    names = sorted(snapshot[name.partition(".")[0]]) if name.partition(".")[0] in BY_DATA else []
+    return [names, *(value for found, value in leaves(snapshot) if found == name)]
+
+
+def fact(name: str) -> str:
+    """Return what covers a member; all but a few of "driver" and "policy" are settings."""
+    top = name.partition(".")[0]
+    return stamp.COVER.get(name) or stamp.COVER.get(top) or stamp.COVER[f"{top}.*"]
+
+
+def regpu(host: Host, index: int, **changes: Any) -> None:
+    for key, value in changes.items():
+        setattr(host.gpus[index], key, value)
+    host.update()
+
+
+def swap(machine: Machine, host: Host) -> None:
+    """Unbind two GPUs, and bind them in the other order."""
+    one, other = host.gpus[0], host.gpus[2]
+    one.minor, other.minor = other.minor, one.minor
+    host.update()
+
+
+def unplug(machine: Machine, host: Host) -> None:
+    fields = ({"uuid": gpu.uuid, "minor": gpu.minor, "pci": gpu.pci, "mig": gpu.mig} for gpu in host.gpus[1:])
+    host.gpus[:] = [*describe([{key: one[key] for key in ("uuid", "minor", "pci")} for one in fields], None)]
+    host.update()
+
+
+def divide(*devices: Any) -> Change:
+    return lambda machine, host: host.set_mig(1, devices)
+
+
+def upgrade(machine: Machine, host: Host) -> None:
+    shutil.rmtree(host.lib_path)
+    machine.build([{}, {"mig": MIG}, {"mig": []}], driver="550.54.14", cuda="12.4", drm=True, imex=2, mps=True)
+
+
+def reload(machine: Machine, host: Host) -> None:
+    host.modify = not host.modify
+    host.update()
+
+
+def configure(more: str) -> Change:
+    return lambda machine, host: machine.configure(f'[driver]\nroot = "{host.root}"\n{more}')
+
+
+def remove(path: str) -> Change:
+    return lambda machine, host: os.unlink(host.root + path)
+
+
+def reboot(machine: Machine, host: Host) -> None:
+    """Boot as another kind of machine: WSL2 has one node for all GPUs."""
+    make(host, "dxg", 10, 125)
+    tree.write(f"{host.root}/usr/lib/wsl/lib/libdxcore.so", "a library")
+    forget(machine, "another boot")
+
+
+def forget(machine: Machine, boot: str) -> None:
+    """Let the snapshot be of another boot."""
+    path = Path(machine.state, ensure.SNAPSHOT)
+    saved = json.loads(path.read_text())
+    saved["stamp"][0] = boot
+    path.write_text(json.dumps(saved))
+
+
+def fail(**how: Any) -> Change:
+    return lambda machine, host: host.behave(**how)
+
+
+def runtime(machine: Machine, host: Host) -> None:
+    os.unlink(machine.folder / "bin/first")
+
+
+def move(machine: Machine, host: Host) -> None:
+    """Let the driver be in another place."""
+    left = ("/dev", "/nvidia-caps", "/run", "/tmp")
+    others = f"{host.root}2"
+    shutil.copytree(host.root, others, symlinks=True, ignore=lambda at, names: names if at.endswith(left) else [])
+    machine.configure(f'[driver]\nroot = "{others}"\ndev-root = "{host.root}"\n')
+
+
+def without_drm(machine: Machine, host: Host) -> None:
+    """Unload nvidia_drm."""
+    shutil.rmtree(host.node("dri"))
+    for gpu in host.gpus:
+        shutil.rmtree(f"{host.root}/sys/bus/pci/devices/{gpu.pci}/drm")
+
+
+def remajor(machine: Machine, host: Host) -> None:
+    """Load nvidia_uvm anew; its node stays behind, until a refresh mends it."""
+    devices = Path(host.root, "proc/devices")
+    devices.write_text(devices.read_text().replace("508 nvidia-uvm", "507 nvidia-uvm"))
+
+
+def keep_elsewhere(machine: Machine, host: Host) -> None:
+    machine.configure(f'[driver]\nroot = "{host.root}"\nlibrary-directory = "{machine.folder}/other"\n')
+
+
+RENAMED = {"uuid": "GPU-00000000-1111-2222-3333-444444444444"}
+CHANGES: dict[str, Change] = {  # by member, and a word more where one member may change in several ways
+    "source": fail(fail=999),
+    "notes": fail(fail_gpu={0: 15}),
+    "missing": fail(fail=999),
+    "error": lambda machine, host: host.half_upgrade("550.54.14"),
+    "platform": reboot,
+    "driver.version": upgrade,
+    "driver.version of the module alone": lambda machine, host: host.half_upgrade("550.54.14"),
+    "driver.cuda": upgrade,
+    "driver.root": move,
+    "driver.dev-root": configure('dev-root = "/"\n'),
+    "driver.load-kernel-modules": configure("load-kernel-modules = false\n"),
+    "driver.params": reload,
+    "gpus.index": unplug,
+    "gpus.uuid": lambda machine, host: regpu(host, 0, **RENAMED),
+    "gpus.minor": swap,
+    "gpus.node": swap,
+    "gpus.pci": lambda machine, host: regpu(host, 0, pci="0000:06:00.0"),
+    "gpus.model": lambda machine, host: regpu(host, 0, **H100, **RENAMED),
+    "gpus.brand": lambda machine, host: regpu(host, 0, brand="tesla", **RENAMED),
+    "gpus.arch": lambda machine, host: regpu(host, 0, **H100, **RENAMED),
+    "gpus.mig": lambda machine, host: host.set_mig(0, []),
+    "gpus.problem": fail(fail_gpu={0: 15}),
+    "gpus.drm": without_drm,
+    "gpus.links": lambda machine, host: shutil.rmtree(host.node("dri/by-path")),
+    "mig.uuid": divide(*((*one, f"MIG-00000000-1111-2222-3333-44444444444{one[0]}") for one in MIG)),
+    "mig.legacy": divide((1, 1, "3g.20gb")),
+    "mig.gpu": lambda machine, host: host.set_mig(0, MIG),
+    "mig.index": divide(MIG[0]),
+    "mig.gi": divide((3, 0, "2g.10gb")),
+    "mig.ci": divide((1, 1, "3g.20gb")),
+    "mig.profile": divide((1, 0, "4g.20gb"), MIG[1]),
+    "mig.nodes": divide((1, 1, "3g.20gb")),
+    "nodes.*": lambda machine, host: os.chmod(host.node("nvidia0"), 0o600),
+    "nodes.* with another major": remajor,
+    "features.*": lambda machine, host: make(host, "infiniband/uverbs1", 231, 1),
+    "imex": lambda machine, host: make(host, "nvidia-caps-imex-channels/channel7", tree.CAPS_IMEX_MAJOR, 7),
+    "files.*.path": remove("/usr/bin/nvidia-debugdump"),
+    "files.*.kind": remove("/usr/bin/nvidia-debugdump"),
+    "files.*.soname": lambda machine, host: os.unlink(f"{host.lib_path}/libnvidia-opencl.so.{host.driver}"),
+    "files.*.links": lambda machine, host: os.unlink(f"{host.lib_path}/libnvidia-opticalflow.so.{host.driver}"),
+    "files.*.in": configure(""),
+    "hardlinks": keep_elsewhere,
+    "policy.log": configure('[log]\nfile = "/dev/null"\n'),
+    "runtime": runtime,
+}  # fmt: skip
+
+
+def age(machine: Machine) -> None:
+    """Let the snapshot's life be over."""
+    path = Path(machine.state, ensure.SNAPSHOT)
+    saved = json.loads(path.read_text())
+    saved["looked"] -= saved["life"]
+    path.write_text(json.dumps(saved))
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The members of the snapshot of a host that has everything."""
+    machine = Machine(tmp_path_factory.mktemp("members"))
+    build(machine)
+    return dict(leaves(machine.refreshed()))
+
+
+def test_every_member_is_covered_and_changed(members: dict[str, Any]) -> None:
+    assert {name: fact(name) for name in members}
+    uncovered = [name for name in members if fact(name) != "own" and name not in CHANGES]
+    assert [name for name in uncovered if not name.startswith(("policy.", "driver.", "error."))] == []
+
+
+def test_the_cover_names_nothing_that_is_not_there(members: dict[str, Any]) -> None:
+    gone = [name for name in stamp.COVER if name not in members and not name.endswith(".*")]
+    assert gone == []
+    assert {name.partition(" ")[0] for name in CHANGES} <= set(stamp.COVER) | set(members)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changed_is_never_handed_out_as_it_was(machine: Machine, change: str) -> None:
+    name = change.partition(" ")[0]
+    host = build(machine)
+    programs = machine.folder / "bin"
+    programs.mkdir()
+    for program in ("first", "second"):
+        shutil.copy("/bin/true", programs / program)
+    low = f'[runtime]\nlow-level = ["{programs}/first", "{programs}/second"]\n'
+    if name == "runtime":
+        configure(low)(machine, host)
+    before = machine.refreshed()
+    CHANGES[change](machine, host)
+    if fact(name) == "life":
+        age(machine)
+    given = ensure.snapshot(machine.config, machine.state)  # what a create is told
+    true = ensure.snapshot(machine.config, f"{machine.state}-of-another")  # what a first look tells
+    assert column(true, name) != column(before, name)
+    assert column(given, name) == column(true, name)

@@ -1,0 +1,248 @@
+"""A create that finds no true snapshot: it waits for the refresh that runs, or starts one, and shares how it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim.errors import CONFIG, INVENTORY, GpushimError
+from gpushim.inventory import ensure, renew
+from unit.gpushim.inventory.machine import Machine, running
+
+pytestmark = pytest.mark.slow
+IMPATIENT = "[refresh]\ndeadline-seconds = 1\n"
+
+
+def snapshot(machine: Machine) -> dict[str, Any]:
+    return ensure.snapshot(machine.config, machine.state)
+
+
+def refusal(machine: Machine) -> GpushimError:
+    with pytest.raises(GpushimError) as caught:
+        snapshot(machine)
+    return caught.value
+
+
+def script(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Start this instead of a refresh; `"$@"` is the refresh."""
+    real = renew.command()
+    monkeypatch.setattr(renew, "command", lambda: ["/bin/sh", "-c", text, "sh", *real])
+
+
+def until(what: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def log(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A line for each refresh that a create has started."""
+    path = Path(machine.config).with_name("refreshes")
+    script(monkeypatch, f'echo refresh >>{path}; exec "$@"')
+    return path
+
+
+def test_many_first_creates_make_one_snapshot(machine: Machine, log: Path) -> None:
+    machine.build(1)
+    with ThreadPoolExecutor(8) as creates:
+        found = list(creates.map(lambda _: snapshot(machine), range(8)))
+    assert found == [machine.saved()] * 8
+    assert log.read_text() == "refresh\n"
+
+
+def test_a_refresh_that_runs_is_waited_for(machine: Machine, log: Path) -> None:
+    machine.build(1).behave(delay_ms=700)
+    process = machine.start()
+    until(lambda: Path(machine.state, "lock").exists() and "NVML" in Path(machine.state, "lock").read_text())
+    assert snapshot(machine) == machine.saved()
+    assert "GPUs and" in process.communicate(timeout=60)[1]
+    assert log.read_text() == "refresh\n"  # machine.start's
+
+
+def test_a_host_that_takes_longer_than_a_create_waits(machine: Machine, log: Path) -> None:
+    """It converges: the first creates refuse, and nobody does anything until a later one finds the snapshot."""
+    machine.build(1, IMPATIENT).behave(delay_ms=4000)
+    with ThreadPoolExecutor(3) as creates:
+        first = list(creates.map(lambda _: refusal(machine), range(3)))
+    assert {error.exit_code for error in first} == {INVENTORY}
+    assert {str(error) for error in first} == {str(first[0])}
+    assert "waited 1 s for NVML to initialise, and goes on without this container" in str(first[0])
+    assert "persistence mode" in str(first[0])
+    until(lambda: ensure.read(machine.config, machine.state))
+    assert snapshot(machine) == machine.saved()
+    assert log.read_text() == "refresh\n"
+
+
+def test_the_configured_deadline_counts_for_those_who_wait_too(machine: Machine) -> None:
+    machine.build(1, IMPATIENT)
+    Path(machine.state).mkdir()
+    with open(f"{machine.state}/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        began = time.monotonic()
+        assert "has waited 1 s for its process" in str(refusal(machine))
+    assert time.monotonic() - began < 10
+
+
+def test_a_refresh_of_a_create_is_apart_from_it(machine: Machine) -> None:
+    """Of the engine's session, directory and descriptors it has none."""
+    machine.build(1, IMPATIENT).behave(hang=True)
+    with open(machine.folder / "engine's", "w") as theirs:
+        os.set_inheritable(theirs.fileno(), True)
+        refusal(machine)
+    (pid,) = running(machine.state)
+    assert (os.getsid(pid), os.readlink(f"/proc/{pid}/cwd")) == (pid, "/")
+    opened = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    assert not [path for path in opened if "engine" in path or path.startswith(("pipe:", "socket:"))]
+    assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+
+
+def test_a_lock_that_was_handed_over_goes_with_the_process(machine: Machine) -> None:
+    """And no child of it has it: what a modprobe starts may stay."""
+    machine.build(1, IMPATIENT).behave(hang=True)
+    refusal(machine)
+    (pid,) = running(machine.state)
+    os.kill(pid, 9)
+    machine.build(1)
+    assert snapshot(machine) == machine.saved()
+
+
+def test_one_failure_is_passed_on_to_all_that_waited(machine: Machine, log: Path) -> None:
+    machine.build(1)
+    runtime = machine.folder / "slow"
+    machine.configure(f'[driver]\nroot = "{machine.root}"\n[runtime]\nlow-level = ["{runtime}"]\n')
+    with open(log, "a"):
+        pass
+    with ThreadPoolExecutor(8) as creates:
+        errors = list(creates.map(lambda _: refusal(machine), range(8)))
+    assert {str(error) for error in errors} == {str(errors[0])}
+    assert f"none of {runtime}" in str(errors[0])
+    assert log.read_text() == "refresh\n"
+
+
+def test_a_crash_is_passed_on_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = machine.folder / "refreshes"
+    script(monkeypatch, f"echo refresh >>{log}; sleep 0.5; kill -SEGV $$")
+    with ThreadPoolExecutor(4) as creates:
+        said = {str(error) for error in creates.map(lambda _: refusal(machine), range(4))}
+    assert said == {"gpushim refresh was ended by signal 11; run it by hand to see why"}
+    assert log.read_text() == "refresh\n"
+
+
+def test_a_later_create_looks_for_itself(machine: Machine, log: Path) -> None:
+    machine.configure("[drivers]\n")
+    assert "drivers is not a known key" in str(refusal(machine))
+    assert "drivers is not a known key" in str(refusal(machine))
+    assert log.read_text() == "refresh\n" * 2
+
+
+def failing(machine: Machine, **changes: Any) -> None:
+    """Record a failure of the time when the next create begins."""
+    Path(machine.state).mkdir(exist_ok=True)
+    renew.record(machine.state, renew.facts(machine.config), GpushimError("sorry", 12))
+    path = Path(machine.state, "failure")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_failure_of_before_a_change_does_not_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.build(1)
+    monkeypatch.setattr(
+        renew._Wait, "began", property(lambda self: renew._now() - 2 * 10**9, lambda *to: None), False
+    )
+    failing(machine)
+    assert str(refusal(machine)) == "sorry"
+    machine.build(2)
+    assert len(snapshot(machine)["gpus"]) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"at": 0}, {"at": 1 << 62}, {"at": "now"}, {"at": None}, {"inputs": {"config": "/other"}}, {"stamp": []}],
+)
+def test_a_failure_that_is_not_of_this_wait_does_not_count(machine: Machine, changes: dict[str, Any]) -> None:
+    machine.build(1)
+    failing(machine, **changes)
+    renew._pass_on(machine.state, machine.config, 1)
+
+
+@pytest.mark.parametrize("mode", [0o757, 0o775])
+def test_a_failure_is_not_recorded_where_others_write(machine: Machine, mode: int) -> None:
+    Path(machine.state).mkdir()
+    os.chmod(machine.state, mode)
+    renew.record(machine.state, renew.facts(machine.config), GpushimError("sorry", 12))
+    assert os.listdir(machine.state) == []
+
+
+def test_a_failure_that_others_may_have_written_does_not_count(machine: Machine) -> None:
+    machine.build(1)
+    failing(machine)
+    os.chmod(f"{machine.state}/failure", 0o666)
+    renew._pass_on(machine.state, machine.config, 1)
+
+
+def test_refusal_of_the_child_is_passed_on(machine: Machine) -> None:
+    machine.configure("[drivers]\n")
+    error = refusal(machine)
+    assert error.exit_code == CONFIG
+    assert str(error) == f"{machine.config}: drivers is not a known key; did you mean driver?"
+
+
+@pytest.mark.parametrize("close_stderr", ["", "exec 2>&-;"])
+def test_child_that_does_not_end(machine: Machine, monkeypatch: pytest.MonkeyPatch, close_stderr: str) -> None:
+    machine.configure(IMPATIENT)
+    monkeypatch.setattr(renew, "command", lambda: ["/bin/sh", "-c", f"{close_stderr} sleep 60; : --locked"])
+    began = time.monotonic()
+    assert "has waited 1 s for its process" in str(refusal(machine))
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("exit 3", "failed with code 3 and did not say why"),
+        ("echo noise >&2; echo gpushim: sorry >&2; exit 3", "sorry"),
+        ("head -c 1000000 /dev/zero >&2; echo >&2; echo last >&2; exit 3", "last"),
+        ("kill -SEGV $$", "was ended by signal 11"),
+        ("exit 0", "keep changing"),
+    ],
+)
+def test_child_that_fails(machine: Machine, monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
+    script(monkeypatch, text)
+    error = refusal(machine)
+    assert words in str(error)
+    assert "\n" not in str(error)
+
+
+def test_child_that_cannot_be_started(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renew, "command", lambda: ["/nowhere/python3"])
+    assert "cannot be started: " in str(refusal(machine))
+
+
+def test_child_gets_a_minimal_environment(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    script(monkeypatch, "env | cut -d= -f1 | sort | tr '\\n' ' ' >&2; exit 1")
+    assert str(refusal(machine)) == "GPUSHIM_CONFIG GPUSHIM_STATE LC_ALL PATH PWD"
+
+
+def test_no_descriptors_are_left_open(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, "exit 1")
+    before = os.listdir("/proc/self/fd")
+    refusal(machine)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_user_who_may_not_renew_it_starts_a_refresh_that_says_so(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renew, "_opened", lambda state: None)
+    script(monkeypatch, 'echo "$@" >&2; exit 1')
+    assert str(refusal(machine)).endswith("stub.py refresh")

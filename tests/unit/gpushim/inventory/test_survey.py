@@ -1,0 +1,59 @@
+"""How long a snapshot holds: a table of what may be over in a moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim import stamp
+from gpushim.inventory import survey
+
+GPU = {"index": 0, "mig": False, "problem": None}
+BOUND = [["0000:07:00.0", 4711]]
+
+
+def snapshot(**changes: Any) -> dict[str, Any]:
+    facts: list[Any] = [None] * len(stamp.FACTS)
+    facts[stamp.FACTS.index("gpus")] = changes.pop("bound", BOUND)
+    healthy = {"platform": "native", "source": "nvml", "error": None, "missing": [], "gpus": [GPU], "mig": []}
+    return {**healthy, "notes": [], "inputs": {"times": True}, "stamp": facts, **changes}
+
+
+@pytest.mark.parametrize(("changes", "took", "life"), [
+    ({}, 0.3, stamp.SETTLED),
+    ({}, 20, 2000),
+    ({"source": "proc"}, 20, stamp.PASSING),
+    ({"error": {"sentence": "no driver", "code": 12}}, 0, stamp.PASSING),
+    ({"missing": ["GPU 1 is left out"]}, 0, stamp.PASSING),
+    ({"gpus": [{**GPU, "problem": "it fell off the bus"}]}, 0, stamp.PASSING),
+    ({"gpus": [{**GPU, "mig": True}]}, 0, stamp.PASSING),
+    ({"gpus": [{**GPU, "mig": True}], "mig": [{"gpu": 0}]}, 0, stamp.SETTLED),
+    ({"gpus": [{**GPU, "mig": True}], "mig": [{"gpu": 0}], "inputs": {"times": False}}, 0, stamp.PASSING),
+    ({"bound": [["0000:07:00.0", None]]}, 0, stamp.PASSING),
+    ({"platform": "tegra", "source": "proc"}, 0, 0),
+    ({"platform": "wsl", "error": {"sentence": "no library", "code": 12}}, 0, stamp.PASSING),
+])  # fmt: skip
+def test_life(changes: dict[str, Any], took: float, life: int) -> None:
+    assert survey.life(snapshot(**changes), took) == life
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({}, ""),
+    ({"notes": ["Python's nvidia-ml-py cannot be used (it is not there)"], "source": "proc"}, ""),
+    ({"notes": ["NVML cannot be used (Unknown Error)"], "source": "proc"}, "NVML cannot be used (Unknown Error)"),
+    ({"missing": ["GPU 1 is left out"]}, "GPU 1 is left out"),
+    ({"gpus": [{**GPU, "problem": "it fell off the bus"}]}, "GPU 0: it fell off the bus"),
+    ({"gpus": [{**GPU, "mig": True}]}, ""),
+])  # fmt: skip
+def test_what_fails_a_refresh(changes: dict[str, Any], said: str) -> None:
+    assert survey.trouble(snapshot(**changes)) == said
+
+
+def test_a_kernel_that_keeps_no_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "driver/nvidia/capabilities/gpu0/mig/gi1/ci0").mkdir(parents=True)
+    assert survey.keeps_times(str(tmp_path), str(tmp_path))
+    looks = iter(range(2))
+    monkeypatch.setattr(stamp, "_made", lambda path: [1, next(looks)])
+    assert not survey.keeps_times(str(tmp_path), str(tmp_path))
