@@ -11,8 +11,7 @@ import hashlib
 import json
 import os
 
-from gpushim import stamp
-from gpushim.cdi import specs
+from gpushim import bounds, stamp
 from gpushim.inventory import ensure
 
 DIRECTORY = "/var/lib/gpushim"
@@ -86,7 +85,7 @@ def _content(path: str) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(fd, "rb") as file:
-            return file.read(specs.SIZE_LIMIT + 1)
+            return file.read(bounds.SPEC + 1)
     except OSError:
         return b""
 

@@ -65,7 +65,7 @@ def last(config: str, state: str) -> tuple[dict[str, Any], str]:
 
     Returns:
         the snapshot and "" (it is true) or "host" (the host has changed since, or may have; the policy in it still
-        holds); {} and "policy" if there is none of ours, or config.toml has changed, or what was told the launcher has.
+        holds); {} and "policy" if there is none of ours, or config.toml or what was told the launcher has changed.
     """
     found = own(f"{state}/{SNAPSHOT}")
     if found.get("version") != SCHEMA or found.get("gpushim") != __version__:

@@ -32,7 +32,7 @@ Change = Callable[[Machine, Host], object]
 
 def build(machine: Machine) -> Host:
     """A host with a whole GPU, a divided one and one in MIG mode, and all that a snapshot can have."""
-    keep = f'library-directory = "{machine.folder}/kept"\n'
+    keep = f'library-directory = "{machine.folder}/kept"\n[mps]\nenabled = true\n'
     host = machine.build([{}, {"mig": MIG}, {"mig": []}], keep, drm=True, imex=2, mps=True, complete=True)
     for name, major in NODES.items():
         make(host, name, major)
@@ -162,6 +162,7 @@ CHANGES: dict[str, Change] = {  # by member, and a word more where one member ma
     "source": fail(fail=999),
     "notes": fail(fail_gpu={0: 15}),
     "missing": fail(fail=999),
+    "mps": lambda machine, host: os.chmod(f"{host.root}/run/nvidia-mps", 0o777),
     "error": lambda machine, host: host.half_upgrade("550.54.14"),
     "platform": reboot,
     "driver.version": upgrade,
