@@ -4,7 +4,8 @@ Places are found by walk.py; what is read and written there is reached through d
 Reads and writes stay on the mount of the rootfs itself. With `-v /etc:/etc` the container's /etc is the host's; and
 what root reads on a volume or a procfs, and writes into the image, the container could read without being allowed
 to. One mount has one file system, so what has its id is no procfs. The id is that of the O_PATH fd, which opens
-nothing: to open and close a file such as /proc/kmsg can already change it.
+nothing: to open and close a file such as /proc/kmsg can already change it. Libraries that everybody may read are
+opened on volumes too, where the driver's are (`volumes`, for folders.py).
 
 Out of scope: mounts (mounts.py), device nodes, whether it is a container's root at all (roots.py), and what a
 container's own mounts are (owned.py).

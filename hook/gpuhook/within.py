@@ -120,7 +120,7 @@ def open_container(state: dict[str, Any]) -> Container:
     """Open the rootfs that the bundle names, where its mounts can be seen.
 
     Raises:
-        GpushimError: there is none, or it is the root directory itself, or not the container's (Rootfs.check).
+        GpushimError: there is none, or it is the root directory itself, or not the container's (roots.check).
     """
     path, process = rootfs_of(state), process_of(state)
     try:
