@@ -79,7 +79,7 @@ def read(path: str) -> bytes | None:
         with places.place(path) as place:
             content = _content(path, place)
             if content is None and place.link:
-                raise places.dangling(place, path)
+                raise places.dangling(path, place.path)
             return content
     except FileNotFoundError:
         return None
@@ -360,7 +360,7 @@ def _opened(folder: int) -> int:
 
 def _status(place: Place) -> os.stat_result | None:
     try:
-        return os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+        return place.status()
     except FileNotFoundError:
         return None
 

@@ -47,6 +47,10 @@ class Place:
     path: str
     link: str = ""
 
+    def status(self) -> os.stat_result:
+        """Look at the file; raises OSError if there is none."""
+        return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
+
 
 @contextlib.contextmanager
 def place(path: str, make: bool = False) -> Iterator[Place]:
@@ -109,7 +113,7 @@ def program(path: str) -> bool:
     """Say whether a path is an executable file that nobody else could have put there."""
     try:
         with place(path) as found:
-            status = os.stat(found.name, dir_fd=found.folder, follow_symlinks=False)
+            status = found.status()
             check_file(path, status)
     except (OSError, GpushimError):
         return False
@@ -143,7 +147,7 @@ def socket_path(path: str) -> str:
         OSError: there is none.
     """
     with place(path) as found:
-        check_file(path, os.stat(found.name, dir_fd=found.folder, follow_symlinks=False))
+        check_file(path, found.status())
         return found.path
 
 
@@ -161,7 +165,7 @@ def connect(path: str, seconds: float) -> socket.socket:
     client.settimeout(seconds)
     try:
         with place(path) as found:
-            check_file(path, os.stat(found.name, dir_fd=found.folder, follow_symlinks=False))
+            check_file(path, found.status())
             client.connect(f"/proc/self/fd/{found.folder}/{found.name}")
     except GpushimError as error:
         client.close()
@@ -188,7 +192,7 @@ def _found(root: int, path: str, top: str, inside: str, make: bool) -> Place:
         try:
             folder = _directory(root, path, parent, make)
         except FileNotFoundError:
-            raise _dangling(path, inside) if link else _missing(inside) from None
+            raise dangling(path, inside) if link else _missing(inside) from None
         try:
             target = _link(path, folder, name)
             if target is None:
@@ -249,13 +253,9 @@ def _missing(inside: str) -> FileNotFoundError:
     return FileNotFoundError(2, os.strerror(2), os.path.dirname(inside))
 
 
-def _dangling(path: str, target: str) -> GpushimError:
-    return GpushimError(f"{path} is a link to {target}, which does not exist; make that file, or remove the link")
-
-
-def dangling(found: Place, path: str) -> GpushimError:
+def dangling(path: str, target: str) -> GpushimError:
     """Return the refusal of a link to a file that is not there."""
-    return _dangling(path, found.path)
+    return GpushimError(f"{path} is a link to {target}, which does not exist; make that file, or remove the link")
 
 
 def _others_write(status: os.stat_result) -> bool:

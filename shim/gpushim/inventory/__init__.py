@@ -29,5 +29,6 @@ The snapshot is one JSON object, inventory.json in the state directory. All path
                                 be a directory of sockets, and is writable; links: "target::path of the link";
                                 in: the directory below "hardlinks" that a container gets instead of the file
     hardlinks                   path on the host, if library-directory is set and hard links could be made
+    told                        facts about what the launcher reads, as ensure.told found them after it was written
     policy, runtime             the policy with all defaults; path of the low-level runtime
 """
