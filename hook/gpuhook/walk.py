@@ -102,7 +102,13 @@ def read_proc(path: str, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def walk(root: int, path: str, follow: bool = True, create_on: Collection[bytes] | None = None) -> int:
+def walk(
+    root: int,
+    path: str,
+    follow: bool = True,
+    create_on: Collection[bytes] | None = None,
+    allow: Callable[[int, posix.stat_result], None] | None = None,
+) -> int:
     """Open the place that a path names when `root` is the root directory; the caller closes the O_PATH fd.
 
     Args:
@@ -110,6 +116,8 @@ def walk(root: int, path: str, follow: bool = True, create_on: Collection[bytes]
         path: the path; a leading `/` makes no difference.
         follow: whether a link at the very end is followed; with a `/` behind it, it always is.
         create_on: ids of the mounts on which missing directories are made (0755 less the umask); None makes none.
+        allow: is called with each directory and link on the way, and the place itself, by its O_PATH fd and its
+            status, before anything is done with it; what it raises ends the walk.
 
     Raises:
         OSError: with the errno that openat2(2) gives for RESOLVE_IN_ROOT; OtherMountError if a directory
@@ -117,28 +125,7 @@ def walk(root: int, path: str, follow: bool = True, create_on: Collection[bytes]
     """
     stack = [posix.dup(root)]
     try:
-        _descend(stack, path, follow, create_on, False)
-        return stack.pop()
-    finally:
-        for fd in stack:
-            posix.close(fd)
-
-
-def walk_allowed(root: int, path: str, allow: Callable[[int, posix.stat_result], None]) -> int:
-    """Open the place that a path names as `walk` does, if each place on the way is allowed.
-
-    Args:
-        root: an open directory.
-        path: the path; a leading `/` makes no difference.
-        allow: is called with each directory and link on the way, and the place itself, by its O_PATH fd and its
-            status, before anything is done with it; what it raises ends the walk.
-
-    Raises:
-        OSError: as `walk` does.
-    """
-    stack = [posix.dup(root)]
-    try:
-        _descend(stack, path, True, None, False, allow)
+        _descend(stack, path, follow, create_on, False, allow)
         return stack.pop()
     finally:
         for fd in stack:

@@ -18,7 +18,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuhook.walk import walk_allowed
+from gpuhook.walk import walk
 from gpushim import bounds, stamp
 from gpushim.errors import GpushimError
 
@@ -212,7 +212,7 @@ def _directory(root: int, path: str, folder: str, make: bool) -> int:
         check(path, fd, status)
 
     try:
-        return walk_allowed(root, folder + "/", allow)
+        return walk(root, folder + "/", allow=allow)
     except FileNotFoundError:
         if not make:
             raise
@@ -223,7 +223,7 @@ def _directory(root: int, path: str, folder: str, make: bool) -> int:
             os.mkdir(name, NEW_DIRECTORY_MODE, dir_fd=parent)
     finally:
         os.close(parent)
-    return walk_allowed(root, folder + "/", allow)
+    return walk(root, folder + "/", allow=allow)
 
 
 def _link(path: str, folder: int, name: str) -> str | None:

@@ -9,9 +9,7 @@ import os
 import stat
 from typing import Any
 
-from gpushim import stamp
-
-LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS
+from gpushim import bounds, stamp
 
 
 def resolve(root: str, path: str) -> str | None:
@@ -43,7 +41,7 @@ def resolve(root: str, path: str) -> str | None:
                 done.append(part)
                 continue
             links += 1
-            if links > LINK_LIMIT:
+            if links > bounds.LINKS:
                 return None
             if target.startswith("/"):
                 done.clear()
