@@ -149,7 +149,7 @@ def _read(path: str) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise GpushimError(f"{path} is not a regular file", CONFIG)
-        if not stamp.trusted(status.st_uid) or status.st_mode & 0o022:
+        if not stamp.trusted(status.st_uid) or status.st_mode & stamp.OTHERS_WRITE:
             raise GpushimError(
                 f"{path} cannot be trusted: user {status.st_uid} owns it, its mode is "
                 f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",

@@ -24,6 +24,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 VERSION_LIMIT = 256  # bytes of /proc/driver/nvidia/version; the module's version is in its first line
 DIRECTORY, REGULAR = 0o040000, 0o100000  # S_IFDIR, S_IFREG
 FILE_TYPE = 0o170000  # S_IFMT
+OTHERS_WRITE = 0o022  # S_IWGRP | S_IWOTH: to what only root may decide about
 _OVERFLOW = 65534  # /proc/sys/kernel/overflowuid, which nobody changes
 CONFIG_IDENTITY = 1  # where `current` has the facts about config.toml
 DEVICES_LIMIT = 1 << 16  # bytes of /proc/devices, which has about 1 KiB

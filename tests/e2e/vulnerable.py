@@ -16,9 +16,9 @@ from e2e.hostile_places import checkout
 
 WALK = (
     "hook/gpuhook/walk.py",
-    "    stack = [posix.dup(root)]\n    try:\n        _descend(stack, path, follow, create_on, False)",
+    "    stack = [posix.dup(root)]\n    try:\n        _descend(stack, path, follow, create_on, False, allow)",
     '    return posix.open(path.strip("/") or ".", posix.O_PATH, dir_fd=root)\n'
-    "    stack = [posix.dup(root)]\n    try:\n        _descend(stack, path, follow, create_on, False)",
+    "    stack = [posix.dup(root)]\n    try:\n        _descend(stack, path, follow, create_on, False, allow)",
 )
 MOUNT_CHECK = ("hook/gpuhook/rootfs.py", "            if mount not in own:", "            if not mount:")
 READ_CHECK = (
@@ -239,7 +239,7 @@ BUILDS = {
         {"name": "it is a user's"},
     ),
     "T-CDI takes specs that anyone may write": Build(
-        [("shim/gpushim/cdi/specs.py", "    if status.st_mode & OTHERS_WRITE:", "    if False:")],
+        [("shim/gpushim/cdi/specs.py", "    if status.st_mode & stamp.OTHERS_WRITE:", "    if False:")],
         test_hostile_requests.test_a_directory_of_cdi_specs_that_others_may_write,
         "done.returncode in",
         {"mode": 0o777},

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     Found = tuple[str, dict[str, Any], dict[str, Any]]  # path, document, its device
 
 SUFFIXES = (".json", ".yaml")
-OTHERS_WRITE = 0o022  # S_IWGRP | S_IWOTH
 _FILE = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY  # a FIFO must not hang the engine
 
 
@@ -150,7 +149,7 @@ def _read(name: str, directory: int) -> tuple[bytes, str]:
 def _mistrust(status: posix.stat_result) -> str:
     if not stamp.trusted(status.st_uid):
         return f"user {status.st_uid} owns it, not root"
-    if status.st_mode & OTHERS_WRITE:
+    if status.st_mode & stamp.OTHERS_WRITE:
         return f"its mode is {status.st_mode & 0o7777:04o}, so that others than its owner can write it"
     return ""
 

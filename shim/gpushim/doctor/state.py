@@ -52,7 +52,7 @@ def directory(host: Host) -> Iterator[Finding]:
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISDIR(status.st_mode):
         yield broken(f"{host.state} is not a directory", f"rm {host.state} && {REFRESH}")
-    elif not stamp.trusted(status.st_uid) or mode & ensure.OTHERS_WRITE:
+    elif not stamp.trusted(status.st_uid) or mode & stamp.OTHERS_WRITE:
         yield broken(
             f"{host.state} cannot be trusted: user {status.st_uid} owns it, its mode is {mode:04o}",
             f"rm -r {host.state} && {REFRESH}",
@@ -128,7 +128,7 @@ def installed(host: Host) -> Iterator[Finding]:
     for folder, _, names in os.walk(top):
         for path in (folder, *(f"{folder}/{name}" for name in names)):
             status = os.lstat(path)
-            if not stat.S_ISLNK(status.st_mode) and (status.st_uid or status.st_mode & ensure.OTHERS_WRITE):
+            if not stat.S_ISLNK(status.st_mode) and (status.st_uid or status.st_mode & stamp.OTHERS_WRITE):
                 loose.append(path)
     if loose and os.geteuid() == 0:
         yield broken(

@@ -20,7 +20,6 @@ SCHEMA = 6
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 REGULAR = 0o100000  # S_IFREG
 FILE_TYPE = 0o170000  # S_IFMT
-OTHERS_WRITE = 0o022  # S_IWGRP | S_IWOTH
 
 
 def snapshot(config: str, state: str) -> dict[str, Any]:
@@ -129,7 +128,7 @@ def _trusted(path: str) -> bytes | None:
         return None
     try:
         status = posix.fstat(fd)
-        if status.st_mode & FILE_TYPE != REGULAR or status.st_mode & OTHERS_WRITE:
+        if status.st_mode & FILE_TYPE != REGULAR or status.st_mode & stamp.OTHERS_WRITE:
             return None
         if not stamp.trusted(status.st_uid) or status.st_size > SNAPSHOT_LIMIT:
             return None

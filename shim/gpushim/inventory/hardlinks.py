@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import stamp
 from gpushim.errors import INVENTORY, GpushimError
-from gpushim.inventory import ensure, rooted
+from gpushim.inventory import rooted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,7 +122,7 @@ def _open_top(top: str) -> int:
     except OSError as error:
         raise GpushimError(f"library-directory {top} cannot be made: {error.strerror}", INVENTORY) from None
     facts = os.fstat(fd)
-    if stamp.trusted(facts.st_uid) and not facts.st_mode & ensure.OTHERS_WRITE:
+    if stamp.trusted(facts.st_uid) and not facts.st_mode & stamp.OTHERS_WRITE:
         return fd
     os.close(fd)
     raise GpushimError(
