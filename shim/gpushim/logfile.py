@@ -2,7 +2,8 @@
 
 Who may write into a log's directory could make its name lead to any file: a link, a second name, a device. So a log
 is an ordinary file or FIFO of root's or of who runs this, under one name, in a directory that is root's or ours and
-in which nobody else can replace it. Others in such a directory as /tmp, whose sticky bit is set, cannot.
+in which not everybody can replace it: in such a one as /tmp, whose sticky bit is set, others cannot. The directory's
+group may write there, as syslog's does in Ubuntu's /var/log.
 
 Out of scope: what a line says. Hot path: builtin modules only.
 """
@@ -11,11 +12,11 @@ from __future__ import annotations
 
 import posix
 
-from gpushim.stamp import trusted
+from gpushim.stamp import FILE_TYPE, REGULAR, trusted
 
 MODE = 0o640  # of a new log: lines name containers, and who may read them is for the administrator to say
 _FLAGS = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY
-_TYPE, _REGULAR, _FIFO = 0o170000, 0o100000, 0o010000  # inode(7)
+_FIFO = 0o010000  # S_IFIFO: inode(7)
 _OTHERS_WRITE, _STICKY = 0o002, 0o1000
 
 
@@ -75,5 +76,5 @@ def _folder(path: str) -> tuple[int, str]:
 
 
 def _is_log(facts: posix.stat_result) -> bool:
-    kind = facts.st_mode & _TYPE
-    return trusted(facts.st_uid) and (kind == _FIFO or (kind == _REGULAR and facts.st_nlink == 1))
+    kind = facts.st_mode & FILE_TYPE
+    return trusted(facts.st_uid) and (kind == _FIFO or (kind == REGULAR and facts.st_nlink == 1))

@@ -41,7 +41,7 @@ def images(host: Host) -> Iterator[Finding]:
     changed = _changed(host.settings, profile)
     shown = f"{profile}, but for {', '.join(changed)}" if changed else profile
     told = f"profile {shown}: of itself an image can get {'; '.join(found) or 'nothing'}"
-    devices = any(missing(grant, way, False, host.settings, "*") == "" for grant in DEVICES for way in OF_AN_IMAGE)
+    devices = any(not missing("gpu", way, False, host.settings) for way in OF_AN_IMAGE)  # CDI devices ask for more
     if profile != "default" and devices:
         yield warning(told, f"remove what {host.config} sets otherwise, or the profile")
     else:
@@ -67,10 +67,8 @@ def reach(settings: dict[str, Any]) -> list[tuple[str, list[str]]]:
 
 def _changed(settings: dict[str, Any], profile: str) -> list[str]:
     """Name the switches of a profile that config.toml sets otherwise."""
-    switches = policy.PROFILES["multi-tenant"]
-    meant = {
-        section: {**policy.defaults()[section], **policy.PROFILES[profile].get(section, {})} for section in switches
-    }
+    switches, defaults = policy.PROFILES["multi-tenant"], policy.defaults()
+    meant = {section: {**defaults[section], **policy.PROFILES[profile].get(section, {})} for section in switches}
     return [
         f"[{section}] {key}"
         for section, keys in switches.items()
