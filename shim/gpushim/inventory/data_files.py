@@ -184,8 +184,8 @@ def mps_trouble(root: str, pipes: str) -> str:
     wrong = rooted.mistrust(root, pipes)
     if wrong:
         return (
-            f"no container takes part in MPS: {wrong}; start the daemon with "
-            "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps, and name that as pipe-directory under [mps]"
+            f"no container takes part in MPS: {wrong}; start the daemon with CUDA_MPS_PIPE_DIRECTORY=DIR, where DIR "
+            "and all above it are root's with mode 0755 and no links, and name DIR as pipe-directory under [mps]"
         )
     if rooted.kind(root, f"{pipes}/control") not in (stat.S_IFSOCK, stat.S_IFIFO):
         return (
