@@ -87,7 +87,7 @@ def _tell(report: dict[str, Any], spec: dict[str, Any], bundle: str, origins: Ma
     settings = inventory.get("policy") or policy.defaults()
     report["asked"] = [*_looked_at(spec, settings, wanted, origins)]
     if wanted is None:
-        report["nothing"] = _nothing(spec, report)
+        report["nothing"] = _nothing(report)
         return
     report["source"], report["notes"] = wanted.source, inventory["notes"]
     report["requirements"] = [{"variable": name, "expression": text} for name, text in wanted.requirements]
@@ -115,7 +115,7 @@ def _settings() -> dict[str, Any]:
         return policy.defaults()
 
 
-def _nothing(spec: dict[str, Any], report: dict[str, Any]) -> str:
+def _nothing(report: dict[str, Any]) -> str:
     """Say why there is no request, from what was looked at."""
     if report["ignored"]:
         return "what names devices does not count: " + "; ".join(report["ignored"])
