@@ -153,6 +153,12 @@ def _prepare(state: str) -> None:
         os.chmod(state, 0o755)  # noqa: S103 - the launcher reads it in rootless engines too; mkdir minds the umask
     except FileExistsError:
         pass
+    except OSError as error:
+        raise GpushimError(
+            f"{state} cannot be made: {error.strerror}; run gpushim refresh as root, or set GPUSHIM_STATE to a "
+            "directory of your own",
+            INVENTORY,
+        ) from None
     status = os.lstat(state)
     if not stat.S_ISDIR(status.st_mode) or not stamp.trusted(status.st_uid) or status.st_mode & ensure.OTHERS_WRITE:
         raise GpushimError(
