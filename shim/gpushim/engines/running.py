@@ -29,6 +29,7 @@ CONFIG_OPTIONS = {
 VARIABLES = ("PATH", "HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR")
 # Programs that are several engines' in one: their first argument, which is root's word then, tells which.
 MANY = ("k3s", "rke2")
+NOTED = 8  # users whose engines are told of
 
 
 @dataclass(frozen=True)
@@ -161,11 +162,12 @@ def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[s
     if len(mine) > 1:
         which = ", ".join(f"process {each.pid} reads {each.config or default}" for each in mine)
         raise GpushimError(f"{len(mine)} {name} run: {which}; say with --config whose settings you mean")
+    others = {each.uid: each.pid for each in strangers if each.name == name and each.uid not in (os.geteuid(), -1)}
     notes = [
-        f"user {each.uid} runs {name} too (process {each.pid}): it needs the same, by that user"
-        for each in strangers
-        if each.name == name and each.uid not in (os.geteuid(), -1)
+        f"user {uid} runs {name} too (process {pid}): it needs the same, by that user" for uid, pid in others.items()
     ]
+    if len(notes) > NOTED:  # one user can have many, and bury what else is said
+        notes[NOTED:] = [f"{len(notes) - NOTED} more users run {name}"]
     return (mine[0] if mine else None), notes
 
 
@@ -190,7 +192,7 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger
     name = said[-1] if called[0] in MANY else said[0]
     if name in MANY and argv[1:2] not in (("server",), ("agent",)):
         return None
-    status = dict(line.split(":", 1) for line in genuine.text(f"{folder}/status").splitlines() if ":" in line)
+    status = dict(line.split(":", 1) for line in genuine.lines_of(f"{folder}/status") if ":" in line)
     uids = [int(word) for word in status.get("Uid", "").split()[:3]]  # real, effective, saved
     root = "" if genuine.link(f"{folder}/ns/mnt") == genuine.link(f"{proc}/self/ns/mnt") else f"{folder}/root"
     why = genuine.why_not(folder, proc, uids, exe, root, CONFIG_OPTIONS)
@@ -234,7 +236,7 @@ def _environ(folder: str) -> dict[str, str]:
 
 def _unit(folder: str) -> str:
     """Return the systemd unit of a process: the last component of its cgroup path that is a service."""
-    for line in genuine.text(f"{folder}/cgroup").splitlines():
+    for line in genuine.lines_of(f"{folder}/cgroup"):
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0" or controllers == "name=systemd":
             for name in reversed(path.split("/")):

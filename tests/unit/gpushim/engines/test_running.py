@@ -211,6 +211,8 @@ CONTAINERS = [
     "0::/../system.slice/docker.service",
     "5:devices:/docker/0123456789ab\n0::/",
     "4:memory:/x",
+    "0::/\x0b0::/system.slice",  # one line, whose cgroup has a name with an end of a line that only Python knows
+    "0::/\u20280::/system.slice",
 ]
 
 
@@ -313,3 +315,11 @@ def test_another_users_engine_is_noted(strangers: list[running.Stranger]) -> Non
     found, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
     assert found is None
     assert "(process 5): it needs the same, by that user" in notes[0]
+
+
+def test_processes_of_others_do_not_bury_what_is_said(strangers: list[running.Stranger]) -> None:
+    """A user may start thousands, and be thousands by way of subordinate ids."""
+    strangers += [running.Stranger("dockerd", pid, 100000 + pid // 2, "it is another's") for pid in range(200)]
+    _, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
+    assert len(notes) == running.NOTED + 1
+    assert notes[-1] == f"{100 - running.NOTED} more users run dockerd"
