@@ -166,8 +166,13 @@ def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[s
     notes = [
         f"user {uid} runs {name} too (process {pid}): it needs the same, by that user" for uid, pid in others.items()
     ]
+    notes += [
+        f"process {each.pid} bears the name {name} and is not looked at: {each.why}"
+        for each in strangers
+        if each.name == name and each.uid == os.geteuid()
+    ]
     if len(notes) > NOTED:  # one user can have many, and bury what else is said
-        notes[NOTED:] = [f"{len(notes) - NOTED} more users run {name}"]
+        notes[NOTED:] = [f"there are {len(notes) - NOTED} more such processes"]
     return (mine[0] if mine else None), notes
 
 

@@ -322,4 +322,11 @@ def test_processes_of_others_do_not_bury_what_is_said(strangers: list[running.St
     strangers += [running.Stranger("dockerd", pid, 100000 + pid // 2, "it is another's") for pid in range(200)]
     _, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
     assert len(notes) == running.NOTED + 1
-    assert notes[-1] == f"{100 - running.NOTED} more users run dockerd"
+    assert notes[-1] == f"there are {100 - running.NOTED} more such processes"
+
+
+def test_what_is_passed_over_of_ones_own_is_noted(strangers: list[running.Stranger]) -> None:
+    """It may be the engine after all, seen from a mount namespace of the caller's."""
+    strangers.append(running.Stranger("dockerd", 5, os.geteuid(), "it is in another mount namespace"))
+    _, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
+    assert notes == ["process 5 bears the name dockerd and is not looked at: it is in another mount namespace"]
