@@ -186,8 +186,9 @@ def same_file(one: str, other: str) -> bool:
 
 def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger | None:
     """Judge a process: an engine, a stranger with an engine's name, or neither."""
-    argv = tuple(os.fsdecode(word) for word in genuine.data(f"{folder}/cmdline").split(b"\0")[:-1])
-    exe = genuine.link(f"{folder}/exe").removesuffix(" (deleted)")
+    first = _said(folder)
+    argv = tuple(os.fsdecode(word) for word in first[0].split(b"\0")[:-1])
+    exe = first[1].removesuffix(" (deleted)")
     called = [os.path.basename(word) for word in (exe, *argv[:1])]
     said = [name for name in called if name in CONFIG_OPTIONS]
     # A namespace that this user may not see is taken for this one: its owner makes it a stranger.
@@ -203,6 +204,8 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger
     why = genuine.why_not(folder, proc, uids, exe, root, CONFIG_OPTIONS)
     if why:
         return Stranger(name, pid, uids[1] if len(uids) > 1 else -1, why)
+    if _said(folder) != first:  # it was a user's when it said that, and has executed a set-user-ID program
+        return Stranger(name, pid, -1, "it has become another program meanwhile")
     engine = Engine(
         name=name,
         pid=pid,
@@ -219,6 +222,11 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger
     if not given or not given[-1]:
         return engine
     return replace(engine, config=os.path.normpath(os.path.join(genuine.link(f"{folder}/cwd") or "/", given[-1])))
+
+
+def _said(folder: str) -> tuple[bytes, str]:
+    """Return the command line of a process, and what its program is."""
+    return genuine.data(f"{folder}/cmdline"), genuine.link(f"{folder}/exe")
 
 
 def _within(root: str, path: str) -> os.stat_result:

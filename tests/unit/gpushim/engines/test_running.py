@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.engines import running
+from gpushim.engines import genuine, running
 from gpushim.errors import GpushimError
 
 LOOK = running.look  # conftest.py replaces it
@@ -330,3 +330,21 @@ def test_what_is_passed_over_of_ones_own_is_noted(strangers: list[running.Strang
     strangers.append(running.Stranger("dockerd", 5, os.geteuid(), "it is in another mount namespace"))
     _, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
     assert notes == ["process 5 bears the name dockerd and is not looked at: it is in another mount namespace"]
+
+
+@pytest.mark.parametrize("what", ["exe", "cmdline"])
+def test_a_process_that_becomes_root_while_it_is_looked_at(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A user's dockerd, with options of that user's, executes a set-user-ID program before its user is asked for."""
+    proc.process(40, "/usr/bin/dockerd", "dockerd", "--config-file=/root/x", uids=[1000] * 4)
+    judge = genuine.why_not
+
+    def become_root(folder: str, top: str, _: list[int], *rest: Any) -> str:
+        path = proc.top / "40" / what
+        path.unlink()
+        path.symlink_to(proc.program("/usr/bin/sudo"))
+        return judge(folder, top, [ME] * 3, *rest)
+
+    monkeypatch.setattr(genuine, "why_not", become_root)
+    assert "another program meanwhile" in stranger(proc)
