@@ -225,7 +225,12 @@ def test_of_a_users_states_no_more_is_read_than_the_allowance(user: Path, monkey
     for number in range(9):
         (user / "runc" / str(number)).mkdir(parents=True)
     looked: list[str] = []
-    monkeypatch.setattr(holders, "_regular", lambda path, _: looked.append(path) or os.open(os.devnull, os.O_RDONLY))
+
+    def opened(path: str, _: int) -> int:
+        looked.append(path)
+        return os.open(os.devnull, os.O_RDONLY)
+
+    monkeypatch.setattr(holders, "_regular", opened)
     _, notes = holders.holders(test_plan.snapshot())
     assert len(looked) < 9
     assert notes == [f"{user}/runc has more than is read of one user's states, so not all there is listed"]
@@ -239,7 +244,12 @@ def test_links_of_a_users_make_no_more_places(user: Path, monkeypatch: pytest.Mo
         (user / "docker" / "x" / str(number)).mkdir(parents=True)
         (user / "docker" / f"runtime-{number}").symlink_to("x")
     asked: list[str] = []
-    monkeypatch.setattr(holders.os.path, "realpath", lambda path: asked.append(path) or path)
+
+    def real(path: str) -> str:
+        asked.append(path)
+        return path
+
+    monkeypatch.setattr(os.path, "realpath", real)
     holders.holders(test_plan.snapshot())
     assert len(asked) == 10
 
