@@ -1,14 +1,16 @@
 """Which container holds which GPU: read from the containers that live now, never from a record of ours.
 
 The state directories of runc and crun tell a container's process and bundle; the bundle's config.json its device
-nodes; the process's mount table those that the hook alone has bound into it. Out of scope: processes on the host
-that use a GPU without a container, which nvidia-smi lists.
+nodes; the process's mount table those that the hook alone has bound into it. Users keep such states too, and may
+write into them what they like: of each user no more is read than ALLOWANCE, and of what is read any member may be
+anything. Out of scope: processes on the host that use a GPU without a container, which nvidia-smi lists.
 """
 
 from __future__ import annotations
 
 import errno
 import glob
+import itertools
 import json
 import os
 import stat
@@ -26,13 +28,15 @@ STATES = (
     ("/run/containerd/runc/*", "containerd"),
     ("/run/runc", "runc"),
     ("/run/crun", "crun"),
-    ("/run/user/*/runc", "runc"),
-    ("/run/user/*/crun", "crun"),
-    ("/run/user/*/docker/runtime-*/*", "docker"),
 )
+USERS = "/run/user/*"
+USERS_STATES = (("runc", "runc"), ("crun", "crun"), ("docker/runtime-*/*", "docker"))
 DOCKER_CONFIG = "/etc/docker/daemon.json"
 FILES = ("state.json", "status")  # of runc, of crun
 SIZE_LIMIT = 16 << 20  # bytes
+ALLOWANCE = 64 << 20  # bytes that are read of one user's states; a container's are some 50 KiB
+LOOK = 4096  # bytes of it that any look at a file costs
+PLACES = 64  # directories of one user's, each with the containers of a runtime
 # Annotations by which an engine can be told, and those with a name for people.
 ENGINES = (
     ("io.kubernetes.cri-o.", "cri-o"),
@@ -64,30 +68,81 @@ def holders(
     """
     notes: list[str] = []
     found = []
-    places = [(each, "") for each in states] if states is not None else _places()
-    for folder, engine in places:
+    places = [(each, "", "") for each in states] if states is not None else _places()
+    left = {user: ALLOWANCE for _, _, user in places if user}
+    for folder, engine, user in places:
+        reader = _Reader(notes, left, user)
         for name in _listing(folder, notes):
-            state = _state(f"{folder}/{name}", notes)
+            if reader.spent:
+                notes.append(f"{folder} has more than is read of one user's states, so not all there is listed")
+                break
+            state = _state(f"{folder}/{name}", reader)
             if state and _lives(state, proc):
-                holder = _holder(name, engine, state, inventory, proc, notes)
+                holder = _holder(name, engine, state, inventory, proc, reader)
                 if holder["devices"]:
                     found.append(holder)
     return sorted(found, key=lambda each: (each["devices"], each["id"])), notes
 
 
-def _places() -> list[tuple[str, str]]:
-    """List state directories that exist, each once, with the engine that they belong to."""
+class _Reader:
+    """Reads the JSON files of states and bundles, of each user's within an allowance.
+
+    Args:
+        notes: get sentences about what could not be read.
+        left: bytes that are left of each user's allowance.
+        user: whose states these are; "" for root's, or for whatever somebody named.
+    """
+
+    def __init__(self, notes: list[str], left: dict[str, int], user: str) -> None:
+        self.notes, self.left, self.user = notes, left, user
+
+    @property
+    def whose(self) -> str:
+        """Whose word it is that such a container runs, as words behind the engine; "" for root's."""
+        return f" of user {os.path.basename(self.user)}" if self.user else ""
+
+    @property
+    def spent(self) -> bool:
+        return bool(self.user) and self.left[self.user] <= 0
+
+    def read(self, path: str) -> dict[str, Any] | None:
+        """Read a file; None if it is not there (any more) or is no object."""
+        data = b""
+        try:
+            with open(path, "rb", opener=_regular) as file:
+                data = file.read(SIZE_LIMIT)
+            found = json.loads(data)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self.notes.append(f"{path} cannot be read: {error.strerror}")
+            return None
+        except (ValueError, RecursionError):
+            return None  # being written, or made to harm us
+        finally:
+            if self.user:
+                self.left[self.user] -= max(len(data), LOOK)
+        return found if isinstance(found, dict) else None
+
+
+def _places() -> list[tuple[str, str, str]]:
+    """List state directories that exist, each once, with the engine that they belong to, and the user if not root."""
     patterns = list(STATES)
     for engine in running.find():
         if engine.name == "dockerd":
             settings = _settings(engine.seen(engine.config or DOCKER_CONFIG))
             roots = [*engine.option("--exec-root"), settings.get("exec-root")]
             patterns += [(f"{glob.escape(root)}/runtime-*/*", "docker") for root in roots if isinstance(root, str)]
-    places: dict[str, str] = {}
-    for pattern, engine_name in patterns:
-        for path in sorted(glob.glob(pattern)):
-            places.setdefault(os.path.realpath(path), "docker" if path.endswith("/moby") else engine_name)
-    return list(places.items())
+    asked = [(pattern, engine_name, "") for pattern, engine_name in patterns]
+    for user in sorted(glob.glob(USERS)):
+        asked += [(f"{glob.escape(user)}/{rest}", engine_name, user) for rest, engine_name in USERS_STATES]
+    places: dict[str, tuple[str, str]] = {}
+    for pattern, engine_name, user in asked:
+        # Links of a user's can make a directory appear any number of times.
+        matches = itertools.islice(glob.iglob(pattern), PLACES if user else None)
+        for path in sorted(matches):
+            places.setdefault(os.path.realpath(path), ("docker" if path.endswith("/moby") else engine_name, user))
+    return [(path, *whose) for path, whose in places.items()]
 
 
 def _settings(path: str) -> dict[str, Any]:
@@ -109,17 +164,18 @@ def _listing(folder: str, notes: list[str]) -> list[str]:
         return []
 
 
-def _state(folder: str, notes: list[str]) -> dict[str, Any] | None:
+def _state(folder: str, reader: _Reader) -> dict[str, Any] | None:
     """Read the state of one container: {"pid", "start" (clock ticks since boot), "bundle"}."""
     for name in FILES:
-        state = _json(f"{folder}/{name}", notes)
+        state = reader.read(f"{folder}/{name}")
         if state is None:
             continue
         if name == "status":
             return {"pid": state.get("pid"), "start": state.get("process-start-time"), "bundle": state.get("bundle")}
         config = state.get("config")
         labels = config.get("labels") if isinstance(config, dict) else None
-        bundles = [str(label)[len("bundle=") :] for label in labels or () if str(label).startswith("bundle=")]
+        listed = [str(label) for label in labels] if isinstance(labels, list) else []
+        bundles = [label[len("bundle=") :] for label in listed if label.startswith("bundle=")]
         start = state.get("init_process_start")
         return {"pid": state.get("init_process_pid"), "start": start, "bundle": bundles[-1] if bundles else None}
     return None
@@ -139,10 +195,10 @@ def _lives(state: dict[str, Any], proc: str) -> bool:
 
 
 def _holder(
-    name: str, engine: str, state: dict[str, Any], inventory: dict[str, Any], proc: str, notes: list[str]
+    name: str, engine: str, state: dict[str, Any], inventory: dict[str, Any], proc: str, reader: _Reader
 ) -> dict[str, Any]:
     bundle = str(state["bundle"] or "")
-    spec = _json(f"{bundle}/config.json", notes) if bundle else None
+    spec = reader.read(f"{bundle}/config.json") if bundle else None
     annotations = (spec or {}).get("annotations")
     annotations = annotations if isinstance(annotations, dict) else {}
     given = set(_given(spec or {}, inventory))
@@ -150,7 +206,7 @@ def _holder(
     return {
         "id": name,
         "name": _name(annotations),
-        "engine": _engine(annotations) or engine or "runc or crun",
+        "engine": (_engine(annotations) or engine or "runc or crun") + reader.whose,
         "pid": state["pid"],
         "bundle": bundle,
         "devices": devices(given | bound, inventory),
@@ -161,14 +217,14 @@ def _holder(
 def _given(spec: dict[str, Any], inventory: dict[str, Any]) -> Iterator[str]:
     """List the inventory's nodes that a config.json gives: as devices, or as mounts, in a user namespace."""
     linux = spec.get("linux")
-    numbers = {tuple(node[:2]): path for path, node in inventory["nodes"].items()}
+    numbers = {(str(node[0]), str(node[1])): path for path, node in inventory["nodes"].items()}
     for device in _objects(linux.get("devices") if isinstance(linux, dict) else None):
-        path = numbers.get((device.get("major"), device.get("minor")))
+        path = numbers.get((str(device.get("major")), str(device.get("minor"))))
         if path and device.get("type") in ("c", "u"):
             yield path
     for mount in _objects(spec.get("mounts")):
-        if mount.get("destination") in inventory["nodes"]:
-            yield mount["destination"]
+        if str(mount.get("destination")) in inventory["nodes"]:
+            yield str(mount["destination"])
 
 
 def _bound(path: str, inventory: dict[str, Any]) -> Iterator[str]:
@@ -219,21 +275,6 @@ def _name(annotations: dict[str, Any]) -> str:
 
 def _objects(found: Any) -> list[dict[str, Any]]:
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _json(path: str, notes: list[str]) -> dict[str, Any] | None:
-    """Read a file of a runtime's; None if it is not there (any more) or is no object."""
-    try:
-        with open(path, "rb", opener=_regular) as file:
-            found = json.loads(file.read(SIZE_LIMIT))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        notes.append(f"{path} cannot be read: {error.strerror}")
-        return None
-    except ValueError:
-        return None  # being written
-    return found if isinstance(found, dict) else None
 
 
 def _regular(path: str, flags: int) -> int:

@@ -29,6 +29,7 @@ FLAWS = {
 }
 # Distributions mend old releases, and say in their version that it is theirs.
 _THEIRS = re.compile(r"\+ds|ubuntu|deb\d|\.el\d|\.fc\d|\.amzn|suse|rhaos")
+SHOWN = 16  # processes that only look like an engine
 BOOLEANS = ("container_use_devices", "container_use_xserver_devices")  # of container-selinux
 
 
@@ -181,11 +182,13 @@ def old_units(host: Host) -> Iterator[Finding]:
 
 def strangers(host: Host) -> Iterator[Finding]:
     """Check for processes that bear an engine's name, and that nothing of gpushim asks or believes."""
-    for each in host.strangers:
+    for each in sorted(host.strangers, key=lambda one: not one.why.startswith(genuine.UNSAFE))[:SHOWN]:
         evidence = f"process {each.pid} bears the name {each.name} and is not looked at: {each.why}"
         if each.why.startswith(genuine.UNSAFE):
             yield warning(evidence, "chown that program and each directory above it to root, and chmod go-w them")
         else:
             yield skipped(evidence)
+    if len(host.strangers) > SHOWN:  # whoever starts many must not bury what else was found
+        yield skipped(f"so do {len(host.strangers) - SHOWN} more processes")
     if not host.strangers:
         yield ok("no process only looks like an engine")

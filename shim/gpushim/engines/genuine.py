@@ -79,7 +79,7 @@ def _trusted(folder: str, exe: str, root: str) -> bool:
 
 def _groups(folder: str) -> list[str]:
     """List the cgroups of a process in HIERARCHIES, the longest path first; cgroups(7) has the form."""
-    lines = [(*line.split(":", 2), "", "")[1:3] for line in text(f"{folder}/cgroup").splitlines()]
+    lines = [(*line.split(":", 2), "", "")[1:3] for line in lines_of(f"{folder}/cgroup")]
     paths = [path for hierarchy in HIERARCHIES for names, path in lines if hierarchy in names.split(",")]
     return sorted(paths, key=len, reverse=True) or ["unknown"] * bool(lines)
 
@@ -96,6 +96,11 @@ def _same(one: str, other: str) -> bool:
 def text(path: str) -> str:
     """Read a file of procfs as text; "" if that cannot be done."""
     return data(path).decode("utf-8", "replace")
+
+
+def lines_of(path: str) -> list[str]:
+    r"""Read the lines of a file of procfs: of the ends of lines that splitlines knows, names may have all but \n."""
+    return [line for line in text(path).split("\n") if line]
 
 
 def data(path: str) -> bytes:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim import explain
-from gpushim.engines import is_ours
+from gpushim.engines import is_ours, places
 from gpushim.errors import FAILED, NOT_FOUND, GpushimError, quote
 from gpushim.policy import SYSTEM_PATH
 from gpushim.request import DEVICES
@@ -50,8 +49,7 @@ def inspect(name: str) -> Found:
     Raises:
         GpushimError: there is no engine, none knows it, or its answer is no JSON.
     """
-    path = os.pathsep.join([os.environ.get("PATH", ""), SYSTEM_PATH])
-    programs = {engine: program for engine in ENGINES if (program := shutil.which(engine, path=path))}
+    programs = {engine: program for engine in ENGINES if (program := _client(engine))}
     if not programs:
         raise GpushimError(
             f"neither of {' and '.join(ENGINES)} is installed; install one, or give a bundle or --env", NOT_FOUND
@@ -64,6 +62,18 @@ def inspect(name: str) -> Found:
                 return _read(engine, program, kind, name, answer[0])
             reasons.append(f"{engine}: {reason}")
     raise GpushimError(f"no container or image {quote(name)} ({'; '.join(dict.fromkeys(reasons))})", FAILED)
+
+
+def _client(name: str) -> str:
+    """Find the client of an engine; "" if none is there that nobody else could have put there.
+
+    An empty component of PATH, or a relative one, is the working directory's, which may be anybody's.
+    """
+    for folder in [*os.environ.get("PATH", "").split(":"), *SYSTEM_PATH.split(":")]:
+        path = f"{folder}/{name}"
+        if folder.startswith("/") and places.program(path):
+            return path
+    return ""
 
 
 def _ask(program: str, *args: str) -> tuple[Any, str]:

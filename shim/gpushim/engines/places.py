@@ -11,7 +11,9 @@ Out of scope: what files say (files.py), and which process names a path (running
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
+import pwd
 import re
 import socket
 import stat
@@ -258,6 +260,15 @@ def dangling(path: str, target: str) -> GpushimError:
     return GpushimError(f"{path} is a link to {target}, which does not exist; make that file, or remove the link")
 
 
+def _alone(user: int, group: int) -> bool:
+    """Say whether a group is one user alone: it bears that name, or number, and nobody else is listed in it."""
+    try:
+        name, known = pwd.getpwuid(user).pw_name, grp.getgrgid(group)
+    except KeyError:  # neither needs to be listed
+        return user == group
+    return known.gr_name == name and {*known.gr_mem} <= {name}
+
+
 def _others_write(status: os.stat_result) -> bool:
     """Say whether others may write a file or directory; of a link, the mode means nothing.
 
@@ -265,5 +276,6 @@ def _others_write(status: os.stat_result) -> bool:
     """
     if stat.S_ISLNK(status.st_mode):
         return False
-    own = os.geteuid() != 0 and (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())
+    user = os.geteuid()
+    own = user != 0 and status.st_uid == user and status.st_mode & GROUP_WRITES and _alone(user, status.st_gid)
     return bool(status.st_mode & (OTHERS_WRITE if own else OTHERS_WRITE | GROUP_WRITES))

@@ -29,6 +29,7 @@ CONFIG_OPTIONS = {
 VARIABLES = ("PATH", "HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR")
 # Programs that are several engines' in one: their first argument, which is root's word then, tells which.
 MANY = ("k3s", "rke2")
+NOTED = 8  # users whose engines are told of
 
 
 @dataclass(frozen=True)
@@ -161,11 +162,17 @@ def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[s
     if len(mine) > 1:
         which = ", ".join(f"process {each.pid} reads {each.config or default}" for each in mine)
         raise GpushimError(f"{len(mine)} {name} run: {which}; say with --config whose settings you mean")
+    others = {each.uid: each.pid for each in strangers if each.name == name and each.uid not in (os.geteuid(), -1)}
     notes = [
-        f"user {each.uid} runs {name} too (process {each.pid}): it needs the same, by that user"
-        for each in strangers
-        if each.name == name and each.uid not in (os.geteuid(), -1)
+        f"user {uid} runs {name} too (process {pid}): it needs the same, by that user" for uid, pid in others.items()
     ]
+    notes += [
+        f"process {each.pid} bears the name {name} and is not looked at: {each.why}"
+        for each in strangers
+        if each.name == name and each.uid == os.geteuid()
+    ]
+    if len(notes) > NOTED:  # one user can have many, and bury what else is said
+        notes[NOTED:] = [f"there are {len(notes) - NOTED} more such processes"]
     return (mine[0] if mine else None), notes
 
 
@@ -179,8 +186,9 @@ def same_file(one: str, other: str) -> bool:
 
 def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger | None:
     """Judge a process: an engine, a stranger with an engine's name, or neither."""
-    argv = tuple(os.fsdecode(word) for word in genuine.data(f"{folder}/cmdline").split(b"\0")[:-1])
-    exe = genuine.link(f"{folder}/exe").removesuffix(" (deleted)")
+    first = _said(folder)
+    argv = tuple(os.fsdecode(word) for word in first[0].split(b"\0")[:-1])
+    exe = first[1].removesuffix(" (deleted)")
     called = [os.path.basename(word) for word in (exe, *argv[:1])]
     said = [name for name in called if name in CONFIG_OPTIONS]
     # A namespace that this user may not see is taken for this one: its owner makes it a stranger.
@@ -190,12 +198,14 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger
     name = said[-1] if called[0] in MANY else said[0]
     if name in MANY and argv[1:2] not in (("server",), ("agent",)):
         return None
-    status = dict(line.split(":", 1) for line in genuine.text(f"{folder}/status").splitlines() if ":" in line)
+    status = dict(line.split(":", 1) for line in genuine.lines_of(f"{folder}/status") if ":" in line)
     uids = [int(word) for word in status.get("Uid", "").split()[:3]]  # real, effective, saved
     root = "" if genuine.link(f"{folder}/ns/mnt") == genuine.link(f"{proc}/self/ns/mnt") else f"{folder}/root"
     why = genuine.why_not(folder, proc, uids, exe, root, CONFIG_OPTIONS)
     if why:
         return Stranger(name, pid, uids[1] if len(uids) > 1 else -1, why)
+    if _said(folder) != first:  # it was a user's when it said that, and has executed a set-user-ID program
+        return Stranger(name, pid, -1, "it has become another program meanwhile")
     engine = Engine(
         name=name,
         pid=pid,
@@ -212,6 +222,11 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger
     if not given or not given[-1]:
         return engine
     return replace(engine, config=os.path.normpath(os.path.join(genuine.link(f"{folder}/cwd") or "/", given[-1])))
+
+
+def _said(folder: str) -> tuple[bytes, str]:
+    """Return the command line of a process, and what its program is."""
+    return genuine.data(f"{folder}/cmdline"), genuine.link(f"{folder}/exe")
 
 
 def _within(root: str, path: str) -> os.stat_result:
@@ -234,7 +249,7 @@ def _environ(folder: str) -> dict[str, str]:
 
 def _unit(folder: str) -> str:
     """Return the systemd unit of a process: the last component of its cgroup path that is a service."""
-    for line in genuine.text(f"{folder}/cgroup").splitlines():
+    for line in genuine.lines_of(f"{folder}/cgroup"):
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0" or controllers == "name=systemd":
             for name in reversed(path.split("/")):

@@ -269,6 +269,12 @@ def _prepare(state: str) -> None:
         os.chmod(state, 0o755)  # noqa: S103 - the launcher reads it in rootless engines too; mkdir minds the umask
     except FileExistsError:
         pass
+    except OSError as error:
+        raise GpushimError(
+            f"{state} cannot be made: {error.strerror}; run gpushim refresh as root, or set GPUSHIM_STATE to a "
+            "directory of your own",
+            INVENTORY,
+        ) from None
     if not renew.is_ours(state):
         raise GpushimError(
             f"{state} cannot be trusted: it is not a directory that only root can write to; remove it",

@@ -135,7 +135,9 @@ def test_engine_and_name(machine: Machine, annotations: dict[str, str], engine: 
     assert (holder["engine"], holder["name"]) == (engine, name)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"config": 3}', '{"init_process_pid": "x"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"config": 3}', '{"init_process_pid": "x"}', '{"config": {"labels": 5}}', "[" * 200000]
+)
 def test_odd_states_are_nobodys(machine: Machine, text: str) -> None:
     machine.runc("a", given("/dev/nvidia1"), machine.process())
     (machine.states / "b").mkdir()
@@ -143,7 +145,16 @@ def test_odd_states_are_nobodys(machine: Machine, text: str) -> None:
     assert list(machine.held()) == ["a"]
 
 
-@pytest.mark.parametrize("spec", [[], {"linux": []}, {"linux": {"devices": [3, {}]}, "mounts": {}, "annotations": 3}])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        [],
+        {"linux": []},
+        {"linux": {"devices": [3, {}]}, "mounts": {}, "annotations": 3},
+        {"linux": {"devices": [{"type": "c", "major": [], "minor": {}}]}},
+        {"mounts": [{"destination": {}}]},
+    ],
+)
 def test_odd_specs_hold_nothing(machine: Machine, spec: Any) -> None:
     machine.runc("a", spec, machine.process())
     assert machine.held() == {}
@@ -196,3 +207,56 @@ def test_a_state_that_a_user_made_to_hang_us(tmp_path: Path, kind: str) -> None:
     found, notes = holders.holders(test_plan.snapshot(), [str(tmp_path / "states")])
     assert found == []
     assert [note.startswith(f"{path} cannot be read") for note in notes] == [True]
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place for states: a user's runtime directory."""
+    monkeypatch.setattr(holders, "STATES", ())
+    monkeypatch.setattr(holders, "USERS", str(tmp_path / "*"))
+    monkeypatch.setattr(running, "find", list)
+    (tmp_path / "1000").mkdir()
+    return tmp_path / "1000"
+
+
+def test_of_a_users_states_no_more_is_read_than_the_allowance(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 16 MiB can have any number of names."""
+    monkeypatch.setattr(holders, "ALLOWANCE", 5 * holders.LOOK)
+    for number in range(9):
+        (user / "runc" / str(number)).mkdir(parents=True)
+    looked: list[str] = []
+
+    def opened(path: str, _: int) -> int:
+        looked.append(path)
+        return os.open(os.devnull, os.O_RDONLY)
+
+    monkeypatch.setattr(holders, "_regular", opened)
+    _, notes = holders.holders(test_plan.snapshot())
+    assert len(looked) < 9
+    assert notes == [f"{user}/runc has more than is read of one user's states, so not all there is listed"]
+
+
+def test_links_of_a_users_make_no_more_places(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2000 links to a directory of 2000 are four million paths."""
+    monkeypatch.setattr(holders, "PLACES", 10)
+    (user / "docker").mkdir()
+    for number in range(20):
+        (user / "docker" / "x" / str(number)).mkdir(parents=True)
+        (user / "docker" / f"runtime-{number}").symlink_to("x")
+    asked: list[str] = []
+
+    def real(path: str) -> str:
+        asked.append(path)
+        return path
+
+    monkeypatch.setattr(os.path, "realpath", real)
+    holders.holders(test_plan.snapshot())
+    assert len(asked) == 10
+
+
+def test_what_a_user_says_is_marked_as_that_users(user: Path, machine: Machine) -> None:
+    """Anybody can call a container of theirs kube-system/etcd, and name any process for it."""
+    machine.states = user / "runc"
+    machine.runc("a", given("/dev/nvidia1", annotations={"io.kubernetes.cri.x": "y"}), machine.process())
+    (found,), _ = holders.holders(test_plan.snapshot(), proc=str(machine.proc))
+    assert found["engine"] == "containerd (CRI) of user 1000"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpushim.doctor import checks
-from gpushim.engines import programs
+from gpushim.doctor import checks, host
+from gpushim.engines import genuine, programs
 from gpushim.engines.running import Stranger
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
@@ -294,3 +294,12 @@ def test_a_dockerd_that_was_told_to_reload_is_not_too_old(unlisted: Patient) -> 
     (unlisted.top / "usr/bin" / NVIDIA_HOOK).unlink()
     change(unlisted, 0, started=1e9)
     assert [found.verdict for found in unlisted.said("docker-restart")] == ["ok"]
+
+
+def test_strangers_without_end_do_not_bury_the_rest(patient: Patient) -> None:
+    patient.host.strangers = [Stranger("dockerd", pid, 1000, "it is user 1000's") for pid in range(5000)]
+    patient.host.strangers.append(Stranger("dockerd", 5001, 0, f"{genuine.UNSAFE}, /opt/x/dockerd"))
+    found = list(host.strangers(patient.host))
+    assert found[0].verdict == "warning"
+    assert len(found) == host.SHOWN + 1
+    assert found[-1].evidence == f"so do {5001 - host.SHOWN} more processes"

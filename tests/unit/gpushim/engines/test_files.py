@@ -182,6 +182,16 @@ def test_a_users_own_group_is_that_user(file: Path) -> None:
     assert (done.stdout, done.stderr) == ("b'old'\n", "")
 
 
+def test_a_group_that_users_share_is_not_that_user(file: Path) -> None:
+    """As on distributions where "users" is everybody's primary group."""
+    os.chown(file, 1234, 100)
+    file.chmod(0o664)
+    code = AS_USER.replace("setgid(1234)", "setgid(100)")
+    assert code != AS_USER
+    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=False)
+    assert "may be written by others (mode 664)" in done.stderr
+
+
 def test_a_read_only_file(file: Path) -> None:
     file.chmod(0o444)
     with pytest.raises(GpushimError, match="is read-only, so somebody wants it unchanged"):

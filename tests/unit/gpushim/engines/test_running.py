@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.engines import running
+from gpushim.engines import genuine, running
 from gpushim.errors import GpushimError
 
 LOOK = running.look  # conftest.py replaces it
@@ -211,6 +211,8 @@ CONTAINERS = [
     "0::/../system.slice/docker.service",
     "5:devices:/docker/0123456789ab\n0::/",
     "4:memory:/x",
+    "0::/\x0b0::/system.slice",  # one line, whose cgroup has a name with an end of a line that only Python knows
+    "0::/\u20280::/system.slice",
 ]
 
 
@@ -313,3 +315,36 @@ def test_another_users_engine_is_noted(strangers: list[running.Stranger]) -> Non
     found, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
     assert found is None
     assert "(process 5): it needs the same, by that user" in notes[0]
+
+
+def test_processes_of_others_do_not_bury_what_is_said(strangers: list[running.Stranger]) -> None:
+    """A user may start thousands, and be thousands by way of subordinate ids."""
+    strangers += [running.Stranger("dockerd", pid, 100000 + pid // 2, "it is another's") for pid in range(200)]
+    _, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
+    assert len(notes) == running.NOTED + 1
+    assert notes[-1] == f"there are {100 - running.NOTED} more such processes"
+
+
+def test_what_is_passed_over_of_ones_own_is_noted(strangers: list[running.Stranger]) -> None:
+    """It may be the engine after all, seen from a mount namespace of the caller's."""
+    strangers.append(running.Stranger("dockerd", 5, os.geteuid(), "it is in another mount namespace"))
+    _, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
+    assert notes == ["process 5 bears the name dockerd and is not looked at: it is in another mount namespace"]
+
+
+@pytest.mark.parametrize("what", ["exe", "cmdline"])
+def test_a_process_that_becomes_root_while_it_is_looked_at(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A user's dockerd, with options of that user's, executes a set-user-ID program before its user is asked for."""
+    proc.process(40, "/usr/bin/dockerd", "dockerd", "--config-file=/root/x", uids=[1000] * 4)
+    judge = genuine.why_not
+
+    def become_root(folder: str, top: str, _: list[int], *rest: Any) -> str:
+        path = proc.top / "40" / what
+        path.unlink()
+        path.symlink_to(proc.program("/usr/bin/sudo"))
+        return judge(folder, top, [ME] * 3, *rest)
+
+    monkeypatch.setattr(genuine, "why_not", become_root)
+    assert "another program meanwhile" in stranger(proc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from gpushim import policy
-from gpushim.errors import CONFIG, DRIVER, INVENTORY, NOT_FOUND
+from gpushim.errors import CONFIG, DRIVER, INVENTORY, NOT_FOUND, GpushimError
 from gpushim.inventory import ensure, refresh
 from unit.gpushim.inventory.machine import Machine
 
@@ -317,3 +318,12 @@ def test_a_refresh_that_fails_leaves_nothing_beside(machine: Machine, monkeypatc
     with pytest.raises(OSError, match="No space left"):
         refresh._replace(f"{machine.state}/runtime", "x\n")
     assert sorted(os.listdir(machine.state)) == before
+
+
+def test_a_user_before_roots_first_refresh(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(GpushimError, match="cannot be made: Permission denied; run gpushim refresh as root"):
+        refresh._prepare(f"{machine.folder}/none")
