@@ -102,7 +102,13 @@ def read_proc(path: str, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def walk(root: int, path: str, follow: bool = True, create_on: Collection[bytes] | None = None) -> int:
+def walk(
+    root: int,
+    path: str,
+    follow: bool = True,
+    create_on: Collection[bytes] | None = None,
+    allow: Callable[[int, posix.stat_result], None] | None = None,
+) -> int:
     """Open the place that a path names when `root` is the root directory; the caller closes the O_PATH fd.
 
     Args:
@@ -110,6 +116,7 @@ def walk(root: int, path: str, follow: bool = True, create_on: Collection[bytes]
         path: the path; a leading `/` makes no difference.
         follow: whether a link at the very end is followed; with a `/` behind it, it always is.
         create_on: ids of the mounts on which missing directories are made (0755 less the umask); None makes none.
+        allow: as for `walk_allowed`.
 
     Raises:
         OSError: with the errno that openat2(2) gives for RESOLVE_IN_ROOT; OtherMountError if a directory
@@ -117,7 +124,7 @@ def walk(root: int, path: str, follow: bool = True, create_on: Collection[bytes]
     """
     stack = [posix.dup(root)]
     try:
-        _descend(stack, path, follow, create_on, False)
+        _descend(stack, path, follow, create_on, False, allow)
         return stack.pop()
     finally:
         for fd in stack:
@@ -146,7 +153,11 @@ def walk_allowed(root: int, path: str, allow: Callable[[int, posix.stat_result],
 
 
 def walk_to_place(
-    root: int, path: str, create_on: Collection[bytes], directory: bool = False
+    root: int,
+    path: str,
+    create_on: Collection[bytes],
+    directory: bool = False,
+    allow: Callable[[int, posix.stat_result], None] | None = None,
 ) -> tuple[int, str, int]:
     """Open the place that a path names, and make an empty file (0644) or directory there if there is nothing.
 
@@ -157,6 +168,7 @@ def walk_to_place(
         path: the path; a leading `/` makes no difference.
         create_on: ids of the mounts on which the place and missing directories are made.
         directory: whether to make a directory instead of a file.
+        allow: as for `walk_allowed`.
 
     Returns:
         the directory, the name in it, and the place itself; the caller closes both O_PATH fds.
@@ -166,7 +178,7 @@ def walk_to_place(
     """
     stack = [posix.dup(root)]
     try:
-        name = _descend(stack, path, True, create_on, not directory)
+        name = _descend(stack, path, True, create_on, not directory, allow)
         if len(stack) < 2 or name in ("", ".", ".."):
             raise os_error(EISDIR, path)
         place = stack.pop()
