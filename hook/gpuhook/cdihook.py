@@ -24,7 +24,7 @@ from gpuhook import compat, cover, nodes, owned, prestart
 from gpuhook.confine import confine
 from gpuhook.finish import PROFILES, folders_in
 from gpuhook.folders import libraries
-from gpuhook.walk import OtherMountError, mount_id, walk
+from gpuhook.walk import OtherMountError, mount_id
 from gpuhook.within import Container, open_container, state_from
 from gpushim.errors import GpushimError, quote
 
@@ -183,7 +183,7 @@ def chmod(work: Container, options: Options) -> None:
         raise GpushimError(f"--mode {quote(text)}: want an octal mode", prestart.USAGE)
     for path in options.get("path", []):
         try:
-            place = walk(work.root.fd, path)
+            place = work.root.reach(path)
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -143,7 +143,7 @@ def _bind(root: Rootfs, path: str, source: Source, options: list[str], own: set[
     host_path, fd, facts = source
     try:
         folder = facts.st_mode & TYPE == DIRECTORY
-        directory, name, place = walk_to_place(root.fd, path, own, folder)
+        directory, name, place = walk_to_place(root.fd, path, own, folder, root.way(own))
         if not _is_there(place, facts):
             if (posix.fstat(place).st_mode & TYPE == DIRECTORY) != folder:
                 found = "no directory" if folder else "a directory"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import posix
 
 from gpuhook.owned import own_dev
-from gpuhook.walk import TYPE, walk
+from gpuhook.walk import TYPE
 from gpushim.errors import ROOTFS, GpushimError
 
 TYPE_CHECKING = False
@@ -84,7 +84,7 @@ def mask(minors: list[int], warn: Callable[[str, Exception], None]) -> int:
 def _number(root: Rootfs, path: str) -> int | None:
     """Return the number of a character device of the container; None if there is none at that path."""
     try:
-        fd = walk(root.fd, path)
+        fd = root.reach(path)
     except OSError:
         return None
     try:

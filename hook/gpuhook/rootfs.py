@@ -6,6 +6,9 @@ what root reads on a volume or a procfs, and writes into the image, the containe
 to. One mount has one file system, so what has its id is no procfs. The id is that of the O_PATH fd, which opens
 nothing: to open and close a file such as /proc/kmsg can already change it. Libraries that everybody may read are
 opened on volumes too, where the driver's are (`volumes`, for folders.py).
+To follow a link, or to go through a directory, is to read it: where the next file comes to lie, or whether one is
+made, tells the container what it says. So the way leads through nothing on another mount that the container may not
+see by itself (Rootfs.way).
 
 Out of scope: mounts (mounts.py), device nodes, whether it is a container's root at all (roots.py), and what a
 container's own mounts are (owned.py).
@@ -15,10 +18,11 @@ Hot path: builtin modules only.
 from __future__ import annotations
 
 import posix
-from errno import EFBIG, EINVAL, EISDIR
+from errno import EFBIG, EINVAL, EISDIR, ELOOP
 
 from gpuhook.walk import (
     DIRECTORY,
+    LINK,
     NEW,
     PLACE,
     TYPE,
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 TEMPORARY, LENGTH = ".gpushim-", 25  # with 16 hexadecimal digits: a file on its way to its name
 ATTEMPTS = 3
 _REGULAR = 0o100000  # S_IFREG: inode(7)
-_FOR_ALL = 0o004  # S_IROTH
+_FOR_ALL, _THROUGH_FOR_ALL = 0o004, 0o001  # S_IROTH, S_IXOTH
 # File systems that show the kernel's own state: to open or read a file there can change it, wait, or tell secrets.
 KERNELS = (
     b"proc sysfs cgroup cgroup2 debugfs tracefs securityfs pstore efivarfs bpf configfs fusectl selinuxfs smackfs "
@@ -59,7 +63,7 @@ class Rootfs:
         OSError: there is no such directory.
     """
 
-    __slots__ = ("_mounts", "fd", "mount", "path", "process")
+    __slots__ = ("_device", "_left", "_mounts", "fd", "mount", "path", "process")
 
     def __init__(self, process: str, path: str) -> None:
         start = posix.open(f"{process}/root" if process else "/", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
@@ -68,6 +72,8 @@ class Rootfs:
         finally:
             posix.close(start)
         self.mount = mount_id(self.fd)
+        self._device = posix.fstat(self.fd).st_dev
+        self._left = bounds.LINK_TEXT
         self.process, self.path = process, path
         self._mounts = b""
 
@@ -86,6 +92,46 @@ class Rootfs:
         text = self.mounts()
         at = text.find(b"\n%s " % mount) + 1
         return text[at : text.find(b"\n", at)].split(b" ") if at else []
+
+    def way(self, also: Collection[bytes] = ()) -> Callable[[int, posix.stat_result], None]:
+        """Return what refuses steps of a walk (`allow` of walk.walk) that would tell the container what it may not know.
+
+        These are links on file systems of the kernel's own (those of /proc/1/fd are the runtime's), and on a volume
+        directories that not everybody may search. Links of the image may have so much text in all (ELOOP): with
+        thousands of names, each of them long, they would cost minutes.
+
+        Args:
+            also: ids of mounts that are the container's own besides the rootfs's.
+        """
+
+        def allow(place: int, facts: posix.stat_result) -> None:
+            if facts.st_mode & TYPE == LINK:
+                self._left -= facts.st_size or bounds.PATH
+                if self._left < 0:
+                    raise os_error(ELOOP, self.path)
+                refused = facts.st_dev != self._device and self._is_kernels(place)
+            else:
+                searched = facts.st_mode & TYPE != DIRECTORY or facts.st_mode & _THROUGH_FOR_ALL
+                refused = not searched and mount_id(place) not in (self.mount, *also)
+            if refused:
+                raise OtherMountError(self.path)
+
+        return allow
+
+    def _is_kernels(self, place: int) -> bool:
+        mount = mount_id(place)
+        if mount == self.mount:
+            return False
+        line = self.mounted(mount)
+        return not line or kind(line) in KERNELS
+
+    def reach(self, path: str) -> int:
+        """Open the place that a path names, its last link followed; the caller closes the O_PATH fd.
+
+        Raises:
+            OSError: as walk.walk does; OtherMountError if the way is not the container's to see.
+        """
+        return walk(self.fd, path, allow=self.way())
 
     def _admit(self, place: int, path: str, facts: posix.stat_result, volumes: bool) -> None:
         """Refuse a place that is not to be read.
@@ -107,7 +153,7 @@ class Rootfs:
     def exists(self, path: str) -> bool:
         """Tell whether a path in the container, its last link followed, leads anywhere."""
         try:
-            posix.close(walk(self.fd, path))
+            posix.close(self.reach(path))
         except OSError:
             return False
         return True
@@ -125,7 +171,7 @@ class Rootfs:
         Raises:
             OSError: it is absent, not a regular file (EINVAL), or on another mount (OtherMountError).
         """
-        place = walk(self.fd, path)
+        place = self.reach(path)
         try:
             facts = posix.fstat(place)
             if facts.st_mode & TYPE != _REGULAR:
@@ -164,7 +210,7 @@ class Rootfs:
         Raises:
             OSError: it is absent, no directory, on another mount (OtherMountError), or has too many names (EFBIG).
         """
-        place = walk(self.fd, path + "/")
+        place = self.reach(path + "/")
         try:
             self._admit(place, path, posix.fstat(place), volumes)
             fd = posix.open(f"/proc/self/fd/{place}", posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
@@ -193,7 +239,7 @@ class Rootfs:
             OSError: it is absent, no directory, or on another mount (OtherMountError).
         """
         own = (self.mount, *also)
-        fd = walk(self.fd, path + "/", create_on=own if create else None)
+        fd = walk(self.fd, path + "/", create_on=own if create else None, allow=self.way(also))
         try:
             mount = mount_id(fd)
             if mount not in own:

@@ -133,7 +133,11 @@ def walk(
 
 
 def walk_to_place(
-    root: int, path: str, create_on: Collection[bytes], directory: bool = False
+    root: int,
+    path: str,
+    create_on: Collection[bytes],
+    directory: bool = False,
+    allow: Callable[[int, posix.stat_result], None] | None = None,
 ) -> tuple[int, str, int]:
     """Open the place that a path names, and make an empty file (0644) or directory there if there is nothing.
 
@@ -144,6 +148,7 @@ def walk_to_place(
         path: the path; a leading `/` makes no difference.
         create_on: ids of the mounts on which the place and missing directories are made.
         directory: whether to make a directory instead of a file.
+        allow: as for `walk`.
 
     Returns:
         the directory, the name in it, and the place itself; the caller closes both O_PATH fds.
@@ -153,7 +158,7 @@ def walk_to_place(
     """
     stack = [posix.dup(root)]
     try:
-        name = _descend(stack, path, True, create_on, not directory)
+        name = _descend(stack, path, True, create_on, not directory, allow)
         if len(stack) < 2 or name in ("", ".", ".."):
             raise os_error(EISDIR, path)
         place = stack.pop()

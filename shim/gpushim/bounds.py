@@ -17,6 +17,7 @@ DEVICES = 4096  # of one request: items of a variable or annotation, mounts that
 DEVICE_RANGE = 64  # indices of a range such as 0-3
 VALUE = 65536  # characters of one variable or annotation that is read as a list or a condition
 CONDITIONS = 4096  # NVIDIA_REQUIRE_* variables
+CONDITIONS_TEXT = 1 << 20  # characters of all of them; the kernel starts no program with much more
 
 # CDI specs, which root writes, often with what a driver or an operator generates.
 SPEC = 1 << 20  # bytes; NVIDIA's tools write 50 KiB for 8 GPUs
@@ -29,6 +30,7 @@ YAML_DIGITS = 64  # of a number; Python before 3.9.14 takes hours for some
 PATH = 4096  # bytes with the NUL: PATH_MAX of <linux/limits.h>
 LINKS = 40  # in one path: MAXSYMLINKS of the kernel's <linux/namei.h>
 WORDS = 2048  # components of one path with its links expanded; PATH has room for 2047
+LINK_TEXT = 1 << 19  # bytes of all links that one hook follows; 16384 libraries' links have 400 KiB
 LEFT_BEHIND = 16384  # names that are looked through for what a killed hook has left
 LOADER_CACHE = 2 << 20  # bytes of /etc/ld.so.cache; a full desktop's has 300 KiB
 CACHE_EQUAL = 128  # entries with one name; glibc writes one for each architecture and set of hwcaps
@@ -54,7 +56,7 @@ MOUNT_TABLE = 64 << 20  # bytes of mountinfo; the kernel allows 100 000 mounts i
 
 # What is said of all this.
 LOG_TEXT = 1000  # characters of a line
-LISTED = 16  # devices that one message lists
+LISTED = 16  # devices that one message lists, and sentences that a line of the log has about what was ignored
 
 # The confined hook: gpuhook/confine.py.
 HOOK_SECONDS = 10  # of CPU time; a usual one takes 0.02

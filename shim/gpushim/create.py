@@ -15,7 +15,7 @@ import _signal
 import posix
 import time
 
-from gpushim import bundle, fastjson, plan, request, stamp
+from gpushim import bounds, bundle, fastjson, plan, request, stamp
 from gpushim.edits import apply
 from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError
 from gpushim.inventory import ensure
@@ -272,6 +272,9 @@ def complain(sentence: str, log: str, log_format: str) -> None:
 
 def record(inventory: dict[str, Any], line: dict[str, Any]) -> None:
     """Write the line about a container that asked, into the log that [log] names."""
+    ignored = line.get("ignored", ())
+    if len(ignored) > bounds.LISTED:  # an image can name thousands of channels
+        line = {**line, "ignored": [*ignored[: bounds.LISTED], f"and {len(ignored) - bounds.LISTED} more"]}
     append(inventory["policy"]["log"]["file"], fastjson.dumps({"time": now(), **line}))
 
 

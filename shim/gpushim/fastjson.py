@@ -48,8 +48,8 @@ def _constant(text: str) -> object:
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _TwiceMet(next(key for key in found if keys.count(key) > 1))
+        seen: set[str] = set()
+        raise _TwiceMet(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
     return found
 
 
@@ -143,6 +143,8 @@ def _complaint(text: str) -> str:
         slow_loads(text, parse_constant=_constant)
     except ValueError as error:
         return str(error)
+    except RecursionError:  # the slow reader has a few calls less left for what is nested
+        return "it is nested too deeply"
     return "the fast reader refused it"
 
 

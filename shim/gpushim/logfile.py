@@ -2,8 +2,8 @@
 
 Who may write into a log's directory could make its name lead to any file: a link, a second name, a device. So a log
 is an ordinary file or FIFO of root's or of who runs this, under one name, in a directory that is root's or ours and
-in which not everybody can replace it: in such a one as /tmp, whose sticky bit is set, others cannot. The directory's
-group may write there, as syslog's does in Ubuntu's /var/log.
+in which not everybody can replace it, as nobody can replace that directory, up to the root: in such a one as /tmp,
+whose sticky bit is set, others cannot. A directory's group may write there, as syslog's does in Ubuntu's /var/log.
 
 Out of scope: what a line says. Hot path: builtin modules only.
 """
@@ -16,7 +16,7 @@ from gpushim.stamp import FILE_TYPE, REGULAR, trusted
 
 MODE = 0o640  # of a new log: lines name containers, and who may read them is for the administrator to say
 _FLAGS = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY
-_FIFO = 0o010000  # S_IFIFO: inode(7)
+_FIFO, _LINK = 0o010000, 0o120000  # S_IFIFO, S_IFLNK: inode(7)
 _OTHERS_WRITE, _STICKY = 0o002, 0o1000
 
 
@@ -67,12 +67,23 @@ def _open(path: str) -> int:
 def _folder(path: str) -> tuple[int, str]:
     """Open the directory of a log, and return the name in it."""
     above, slash, name = path.rpartition("/")
+    words = above.split("/")
+    for count in range(1, len(words)):  # a link on the way is not followed here: who can make one is looked at
+        _check_folder(posix.lstat("/".join(words[:count]) or "/"))
     folder = posix.open(above or slash or ".", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
-    facts = posix.fstat(folder)
-    if not trusted(facts.st_uid) or facts.st_mode & (_OTHERS_WRITE | _STICKY) == _OTHERS_WRITE:
+    try:
+        _check_folder(posix.lstat(above or slash or "."))
+        _check_folder(posix.fstat(folder))
+    except OSError:
         posix.close(folder)
-        raise PermissionError
+        raise
     return folder, name
+
+
+def _check_folder(facts: posix.stat_result) -> None:
+    writable = facts.st_mode & FILE_TYPE != _LINK and facts.st_mode & (_OTHERS_WRITE | _STICKY) == _OTHERS_WRITE
+    if not trusted(facts.st_uid) or writable:
+        raise PermissionError
 
 
 def _is_log(facts: posix.stat_result) -> bool:

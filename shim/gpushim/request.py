@@ -202,6 +202,8 @@ def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[Asked]:
                     REQUEST,
                 )
             names.append(name)
+        if len(names) > bounds.DEVICES:  # of all together: each may have so many
+            raise GpushimError(f"the annotations name more than {bounds.DEVICES} devices; name fewer", REQUEST)
     return ("annotations", ",".join(names), names) if names else None
 
 

@@ -47,6 +47,9 @@ def gather(env: Mapping[str, str], legacy: bool) -> list[tuple[str, str]]:
     for name in names:
         if len(env[name]) > bounds.VALUE:
             raise GpushimError(f"{quote(name)} has more than {bounds.VALUE} characters; shorten it", REQUEST)
+    if sum([len(env[name]) for name in names]) > bounds.CONDITIONS_TEXT:
+        limit = f"{bounds.CONDITIONS_TEXT} characters"
+        raise GpushimError(f"the container's {PREFIX}* variables have more than {limit}; remove some", REQUEST)
     found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
     if legacy:
         found.append(("CUDA_VERSION", "cuda>=" + _major_minor(env["CUDA_VERSION"])))

@@ -171,3 +171,12 @@ def soname(root: Path, length: int) -> None:
 def library(root: Path, data: bytes) -> None:
     (root / LIBRARIES).mkdir(parents=True)
     (root / LIBRARIES / BIG).write_bytes(data)
+
+
+def long_links(root: Path, count: int) -> None:
+    """A library, and names that lead to it by a link of 4000 bytes."""
+    library(root, smallelf.library("x86_64", BIG))
+    folder = root / LIBRARIES
+    (folder / "long").symlink_to("../many/" * 500 + BIG)
+    for number in range(count):
+        (folder / f"libx{number:04}.so.1").symlink_to("long")

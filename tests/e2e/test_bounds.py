@@ -7,6 +7,7 @@ for meets the runtime. An attack under the real runc is at the end.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from e2e.hostile_places import Place
 from e2e.trees import TOP
 from fakehost import Host
 from gpushim import bounds
+from unit.gpuhook import notes
 from unit.gpuhook.sandbox import as_root
 from unit.gpuhook.trees import DRV, LIBS, LINK
 
@@ -176,10 +178,17 @@ def conditions(number: int) -> list[str]:
     return ["NVIDIA_VISIBLE_DEVICES=0", *(f"NVIDIA_REQUIRE_{n}=cuda>=1.0" for n in range(number))]
 
 
+def conditions_text(number: int) -> list[str]:
+    value = "cuda>=1.0 ".ljust(bounds.VALUE, " ")
+    whole = [f"NVIDIA_REQUIRE_{n}={value}" for n in range(number // bounds.VALUE)]
+    return ["NVIDIA_VISIBLE_DEVICES=0", *whole, "NVIDIA_REQUIRE_CUDA=" + " " * (number % bounds.VALUE)]
+
+
 ASKED: dict[str, tuple[Callable[[int], list[str]], int, str]] = {
     "DEVICES": (devices, 0, "4096 items"),
     "DEVICE_RANGE": (lambda number: [f"NVIDIA_VISIBLE_DEVICES=0-{number - 1}"], 10, "names the range"),
     "VALUE": (condition, 0, "has more than 65536 characters"),
+    "CONDITIONS_TEXT": (conditions_text, 0, "more than 1048576 characters"),
     "CONDITIONS": (conditions, 0, "has more than 4096 NVIDIA_REQUIRE_* variables"),
 }
 
@@ -193,6 +202,53 @@ def test_what_a_container_asks_for(scene: Scene, tmp_path: Path, name: str) -> N
         done = create(scene, tmp_path)
         assert (done.code, said in done.stderr) == ((10, True) if more else (code, False)), done
         is_cheap(done, usual)
+
+
+@pytest.mark.parametrize("count", [100, 8000])
+def test_names_that_are_long_links(tmp_path: Path, place: Place, pid: int, count: int) -> None:
+    """LINK_TEXT: each link may be long, and 16384 names may be links; beyond it they lead nowhere."""
+    usual, _ = finish(tmp_path, place, pid, UPDATE) if image(tmp_path) else (None, "")
+    assert usual
+    big.long_links(tmp_path / "root", count)
+    done, said = finish(tmp_path, place, pid, UPDATE)
+    assert done.code == 0, said
+    is_cheap(done, usual)
+    names = set(re.findall(rb"libx\d{4}.so.1", (tmp_path / "root" / big.CACHE).read_bytes()))
+    assert len(names) == min(count, 130)
+
+
+def test_channels_that_are_not_there(scene: Scene, tmp_path: Path) -> None:
+    """LISTED: a line of the log does not grow with what an image says."""
+    log = Path(tmp_path / "log")
+    config = Path(scene.renew().env["GPUSHIM_CONFIG"])
+    before = config.read_text() if config.exists() else ""
+    channels = ",".join(str(1000000 + number) for number in range(4096))
+    scene.ask("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_IMEX_CHANNELS={channels}")
+    log = Path(next(line.split('"')[1] for line in before.splitlines() if line.startswith("file = ")))
+    assert create(scene, tmp_path).code == 0
+    line = log.read_text().splitlines()[-1]
+    assert len(line) < 4096
+    assert json.loads(line)["ignored"][-1] == f"and {4096 - bounds.LISTED} more"
+
+
+def test_keys_of_a_note(tmp_path: Path, place: Place, pid: int) -> None:
+    """COMPAT_NOTE: to find out which of thousands of keys is there twice took a second."""
+    keys = [f'"{number:04x}":0' for number in range(7000)]
+    usual, _ = finish(tmp_path, place, pid) if image(tmp_path) else (None, "")
+    assert usual
+    big.libcuda(tmp_path / "root", notes.library("{" + ",".join([*keys, keys[-1]]) + "}"))
+    done, log = finish(tmp_path, place, pid)
+    assert (done.code, 'the key \\"1b57\\" twice' in log) == (0, True), log
+    assert done.user + done.system < 0.2 + usual.user + usual.system
+
+
+@pytest.mark.parametrize("depth", range(970, 1000, 5))
+def test_a_note_that_is_nested(tmp_path: Path, place: Place, pid: int, depth: int) -> None:
+    """COMPAT_NOTE: as deeply as can just be read; to say what is wrong with it needs a little more."""
+    image(tmp_path)
+    big.libcuda(tmp_path / "root", notes.library("[" * depth + "x"))
+    done, log = finish(tmp_path, place, pid)
+    assert (done.code, "skipped /usr/local/cuda/compat" in log) == (0, True), log
 
 
 def create(scene: Scene, work: Path) -> Cost:

@@ -122,3 +122,33 @@ def test_a_copy_has_no_more_readers(trap: Trap, gpu_host: Host, mode: int) -> No
     assert trap.run().returncode == 0
     assert b"libcuda.so.1" in (trap.root / CACHE).read_bytes()
     assert stat.S_IMODE((trap.root / CACHE).stat().st_mode) == mode
+
+
+def private(trap: Trap) -> dict[str, Any]:
+    """A volume with a directory that root alone may look into."""
+    mount = volume(trap)
+    folder = trap.work / "volume" / "private"
+    folder.mkdir()
+    folder.chmod(0o700)
+    (folder / "link").symlink_to(f"/{trap.token}")
+    return mount
+
+
+@pytest.mark.parametrize("link", ["/volume/private/link", "/proc/1/exe", "/proc/1/cwd", "/proc/1/fd/5"])
+def test_what_a_link_says_shows_nowhere(trap: Trap, gpu_host: Host, link: str) -> None:
+    """To follow a link is to read it: files came to lie where the runtime's open files, or a volume's links, led."""
+    trap.link("etc/ld.so.conf.d", link)
+    ask(trap, gpu_host, private(trap))
+    assert trap.run().returncode == 0
+    (trap.root / "etc/ld.so.conf.d").unlink()
+    assert not [path for path in (trap.work / "upper").rglob("*") if path.name in (trap.token, "zz-gpushim.conf")]
+
+
+@pytest.mark.parametrize("name", ["there", "not"])
+def test_that_a_file_is_there_does_not_show(trap: Trap, gpu_host: Host, name: str) -> None:
+    """A file was made in the place of a link if that led nowhere; also in a directory that root alone may enter."""
+    trap.link("etc/ld.so.conf", f"/volume/private/{name}")
+    ask(trap, gpu_host, private(trap))
+    (trap.work / "volume/private/there").touch()
+    assert trap.run().returncode == 0
+    assert not (trap.root / "etc/ld.so.conf").is_symlink()

@@ -48,6 +48,18 @@ BUILDS = {
         {"place": test_hostile_reads.CACHE},
         "hook",
     ),
+    "T-follows any link": Build(
+        [("hook/gpuhook/rootfs.py", "            if refused:\n", "            if False:\n")],
+        test_hostile_reads.test_what_a_link_says_shows_nowhere,
+        "not [",
+        {"link": "/proc/1/fd/5"},
+    ),
+    "T-goes through any directory": Build(
+        [("hook/gpuhook/rootfs.py", "            if refused:\n", "            if False:\n")],
+        test_hostile_reads.test_that_a_file_is_there_does_not_show,
+        "is_symlink()",
+        {"name": "there"},
+    ),
     "T-copies text of the image": Build(
         [
             (

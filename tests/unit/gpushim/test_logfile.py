@@ -43,6 +43,17 @@ def strangers_directory(log: Path) -> None:
     os.chown(log.parent, STRANGER, STRANGER)
 
 
+def strangers_above(log: Path) -> None:
+    """Who can rename root's directory can put a link to another one in its place."""
+    os.chown(log.parent.parent, STRANGER, STRANGER)
+
+
+def strangers_link(log: Path) -> None:
+    log.parent.rename(log.parent.with_name("elsewhere"))
+    log.parent.symlink_to("elsewhere")
+    os.chown(log.parent, STRANGER, STRANGER, follow_symlinks=False)
+
+
 def open_directory(log: Path) -> None:
     log.parent.chmod(0o777)
 
@@ -84,7 +95,19 @@ def test_a_log_of_roots_in_a_directory_such_as_tmp(log: Path, group_writes: bool
 
 
 @pytest.mark.parametrize(
-    "lay", [link, dangling, second_name, strangers, strangers_directory, open_directory, device, directory]
+    "lay",
+    [
+        link,
+        dangling,
+        second_name,
+        strangers,
+        strangers_directory,
+        strangers_above,
+        strangers_link,
+        open_directory,
+        device,
+        directory,
+    ],
 )
 def test_what_is_no_log(log: Path, lay: object) -> None:
     assert callable(lay)

@@ -287,6 +287,12 @@ def test_annotations_beat_everything_but_void(annotations: Any, expected: list[s
     assert names(spec, accept_volume_mounts=True) is None
 
 
+def test_annotations_together_have_a_bound() -> None:
+    each = ",".join(["nvidia.com/gpu=0"] * 2049)
+    with pytest.raises(errors.GpushimError, match="the annotations name more than 4096 devices; name fewer"):
+        request.read({"annotations": {f"cdi.k8s.io/{key}": each for key in "ab"}}, policy())
+
+
 def test_annotation_prefixes_come_from_the_policy() -> None:
     rules = policy()
     rules["cdi"]["annotation-prefixes"] = ["nvidia.cdi.k8s.io/", "own/"]
