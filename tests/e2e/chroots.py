@@ -47,7 +47,7 @@ mkdir $work/upper $work/work $work/root
 mount -t overlay overlay -o "lowerdir=$tree,upperdir=$work/upper,workdir=$work/work" $work/root
 cd $work/root
 mount -t proc proc proc
-mount -t tmpfs run run
+mount -t tmpfs -o mode=755 run run
 mount --rbind /dev dev
 mount --rbind /sys sys
 mkdir -p ".$scratch"

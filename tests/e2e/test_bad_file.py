@@ -142,11 +142,11 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_what_is_no_file_is_runcs_matter(scene: Scene, make: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_no_file(scene: Scene, name: str) -> None:
     scene.config.unlink()
-    make(scene.config)
-    scene.answers(0)
+    KINDS[name](scene.config)
+    scene.answers(0 if name == "dangling link" else 14)  # runc says itself what is not there
 
 
 @pytest.mark.parametrize("name", [Path.symlink_to, os.link], ids=["link", "hard link"])
