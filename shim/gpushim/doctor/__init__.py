@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy, stamp
-from gpushim.engines import HOOK, PROGRAM, running
+from gpushim.engines import HOOK, PROGRAM, programs, running
 from gpushim.errors import GpushimError
 from gpushim.inventory import modules, platforms, procfs
 
@@ -96,14 +96,9 @@ class Host:
         """Return the engines of these names that run."""
         return [engine for engine in self.engines if engine.name in names]
 
-    def program(self, *names: str, path: str = policy.SYSTEM_PATH) -> str:
-        """Find the first of these programs in the directories of a PATH; "" if none is there."""
-        for name in names:
-            for folder in path.split(":"):
-                found = f"{self.top}{folder}/{name}"
-                if folder.startswith("/") and os.path.isfile(found) and os.access(found, os.X_OK):
-                    return found
-        return ""
+    def program(self, *names: str) -> str:
+        """Find the first of these programs that may be executed; "" if there is none."""
+        return next((found for name in names if (found := programs.find(name, top=self.top))), "")
 
     def has_driver(self) -> bool:
         """Say whether NVIDIA's kernel module is loaded; checks of what belongs to it have nothing to say else."""
