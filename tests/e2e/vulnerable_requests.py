@@ -108,7 +108,7 @@ BUILDS = {
             (SURVEY, 'pipes = mps["pipe-directory"] if mps["enabled"] else ""', 'pipes = mps["pipe-directory"]'),
             (
                 "shim/gpushim/plan.py",
-                'not authorization.missing("mps", "policy", request.privileged, inventory["policy"])',
+                'not authorization.missing("mps", "policy", lambda: request.privileged, inventory["policy"])',
                 "request.mps",
             ),
         ],

@@ -58,6 +58,7 @@ class Host:
         state: the directory of the snapshot.
         settings: the policy; the defaults if config.toml is wrong.
         trouble: what is wrong with config.toml, or "".
+        old_names: sentences about old names of keys in config.toml.
         engines: those that run.
         strangers: processes that only call themselves an engine.
         named: engines that the user named, out of "docker", "containerd", "podman" and "kubernetes".
@@ -70,6 +71,7 @@ class Host:
     state: str = stamp.STATE_DIR
     settings: dict[str, Any] = field(default_factory=policy.defaults)
     trouble: str = ""
+    old_names: list[str] = field(default_factory=list)
     engines: list[running.Engine] = field(default_factory=list)
     strangers: list[running.Stranger] = field(default_factory=list)
     named: tuple[str, ...] = ()
@@ -124,7 +126,7 @@ def look(named: tuple[str, ...] = ()) -> Host:
         config=stamp.config_path(), state=stamp.state_dir(), engines=engines, strangers=strangers, named=named
     )
     try:
-        host.settings = policy.load(host.config)
+        host.settings, host.old_names = policy.loaded(host.config)
     except GpushimError as error:
         host.trouble = str(error)
     return host
