@@ -257,7 +257,7 @@ def folders_in(text: bytes) -> list[bytes]:
 def skipped(what: str, error: Exception) -> str:
     """Say what was left out, and why: names in it are the image's."""
     reason = error.strerror if isinstance(error, OSError) else error
-    return visible(f"skipped {what}: {reason}")[: bounds.LOG_TEXT]
+    return visible(f"skipped {what}: {reason}")
 
 
 def _folders(entries: Entries) -> list[bytes]:

@@ -28,12 +28,18 @@ class Mount:
         line: of the file, without its end.
     """
 
-    __slots__ = ("device", "groups", "id", "place", "shared", "type")
+    __slots__ = ("device", "groups", "id", "place", "root", "shared", "type")
 
     def __init__(self, line: bytes) -> None:
         words = line.split(b" ")
         end = words.index(b"-", 6)
-        self.id, self.device, self.place, self.type = words[0], words[2], words[4], words[end + 1]
+        self.id, self.device, self.root, self.place, self.type = (
+            words[0],
+            words[2],
+            words[3],
+            words[4],
+            words[end + 1],
+        )
         tags = dict([word.partition(b":")[::2] for word in words[6:end]])
         self.shared = tags.get(b"shared", b"")  # the group of peers to which its mounts propagate
         self.groups = [tags[name] for name in (b"shared", b"master") if name in tags]  # those whose mounts it gets

@@ -94,7 +94,7 @@ class Rootfs:
         return text[at : text.find(b"\n", at)].split(b" ") if at else []
 
     def way(self, also: Collection[bytes] = ()) -> Callable[[int, posix.stat_result], None]:
-        """Return what refuses steps of a walk (`allow` of walk.walk) that would tell the container what it may not know.
+        """Return what refuses steps of a walk (its `allow`) that would tell the container what it may not know.
 
         These are links on file systems of the kernel's own (those of /proc/1/fd are the runtime's), and on a volume
         directories that not everybody may search. Links of the image may have so much text in all (ELOOP): with

@@ -59,16 +59,23 @@ def mount_id(fd: int) -> bytes:
     return words[0]
 
 
-def held(pid: int) -> str:
-    """Open a process's directory in /proc for as long as we run, and return a path that leads through it.
+def held(pid: int, proc: str = "/proc") -> str:
+    """Open a process's directory in procfs, for as long as its fd is open, and return a path that leads through it.
 
     What is looked up there is that process's, or fails once it has ended: another one that gets its number has
     another directory.
 
+    Args:
+        pid: of the process.
+        proc: where procfs is mounted.
+
+    Returns:
+        "/proc/self/fd/N", where N is the fd.
+
     Raises:
         OSError: there is no such process.
     """
-    return f"/proc/self/fd/{posix.open(f'/proc/{pid}', posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)}"
+    return f"/proc/self/fd/{posix.open(f'{proc}/{pid}', posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)}"
 
 
 def mountinfo(process: str) -> bytes:

@@ -16,6 +16,7 @@ from gpuhook.bundled import rootfs_of
 from gpuhook.finish import Work, skipped
 from gpuhook.rootfs import Rootfs
 from gpuhook.walk import TYPE, held
+from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError, visible
 
 TYPE_CHECKING = False
@@ -39,7 +40,7 @@ class Container(Work):
 
     def warn(self, what: str, error: Exception) -> None:
         """Say what was skipped."""
-        prestart.say(skipped(what, error))
+        prestart.say(skipped(what, error)[: bounds.LOG_TEXT])
 
     def name_folders(self, folders: list[bytes], keep: bool = True) -> None:
         """Name directories beside those of other hooks of this container."""

@@ -70,13 +70,15 @@ VARIABLES = {
 OF_AN_IMAGE = ("variable", "annotation")
 
 
-def missing(grant: str, source: str, privileged: bool, policy: Mapping[str, Any], kind: str = "") -> str:
+def missing(
+    grant: str, source: str, privileged: Callable[[], bool], policy: Mapping[str, Any], kind: str = ""
+) -> str:
     """Name what a grant lacks.
 
     Args:
         grant: a key of TABLE.
         source: one of SOURCES.
-        privileged: whether the container counts as privileged.
+        privileged: says whether the container counts as privileged; called if that decides.
         policy: the configuration with all keys present.
         kind: of the CDI device, for "foreign-cdi".
 
@@ -89,12 +91,12 @@ def missing(grant: str, source: str, privileged: bool, policy: Mapping[str, Any]
     for condition in TABLE[grant][source]:
         if condition in SWITCHES:
             section, key, allows, binds_all = SWITCHES[condition]
-            holds = (privileged and not binds_all) or policy[section][key] is allows
+            holds = policy[section][key] is allows or (not binds_all and privileged())
         elif condition == KIND:
             allowed = policy["cdi"]["foreign-kinds"]
-            holds = privileged or "*" in allowed or kind in allowed
+            holds = "*" in allowed or kind in allowed or privileged()
         else:
-            holds = privileged and condition == PRIVILEGED
+            holds = condition == PRIVILEGED and privileged()
         if not holds:
             return condition
     return ""
@@ -131,10 +133,7 @@ class Gate:
 
     def missing(self, grant: str, source: str, kind: str = "") -> str:
         """Name what a grant lacks, as the function of that name does."""
-        condition = missing(grant, source, False, self.policy, kind)
-        if not condition or (condition in SWITCHES and SWITCHES[condition][3]):
-            return condition
-        return missing(grant, source, self.privileged, self.policy, kind)
+        return missing(grant, source, lambda: self.privileged, self.policy, kind)
 
     def lets(self, grant: str, source: str, otherwise: str) -> bool:
         """Say whether something may be granted; if not, remember what then does not happen, and why."""

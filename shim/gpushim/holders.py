@@ -8,6 +8,7 @@ anything. Out of scope: processes on the host that use a GPU without a container
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import itertools
@@ -16,6 +17,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
+from gpuhook.owned import parse
+from gpuhook.walk import held, mountinfo, read_proc
 from gpushim.engines import files, running
 from gpushim.errors import GpushimError
 
@@ -37,6 +40,7 @@ SIZE_LIMIT = 16 << 20  # bytes
 ALLOWANCE = 64 << 20  # bytes that are read of one user's states; a container's are some 50 KiB
 LOOK = 4096  # bytes of it that any look at a file costs
 PLACES = 64  # directories of one user's, each with the containers of a runtime
+STAT_LIMIT = 4096  # bytes of a process's stat
 # Annotations by which an engine can be told, and those with a name for people.
 ENGINES = (
     ("io.kubernetes.cri-o.", "cri-o"),
@@ -77,10 +81,10 @@ def holders(
                 notes.append(f"{folder} has more than is read of one user's states, so not all there is listed")
                 break
             state = _state(f"{folder}/{name}", reader)
-            if state and _lives(state, proc):
-                holder = _holder(name, engine, state, inventory, proc, reader)
-                if holder["devices"]:
-                    found.append(holder)
+            with _process(state, proc) as process:
+                holder = _holder(name, engine, state, inventory, process, reader) if state and process else None
+            if holder and holder["devices"]:
+                found.append(holder)
     return sorted(found, key=lambda each: (each["devices"], each["id"])), notes
 
 
@@ -181,28 +185,42 @@ def _state(folder: str, reader: _Reader) -> dict[str, Any] | None:
     return None
 
 
-def _lives(state: dict[str, Any], proc: str) -> bool:
-    """Say whether a container's first process is there still, and not another with its number."""
-    if not isinstance(state["pid"], int) or state["pid"] <= 0:
-        return False
+@contextlib.contextmanager
+def _process(state: dict[str, Any] | None, proc: str) -> Iterator[str]:
+    """Hold the directory in procfs of a container's first process; "" if that is over, or another has its number."""
+    pid = state["pid"] if state else None
+    if not isinstance(pid, int) or pid <= 0:
+        yield ""
+        return
     try:
-        with open(f"{proc}/{state['pid']}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read(4096).rpartition(")")[2].split()
+        process = held(pid, proc)
+    except OSError:
+        yield ""
+        return
+    try:
+        yield process if state and _lives(state, process) else ""
+    finally:
+        os.close(int(os.path.basename(process)))
+
+
+def _lives(state: dict[str, Any], process: str) -> bool:
+    try:
+        fields = read_proc(f"{process}/stat", STAT_LIMIT).rpartition(b")")[2].split()
     except OSError:
         return False
     # Fields 3 and 22 of proc_pid_stat(5).
-    return len(fields) > 19 and fields[0] not in "ZX" and (not state["start"] or int(fields[19]) == state["start"])
+    return len(fields) > 19 and fields[0] not in b"ZX" and (not state["start"] or int(fields[19]) == state["start"])
 
 
 def _holder(
-    name: str, engine: str, state: dict[str, Any], inventory: dict[str, Any], proc: str, reader: _Reader
+    name: str, engine: str, state: dict[str, Any], inventory: dict[str, Any], process: str, reader: _Reader
 ) -> dict[str, Any]:
     bundle = str(state["bundle"] or "")
     spec = reader.read(f"{bundle}/config.json") if bundle else None
     annotations = (spec or {}).get("annotations")
     annotations = annotations if isinstance(annotations, dict) else {}
     given = set(_given(spec or {}, inventory))
-    bound = set(_bound(f"{proc}/{state['pid']}/mountinfo", inventory)) - given
+    bound = set(_bound(process, inventory)) - given
     return {
         "id": name,
         "name": _name(annotations),
@@ -227,18 +245,17 @@ def _given(spec: dict[str, Any], inventory: dict[str, Any]) -> Iterator[str]:
             yield str(mount["destination"])
 
 
-def _bound(path: str, inventory: dict[str, Any]) -> Iterator[str]:
-    """List the inventory's nodes that a process has as mounts: field 5 of proc_pid_mountinfo(5)."""
+def _bound(process: str, inventory: dict[str, Any]) -> Iterator[str]:
+    """List the inventory's nodes that a process has as mounts."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read(SIZE_LIMIT).splitlines()
-    except OSError:
+        mounts = parse(mountinfo(process))
+    except (OSError, ValueError, IndexError):
         return
-    for line in lines:
-        fields = line.split(" ")
+    for mount in mounts:
+        place = os.fsdecode(mount.place)
         # A container can mount over any path; of a node, the source bears the same name.
-        if len(fields) > 4 and fields[4] in inventory["nodes"] and fields[3].endswith(fields[4].rpartition("/")[2]):
-            yield fields[4]
+        if place in inventory["nodes"] and mount.root.endswith(os.fsencode(place.rpartition("/")[2])):
+            yield place
 
 
 def devices(paths: set[str], inventory: dict[str, Any]) -> list[str]:

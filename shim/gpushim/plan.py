@@ -185,7 +185,8 @@ def driver_files(request: Request, inventory: dict[str, Any]) -> list[dict[str, 
         names.append("graphics")
     if _devices(request):
         names += request.features
-    if _devices(request) and not authorization.missing("mps", "policy", request.privileged, inventory["policy"]):
+    lacks = authorization.missing("mps", "policy", lambda: request.privileged, inventory["policy"])
+    if _devices(request) and not lacks:
         names.append("mps")
         if inventory["mps"] and inventory["mps"] not in request.ignored:
             request.ignored.append(inventory["mps"])

@@ -74,8 +74,23 @@ def load(path: str) -> dict[str, Any]:
     Raises:
         GpushimError: the file cannot be read or trusted, is not TOML, or says something the schema does not allow.
     """
-    found = given(path)
-    return defaults() if found is None else _completed(found)
+    return loaded(path)[0]
+
+
+def loaded(path: str) -> tuple[dict[str, Any], list[str]]:
+    """Read a config.toml once, for what it means and for its old names.
+
+    Args:
+        path: of the file; it need not exist.
+
+    Returns:
+        as `load`, and as `old_names`.
+
+    Raises:
+        GpushimError: as `load`.
+    """
+    found = given(path) or {}
+    return _completed(found), old_names(found)
 
 
 def given(path: str) -> dict[str, Any] | None:
@@ -149,7 +164,7 @@ def _read(path: str) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise GpushimError(f"{path} is not a regular file", CONFIG)
-        if not stamp.trusted(status.st_uid) or status.st_mode & stamp.OTHERS_WRITE:
+        if stamp.others_may(status):
             raise GpushimError(
                 f"{path} cannot be trusted: user {status.st_uid} owns it, its mode is "
                 f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",

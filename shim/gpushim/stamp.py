@@ -163,6 +163,11 @@ def trusted(uid: int) -> bool:
     return uid in (0, posix.geteuid()) or (uid == _OVERFLOW and in_user_namespace())
 
 
+def others_may(status: posix.stat_result) -> bool:
+    """Say whether others than root, or than who runs this, own a file or directory or may write it."""
+    return not trusted(status.st_uid) or status.st_mode & OTHERS_WRITE != 0
+
+
 def in_user_namespace() -> bool:
     """Say whether this process is in a user namespace other than the host's."""
     return (_text("/proc/self/uid_map", 256) or "").split() != ["0", "0", "4294967295"]

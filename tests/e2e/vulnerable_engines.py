@@ -12,13 +12,14 @@ ANY_NAMESPACE = (GENUINE, "    if moved and not snapped and not rootless:", "   
 ANY_PROGRAM = (GENUINE, 'return "" if _trusted(folder, exe, root) else', 'return "" if exe else')
 ITS_OWN = (
     PROGRAMS,
-    "    for folder in DIRECTORIES:",
-    "    if engine:\n        return engine.exe\n    for folder in DIRECTORIES:",
+    "    for path in _candidates(name, top):",
+    "    if engine:\n        return engine.exe\n    for path in _candidates(name, top):",
 )
 OWNERS = (PLACES, "    if not stamp.trusted(status.st_uid):\n        where", "    if not path:\n        where")
 MODES = (PLACES, "    if not _others_write(status):", "    if path:")
 UNTOUCHED = "done.returncode == 1"
 CONTAINER = test_strangers.test_a_container_with_the_hosts_processes
+PUT_THERE = test_strangers.test_programs_that_others_could_have_put_there
 WHERE = test_strangers.test_settings_where_a_stranger_may_write
 
 BUILDS = {
@@ -39,6 +40,33 @@ BUILDS = {
         test_strangers.test_a_process_of_nobodys,
         "found.gone() == []",
         {"name": "renamed, with settings"},
+    ),
+    "T-ENGINE executes what others could have put there": Build(
+        [(PROGRAMS, "if its and places.program(path):", "if its and os.access(path, os.X_OK):")],
+        PUT_THERE,
+        "found.gone() == []",
+        {"where": "/usr/local/sbin, with a group that may write"},
+    ),
+    "T-ENGINE executes what is on PATH": Build(
+        [
+            (PROGRAMS, '.split(":") if os.geteuid() else []', '.split(":")'),
+            (PROGRAMS, "if its and places.program(path):", "if its and os.access(path, os.X_OK):"),
+            (PROGRAMS, "dict.fromkeys((*DIRECTORIES, *(", "dict.fromkeys((*own, *("),
+        ],
+        PUT_THERE,
+        "found.gone() == []",
+        {"where": "a stranger's, first on PATH"},
+    ),
+    "T-ENGINE connects to anybody's socket": Build(
+        [
+            (
+                PLACES,
+                "        with place(path) as found:\n            check_file(path, found.status())\n            cl",
+                "        client.connect(path)\n        with place(path) as found:\n            cl",
+            )
+        ],
+        test_strangers.test_a_socket_of_a_strangers,
+        "select.select",
     ),
     "T-ENGINE does not ask whose a directory is": Build(
         [OWNERS], WHERE, UNTOUCHED, {"engine": "docker", "name": "behind the stranger's link"}

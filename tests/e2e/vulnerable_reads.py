@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e import test_hostile, test_hostile_reads, test_hostile_roots
+from e2e import test_hostile, test_hostile_logs, test_hostile_reads, test_hostile_roots
 from e2e.vulnerable import BUILDS as OTHERS
 from e2e.vulnerable import READ_CHECK, Build
 
@@ -12,6 +12,7 @@ COVERED = (
     "    if _covered(root, here) and not (root.process and _is_hosts(root)):",
     "    if False:",
 )
+LOGGED = test_hostile_logs.test_a_refusal_is_not_written_where_strangers_say
 
 BUILDS = {
     "T-reads any mount": Build(
@@ -99,6 +100,24 @@ BUILDS = {
         test_hostile_roots.test_a_process_that_gets_the_number_of_the_containers,
         "done.stdout ==",
         way="hook",
+    ),
+    "T-LOG follows a link": Build(
+        [("shim/gpushim/logfile.py", "_FLAGS | posix.O_NOFOLLOW", "_FLAGS")], LOGGED, "victim", {"name": "link"}
+    ),
+    "T-LOG writes under a second name": Build(
+        [("shim/gpushim/logfile.py", " and facts.st_nlink == 1", "")], LOGGED, "victim", {"name": "second name"}
+    ),
+    "T-LOG writes into a stranger's file": Build(
+        [("shim/gpushim/logfile.py", "    return trusted(facts.st_uid) and (", "    return (")],
+        LOGGED,
+        "made.log",
+        {"name": "stranger's"},
+    ),
+    "T-LOG writes into a stranger's directory": Build(
+        [("shim/gpushim/logfile.py", "    if not trusted(facts.st_uid) or ", "    if ")],
+        LOGGED,
+        "made.log",
+        {"name": "in a stranger's directory"},
     ),
     "T-41579 makes nodes by their paths": Build(
         OTHERS["T-0133 makes places by their paths"].changes,

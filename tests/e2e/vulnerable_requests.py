@@ -108,8 +108,8 @@ BUILDS = {
             (SURVEY, 'pipes = mps["pipe-directory"] if mps["enabled"] else ""', 'pipes = mps["pipe-directory"]'),
             (
                 "shim/gpushim/plan.py",
-                'not authorization.missing("mps", "policy", request.privileged, inventory["policy"])',
-                "request.mps",
+                "    if _devices(request) and not lacks:",
+                "    if _devices(request) and request.mps:",
             ),
         ],
         test_mps.test_an_image_gets_no_directory_by_naming_it,

@@ -173,7 +173,7 @@ def _directory(path: str, trusted: bool) -> Any:
         raise GpushimError(f"{directory} cannot be used: {error.strerror}", FAILED) from None
     try:
         status = os.fstat(fd)
-        if trusted and (not stamp.trusted(status.st_uid) or status.st_mode & stamp.OTHERS_WRITE):
+        if trusted and stamp.others_may(status):
             raise GpushimError(
                 f"{directory} cannot be trusted with CDI specs: user {status.st_uid} owns it, its mode is "
                 f"{status.st_mode & 0o7777:04o}; make it root's, with nobody else allowed to write",

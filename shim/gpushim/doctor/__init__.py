@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy, stamp
-from gpushim.engines import HOOK, PROGRAM, running
+from gpushim.engines import HOOK, PROGRAM, programs, running
 from gpushim.errors import GpushimError
 from gpushim.inventory import modules, platforms, procfs
 
@@ -58,6 +58,7 @@ class Host:
         state: the directory of the snapshot.
         settings: the policy; the defaults if config.toml is wrong.
         trouble: what is wrong with config.toml, or "".
+        old_names: sentences about old names of keys in config.toml.
         engines: those that run.
         strangers: processes that only call themselves an engine.
         named: engines that the user named, out of "docker", "containerd", "podman" and "kubernetes".
@@ -70,6 +71,7 @@ class Host:
     state: str = stamp.STATE_DIR
     settings: dict[str, Any] = field(default_factory=policy.defaults)
     trouble: str = ""
+    old_names: list[str] = field(default_factory=list)
     engines: list[running.Engine] = field(default_factory=list)
     strangers: list[running.Stranger] = field(default_factory=list)
     named: tuple[str, ...] = ()
@@ -96,14 +98,9 @@ class Host:
         """Return the engines of these names that run."""
         return [engine for engine in self.engines if engine.name in names]
 
-    def program(self, *names: str, path: str = policy.SYSTEM_PATH) -> str:
-        """Find the first of these programs in the directories of a PATH; "" if none is there."""
-        for name in names:
-            for folder in path.split(":"):
-                found = f"{self.top}{folder}/{name}"
-                if folder.startswith("/") and os.path.isfile(found) and os.access(found, os.X_OK):
-                    return found
-        return ""
+    def program(self, *names: str) -> str:
+        """Find the first of these programs that may be executed; "" if there is none."""
+        return next((found for name in names if (found := programs.find(name, top=self.top))), "")
 
     def has_driver(self) -> bool:
         """Say whether NVIDIA's kernel module is loaded; checks of what belongs to it have nothing to say else."""
@@ -129,7 +126,7 @@ def look(named: tuple[str, ...] = ()) -> Host:
         config=stamp.config_path(), state=stamp.state_dir(), engines=engines, strangers=strangers, named=named
     )
     try:
-        host.settings = policy.load(host.config)
+        host.settings, host.old_names = policy.loaded(host.config)
     except GpushimError as error:
         host.trouble = str(error)
     return host

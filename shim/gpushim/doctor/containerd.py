@@ -145,7 +145,7 @@ def _dump(engine: Engine) -> dict[str, Any]:
     try:
         text = files.read(config) or b""
         program = programs.find(PROGRAM, engine)
-        # Else it is k3s, one program with many names, which puts all settings into one file.
+        # Else it has another root, or is k3s, one program with many names, which puts all settings into one file.
         if program and os.path.basename(engine.exe) == PROGRAM:
             words = [program, *(["--config", config] if engine.config else [])]
             answer = ask.program([*words, "config", "dump"])

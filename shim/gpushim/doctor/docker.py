@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import SLACK, Finding, Host, ask, broken, ok, ours, skipped, warning
-from gpushim.engines import docker, files, is_ours, jsontext
+from gpushim.engines import docker, files, is_ours, jsontext, programs
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def daemon(host: Host) -> Iterator[Finding]:
 def _absent(host: Host) -> Finding:
     if any(each.name == "dockerd" for each in host.strangers):
         return skipped("no dockerd runs that is this user's (engine-processes says more)")
-    if host.program("dockerd"):
+    if programs.lying("dockerd", host.top):
         return (broken if "docker" in host.named else warning)("no dockerd runs", "systemctl start docker")
     return broken("Docker is not installed", "install it") if "docker" in host.named else skipped("no Docker here")
 

@@ -41,7 +41,9 @@ def images(host: Host) -> Iterator[Finding]:
     changed = _changed(host.settings, profile)
     shown = f"{profile}, but for {', '.join(changed)}" if changed else profile
     told = f"profile {shown}: of itself an image can get {'; '.join(found) or 'nothing'}"
-    devices = any(not missing("gpu", way, False, host.settings) for way in OF_AN_IMAGE)  # CDI devices ask for more
+    devices = any(
+        not missing("gpu", way, lambda: False, host.settings) for way in OF_AN_IMAGE
+    )  # CDI devices ask for more
     if profile != "default" and devices:
         yield warning(told, f"remove what {host.config} sets otherwise, or the profile")
     else:
@@ -58,7 +60,7 @@ def reach(settings: dict[str, Any]) -> list[tuple[str, list[str]]]:
     for grant in TABLE:
         kinds = settings["cdi"]["foreign-kinds"] if grant == "foreign-cdi" else [""]
         for kind in kinds:
-            ways = [source for source in OF_AN_IMAGE if not missing(grant, source, False, settings, kind)]
+            ways = [source for source in OF_AN_IMAGE if not missing(grant, source, lambda: False, settings, kind)]
             if ways:
                 text = {**DEVICES, **BESIDE}[grant]
                 found.append((text.format("any kind" if kind == "*" else quote(kind)), ways))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpushim import policy
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, skipped, text, warning
-from gpushim.engines import genuine
+from gpushim.engines import genuine, programs
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def old_config(host: Host) -> Iterator[Finding]:
 def old_hook(host: Host) -> Iterator[Finding]:
     """Check whether the hook that engines find by its name is NVIDIA's."""
     for name in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
-        path = host.program(name)
+        path = programs.lying(name, host.top)
         if path and not ours(path):
             yield warning(
                 f"{path} is NVIDIA's: engines that look for that name call it instead of gpushim-hook",

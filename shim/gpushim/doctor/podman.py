@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.cdi import specs
 from gpushim.doctor import Finding, Host, ask, broken, cdi, listing, ok, ours, skipped, text, warning
-from gpushim.engines import dropin, is_ours, podman
+from gpushim.engines import dropin, is_ours, podman, programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +24,11 @@ def program(host: Host) -> Iterator[Finding]:
     path = host.program("podman")
     answer = ask.program([path, "--version"]) if path else None
     if answer is None:
-        missing = "Podman is not installed"
-        yield broken(missing, "install it") if "podman" in host.named else skipped(missing)
+        lies, why = programs.lying("podman", host.top), programs.absent("podman", host.top)
+        if "podman" in host.named:
+            yield broken(why, "as it says" if lies else "install it")
+        else:
+            yield warning(why, "as it says") if lies else skipped(why)
     elif answer.code != 0:
         yield broken(f"{path} does not run: {answer.last}", "reinstall it")
     else:

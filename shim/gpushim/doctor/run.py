@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
 from gpushim.doctor import Finding, Host, ask, broken, containerd, docker, ok, podman, some
-from gpushim.engines import PROGRAM, installed, places
+from gpushim.engines import PROGRAM, installed, places, programs
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _alone(host: Host, program: str, scratch: str, root: str, name: str) -> ask.
 def _docker(host: Host, engine: Engine, scratch: str, root: str, name: str) -> ask.Answer:
     client = host.program("docker")
     if not client:
-        return ask.Answer(None, "", "the client docker is not installed")
+        return ask.Answer(None, "", programs.absent("docker", host.top))
     words = [client, f"--config={scratch}", f"--host=unix://{places.socket_path(docker.socket_of(engine))}"]
     archive = f"{scratch}/root.tar"
     with tarfile.open(archive, "w") as tar:
@@ -166,7 +166,7 @@ def _docker(host: Host, engine: Engine, scratch: str, root: str, name: str) -> a
 def _containerd(host: Host, engine: Engine, program: str, root: str, name: str) -> ask.Answer:
     client = host.program("ctr")
     if not client:
-        return ask.Answer(None, "", "the client ctr is not installed")
+        return ask.Answer(None, "", programs.absent("ctr", host.top))
     words = [client, f"--address={places.socket_path(containerd.socket_of(host, engine))}"]
     run = ["run", "--rm", "--rootfs", f"--runc-binary={program}", f"--env={REQUEST}", root, name, *COMMAND]
     try:

@@ -10,7 +10,7 @@ import stat
 from typing import TYPE_CHECKING
 
 import gpushim
-from gpushim import engines, logfile, policy, stamp
+from gpushim import engines, logfile, stamp
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, skipped, some, warning
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
@@ -34,9 +34,8 @@ def config(host: Host) -> Iterator[Finding]:
     if host.trouble:
         yield broken(host.trouble, f"correct {host.config}")
     elif os.path.exists(host.config):
-        old = policy.old_names(policy.given(host.config) or {})
-        yield from (warning(sentence, f"edit {host.config}") for sentence in old)
-        if not old:
+        yield from (warning(sentence, f"edit {host.config}") for sentence in host.old_names)
+        if not host.old_names:
             yield ok(f"{host.config} is valid")
     else:
         yield ok(f"there is no {host.config}: everything has its default")
@@ -52,7 +51,7 @@ def directory(host: Host) -> Iterator[Finding]:
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISDIR(status.st_mode):
         yield broken(f"{host.state} is not a directory", f"rm {host.state} && {REFRESH}")
-    elif not stamp.trusted(status.st_uid) or mode & stamp.OTHERS_WRITE:
+    elif stamp.others_may(status):
         yield broken(
             f"{host.state} cannot be trusted: user {status.st_uid} owns it, its mode is {mode:04o}",
             f"rm -r {host.state} && {REFRESH}",
@@ -92,12 +91,11 @@ def log(host: Host) -> Iterator[Finding]:
     mend = f"make it a file in a directory of root's, or change file under [log] in {host.config}"
     if not path:
         yield skipped("no log is kept")
-    elif os.path.lexists(path) and not os.path.isfile(path):
-        yield warning(f"the log {path} is not a regular file: nothing is logged", mend)
     elif not os.path.isdir(os.path.dirname(path)):
         yield warning(f"the log's directory {os.path.dirname(path)} is not there: nothing is logged", mend)
     elif logfile.refused(path):
-        yield warning(f"the log {path} is a link, or others may write there: nothing is logged", mend)
+        why = "is a link, no file or FIFO, of several names or somebody else's, or others may write there"
+        yield warning(f"the log {path} {why}: nothing is logged", mend)
     elif not os.access(path if os.path.exists(path) else os.path.dirname(path), os.W_OK):
         yield warning(f"the log {path} cannot be written by this user", mend)
     else:

@@ -87,10 +87,18 @@ def dump(daemon: Daemon) -> dict[str, Any]:
     exists = files.read(daemon.seen(daemon.config)) is not None  # a file that is named must be there
     how = ("--config", daemon.config, "config", "dump") if exists else ("config", "default")
     done = _call(daemon.engine, *how)
+    if done is None and daemon.engine and daemon.engine.root:
+        pid, exe, words = daemon.engine.pid, daemon.engine.exe or NAME, " ".join(how)
+        raise GpushimError(
+            f"containerd (process {pid}) has a root directory of its own, so it is not asked how it reads its "
+            f"settings; see what `nsenter --target {pid} --mount --root {exe} {words}` says"
+        )
+    if done is None and not daemon.engine:
+        raise GpushimError(f"nothing says how containerd reads its settings: {programs.absent(NAME)}")
     if done is None:
         raise GpushimError(
-            "no containerd program is found that could say how it reads its settings; install containerd, or link "
-            f"the program of the running one to {programs.DIRECTORIES[0]}/{NAME}"
+            "no containerd program is found that could say how it reads its settings; link the program of the "
+            f"running one to {programs.DIRECTORIES[0]}/{NAME}"
         )
     if done.returncode:
         raise GpushimError(f"containerd does not read {daemon.config}: {_reason(done)}; it would not start either")
@@ -156,7 +164,7 @@ def _version(engine: Engine | None) -> tuple[int, int]:
 
 def _call(engine: Engine | None, *arguments: str) -> subprocess.CompletedProcess[str] | None:
     """Run containerd's program with other arguments; None if it is in no directory where programs may be executed."""
-    program = "" if engine and engine.root else programs.find(NAME, engine)  # its files have other names here
+    program = programs.find(NAME, engine)
     # k3s is many programs in one, and its first argument tells which; hence the name.
     return _run([NAME, *arguments], executable=program) if program else None
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim import explain
-from gpushim.engines import is_ours, places
+from gpushim.engines import is_ours, programs
 from gpushim.errors import FAILED, NOT_FOUND, GpushimError, quote
-from gpushim.policy import SYSTEM_PATH
 from gpushim.request import DEVICES
 
 ENGINES = ("docker", "podman")
@@ -49,13 +48,12 @@ def inspect(name: str) -> Found:
     Raises:
         GpushimError: there is no engine, none knows it, or its answer is no JSON.
     """
-    programs = {engine: program for engine in ENGINES if (program := _client(engine))}
-    if not programs:
-        raise GpushimError(
-            f"neither of {' and '.join(ENGINES)} is installed; install one, or give a bundle or --env", NOT_FOUND
-        )
+    clients = {engine: program for engine in ENGINES if (program := programs.find(engine))}
+    if not clients:
+        why = " and ".join(map(programs.absent, ENGINES))
+        raise GpushimError(f"no engine can be asked: {why}; give a bundle or --env", NOT_FOUND)
     reasons = []
-    for engine, program in programs.items():
+    for engine, program in clients.items():
         for kind in ("container", "image"):
             answer, reason = _ask(program, "inspect", "--type", kind, name)
             if isinstance(answer, list) and answer and isinstance(answer[0], dict):
@@ -64,21 +62,9 @@ def inspect(name: str) -> Found:
     raise GpushimError(f"no container or image {quote(name)} ({'; '.join(dict.fromkeys(reasons))})", FAILED)
 
 
-def _client(name: str) -> str:
-    """Find the client of an engine; "" if none is there that nobody else could have put there.
-
-    An empty component of PATH, or a relative one, is the working directory's, which may be anybody's.
-    """
-    for folder in [*os.environ.get("PATH", "").split(":"), *SYSTEM_PATH.split(":")]:
-        path = f"{folder}/{name}"
-        if folder.startswith("/") and places.program(path):
-            return path
-    return ""
-
-
 def _ask(program: str, *args: str) -> tuple[Any, str]:
     """Run a client; returns its JSON, or None and the last line that it said."""
-    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    environment = {**os.environ, "PATH": programs.path(), "LC_ALL": "C.UTF-8"}
     try:
         done = subprocess.run([program, *args], capture_output=True, check=False, timeout=SECONDS, env=environment)
     except (OSError, subprocess.TimeoutExpired) as error:

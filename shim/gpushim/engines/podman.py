@@ -11,14 +11,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 from typing import Any
 
-from gpushim.engines import HOOK, Plan, Wish, dropin, files, is_ours, tomltext, undo
+from gpushim.engines import HOOK, Plan, Wish, dropin, files, is_ours, programs, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
-from gpushim.policy import SYSTEM_PATH
 
 FILE, HOOK_FILE = "99-gpushim.conf", "99-gpushim.json"
 RUNTIMES, DEFAULT = ("engine", "runtimes"), ("engine", "runtime")
@@ -69,12 +67,12 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     Returns:
         a sentence for each thing that is missing.
     """
-    program = shutil.which("podman", path=SYSTEM_PATH)
+    program = programs.find("podman")
     if not program:
-        return ["podman is not installed"]
+        return [programs.absent("podman")]
     runtime = [] if wish.default and not wish.remove else [f"--runtime={wish.name}"]
     command = [program, *runtime, "info", "--format={{json .Host.OCIRuntime}}"]
-    environment = {**os.environ, **({"CONTAINERS_CONF": wish.config} if wish.config else {})}
+    environment = {**os.environ, "PATH": programs.path(), **({"CONTAINERS_CONF": wish.config} if wish.config else {})}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=INFO_SECONDS, check=False, env=environment

@@ -1,6 +1,7 @@
-"""Programs of engines that may be executed: those in a few directories, if nobody but root could have put them there.
+"""Programs that may be executed: in a few directories, where nobody but root or the caller could have put them.
 
-No path that a process, a settings file or an image names is ever executed. Out of scope: what is asked of them.
+No path that a process, a settings file or an image names is ever executed, and where root runs this, none that a
+variable names. Out of scope: what is asked of them; the low-level runtime, which the configuration names (policy.py).
 """
 
 from __future__ import annotations
@@ -14,30 +15,78 @@ from gpushim.policy import SYSTEM_PATH
 if TYPE_CHECKING:
     from gpushim.engines.running import Engine
 
-# Beside the system's: k3s, rke2, MicroK8s and k0s bring a containerd of their own.
+# Beside the system's: snaps, Flatcar, and k3s, rke2 and k0s, which bring a containerd of their own.
 DIRECTORIES = (
     *SYSTEM_PATH.split(":"),
+    "/snap/bin",
+    "/var/lib/snapd/snap/bin",
+    "/opt/bin",
     "/var/lib/rancher/k3s/data/current/bin",
     "/var/lib/rancher/rke2/bin",
-    "/snap/microk8s/current/bin",
     "/var/lib/k0s/bin",
 )
 
 
-def find(name: str, engine: Engine | None = None) -> str:
-    """Find the program of an engine.
+def directories() -> tuple[str, ...]:
+    """List where programs may lie: DIRECTORIES, and those of an ordinary user's own PATH."""
+    own = os.environ.get("PATH", "").split(":") if os.geteuid() else []
+    return tuple(dict.fromkeys((*DIRECTORIES, *(folder for folder in own if folder.startswith("/")))))
+
+
+def path() -> str:
+    """Return the PATH of the programs that are executed."""
+    return ":".join(directories())
+
+
+def find(name: str, engine: Engine | None = None, top: str = "") -> str:
+    """Find a program that may be executed.
 
     Args:
         name: such as "containerd".
         engine: the running one, whose program it must be; None for any.
+        top: what stands before each directory: "", or a host's files elsewhere.
 
     Returns:
-        a path in one of DIRECTORIES; "" if none there is it, or somebody else could have made it.
+        a path in one of `directories`; "" if none there is it, or somebody else could have made it, or the engine has
+        another root directory, in which its files have other names than here.
     """
-    for folder in DIRECTORIES:
-        path = f"{folder}/{name}"
+    if engine and engine.root:
+        return ""
+    for path in _candidates(name, top):
         # An upgrade replaces the file, not its path.
         its = engine is None or not engine.exe or engine.exe in (path, os.path.realpath(path))
         if its and places.program(path):
             return path
     return ""
+
+
+def lying(name: str, top: str = "") -> str:
+    """Find where a program lies, whoever made it: for what only says so, and does not execute it.
+
+    Args:
+        name: such as "dockerd".
+        top: as `find` takes it.
+
+    Returns:
+        a path; "" if there is none.
+    """
+    return next((path for path in _candidates(name, top) if os.path.isfile(path) and os.access(path, os.X_OK)), "")
+
+
+def absent(name: str, top: str = "") -> str:
+    """Say why `find` finds no program of this name.
+
+    Args:
+        name: such as "podman".
+        top: as `find` takes it.
+    """
+    path = lying(name, top)
+    if path:
+        return (
+            f"{path} is not executed: others could have put it there; chown root and chmod go-w it and its directory"
+        )
+    return f"{name} is not installed in a directory whose programs gpushim executes"
+
+
+def _candidates(name: str, top: str) -> list[str]:
+    return [f"{top}{folder}/{name}" for folder in directories()]

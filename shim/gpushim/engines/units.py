@@ -7,12 +7,11 @@ Out of scope: engines that systemd did not start; who runs them knows how.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
+from gpushim.engines import programs
 from gpushim.errors import GpushimError
-from gpushim.policy import SYSTEM_PATH
 
 if TYPE_CHECKING:
     from gpushim.engines.running import Engine
@@ -46,9 +45,9 @@ def restart(arguments: list[str]) -> None:
     Raises:
         GpushimError: it does not come up.
     """
-    program = shutil.which("systemctl", path=SYSTEM_PATH)
+    program = programs.find("systemctl")
     if not program:
-        raise GpushimError("systemctl is not installed; restart the engine yourself")
+        raise GpushimError(f"{programs.absent('systemctl')}; restart the engine yourself")
     shown = f"systemctl {' '.join(arguments)}"
     try:
         done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=SECONDS)

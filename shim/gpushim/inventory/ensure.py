@@ -128,9 +128,7 @@ def _trusted(path: str) -> bytes | None:
         return None
     try:
         status = posix.fstat(fd)
-        if status.st_mode & FILE_TYPE != REGULAR or status.st_mode & stamp.OTHERS_WRITE:
-            return None
-        if not stamp.trusted(status.st_uid) or status.st_size > SNAPSHOT_LIMIT:
+        if status.st_mode & FILE_TYPE != REGULAR or stamp.others_may(status) or status.st_size > SNAPSHOT_LIMIT:
             return None
         return posix.read(fd, status.st_size)
     except OSError:

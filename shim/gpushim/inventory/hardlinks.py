@@ -122,7 +122,7 @@ def _open_top(top: str) -> int:
     except OSError as error:
         raise GpushimError(f"library-directory {top} cannot be made: {error.strerror}", INVENTORY) from None
     facts = os.fstat(fd)
-    if stamp.trusted(facts.st_uid) and not facts.st_mode & stamp.OTHERS_WRITE:
+    if not stamp.others_may(facts):
         return fd
     os.close(fd)
     raise GpushimError(

@@ -76,9 +76,9 @@ def refresh(force: bool = False, load: bool = True, patient: bool = False, lock:
     ahead = None if force else AHEAD if patient else 0
     with _recorded(state, config) as failed:
         identity = stamp.identity(config)  # of before it is read: another one since makes the snapshot stale
-        settings = policy.load(config)
+        settings, old_names = policy.loaded(config)
         logs.start(settings["log"]["format"], settings["log"]["level"])
-        _warn(policy.old_names(policy.given(config) or {}))
+        _warn(old_names)
         seconds = settings["refresh"]["deadline-seconds"]
         if patient or lock is not None:
             seconds = max(seconds, LONGEST)

@@ -125,8 +125,7 @@ def is_ours(state: str) -> bool:
         OSError: there is none.
     """
     status = os.lstat(state)
-    mine = stamp.trusted(status.st_uid) and not status.st_mode & stamp.OTHERS_WRITE
-    return stat.S_ISDIR(status.st_mode) and mine
+    return stat.S_ISDIR(status.st_mode) and not stamp.others_may(status)
 
 
 def _pass_on(state: str, config: str, since: int) -> None:

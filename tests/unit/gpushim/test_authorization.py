@@ -179,7 +179,7 @@ def test_a_variable_without_a_row_is_not_seen() -> None:
 @pytest.mark.parametrize("privileged", [False, True])
 def test_what_has_no_cell_is_an_error(grant: str, source: str, privileged: bool) -> None:
     with pytest.raises(KeyError):
-        authorization.missing(grant, source, privileged, policy.defaults())
+        authorization.missing(grant, source, lambda: privileged, policy.defaults())
 
 
 def test_every_variable_and_word_of_the_doctor_has_a_row() -> None:

@@ -93,6 +93,30 @@ def test_what_the_hook_alone_has_bound(machine: Machine) -> None:
     assert machine.held() == {"a": (["0"], "hook"), "b": (["0", "1"], "spec and hook")}
 
 
+@pytest.mark.parametrize("name", ["\r", "\x0c", "\u2028"])
+def test_a_mount_whose_name_looks_like_a_line(machine: Machine, name: str) -> None:
+    """The kernel escapes only blanks, newlines and backslashes: proc(5)."""
+    forged = f"30 29 0:5 / /x{name}31 29 0:5 /nvidia1 /dev/nvidia1 rw - tmpfs x rw"
+    machine.runc("a", {}, machine.process(mounts=forged))
+    assert machine.held() == {}
+
+
+def test_another_process_with_the_number(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the number between one look and the next; what it has is not the container's."""
+    pid, other = machine.process(), machine.process(mounts="30 29 0:5 /nvidia1 /dev/nvidia1 rw - devtmpfs dev rw")
+    lives = holders._lives
+
+    def then_ends(state: dict[str, Any], process: str) -> bool:
+        said = lives(state, process)
+        (machine.proc / str(pid)).rename(machine.proc / "ended")
+        (machine.proc / str(other)).rename(machine.proc / str(pid))
+        return said
+
+    monkeypatch.setattr(holders, "_lives", then_ends)
+    machine.runc("a", {}, pid)
+    assert machine.held() == {}
+
+
 def test_nodes_of_a_user_namespace_are_mounts(machine: Machine) -> None:
     machine.runc("a", {"mounts": [{"destination": "/dev/nvidia1", "source": "/dev/nvidia1"}]}, machine.process())
     assert machine.held() == {"a": (["0"], "spec")}

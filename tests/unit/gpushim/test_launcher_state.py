@@ -190,17 +190,27 @@ LOGS: dict[str, Callable[[Path], object]] = {
     "link": lambda log: log.symlink_to("target"),
     "FIFO": os.mkfifo,
     "directory": Path.mkdir,
+    "stranger's": lambda log: stranger(log),
+    "in a stranger's directory": lambda log: os.chown(log.parent, NOBODY, NOBODY),
 }
+NOBODY = 65534
+
+
+def stranger(log: Path) -> None:
+    log.touch()
+    os.chown(log, NOBODY, NOBODY)
 
 
 @pytest.mark.parametrize("kind", LOGS)
 def test_the_log_is_a_file_or_is_left_alone(
     call: Callable[..., Call], shell: tuple[str, ...], tmp_path: Path, kind: str
 ) -> None:
-    log = tmp_path / "log"
+    log = tmp_path / "logs/log"
+    log.parent.mkdir()
     LOGS[kind](log)
     (tmp_path / "runc").symlink_to(LAUNCHER)
     (tmp_path / "st ate/runtime").write_text(f"{tmp_path}/runc\n")
     done = call("--log", str(log), "state", "x", before=shell)
     assert (done.rc, done.stderr.count("\n")) == (126, 1)
-    assert not (tmp_path / "target").exists()
+    assert not (log.parent / "target").exists()
+    assert not log.is_file() or log.read_bytes() == b""

@@ -75,7 +75,7 @@ class Patient(Machine):
         return self.build(2, more)
 
     def reread(self) -> None:
-        self.host.settings = policy.load(self.config)
+        self.host.settings, self.host.old_names = policy.loaded(self.config)
 
     def lay_out(self) -> None:
         self.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")

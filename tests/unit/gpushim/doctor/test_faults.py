@@ -212,9 +212,16 @@ def snapshot_without_a_driver(patient: Patient) -> None:
     patient.refresh()
 
 
-@fault("log", "warning", "is not a regular file")
+@fault("log", "warning", "is a link, no file or FIFO")
 def log_is_a_directory(patient: Patient) -> None:
     (patient.top / "var/log/gpushim.log").mkdir()
+
+
+@fault("log", "warning", "or somebody else's, or others may write there")
+def log_is_a_strangers(patient: Patient) -> None:
+    log = patient.top / "var/log/gpushim.log"
+    log.touch()
+    os.chown(log, 65534, 65534)
 
 
 @fault("space", "broken", "is full")

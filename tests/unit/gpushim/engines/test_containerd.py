@@ -603,8 +603,18 @@ def test_a_program_elsewhere_is_not_executed(
     monkeypatch.setattr(containerd_daemon, "_version", ASK_VERSION)
     engines.append(Engine("containerd", 7, exe=script(tmp_path / "containerd", f"touch {tmp_path}/marker")))
     assert containerd_daemon.find("").version == (0, 0)
-    with pytest.raises(GpushimError, match="or link the program of the running one to /usr"):
+    with pytest.raises(GpushimError, match="link the program of the running one to /usr"):
         containerd_daemon.dump(containerd_daemon.find(""))
+    assert not (tmp_path / "marker").exists()
+
+
+def test_one_in_another_root_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files have other names here; what the message advises works where it is."""
+    monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
+    program = script(tmp_path / "containerd", f"touch {tmp_path}/marker")
+    daemon = containerd_daemon.Daemon("/x.toml", Engine("containerd", 7, exe=program, root="/proc/7/root"))
+    with pytest.raises(GpushimError, match=f"nsenter --target 7 --mount --root {program} config default` says"):
+        containerd_daemon.dump(daemon)
     assert not (tmp_path / "marker").exists()
 
 

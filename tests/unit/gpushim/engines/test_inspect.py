@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.engines import inspect
+from gpushim.engines import inspect, programs
 from gpushim.errors import NOT_FOUND, GpushimError
 
 SCRIPT = """#!{python} -I
@@ -50,8 +50,7 @@ class Engine:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(inspect, "SYSTEM_PATH", str(tmp_path))
+    monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
     return Engine(tmp_path)
 
 

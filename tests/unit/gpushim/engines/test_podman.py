@@ -11,7 +11,7 @@ import pytest
 import tomlkit
 from click.testing import Result
 
-from gpushim.engines import podman
+from gpushim.engines import podman, programs
 
 Call = Callable[..., Result]
 TOP = Path(__file__).parents[4]
@@ -119,7 +119,7 @@ def test_verify_asks_podman(
 ) -> None:
     (tmp_path / "podman").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "podman").chmod(0o755)
-    monkeypatch.setattr(podman, "SYSTEM_PATH", str(tmp_path))
+    monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
     result = call("podman", None, "--verify")
     assert result.exit_code == bool(sentence)
     assert sentence in str(result.exception or "")

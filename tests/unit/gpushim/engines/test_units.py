@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from gpushim.engines import units
+from gpushim.engines import programs, units
 from gpushim.engines.running import Engine
 
 Call = Callable[..., Result]
@@ -65,7 +65,7 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/called\n')
     path.chmod(0o755)
     monkeypatch.setattr(units, "RUNNING", str(tmp_path))
-    monkeypatch.setattr(units, "SYSTEM_PATH", str(tmp_path))
+    monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
     return path
 
 

@@ -84,14 +84,14 @@ def test_a_configuration_that_comes_while_it_looks_makes_it_stale(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.build(1)
-    real = policy.load
+    real = policy.loaded
 
-    def load(path: str) -> dict[str, Any]:
+    def loaded(path: str) -> tuple[dict[str, Any], list[str]]:
         found = real(path)
         Path(path).write_text("")
         return found
 
-    monkeypatch.setattr(policy, "load", load)
+    monkeypatch.setattr(policy, "loaded", loaded)
     monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
     monkeypatch.setenv("GPUSHIM_STATE", machine.state)
     refresh.refresh()
