@@ -71,7 +71,7 @@ def main(when: str, place: str, other: str, trusting: str, count: str, *argv: st
         for module in (walk, rootfs):
             module.walk = naive  # type: ignore[attr-defined]
         setattr(rootfs, "mount_id", lambda _fd: b"")  # noqa: B010 - not a name that it exports
-        roots.check = lambda _root: None  # which would refuse a root whose mount has no id
+        setattr(roots, "check", lambda _root: None)  # noqa: B010 - which would refuse a root whose mount has no id
     leave = posix._exit
 
     def restore(code: int) -> None:

@@ -188,22 +188,3 @@ def test_odd_answers_are_none(engine: Engine, answer: Any) -> None:
     (engine.folder / "docker").chmod(0o755)
     with pytest.raises(GpushimError, match="no container or image x"):
         inspect.inspect("x")
-
-
-@pytest.mark.parametrize("path", ["", ":/nowhere", "/nowhere:", "."])
-def test_no_client_of_the_working_directorys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """An empty component of PATH means the working directory, which may be anybody's."""
-    (tmp_path / "docker").write_text("#!/bin/sh\ntouch executed\n")
-    (tmp_path / "docker").chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", path)
-    monkeypatch.setattr(inspect, "SYSTEM_PATH", "/nowhere")
-    with pytest.raises(GpushimError, match="is installed"):
-        inspect.inspect("x")
-    assert not (tmp_path / "executed").exists()
-
-
-def test_no_client_that_others_may_replace(engine: Engine) -> None:
-    engine.folder.chmod(0o777)
-    with pytest.raises(GpushimError, match="is installed"):
-        engine.knows(image=None)
