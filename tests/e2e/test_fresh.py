@@ -267,6 +267,23 @@ def test_a_full_disk_beside_creates(scene: Scene, small: Path) -> None:
     assert [code for code, _, _ in ended[-4:]] == [0] * 4
 
 
+def test_refresh_by_hand_says_that_the_disk_is_full(scene: Scene, small: Path) -> None:
+    fill(small)
+    done = scene.refresh()
+    assert (done.returncode, done.stderr) == (
+        FAILED,
+        "gpushim: the snapshot cannot be saved: [Errno 28] No space left on device\n",
+    )
+
+
+def test_a_state_directory_that_is_read_only_is_called_so(scene: Scene, small: Path) -> None:
+    swap(scene)
+    subprocess.run(["/bin/mount", "-o", "remount,ro", small], check=True)
+    done, found = scene.ask("0")
+    assert (done.returncode, found) == (INVENTORY, set())
+    assert f"{small} is out of date, and the file system there is mounted read-only: mount it writable" in done.stderr
+
+
 def test_a_boot_beside_creates(scene: Scene) -> None:
     scene.host.unload("nvidia", "nvidia_uvm", "nvidia_modeset")
     shutil.rmtree(scene.state)

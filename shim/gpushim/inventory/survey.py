@@ -43,12 +43,13 @@ def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]
         paths = [*_watched(snapshot, proc), *_mps_control(root, settings["mps"]), runtime]
         inputs = {"config": config, "root": root, "dev-root": dev_root, "sys": sys, "times": times, "nodes": paths}
         facts = stamp.current(inputs)
-        snapshot.update(inputs=inputs, stamp=facts, runtime=runtime, policy=settings)
+        # Those of the driver from before it was asked: a change since then makes the snapshot stale, never wrong.
+        then = [facts[0], facts[1], *before, *facts[-2:]]
+        snapshot.update(inputs=inputs, stamp=then, runtime=runtime, policy=settings)
         _add_nodes_and_files(snapshot, proc)
         snapshot["looked"] = stamp.clock()
         snapshot["life"] = life(snapshot, snapshot["looked"] - started)
-        # Facts from before the look at the files: a change since then makes the snapshot stale, never wrong.
-        if facts == stamp.current(inputs) and stamp.driver(proc, sys, times) == before:
+        if then == stamp.current(inputs):
             break
     return snapshot
 
