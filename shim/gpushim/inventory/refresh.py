@@ -242,6 +242,7 @@ def _locked(path: str, lock: int | None, waiting: Callable[[str], None]) -> Iter
         fcntl.flock(fd, fcntl.LOCK_EX)  # the kernel lets it go when the process ends, however it ends
         tell("the driver's modules and nodes")
         yield tell
+        fcntl.flock(fd, fcntl.LOCK_UN)  # the create that has handed it over has it too, and may be stopped
     finally:
         os.close(fd)
 

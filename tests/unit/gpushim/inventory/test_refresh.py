@@ -114,14 +114,15 @@ def test_runtime_does_not_vouch_for_a_configuration_that_came_while_it_looked(ma
     assert os.stat(f"{machine.state}/runtime").st_mtime != 1
 
 
-@pytest.mark.parametrize("name", ["runtime", "triggers", "config"])
-def test_what_the_launcher_reads_comes_back(machine: Machine, name: str) -> None:
+@pytest.mark.parametrize("name", ["runtime", "triggers", "config", "params", "empty"])
+def test_what_launcher_and_hook_read_comes_back(machine: Machine, name: str) -> None:
     machine.build(1)
     machine.refreshed()
-    Path(machine.state, name).unlink()
+    path = Path(machine.state, name)
+    (path.rmdir if path.is_dir() else path.unlink)()
     assert ensure.read(machine.config, machine.state) is None
     machine.refreshed()
-    assert Path(machine.state, name).is_file()
+    assert path.exists()
     assert ensure.read(machine.config, machine.state) is not None
 
 
