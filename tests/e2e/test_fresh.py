@@ -267,6 +267,31 @@ def test_a_full_disk_beside_creates(scene: Scene, small: Path) -> None:
     assert [code for code, _, _ in ended[-4:]] == [0] * 4
 
 
+def test_refresh_by_hand_says_that_the_disk_is_full(scene: Scene, small: Path) -> None:
+    fill(small)
+    done = scene.refresh()
+    assert (done.returncode, done.stderr) == (
+        FAILED,
+        "gpushim: the snapshot cannot be saved: [Errno 28] No space left on device\n",
+    )
+
+
+def test_a_state_directory_that_is_read_only_is_called_so(scene: Scene, small: Path) -> None:
+    swap(scene)
+    subprocess.run(["/bin/mount", "-o", "remount,ro", small], check=True)
+    done, found = scene.ask("0")
+    assert (done.returncode, found) == (INVENTORY, set())
+    assert f"{small} is out of date, and the file system there is mounted read-only: mount it writable" in done.stderr
+
+
+def test_words_that_cannot_be_read_are_no_word_to_the_engine(scene: Scene) -> None:
+    """As when the state directory goes between the launcher's look at them and grep's."""
+    (scene.state / "triggers").unlink()
+    (scene.state / "triggers").symlink_to("/proc/self/mem")  # a regular file whose first byte gives EIO
+    done, found = scene.ask("all")
+    assert (done.returncode, done.stderr, len(gpus(found))) == (0, "", 2)
+
+
 def test_a_boot_beside_creates(scene: Scene) -> None:
     scene.host.unload("nvidia", "nvidia_uvm", "nvidia_modeset")
     shutil.rmtree(scene.state)

@@ -70,17 +70,30 @@ def _write(snapshot: dict[str, Any], path: str, notes: list[str]) -> bool:
         elif not old and not snapshot["error"]:  # with an error, that is said already
             raise
         return False
-    with _directory(path, trusted=True) as fd:
-        if _withdrawn(path, spec, notes):
+    try:
+        with _directory(path, trusted=True) as fd:
+            if _withdrawn(path, spec, notes):
+                return True
+            reason = emptier(path, spec, snapshot["source"])
+            if reason:
+                notes.append(reason)
+                return False
+            content = text.render(spec, "json")
+            written.note(path, content)
+            _replace(fd, os.path.basename(path), content)
             return True
-        reason = emptier(path, spec, snapshot["source"])
-        if reason:
-            notes.append(reason)
-            return False
-        content = text.render(spec, "json")
-        written.note(path, content)
-        _replace(fd, os.path.basename(path), content)
-        return True
+    except (GpushimError, OSError, ValueError):
+        _remove_untrue(spec, notes)
+        raise
+
+
+def _remove_untrue(spec: dict[str, Any], notes: list[str]) -> None:
+    """Remove what refresh has written and cannot replace, where it would give another GPU than it says."""
+    for path in written.others(""):
+        old = saved(path)
+        if old and _contradict(old, spec):
+            written.remove(path)
+            notes.append(f"{path}, which refresh had written, is removed: the nodes in it are of other devices now")
 
 
 def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
@@ -129,10 +142,11 @@ def saved(path: str) -> Optional[dict[str, Any]]:
 def emptier(path: str, spec: dict[str, Any], source: str) -> str:
     """Say why a spec must not replace the one that is there, or "".
 
-    Without NVML, devices are missing that may well be there; with NVML, a device that is gone is gone.
+    Without NVML, devices are missing that may well be there; with NVML, a device that is gone is gone. What both have
+    must be the same in both: where GPUs were bound in another order, the old one gives the wrong ones.
     """
     old = saved(path) if source == "proc" else None
-    if old is None or old["kind"] != spec["kind"]:
+    if old is None or old["kind"] != spec["kind"] or _contradict(old, spec):
         return ""
     lost = sorted(_names(old) - _names(spec))
     if not lost:
@@ -150,6 +164,22 @@ def conflicting(path: str, spec: dict[str, Any]) -> tuple[str, str]:
         if os.path.basename(other) != os.path.basename(path) and both:
             return other, f"{spec['kind']}={both[0]}"
     return "", ""
+
+
+def _contradict(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Say whether a device of two specs, or what comes with all of them, has some other nodes in each."""
+    before, now = _nodes(old), _nodes(new)
+    return any(before[name] - now[name] and now[name] - before[name] for name in before.keys() & now.keys())
+
+
+def _nodes(spec: dict[str, Any]) -> dict[str, set[tuple[Any, ...]]]:
+    """List path, major and minor number of nodes by device; those that come with each device are by ""."""
+    edits = {device["name"]: device.get("containerEdits", {}) for device in spec["devices"]}
+    edits[""] = spec.get("containerEdits", {})
+    return {
+        name: {(node["path"], node.get("major"), node.get("minor")) for node in edit.get("deviceNodes", ())}
+        for name, edit in edits.items()
+    }
 
 
 def _names(spec: dict[str, Any]) -> set[str]:

@@ -82,12 +82,12 @@ def last(config: str, state: str) -> tuple[dict[str, Any], str]:
 
 
 def told(state: str) -> list[Any]:
-    """Gather facts about what the launcher reads, which change when somebody has touched it since the refresh.
+    """Gather facts about what launcher and hook read, which change when somebody has touched it since the refresh.
 
     Args:
         state: directory of the snapshot.
     """
-    facts = (stamp.node(f"{state}/{name}") for name in ("runtime", "triggers"))
+    facts = (stamp.node(f"{state}/{name}") for name in ("runtime", "triggers", "params", "empty"))
     owned = [fact and [*fact[:2], stamp.trusted(fact[2])] for fact in facts]  # owners look different in a namespace
     return [*owned, stamp.identity(state + "/config")]
 

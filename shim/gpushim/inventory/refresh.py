@@ -44,9 +44,6 @@ def main(argv: list[str]) -> NoReturn:
     except GpushimError as error:
         _say(str(error))
         sys.exit(error.exit_code)
-    except OSError as error:
-        _say(_unsaved(error))
-        sys.exit(FAILED)
     if snapshot["error"]:
         _say(snapshot["error"]["sentence"])
         sys.exit(snapshot["error"]["code"])
@@ -69,8 +66,8 @@ def refresh(force: bool = False, load: bool = True, patient: bool = False, lock:
         the snapshot; its "error" says if this host cannot serve GPUs.
 
     Raises:
-        GpushimError: the configuration is wrong, there is no low-level runtime, or the state directory is not ours.
-        OSError: the snapshot cannot be written.
+        GpushimError: the configuration is wrong, there is no low-level runtime, the state directory is not ours, or
+            the snapshot cannot be written.
     """
     config, state = stamp.config_path(), stamp.state_dir()
     ahead = None if force else AHEAD if patient else 0
@@ -105,7 +102,6 @@ def unattended(load: bool) -> dict[str, Any]:
 
     Raises:
         GpushimError: as `refresh`; or the driver's module is being unloaded.
-        OSError: the snapshot cannot be written.
     """
     config, state = stamp.config_path(), stamp.state_dir()
     for _ in range(ROUNDS):
@@ -199,8 +195,9 @@ def _recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None
         failed(error)
         raise
     except OSError as error:
-        failed(GpushimError(_unsaved(error), FAILED))
-        raise
+        unsaved = GpushimError(f"the snapshot cannot be saved: {error}", FAILED)
+        failed(unsaved)
+        raise unsaved from None
 
 
 @contextlib.contextmanager
@@ -245,6 +242,7 @@ def _locked(path: str, lock: int | None, waiting: Callable[[str], None]) -> Iter
         fcntl.flock(fd, fcntl.LOCK_EX)  # the kernel lets it go when the process ends, however it ends
         tell("the driver's modules and nodes")
         yield tell
+        fcntl.flock(fd, fcntl.LOCK_UN)  # the create that has handed it over has it too, and may be stopped
     finally:
         os.close(fd)
 
@@ -256,10 +254,6 @@ def _handed_over() -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     return lock
-
-
-def _unsaved(error: OSError) -> str:
-    return f"the snapshot cannot be saved: {error}"
 
 
 def _prepare(state: str) -> None:
@@ -278,6 +272,12 @@ def _prepare(state: str) -> None:
     if not renew.is_ours(state):
         raise GpushimError(
             f"{state} cannot be trusted: it is not a directory that only root can write to; remove it",
+            INVENTORY,
+        )
+    if os.statvfs(state).f_flag & os.ST_RDONLY:
+        raise GpushimError(
+            f"the snapshot in {state} is out of date, and the file system there is mounted read-only: mount it "
+            "writable, or set GPUSHIM_STATE to a directory elsewhere",
             INVENTORY,
         )
     if not os.access(state, os.W_OK):
@@ -315,6 +315,8 @@ def _tell_launcher(state: str, snapshot: dict[str, Any]) -> None:
     text, runtime = "".join(f"{word}\n" for word in words), state + "/runtime"
     identity = snapshot["stamp"][stamp.CONFIG_IDENTITY]
     target, time = (os.path.realpath(snapshot["inputs"]["config"]), identity[2]) if identity else ("", None)
+    if stamp.identity(target) != identity:  # another came since it was read, maybe with the same time
+        target, time = "", None
     if _told(state) != (text, target):
         _remove(runtime)
         _remove(state + "/config")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 3  # when the host changes while it is looked at, as it does when NVML makes device nodes
 MOMENT = 0.02  # seconds, in which the kernel's clock for files goes on
+LONGEST_LIFE = 1800  # seconds of a snapshot, where a look takes long
 
 
 def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]) -> dict[str, Any]:
@@ -43,12 +44,13 @@ def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]
         paths = [*_watched(snapshot, proc), *_mps_control(root, settings["mps"]), runtime]
         inputs = {"config": config, "root": root, "dev-root": dev_root, "sys": sys, "times": times, "nodes": paths}
         facts = stamp.current(inputs)
-        snapshot.update(inputs=inputs, stamp=facts, runtime=runtime, policy=settings)
+        # Those of the driver from before it was asked: a change since then makes the snapshot stale, never wrong.
+        then = [facts[0], facts[1], *before, *facts[-2:]]
+        snapshot.update(inputs=inputs, stamp=then, runtime=runtime, policy=settings)
         _add_nodes_and_files(snapshot, proc)
         snapshot["looked"] = stamp.clock()
         snapshot["life"] = life(snapshot, snapshot["looked"] - started)
-        # Facts from before the look at the files: a change since then makes the snapshot stale, never wrong.
-        if facts == stamp.current(inputs) and stamp.driver(proc, sys, times) == before:
+        if then == stamp.current(inputs):
             break
     return snapshot
 
@@ -58,7 +60,8 @@ def life(snapshot: dict[str, Any], took: float) -> int:
 
     Args:
         snapshot: all but its "life".
-        took: seconds that the look took; what seldom changes is not worth more than a hundredth of the time.
+        took: seconds that the look took; what seldom changes is not worth more than a hundredth of the time, down to
+            two looks an hour.
     """
     if is_passing(snapshot):
         return stamp.PASSING
@@ -67,7 +70,7 @@ def life(snapshot: dict[str, Any], took: float) -> int:
     unbound = any(inode is None for _, inode in snapshot["stamp"][stamp.FACTS.index("gpus")])
     if unbound or (snapshot["mig"] and not snapshot["inputs"]["times"]):
         return stamp.PASSING  # a fact is not to be had here
-    return max(stamp.SETTLED, round(100 * took))
+    return max(stamp.SETTLED, min(LONGEST_LIFE, round(100 * took)))
 
 
 def is_passing(snapshot: dict[str, Any]) -> bool:

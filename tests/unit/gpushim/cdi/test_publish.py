@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import os
@@ -27,6 +28,12 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return tmp_path / "cdi"
+
+
+# The two whole GPUs of the usual host, bound in the other order.
+SWAPPED = hosts.mixed(
+    gpus=[{**gpu(0, 2), "uuid": gpu(0, 1)["uuid"]}, {**gpu(1, 1), "uuid": gpu(1, 2)["uuid"]}], mig=[]
+)
 
 
 def refresh(directory: Path, host: dict[str, Any] | None = None, **policy: Any) -> list[str]:
@@ -108,6 +115,13 @@ def test_without_nvml_a_good_spec_stays(directory: Path) -> None:
     (note,) = refresh(directory, hosts.proc())
     assert "stays as it was: it has 2:0, GPU-01111111" in note
     assert "2:0" in names(directory)
+
+
+def test_without_nvml_a_spec_goes_that_would_give_another_gpu(directory: Path) -> None:
+    refresh(directory)
+    assert refresh(directory, copy.deepcopy(SWAPPED) | {"source": "proc"}) == []
+    assert "2:0" not in names(directory)
+    assert [node["minor"] for node in written(directory)["devices"][0]["containerEdits"]["deviceNodes"]] == [2]
 
 
 def test_without_nvml_a_first_spec_is_written(directory: Path) -> None:
@@ -305,6 +319,26 @@ def test_full_or_failing_disk_leaves_the_old_spec_and_no_litter(
     assert notes == ["no CDI spec is written: [Errno 9] Bad file descriptor"]
     assert [path.name for path in directory.iterdir()] == ["nvidia.com-gpu.json"]
     assert "2:0" in names(directory)
+
+
+def test_a_failing_disk_takes_away_a_spec_that_would_give_another_gpu(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh(directory)
+    monkeypatch.setattr(os, "fsync", lambda _: posix.close(-1))
+    notes = refresh(directory, copy.deepcopy(SWAPPED))
+    assert "is removed: the nodes in it are of other devices now" in notes[0]
+    assert list(directory.iterdir()) == []
+
+
+def test_another_directory_that_is_refused_keeps_no_untrue_spec_in_the_earlier_one(
+    directory: Path, tmp_path: Path
+) -> None:
+    refresh(directory)
+    refresh(Path("/dev/null/cdi"))
+    assert "2:0" in names(directory)
+    refresh(Path("/dev/null/cdi"), copy.deepcopy(SWAPPED))
+    assert list(directory.iterdir()) == []
 
 
 def _again_and_again(directory: Path, gpus: int, failed: Any) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from gpushim import policy
 from gpushim.errors import CONFIG, DRIVER, INVENTORY, NOT_FOUND, GpushimError
-from gpushim.inventory import ensure, refresh
+from gpushim.inventory import ensure, gpus, procfs, refresh
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -98,14 +98,32 @@ def test_a_configuration_that_comes_while_it_looks_makes_it_stale(
     assert ensure.read(machine.config, machine.state) is None
 
 
-@pytest.mark.parametrize("name", ["runtime", "triggers", "config"])
-def test_what_the_launcher_reads_comes_back(machine: Machine, name: str) -> None:
+def test_runtime_does_not_vouch_for_a_configuration_that_came_while_it_looked(machine: Machine) -> None:
+    """Two configurations with one time, as images and package stores have them."""
+    machine.build(1)
+    old, new = Path(machine.folder, "old.toml"), Path(machine.folder, "new.toml")
+    os.rename(machine.config, old)
+    os.symlink(old, machine.config)
+    new.write_text(old.read_text() + '[requests]\nswarm-variables = ["A_GPU"]\n')
+    for path in (old, new):
+        os.utime(path, (1, 1))
+    snapshot = machine.refreshed()
+    os.unlink(machine.config)
+    os.symlink(new, machine.config)
+    refresh._publish(machine.state, snapshot)
+    assert not os.path.lexists(f"{machine.state}/config")
+    assert os.stat(f"{machine.state}/runtime").st_mtime != 1
+
+
+@pytest.mark.parametrize("name", ["runtime", "triggers", "config", "params", "empty"])
+def test_what_launcher_and_hook_read_comes_back(machine: Machine, name: str) -> None:
     machine.build(1)
     machine.refreshed()
-    Path(machine.state, name).unlink()
+    path = Path(machine.state, name)
+    (path.rmdir if path.is_dir() else path.unlink)()
     assert ensure.read(machine.config, machine.state) is None
     machine.refreshed()
-    assert Path(machine.state, name).is_file()
+    assert path.exists()
     assert ensure.read(machine.config, machine.state) is not None
 
 
@@ -130,6 +148,24 @@ def test_second_refresh_changes_nothing_unless_forced(machine: Machine) -> None:
     before = os.stat(path).st_mtime_ns
     machine.refresh("--force")
     assert os.stat(path).st_mtime_ns != before
+
+
+def test_what_is_bound_anew_while_it_looks_makes_it_stale(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs swap their minor numbers each time that NVML has just answered, as often as a refresh looks."""
+    host = machine.build(2)
+
+    def read(root: str, proc: str, *_: Any) -> dict[str, Any]:
+        found = {"source": "nvml", "cuda": "", "gpus": procfs.gpus(proc, []), "mig": [], "missing": []}
+        one, other = host.gpus
+        one.minor, other.minor = other.minor, one.minor
+        host.update()
+        return found
+
+    monkeypatch.setattr(gpus, "read", read)
+    monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
+    monkeypatch.setenv("GPUSHIM_STATE", machine.state)
+    refresh.refresh()
+    assert ensure.read(machine.config, machine.state) is None
 
 
 def test_leftovers_of_a_killed_refresh_do_not_matter(machine: Machine) -> None:

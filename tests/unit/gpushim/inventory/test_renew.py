@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -114,6 +115,17 @@ def test_a_lock_that_was_handed_over_goes_with_the_process(machine: Machine) -> 
     os.kill(pid, 9)
     machine.build(1)
     assert snapshot(machine) == machine.saved()
+
+
+def test_a_lock_that_was_handed_over_is_let_go_beside_a_create_that_was_stopped(machine: Machine) -> None:
+    machine.build(1)
+    os.mkdir(machine.state)
+    with open(f"{machine.state}/lock", "w+") as lock:  # the stopped create's
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        environment = {"PATH": "/usr/bin", "GPUSHIM_CONFIG": machine.config, "GPUSHIM_STATE": machine.state}
+        subprocess.run([*renew.command(), "--locked"], check=True, stdin=lock, env=environment)
+        with open(f"{machine.state}/lock", "r+") as another:
+            fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_one_failure_is_passed_on_to_all_that_waited(machine: Machine, log: Path) -> None:

@@ -23,7 +23,8 @@ def snapshot(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("changes", "took", "life"), [
     ({}, 0.3, stamp.SETTLED),
-    ({}, 20, 2000),
+    ({}, 12, 1200),
+    ({}, 25, 1800),
     ({"source": "proc"}, 20, stamp.PASSING),
     ({"error": {"sentence": "no driver", "code": 12}}, 0, stamp.PASSING),
     ({"missing": ["GPU 1 is left out"]}, 0, stamp.PASSING),
