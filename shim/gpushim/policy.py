@@ -138,12 +138,13 @@ def low_level(names: list[str]) -> str:
         names: in order of preference; bare names, or absolute paths.
 
     Returns:
-        absolute path of the first that is an executable file, sought in the system's directories, then in PATH.
+        absolute path of the first that is an executable file, sought in the system's directories, then in those of
+        PATH (k3s and its kin have their own there) in which nobody else could have put it.
 
     Raises:
         GpushimError: none is there.
     """
-    folders = [*SYSTEM_PATH.split(":"), *os.environ.get("PATH", "").split(":")]
+    folders = [*SYSTEM_PATH.split(":"), *filter(_is_safe, os.environ.get("PATH", "").split(":"))]
     for name in names:
         candidates = [name] if "/" in name else [f"{folder}/{name}" for folder in folders]
         for path in candidates:
@@ -155,6 +156,13 @@ def low_level(names: list[str]) -> str:
         "install one, or name yours under [runtime] low-level",
         NOT_FOUND,
     )
+
+
+def _is_safe(folder: str) -> bool:
+    try:
+        return folder.startswith("/") and not stamp.others_may(os.stat(folder))
+    except (OSError, ValueError):
+        return False
 
 
 def _read(path: str) -> bytes:

@@ -269,6 +269,12 @@ class TestLowLevel:
         expected = self.executable(folder / "system/runc")
         assert policy.low_level(["runc"]) == expected
 
+    def test_a_folder_of_path_that_others_may_write_does_not_count(self, folder: Path) -> None:
+        self.executable(folder / "path/runc")
+        (folder / "path").chmod(0o777)
+        with pytest.raises(GpushimError, match="no low-level runtime"):
+            policy.low_level(["runc"])
+
     def test_absolute_path(self, folder: Path) -> None:
         expected = self.executable(folder / "mine")
         assert policy.low_level(["nothing", expected]) == expected
