@@ -163,6 +163,16 @@ def trusted(uid: int) -> bool:
     return uid in (0, posix.geteuid()) or (uid == _OVERFLOW and in_user_namespace())
 
 
+def ours(folder: str) -> bool:
+    """Say whether a directory, not a link to one, is one that only root, or who runs this, can write to."""
+    try:
+        status = posix.lstat(folder)
+    except OSError:
+        return False
+    mine = trusted(status.st_uid) and not status.st_mode & OTHERS_WRITE
+    return status.st_mode & FILE_TYPE == DIRECTORY and mine
+
+
 def in_user_namespace() -> bool:
     """Say whether this process is in a user namespace other than the host's."""
     return (_text("/proc/self/uid_map", 256) or "").split() != ["0", "0", "4294967295"]
