@@ -151,10 +151,14 @@ def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: di
         needed.append((MIG_CONFIG_NODE, "NVIDIA_MIG_CONFIG_DEVICES asks for it"))
     if request.mig_monitor:
         needed.append((MIG_MONITOR_NODE, "NVIDIA_MIG_MONITOR_DEVICES asks for it"))
+    common = {"/dev/nvidiactl", UVM_NODES[0], MIG_CONFIG_NODE, MIG_MONITOR_NODE}  # they tell no GPU
     for path, why in needed:
         if path not in nodes:
+            node, reason = path, f" ({why})"
+            if path not in common:
+                node, reason = selection.told(inventory, path, "a node of a GPU"), selection.told(inventory, reason)
             raise GpushimError(
-                f"{path} is not on this host, or is not that device ({why}); run gpushim refresh as root, which "
+                f"{node} is not on this host, or is not that device{reason}; run gpushim refresh as root, which "
                 "makes it or says why it cannot",
                 INVENTORY,
             )

@@ -25,6 +25,7 @@ _HEX = "0123456789abcdef"
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ALNUM = _LETTERS + _DIGITS
 _TYPED = {"gpu": "index", "mig": "mig-index"}  # CDI names with the strategy type-index: gpu0, mig0:1
+SHOWN = "`gpushim list` on the host says"
 _UUID_GROUPS = [8, 4, 4, 4, 12]  # RFC 9562, section 4
 
 
@@ -196,7 +197,8 @@ def select(
             host has no usable GPU at all, or "all" is asked for and one of them cannot be used.
     """
     if devices and not inventory["gpus"]:
-        found_none = f"no GPU was found on this host{_notes(inventory)}; check the driver with nvidia-smi"
+        why = told(inventory, _notes(inventory))
+        found_none = f"no GPU was found on this host{why}; check the driver with nvidia-smi"
         raise GpushimError(f"the container asks for a GPU, but {found_none}", INVENTORY)
     who = _who(source)
     gpus: list[Device] = []
@@ -214,6 +216,17 @@ def select(
     return gpus, migs
 
 
+def told(inventory: dict[str, Any], devices: str, otherwise: str = "") -> str:
+    """Choose what a refusal says: of this host's devices it tells nothing but what the container named itself.
+
+    Args:
+        inventory: the snapshot.
+        devices: tells which devices there are, or what is wrong with them.
+        otherwise: said instead where [requests] list-devices-in-refusals is false.
+    """
+    return devices if inventory["policy"]["requests"]["list-devices-in-refusals"] else otherwise
+
+
 def _who(source: str) -> str:
     return source[4:] + " asks for" if source.startswith("env ") else f"the container asks in its {source} for"
 
@@ -224,12 +237,11 @@ def _all(inventory: dict[str, Any], notes: list[str]) -> tuple[list[Device], lis
     names = _listed([str(device["uuid"] or device["index"]) for device in [*whole, *migs]])
     if lost:
         others = f", or name those that can be used: {names}" if names else ""
-        raise GpushimError(
-            f"the container asks for all GPUs, but not all can be used: {_listed(lost)}; mend that{others}", INVENTORY
-        )
+        which = told(inventory, f": {_listed(lost)}; mend that{others}", f"; {SHOWN} which")
+        raise GpushimError(f"the container asks for all GPUs, but not all can be used{which}", INVENTORY)
     if not names:
         raise GpushimError(
-            f"the container asks for all GPUs, but this host has {len(empty)}, all in MIG mode, and no MIG instance; "
+            "the container asks for all GPUs, but all of this host are in MIG mode, and there is no MIG instance; "
             "make some (nvidia-smi mig -cgi ... -C), or switch the mode off (nvidia-smi -mig 0)",
             INVENTORY,
         )
@@ -280,21 +292,17 @@ def _require_healthy(who: str, item: Item, device: Device, inventory: dict[str, 
     index = device["gpu"] if item[0].startswith("mig-") else device["index"]
     for gpu in inventory["gpus"]:
         if gpu["index"] == index and gpu["problem"]:
-            raise GpushimError(
-                f'{who} GPU "{quote(item[2])}", which cannot be used: {gpu["problem"]}; name another GPU', REQUEST
-            )
+            why = told(inventory, f": {gpu['problem']}; name another GPU", f"; name another GPU, {SHOWN} why")
+            raise GpushimError(f'{who} GPU "{quote(item[2])}", which cannot be used{why}', REQUEST)
 
 
 def _refuse(who: str, item: Item, found: list[Device], inventory: dict[str, Any]) -> NoReturn:
     asked = quote(item[2])
-    lists = inventory["policy"]["requests"]["list-devices-in-refusals"]
     if found:
-        these = f": {_gpus(found)}" if lists else ""
-        raise GpushimError(
-            f'{who} GPU "{asked}", which fits {len(found)} GPUs{these}; write more of the UUID', REQUEST
-        )
+        these = told(inventory, f"{len(found)} GPUs: {_gpus(found)}", "more than one GPU")
+        raise GpushimError(f'{who} GPU "{asked}", which fits {these}; write more of the UUID', REQUEST)
     what = "MIG instance" if item[0].startswith("mig-") else "GPU"
-    if not lists:
+    if not told(inventory, "lists"):
         raise GpushimError(f'{who} {what} "{asked}", which this host does not have; use one that it has', REQUEST)
     if what == "GPU":
         gpus = inventory["gpus"]

@@ -168,6 +168,15 @@ def others_may(status: posix.stat_result) -> bool:
     return not trusted(status.st_uid) or status.st_mode & OTHERS_WRITE != 0
 
 
+def ours(folder: str) -> bool:
+    """Say whether a directory, not a link to one, is one that only root, or who runs this, can write to."""
+    try:
+        status = posix.lstat(folder)
+    except OSError:
+        return False
+    return status.st_mode & FILE_TYPE == DIRECTORY and not others_may(status)
+
+
 def in_user_namespace() -> bool:
     """Say whether this process is in a user namespace other than the host's."""
     return (_text("/proc/self/uid_map", 256) or "").split() != ["0", "0", "4294967295"]

@@ -73,6 +73,7 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     if not verify and not dry_run:
         report["notes"] += files.apply(plan.changes, undo=wish.remove)
         report["changed"] = bool(plan.changes)
+        report["notes"] += _kept(plan, report["notes"]) if wish.remove else []
     if verify or (restart and not dry_run):
         report["missing"] = _asked(engine, wish, plan, restart and not verify)
     elif report["changed"] and hasattr(engine, "UNIT"):
@@ -91,8 +92,18 @@ def _by_hand(engine: Any, wish: Wish) -> None:
     if commands and hasattr(engine, "UNIT"):
         arguments = _restarting(engine, wish, plan)
         commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {engine.PROGRAM}")
-    for command in commands:
-        show.say(command)
+    for line in [*commands, *(f"# note: {sentence}" for sentence in _kept(plan, []))]:
+        show.say(line)
+    if not commands:
+        show.say(f"# {plan.config}: nothing to take back")
+
+
+def _kept(plan: Plan, notes: list[str]) -> list[str]:
+    """Name the copies of what somebody wrote into gpushim's entry, but for those that notes are about."""
+    paths = dict.fromkeys([plan.config, *(change.path for change in plan.changes)])
+    copies = [copy for path in paths for copy in files.kept(path)]
+    told = [copy for copy in copies if not any(note.startswith(f"{copy} ") for note in notes)]
+    return [f"what somebody wrote into gpushim's entry is in {copy}" for copy in told]
 
 
 def _change(change: files.Change) -> dict[str, str]:

@@ -171,17 +171,34 @@ def prepare(changes: list[Change]) -> list[str]:
         changes: that take gpushim out.
 
     Returns:
-        for each file the command that does so without gpushim.
+        for each file the command that does so without gpushim, unless somebody has edited the file meanwhile.
     """
-    records = [Change(each.path, each.old, each.old, before=each.new, lost=each.lost) for each in changes]
-    apply([record for record, change in zip(records, changes) if change.recorded])
-    commands = []
-    for change in changes:
-        with places.place(change.path) as place:
-            before = shlex.quote(_record_path(place, BEFORE))
-        path = shlex.quote(change.path)
-        commands.append(f"rm {path}" if change.new is None else f"cp {before} {path}")
-    return commands
+    apply([Change(each.path, each.old, each.old, before=each.new, lost=each.lost) for each in changes])
+    return [_by_hand(change) for change in changes]
+
+
+def _by_hand(change: Change) -> str:
+    with places.place(change.path) as place:
+        before, after = (shlex.quote(_record_path(place, suffix)) for suffix in (BEFORE, AFTER))
+    path = shlex.quote(change.path)
+    if change.new is None:
+        undo, otherwise = f"rm {path}", f"keep what diff {after} {path} shows, take the rest out"
+    else:
+        undo, otherwise = f"cp {before} {path}", f"take out what diff {before} {after} shows"
+    told = shlex.quote(f"{change.path} has been edited since: {otherwise}")
+    return f"if cmp -s {path} {after}; then {undo}; else echo {told}; fi"
+
+
+def kept(path: str) -> list[str]:
+    """List the copies of a file with what somebody had written into gpushim's entry, in the order of their making."""
+    found: list[str] = []
+    with contextlib.suppress(FileNotFoundError), places.place(path) as place, _beside(place) as folder:
+        while True:
+            record = _record(place, folder, KEPT + (f".{len(found) + 1}" if found else ""))
+            if _status(record) is None:
+                break
+            found.append(record.path)
+    return found
 
 
 def _records(place: Place, folder: int, change: Change) -> list[tuple[str, Change]]:

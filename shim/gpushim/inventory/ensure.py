@@ -66,7 +66,7 @@ def last(config: str, state: str) -> tuple[dict[str, Any], str]:
         the snapshot and "" (it is true) or "host" (the host has changed since, or may have; the policy in it still
         holds); {} and "policy" if there is none of ours, or config.toml or what was told the launcher has changed.
     """
-    found = own(f"{state}/{SNAPSHOT}")
+    found = own(f"{state}/{SNAPSHOT}") if stamp.ours(state) else {}
     if found.get("version") != SCHEMA or found.get("gpushim") != __version__:
         return {}, "policy"
     try:

@@ -269,7 +269,8 @@ def _prepare(state: str) -> None:
             "directory of your own",
             INVENTORY,
         ) from None
-    if not renew.is_ours(state):
+    if not stamp.ours(state):
+        os.lstat(state)  # raises if it was removed meanwhile, and refresh begins anew
         raise GpushimError(
             f"{state} cannot be trusted: it is not a directory that only root can write to; remove it",
             INVENTORY,

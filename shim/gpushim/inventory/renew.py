@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
 import subprocess
 import sys
 import time
@@ -106,7 +105,7 @@ def record(state: str, belongs: dict[str, Any], error: GpushimError) -> None:
     told = {**belongs, "at": _now(), "sentence": str(error), "code": error.exit_code}
     path = f"{state}/{FAILURE}"
     with contextlib.suppress(OSError):  # then each finds it out by itself
-        if not is_ours(state):
+        if not stamp.ours(state):
             return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + ".new")
@@ -116,16 +115,6 @@ def record(state: str, belongs: dict[str, Any], error: GpushimError) -> None:
         return
     with contextlib.suppress(OSError):
         os.unlink(path + ".new")
-
-
-def is_ours(state: str) -> bool:
-    """Say whether a state directory is one that only root, or we ourselves, can write to.
-
-    Raises:
-        OSError: there is none.
-    """
-    status = os.lstat(state)
-    return stat.S_ISDIR(status.st_mode) and not stamp.others_may(status)
 
 
 def _pass_on(state: str, config: str, since: int) -> None:

@@ -459,6 +459,16 @@ def test_a_missing_node_is_a_refusal(env: list[str], gone: str, words: str) -> N
     assert caught.value.exit_code == INVENTORY
 
 
+@pytest.mark.parametrize(("name", "gone"), [("all", "/dev/nvidia1"), ("all", CAPS + "12"), ("2:0", "/dev/nvidia0")])
+def test_among_strangers_a_missing_node_tells_no_device(name: str, gone: str) -> None:
+    inventory = snapshot()
+    del inventory["nodes"][gone]
+    inventory["policy"]["requests"]["list-devices-in-refusals"] = False
+    with pytest.raises(GpushimError) as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=" + name, inventory=inventory)
+    assert str(caught.value).startswith("a node of a GPU is not on this host, or is not that device; run gpushim")
+
+
 def test_without_uvm_a_utility_container_is_served() -> None:
     inventory = snapshot()
     del inventory["nodes"]["/dev/nvidia-uvm"], inventory["nodes"]["/dev/nvidia-uvm-tools"]

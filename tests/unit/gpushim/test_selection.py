@@ -336,6 +336,44 @@ def test_all_of_nothing_usable_is_refused(broken: dict[str, Any]) -> None:
     assert (broken["problem"] or "MIG mode") in str(error)
 
 
+def _identities(*inventories: Any) -> set[str]:
+    gpus = [gpu for inventory in inventories for gpu in inventory["gpus"]]
+    migs = [mig for inventory in inventories for mig in inventory["mig"]]
+    return (
+        {text for gpu in gpus for text in (gpu["uuid"], gpu["pci"])}
+        | {mig["uuid"] for mig in migs}
+        | {mig["legacy"] for mig in migs}
+    )
+
+
+LOST = gpu(1, problem=f"GPU 1 ({gpu(1)['pci']}) does not answer NVML: GPU is lost")
+LEFT_OUT = f"GPU 2 ({gpu(2)['pci']}) is left out: NVML does not tell it"
+TENANTS = [
+    ("all", host(gpu(0), LOST)),
+    ("all", host(LOST)),
+    ("all", {**host(gpu(0)), "missing": [LEFT_OUT]}),
+    ("all", host(gpu(3, mig=True))),
+    ("all", host(notes=(LEFT_OUT,))),
+    ("05:00.0", host(notes=(LEFT_OUT,))),
+    ("GPU-22222222-2222-2222", host(gpu(0), LOST)),
+    ("GPU-22222222", FOUR),
+    ("x", FOUR),
+    ("x", host(gpu(0), LOST, notes=(LEFT_OUT,))),
+    (MIG, host(LOST, migs=(mig(1, 0),))),
+    (MIG[:-1] + "0", FOUR),
+    (MIG, host(gpu(0), notes=(LEFT_OUT,))),
+]
+
+
+@pytest.mark.parametrize(("name", "inventory"), TENANTS)
+def test_among_strangers_no_refusal_tells_a_device_that_was_not_named(name: str, inventory: Any) -> None:
+    rules = {**inventory["policy"]["requests"], "list-devices-in-refusals": False}
+    error = refusal(name, inventory={**inventory, "policy": {"requests": rules}})
+    said = str(error).replace(f'"{name}"', "").replace("nvidia-smi -mig 0", "")
+    assert not [identity for identity in _identities(FOUR, inventory) if identity in said]
+    assert not [letter for letter in said if letter.isdigit()], said  # no index, no bus id, no count
+
+
 def test_all_is_in_index_order_whatever_the_snapshots() -> None:
     inventory = host(gpu(2), gpu(0), gpu(1, mig=True), migs=(mig(1, 1), mig(1, 0)))
     assert chosen("all", inventory=inventory) == [0, 2, (1, 0), (1, 1)]

@@ -220,3 +220,15 @@ def test_the_facts_have_their_names(tree: Path) -> None:
     assert len(facts(tree)) == len(stamp.FACTS)
     assert stamp.FACTS[stamp.CONFIG_IDENTITY] == "config"
     assert set(stamp.COVER.values()) <= {*stamp.FACTS, "life", "own"}
+
+
+@pytest.mark.parametrize(("mode", "uid", "expected"), [(0o755, 0, True), (0o777, 0, False), (0o755, 1234, False)])
+def test_a_directory_is_ours_if_nobody_else_may_write(tmp_path: Path, mode: int, uid: int, expected: bool) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    folder.chmod(mode)
+    os.chown(folder, uid, uid)
+    assert stamp.ours(str(folder)) is expected
+    (tmp_path / "link").symlink_to(folder)
+    assert not stamp.ours(f"{tmp_path}/link")
+    assert not stamp.ours(f"{tmp_path}/none")

@@ -407,14 +407,45 @@ def test_by_hand_says_what_takes_it_out_and_keeps_what_that_needs(config: Path, 
     theirs = config.read_bytes()
     commands = ok(call("docker", config, "--remove", "--by-hand")).splitlines()
     assert config.read_bytes() == theirs
-    assert commands == [f"cp {config}{files.BEFORE} {config}", "# restart dockerd"]
+    assert f"; then cp {config}{files.BEFORE} {config}; else " in commands[0]
+    assert commands[1:] == ["# restart dockerd"]
     subprocess.run(["/bin/sh", "-euc", commands[0]], check=True)
     assert config.read_text() == '{"debug": true, "mtu": 1400}'
 
 
 def test_by_hand_removes_a_file_with_nothing_else_in_it(config: Path, call: Call) -> None:
     ok(call("docker", config))
-    assert ok(call("docker", config, "--remove", "--by-hand")).startswith(f"rm {config}\n")
+    command = ok(call("docker", config, "--remove", "--by-hand")).splitlines()[0]
+    subprocess.run(["/bin/sh", "-euc", command], check=True)
+    assert not config.exists()
+
+
+@pytest.mark.parametrize("theirs", ["", '{"debug": true}'], ids=["rm", "cp"])
+def test_what_by_hand_says_loses_no_later_edit(config: Path, call: Call, theirs: str) -> None:
+    if theirs:
+        config.write_text(theirs)
+    ok(call("docker", config))
+    command = ok(call("docker", config, "--remove", "--by-hand")).splitlines()[0]
+    edited = config.read_text().replace("{", '{"mtu": 1400, ', 1)
+    config.write_text(edited)
+    done = subprocess.run(["/bin/sh", "-euc", command], check=True, capture_output=True, text=True)
+    assert config.read_text() == edited
+    told, diff = done.stdout.split(" what diff ")
+    assert told.startswith(f"{config} has been edited since: ")
+    shown = subprocess.run(["diff", *diff.split(" shows")[0].split()], check=False, capture_output=True, text=True)
+    assert ("gpushim-runtime" if theirs else "mtu") in shown.stdout
+
+
+def test_by_hand_with_nothing_to_take_back_says_so(config: Path, call: Call) -> None:
+    assert ok(call("docker", config, "--remove", "--by-hand")) == f"# {config}: nothing to take back\n"
+
+
+@pytest.mark.parametrize("words", [["--remove"], ["--remove", "--by-hand"]])
+def test_a_copy_from_before_is_named(config: Path, call: Call, words: list[str]) -> None:
+    ok(call("docker", config))
+    copy = Path(f"{config}{files.KEPT}")
+    copy.write_text("{}")
+    assert f"note: what somebody wrote into gpushim's entry is in {copy}\n" in ok(call("docker", config, *words))
 
 
 def test_by_hand_restarts_the_engine(config: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,7 +455,7 @@ def test_by_hand_restarts_the_engine(config: Path, call: Call, monkeypatch: pyte
     config.write_text("{}")
     ok(call("docker", config))
     said = ok(call("docker", None, "--remove", "--by-hand", "--files-only"))
-    assert said == f"cp {config}{files.BEFORE} {config}\nsystemctl restart docker.service\n"
+    assert said.splitlines()[1:] == ["systemctl restart docker.service"]
 
 
 def test_by_hand_goes_with_remove(config: Path, call: Call) -> None:

@@ -88,6 +88,14 @@ def test_what_is_no_file_is_replaced(fresh: Machine, make: Callable[[str], None]
     assert snapshot(fresh)["version"] == ensure.SCHEMA
 
 
+@pytest.mark.parametrize(("mode", "uid"), [(0o777, 0), (0o775, 0), (0o755, 4711)])
+def test_a_state_directory_of_others_is_not_trusted_whatever_is_in_it(fresh: Machine, mode: int, uid: int) -> None:
+    os.chmod(fresh.state, mode)
+    os.chown(fresh.state, uid, -1)
+    assert ensure.last(fresh.config, fresh.state) == ({}, "policy")
+    assert "cannot be trusted" in str(refusal(fresh))
+
+
 def test_host_that_changed_is_looked_at_again(fresh: Machine) -> None:
     fresh.build(2)
     assert len(snapshot(fresh)["gpus"]) == 2
