@@ -267,11 +267,11 @@ def _listed(env: Mapping[str, str], gate: Gate) -> Optional[Asked]:
     if not texts:
         return None
     if names == [DEVICES] and value.strip().rstrip("/") == DEVICE_LIST:
-        reason = "no mount below it names one" if rules["accept-volume-mounts"] else _MOUNT_RULE
+        reason, fix = _MOUNT_RULE, "let the device plugin pass them as variables, or set accept-volume-mounts = true"
+        if rules["accept-volume-mounts"]:
+            reason, fix = "no mount below it names one", "the device plugin's strategy must have volume-mounts"
         raise GpushimError(
-            f"{DEVICES} says that mounts below {DEVICE_LIST} name the devices, but {reason}; "
-            f"let the device plugin pass them as variables, or set accept-volume-mounts = true",
-            REQUEST,
+            f"{DEVICES} says that mounts below {DEVICE_LIST} name the devices, but {reason}; {fix}", REQUEST
         )
     if not gate.lets("gpu", "variable", f"{names[0]} names no device"):
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
 from gpushim.authorization import OF_AN_IMAGE, TABLE, missing
-from gpushim.doctor import Finding, Host, ok, warning
+from gpushim.doctor import Finding, Host, ok, skipped, warning
 from gpushim.errors import quote
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # What an image can name by itself, and what it can only make of a GPU that it has otherwise.
 DEVICES = {"gpu": "this host's GPUs", "own-cdi": "CDI devices of its kind", "foreign-cdi": "CDI devices of {}"}
 BESIDE = {
-    "capabilities": "which of the driver's files come with a GPU",
-    "no-conditions": "that its own conditions do not count",
+    "capabilities": "the choice of the driver's files that come with a GPU",
+    "no-conditions": "its own NVIDIA_REQUIRE_* ignored",
     "mig-config": "configuring MIG",
     "mig-monitor": "monitoring MIG",
     "imex": "IMEX channels",
@@ -33,6 +33,9 @@ BESIDE = {
 
 def images(host: Host) -> Iterator[Finding]:
     """Say which profile is in force, and what an image alone can get in an unprivileged container."""
+    if host.trouble:
+        yield skipped("config.toml is not valid, so no container with a request starts")
+        return
     by: dict[str, list[str]] = {}
     for text, sources in reach(host.settings):
         by.setdefault(" or ".join(sources), []).append(text)
@@ -45,7 +48,7 @@ def images(host: Host) -> Iterator[Finding]:
         not missing("gpu", way, lambda: False, host.settings) for way in OF_AN_IMAGE
     )  # CDI devices ask for more
     if profile != "default" and devices:
-        yield warning(told, f"remove what {host.config} sets otherwise, or the profile")
+        yield warning(told, f"remove what {host.config} sets otherwise")
     else:
         yield ok(told)
 

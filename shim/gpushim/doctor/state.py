@@ -68,6 +68,10 @@ def snapshot(host: Host) -> Iterator[Finding]:
     changed = [name for name, then, fact in zip(FACTS, found.get("stamp", ()), now) if then != fact]
     if not os.path.lexists(path):
         yield warning(f"there is no {path}: the first GPU container has to wait for a refresh", REFRESH)
+    elif stale == "policy" and host.trouble:
+        yield warning(
+            f"{path} does not count while {host.config} is not valid", f"correct {host.config}, then {REFRESH}"
+        )
     elif stale == "policy":
         yield warning(
             f"{path} does not count: damaged, not root's alone, of another version, or older than {host.config}",

@@ -182,15 +182,17 @@ def mps_trouble(root: str, pipes: str) -> str:
         pipes: the directory.
     """
     wrong = rooted.mistrust(root, pipes)
+    below = f"; all of it below the driver root {root}" if root != "/" else ""
     if wrong:
         return (
             f"no container takes part in MPS: {wrong}; start the daemon with CUDA_MPS_PIPE_DIRECTORY=DIR, where DIR "
-            "and all above it are root's with mode 0755 and no links, and name DIR as pipe-directory under [mps]"
+            "and all above it are root's with mode 0755 and no links, and name DIR as pipe-directory under [mps]; or "
+            f"make this one so (chown root, chmod go-w) and run gpushim refresh{below}"
         )
     if rooted.kind(root, f"{pipes}/control") not in (stat.S_IFSOCK, stat.S_IFIFO):
         return (
             f"no container takes part in MPS: no control daemon has its pipes in {pipes}; start it with "
-            f"CUDA_MPS_PIPE_DIRECTORY={pipes}"
+            f"CUDA_MPS_PIPE_DIRECTORY={pipes}{below}"
         )
     return ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -69,7 +68,6 @@ STREAMS: dict[str, Callable[[], int]] = {
     "O_PATH of a file": lambda: os.open("/etc/passwd", os.O_PATH),
     "socket": a_socket,
     "memory": lambda: os.memfd_create("x"),
-    "epoll": lambda: os.dup(select.epoll().fileno()),
     "process": lambda: os.pidfd_open(os.getpid()),
     "only to write": lambda: os.open("/dev/null", os.O_WRONLY),
     "only to read": lambda: os.open("/dev/null", os.O_RDONLY),

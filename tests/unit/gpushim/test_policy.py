@@ -78,6 +78,13 @@ def test_every_switch_of_the_table_is_in_the_profile_or_stays(config: Path) -> N
     assert switches - named == {("requests", "ignore-imex-channel-requests")}
 
 
+@pytest.mark.parametrize("kind", ["vendor.com/x=1", "foo", "/x", "vendor.com/", "a/b\\n"])
+def test_a_foreign_kind_that_is_none(config: Path, kind: str) -> None:
+    config.write_text(f'[cdi]\nforeign-kinds = ["{kind}"]\n')
+    with pytest.raises(GpushimError, match="vendor/class without =name"):
+        policy.load(str(config))
+
+
 @pytest.mark.parametrize(
     ("text", "kinds", "said"),
     [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpushim import doctor
-from gpushim.doctor import checks
+from gpushim.doctor import checks, grants
 from gpushim.engines import genuine
 from gpushim.engines.running import Stranger
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
@@ -174,6 +174,7 @@ def a_profile_with_a_hole(patient: Patient) -> None:
 
 
 @fault("config", "broken", "did you mean driver.root")
+@fault("snapshot", "warning", "is not valid")
 def wrong_config(patient: Patient) -> None:
     patient.configure("[driver]\nrot = 1\n")
     patient.patch.setenv("GPUSHIM_CONFIG", patient.config)
@@ -410,3 +411,8 @@ def test_fault(patient: Patient, check: str, verdict: str, evidence: str, plant:
 
 def test_every_general_check_finds_a_fault() -> None:
     assert set(checks.GENERAL) - {"programs"} == {check for check, *_ in FAULTS}
+
+
+def test_nothing_is_said_of_grants_by_a_policy_that_is_not_in_force(patient: Patient) -> None:
+    wrong_config(patient)
+    assert {finding.verdict for finding in grants.images(patient.host)} == {"skipped"}

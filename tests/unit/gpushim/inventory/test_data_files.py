@@ -209,7 +209,8 @@ def test_no_mps_daemon(tmp_path: Path, obstacle: str) -> None:
         (pipes / "control").symlink_to("../../etc/control")
     assert data_files.mps(str(tmp_path), PIPES) == []
     said = data_files.mps_trouble(str(tmp_path), PIPES)
-    assert said.endswith(f"no control daemon has its pipes in {PIPES}; start it with CUDA_MPS_PIPE_DIRECTORY={PIPES}")
+    assert f"no control daemon has its pipes in {PIPES}; start it with CUDA_MPS_PIPE_DIRECTORY={PIPES};" in said
+    assert said.endswith(f"below the driver root {tmp_path}")
 
 
 # How a directory can be others', the directory that is changed, and what is said of it.
