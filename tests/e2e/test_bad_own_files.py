@@ -180,7 +180,7 @@ def without(make: Callable[[Path], object]) -> Callable[[Path], object]:
 STATES: dict[str, tuple[Callable[[Path], object], int]] = {
     "file": (without(Path.touch), 12),
     "dangling link": (without(lambda path: path.symlink_to("nowhere")), 12),
-    "anybody's to write": (lambda path: path.chmod(0o777), 0),
+    "anybody's to write": (lambda path: path.chmod(0o777), 12),
     "gone": (shutil.rmtree, 0),
     "runtime garbage": (lambda path: (path / "runtime").write_bytes(b"\xff\0\n" * 99), 0),
     "runtime is a FIFO": (lambda path: instead(os.mkfifo)(path / "runtime"), 0),
