@@ -139,7 +139,8 @@ def deploy(scene: Scene, chance: random.Random) -> None:
 
 def lose_node(scene: Scene, chance: random.Random) -> None:
     name = chance.choice(sorted(os.listdir(scene.host.node("nvidia-caps")))) if chance.random() < 0.5 else ""
-    scene.host.remove_node(f"nvidia-caps/{name}" if name else f"nvidia{chance.randrange(3)}")
+    with contextlib.suppress(FileNotFoundError):  # it was lost before, and no refresh has made it since
+        scene.host.remove_node(f"nvidia-caps/{name}" if name else f"nvidia{chance.randrange(3)}")
 
 
 def forget(scene: Scene, chance: random.Random) -> None:
@@ -207,7 +208,8 @@ def test_no_container_gets_what_it_did_not_ask_for(tmp_path: Path, seed: int) ->
             event = chance.choice(OFTEN)
             history.change(event, chance)
             happened[event] += 1
-            time.sleep(chance.choice((0.0, 0.05, 0.3)))
+            # Never within one tick of the kernel's clock for files: no driver changes MIG twice in that.
+            time.sleep(chance.choice((0.03, 0.05, 0.3)))
         ended = sum((one.result() for one in running), Counter[str]())
     assert ended["given"] > 10, (ended, happened)
     assert len(happened) > 6, happened
