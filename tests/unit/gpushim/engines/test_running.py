@@ -277,12 +277,16 @@ def test_a_shim_and_a_zombie(proc: Proc) -> None:
 def test_a_program_that_was_upgraded(tmp_path: Path) -> None:
     """The process's own file is gone, and another has its name."""
     program = tmp_path / "dockerd"
-    shutil.copy("/usr/bin/sleep", program)
-    with subprocess.Popen([program, "1000"]) as child:
+    shutil.copy("/usr/bin/cat", program)
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:  # ends with this block
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(b"begun\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == b"begun\n"  # before that, execve may not have set its command line yet
         program.unlink()
-        shutil.copy("/usr/bin/sleep", program)
+        shutil.copy("/usr/bin/cat", program)
         (engine,) = [each for each in LOOK()[0] if each.pid == child.pid]
-        child.kill()
     assert engine.exe == str(program)
 
 
