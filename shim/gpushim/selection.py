@@ -237,7 +237,7 @@ def _all(inventory: dict[str, Any], notes: list[str]) -> tuple[list[Device], lis
     names = _listed([str(device["uuid"] or device["index"]) for device in [*whole, *migs]])
     if lost:
         others = f", or name those that can be used: {names}" if names else ""
-        which = told(inventory, f": {_listed(lost)}; mend that{others}", f"; {SHOWN} which")
+        which = told(inventory, f": {_listed(lost)}; fix that{others}", f"; {SHOWN} which")
         raise GpushimError(f"the container asks for all GPUs, but not all can be used{which}", INVENTORY)
     if not names:
         raise GpushimError(

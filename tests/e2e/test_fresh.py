@@ -122,7 +122,7 @@ def test_all_is_refused_beside_a_lost_gpu_until_it_is_back(scene: Scene) -> None
     healthy, lost = scene.host.gpus
     assert (done.returncode, found) == (INVENTORY, set())
     assert f"not all can be used: GPU 1 (0000{lost.pci}) does not answer NVML: " in done.stderr
-    assert done.stderr.endswith(f"; mend that, or name those that can be used: {healthy.uuid}\n")
+    assert done.stderr.endswith(f"; fix that, or name those that can be used: {healthy.uuid}\n")
     assert scene.ask(healthy.uuid)[0].returncode == 0
     scene.host.behave()
     scene.age()

@@ -207,7 +207,7 @@ def test_the_image_has_a_link_in_the_place_of_the_directory(
     assert list((tmp_path / "canary").iterdir()) == []
 
 
-# What the directory is, and what is said then; the sentence goes on with what mends it.
+# What the directory is, and what is said then; the sentence goes on with what fixes it.
 TROUBLES = {
     "no daemon": "no control daemon has its pipes in /run/nvidia-mps; start it with CUDA_MPS_PIPE_DIRECTORY=",
     "no control": "no control daemon has its pipes in /run/nvidia-mps",

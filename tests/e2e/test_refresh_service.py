@@ -81,7 +81,7 @@ starts 4 libraries
 echo '[' >>/etc/gpushim/config.toml
 starts 5 broken
 sed -i '/^.$/d' /etc/gpushim/config.toml
-starts 6 mended
+starts 6 fixed
 there
 sed 's/gpushim-hook/other-hook/' /run/cdi/nvidia.com-gpu.json >/run/cdi/nvidia.yaml
 starts 7 theirs
@@ -102,7 +102,7 @@ spec: 2 success
 again: 3 success
 libraries: 4 success
 broken: 5 exit-code
-mended: 6 success
+fixed: 6 success
 nvidia.com-gpu.json theirs: 7 success
 nvidia.yaml ours: 8 success
 nvidia.com-gpu.json many starts

@@ -73,7 +73,7 @@ def test_each_row_says_one_thing() -> None:
         found = [row[:2] for row in ROW.findall(section)]
         assert len(found) == len(set(found))
     assert all(len(re.findall("[A-Za-z]+", text)) >= 1 for _, text in table)
-    assert all(cause and mend for _, _, cause, mend in ROW.findall(PAGE))
+    assert all(cause and fix for _, _, cause, fix in ROW.findall(PAGE))
 
 
 def test_what_is_passed_on_is_known() -> None:

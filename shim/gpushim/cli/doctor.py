@@ -1,4 +1,4 @@
-"""`gpushim doctor [ENGINE...]`: find out what is wrong, and what mends it."""
+"""`gpushim doctor [ENGINE...]`: find out what is wrong, and what fixes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CODES = {diagnosis.WARNING: 1, diagnosis.BROKEN: 2}
 @show.format_option("table", "json")
 @click.pass_context
 def doctor(context: click.Context, engines: tuple[str, ...], containers: bool, report: str, form: str) -> None:
-    """Find out why containers do not get their GPUs, and what mends it.
+    """Find out why containers do not get their GPUs, and what fixes it.
 
     ENGINE is docker, containerd, podman or kubernetes; without one, all that are found are checked. Nothing is
     changed. The exit code is 0 if all is well, 1 if there are warnings, 2 if something is broken.
@@ -36,8 +36,9 @@ def doctor(context: click.Context, engines: tuple[str, ...], containers: bool, r
     rows = []
     for each in found:
         rows.append((each.verdict, each.check, each.evidence))
-        rows += [("", "", f"mend: {each.mend}")] if each.mend else []
-    data = {"verdict": verdict, "findings": [asdict(each) for each in found]}
+        rows += [("", "", f"fix: {each.fix}")] if each.fix else []
+    # "mend" is the former name of "fix", for scripts; it goes with the next version.
+    data = {"verdict": verdict, "findings": [{**asdict(each), "mend": each.fix} for each in found]}
     show.emit(form, data, ("verdict", "check", "evidence"), rows)
     if form == "table":
         counts = [f"{sum(each.verdict == kind for each in found)} {kind}" for kind in checks.ORDER]

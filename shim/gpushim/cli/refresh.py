@@ -42,4 +42,4 @@ def refresh(force: bool, unattended: bool, no_modules: bool, form: str) -> None:
         show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}")
     trouble = survey.trouble(snapshot)
     if trouble:
-        raise GpushimError(f"not all could be listed: {trouble}; when that is mended, run gpushim refresh", INVENTORY)
+        raise GpushimError(f"not all could be listed: {trouble}; when that is fixed, run gpushim refresh", INVENTORY)

@@ -2,7 +2,7 @@
 
 A check is a function that takes a Host and yields what it found; checks.py lists them by name and runs them, each
 within a deadline. Programs that a check starts have deadlines of their own (ask.py).
-Out of scope: printing (cli/doctor.py); mending, which the findings tell how to do.
+Out of scope: printing (cli/doctor.py); fixing, which the findings tell how to do.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Finding:
     Attributes:
         verdict: OK, SKIPPED (there is nothing to check), WARNING or BROKEN.
         evidence: what was seen, as a sentence.
-        mend: the command, or a sentence, that mends it; "" where nothing is to be mended.
+        fix: the command, or a sentence, that fixes it; "" where nothing is to be fixed.
         check: name of the check.
     """
 
     verdict: str
     evidence: str
-    mend: str = ""
+    fix: str = ""
     check: str = ""
 
 
@@ -142,14 +142,14 @@ def skipped(evidence: str) -> Finding:
     return Finding(SKIPPED, evidence)
 
 
-def warning(evidence: str, mend: str) -> Finding:
+def warning(evidence: str, fix: str) -> Finding:
     """Return a finding: containers may get GPUs, but something is not as it should be."""
-    return Finding(WARNING, evidence, mend)
+    return Finding(WARNING, evidence, fix)
 
 
-def broken(evidence: str, mend: str) -> Finding:
+def broken(evidence: str, fix: str) -> Finding:
     """Return a finding: containers get no GPUs, or not all that they ask for."""
-    return Finding(BROKEN, evidence, mend)
+    return Finding(BROKEN, evidence, fix)
 
 
 def ours(program: str) -> bool:

@@ -74,10 +74,10 @@ def files(host: Host) -> Iterator[Finding]:
     found, troubles = specs.load(directories(host))
     for trouble in troubles:
         untrusted = "owns it" in trouble or "its mode is" in trouble
-        mend = (
+        fix = (
             "chown root: and chmod go-w it" if untrusted else "correct or remove it; gpushim cdi validate tells more"
         )
-        yield (broken if untrusted else warning)(f"{trouble}; its devices do not count", mend)
+        yield (broken if untrusted else warning)(f"{trouble}; its devices do not count", fix)
     if not troubles:
         yield ok(f"all specs in {some(directories(host))} can be read ({len(found)})")
 
@@ -96,10 +96,10 @@ def conflicts(host: Host) -> Iterator[Finding]:
             same = len({priority for priority, _ in found}) < len(found)
             told = f"{name} is in {' and in '.join(paths)}"
             if same:
-                mend = (
+                fix = (
                     "gpushim refresh" if any(map(written.ours, paths)) else f"rm {own if own in paths else paths[-1]}"
                 )
-                yield broken(f"{told}: engines give neither", mend)
+                yield broken(f"{told}: engines give neither", fix)
             else:
                 yield warning(f"{told}: the last of the directories counts", f"rm {found[0][1]}, if it is stale")
     if not said:

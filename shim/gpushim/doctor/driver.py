@@ -30,7 +30,7 @@ def platform(host: Host) -> Iterator[Finding]:
     if kind == "native" and "microsoft" in release:
         yield broken("this is WSL, and it has no /dev/dxg: WSL 1, or Windows' driver is missing", "wsl --update")
     elif notes:
-        yield from (warning(note, "gpushim refresh, once that is mended") for note in notes)
+        yield from (warning(note, "gpushim refresh, once that is fixed") for note in notes)
     elif kind == "native":
         yield ok("this is neither WSL nor Tegra")
     else:
@@ -117,8 +117,8 @@ def nvml(host: Host) -> Iterator[Finding]:
         yield broken(found["error"], "nvidia-smi shows the same; reboot, or see dmesg for Xid messages")
     elif found["source"] != "nvml":
         missing = "nvidia-ml-py" in " ".join(found["notes"])
-        mend = "install nvidia-ml-py" if missing else "nvidia-smi tells more; gpushim refresh"
-        yield (warning if missing else broken)("; ".join(found["notes"]), mend)
+        fix = "install nvidia-ml-py" if missing else "nvidia-smi tells more; gpushim refresh"
+        yield (warning if missing else broken)("; ".join(found["notes"]), fix)
     elif found["seconds"] > SLOW:
         yield warning(
             f"NVML takes {found['seconds']:.1f} s to initialise: so does each refresh",

@@ -27,7 +27,7 @@ FLAWS = {
     ),
     "crun": (("CVE-2026-47766", {(1, 28): 0}),),
 }
-# Distributions mend old releases, and say in their version that it is theirs.
+# Distributions fix old releases, and say in their version that it is theirs.
 _THEIRS = re.compile(r"\+ds|ubuntu|deb\d|\.el\d|\.fc\d|\.amzn|suse|rhaos")
 SHOWN = 16  # processes that only look like an engine
 BOOLEANS = ("container_use_devices", "container_use_xserver_devices")  # of container-selinux
@@ -71,8 +71,8 @@ def _judged(path: str, name: str, version: tuple[int, int, int], said: str) -> F
         oldest = ".".join(map(str, OLDEST[name]))
         return broken(f"{shown}, too old: {oldest} is the oldest that is tested", f"install {name} {oldest} or newer")
     if flaws and not _THEIRS.search(said):
-        return warning(f"{shown}, whose makers have since mended {', '.join(flaws)}", f"install a newer {name}")
-    return ok(f"{shown}{', of a distribution, which mends its own' if flaws else ''}")
+        return warning(f"{shown}, whose makers have since fixed {', '.join(flaws)}", f"install a newer {name}")
+    return ok(f"{shown}{', of a distribution, which fixes its own' if flaws else ''}")
 
 
 def _has(version: tuple[int, int, int], good: dict[tuple[int, int], int]) -> bool:

@@ -17,7 +17,7 @@ from gpushim.inventory.rooted import inside
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MEND = "gpushim refresh, as root, makes it"
+FIX = "gpushim refresh, as root, makes it"
 
 
 def existing(host: Host) -> Iterator[Finding]:
@@ -49,14 +49,14 @@ def _wrong(host: Host) -> Iterator[Finding]:
         try:
             status = os.lstat(place)
         except OSError:
-            yield broken(f"{place} is not there", MEND)
+            yield broken(f"{place} is not there", FIX)
             continue
         found = os.major(status.st_rdev), os.minor(status.st_rdev)
         if not stat.S_ISCHR(status.st_mode):
             yield broken(f"{place} is not a character device", f"rm -r {place} && gpushim refresh")
         elif found != (major, minor):
             numbers = f"{found[0]}:{found[1]}, but the kernel has {major}:{minor} for it"
-            yield broken(f"{place} is {numbers}", MEND.replace("makes it", "makes it anew"))
+            yield broken(f"{place} is {numbers}", FIX.replace("makes it", "makes it anew"))
         elif status.st_mode & mode != mode:
             yield warning(
                 f"{place} has mode {status.st_mode & 0o777:04o}, and the driver wants {mode:04o}: "
@@ -84,7 +84,7 @@ def links(host: Host) -> Iterator[Finding]:
         yield warning(
             f"missing: {some(missing)}; after a daemon-reload of systemd, containers of some releases of runc "
             "cannot open their GPUs any more",
-            MEND,
+            FIX,
         )
     else:
         yield ok("/dev/char has a link to each node")

@@ -149,7 +149,7 @@ def _text(sections: dict[str, Any]) -> str:
         if name == "findings":
             for each in section:
                 lines.append(f"{each['verdict']:8} {each['check']}: {each['evidence']}")
-                lines += [f"         mend: {each['mend']}"] if each["mend"] else []
+                lines += [f"         fix: {each['fix']}"] if each["fix"] else []
         elif isinstance(section, list):
             lines += [each if isinstance(each, str) else json.dumps(each) for each in section]
         else:

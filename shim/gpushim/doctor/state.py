@@ -80,10 +80,10 @@ def snapshot(host: Host) -> Iterator[Finding]:
     elif changed:
         yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
     elif found["error"]:
-        yield broken(found["error"]["sentence"], f"{REFRESH}, once that is mended")
+        yield broken(found["error"]["sentence"], f"{REFRESH}, once that is fixed")
     else:
         for note in found["notes"]:
-            yield warning(f"the snapshot notes: {note}", f"{REFRESH}, once that is mended")
+            yield warning(f"the snapshot notes: {note}", f"{REFRESH}, once that is fixed")
         if not found["notes"]:
             old = f"; it is older than {found['life']} s, so the next GPU container lists anew" if stale else ""
             yield ok(f"{path} of {found['written']} is true: {len(found['gpus'])} GPUs{old}")
@@ -92,16 +92,16 @@ def snapshot(host: Host) -> Iterator[Finding]:
 def log(host: Host) -> Iterator[Finding]:
     """Check that the log can be written."""
     path = host.settings["log"]["file"]
-    mend = f"make it a file in a directory of root's, or change file under [log] in {host.config}"
+    fix = f"make it a file in a directory of root's, or change file under [log] in {host.config}"
     if not path:
         yield skipped("no log is kept")
     elif not os.path.isdir(os.path.dirname(path)):
-        yield warning(f"the log's directory {os.path.dirname(path)} is not there: nothing is logged", mend)
+        yield warning(f"the log's directory {os.path.dirname(path)} is not there: nothing is logged", fix)
     elif logfile.refused(path):
         why = "is a link, no file or FIFO, of several names or somebody else's, or others may write there"
-        yield warning(f"the log {path} {why}: nothing is logged", mend)
+        yield warning(f"the log {path} {why}: nothing is logged", fix)
     elif not os.access(path if os.path.exists(path) else os.path.dirname(path), os.W_OK):
-        yield warning(f"the log {path} cannot be written by this user", mend)
+        yield warning(f"the log {path} cannot be written by this user", fix)
     else:
         yield ok(f"{path} can be written")
 

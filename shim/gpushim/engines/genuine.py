@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 READ_LIMIT = 1 << 17  # bytes of a file in /proc; an argument may have 128 KiB (execve(2))
-UNSAFE = "others could have made its program"  # what an administrator can mend
+UNSAFE = "others could have made its program"  # what an administrator can fix
 # Hierarchies that runtimes put every container into; where systemd is, it decides about the first two.
 HIERARCHIES = ("", "name=systemd", "devices", "pids")
 # Where a host's services run: in no cgroup of their own, or in a unit of systemd's or OpenRC's. Not in scopes: the

@@ -301,7 +301,7 @@ def test_all_is_refused_beside_sick_gpus_with_both_ways_out() -> None:
     error = refusal("all", inventory=SICK)
     assert error.exit_code == errors.INVENTORY
     assert str(error) == (
-        "the container asks for all GPUs, but not all can be used: GPU 0: it fell off the bus, GPU 2: ECC; mend that"
+        "the container asks for all GPUs, but not all can be used: GPU 0: it fell off the bus, GPU 2: ECC; fix that"
         f", or name those that can be used: {UUIDS[1]}"
     )
 

@@ -13,8 +13,8 @@ from gpushim import doctor
 from gpushim.cli.doctor import doctor as command
 from gpushim.doctor import Finding, checks
 
-WELL, ODD = doctor.ok("all is well"), doctor.warning("this is odd", "mend it")
-BAD = doctor.broken("this is broken", "mend it at once")
+WELL, ODD = doctor.ok("all is well"), doctor.warning("this is odd", "fix it")
+BAD = doctor.broken("this is broken", "fix it at once")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, found: list[Finding], *args: str) -> Result:
@@ -28,12 +28,12 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, found: list[Finding], code:
     assert run(monkeypatch, found).exit_code == code
 
 
-def test_the_table_tells_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = run(monkeypatch, [Finding("warning", "this is odd", "mend it", "some-check")]).stdout.splitlines()
+def test_the_table_tells_what_fixes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = run(monkeypatch, [Finding("warning", "this is odd", "fix it", "some-check")]).stdout.splitlines()
     assert [line.split() for line in lines] == [
         ["verdict", "check", "evidence"],
         ["warning", "some-check", "this", "is", "odd"],
-        ["mend:", "mend", "it"],
+        ["fix:", "fix", "it"],
         ["0", "skipped,", "0", "ok,", "1", "warning,", "0", "broken"],
     ]
 
@@ -42,7 +42,13 @@ def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = json.loads(run(monkeypatch, [BAD], "docker", "--format=json").stdout)
     assert found["verdict"] == "broken"
     assert found["findings"] == [
-        {"verdict": "broken", "evidence": "this is broken", "mend": "mend it at once", "check": ""}
+        {
+            "verdict": "broken",
+            "evidence": "this is broken",
+            "fix": "fix it at once",
+            "check": "",
+            "mend": "fix it at once",
+        }
     ]
 
 

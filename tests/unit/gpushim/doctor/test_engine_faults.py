@@ -219,7 +219,7 @@ def test_fault(unlisted: Patient, check: str, verdict: str, evidence: str, plant
     plant(unlisted)
     found = [each for each in unlisted.said(check) if each.verdict == verdict and evidence in each.evidence]
     assert found, unlisted.said(check)
-    assert found[0].mend
+    assert found[0].fix
 
 
 def test_every_check_of_an_engine_finds_a_fault() -> None:

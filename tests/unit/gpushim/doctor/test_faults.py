@@ -406,7 +406,7 @@ def test_fault(patient: Patient, check: str, verdict: str, evidence: str, plant:
     plant(patient)
     found = [each for each in patient.said(check) if each.verdict == verdict and evidence in each.evidence]
     assert found, patient.said(check)
-    assert found[0].mend
+    assert found[0].fix
 
 
 def test_every_general_check_finds_a_fault() -> None:

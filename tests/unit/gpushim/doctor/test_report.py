@@ -60,11 +60,11 @@ def test_a_report(patient: Patient, name: str) -> None:
     patient.write("etc/docker/daemon.json", '{"registry-mirrors": ["https://u:hunter2@mirror.example"]}')
     patient.host.engines[0].environ["HTTP_PROXY"] = "http://u:hunter2@proxy.example"
     path = patient.folder / name
-    report.write(str(path), patient.host, [warning("evidence of MY_TOKEN=hunter2", "the mend")])
+    report.write(str(path), patient.host, [warning("evidence of MY_TOKEN=hunter2", "the fix")])
     text = path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
     assert "hunter2" not in text
-    for needle in ("c0ffee", "the mend", "535.183.01", "bookworm", patient.gpus.gpus[0].uuid, "podman version 5.4.2"):
+    for needle in ("c0ffee", "the fix", "535.183.01", "bookworm", patient.gpus.gpus[0].uuid, "podman version 5.4.2"):
         assert needle in text, needle
 
 

@@ -22,24 +22,24 @@ def theirs(patient: Patient) -> Path:
     return path
 
 
-def mended(patient: Patient) -> None:
+def fixed(patient: Patient) -> None:
     """Do what doctor says."""
     (found,) = patient.said("cdi-conflicts")
     assert (found.verdict, "engines give neither" in found.evidence) == ("broken", True)
-    if found.mend == "gpushim refresh":
+    if found.fix == "gpushim refresh":
         patient.refreshed()
     else:
-        subprocess.run(["/bin/sh", "-c", found.mend], check=True)
+        subprocess.run(["/bin/sh", "-c", found.fix], check=True)
     assert [one.verdict for check in CHECKS for one in patient.said(check)] == ["ok"] * len(CHECKS)
 
 
 def test_ours_goes(patient: Patient, theirs: Path) -> None:
-    mended(patient)
+    fixed(patient)
     assert [path.name for path in theirs.parent.iterdir()] == ["nvidia.yaml"]
 
 
 def test_ours_comes_back(patient: Patient, theirs: Path) -> None:
-    mended(patient)
+    fixed(patient)
     theirs.unlink()
     patient.refreshed()
     assert [path.name for path in theirs.parent.iterdir()] == ["nvidia.com-gpu.json"]
@@ -47,5 +47,5 @@ def test_ours_comes_back(patient: Patient, theirs: Path) -> None:
 
 def test_one_that_we_have_not_written(patient: Patient, theirs: Path) -> None:
     Path(patient.state, "specs").unlink()
-    mended(patient)
+    fixed(patient)
     assert len(list(theirs.parent.iterdir())) == 1
