@@ -222,7 +222,9 @@ def select(
 def _divided(index: int, inventory: dict[str, Any]) -> str:
     """Say what a GPU in MIG mode is worth that is asked for by itself: NVIDIA's tools give its node alone, too."""
     migs = [f"{mig['gpu']}:{mig['index']}" for mig in inventory["mig"] if mig["gpu"] == index]
-    fix = f"name an instance: {_listed(migs)}" if migs else "make MIG instances (nvidia-smi mig -cgi ... -C), name one"
+    fix = (
+        f"name an instance: {_listed(migs)}" if migs else "make MIG instances (nvidia-smi mig -cgi ... -C), name one"
+    )
     return f"GPU {index} comes without its MIG instances, so CUDA finds no device in it: it is in MIG mode; {fix}"
 
 

@@ -291,7 +291,11 @@ def test_what_a_refusal_advises_is_to_be_had(name: str, inventory: Any, end: str
         ("3:0", FOUR, []),
         ("3", FOUR, ["it is in MIG mode; name an instance: 3:0, 3:1"]),
         ("3,3", FOUR, ["it is in MIG mode; name an instance: 3:0, 3:1"]),
-        ("0", host(gpu(0, mig=True)), ["it is in MIG mode; make MIG instances (nvidia-smi mig -cgi ... -C), name one"]),
+        (
+            "0",
+            host(gpu(0, mig=True)),
+            ["it is in MIG mode; make MIG instances (nvidia-smi mig -cgi ... -C), name one"],
+        ),
         ("all", FOUR, []),
     ],
 )
