@@ -194,7 +194,7 @@ class _Told:
         self._wanted, self._settings, self._otherwise, self._channels = wanted, settings, otherwise, channels
 
     def names(self, source: str, value: str, way: str) -> str:
-        """Say what comes of something that names devices: of a source of authorization's, a way of `Request.source`'s."""
+        """Say what comes of something that names devices: its source as authorization has it, its way as Request."""
         wanted = self._wanted
         if wanted is None and (self._otherwise or not value.strip(" ,")):
             return f"names no device: {self._otherwise or 'it is empty'}"

@@ -93,10 +93,10 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
         found = _container(engine, program, answer, env)
     found.layers = injected.layers(answer)
     requests = [request for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
-    by_engine = [
-        name for request in requests if request.get("Driver") == "cdi" for name in _texts(request.get("DeviceIDs"))
-    ]
-    by_engine += injected.podmans(answer)
+    by_engine = injected.podmans(answer)
+    for request in requests:
+        if request.get("Driver") == "cdi":
+            by_engine += _texts(request.get("DeviceIDs"))
     _note_runtime(found, engine, host, info, bool(by_engine))
     for request in requests:
         if request.get("Driver") != "cdi":

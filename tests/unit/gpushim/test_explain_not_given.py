@@ -14,7 +14,7 @@ from gpushim import not_given, request
 from gpushim.explain import described, explain
 from unit.gpushim import test_plan
 from unit.gpushim.test_explain import DEVICES, asked, shape
-from unit.gpushim.test_explain import known as known  # noqa: PLC0414 - a fixture
+from unit.gpushim.test_explain import known as known  # a fixture
 
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 MACHINE = platform.machine()
@@ -27,7 +27,7 @@ def missed(report: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("asks", "brings"),
     [
-        ("compute,utility", {"video": "/cuvid", "graphics": "/dev/nvidia-modeset and", "display": "/dev/nvidia-modeset",
+        ("compute,utility", {"video": "/cuvid", "graphics": "/dev/nvidia-modeset and", "display": "and",
                              "compat32": "/32/cuda"}),
         ("utility", {"compute": "/dev/nvidia-uvm and", "graphics": "and", "display": "and", "video": "and"}),
         ("graphics,compute,utility", {"display": "/xorg/nvidia_drv.so", "video": "/cuvid", "compat32": "and 1 more"}),
@@ -153,11 +153,13 @@ CHANNEL = f"{request.DEVICE_LIST}/imex/3"
         ([f"{DEVICES}=9,x/"], [], {}, DEVICES, "names the devices"),
         ([f"{DEVICES}=0", f"{CAPABILITIES}=x"], [], {}, DEVICES, "names no device: the request is refused"),
         ([f"{DEVICES}=0", f"{CAPABILITIES}=x"], [], {}, CAPABILITIES, "does nothing: the request is refused"),
-        ([f"{DEVICES}=0"], [MOUNT], {}, f"mount {MOUNT}", "does not count: env NVIDIA_VISIBLE_DEVICES names the devices"),
+        ([f"{DEVICES}=0"], [MOUNT], {}, f"mount {MOUNT}",
+         f"does not count: env {DEVICES} names the devices"),
         ([], [MOUNT], {}, f"mount {MOUNT}", "does not count while [requests] accept-volume-mounts is false"),
         ([f"{DEVICES}=void"], [MOUNT], {"accept-volume-mounts": True}, f"mount {MOUNT}",
          f"names no device: {DEVICES} says void"),
-        ([f"{DEVICES}=1"], [MOUNT], {"accept-volume-mounts": True}, DEVICES, "does not count: mounts name the devices"),
+        ([f"{DEVICES}=1"], [MOUNT], {"accept-volume-mounts": True}, DEVICES,
+         "does not count: mounts name the devices"),
         ([f"{DEVICES}=1"], [MOUNT, CHANNEL], {"accept-volume-mounts": True}, f"mount {CHANNEL}",
          "names an IMEX channel"),
         ([f"{DEVICES}=1"], [CHANNEL], {}, f"mount {CHANNEL}",
@@ -172,12 +174,15 @@ CHANNEL = f"{request.DEVICE_LIST}/imex/3"
          "does not count: [requests] disable-require is true"),
         (["NVIDIA_REQUIRE_JETPACK=x", DEVICES + "=0"], [], {}, "NVIDIA_REQUIRE_JETPACK",
          "does not count: it is about Jetson's releases"),
-        (["NVIDIA_DISABLE_REQUIRE=yes", DEVICES + "=0"], [], {}, "NVIDIA_DISABLE_REQUIRE", "does nothing: yes is not true"),
+        (["NVIDIA_DISABLE_REQUIRE=yes", DEVICES + "=0"], [], {}, "NVIDIA_DISABLE_REQUIRE",
+         "does nothing: yes is not true"),
         (["NVIDIA_IMEX_CHANNELS=all", DEVICES + "=0"], [], {}, "NVIDIA_IMEX_CHANNELS",
          "no IMEX channel: all, none and void name none"),
-        (["NVIDIA_IMEX_CHANNELS=3", DEVICES + "=0"], [], {"ignore-imex-channel-requests": True}, "NVIDIA_IMEX_CHANNELS",
+        (["NVIDIA_IMEX_CHANNELS=3", DEVICES + "=0"], [], {"ignore-imex-channel-requests": True},
+         "NVIDIA_IMEX_CHANNELS",
          "does not count while [requests] ignore-imex-channel-requests is true"),
-        (["NVIDIA_IMEX_CHANNELS=3", DEVICES + "=0"], [CHANNEL], {"accept-volume-mounts": True}, "NVIDIA_IMEX_CHANNELS",
+        (["NVIDIA_IMEX_CHANNELS=3", DEVICES + "=0"], [CHANNEL], {"accept-volume-mounts": True},
+         "NVIDIA_IMEX_CHANNELS",
          "does not count: mounts name the IMEX channels"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from gpushim import explain
 from gpushim.engines import injected
 from unit.gpushim.engines.test_inspect import DEVICES, OURS, Engine, container
-from unit.gpushim.engines.test_inspect import engine as engine  # noqa: PLC0414 - a fixture
+from unit.gpushim.engines.test_inspect import engine as engine  # a fixture
 
 NAME = "nvidia.com/gpu=2"
 
