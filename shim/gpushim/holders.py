@@ -172,8 +172,8 @@ def _listing(folder: str, notes: list[str]) -> list[str]:
 def _state(folder: str, reader: _Reader) -> dict[str, Any] | None:
     """Read the state of one container: {"pid", "start" (clock ticks since boot), "bundle", "spec", "copy"}.
 
-    A rootless engine has its bundles where nobody else sees them: "spec" is what the state itself says of config.json,
-    "copy" the path of a copy.
+    A rootless engine has its bundles where nobody else sees them: "spec" is what the state itself says of
+    config.json, "copy" the path of a copy.
     """
     for name in FILES:
         state = reader.read(f"{folder}/{name}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import gpushim
 from gpushim import engines, logfile, stamp
-from gpushim.doctor import Finding, Host, ask, broken, listing, ok, skipped, some, warning
+from gpushim.doctor import Finding, Host, ask, broken, discounted, listing, ok, skipped, some, warning
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
@@ -73,10 +73,7 @@ def snapshot(host: Host) -> Iterator[Finding]:
             f"{path} does not count while {host.config} is not valid", f"correct {host.config}, then {REFRESH}"
         )
     elif stale == "policy":
-        yield warning(
-            f"{path} does not count: damaged, not root's alone, of another version, or older than {host.config}",
-            REFRESH,
-        )
+        yield warning(f"{path} does not count: {discounted.why(path, host.config)}", REFRESH)
     elif changed:
         yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
     elif found["error"]:
