@@ -106,8 +106,8 @@ def _print(report: dict[str, Any]) -> None:
             "Conditions that hold", ("VARIABLE", "CONDITION"), [[*each.values()] for each in report["requirements"]]
         )
     _section("Left out", ("WHAT",), [[sentence] for sentence in report["ignored"]])
-    _section("What it does not get", ("WHAT", "WHY"), [[*each.values()] for each in report["not_given"]])
     _section("What it gets", ("KIND", "WHAT", "WHY"), [_edit(edit) for edit in report["edits"]])
+    _section("What it does not get", ("WHAT", "WHY"), [[*each.values()] for each in report["not_given"]])
 
 
 def _section(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> None:
