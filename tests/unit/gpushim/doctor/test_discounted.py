@@ -13,8 +13,13 @@ from gpushim.doctor import state
 from unit.gpushim.doctor.patient import Patient
 
 
-def changed(**members: object) -> Callable[[Patient, Path], None]:
-    return lambda patient, path: path.write_text(json.dumps({**json.loads(path.read_text()), **members})) and None
+def changed(**members: object) -> Callable[[Patient, Path], object]:
+    return lambda patient, path: path.write_text(json.dumps({**json.loads(path.read_text()), **members}))
+
+
+def a_directory(patient: Patient, path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
 def linked(patient: Patient, path: Path) -> None:
@@ -30,7 +35,7 @@ REASONS: dict[str, tuple[Callable[[Patient, Path], object], str]] = {
     "damaged": (lambda _, path: path.write_text('{"version": 4'), "it is damaged, or"),
     "of odd members": (changed(inputs=3), "it is damaged"),
     "a link": (linked, "it is no regular file"),
-    "a directory": (lambda _, path: (path.unlink(), path.mkdir()), "it is no regular file"),
+    "a directory": (a_directory, "it is no regular file"),
     "writable": (lambda _, path: path.chmod(0o666), "others than root own it, or may write it"),
     "somebody else's": (lambda _, path: os.chown(path, 1000, 1000), "others than root own it, or may write it"),
     "huge": (lambda _, path: os.truncate(path, 17 << 20), "it has more than 16777216 bytes"),

@@ -310,7 +310,7 @@ def test_what_others_are_told_of_a_wait(
         raise GpushimError("enough", INVENTORY)
 
     machine.build(1, more)
-    monkeypatch.setattr(refresh.survey, "survey", survey)
+    monkeypatch.setattr("gpushim.inventory.survey.survey", survey)
     monkeypatch.setitem(posix.environ, b"GPUSHIM_CONFIG", machine.config.encode())
     monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", machine.state.encode())
     with pytest.raises(GpushimError, match="enough"):
