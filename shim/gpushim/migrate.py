@@ -17,7 +17,9 @@ from gpushim import errors, policy
 from gpushim.engines import files, tomltext
 from gpushim.engines.files import Change
 from gpushim.errors import CONFIG, GpushimError, quote
-from gpushim.migrate_keys import KEYS, KINDS, LEFT_OUT, Setting
+from gpushim.migrate_keys import KEYS as KEYS
+from gpushim.migrate_keys import KINDS, LEFT_OUT
+from gpushim.migrate_keys import Setting as Setting
 
 SYSTEM_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 NAMED = 10  # keys in one sentence
