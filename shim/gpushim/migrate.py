@@ -13,12 +13,12 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpushim import errors, policy
+from gpushim import policy
 from gpushim.engines import files, tomltext
 from gpushim.engines.files import Change
-from gpushim.errors import CONFIG, GpushimError, quote
+from gpushim.errors import CONFIG, LEFT_OUT, GpushimError, quote
 from gpushim.migrate_keys import KEYS as KEYS
-from gpushim.migrate_keys import KINDS, LEFT_OUT
+from gpushim.migrate_keys import GIVEN_UP, KINDS
 from gpushim.migrate_keys import Setting as Setting
 
 SYSTEM_CONFIG = "/etc/nvidia-container-runtime/config.toml"
@@ -57,7 +57,7 @@ class Row:
     @property
     def left_out(self) -> bool:
         """Say whether it is lost: who gets a GPU, or what of it, may be another here."""
-        return self.becomes.startswith(LEFT_OUT)
+        return self.becomes.startswith(GIVEN_UP)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def check(found: list[Row], place: str) -> None:
         raise GpushimError(
             f"{place} has what gpushim has no equivalent for: {names}; read in the list what each means here, and "
             "take it out there once that will do",
-            errors.LEFT_OUT,
+            LEFT_OUT,
         )
 
 
@@ -196,11 +196,11 @@ def _flat(table: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 def _row(key: str, value: Any) -> Row:
     if key not in KEYS:
-        return Row(key, value, f"{LEFT_OUT}: neither gpushim nor NVIDIA's toolkit 1.20 knows this key")
+        return Row(key, value, f"{GIVEN_UP}: neither gpushim nor NVIDIA's toolkit 1.20 knows this key")
     kind, meaning = KEYS[key]
     fits = isinstance(value, kind) and (kind is not list or all(isinstance(item, str) for item in value))
     if not fits:
-        return Row(key, value, f"{LEFT_OUT}: it is not {KINDS[kind]}")
+        return Row(key, value, f"{GIVEN_UP}: it is not {KINDS[kind]}")
     if isinstance(meaning, str) and value in ("", []):
         return Row(key, value, "not needed: it is empty")
     if isinstance(meaning, str):
@@ -212,7 +212,7 @@ def _row(key: str, value: Any) -> Row:
     becomes = written(name, ours)
     trouble = _trouble(tomltext.put("", (section, name), ours))
     if trouble:
-        return Row(key, value, f"{LEFT_OUT}: [{section}] {becomes} is not allowed ({trouble})")
+        return Row(key, value, f"{GIVEN_UP}: [{section}] {becomes} is not allowed ({trouble})")
     if policy.defaults()[section][name] == ours:
         becomes += ", the default"
     return Row(key, value, f"[{section}] {becomes}", answer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Union
 
-LEFT_OUT = "left out"
+GIVEN_UP = "left out"
 CAPABILITIES = {"compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
 MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY="
 # Names of logrus, which their tools log with.
@@ -33,7 +33,7 @@ def _capabilities(value: str) -> Answer:
     named = {name.strip() for name in value.split(",")}
     if "all" in named or named >= CAPABILITIES:
         return "not needed: a container may ask for any capability"
-    return f"{LEFT_OUT}: a container may ask for any capability here, whatever this list withholds"
+    return f"{GIVEN_UP}: a container may ask for any capability here, whatever this list withholds"
 
 
 def _root(value: str) -> Answer:
@@ -59,7 +59,7 @@ def _level(value: str) -> Answer:
 
 def _no_gids(value: bool) -> Answer:
     if value:
-        return f"{LEFT_OUT}: a container gets the group of a node that only this group may use, as without the switch"
+        return f"{GIVEN_UP}: a container gets the group of a node that only this group may use, as without the switch"
     return "not needed: it is off"
 
 
@@ -67,11 +67,11 @@ def _mode(value: str) -> Answer:
     known = {
         "auto": f"no counterpart: there is one mode, which takes variables, mounts and CDI names; {_COUNT}",
         "jit-cdi": f"no counterpart: gpushim-runtime works like this always, but {_COUNT}",
-        "cdi": f"{LEFT_OUT}: a GPU that no CDI spec names is refused there and given here, and {_COUNT}",
+        "cdi": f"{GIVEN_UP}: a GPU that no CDI spec names is refused there and given here, and {_COUNT}",
         "csv": "not needed: on Tegra the CSV files are read always",
         "legacy": "not needed: gpushim-runtime edits config.json instead of leaving all to a hook",
     }
-    return known.get(value, f"{LEFT_OUT}: no such mode")
+    return known.get(value, f"{GIVEN_UP}: no such mode")
 
 
 def _compat(value: str) -> Answer:
