@@ -1,4 +1,4 @@
-"""Docker 29.7 in both views of the cgroups: `--gpus`, `--runtime=nvidia`, `--device nvidia.com/gpu=...`, resources."""
+"""Docker 29.7 in both views of the cgroups: `--gpus`, `--runtime=nvidia`, `--device nvidia.com/gpu=...`, Swarm."""
 
 from __future__ import annotations
 
