@@ -68,6 +68,11 @@ def layer(cache: Path = CACHE) -> Path:
     return found
 
 
+def lower() -> str:
+    """Return the root filesystems of a Debian whose engines are these, as chroots.entered takes them."""
+    return f"{layer()}:{chroots.tree(SUITE)}"
+
+
 @contextlib.contextmanager
 def entered(*directories: Path, view: str) -> Iterator[Chroot]:
     """Enter a Debian whose engines are these, for the block.
@@ -79,6 +84,5 @@ def entered(*directories: Path, view: str) -> Iterator[Chroot]:
     Yields:
         The Debian, as of chroots.entered.
     """
-    lower = f"{layer()}:{chroots.tree(SUITE)}"
-    with chroots.entered(SUITE, *directories, view=view, lower=lower) as place:
+    with chroots.entered(SUITE, *directories, view=view, lower=lower()) as place:
         yield place
