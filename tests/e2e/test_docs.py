@@ -71,10 +71,10 @@ def work_through(machine: Machine, page: str, starts: int) -> None:
     assert seen == starts
 
 
-def doctors(machine: Machine, check: str) -> str:
+def doctors(machine: Machine, check: str) -> dict[str, str]:
     """Return what a check of doctor's says."""
-    found = json.loads(machine.run("gpushim doctor docker --format=json", check=False).stdout)["checks"]
-    return next(f"{each['verdict']} {each['evidence']}" for each in found if each["check"] == check)
+    findings = json.loads(machine.run("gpushim doctor docker --format=json", check=False).stdout)["findings"]
+    return next(found for found in findings if found["check"] == check)
 
 
 def complains(machine: Machine, page: str, line: str, text: str) -> None:
@@ -109,18 +109,21 @@ def test_docker(debian_image: Path) -> None:
 
 
 def test_the_docker_of_today(debian_image: Path) -> None:
-    """The same, and what doctor says of it before and afterwards."""
+    """What it says without the name that --gpus needs, what doctor says of that, and that the fix is one."""
+    run = "docker run --rm --gpus all debian nvidia-smi -L"
     with installed.machine(engines29.SUITE, lower=engines29.lower(), compat=False) as machine:
         machine.restart("docker")
         machine.run(f"docker load --input={debian_image}; docker tag debian:local debian:latest")
-        complains(machine, "docker.md", "docker run --rm --gpus all debian true", "AMD CDI spec not found")
-        assert doctors(machine, "docker-hook").startswith("warning nvidia-cdi-hook is in no directory of the PATH")
-        work_through(machine, "docker.md", starts=5)
-        assert doctors(machine, "docker-hook").startswith("ok /usr/local/bin/nvidia-cdi-hook is on the PATH")
-        assert "nvidia-cdi-hook" in machine.run("gpushim configure docker --dry-run").stderr
-        machine.run("gpushim configure docker --remove")
+        complains(machine, "docker.md", run, "failed to discover GPU vendor from CDI: no known GPU vendor found")
+        machine.run("gpushim refresh")
+        complains(machine, "docker.md", run, "AMD CDI spec not found")
+        found = doctors(machine, "docker-hook")
+        assert found["evidence"].startswith("nvidia-cdi-hook is in no directory of the PATH of dockerd")
+        assert found["fix"] == "gpushim configure docker --restart"
+        assert "Docker 29." in machine.run("gpushim configure docker").stderr
         machine.restart("docker")
-        complains(machine, "docker.md", "docker run --rm --gpus all debian true", "AMD CDI spec not found")
+        assert doctors(machine, "docker-hook")["verdict"] == "ok"
+        assert machine.run(run).stdout.count("GPU-") == len(machine.host.gpus)
 
 
 def test_containerd(debian_image: Path) -> None:

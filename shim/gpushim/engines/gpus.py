@@ -139,7 +139,7 @@ def said(version: str) -> str:
 
 
 def _apply(link: Link) -> None:
-    with _folder(os.path.dirname(link.path)) as folder:
+    with _folder(os.path.dirname(link.path), make=bool(link.target)) as folder:
         name = os.path.basename(link.path)
         if not _is_ours(link.path, absent=True):
             raise GpushimError(f"{link.path} is somebody else's by now")
@@ -153,9 +153,12 @@ def _apply(link: Link) -> None:
 
 
 @contextlib.contextmanager
-def _folder(path: str) -> Iterator[int]:
-    """Open a directory that nobody else may write."""
-    with places.place(path) as place:
+def _folder(path: str, make: bool) -> Iterator[int]:
+    """Open a directory that nobody else may write, made if it is missing and to be."""
+    with places.place(path, make=make) as place:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(place.name, places.NEW_DIRECTORY_MODE, dir_fd=place.folder)
         folder = os.open(place.name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
         try:
             places.check(path, folder, os.fstat(folder))

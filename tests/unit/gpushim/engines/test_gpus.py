@@ -39,7 +39,7 @@ def executable(path: Path) -> Path:
 
 def targets(folder: Path) -> dict[str, str]:
     """The links in a directory, with the name of what each leads to."""
-    return {path.name: os.path.basename(os.readlink(path)) for path in folder.iterdir() if path.is_symlink()}
+    return {path.name: os.path.basename(os.readlink(path)) for path in sorted(folder.iterdir()) if path.is_symlink()}
 
 
 @pytest.mark.usefixtures("config")
@@ -72,6 +72,14 @@ def test_what_somebody_else_put_there_stays(local: Path, call: Call, kind: str) 
     assert f"note: nvidia-cdi-hook is not on the PATH of dockerd ({local}): link it to " in output
     ok(call("docker", None, "--remove"))
     assert [path.name for path in local.iterdir()] == [NAMES[0]]
+
+
+@pytest.mark.usefixtures("config")
+def test_the_directory_is_made_if_need_be(local: Path, call: Call) -> None:
+    local.rmdir()
+    ok(call("docker", None))
+    assert local.stat().st_mode & 0o777 == 0o755
+    assert list(targets(local)) == NAMES
 
 
 @pytest.mark.usefixtures("config")
