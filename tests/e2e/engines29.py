@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,15 @@ PLACES = {
     "usr/bin/crio": "crio",
     "usr/bin/pinns": "pinns",
 }
+
+
+# Its loopback device is up, as SIOCSIFFLAGS makes it with IFF_UP (netdevice(7)).
+NETWORK = """
+import fcntl, socket, struct, sys
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14x", b"lo", 1))
+print("ready", flush=True)
+sys.stdin.read()
+"""
 
 
 def archive() -> Path:
@@ -86,3 +96,24 @@ def entered(*directories: Path, view: str) -> Iterator[Chroot]:
     """
     with chroots.entered(SUITE, *directories, view=view, lower=lower()) as place:
         yield place
+
+
+@contextlib.contextmanager
+def network(prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Hold a network namespace, because a Swarm makes devices and listens.
+
+    Args:
+        prefix: what to put before a command elsewhere.
+
+    Yields:
+        The same for a command that shall have that namespace, too.
+    """
+    words = ["/usr/bin/unshare", "--net", sys.executable, "-c", NETWORK]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"ready\n", "there is no network namespace to be had"
+        try:
+            yield ("/usr/bin/nsenter", f"--net=/proc/{holder.pid}/ns/net", "--", *prefix)
+        finally:
+            holder.stdin.close()
