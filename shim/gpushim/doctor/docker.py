@@ -9,7 +9,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import SLACK, Finding, Host, ask, broken, ok, ours, skipped, warning
-from gpushim.engines import docker, files, is_ours, jsontext, programs
+from gpushim.engines import docker, files, gpus, is_ours, jsontext, programs
+from gpushim.engines.gpus import CDI_HOOK, HOOK
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
 
     from gpushim.engines.running import Engine
 
-HOOK = "nvidia-container-runtime-hook"  # the name that dockerd looks for when it starts
-CDI_HOOK = "nvidia-cdi-hook"  # likewise, since CDI_GPUS: then --gpus means CDI devices
 RESTART = "systemctl restart docker"
-CDI_SINCE, CDI_DEFAULT, CDI_GPUS = (25, 0), (28, 2), (29, 2)  # versions of Docker
+CDI_SINCE, CDI_DEFAULT, CDI_GPUS = (25, 0), (28, 2), gpus.CDI_SINCE  # versions of Docker
 
 
 def daemon(host: Host) -> Iterator[Finding]:
@@ -92,18 +91,24 @@ def program(host: Host) -> Iterator[Finding]:
 
 
 def hook(host: Host) -> Iterator[Finding]:
-    """Check the hook of `docker run --gpus` on the PATH of the dockerd that runs."""
+    """Check what `docker run --gpus` needs on the PATH of the dockerd that runs, by its version."""
     for engine in host.running("dockerd"):
         path = _hook(engine)
         where = f"the PATH of dockerd (process {engine.pid})"
-        by_cdi = _on_path(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
+        today = version_of(host, engine) >= CDI_GPUS
+        by_cdi = gpus.found(engine, CDI_HOOK) if today else ""
         if by_cdi:
             yield ok(f"{by_cdi} is on {where}: docker run --gpus uses CDI")
         elif not path:
+            name, says = (
+                (CDI_HOOK, "AMD CDI spec not found, or no known GPU vendor found")
+                if today
+                else (HOOK, "could not select device driver")
+            )
             yield warning(
-                f"{HOOK} is in no directory of {where}, {_path(engine) or 'which is empty'}: "
-                "docker run --gpus fails (could not select device driver)",
-                f"install gpushim's package, or link gpushim-hook there as {HOOK}; then {RESTART}",
+                f"{name} is in no directory of {where}, {_path(engine) or 'which is empty'}: "
+                f"docker run --gpus fails ({says})",
+                _gpus_fix(engine),
             )
         elif not ours(path):
             yield warning(
@@ -111,6 +116,13 @@ def hook(host: Host) -> Iterator[Finding]:
             )
         else:
             yield ok(f"{path} is on {where}")
+
+
+def _gpus_fix(engine: Engine) -> str:
+    if engine.root:  # nothing of this host's is in it
+        return "docker run --runtime=nvidia, or --device nvidia.com/gpu=all, instead"
+    first = "" if gpus.folders(engine) else f"put {gpus.SYSTEM} on the PATH of dockerd, then "
+    return f"{first}gpushim configure docker --restart"
 
 
 def restarted(host: Host) -> Iterator[Finding]:
@@ -207,7 +219,7 @@ def names(host: Host, engine: Engine) -> list[str]:
 
 def version_of(host: Host, engine: Engine) -> tuple[int, ...]:
     """Return the version that a dockerd says it is; () if it does not answer."""
-    return _number(str(_info(host, engine).get("ServerVersion")))
+    return gpus.number(str(_info(host, engine).get("ServerVersion")))
 
 
 def socket_of(engine: Engine) -> str:
@@ -229,15 +241,7 @@ def _path(engine: Engine) -> str:
 
 
 def _hook(engine: Engine) -> str:
-    return _on_path(engine, HOOK)
-
-
-def _on_path(engine: Engine, name: str) -> str:
-    for folder in _path(engine).split(":"):
-        place = engine.seen(f"{folder}/{name}") if folder.startswith("/") else ""
-        if os.path.isfile(place) and os.access(place, os.X_OK):
-            return place
-    return ""
+    return gpus.found(engine, HOOK)
 
 
 def _changed(path: str) -> float:
@@ -245,8 +249,3 @@ def _changed(path: str) -> float:
         return os.stat(path).st_mtime
     except OSError:
         return 0.0
-
-
-def _number(version: str) -> tuple[int, ...]:
-    parts = version.split(".")[:2]
-    return tuple(int(part) for part in parts) if len(parts) == 2 and all(part.isdigit() for part in parts) else ()

@@ -120,10 +120,11 @@ def test_defaults_pass_the_schema() -> None:
         ('[log]\nfile = ""', "log", "file", ""),
         ('[runtime]\nlow-level = ["/opt/crun"]', "runtime", "low-level", ["/opt/crun"]),
         (
-            '[requests]\nswarm-variables = ["DOCKER_RESOURCE_GPU"]',
+            # As Docker has it of the generic resource NVIDIA-GPU; and as Kubernetes would write that.
+            '[requests]\nswarm-variables = ["DOCKER_RESOURCE_NVIDIA-GPU", "DOCKER_RESOURCE_NVIDIA.COM/GPU"]',
             "requests",
             "swarm-variables",
-            ["DOCKER_RESOURCE_GPU"],
+            ["DOCKER_RESOURCE_NVIDIA-GPU", "DOCKER_RESOURCE_NVIDIA.COM/GPU"],
         ),
         ("\t\n# nothing but a comment", "requests", "disable-require", False),
     ],
@@ -157,6 +158,8 @@ def test_accepted(config: Path, text: str, section: str, key: str, value: object
         ('[requests]\ndefault-capabilities = ["cuda"]', "requests.default-capabilities[0] is 'cuda', not one of"),
         ("[requests]\ndefault-capabilities = []", "requests.default-capabilities is empty"),
         ('[requests]\nswarm-variables = ["A\\nB"]', "requests.swarm-variables[0]"),
+        ('[requests]\nswarm-variables = ["A=B"]', "requests.swarm-variables[0]"),
+        ('[requests]\nswarm-variables = ["-e"]', "requests.swarm-variables[0]"),
         ('[cdi]\nannotation-prefixes = [""]', "cdi.annotation-prefixes[0]"),
         ('[cdi]\nkind = "nvidia.com"', "cdi.kind is 'nvidia.com'"),
         ("[refresh]\ndeadline-seconds = 0", "refresh.deadline-seconds is 0, not between 1 and 600"),
