@@ -154,6 +154,8 @@ def test_accepted(config: Path, text: str, section: str, key: str, value: object
         ('[runtime]\nlow-level = ["runc", 2]', "runtime.low-level[1] is 2, not a string"),
         ('[runtime]\nlow-level = [""]', "runtime.low-level[0] is ''"),
         ("[requests]\ndisable-require = 1", "requests.disable-require is 1, not true or false"),
+        ('[requests]\ndefault-capabilities = ["cuda"]', "requests.default-capabilities[0] is 'cuda', not one of"),
+        ("[requests]\ndefault-capabilities = []", "requests.default-capabilities is empty"),
         ('[requests]\nswarm-variables = ["A\\nB"]', "requests.swarm-variables[0]"),
         ('[cdi]\nannotation-prefixes = [""]', "cdi.annotation-prefixes[0]"),
         ('[cdi]\nkind = "nvidia.com"', "cdi.kind is 'nvidia.com'"),
