@@ -18,12 +18,11 @@ from gpuhook.finish import finish
 from gpuhook.prestart import Options, open_container, process_of
 from gpushim import bundle, create, edits, fastjson, plan
 from gpushim.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
+from gpushim.update import edited
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-VERBS = (["prestart"], ["createRuntime"])
 
 
 def inject(state: dict[str, Any]) -> None:
@@ -107,12 +106,3 @@ def land(planned: list[tuple[str, Any]], options: Options, pid: int, dev_root: s
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     live.apply(planned, work.root, dev_root, work.warn)
     finish(work, options)
-
-
-def edited(spec: dict[str, Any]) -> bool:
-    """Say whether another hook of ours does the rest: gpushim-runtime put it there, or a CDI spec of ours."""
-    hooks = spec.get("hooks")
-    stages = [hooks.get(stage) for stage in ("prestart", "createRuntime")] if isinstance(hooks, dict) else []
-    entries = [entry for stage in stages if isinstance(stage, list) for entry in stage if isinstance(entry, dict)]
-    ours = [entry.get("args") for entry in entries if str(entry.get("path")).endswith("/" + edits.HOOK_NAME)]
-    return any(isinstance(args, list) and args[1:2] in VERBS and len(args) > 2 for args in ours)

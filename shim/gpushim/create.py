@@ -53,6 +53,10 @@ def main(argv: list[str]) -> NoReturn:
             low = configured_runtime(low, launcher)
         if verb in ("create", "run"):
             low = edit(low, bundle_path, container, started)
+        elif verb == "update" and bundle_path:
+            from gpushim import update  # of a container over crun that may have a GPU
+
+            args = update.keep_devices(args, bundle_path)
         become(low, args, int(ignored))
     except GpushimError as error:
         complain(str(error), log, log_format)
