@@ -100,6 +100,7 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
         if ignored:
             record(inventory, {"level": "warning", "msg": "no GPU", "container": container, "ignored": ignored})
         return low
+    low = str(inventory["runtime"]) or sought(inventory["policy"])
     edits, chosen = plan.plan(wanted, inventory, facts(spec, bundle_path))
     if apply(edits, spec):
         bundle.replace(path, fastjson.dumps(spec), status, folder)
@@ -109,7 +110,7 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
     if ignored:
         line["ignored"] = ignored
     record(inventory, line)
-    return str(inventory["runtime"])
+    return low
 
 
 def missing(path: str) -> bool:
@@ -152,8 +153,11 @@ def find_request(
     try:
         inventory = (renew or ensure.snapshot)(config, state)
     except GpushimError:
-        if stale == "policy" and asks_for_nothing(spec):
-            return None, {}
+        if stale == "policy":
+            from gpushim import unread  # imports json and more, and is for trouble only
+
+            if not unread.may_ask(spec, config, state):
+                return None, {}
         raise
     ignored.clear()
     return _with_channels(request.read(spec, inventory["policy"], ignored), inventory)
@@ -165,16 +169,6 @@ def _with_channels(
     if wanted is not None and wanted.imex:
         ensure.look_at_channels(inventory, wanted.imex)
     return wanted, inventory
-
-
-def asks_for_nothing(spec: dict[str, Any]) -> bool:
-    """Say whether a container has no request under the default policy, when the one in force cannot be had."""
-    from gpushim.policy import defaults  # imports json and more, and is for trouble only
-
-    try:
-        return request.read(spec, defaults()) is None
-    except GpushimError:  # under that policy; why the one in force cannot be had is what must be said
-        return False
 
 
 def facts(spec: dict[str, Any], bundle_path: str) -> dict[str, Any]:
@@ -223,9 +217,10 @@ def configured_runtime(last: str, launcher: str) -> str:
 
     try:
         names = policy.load(stamp.config_path())["runtime"]["low-level"]
-    except GpushimError:  # a request will meet it again and say so; most calls need nothing of the configuration
-        names = [last] if last else policy.defaults()["runtime"]["low-level"]
-    low = policy.low_level(names)
+    except GpushimError:
+        names = []
+    # Where they are not to be had, a request will meet it again and say so; most calls need nothing of it.
+    low = policy.stand_in(names, last)
     ours, theirs = posix.stat(launcher), posix.stat(low)
     if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
         raise GpushimError(
@@ -233,6 +228,20 @@ def configured_runtime(last: str, launcher: str) -> str:
             NOT_EXECUTABLE,
         )
     return low
+
+
+def sought(settings: dict[str, Any]) -> str:
+    """Find the low-level runtime that the last refresh has not found.
+
+    Args:
+        settings: the policy.
+
+    Raises:
+        GpushimError: there is none.
+    """
+    from gpushim import policy
+
+    return policy.low_level(settings["runtime"]["low-level"])
 
 
 def become(low: str, args: list[str], ignored: int) -> NoReturn:
