@@ -24,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpushim import request
+
 
 def inject(state: dict[str, Any]) -> None:
     """Give a created container what it asks for.
@@ -35,17 +37,15 @@ def inject(state: dict[str, Any]) -> None:
         GpushimError: the request is malformed or cannot be met, or config.json cannot be read.
     """
     started = time.monotonic()
-    directory = bundle_of(state)
-    path = directory + "/config.json"
-    spec = fastjson.loads(bundle.read(path)[0], path)
-    if not isinstance(spec, dict):
-        raise GpushimError(f"{path} is not a JSON object", BUNDLE)
-    bundle.check_spelling(spec, path)
-    if edited(spec):
-        return
     ignored: list[str] = []
-    wanted, inventory = create.find_request(spec, ignored)
     line: dict[str, Any] = {"container": state.get("id"), "by": edits.HOOK_NAME}
+    try:
+        directory, spec, wanted, inventory = read(state, ignored)
+    except GpushimError as error:
+        from gpushim import refusal  # imports json and more
+
+        refusal.record(str(error), line)
+        raise
     if wanted is None:
         if ignored:
             create.record(inventory, {"level": "warning", "msg": "no GPU", **line, "ignored": ignored})
@@ -70,6 +70,32 @@ def inject(state: dict[str, Any]) -> None:
     if ignored:
         line["ignored"] = ignored
     create.record(inventory, {"level": "info", "msg": "GPU container", **line})
+
+
+def read(
+    state: dict[str, Any], ignored: list[str]
+) -> tuple[str, dict[str, Any], request.Request | None, dict[str, Any]]:
+    """Read what a created container asks for, and still needs.
+
+    Args:
+        state: as `inject` takes it.
+        ignored: as create.find_request takes it.
+
+    Returns:
+        the bundle's directory, its config.json, and what create.find_request returns.
+
+    Raises:
+        GpushimError: as `inject`.
+    """
+    directory = bundle_of(state)
+    path = directory + "/config.json"
+    spec = fastjson.loads(bundle.read(path)[0], path)
+    if not isinstance(spec, dict):
+        raise GpushimError(f"{path} is not a JSON object", BUNDLE)
+    bundle.check_spelling(spec, path)
+    if edited(spec):
+        return directory, spec, None, {}
+    return directory, spec, *create.find_request(spec, ignored)
 
 
 def put(planned: list[tuple[str, Any]], spec: dict[str, Any], pid: int, dev_root: str) -> None:

@@ -59,10 +59,10 @@ def main(argv: list[str]) -> NoReturn:
             args = update.keep_devices(args, bundle_path)
         become(low, args, int(ignored))
     except GpushimError as error:
-        complain(str(error), log, log_format)
+        refuse(str(error), verb, container, log, log_format)
         posix._exit(error.exit_code)
     except Exception as error:  # noqa: BLE001 - a bug of ours; an engine's user gets a sentence, not a traceback
-        complain(f"internal error, please report it: {error!r}", log, log_format)
+        refuse(f"internal error, please report it: {error!r}", verb, container, log, log_format)
         posix._exit(FAILED)
 
 
@@ -268,6 +268,15 @@ def become(low: str, args: list[str], ignored: int) -> NoReturn:
         raise GpushimError(
             f"the low-level runtime {low} cannot be executed: {error.strerror}", NOT_EXECUTABLE
         ) from None
+
+
+def refuse(sentence: str, verb: str, container: str, log: str, log_format: str) -> None:
+    """Say why where people look, and of a container that is not made, in the GPU log too."""
+    complain(sentence, log, log_format)
+    if verb in ("create", "run"):
+        from gpushim import refusal  # imports json and more
+
+        refusal.record(sentence, {"container": container})
 
 
 def complain(sentence: str, log: str, log_format: str) -> None:

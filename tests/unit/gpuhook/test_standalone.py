@@ -72,6 +72,17 @@ def test_what_policy_forbids_is_logged(bundle: Path, pid: int) -> None:
     assert (line["container"], line["msg"], line["by"]) == ("c1", "no GPU", "gpushim-hook")
 
 
+@pytest.mark.parametrize(
+    ("env", "words"), [("NVIDIA_VISIBLE_DEVICES=all", "asks for GPUs"), ("NVIDIA_DRIVER_CAPABILITIES=x", 'has "x"')]
+)
+def test_a_refusal_is_a_line_in_the_log(bundle: Path, pid: int, env: str, words: str) -> None:
+    write(bundle, "NVIDIA_VISIBLE_DEVICES=all", env)
+    assert run(bundle, {"pid": pid, "id": "c1"})[0] != 0
+    (line,) = [json.loads(text) for text in (bundle.parent / "log").read_text().splitlines()]
+    assert (line["container"], line["level"], line["by"]) == ("c1", "error", "gpushim-hook")
+    assert words in line["msg"]
+
+
 @pytest.mark.parametrize("verb", ["prestart", "createRuntime"])
 @pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
 def test_a_hook_of_our_cdi_spec_does_the_rest(bundle: Path, pid: int, stage: str, verb: str) -> None:

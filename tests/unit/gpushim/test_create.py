@@ -212,6 +212,43 @@ def test_what_policy_forbids_is_logged(shim: Shim) -> None:
     assert "accept-env-when-unprivileged is false" in line["ignored"][0]
 
 
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("NVIDIA_VISIBLE_DEVICES=9", '"9", but this host has'),
+        ("NVIDIA_DRIVER_CAPABILITIES=x", 'NVIDIA_DRIVER_CAPABILITIES has "x"'),
+        ("NVIDIA_REQUIRE_CUDA=cuda>=99", "unsatisfied condition"),
+    ],
+)
+def test_a_refusal_is_a_line_in_the_log(shim: Shim, env: str, words: str) -> None:
+    shim.ask("NVIDIA_VISIBLE_DEVICES=0", env)
+    assert shim.create().returncode in (10, 11)
+    (line,) = shim.logged()
+    assert (line["level"], line["container"]) == ("error", "x1")
+    assert words in line["msg"]
+    assert line["time"].endswith("Z")
+
+
+def test_a_wrong_configuration_is_told_to_the_log_of_the_last_one(shim: Shim) -> None:
+    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
+    shim.create()
+    shim.toml.write_text("[driver\n")
+    assert shim.create().returncode == 15
+    assert "is not TOML" in shim.logged()[-1]["msg"]
+
+
+def test_a_refusal_of_many_words_is_a_short_line(shim: Shim) -> None:
+    shim.ask("NVIDIA_VISIBLE_DEVICES=" + ",".join(f"{number}" * 60 for number in range(900)))
+    assert shim.create().returncode == 10
+    assert len((shim.work / "gpushim.log").read_text()) < 1200
+
+
+def test_other_verbs_leave_no_line(shim: Shim) -> None:
+    shim.toml.write_text(shim.toml.read_text().replace(str(shim.low), str(LAUNCHER)))
+    assert shim.create(args=["state", "x"]).returncode == 126
+    assert shim.logged() == []
+
+
 def test_everything_reaches_the_runtime_as_it_came(shim: Shim, tmp_path: Path) -> None:
     def set_up() -> None:
         os.umask(0o027)
