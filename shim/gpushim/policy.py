@@ -179,12 +179,14 @@ def stand_in(names: list[str], last: str) -> str:
         last: path of the one that the last refresh found, or "".
 
     Returns:
-        as `low_level`; of what is not there, the place takes the last one, then the default ones.
+        as `low_level`; where nothing of that is there, the last one, or one of the same name elsewhere: another kind
+        knows nothing of its containers, and may isolate less. The default ones stand in if none was found before.
 
     Raises:
         GpushimError: as `low_level`.
     """
-    return low_level([*names, *filter(None, (last,)), *(name for name in RUNTIMES if name not in names)])
+    others = [last, posixpath.basename(last)] if last else [name for name in RUNTIMES if name not in names]
+    return low_level([*names, *others])
 
 
 def _engines() -> list[str]:

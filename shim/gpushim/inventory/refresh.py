@@ -331,7 +331,7 @@ def _tell_launcher(state: str, snapshot: dict[str, Any]) -> None:
 
 
 def _stand_in(path: str) -> str:
-    """Find what containers that are there shall get instead of a runtime that is absent; "" if there is nothing."""
+    """Find what containers that are there shall get instead of a runtime that is absent, if there is one."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             last = file.readline().rstrip("\n")
@@ -340,7 +340,7 @@ def _stand_in(path: str) -> str:
     try:
         return policy.stand_in([], last)
     except GpushimError:
-        return ""
+        return last
 
 
 def _told(state: str) -> tuple[str, str] | None:

@@ -296,7 +296,10 @@ class TestLowLevel:
         theirs, last = self.executable(folder / "system/crun"), self.executable(folder / "last")
         assert policy.stand_in([theirs], last) == theirs
         assert policy.stand_in(["/none"], last) == last
-        assert policy.stand_in(["/none"], "/none") == theirs
+        assert policy.stand_in(["/none"], "") == theirs
+        assert policy.stand_in(["/none"], "/none/crun") == theirs
+        with pytest.raises(GpushimError, match="none of /none, /none/runc, runc is"):
+            policy.stand_in(["/none"], "/none/runc")
 
     def test_a_folder_of_path_that_others_may_write_does_not_count(self, folder: Path) -> None:
         self.executable(folder / "path/runc")
