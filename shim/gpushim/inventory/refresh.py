@@ -67,8 +67,7 @@ def refresh(force: bool = False, load: bool = True, patient: bool = False, lock:
         the snapshot; its "error" says if this host cannot serve GPUs.
 
     Raises:
-        GpushimError: the configuration is wrong, there is no low-level runtime, the state directory is not ours, or
-            the snapshot cannot be written.
+        GpushimError: the configuration is wrong, the state directory is not ours, or the snapshot cannot be written.
     """
     config, state = stamp.config_path(), stamp.state_dir()
     ahead = None if force else AHEAD if patient else 0
@@ -168,9 +167,6 @@ def look(settings: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         a snapshot.
-
-    Raises:
-        GpushimError: there is no low-level runtime.
     """
     config = stamp.config_path()
     with _deadline(settings["refresh"]["deadline-seconds"], config, lambda error: None) as waiting:
@@ -326,19 +322,33 @@ def _tell_launcher(state: str, snapshot: dict[str, Any]) -> None:
     target, time = (os.path.realpath(snapshot["inputs"]["config"]), identity[2]) if identity else ("", None)
     if stamp.identity(target) != identity:  # another came since it was read, maybe with the same time
         target, time = "", None
+    low = snapshot["runtime"] or _stand_in(runtime)
     if _told(state) != (text, target):
         _remove(runtime)
         _remove(state + "/config")
         if target:
             os.symlink(target, state + "/config")
         _replace(state + "/triggers", text)
-    _replace(runtime, snapshot["runtime"] + "\n", time)
+    _replace(runtime, low + "\n", time)
     if time is not None and os.stat(runtime).st_mtime_ns != time:
         snapshot["notes"].append(
             f"the file system of {state} keeps times less exactly than that of {target}, so every call of "
             "gpushim-runtime starts Python; let GPUSHIM_STATE name a directory on a tmpfs"
         )
     snapshot["told"] = ensure.told(state)
+
+
+def _stand_in(path: str) -> str:
+    """Find what containers that are there shall get instead of a runtime that is absent, if there is one."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            last = file.readline().rstrip("\n")
+    except OSError:
+        last = ""
+    try:
+        return policy.stand_in([], last)
+    except GpushimError:
+        return last
 
 
 def _told(state: str) -> tuple[str, str] | None:

@@ -261,6 +261,7 @@ class TestLowLevel:
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(policy, "SYSTEM_PATH", str(tmp_path / "system"))
+        monkeypatch.setattr(policy, "ENGINES_PATH", (f"{tmp_path}/current/bin", f"{tmp_path}/data/*/bin"))
         monkeypatch.setenv("PATH", f"relative::{tmp_path}/path")
         for place in ("system", "path"):
             (tmp_path / place).mkdir()
@@ -280,6 +281,28 @@ class TestLowLevel:
         self.executable(folder / "path/runc")
         expected = self.executable(folder / "system/runc")
         assert policy.low_level(["runc"]) == expected
+
+    def test_an_engines_own(self, folder: Path) -> None:
+        for number, name in enumerate(["new", "old"]):
+            (folder / "data" / name / "bin").mkdir(parents=True)
+            self.executable(folder / "data" / name / "bin/runc")
+            os.utime(folder / "data" / name / "bin", (0, -number))
+        assert policy.low_level(["runc"]) == f"{folder}/data/new/bin/runc"
+        (folder / "current").symlink_to("data/old")
+        assert policy.low_level(["runc"]) == f"{folder}/current/bin/runc"
+        (folder / "data/old/bin").chmod(0o777)
+        assert policy.low_level(["runc"]) == f"{folder}/data/new/bin/runc"
+        expected = self.executable(folder / "path/runc")
+        assert policy.low_level(["runc"]) == expected
+
+    def test_what_stands_in(self, folder: Path) -> None:
+        theirs, last = self.executable(folder / "system/crun"), self.executable(folder / "last")
+        assert policy.stand_in([theirs], last) == theirs
+        assert policy.stand_in(["/none"], last) == last
+        assert policy.stand_in(["/none"], "") == theirs
+        assert policy.stand_in(["/none"], "/none/crun") == theirs
+        with pytest.raises(GpushimError, match="none of /none, /none/runc, runc is"):
+            policy.stand_in(["/none"], "/none/runc")
 
     def test_a_folder_of_path_that_others_may_write_does_not_count(self, folder: Path) -> None:
         self.executable(folder / "path/runc")

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from gpushim import policy
-from gpushim.errors import CONFIG, DRIVER, INVENTORY, NOT_FOUND, GpushimError
+from gpushim import policy, stamp
+from gpushim.errors import CONFIG, DRIVER, INVENTORY, GpushimError
 from gpushim.inventory import ensure, gpus, procfs, refresh
 from unit.gpushim.inventory.machine import Machine
 
@@ -207,8 +207,24 @@ def test_broken_config_leaves_the_snapshot_alone(machine: Machine) -> None:
 def test_no_low_level_runtime(machine: Machine) -> None:
     machine.build(1, '[runtime]\nlow-level = ["no-such-runtime"]\n')
     code, said = machine.refresh()
-    assert code == NOT_FOUND
+    assert code == 0
     assert "none of no-such-runtime" in said
+    assert machine.saved()["runtime"] == ""
+    assert len(machine.saved()["gpus"]) == 1
+    assert machine.saved()["life"] == stamp.PASSING
+
+
+def test_the_launcher_keeps_the_runtime_that_was_there(machine: Machine) -> None:
+    runtime = machine.folder / "crun"
+    runtime.write_text("#!/bin/sh\n")
+    runtime.chmod(0o755)
+    machine.build(1, f'[runtime]\nlow-level = ["{runtime}"]\n')
+    machine.refreshed()
+    machine.configure(Path(machine.config).read_text().replace(str(runtime), "no-such-runtime"))
+    assert machine.refreshed()["runtime"] == ""
+    path = Path(machine.state, "runtime")
+    assert path.read_text() == f"{runtime}\n"
+    assert path.stat().st_mtime_ns == os.stat(machine.config).st_mtime_ns
 
 
 def test_no_driver(machine: Machine) -> None:
