@@ -3,7 +3,8 @@
 The state directories of runc and crun tell a container's process and bundle; the bundle's config.json its device
 nodes; the process's mount table those that the hook alone has bound into it. Users keep such states too, and may
 write into them what they like: of each user no more is read than ALLOWANCE, and of what is read any member may be
-anything. Out of scope: processes on the host that use a GPU without a container, which nvidia-smi lists.
+anything. What this user may not look at is said, for it may hold any number of containers.
+Out of scope: processes on the host that use a GPU without a container, which nvidia-smi lists.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuhook.owned import parse
 from gpuhook.walk import held, mountinfo, read_proc
+from gpushim import seen
 from gpushim.engines import files, running
 from gpushim.errors import GpushimError
 
@@ -71,12 +73,13 @@ def holders(
         is "spec", "hook" (put there behind the runtime) or both; and sentences about what could not be read.
     """
     notes: list[str] = []
+    unseen: list[str] = []
     found = []
-    places = [(each, "", "") for each in states] if states is not None else _places()
+    places = [(each, "", "") for each in states] if states is not None else _places(unseen)
     left = {user: ALLOWANCE for _, _, user in places if user}
     for folder, engine, user in places:
-        reader = _Reader(notes, left, user)
-        for name in _listing(folder, notes):
+        reader = _Reader(notes, unseen, left, user)
+        for name in _listing(folder, notes, unseen):
             if reader.spent:
                 notes.append(f"{folder} has more than is read of one user's states, so not all there is listed")
                 break
@@ -85,6 +88,7 @@ def holders(
                 holder = _holder(name, engine, state, inventory, process, reader) if state and process else None
             if holder and holder["devices"]:
                 found.append(holder)
+    notes += [f"{seen.sentence(unseen)}, so containers there are not listed; {seen.AS_ROOT}"] if unseen else []
     return sorted(found, key=lambda each: (each["devices"], each["id"])), notes
 
 
@@ -93,12 +97,13 @@ class _Reader:
 
     Args:
         notes: get sentences about what could not be read.
+        unseen: gets what this user may not look at.
         left: bytes that are left of each user's allowance.
         user: whose states these are; "" for root's, or for whatever somebody named.
     """
 
-    def __init__(self, notes: list[str], left: dict[str, int], user: str) -> None:
-        self.notes, self.left, self.user = notes, left, user
+    def __init__(self, notes: list[str], unseen: list[str], left: dict[str, int], user: str) -> None:
+        self.notes, self.unseen, self.left, self.user = notes, unseen, left, user
 
     @property
     def whose(self) -> str:
@@ -118,6 +123,9 @@ class _Reader:
             found = json.loads(data)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except PermissionError:
+            self.unseen.append(seen.barrier(path))
+            return None
         except OSError as error:
             self.notes.append(f"{path} cannot be read: {error.strerror}")
             return None
@@ -129,8 +137,12 @@ class _Reader:
         return found if isinstance(found, dict) else None
 
 
-def _places() -> list[tuple[str, str, str]]:
-    """List state directories that exist, each once, with the engine that they belong to, and the user if not root."""
+def _places(unseen: list[str]) -> list[tuple[str, str, str]]:
+    """List state directories that exist, each once, with the engine that they belong to, and the user if not root.
+
+    Args:
+        unseen: gets directories that may have more, but that this user may not look into.
+    """
     patterns = list(STATES)
     for engine in running.find():
         if engine.name == "dockerd":
@@ -144,6 +156,7 @@ def _places() -> list[tuple[str, str, str]]:
     for pattern, engine_name, user in asked:
         # Links of a user's can make a directory appear any number of times.
         matches = itertools.islice(glob.iglob(pattern), PLACES if user else None)
+        unseen += itertools.islice(seen.refused(pattern), PLACES)
         for path in sorted(matches):
             places.setdefault(os.path.realpath(path), ("docker" if path.endswith("/moby") else engine_name, user))
     return [(path, *whose) for path, whose in places.items()]
@@ -158,10 +171,13 @@ def _settings(path: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _listing(folder: str, notes: list[str]) -> list[str]:
+def _listing(folder: str, notes: list[str], unseen: list[str]) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except FileNotFoundError:
+        return []
+    except PermissionError:
+        unseen.append(seen.barrier(folder))
         return []
     except OSError as error:
         notes.append(f"{folder} cannot be read ({error.strerror}), so containers there are not listed")
@@ -220,7 +236,11 @@ def _holder(
     annotations = (spec or {}).get("annotations")
     annotations = annotations if isinstance(annotations, dict) else {}
     given = set(_given(spec or {}, inventory))
-    bound = set(_bound(process, inventory)) - given
+    try:
+        bound = set(_bound(process, inventory)) - given
+    except PermissionError:
+        bound = set()
+        reader.unseen.append(f"/proc/{state['pid']}")
     return {
         "id": name,
         "name": _name(annotations),
@@ -246,9 +266,11 @@ def _given(spec: dict[str, Any], inventory: dict[str, Any]) -> Iterator[str]:
 
 
 def _bound(process: str, inventory: dict[str, Any]) -> Iterator[str]:
-    """List the inventory's nodes that a process has as mounts."""
+    """List the inventory's nodes that a process has as mounts; raises PermissionError if this user may not look."""
     try:
         mounts = parse(mountinfo(process))
+    except PermissionError:
+        raise
     except (OSError, ValueError, IndexError):
         return
     for mount in mounts:

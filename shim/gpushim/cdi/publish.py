@@ -129,10 +129,8 @@ def save(path: str, content: str) -> None:
 
 def saved(path: str) -> Optional[dict[str, Any]]:
     """Return the good spec that a file has, else None."""
-    if not os.path.isfile(path):  # a FIFO would hang us
-        return None
     try:
-        spec, _ = text.read(path)
+        spec, _ = text.read(path, regular=True)
         form.check(spec)
     except (GpushimError, form.FormError):
         return None

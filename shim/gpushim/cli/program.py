@@ -51,7 +51,7 @@ def guard() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            # Of the wrong mode, so that reading and writing fail as they do on what is closed; lost is lost for stderr.
+            # Such that reading and writing fail as on what is closed; what goes to stderr is lost either way.
             os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_WRONLY)  # the lowest free number: fd
             os.set_inheritable(fd, True)
         if name == "stdin":

@@ -9,6 +9,7 @@ from gpushim.cli import show
 from gpushim.errors import GpushimError
 from gpushim.inventory import present
 
+NONE = "no running container has a GPU"
 COLUMNS = ("CONTAINER", "NAME", "ENGINE", "PID", "DEVICES", "HOW")
 
 
@@ -35,7 +36,8 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
     for note in notes:
         show.say(f"note: {note}", error=True)
     if not found and form == "table":
-        show.say("no running container has a GPU")
+        # What could not be read may have any number of them.
+        show.say("none of the containers that could be looked at has a GPU" if notes else NONE)
         return
     rows = [
         [

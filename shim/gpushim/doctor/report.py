@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 import gpushim
+from gpushim import seen
 from gpushim.cdi import specs
 from gpushim.doctor import Finding, Host, ask, cdi, checks, text
 from gpushim.errors import GpushimError, visible
@@ -76,7 +77,7 @@ def gathered(host: Host, found: list[Finding]) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in found],
         "system": _system(host),
         "versions": _versions(host),
-        "config.toml": text(host.config).splitlines(),
+        "config.toml": _read(host.config).splitlines(),
         "snapshot": {"stale": stale, **snapshot},
         "cdi": {path: _described(document) for path, _, document in documents},
         "engines": [{"name": e.name, "started": e.started, "uid": e.uid, "root": e.root} for e in host.engines],
@@ -110,13 +111,13 @@ def _cleaned(value: Any) -> Any:
 
 
 def _system(host: Host) -> dict[str, str]:
-    release = dict(line.split("=", 1) for line in text(f"{host.top}/etc/os-release").splitlines() if "=" in line)
+    release = dict(line.split("=", 1) for line in _read(f"{host.top}/etc/os-release").splitlines() if "=" in line)
     return {
         "distribution": release.get("PRETTY_NAME", "").strip('"'),
         "kernel": f"{platform.release()} {platform.version()} {platform.machine()}",
         "python": platform.python_version(),
-        "driver": text(f"{host.proc}/driver/nvidia/version").strip(),
-        "module parameters": text(f"{host.proc}/driver/nvidia/params").strip(),
+        "driver": _read(f"{host.proc}/driver/nvidia/version").strip(),
+        "module parameters": _read(f"{host.proc}/driver/nvidia/params").strip(),
         "user": str(os.geteuid()),
     }
 
@@ -124,6 +125,13 @@ def _system(host: Host) -> dict[str, str]:
 def _versions(host: Host) -> dict[str, str]:
     paths = [path for path in map(host.program, PROGRAMS) if path]
     return {path: (ask.program([path, "--version"]).out.splitlines() or [""])[0][:200] for path in paths}
+
+
+def _read(path: str) -> str:
+    try:
+        return text(path)
+    except PermissionError:
+        return seen.sentence([path])
 
 
 def _described(document: dict[str, Any]) -> dict[str, Any]:
