@@ -113,7 +113,7 @@ def host(folder: Path) -> Machine:
     bundle, state = folder / "bundle", folder / "states" / ("0123456789abcdef" * 4)
     labels = [f"bundle={bundle}"]
     written = {
-        "theirs.toml": "[nvidia-container-cli]\nroot = '/run/nvidia/driver'\nldconfig = '@/run/nvidia/driver/ldconfig'\n",
+        "theirs.toml": "[nvidia-container-cli]\nroot = '/run/nvidia/driver'\nldconfig = '@/run/nvidia/ldconfig'\n",
         "bundle/config.json": json.dumps({"linux": {"devices": devices}}),
         f"states/{state.name}/state.json": json.dumps(
             {"init_process_pid": os.getpid(), "config": {"labels": labels}}

@@ -38,8 +38,12 @@ def test_the_table_tells_what_fixes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-SOME = [Finding("ok", "all is well", "", "a"), Finding("warning", "this is odd", "fix it", "b"),
-        Finding("skipped", "nothing here", "", "c"), Finding("broken", "this is broken", "fix it at once", "d")]  # fmt: skip
+SOME = [
+    Finding("ok", "all is well", "", "a"),
+    Finding("warning", "this is odd", "fix it", "b"),
+    Finding("skipped", "nothing here", "", "c"),
+    Finding("broken", "this is broken", "fix it at once", "d"),
+]
 
 
 @pytest.mark.parametrize(
