@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuhook.owned import parse
 from gpuhook.walk import held, mountinfo, read_proc
-from gpushim import seen
+from gpushim import names, seen
 from gpushim.engines import files, running
 from gpushim.errors import GpushimError
 
@@ -36,25 +36,19 @@ STATES = (
 )
 USERS = "/run/user/*"
 USERS_STATES = (("runc", "runc"), ("crun", "crun"), ("docker/runtime-*/*", "docker"))
-DOCKER_CONFIG = "/etc/docker/daemon.json"
 FILES = ("state.json", "status")  # of runc, of crun
 SIZE_LIMIT = 16 << 20  # bytes
 ALLOWANCE = 64 << 20  # bytes that are read of one user's states; a container's are some 50 KiB
 LOOK = 4096  # bytes of it that any look at a file costs
 PLACES = 64  # directories of one user's, each with the containers of a runtime
 STAT_LIMIT = 4096  # bytes of a process's stat
-# Annotations by which an engine can be told, and those with a name for people.
+# Annotations by which an engine can be told.
 ENGINES = (
     ("io.kubernetes.cri-o.", "cri-o"),
     ("io.kubernetes.cri.", "containerd (CRI)"),
     ("io.podman.", "podman"),
     ("io.container.manager", "podman"),
     ("nerdctl/", "nerdctl"),
-)
-NAMES = (
-    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"),
-    ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
-    ("nerdctl/name",),
 )
 
 
@@ -75,7 +69,7 @@ def holders(
     notes: list[str] = []
     unseen: list[str] = []
     found = []
-    places = [(each, "", "") for each in states] if states is not None else _places(unseen)
+    places = [(each, _docker(each), "") for each in states] if states is not None else _places(unseen)
     left = {user: ALLOWANCE for _, _, user in places if user}
     for folder, engine, user in places:
         reader = _Reader(notes, unseen, left, user)
@@ -104,6 +98,7 @@ class _Reader:
 
     def __init__(self, notes: list[str], unseen: list[str], left: dict[str, int], user: str) -> None:
         self.notes, self.unseen, self.left, self.user = notes, unseen, left, user
+        self._roots: list[str] | None = None
 
     @property
     def whose(self) -> str:
@@ -114,8 +109,19 @@ class _Reader:
     def spent(self) -> bool:
         return bool(self.user) and self.left[self.user] <= 0
 
+    def docker_roots(self) -> list[str]:
+        """List where dockerd keeps what it knows of containers, found out once."""
+        if self._roots is None:
+            self._roots = names.docker_roots(self.user, _settings)
+        return self._roots
+
     def read(self, path: str) -> dict[str, Any] | None:
         """Read a file; None if it is not there (any more) or is no object."""
+        found = self.json(path)
+        return found if isinstance(found, dict) else None
+
+    def json(self, path: str) -> Any:
+        """Read a JSON file; None if it is not there (any more) or is none."""
         data = b""
         try:
             with open(path, "rb", opener=_regular) as file:
@@ -134,7 +140,7 @@ class _Reader:
         finally:
             if self.user:
                 self.left[self.user] -= max(len(data), LOOK)
-        return found if isinstance(found, dict) else None
+        return found
 
 
 def _places(unseen: list[str]) -> list[tuple[str, str, str]]:
@@ -146,7 +152,7 @@ def _places(unseen: list[str]) -> list[tuple[str, str, str]]:
     patterns = list(STATES)
     for engine in running.find():
         if engine.name == "dockerd":
-            settings = _settings(engine.seen(engine.config or DOCKER_CONFIG))
+            settings = _settings(engine.seen(engine.config or names.DOCKER_CONFIG))
             roots = [*engine.option("--exec-root"), settings.get("exec-root")]
             patterns += [(f"{glob.escape(root)}/runtime-*/*", "docker") for root in roots if isinstance(root, str)]
     asked = [(pattern, engine_name, "") for pattern, engine_name in patterns]
@@ -158,8 +164,13 @@ def _places(unseen: list[str]) -> list[tuple[str, str, str]]:
         matches = itertools.islice(glob.iglob(pattern), PLACES if user else None)
         unseen += itertools.islice(seen.refused(pattern), PLACES)
         for path in sorted(matches):
-            places.setdefault(os.path.realpath(path), ("docker" if path.endswith("/moby") else engine_name, user))
+            places.setdefault(os.path.realpath(path), (_docker(path) or engine_name, user))
     return [(path, *whose) for path, whose in places.items()]
+
+
+def _docker(folder: str) -> str:
+    """Return "docker" for a state directory of Docker's containerd namespace, else ""."""
+    return "docker" if os.path.basename(folder.rstrip("/")) == "moby" else ""
 
 
 def _settings(path: str) -> dict[str, Any]:
@@ -235,6 +246,8 @@ def _holder(
     spec = reader.read(f"{bundle}/config.json") if bundle else None
     annotations = (spec or {}).get("annotations")
     annotations = annotations if isinstance(annotations, dict) else {}
+    if engine != "docker":  # whose containers anybody may give any annotation
+        engine = _engine(annotations) or engine or "runc or crun"
     given = set(_given(spec or {}, inventory))
     try:
         bound = set(_bound(process, inventory)) - given
@@ -243,8 +256,8 @@ def _holder(
         reader.unseen.append(f"/proc/{state['pid']}")
     return {
         "id": name,
-        "name": _name(annotations),
-        "engine": (_engine(annotations) or engine or "runc or crun") + reader.whose,
+        "name": _name(name, engine, bundle, annotations, reader),
+        "engine": engine + reader.whose,
         "pid": state["pid"],
         "bundle": bundle,
         "devices": devices(given | bound, inventory),
@@ -305,11 +318,10 @@ def _engine(annotations: dict[str, Any]) -> str:
     return ""
 
 
-def _name(annotations: dict[str, Any]) -> str:
-    for keys in NAMES:
-        if keys[-1] in annotations:
-            return "/".join(str(annotations[key]) for key in keys if key in annotations)
-    return ""
+def _name(identity: str, engine: str, bundle: str, annotations: dict[str, Any], reader: _Reader) -> str:
+    if engine == "docker":
+        return names.of_docker(identity, reader.docker_roots(), reader.json)
+    return names.annotated(annotations) or names.of_podman(identity, bundle, reader.user, reader.json)
 
 
 def _objects(found: Any) -> list[dict[str, Any]]:

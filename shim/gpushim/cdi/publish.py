@@ -12,6 +12,7 @@ from typing import Any, Optional
 from gpushim import stamp
 from gpushim.cdi import form, specs, text, write, written
 from gpushim.errors import FAILED, GpushimError
+from gpushim.replace import replace
 
 DEFAULT_DIRECTORY = "/var/run/cdi"
 CHOICE = (
@@ -79,8 +80,9 @@ def _write(snapshot: dict[str, Any], path: str, notes: list[str]) -> bool:
                 notes.append(reason)
                 return False
             content = text.render(spec, "json")
-            written.note(path, content)
+            lost = written.note(path, content)
             _replace(fd, os.path.basename(path), content)
+            notes += [lost] if lost else []
             return True
     except (GpushimError, OSError, ValueError):
         _remove_untrue(spec, notes)
@@ -219,20 +221,4 @@ def _replace(directory: int, name: str, content: str) -> None:
         with open(old, "rb") as file:
             if file.read(len(data) + 1) == data:
                 return
-    # Not .json or .yaml: engines watch the directory, and must not take it for a spec.
-    start, fresh = f".{name}.", f".{name}.{os.getpid()}.new"
-    for other in [one for one in os.listdir(directory) if one.startswith(start) and one.endswith(".new")]:
-        if other == fresh or not os.path.exists(f"/proc/{other[len(start) : -len('.new')]}"):
-            with contextlib.suppress(OSError):
-                os.unlink(other, dir_fd=directory)  # of a process that was killed
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(fd, 0o644)
-            os.fsync(fd)
-        os.rename(fresh, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        os.unlink(fresh, dir_fd=directory)
-        raise
+    replace(name, data, folder=directory)
