@@ -1,4 +1,4 @@
-"""The CDI spec that every refresh writes, and files of specs in general: whole ones, put in place by rename.
+"""The CDI spec that every refresh writes.
 
 Out of scope: what a spec says (write.py). Nothing here fails a refresh: a container waits for that.
 """
@@ -72,7 +72,7 @@ def _write(snapshot: dict[str, Any], path: str, notes: list[str]) -> bool:
             raise
         return False
     try:
-        with _directory(path, trusted=True) as fd:
+        with _directory(path) as fd:
             if _withdrawn(path, spec, notes):
                 return True
             reason = emptier(path, spec, snapshot["source"])
@@ -112,21 +112,6 @@ def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
     else:
         notes.append(f"{path} is not as refresh wrote it, and stays: {both}; remove one of them")
     return True
-
-
-def save(path: str, content: str) -> None:
-    """Put a file in place, so that a reader sees the old one or the whole new one.
-
-    Args:
-        path: of the file, whose directory is made if need be.
-        content: of it; nothing is written if the file has it already.
-
-    Raises:
-        GpushimError: the directory cannot be used.
-        OSError: the file cannot be written.
-    """
-    with _directory(path, trusted=False) as fd:
-        _replace(fd, os.path.basename(path), content)
 
 
 def saved(path: str) -> Optional[dict[str, Any]]:
@@ -187,8 +172,8 @@ def _names(spec: dict[str, Any]) -> set[str]:
 
 
 @contextlib.contextmanager
-def _directory(path: str, trusted: bool) -> Any:
-    """Open the directory of a file, made if it is missing; if trusted, only one that nobody else can write to."""
+def _directory(path: str) -> Any:
+    """Open the directory of a file, made if it is missing, unless somebody else can write to it."""
     directory = os.path.dirname(path) or "."
     try:
         os.makedirs(directory)
@@ -203,7 +188,7 @@ def _directory(path: str, trusted: bool) -> Any:
         raise GpushimError(f"{directory} cannot be used: {error.strerror}", FAILED) from None
     try:
         status = os.fstat(fd)
-        if trusted and stamp.others_may(status):
+        if stamp.others_may(status):
             raise GpushimError(
                 f"{directory} cannot be trusted with CDI specs: user {status.st_uid} owns it, its mode is "
                 f"{status.st_mode & 0o7777:04o}; make it root's, with nobody else allowed to write",

@@ -18,9 +18,11 @@ import gpushim
 from gpushim import seen
 from gpushim.cdi import specs
 from gpushim.doctor import Finding, Host, ask, cdi, checks, text
+from gpushim.engines import places
 from gpushim.errors import GpushimError, visible
 from gpushim.inventory import ensure
 
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 LOG_LINES = 50
 LOG_LIMIT = 64 << 10  # bytes of the log's end
 GONE = "[left out]"
@@ -52,12 +54,15 @@ def write(path: str, host: Host, found: list[Finding]) -> None:
         found: by the checks.
 
     Raises:
-        GpushimError: the file is there, or cannot be written.
+        GpushimError: the file is there, or cannot be written, or somebody else could change what its path means.
     """
     sections = gathered(host, found)
     shown = json.dumps(sections, indent=2) if path.endswith(".json") else _text(sections)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with places.place(os.path.abspath(path), sticky=True) as place:
+            if place.link:
+                raise FileExistsError
+            fd = os.open(place.name, NEW, 0o600, dir_fd=place.folder)
     except FileExistsError:
         raise GpushimError(f"{path} is there already; name a file that is not") from None
     except OSError as error:
