@@ -28,14 +28,18 @@ def absent(path: str) -> bool:
     return False
 
 
-def exists(path: str) -> bool:
-    """Say whether a path is there, links followed, as os.path.exists.
+def exists(path: str, links: bool = True) -> bool:
+    """Say whether a path is there, as os.path.exists.
+
+    Args:
+        path: of anything.
+        links: whether a link is what it leads to.
 
     Raises:
         PermissionError: this user may not look.
     """
     try:
-        os.stat(path)
+        os.stat(path, follow_symlinks=links)
     except PermissionError:
         raise
     except (OSError, ValueError):

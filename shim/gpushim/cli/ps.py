@@ -20,7 +20,7 @@ COLUMNS = ("CONTAINER", "NAME", "ENGINE", "PID", "DEVICES", "HOW")
     metavar="DIRECTORY",
     help="Where runc or crun keep their state (their --root), instead of the usual places.",
 )
-@click.option("--no-trunc", is_flag=True, help="Show whole container ids.")
+@click.option("--no-trunc", is_flag=True, help="Show whole ids, not the 12 digits by which engines know them too.")
 @show.format_option("table", "json", "csv")
 def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
     """List the running containers that have a GPU.
@@ -41,7 +41,7 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
         return
     rows = [
         [
-            each["id"] if no_trunc or form == "csv" else each["id"][:12],
+            each["id"] if no_trunc or form == "csv" else _short(each["id"]),
             each["name"],
             each["engine"],
             each["pid"],
@@ -51,3 +51,8 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
         for each in found
     ]
     show.emit(form, found, COLUMNS, rows)
+
+
+def _short(identity: str) -> str:
+    """Shorten the 64 hexadecimal digits of an id that an engine has made; others are names, and stay whole."""
+    return identity[:12] if len(identity) == 64 and set(identity) <= set("0123456789abcdef") else identity

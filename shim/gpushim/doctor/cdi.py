@@ -111,7 +111,7 @@ def paths(host: Host) -> Iterator[Finding]:
     """Check that what the specs name is there."""
     missing = 0
     for path, _, document in specs.load(directories(host))[0]:
-        absent = [name for name in _named(document) if seen.absent(name)]
+        absent = [name for name in _named(document) if not seen.exists(name, links=False)]
         missing += len(absent)
         if absent:
             yield broken(

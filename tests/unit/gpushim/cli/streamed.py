@@ -23,7 +23,7 @@ WAYS = ("well", "full stdout", "full stderr", "broken pipe", *CLOSED, *TERMINALS
 
 
 def outcome(way: str, words: list[str]) -> tuple[int, str, str]:
-    """Run a command; returns its exit code, stdout and stderr."""
+    """Run a command; returns its exit code, stdout (on a terminal with stderr, as people see them) and stderr."""
     read, write = pty.openpty() if way in TERMINALS else os.pipe()
     if way in TERMINALS:
         fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("HHHH", 24, TERMINALS[way], 0, 0))
@@ -51,7 +51,7 @@ def _streams(way: str, out: int, said: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, target in ((nothing, 0), (full if way == "full stdout" else out, 1)):
         os.dup2(fd, target)
-    os.dup2(full if way == "full stderr" else said, 2)
+    os.dup2(full if way == "full stderr" else out if way in TERMINALS else said, 2)
     os.closerange(3, 100)
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if CLOSED.get(way) == fd:
