@@ -30,9 +30,8 @@ def test_absent_and_hidden(folder: Path) -> None:
     (folder / "x").mkdir()
     (folder / "x" / "y").touch()
     with ordinary.hidden(folder / "x"), ordinary.user():
-        assert [seen.absent(f"{folder}/{name}") for name in ("x", "x/y", "x/z", "z", "z/y")] == [False] * 3 + [
-            True
-        ] * 2
+        absent = [name for name in ("x", "x/y", "x/z", "z", "z/y") if seen.absent(f"{folder}/{name}")]
+        assert absent == ["z", "z/y"]
         with pytest.raises(PermissionError):
             seen.exists(f"{folder}/x/z")
         assert not seen.exists(f"{folder}/z")
@@ -41,7 +40,15 @@ def test_absent_and_hidden(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "refused"),
-    [("x", ["x"]), ("x/*", ["x"]), ("a*/x/*", ["ab/x"]), ("a*/*/b", []), ("*", []), ("z/*", []), ("a?/x", ["ab/x"])],
+    [
+        ("x", ["x"]),
+        ("x/*", ["x"]),
+        ("a*/x/*", ["ab/x"]),
+        ("a*/*/b", ["ab/x"]),
+        ("*", []),
+        ("z/*", []),
+        ("a?/x", ["ab/x"]),
+    ],
 )
 def test_directories_of_a_pattern(folder: Path, pattern: str, refused: list[str]) -> None:
     for name in ("x", "ab/x", "ac"):
