@@ -19,6 +19,8 @@ from gpushim.cli import show
 from gpushim.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from _typeshed import ReadableBuffer
 
 STREAMS = ("stdin", "stdout", "stderr")
@@ -72,11 +74,16 @@ class _Output(io.FileIO):
             while (written := super().write(data)) is None:  # somebody has made it non-blocking
                 select.select([], [self], [])
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), self.fileno())  # what is left is not tried again
-            if isinstance(error, BrokenPipeError):  # head(1) has seen enough
-                raise SystemExit(128 + signal.SIGPIPE) from None
-            raise GpushimError(f"standard output cannot be written: {error.strerror}", FAILED) from None
+            _end(self.fileno(), error)
         return written
+
+
+def _end(fd: int, error: OSError) -> NoReturn:
+    """End the process because of what cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), fd)  # what is left is not tried again
+    if isinstance(error, BrokenPipeError):  # head(1) has seen enough
+        raise SystemExit(128 + signal.SIGPIPE)
+    raise GpushimError(f"standard output cannot be written: {error.strerror}", FAILED) from None
 
 
 class _Lossy(io.FileIO):

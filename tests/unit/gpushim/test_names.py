@@ -11,7 +11,6 @@ import pytest
 
 from gpushim import holders, names
 from gpushim.engines import running
-from unit.gpushim import test_plan
 from unit.gpushim.test_holders import Machine, given
 
 ID = "0123456789abcdef" * 4
@@ -64,15 +63,16 @@ def test_docker_that_does_not_tell(machine: Machine, what: Any) -> None:
     assert named(machine, **{"io.kubernetes.cri.container-name": "etcd"}) == ("", "docker")
 
 
-@pytest.mark.parametrize(
-    "place", ["storage/overlay-containers/containers.json", "run/overlay-containers/volatile-containers.json"]
-)
+@pytest.mark.parametrize("place", ["storage/overlay-containers/", "run/overlay-containers/volatile-"])
 def test_podman(machine: Machine, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    write(machine.folder / place, [{"id": "x", "names": ["other"]}, {"id": ID, "names": ["web"]}, 3])
+    write(
+        machine.folder / f"{place}containers.json", [{"id": "x", "names": ["other"]}, {"id": ID, "names": ["web"]}, 3]
+    )
     bundle = machine.folder / f"storage/overlay-containers/{ID}/userdata"
     bundle.mkdir(parents=True)
-    monkeypatch.setattr(machine, "bundle", lambda _, spec: write(bundle / "config.json", spec) or str(bundle))
-    assert named(machine, "runc", **{"io.podman.x": "y"}) == ("web", "podman")
+    write(bundle / "config.json", given("/dev/nvidia1", annotations={"io.podman.x": "y"}))
+    monkeypatch.setattr(machine, "bundle", lambda *_: str(bundle))
+    assert named(machine, "runc") == ("web", "podman")
 
 
 @pytest.mark.parametrize("what", [None, {}, [{"id": ID}], [{"id": ID, "names": "web"}], ["x"]])
@@ -103,4 +103,3 @@ def test_names_are_looked_up_within_a_users_allowance(machine: Machine, monkeypa
     write(machine.folder / "x.json", ["x" * 9000])
     reader.json(f"{machine.folder}/x.json")
     assert left["u"] < holders.ALLOWANCE - 9000
-    assert test_plan.snapshot()

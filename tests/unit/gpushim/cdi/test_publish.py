@@ -372,7 +372,7 @@ def test_eight_gpus_with_seven_instances_each_take_less_than_half_a_second(direc
 
 
 def test_a_record_that_cannot_be_kept_is_said(directory: Path, state: Path) -> None:
-    (state / "specs").mkdir()
+    (state / "specs").mkdir(parents=True)
     (note,) = refresh(directory)
     assert note.startswith(f"{state}/specs cannot be written (Is a directory), so nothing will know that {directory}")
     assert names(directory)
