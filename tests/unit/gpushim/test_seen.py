@@ -85,6 +85,11 @@ def test_ps_tells_what_it_may_not_look_at(machine: Machine, hide: str) -> None:
     assert "run this as root" in result.stderr
 
 
+def test_a_state_directory_that_somebody_names(machine: Machine) -> None:
+    with ordinary.hidden(machine.states):
+        assert f"may not look into {machine.states}, so" in shown(f"--state={machine.states}").stderr
+
+
 def test_ps_of_json_says_it_too(machine: Machine) -> None:
     with ordinary.hidden(machine.states):
         result = shown("--format=json")

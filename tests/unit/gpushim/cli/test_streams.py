@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 
@@ -66,3 +67,15 @@ def test_input_that_is_closed(machine: Machine, well: Outcomes) -> None:
     for name, (code, out, said) in outcomes(machine, "closed stdin").items():
         assert "Traceback" not in said, (name, said)
         assert code == well[name][0] or "stdin cannot be read: Bad file descriptor" in out + said, (name, out, said)
+
+
+@pytest.mark.parametrize("program", ["nvidia-ctk", "nvidia-container-cli"])
+@pytest.mark.parametrize("closed", [False, True])
+def test_nvidias_names(program: str, closed: bool) -> None:
+    end = ">&-" if closed else ">/dev/full"
+    line = f"{every.REPOSITORY}/bin/{program} --help {end}"
+    done = subprocess.run(["/bin/sh", "-c", line], stderr=subprocess.PIPE, text=True, check=False)
+    why = "Bad file descriptor" if closed else "No space left on device"
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{program}: ")
+    assert done.stderr.endswith(f": standard output cannot be written: {why}\n")
