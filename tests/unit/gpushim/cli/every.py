@@ -56,7 +56,7 @@ WAYS = {
     "configure crio": engine("crio"),
     "configure docker": engine("docker"),
     "configure podman": engine("podman"),
-    "doctor": Way(lambda _: ["doctor", "docker"]),
+    "doctor": Way(lambda _: ["doctor", "docker", "--all"]),
     "explain": Way(lambda _: ["explain", "--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=all"]),
     "info": Way(lambda _: ["info", "--files"]),
     "list": Way(lambda _: ["list"]),

@@ -21,7 +21,6 @@ LEFT_OUT = {
     "explain": {"value", "edits"},
     "info": {"driver_root", "runtime", "files"},
     "ps": {"bundle"},
-    "doctor": {"evidence"},
 }
 # Those whose JSON is another text than what people get: a spec, or the same for both.
 OTHER = {"cdi generate", "configure containerd", "configure crio", "configure docker", "configure podman"}
