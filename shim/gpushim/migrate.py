@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpushim import policy
+from gpushim import policy, seen
 from gpushim.engines import files, tomltext
 from gpushim.engines.files import Change
 from gpushim.errors import CONFIG, LEFT_OUT, GpushimError, quote
@@ -85,7 +85,7 @@ def source() -> str:
     named, home = os.environ.get("NVIDIA_CTK_CONFIG_FILE_PATH"), os.environ.get("XDG_CONFIG_HOME")
     candidates = [named] if named else [f"{home}/nvidia-container-runtime/config.toml"] if home else []
     candidates += [] if named else [SYSTEM_CONFIG]
-    return next((os.path.abspath(path) for path in candidates if os.path.lexists(path)), "")
+    return next((os.path.abspath(path) for path in candidates if not seen.absent(path)), "")
 
 
 def plan(path: str, ours: str) -> Plan:

@@ -163,18 +163,30 @@ def ours(program: str) -> bool:
 
 
 def text(path: str, limit: int = 1 << 20) -> str:
-    """Read a file of the host's; "" if that cannot be done."""
+    """Read a file of the host's; "" if there is none, or that cannot be done.
+
+    Raises:
+        PermissionError: this user may not, so that nothing can be said; the check ends with that (checks.py).
+    """
     try:
         with open(path, encoding="utf-8", errors="replace", opener=_nonblocking) as file:
             return file.read(limit)
+    except PermissionError:
+        raise
     except OSError:
         return ""
 
 
 def listing(folder: str) -> Iterator[str]:
-    """List the paths in a directory, sorted; none if it cannot be read."""
+    """List the paths in a directory, sorted; none if there is none, or that cannot be done.
+
+    Raises:
+        PermissionError: as `text` does.
+    """
     try:
         names = sorted(os.listdir(folder))
+    except PermissionError:
+        raise
     except OSError:
         return
     yield from (f"{folder}/{name}" for name in names)

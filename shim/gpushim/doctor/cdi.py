@@ -9,6 +9,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from gpushim import seen
 from gpushim.cdi import publish, specs, versions, write, written
 from gpushim.doctor import Finding, Host, ask, broken, docker, ok, skipped, some, warning
 from gpushim.engines import programs
@@ -110,7 +111,7 @@ def paths(host: Host) -> Iterator[Finding]:
     """Check that what the specs name is there."""
     missing = 0
     for path, _, document in specs.load(directories(host))[0]:
-        absent = [name for name in _named(document) if not os.path.lexists(name)]
+        absent = [name for name in _named(document) if not seen.exists(name, links=False)]
         missing += len(absent)
         if absent:
             yield broken(

@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpushim import seen
 from gpushim.doctor import (
     BROKEN,
     OK,
@@ -147,6 +148,8 @@ def _within(seconds: float, check: Check, look_at: Host) -> list[Finding]:
     def work() -> None:
         try:
             found.extend(check(look_at))
+        except PermissionError as error:
+            found.append(warning(seen.sentence([str(error.filename)]), seen.AS_ROOT))
         except Exception as error:  # noqa: BLE001 - the other checks matter more than why this one fails
             found.append(warning(f"the check itself failed: {type(error).__name__}: {error}", "report this"))
 

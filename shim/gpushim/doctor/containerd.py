@@ -39,7 +39,10 @@ def daemon(host: Host) -> Iterator[Finding]:
             yield ok(f"containerd (process {engine.pid}) runs, with {engine.config or CONFIG}")
     if not engines(host):
         told = "no containerd runs"
-        yield broken(told, "systemctl start containerd") if "containerd" in host.named else skipped(told)
+        if any(each.name == PROGRAM for each in host.strangers):
+            yield skipped(f"{told} that is this user's (engine-processes says more)")
+        else:
+            yield broken(told, "systemctl start containerd") if "containerd" in host.named else skipped(told)
 
 
 def runtime(host: Host) -> Iterator[Finding]:

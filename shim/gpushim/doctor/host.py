@@ -9,7 +9,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from gpushim import policy
+from gpushim import policy, seen
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, skipped, text, warning
 from gpushim.engines import genuine, programs
 from gpushim.errors import GpushimError
@@ -133,7 +133,7 @@ def apparmor(host: Host) -> Iterator[Finding]:
 def old_config(host: Host) -> Iterator[Finding]:
     """Check for settings of NVIDIA's toolkit that nobody has taken over."""
     theirs = f"{host.top}/etc/nvidia-container-runtime/config.toml"
-    if os.path.exists(theirs) and not os.path.exists(host.config):
+    if seen.exists(theirs) and not seen.exists(host.config):
         yield warning(f"{theirs} is there, which gpushim does not read, and no {host.config}", "gpushim migrate")
     else:
         yield ok("no settings of NVIDIA's toolkit wait to be taken over")
@@ -184,7 +184,9 @@ def strangers(host: Host) -> Iterator[Finding]:
     """Check for processes that bear an engine's name, and that nothing of gpushim asks or believes."""
     for each in sorted(host.strangers, key=lambda one: not one.why.startswith(genuine.UNSAFE))[:SHOWN]:
         evidence = f"process {each.pid} bears the name {each.name} and is not looked at: {each.why}"
-        if each.why.startswith(genuine.UNSAFE):
+        if os.geteuid() and not each.uid:
+            yield warning(seen.sentence([f"{each.name} (process {each.pid}), which is root's"]), seen.AS_ROOT)
+        elif each.why.startswith(genuine.UNSAFE):
             yield warning(evidence, "chown that program and each directory above it to root, and chmod go-w them")
         else:
             yield skipped(evidence)

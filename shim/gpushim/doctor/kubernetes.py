@@ -10,6 +10,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from gpushim import seen
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, skipped, text, warning
 from gpushim.engines import PROGRAM
 
@@ -38,7 +39,7 @@ def node(host: Host) -> Iterator[Finding]:
 def device_plugin(host: Host) -> Iterator[Finding]:
     """Check that a device plugin for GPUs has registered."""
     folder = f"{host.top}{PLUGINS}"
-    if not os.path.isdir(folder):
+    if not seen.exists(folder):
         return
     names = [path for path in listing(folder) if stat.S_ISSOCK(os.lstat(path).st_mode)]
     found = [path for path in names if any(word in os.path.basename(path) for word in ("nvidia", "gpu"))]
@@ -82,7 +83,7 @@ def template(host: Host) -> Iterator[Finding]:
     """Check that the settings which k3s and rke2 write anew at each start keep our runtime."""
     for top in RANCHER:
         folder = f"{host.top}{top}/agent/etc/containerd"
-        if not os.path.exists(f"{folder}/config.toml"):
+        if not seen.exists(f"{folder}/config.toml"):
             continue
         templates = [f"{folder}/{name}" for name in TEMPLATES if PROGRAM in text(f"{folder}/{name}")]
         here = PROGRAM in text(f"{folder}/config.toml")

@@ -55,12 +55,14 @@ class Place:
 
 
 @contextlib.contextmanager
-def place(path: str, make: bool = False) -> Iterator[Place]:
+def place(path: str, make: bool = False, sticky: bool = False) -> Iterator[Place]:
     """Open the directory that a file is in, the file's links followed.
 
     Args:
         path: absolute.
         make: whether to make directories that are missing.
+        sticky: whether directories in which others may make files, but not replace what is there, will do: for a
+            file that is to be made, not for one that is to be read.
 
     Yields:
         The place.
@@ -73,7 +75,7 @@ def place(path: str, make: bool = False) -> Iterator[Place]:
     top, inside = _split(path)
     root = os.open(top, _OPEN)
     try:
-        found = _found(root, path, top, inside, make)
+        found = _found(root, path, top, inside, make, sticky)
         try:
             yield found
         finally:
@@ -82,13 +84,14 @@ def place(path: str, make: bool = False) -> Iterator[Place]:
         os.close(root)
 
 
-def check(path: str, fd: int, status: os.stat_result) -> None:
+def check(path: str, fd: int, status: os.stat_result, sticky: bool = False) -> None:
     """Refuse what somebody else owns or may write.
 
     Args:
         path: what was asked for, for the message.
         fd: of the directory, link or file.
         status: of the same.
+        sticky: as `place` takes it.
 
     Raises:
         GpushimError: somebody could change what `path` means.
@@ -98,7 +101,7 @@ def check(path: str, fd: int, status: os.stat_result) -> None:
         raise GpushimError(
             f"{path} is not touched: {where} belongs to user {status.st_uid}; run this as that user, or chown it"
         )
-    if not _others_write(status):
+    if not _others_write(status) or (sticky and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
         return
     where = _where(fd, path)
     if status.st_mode & stat.S_ISVTX:
@@ -184,15 +187,15 @@ def _split(path: str) -> tuple[str, str]:
     return (other[1], other[2] or "/") if other else ("/", path)
 
 
-def _found(root: int, path: str, top: str, inside: str, make: bool) -> Place:
-    check(path, root, os.fstat(root))
+def _found(root: int, path: str, top: str, inside: str, make: bool, sticky: bool) -> Place:
+    check(path, root, os.fstat(root), sticky)
     link = ""
     for _ in range(bounds.LINKS):
         parent, _, name = inside.rpartition("/")
         if name in ("", ".", ".."):
             raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
         try:
-            folder = _directory(root, path, parent, make)
+            folder = _directory(root, path, parent, make, sticky)
         except FileNotFoundError:
             raise dangling(path, inside) if link else _missing(inside) from None
         try:
@@ -207,11 +210,11 @@ def _found(root: int, path: str, top: str, inside: str, make: bool) -> Place:
     raise GpushimError(f"{path} is a link that leads back to itself; remove it")
 
 
-def _directory(root: int, path: str, folder: str, make: bool) -> int:
+def _directory(root: int, path: str, folder: str, make: bool, sticky: bool) -> int:
     """Open a directory, and make it and those above it where they are missing."""
 
     def allow(fd: int, status: os.stat_result) -> None:
-        check(path, fd, status)
+        check(path, fd, status, sticky)
 
     try:
         return walk(root, folder + "/", allow=allow)
@@ -219,10 +222,11 @@ def _directory(root: int, path: str, folder: str, make: bool) -> int:
         if not make:
             raise
     above, _, name = folder.rpartition("/")
-    parent = _directory(root, path, above, True)
+    parent = _directory(root, path, above, True, sticky)
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, NEW_DIRECTORY_MODE, dir_fd=parent)
+            os.chmod(name, NEW_DIRECTORY_MODE, dir_fd=parent)  # mkdir minds the umask; engines of all users read it
     finally:
         os.close(parent)
     return walk(root, folder + "/", allow=allow)

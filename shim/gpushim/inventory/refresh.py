@@ -18,6 +18,7 @@ from gpushim import logs, policy, stamp
 from gpushim.cdi import publish
 from gpushim.errors import FAILED, INVENTORY, GpushimError
 from gpushim.inventory import ensure, hardlinks, make_nodes, modules, procfs, renew, still, survey
+from gpushim.replace import replace
 from gpushim.selection import SHOWN
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _complete(driver: dict[str, Any], load: bool, waiting: Callable[[str], None]
 
 
 def _warn(notes: list[str]) -> None:
-    for note in notes:
+    for note in dict.fromkeys(notes):
         logs.logger.warning("%s", note)
 
 
@@ -301,9 +302,7 @@ def _publish(state: str, snapshot: dict[str, Any]) -> None:
     if driver["params"]:
         _replace(driver["params"], procfs.restricted_params(stamp.proc_dir(driver["root"])))
     _tell_launcher(state, snapshot)
-    for name in (renew.FAILURE, renew.FAILURE + ".new"):  # the latter of a refresh that was killed
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{state}/{name}")
+    _remove(f"{state}/{renew.FAILURE}")
     _replace(f"{state}/{ensure.SNAPSHOT}", json.dumps(snapshot, separators=(",", ":")) + "\n")
 
 
@@ -366,28 +365,8 @@ def _remove(path: str) -> None:
 
 
 def _replace(path: str, text: str, time: int | None = None) -> None:
-    """Put a file in place so that a reader sees the old one or the whole new one; the caller holds the lock.
-
-    Args:
-        path: of the file.
-        text: what is to be in it.
-        time: to be its mtime, in nanoseconds.
-    """
-    fresh = path + ".new"
-    _remove(fresh)  # of a refresh that was killed
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(fd, 0o644)
-            if time is not None:
-                os.utime(fd, ns=(time, time))
-            os.fsync(fd)
-        os.rename(fresh, path)
-    except OSError:
-        os.unlink(fresh)
-        raise
+    """Put a file of the state directory in place; `time` is to be its mtime, in nanoseconds."""
+    replace(path, os.fsencode(text), time=time)
 
 
 def _say(sentence: str) -> None:

@@ -69,12 +69,12 @@ def test_runtime_never_vouches_for_what_it_was_not_made_with(
     snapshot["policy"]["requests"]["swarm-variables"] = ["A_GPU"]
     rename, link = os.rename, os.symlink
 
-    def killed(call: Callable[..., None], *paths: str) -> None:
-        if paths[1] == f"{machine.state}/{struck}":
+    def killed(call: Callable[..., None], *paths: str, **folders: int) -> None:
+        if os.path.basename(paths[1]) == struck:
             raise KeyboardInterrupt
-        call(*paths)
+        call(*paths, **folders)
 
-    monkeypatch.setattr(os, "rename", lambda *paths: killed(rename, *paths))
+    monkeypatch.setattr(os, "rename", lambda *paths, **folders: killed(rename, *paths, **folders))
     monkeypatch.setattr(os, "symlink", lambda *paths: killed(link, *paths))
     with pytest.raises(KeyboardInterrupt):
         refresh._publish(machine.state, snapshot)
@@ -172,9 +172,9 @@ def test_what_is_bound_anew_while_it_looks_makes_it_stale(machine: Machine, monk
 def test_leftovers_of_a_killed_refresh_do_not_matter(machine: Machine) -> None:
     machine.build(1)
     os.mkdir(machine.state)
-    Path(machine.state, "inventory.json.new").symlink_to("/nowhere/else")
+    Path(machine.state, f".inventory.json.{1 << 30}.0.new").symlink_to("/nowhere/else")
     machine.refreshed()
-    assert "inventory.json.new" not in os.listdir(machine.state)
+    assert [name for name in os.listdir(machine.state) if name.endswith(".new")] == []
 
 
 def test_state_directory_of_others_is_refused(machine: Machine) -> None:
@@ -394,7 +394,7 @@ def test_a_refresh_that_fails_leaves_nothing_beside(machine: Machine, monkeypatc
     machine.refreshed()
     before = sorted(os.listdir(machine.state))
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "rename", fail)
