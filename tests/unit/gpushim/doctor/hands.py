@@ -27,7 +27,7 @@ PROGRAMS = {
     "setsebool": 'echo "1 1" >"$TOP/sys/fs/selinux/booleans/$2"',
     "aa-complain": 'sed -i "s|^$1 (enforce)|$1 (complain)|" "$TOP/sys/kernel/security/apparmor/profiles"',
     "mount": 'test "$1 $2 $3" = "-t cgroup2 cgroup2" && echo cpu >"$4/cgroup.controllers"',
-    "systemctl": 'test "$*" = "restart nvidia-persistenced"',
+    "systemctl": 'test "$*" = "restart nvidia-persistenced" -o "$*" = "enable --now nvidia-persistenced"',
 }
 
 
@@ -93,10 +93,10 @@ def with_pynvml(patient: Patient) -> None:
     patient.patch.undo()
 
 
-@by(EFFECTS, "dead_persistenced")
+@by(EFFECTS, "dead_persistenced", "persistenced_not_started")
 def persistenced(patient: Patient) -> None:
     path = patient.top / "run/nvidia-persistenced"
-    path.joinpath("socket").unlink()
+    path.joinpath("socket").unlink(missing_ok=True)
     patient.kept = server = socket.socket(socket.AF_UNIX)
     fd = os.open(path, os.O_PATH)
     server.bind(f"/proc/self/fd/{fd}/socket")

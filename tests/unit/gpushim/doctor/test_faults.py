@@ -74,6 +74,7 @@ def nvml_fails(patient: Patient) -> None:
 def nvml_hangs(patient: Patient) -> None:
     patient.host_of(seconds=1)
     patient.reread()
+    patient.patch.setattr("gpushim.doctor.driver.GRACE", 0.5)
     patient.gpus.behave(hang=True)
 
 
