@@ -77,14 +77,17 @@ def remove_the_other(patient: Patient) -> None:
     "nvml_fails",
     "nvml_of_another_version",
     "nvml_is_too_slow",
-    "sick_gpu",
     "snapshot_of_a_sick_gpu",
     "spec_with_more_than_can_be_listed",
 )
-@by(SENTENCES, "snapshot_of_a_sick_gpu")
 def well_again(patient: Patient) -> None:
     """A reboot, a reset, or for a slow one persistence mode."""
     patient.host_of(seconds=20)
+    patient.gpus.behave()
+
+
+@by(SENTENCES, "sick_gpu", "snapshot_of_a_sick_gpu")
+def reset(patient: Patient) -> None:
     patient.gpus.behave()
 
 
@@ -189,6 +192,7 @@ def install_container_selinux(patient: Patient) -> None:
 @by(SENTENCES, "spec_in_a_directory_like_tmp")
 def write_specs_elsewhere(patient: Patient) -> None:
     text = Path(patient.config).read_text()
+    os.rmdir(f"{patient.state}/cdi")
     patient.configure(text.replace("[cdi]\n", f'[cdi]\noutput-directory = "{patient.folder}/etc-cdi"\n'))
 
 

@@ -47,6 +47,14 @@ def test_who_does_it(monkeypatch: pytest.MonkeyPatch, user: int, check: str, sta
     assert found.fix == fix
 
 
+def test_a_configuration_that_only_root_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.os, "geteuid", lambda: 7)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    host = Host(config="/dev/null", trouble="/dev/null cannot be read: Permission denied")
+    (found,) = checks.judge("config", checks.GENERAL["config"], host)
+    assert found.fix == "as root: gpushim doctor"
+
+
 def test_a_check_that_fails_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: Host) -> Iterator[Finding]:
         yield from ()

@@ -414,6 +414,17 @@ def test_fault(patient: Patient, check: str, verdict: str, evidence: str, plant:
     assert found[0].fix
 
 
+def test_config_is_looked_at_first() -> None:
+    assert next(iter(checks.table(()))) == "config"
+
+
+@pytest.mark.parametrize("plant", [open_state, strangers_state])
+def test_a_state_directory_of_others_is_one_finding(patient: Patient, plant: Callable[[Patient], None]) -> None:
+    plant(patient)
+    assert set(patient.complaints()) <= {"state-directory", "cdi-spec", "cdi-files"}
+    assert [each.verdict for each in patient.said("snapshot")] == ["skipped"]
+
+
 @pytest.mark.parametrize("check", checks.OF_THE_POLICY)
 def test_nothing_is_said_by_a_policy_that_is_not_in_force(patient: Patient, check: str) -> None:
     wrong_config(patient)
