@@ -19,7 +19,8 @@ from gpushim import doctor
 from gpushim.doctor import Finding, cdi, checks, driver, grants, host, nodes, state
 from unit.gpushim.doctor import hands
 from unit.gpushim.doctor.patient import REPOSITORY, Patient
-from unit.gpushim.doctor.states import STATES
+from unit.gpushim.doctor.states import STATES, libraries_where_the_loader_does_not_look
+from unit.gpushim.doctor.test_faults import cache_of_before
 
 pytestmark = pytest.mark.slow
 DOC = REPOSITORY / "docs/doctor.md"
@@ -80,7 +81,8 @@ def done(patient: Patient, fix: str, name: str) -> None:
     environment.update(GPUSHIM_CONFIG=patient.config, GPUSHIM_STATE=patient.state)
     ran = subprocess.run(["/bin/sh", "-c", command], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, (command, ran.stderr)
-    hands.EFFECTS.get(name, lambda patient: None)(patient)
+    if name in hands.EFFECTS:
+        hands.EFFECTS[name](patient)
     patient.reread()
 
 
@@ -135,6 +137,17 @@ def test_every_finding_has_a_state_whose_fix_is_tried() -> None:
         if not any(place == there and first <= line <= last for there, line in TRIED)
     ]
     assert not lost, "\n".join(lost)
+
+
+@pytest.mark.parametrize(
+    ("plant", "begins"),
+    [(cache_of_before, "ldconfig -r"), (libraries_where_the_loader_does_not_look, "echo /usr/lib/")],
+)
+def test_a_directory_is_added_only_where_the_loader_does_not_know_it(
+    patient: Patient, plant: Callable[[Patient], None], begins: str
+) -> None:
+    plant(patient)
+    assert [each.fix.startswith(begins) for each in patient.said("library-cache")] == [True]
 
 
 def test_every_hand_is_needed() -> None:
