@@ -9,6 +9,7 @@ is gpushim's if it leads to gpushim-hook. Out of scope: what the programs do (gp
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import posixpath
 import secrets
@@ -142,7 +143,7 @@ def _apply(link: Link) -> None:
     with _folder(os.path.dirname(link.path), make=bool(link.target)) as folder:
         name = os.path.basename(link.path)
         if not _is_ours(link.path, absent=True):
-            raise GpushimError(f"{link.path} is somebody else's by now")
+            raise FileExistsError(errno.EEXIST, "it is somebody else's by now")
         if not link.target:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
