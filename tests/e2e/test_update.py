@@ -10,6 +10,7 @@ import pytest
 
 from e2e.bundles import Bundle
 from e2e.expect import probe, sees_exactly
+from e2e.hostile_places import Place
 from e2e.views import CRUN, PLACES, PLACES_OF_CRUN, low_level, name_of, view
 from e2e.witness import settings
 from fakehost import Host
@@ -23,6 +24,11 @@ ENGINES_RULES = [
 # A node that crun does not allow by itself; no driver answers there, so what opening it says tells about its rule.
 THING = {"path": "/dev/thing", "type": "c", "major": 10, "minor": 250}
 LOOK = ["sh", "-c", ": </dev/thing"]
+
+
+@pytest.fixture
+def place(gpushim_env: dict[str, str]) -> Place:
+    return Place(gpushim_env)
 
 
 def changed(bundle: Bundle, way: str, resources: dict[str, Any]) -> None:
@@ -40,16 +46,16 @@ def changed(bundle: Bundle, way: str, resources: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "way"),
+    ("where", "way"),
     [*((place, "stdin") for place in PLACES), *((PLACES_OF_CRUN[0], way) for way in ("file", "joined", "short"))],
     ids=lambda value: value if isinstance(value, str) else name_of(value),
 )
 def test_a_container_keeps_its_gpus(
-    debian_root: Path, tmp_path: Path, gpu_host: Host, place: tuple[str, str], way: str
+    debian_root: Path, tmp_path: Path, gpu_host: Host, place: Place, where: tuple[str, str], way: str
 ) -> None:
-    env = settings(tmp_path, gpu_host.root, str(low_level(place, tmp_path)))
-    with view(place[0]) as prefix:
-        bundle = Bundle(tmp_path / "bundle", debian_root, env, prefix)
+    env = settings(tmp_path, gpu_host.root, str(low_level(where, tmp_path)))
+    with view(where[0]) as prefix:
+        bundle = Bundle(tmp_path / "bundle", debian_root, env, prefix, place.top / "bin" / "gpushim-runtime")
         bundle.ask("NVIDIA_VISIBLE_DEVICES=0,2", args=["sleep", "1000"])
         with bundle.created():
             bundle.call("start", bundle.id)

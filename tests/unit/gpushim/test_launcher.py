@@ -71,7 +71,8 @@ VERBS = [
     (["--root", ".", "update", "A", "-r", "-"], "./A/config.json"),
     (["--root", ".", "update", "-r", "-", "x"], PASS),
     (["--root", ".", "update", "--memory", "1", "A"], PASS),
-    (["--root", ".", "update", "--help", "-r", "-", "A"], PASS),
+
+    (["--root", ".", "--debug", "update", "--r=-", "A"], "./A/config.json"),
     (["--root", ".", "state", "A"], PASS),
     (["update", "-r", "-", "A"], PASS),
     (["", "create"], PASS),
