@@ -152,6 +152,16 @@ def broken(evidence: str, fix: str) -> Finding:
     return Finding(BROKEN, evidence, fix)
 
 
+def restarting(command: str, restart: str) -> str:
+    """Say how a `gpushim configure` is followed by a restart: by itself, where systemd runs the engine.
+
+    Args:
+        command: of `gpushim configure`.
+        restart: how the engine is restarted, from `units.fix`.
+    """
+    return f"{command} --restart" if restart.startswith("systemctl") else f"{command}, then {restart}"
+
+
 def ours(program: str) -> bool:
     """Say whether a program is one of gpushim's: scripts, which name it."""
     try:
@@ -169,6 +179,17 @@ def text(path: str, limit: int = 1 << 20) -> str:
             return file.read(limit)
     except OSError:
         return ""
+
+
+def changed(path: str) -> float:
+    """Say when a file, or the link that it is reached by, came or was changed: seconds since the epoch; 0 for none.
+
+    Not by mtime: packages and `cp -p` keep the one that a file had elsewhere.
+    """
+    try:
+        return max(os.lstat(path).st_ctime, os.stat(path).st_ctime)
+    except OSError:
+        return 0.0
 
 
 def listing(folder: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ import re
 import time
 from typing import Any
 
-from gpushim.engines import Plan, Wish, files, is_ours, jsontext, places, running, undo
+from gpushim.engines import Plan, Wish, files, is_ours, jsontext, leads_to_ours, places, running, undo
 from gpushim.engines.files import Change
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
@@ -80,12 +80,13 @@ def verify(wish: Wish, found: Plan) -> list[str]:
         info = _info(_socket(found))
     except (OSError, ValueError, http.client.HTTPException) as error:
         return [f"dockerd does not answer on {_socket(found)}: {error}; see its log"]
-    has = (info.get("Runtimes") or {}).get(wish.name) or {}
+    entries = jsontext.get(jsontext.parse(files.read(found.config) or b"", found.config), ("runtimes",))
+    has = _executes_ours(loaded(info, entries).get(wish.name, ""), found.engine)
     default = info.get("DefaultRuntime")
     if wish.remove:
-        return [f"dockerd still has the runtime {wish.name}"] if is_ours(has.get("path")) else []
+        return [f"dockerd still has the runtime {wish.name}"] if has else []
     missing = []
-    if not is_ours(has.get("path")):
+    if not has:
         missing.append(f"dockerd {info.get('ServerVersion')} does not have the runtime {wish.name} of {found.config}")
     if wish.default and default != wish.name:
         missing.append(f"the default runtime is {default}")
@@ -100,6 +101,34 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     return missing
 
 
+def program_of(entry: object) -> str:
+    """Return the program of an entry of `runtimes`: its path, or what runc's shim is to execute in runc's place.
+
+    Args:
+        entry: of daemon.json, or of what dockerd says.
+    """
+    options = entry.get("options") if isinstance(entry, dict) else None
+    named = entry.get("path") if isinstance(entry, dict) else None
+    return str(named or (options.get("BinaryName") if isinstance(options, dict) else None) or "")
+
+
+def loaded(info: dict[str, Any], entries: object) -> dict[str, str]:
+    """Return the program of each runtime that dockerd has loaded, "" where nothing tells it.
+
+    Args:
+        info: what dockerd says; of a runtime with a runtimeType it tells the name alone.
+        entries: the runtimes of its daemon.json.
+    """
+    known, written = info.get("Runtimes"), entries if isinstance(entries, dict) else {}
+    found = known.items() if isinstance(known, dict) else ()
+    return {name: program_of(entry) or program_of(written.get(name)) for name, entry in found}
+
+
+def _executes_ours(program: str, engine: Engine | None) -> bool:
+    place = engine.executable(program) if engine else program
+    return is_ours(program) or (place.startswith("/") and leads_to_ours(place))
+
+
 def _configured(wish: Wish, path: str, old: bytes | None) -> bytes:
     text = jsontext.parse(old or b"", path)
     if wish.name == "runc" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
@@ -108,15 +137,16 @@ def _configured(wish: Wish, path: str, old: bytes | None) -> bytes:
         if not isinstance(jsontext.get(text, keys) or {}, dict):
             raise GpushimError(f"{path}: {'.'.join(keys)} is not an object; correct it first")
     entry = jsontext.get(text, ("runtimes", wish.name))
-    if entry and not is_ours(entry.get("path")) and not wish.force:
+    if entry and not is_ours(program_of(entry)) and not wish.force:
         other = quote(str(entry.get("path") or entry.get("runtimeType")))
         raise GpushimError(
             f"{path}: the runtime {wish.name} is {other}; take another --runtime-name, or replace it with --force, "
             "which --remove undoes"
         )
-    if entry and is_ours(entry.get("path")):
-        if entry["path"] != wish.program:
-            text = jsontext.put(text, ("runtimes", wish.name, "path"), wish.program)
+    if entry and is_ours(program_of(entry)):
+        if program_of(entry) != wish.program:
+            member = ("path",) if entry.get("path") else ("options", "BinaryName")
+            text = jsontext.put(text, ("runtimes", wish.name, *member), wish.program)
     else:
         text = jsontext.put(text, ("runtimes", wish.name), {"path": wish.program})
     if wish.default and jsontext.get(text, ("default-runtime",)) != wish.name:
@@ -130,7 +160,7 @@ def _settings(text: str) -> list[undo.Setting]:
     """List the settings that may be ours: every runtime that is gpushim-runtime, and what follows from it."""
     runtimes = jsontext.get(text, ("runtimes",))
     entries = runtimes.items() if isinstance(runtimes, dict) else ()
-    names = [name for name, entry in entries if isinstance(entry, dict) and is_ours(entry.get("path"))]
+    names = [name for name, entry in entries if is_ours(program_of(entry))]
     default = jsontext.get(text, ("default-runtime",))
     return [
         *(undo.Setting(("runtimes", name), certain=True) for name in names),
