@@ -69,7 +69,8 @@ def runtime(host: Host) -> Iterator[Finding]:
         for name, path in _for_gpus(engine, cri).items():
             if not engine.executable(path):
                 told = f"containerd's handler {name} is {path}, which is not an executable file"
-                yield broken(told, _configure(host, engine, name))
+                if needed or name in handlers:
+                    yield broken(told, _configure(host, engine, name))
             elif name in handlers:
                 yield ok(f"containerd's handler {name} is {path}")
         if not handlers:
@@ -186,7 +187,10 @@ def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str
     cri = next((cri for each, cri in _with_cri(host) if each is engine), {})
     now = (_runtimes(cri).get(name, {}).get("options") or {}).get("BinaryName")
     words = ["gpushim configure containerd", *more]
-    words += [f"--config={_config(engine)}"] if len(engines(host)) > 1 else []
+    others = len(engines(host)) > 1 or (
+        containerd_services.installed(host.top) and not containerd_services.of(_config(engine))
+    )
+    words += [f"--config={_config(engine)}"] if others else []
     words += [f"--runtime-name={name}"] if name != "nvidia" else []
     words += ["--force"] if name in _runtimes(cri) and not is_ours(now) else []
     return restarting(" ".join(words), _restart(host, engine))

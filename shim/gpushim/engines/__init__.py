@@ -66,12 +66,14 @@ class Plan:
         changes: in the order in which they are made; none when all is as wished.
         notes: sentences for the user.
         engine: the running engine that reads these settings, if one does.
+        stopped: name of the service that will read them once it is started, where that is not the engine's own.
     """
 
     config: str
     changes: list[Change] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     engine: Engine | None = None
+    stopped: str = ""
 
 
 def is_ours(program: object) -> bool:
