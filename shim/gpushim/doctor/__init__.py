@@ -159,7 +159,9 @@ def restarting(command: str, restart: str) -> str:
         command: of `gpushim configure`.
         restart: how the engine is restarted, from `units.fix`.
     """
-    return f"{command} --restart" if restart.startswith("systemctl") else f"{command}, then {restart}"
+    if restart.startswith("systemctl"):
+        return f"{command} --restart"
+    return f"{command} && {restart}" if restart.startswith(("service", "/")) else f"{command}; then {restart}"
 
 
 def ours(program: str) -> bool:

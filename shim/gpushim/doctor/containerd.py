@@ -55,7 +55,9 @@ def daemon(host: Host) -> Iterator[Finding]:
 def _absent(host: Host) -> Finding:
     found = containerd_services.installed(host.top)
     which = f", and {' and '.join(found)} is installed" if found else ""
-    start = units.fix("start", found[0] if found else containerd.UNIT, top=host.top)
+    start = units.fix(
+        "start", containerd_services.unit(found[0], host.top) if found else containerd.UNIT, top=host.top
+    )
     needed = "containerd" in host.named
     return broken(f"no containerd runs{which}", start) if needed else skipped(f"no containerd runs{which}")
 
@@ -82,7 +84,7 @@ def runtime(host: Host) -> Iterator[Finding]:
     for engine in engines(host):
         if needed and engine not in known and "error" not in _merged(host, engine):
             told = f"the CRI of containerd (process {engine.pid}) is disabled, so there are no pods"
-            yield broken(told, f"take it out of disabled_plugins in {_config(engine)}, then {_restart(host, engine)}")
+            yield broken(told, f"take it out of disabled_plugins in {_config(engine)}; then {_restart(host, engine)}")
 
 
 def driver(host: Host) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ def daemon(host: Host) -> Iterator[Finding]:
         info = _info(host, engine)
         where = f"dockerd (process {engine.pid}{', in a root of its own' if engine.root else ''})"
         if "error" in info:
-            fix = info["fix"] or f"{_restart(host, engine)}; if that does not help, its log says why"
+            fix = info["fix"] or f"{_restart(host, engine)}; then see its log if it still does not answer"
             yield broken(f"{where} does not answer on {socket_of(engine)}: {info['error']}", fix)
         else:
             kind = "rootless " if engine.uid else ""
@@ -47,7 +47,7 @@ def _absent(host: Host) -> Finding:
     if programs.lying("dockerd", host.top):
         start, wrong = units.fix("start", docker.UNIT, top=host.top), _unreadable(host.top + docker.default_config())
         told = f"no dockerd runs, and none would start: {wrong}" if wrong else "no dockerd runs"
-        fix = f"correct {host.top}{docker.default_config()}, then {start}" if wrong else start
+        fix = f"correct {host.top}{docker.default_config()}; then {start}" if wrong else start
         return (broken if "docker" in host.named else warning)(told, fix)
     return broken("Docker is not installed", "install it") if "docker" in host.named else skipped("no Docker here")
 
@@ -103,7 +103,7 @@ def program(host: Host) -> Iterator[Finding]:
             again = _configure(host, engine, name)
             yield broken(
                 f"the runtime {name} is {path}, which is not an executable file {where}",
-                f"install gpushim where dockerd sees it, then {again}" if engine.root else again,
+                f"install gpushim where dockerd sees it; then {again}" if engine.root else again,
             )
 
 
@@ -218,7 +218,7 @@ def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str
     words += ["--force"] if entry is not None and not is_ours(docker.program_of(entry)) else []
     command = restarting(" ".join(words), _restart(host, engine))
     if engine.option("--add-runtime"):  # dockerd does not start with runtimes in both places
-        return f"move --add-runtime from dockerd's command line into {_config(engine)}, then {command}"
+        return f"move --add-runtime from dockerd's command line into {_config(engine)}; then {command}"
     return command
 
 
@@ -226,9 +226,9 @@ def _list(host: Host, engine: Engine, folders: list[str]) -> str:
     """Say how our CDI devices come into one of the directories that dockerd reads."""
     cdi, own = host.settings["cdi"], os.path.dirname(publish.path_of(host.settings))
     if not cdi["write-spec"]:
-        return f"set write-spec = true under [cdi] in {host.config}, then gpushim refresh"
+        return f"set write-spec = true under [cdi] in {host.config}; then gpushim refresh"
     if os.path.realpath(own) not in map(os.path.realpath, map(engine.seen, folders)):
-        return f"add {own} to cdi-spec-dirs in {_config(engine)}, then {_restart(host, engine)}"
+        return f"add {own} to cdi-spec-dirs in {_config(engine)}; then {_restart(host, engine)}"
     return "gpushim refresh"
 
 

@@ -51,6 +51,21 @@ def of(config: str) -> str:
     return ""
 
 
+def unit(name: str, top: str = "") -> str:
+    """Return the systemd unit of one of these: that of a server, unless the one of an agent is enabled.
+
+    Args:
+        name: of CONFIGS.
+        top: as `installed` takes it.
+    """
+    if name not in RANCHER:
+        return "snap.microk8s.daemon-containerd.service"
+    agent = f"{name}-agent.service"
+    if os.path.lexists(f"{top}/etc/systemd/system/multi-user.target.wants/{agent}"):
+        return agent
+    return "k3s.service" if name == "k3s" else "rke2-server.service"
+
+
 def program(config: str) -> str:
     """Return where the containerd is that reads a file of one of these; "" for others.
 
