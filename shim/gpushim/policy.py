@@ -117,6 +117,33 @@ def given(path: str) -> dict[str, Any] | None:
     return found
 
 
+def absent(driver: dict[str, Any]) -> str:
+    """Say which directory of the section [driver] does not exist, or "".
+
+    Args:
+        driver: the section, as `load` returns it.
+    """
+    for key in ("root", "dev-root"):
+        if not os.path.isdir(driver[key]):
+            return f"driver.{key} is {_shown(driver[key])}, which is no directory of this host"
+    return ""
+
+
+def check_directories(driver: dict[str, Any], path: str) -> None:
+    """Refuse a section [driver] whose directories do not exist on this host: nothing there is the driver's.
+
+    Args:
+        driver: the section, as `load` returns it.
+        path: of config.toml.
+
+    Raises:
+        GpushimError: one does not.
+    """
+    sentence = absent(driver)
+    if sentence:
+        raise GpushimError(f"{path}: {sentence}; correct it, or start what puts the driver there", CONFIG)
+
+
 def old_names(given: dict[str, Any]) -> list[str]:
     """Say which old names of keys a config.toml has, a sentence for each.
 

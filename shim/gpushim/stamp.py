@@ -208,12 +208,17 @@ def _from_environment(name: bytes, default: str) -> str:
 
 
 def identity(path: str) -> list[int] | None:
-    """Return what a file's replacement or change changes: device, inode, time in ns, size; None if there is none."""
+    """Return what a file's replacement or change changes; None if there is none.
+
+    Returns:
+        device, inode, time of its content in ns, size, and time of its status in ns: that of its owner and mode, by
+        which it is trusted, and of which the owner looks different in a user namespace.
+    """
     try:
         status = posix.stat(path)
     except OSError:
         return None
-    return [status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size]
+    return [status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns]
 
 
 def _text(path: str, limit: int) -> str | None:

@@ -33,9 +33,10 @@ def show_config(form: str) -> None:
 
 @config.command()
 def check() -> None:
-    """Say whether config.toml is right, and name what is not; exits with 15 if it is wrong."""
+    """Say whether config.toml is right, on this host, and name what is not; exits with 15 if it is wrong."""
     path = stamp.config_path()
     found = policy.given(path)
+    policy.check_directories(policy.load(path)["driver"], path)
     if found is None:
         show.say(f"{path} is not there; every setting has its default")
     else:

@@ -8,11 +8,13 @@ Out of scope: printing (cli/doctor.py); fixing, which the findings tell how to d
 from __future__ import annotations
 
 import os
+import shlex
+import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy, stamp
-from gpushim.engines import HOOK, PROGRAM, programs, running
+from gpushim.engines import HOOK, PROGRAM, programs, running, units
 from gpushim.errors import GpushimError
 from gpushim.inventory import modules, platforms, procfs
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
 SLACK = 2.0  # seconds; the kernel tells the time of its boot, to which a process's start is added, in whole ones
+UNITS = ("/etc", "/usr/lib", "/lib")
 HEAD_LIMIT = 4096  # bytes of a program that tell whose it is
 
 
@@ -31,7 +34,8 @@ class Finding:
     Attributes:
         verdict: OK, SKIPPED (there is nothing to check), WARNING or BROKEN.
         evidence: what was seen, as a sentence.
-        fix: the command, or a sentence, that fixes it; "" where nothing is to be fixed.
+        fix: a command for a shell; else a sentence about what no command of this host's does, which may end with
+            "; then COMMAND"; "" where nothing is to be fixed. Root runs it, unless it says otherwise.
         check: name of the check.
     """
 
@@ -102,6 +106,13 @@ class Host:
         """Find the first of these programs that may be executed; "" if there is none."""
         return next((found for name in names if (found := programs.find(name, top=self.top))), "")
 
+    def unit(self, name: str) -> str:
+        """Return where a systemd unit is; "" if there is none, or systemd does not run."""
+        if not os.path.isdir(self.top + units.RUNNING):
+            return ""
+        places = [f"{self.top}{folder}/systemd/system/{name}" for folder in UNITS]
+        return next((place for place in places if os.path.exists(place)), "")
+
     def has_driver(self) -> bool:
         """Say whether NVIDIA's kernel module is loaded; checks of what belongs to it have nothing to say else."""
         return procfs.module_version(self.proc) is not None
@@ -162,6 +173,20 @@ def restarting(command: str, restart: str) -> str:
     if restart.startswith("systemctl"):
         return f"{command} --restart"
     return f"{command} && {restart}" if restart.startswith(("service", "/")) else f"{command}; then {restart}"
+
+
+def own(path: str) -> str:
+    """Return the command that takes a file or directory from others than root.
+
+    Args:
+        path: of it; it is there.
+
+    Returns:
+        the command; "" for a directory in which everybody makes files by design, as in /tmp.
+    """
+    if os.stat(path).st_mode & stat.S_ISVTX:
+        return ""
+    return f"chown root: {shlex.quote(path)} && chmod go-w {shlex.quote(path)}"
 
 
 def ours(program: str) -> bool:

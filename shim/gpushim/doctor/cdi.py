@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
+from gpushim import stamp
 from gpushim.cdi import publish, specs, versions, write, written
-from gpushim.doctor import Finding, Host, ask, broken, docker, ok, skipped, some, warning
+from gpushim.doctor import Finding, Host, ask, broken, docker, ok, own, skipped, some, warning
 from gpushim.engines import programs
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
@@ -18,6 +20,7 @@ from gpushim.inventory import ensure
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+REFRESH = "gpushim refresh"
 # Version of an engine, and of CDI that releases from that one on read at least.
 READS = {
     "podman": (((4, 1), "0.5.0"), ((4, 6), "0.6.0"), ((5, 1), "0.7.0"), ((5, 3), "0.8.0"), ((5, 6), "1.0.0")),
@@ -43,17 +46,33 @@ def spec(host: Host) -> Iterator[Finding]:
         yield skipped(f"write-spec under [cdi] in {host.config} is false")
     elif not found or found["error"]:
         yield skipped("there is no snapshot to compare it with")
+    elif (wanted := _wanted(host, found)) is None:
+        yield skipped("no GPU is well enough for a spec (nvml says why)")
     elif publish.saved(path) is None and (other := _other(host, found, path)):
         yield ok(f"{path} is not there, for {other} has its devices")
     elif publish.saved(path) is None:
-        yield warning(f"{path} is not there, or no good: engines find no CDI device of ours", "gpushim refresh")
-    elif publish.saved(path) != _wanted(host, found):
+        yield warning(f"{path} is not there, or no good: engines find no CDI device of ours", _again(host))
+    elif publish.saved(path) != wanted and (why := publish.emptier(path, wanted, found["source"])):
+        yield warning(why, "do what nvml says; then gpushim refresh")
+    elif publish.saved(path) != wanted:
         yield broken(
-            f"{path} is not of this driver and these GPUs: engines give containers what is not there",
-            f"rm {path} && gpushim refresh",
+            f"{path} is not of this driver and these GPUs: engines give containers what is not there", _again(host)
         )
     else:
         yield ok(f"{path} is that of the snapshot")
+
+
+def _again(host: Host) -> str:
+    """Return the command with which refresh writes its spec: only into a directory that is root's alone."""
+    folder = os.path.dirname(publish.path_of(host.settings))
+    if not os.path.isdir(folder) or not stamp.others_may(os.stat(folder)):
+        return REFRESH
+    command = own(folder)
+    return (
+        f"{command} && {REFRESH}"
+        if command
+        else f"change output-directory under [cdi] in {host.config}; then {REFRESH}"
+    )
 
 
 def _other(host: Host, snapshot: dict[str, Any], path: str) -> str:
@@ -74,9 +93,13 @@ def files(host: Host) -> Iterator[Finding]:
     found, troubles = specs.load(directories(host))
     for trouble in troubles:
         untrusted = "owns it" in trouble or "its mode is" in trouble
-        fix = (
-            "chown root: and chmod go-w it" if untrusted else "correct or remove it; gpushim cdi validate tells more"
-        )
+        path = trouble.partition(": ")[0]
+        if path == publish.path_of(host.settings) and not untrusted:
+            fix = _again(host)
+        else:
+            fix = f"correct or remove {path} (`gpushim cdi validate` tells more)"
+        if untrusted and os.path.exists(path):
+            fix = own(path) or f"take {path} out of spec-dirs under [cdi] in {host.config}"
         yield (broken if untrusted else warning)(f"{trouble}; its devices do not count", fix)
     if not troubles:
         yield ok(f"all specs in {some(directories(host))} can be read ({len(found)})")
@@ -88,7 +111,7 @@ def conflicts(host: Host) -> Iterator[Finding]:
     for path, priority, document in specs.load(directories(host))[0]:
         for device in document["devices"]:
             places.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
-    said, own = set(), publish.path_of(host.settings)
+    said, mine = set(), publish.path_of(host.settings)
     for name, found in places.items():
         paths = sorted(path for _, path in found)
         if len(paths) > 1 and tuple(paths) not in said:
@@ -96,12 +119,12 @@ def conflicts(host: Host) -> Iterator[Finding]:
             same = len({priority for priority, _ in found}) < len(found)
             told = f"{name} is in {' and in '.join(paths)}"
             if same:
-                fix = (
-                    "gpushim refresh" if any(map(written.ours, paths)) else f"rm {own if own in paths else paths[-1]}"
-                )
+                one = mine if mine in paths else paths[-1]
+                fix = REFRESH if any(map(written.ours, paths)) else f"rm {shlex.quote(one)}"
                 yield broken(f"{told}: engines give neither", fix)
-            else:
-                yield warning(f"{told}: the last of the directories counts", f"rm {found[0][1]}, if it is stale")
+            else:  # without ours, cdi-spec would complain
+                one = next(path for _, path in found if path != mine)
+                yield warning(f"{told}: the last of the directories counts", f"rm {shlex.quote(one)}")
     if not said:
         yield ok("no device is in two files")
 
@@ -113,10 +136,9 @@ def paths(host: Host) -> Iterator[Finding]:
         absent = [name for name in _named(document) if not os.path.lexists(name)]
         missing += len(absent)
         if absent:
-            yield broken(
-                f"{path} names {some(absent)}, which is not there: containers do not start",
-                "gpushim refresh for gpushim's own; the program that wrote it for another",
-            )
+            own_one = path == publish.path_of(host.settings)
+            fix = _again(host) if own_one else f"let the program that wrote {path} write it anew, or remove it"
+            yield broken(f"{path} names {some(absent)}, which is not there: containers do not start", fix)
     if not missing:
         yield ok("all files, nodes and hooks that specs name are there")
 

@@ -5,10 +5,12 @@ Out of scope: what a check does.
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpushim import policy, stamp
 from gpushim.doctor import (
     BROKEN,
     OK,
@@ -26,6 +28,7 @@ from gpushim.doctor import (
     kubernetes,
     nodes,
     podman,
+    skipped,
     state,
     warning,
 )
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     Check = Callable[[Host], Iterator[Finding]]
 
 GENERAL: dict[str, Check] = {
+    "config": state.config,
     "platform": driver.platform,
     "driver-module": driver.module,
     "driver-libraries": driver.agreement,
@@ -45,7 +49,6 @@ GENERAL: dict[str, Check] = {
     "library-cache": driver.cache,
     "device-nodes": nodes.existing,
     "dev-char-links": nodes.links,
-    "config": state.config,
     "grants": grants.images,
     "state-directory": state.directory,
     "snapshot": state.snapshot,
@@ -100,6 +103,16 @@ ENGINES: dict[str, dict[str, Check]] = {
         "kubernetes-template": kubernetes.template,
     },
 }
+# What says something about the driver below its root; about what config.toml says; about the state directory.
+OF_THE_DRIVER = (
+    *("platform", "driver-module", "driver-libraries", "more-modules", "nvml", "persistence", "library-cache"),
+    *("device-nodes", "dev-char-links"),
+)
+OF_THE_POLICY = (
+    *(*OF_THE_DRIVER, "grants", "snapshot", "log", "space", "yaml", "low-level-runtime"),
+    *("cdi-spec", "cdi-files", "cdi-conflicts", "cdi-paths", "cdi-versions"),
+)
+OF_THE_STATE = ("state-directory", "snapshot", "cdi-spec")
 SECONDS = 30.0  # for a check, on top of what NVML may take
 ORDER = (SKIPPED, OK, WARNING, BROKEN)  # the gravest last
 
@@ -117,6 +130,26 @@ def table(named: tuple[str, ...]) -> dict[str, Check]:
     return found
 
 
+def judge(name: str, check: Check, look_at: Host) -> list[Finding]:
+    """Run a check, unless config.toml is such that what it looks for is not known.
+
+    Args:
+        name: of the check.
+        check: that.
+        look_at: from `look`.
+    """
+    absent = policy.absent(look_at.driver) if name in OF_THE_DRIVER else ""
+    if look_at.trouble and name in OF_THE_POLICY:
+        found = [skipped(f"not looked at while {look_at.config} is not valid")]
+    elif absent:
+        found = [skipped(f"not looked at: {absent}")]
+    else:
+        found = _within(SECONDS + look_at.settings["refresh"]["deadline-seconds"], check, look_at)
+    mine = look_at.state != stamp.STATE_DIR and name in OF_THE_STATE
+    as_root = "as root: " if os.geteuid() and name in GENERAL and not mine else ""
+    return [replace(one, check=name, fix=one.fix and as_root + one.fix) for one in found]
+
+
 def run(look_at: Host) -> list[Finding]:
     """Run the checks of a host, one after the other.
 
@@ -126,11 +159,7 @@ def run(look_at: Host) -> list[Finding]:
     Returns:
         what they found, at least one finding each but for those that do not concern this host.
     """
-    seconds = SECONDS + look_at.settings["refresh"]["deadline-seconds"]
-    found = []
-    for name, check in table(look_at.named).items():
-        found += [replace(finding, check=name) for finding in _within(seconds, check, look_at)]
-    return found
+    return [one for name, check in table(look_at.named).items() for one in judge(name, check, look_at)]
 
 
 def worst(found: list[Finding]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ GRACE = 3.0  # seconds beyond those that NVML gets, for Python to start
 SLOW = 2.0  # seconds that NVML may take to initialise before somebody should know
 PERSISTENCED = "/run/nvidia-persistenced/socket"
 NO_DRIVER = "NVIDIA's kernel module is not loaded"
+REFRESH = "gpushim refresh"
+DIRECTORIES = "etc/ld.so.conf.d/nvidia-driver.conf"
 
 
 def platform(host: Host) -> Iterator[Finding]:
@@ -28,9 +31,12 @@ def platform(host: Host) -> Iterator[Finding]:
     kind = host.platform(notes)
     release = text(f"{host.top}/proc/sys/kernel/osrelease").lower()
     if kind == "native" and "microsoft" in release:
-        yield broken("this is WSL, and it has no /dev/dxg: WSL 1, or Windows' driver is missing", "wsl --update")
+        yield broken(
+            "this is WSL, and it has no /dev/dxg: WSL 1, or Windows' driver is missing",
+            "in Windows, install NVIDIA's driver, `wsl --update`, and `wsl --set-version` 2 for this distribution",
+        )
     elif notes:
-        yield from (warning(note, "gpushim refresh, once that is fixed") for note in notes)
+        yield from (warning(note, f"put there what is missing; then {REFRESH}") for note in notes)
     elif kind == "native":
         yield ok("this is neither WSL nor Tegra")
     else:
@@ -46,19 +52,21 @@ def module(host: Host) -> Iterator[Finding]:
     elif version:
         yield ok(f"the kernel module {version} is loaded")
     elif version == "":
-        yield broken(f"{host.proc}/driver/nvidia/version does not tell a version", "reload the module, or reboot")
+        yield broken(f"{host.proc}/driver/nvidia/version does not tell a version", "reboot")
     elif not modules.has_gpu(host.sys):
         yield broken(
             f"{NO_DRIVER}, and there is no NVIDIA GPU on the PCI bus",
-            "lspci -d 10de: shows what there is; a virtual machine needs one passed through",
+            f"give this machine one (`lspci -d 10de:` shows those that it has); then {REFRESH}",
         )
     elif "nouveau" in there:
         yield broken(
             f"{NO_DRIVER}, but nouveau is, which holds the GPUs",
-            "blacklist nouveau in /etc/modprobe.d, rebuild the initramfs, reboot",
+            "blacklist nouveau in /etc/modprobe.d, rebuild the initramfs, and reboot",
         )
     else:
-        yield broken(f"{NO_DRIVER}, though there is a GPU", "modprobe nvidia; if that fails, dmesg tells why")
+        yield broken(
+            f"{NO_DRIVER}, though there is a GPU (where it cannot be, dmesg tells why)", _load(host, "nvidia")
+        )
 
 
 def more_modules(host: Host) -> Iterator[Finding]:
@@ -68,11 +76,11 @@ def more_modules(host: Host) -> Iterator[Finding]:
     if not host.has_driver():
         yield skipped(NO_DRIVER)
     elif "nvidia-uvm" not in known:
-        yield broken("nvidia_uvm is not loaded: CUDA cannot start", "modprobe nvidia_uvm && gpushim refresh")
+        yield broken("nvidia_uvm is not loaded: CUDA cannot start", _load(host, "nvidia_uvm"))
     elif there is not None and "nvidia_modeset" not in there and "nvidia-modeset" not in known:
         yield warning(
             "nvidia_modeset is not loaded: graphics and display do not work",
-            "modprobe nvidia_modeset && gpushim refresh",
+            _load(host, "nvidia_modeset"),
         )
     else:
         yield ok("nvidia_uvm and nvidia_modeset are loaded")
@@ -94,15 +102,17 @@ def agreement(host: Host) -> Iterator[Finding]:
                 "remove the packages of the other version; containers get the module's",
             )
         lacking = files.lacking(root, version)
-        yield from (warning(*sentence.split("; ")) for sentence in lacking)
+        for sentence in lacking:
+            evidence, _, fix = sentence.partition("; ")
+            yield warning(evidence, f"{fix}; then {REFRESH}")
         if not others and not lacking:
             yield ok(f"module and libraries are {version}")
     elif found:
-        yield broken(str(gpus.mismatch(version, found[0])), "reboot, or reload the module")
+        yield broken(str(gpus.mismatch(version, found[0])), "reboot")
     else:
         yield broken(
             f"the module {version} is loaded, but there are no libraries of the driver below {root}",
-            f"install the driver's libraries, or set root under [driver] in {host.config}",
+            f"install the driver's libraries, or set root under [driver] in {host.config}; then {REFRESH}",
         )
 
 
@@ -112,22 +122,28 @@ def nvml(host: Host) -> Iterator[Finding]:
         yield skipped(NO_DRIVER)
         return
     found = asked(host)
-    sick = [gpu["problem"] for gpu in found.get("gpus", ()) if gpu["problem"]]
-    if found["error"]:
-        yield broken(found["error"], "nvidia-smi shows the same; reboot, or see dmesg for Xid messages")
+    sick = [(gpu["index"], gpu["problem"]) for gpu in found.get("gpus", ()) if gpu["problem"]]
+    if found.get("late"):
+        yield broken(
+            found["error"],
+            f"if `nvidia-smi` ends after a while, the GPUs are only slow: {_kept(host)}; if it does not, reboot; "
+            f"then {REFRESH}",
+        )
+    elif found["error"]:
+        yield broken(found["error"], f"reboot (dmesg may have Xid messages that tell more); then {REFRESH}")
     elif found["source"] != "nvml":
         missing = "nvidia-ml-py" in " ".join(found["notes"])
-        fix = "install nvidia-ml-py" if missing else "nvidia-smi tells more; gpushim refresh"
-        yield (warning if missing else broken)("; ".join(found["notes"]), fix)
+        fix = "install gpushim's package, which brings nvidia-ml-py" if missing else "make `nvidia-smi` work"
+        yield (warning if missing else broken)("; ".join(found["notes"]), f"{fix}; then {REFRESH}")
     elif found["seconds"] > SLOW:
-        yield warning(
-            f"NVML takes {found['seconds']:.1f} s to initialise: so does each refresh",
-            "systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1",
-        )
+        yield warning(f"NVML takes {found['seconds']:.1f} s to initialise: so does each refresh", _kept(host))
     elif not sick:
         yield ok(f"NVML knows {len(found['gpus'])} GPUs and {len(found['mig'])} MIG instances")
-    for problem in sick:
-        yield broken(problem, "nvidia-smi, and dmesg for Xid messages; a reset or a reboot may bring the GPU back")
+    for index, problem in sick:
+        reset = f"`nvidia-smi --gpu-reset -i {index}` or a reboot"
+        yield broken(
+            problem, f"{reset} may bring it back (dmesg may have Xid messages that tell more); then {REFRESH}"
+        )
 
 
 def persistence(host: Host) -> Iterator[Finding]:
@@ -147,7 +163,7 @@ def persistence(host: Host) -> Iterator[Finding]:
         which = f" (GPU {some(off)})" if off else ""
         yield warning(
             f"persistence mode is off{which}{dead}: each use of an idle GPU begins with seconds of waiting",
-            "systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1",
+            _kept(host),
         )
 
 
@@ -162,13 +178,19 @@ def cache(host: Host) -> Iterator[Finding]:
     loader = libraries.Loader(root, "", data, notes)
     known = [rooted.resolve(root, path) or "" for name in libraries.TELLTALES for path in loader.cached.get(name, ())]
     if notes:
-        yield from (warning(note, "ldconfig") for note in notes)
+        yield from (warning(note, _cached(host, "")) for note in notes)
     elif not data:
         yield skipped(f"{rooted.inside(root, libraries.CACHE)} is not there; known directories are searched instead")
     elif any(path.endswith("." + version) for path in known):
         yield ok("the library cache has the driver's libraries")
     else:
-        yield warning(f"{rooted.inside(root, libraries.CACHE)} has no libcuda.so of {version}", "ldconfig")
+        path = next(filter(None, (files.library(root, name, version) for name in files.TELLTALES)), "")
+        folder = os.path.dirname(path)
+        known = any(os.path.dirname(path) == folder for paths in loader.cached.values() for path in paths)
+        yield warning(
+            f"{rooted.inside(root, libraries.CACHE)} has no libcuda.so of {version}",
+            _cached(host, "" if known else folder),
+        )
 
 
 def asked(host: Host) -> dict[str, Any]:
@@ -190,5 +212,32 @@ def _asked(host: Host) -> dict[str, Any]:
     except ValueError:
         late = answer.code is None
         reason = f"NVML has not answered within {seconds:g} s" if late else f"NVML cannot be asked: {answer.last}"
-        return {"error": reason}
+        return {"error": reason, "late": late}
     return found
+
+
+def _inside(host: Host, command: str) -> str:
+    """Return a command of the driver's as it is run from here: one in another root runs there."""
+    root = host.driver["root"]
+    return command if root == "/" else f"chroot {shlex.quote(root)} {command}"
+
+
+def _load(host: Host, name: str) -> str:
+    return f"{_inside(host, f'modprobe {name}')} && {REFRESH}"
+
+
+def _kept(host: Host) -> str:
+    """Return the command that keeps the GPUs initialised."""
+    root = host.driver["root"]
+    if root != (host.top or "/") or not host.unit("nvidia-persistenced.service"):
+        return _inside(host, "nvidia-smi -pm 1")
+    dead = os.path.exists(rooted.inside(root, PERSISTENCED))
+    return f"systemctl {'restart' if dead else 'enable --now'} nvidia-persistenced"
+
+
+def _cached(host: Host, folder: str) -> str:
+    """Return the command that makes the loader's cache anew, with a directory that it does not know yet, or ""."""
+    root = host.driver["root"]
+    command = "ldconfig" if root == "/" else f"ldconfig -r {shlex.quote(root)}"
+    listed = shlex.quote(rooted.inside(root, f"/{DIRECTORIES}"))
+    return f"echo {shlex.quote(folder)} >>{listed} && {command}" if folder else command

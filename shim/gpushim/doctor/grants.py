@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
 from gpushim.authorization import OF_AN_IMAGE, TABLE, missing
-from gpushim.doctor import Finding, Host, ok, skipped, warning
+from gpushim.doctor import Finding, Host, ok, warning
 from gpushim.errors import quote
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ BESIDE = {
 
 def images(host: Host) -> Iterator[Finding]:
     """Say which profile is in force, and what an image alone can get in an unprivileged container."""
-    if host.trouble:
-        yield skipped("config.toml is not valid, so no container with a request starts")
-        return
     by: dict[str, list[str]] = {}
     for text, sources in reach(host.settings):
         by.setdefault(" or ".join(sources), []).append(text)

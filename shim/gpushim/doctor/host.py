@@ -10,8 +10,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from gpushim import migrate, policy
-from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, skipped, text, warning
+from gpushim import migrate, policy, stamp
+from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, own, skipped, text, warning
 from gpushim.engines import genuine, programs, units
 from gpushim.errors import GpushimError
 
@@ -48,7 +48,7 @@ def low_level(host: Host) -> Iterator[Finding]:
     try:
         path = policy.low_level(names)
     except GpushimError as error:
-        yield broken(str(error), f"install runc, or set {setting}")
+        yield broken(str(error), f"install runc (package runc), or set {setting}")
         return
     real = os.path.realpath(path)
     if ours(real):
@@ -77,10 +77,17 @@ def _judged(path: str, name: str, version: tuple[int, int, int], said: str) -> F
     flaws = [flaw for flaw, good in FLAWS.get(name, ()) if _has(version, good)]
     if version[:2] < OLDEST.get(name, (0, 0)):
         oldest = ".".join(map(str, OLDEST[name]))
-        return broken(f"{shown}, too old: {oldest} is the oldest that is tested", f"install {name} {oldest} or newer")
+        return broken(f"{shown}, too old: {oldest} is the oldest that is tested", f"install {name} {_newest(name)}")
     if flaws and not _THEIRS.search(said):
-        return warning(f"{shown}, whose makers have since fixed {', '.join(flaws)}", f"install a newer {name}")
+        told = f"{shown}, whose makers have since fixed {', '.join(flaws)}"
+        return warning(told, f"install {name} {_newest(name)}")
     return ok(f"{shown}{', of a distribution, which fixes its own' if flaws else ''}")
+
+
+def _newest(name: str) -> str:
+    """Say which releases have none of the flaws that are known; the last of them is the newest."""
+    *others, last = [f"{branch[0]}.{branch[1]}.{patch}" for branch, patch in sorted(FLAWS[name][-1][1].items())]
+    return f"{', '.join(others)}{' or ' if others else ''}{last}, or newer"
 
 
 def _has(version: tuple[int, int, int], good: dict[tuple[int, int], int]) -> bool:
@@ -97,7 +104,9 @@ def cgroups(host: Host) -> Iterator[Finding]:
         both = os.path.isdir(f"{folder}/unified")
         yield ok("cgroup v1 with v2 beside it (hybrid)" if both else "cgroup v1")
     else:
-        yield broken(f"{folder} has neither cgroup v2 nor the devices controller of v1", "mount cgroup2 there")
+        yield broken(
+            f"{folder} has neither cgroup v2 nor the devices controller of v1", f"mount -t cgroup2 cgroup2 {folder}"
+        )
 
 
 def selinux(host: Host) -> Iterator[Finding]:
@@ -131,8 +140,9 @@ def apparmor(host: Host) -> Iterator[Finding]:
     enforced = [line for line in profiles if re.search(r"(^|/)(runc|crun|gpushim\S*) \(enforce\)$", line)]
     if enforced:
         yield warning(
-            f"AppArmor confines {enforced[0]}: it may not reach /run/gpushim or the driver's files",
-            "see `journalctl -k | grep apparmor=.DENIED` and allow what it names",
+            f"AppArmor confines {enforced[0]}: what it forbids, as "
+            "/run/gpushim and the driver's files may be, is in `journalctl -k -g apparmor`",
+            f"aa-complain {enforced[0].rpartition(' ')[0]}",
         )
     else:
         yield ok("AppArmor is on, and confines none of runc, crun and gpushim")
@@ -219,12 +229,26 @@ def old_units(host: Host) -> Iterator[Finding]:
         yield ok("no nvidia-cdi-refresh is enabled")
 
 
+def _taken(program: str) -> str:
+    """Return the command that takes a program, and directories above it, from others than root."""
+    paths = [program]
+    while os.path.dirname(paths[-1]) != paths[-1]:
+        paths.append(os.path.dirname(paths[-1]))
+    try:
+        commands = [own(path) for path in reversed(paths) if stamp.others_may(os.stat(path))]
+    except OSError:  # it is seen through another root
+        commands = []
+    if commands and all(commands):
+        return " && ".join(commands)
+    return "install the program where root alone may write, and start it from there"
+
+
 def strangers(host: Host) -> Iterator[Finding]:
     """Check for processes that bear an engine's name, and that nothing of gpushim asks or believes."""
     for each in sorted(host.strangers, key=lambda one: not one.why.startswith(genuine.UNSAFE))[:SHOWN]:
         evidence = f"process {each.pid} bears the name {each.name} and is not looked at: {each.why}"
         if each.why.startswith(genuine.UNSAFE):
-            yield warning(evidence, "chown that program and each directory above it to root, and chmod go-w them")
+            yield warning(evidence, _taken(each.why[len(genuine.UNSAFE) + 2 :]))
         else:
             yield skipped(evidence)
     if len(host.strangers) > SHOWN:  # whoever starts many must not bury what else was found

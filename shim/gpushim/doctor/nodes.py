@@ -6,6 +6,7 @@ Out of scope: making them, which `gpushim refresh` does as root.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from gpushim.inventory.rooted import inside
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FIX = "gpushim refresh, as root, makes it"
+FIX = "gpushim refresh"
 
 
 def existing(host: Host) -> Iterator[Finding]:
@@ -49,20 +50,30 @@ def _wrong(host: Host) -> Iterator[Finding]:
         try:
             status = os.lstat(place)
         except OSError:
-            yield broken(f"{place} is not there", FIX)
+            yield broken(f"{place} is not there", _made(host, place, major, minor))
             continue
         found = os.major(status.st_rdev), os.minor(status.st_rdev)
         if not stat.S_ISCHR(status.st_mode):
-            yield broken(f"{place} is not a character device", f"rm -r {place} && gpushim refresh")
+            yield broken(
+                f"{place} is not a character device",
+                f"rm -r {shlex.quote(place)} && {_made(host, place, major, minor)}",
+            )
         elif found != (major, minor):
             numbers = f"{found[0]}:{found[1]}, but the kernel has {major}:{minor} for it"
-            yield broken(f"{place} is {numbers}", FIX.replace("makes it", "makes it anew"))
+            yield broken(f"{place} is {numbers}", f"rm {shlex.quote(place)} && {_made(host, place, major, minor)}")
         elif status.st_mode & mode != mode:
             yield warning(
                 f"{place} has mode {status.st_mode & 0o777:04o}, and the driver wants {mode:04o}: "
                 "users who are not root cannot open it",
-                f"chmod {mode:04o} {place}",
+                f"chmod {mode:04o} {shlex.quote(place)}",
             )
+
+
+def _made(host: Host, place: str, major: int, minor: int) -> str:
+    """Return the command that makes a node: not a refresh, where the driver is told to leave nodes alone."""
+    if procfs.device_files(host.proc):
+        return FIX
+    return f"mknod -m 0666 {shlex.quote(place)} c {major} {minor}"
 
 
 def links(host: Host) -> Iterator[Finding]:
@@ -84,7 +95,7 @@ def links(host: Host) -> Iterator[Finding]:
         yield warning(
             f"missing: {some(missing)}; after a daemon-reload of systemd, containers of some releases of runc "
             "cannot open their GPUs any more",
-            FIX,
+            FIX if procfs.device_files(host.proc) else "gpushim system create-dev-char-links",
         )
     else:
         yield ok("/dev/char has a link to each node")

@@ -6,12 +6,13 @@ Out of scope: CDI specs (cdi.py).
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from typing import TYPE_CHECKING
 
 import gpushim
-from gpushim import engines, logfile, stamp
-from gpushim.doctor import Finding, Host, ask, broken, listing, ok, skipped, some, warning
+from gpushim import engines, logfile, policy, stamp
+from gpushim.doctor import Finding, Host, ask, broken, listing, ok, own, skipped, some, warning
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REFRESH = "gpushim refresh"
+THEN = f"do what it says, if that is not done yet; then {REFRESH}"
 PYTHON = "/usr/bin/python3"  # what the launcher starts
 OLDEST = (3, 9)
 NEEDED = 1 << 20  # bytes that must be free where bundles and snapshot are
@@ -31,14 +33,28 @@ FACTS = (
 
 def config(host: Host) -> Iterator[Finding]:
     """Check that config.toml is valid."""
+    absent = policy.absent(host.driver)
     if host.trouble:
-        yield broken(host.trouble, f"correct {host.config}")
+        yield broken(host.trouble, _corrected(host.config))
+    elif absent:
+        yield broken(absent, f"correct {host.config}, or start what puts the driver there; then {REFRESH}")
     elif os.path.exists(host.config):
-        yield from (warning(sentence, f"edit {host.config}") for sentence in host.old_names)
+        yield from (warning(sentence, f"do that in {host.config}") for sentence in host.old_names)
         if not host.old_names:
             yield ok(f"{host.config} is valid")
     else:
         yield ok(f"there is no {host.config}: everything has its default")
+
+
+def _corrected(config: str) -> str:
+    try:
+        if not os.access(config, os.R_OK):
+            return "gpushim doctor"  # of a user who may not read it; root may
+        if stamp.others_may(os.stat(config)) and (command := own(config)):
+            return command
+    except OSError:
+        pass
+    return f"correct {config}; then gpushim config check"
 
 
 def directory(host: Host) -> Iterator[Finding]:
@@ -50,11 +66,11 @@ def directory(host: Host) -> Iterator[Finding]:
         return
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISDIR(status.st_mode):
-        yield broken(f"{host.state} is not a directory", f"rm {host.state} && {REFRESH}")
+        yield broken(f"{host.state} is not a directory", f"rm {shlex.quote(host.state)} && {REFRESH}")
     elif stamp.others_may(status):
         yield broken(
             f"{host.state} cannot be trusted: user {status.st_uid} owns it, its mode is {mode:04o}",
-            f"rm -r {host.state} && {REFRESH}",
+            f"rm -r {shlex.quote(host.state)} && {REFRESH}",
         )
     else:
         yield ok(f"only root can write to {host.state}")
@@ -66,12 +82,10 @@ def snapshot(host: Host) -> Iterator[Finding]:
     found, stale = ensure.last(host.config, host.state)
     now = stamp.current(found["inputs"]) if stale == "host" else ()  # the same if only its life is over
     changed = [name for name, then, fact in zip(FACTS, found.get("stamp", ()), now) if then != fact]
-    if not os.path.lexists(path):
+    if os.path.lexists(host.state) and not stamp.ours(host.state):
+        yield skipped(f"{path} does not count, for state-directory is broken")
+    elif not os.path.lexists(path):
         yield warning(f"there is no {path}: the first GPU container has to wait for a refresh", REFRESH)
-    elif stale == "policy" and host.trouble:
-        yield warning(
-            f"{path} does not count while {host.config} is not valid", f"correct {host.config}, then {REFRESH}"
-        )
     elif stale == "policy":
         yield warning(
             f"{path} does not count: damaged, not root's alone, of another version, or older than {host.config}",
@@ -80,10 +94,10 @@ def snapshot(host: Host) -> Iterator[Finding]:
     elif changed:
         yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
     elif found["error"]:
-        yield broken(found["error"]["sentence"], f"{REFRESH}, once that is fixed")
+        yield broken(found["error"]["sentence"], THEN)
     else:
         for note in found["notes"]:
-            yield warning(f"the snapshot notes: {note}", f"{REFRESH}, once that is fixed")
+            yield warning(f"the snapshot notes: {note}", THEN)
         if not found["notes"]:
             old = f"; it is older than {found['life']} s, so the next GPU container lists anew" if stale else ""
             yield ok(f"{path} of {found['written']} is true: {len(found['gpus'])} GPUs{old}")
@@ -92,16 +106,26 @@ def snapshot(host: Host) -> Iterator[Finding]:
 def log(host: Host) -> Iterator[Finding]:
     """Check that the log can be written."""
     path = host.settings["log"]["file"]
-    fix = f"make it a file in a directory of root's, or change file under [log] in {host.config}"
+    folder, other = os.path.dirname(path), f"change file under [log] in {host.config}"
     if not path:
         yield skipped("no log is kept")
-    elif not os.path.isdir(os.path.dirname(path)):
-        yield warning(f"the log's directory {os.path.dirname(path)} is not there: nothing is logged", fix)
+    elif not os.path.lexists(folder):
+        yield warning(
+            f"the log's directory {folder} is not there: nothing is logged", f"mkdir -p {shlex.quote(folder)}"
+        )
     elif logfile.refused(path):
-        why = "is a link, no file or FIFO, of several names or somebody else's, or others may write there"
-        yield warning(f"the log {path} {why}: nothing is logged", fix)
-    elif not os.access(path if os.path.exists(path) else os.path.dirname(path), os.W_OK):
-        yield warning(f"the log {path} cannot be written by this user", fix)
+        if logfile.refused(f"{path}.gpushim-doctor"):
+            why = f"does not lie in a directory, or others than root own or may write {folder} or one above it"
+            yield warning(f"the log {path} {why}: nothing is logged", other)
+        else:
+            why = "is a link, no file or FIFO, of several names or somebody else's"
+            fix = f"mv {shlex.quote(path)} {shlex.quote(path)}.old"
+            yield warning(f"the log {path} {why}: nothing is logged", fix)
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        if os.geteuid():
+            yield skipped(f"user {os.geteuid()} may not write {path}, so containers of that user are not logged")
+        else:
+            yield warning(f"the log {path} cannot be written: its file system is read-only", other)
     else:
         yield ok(f"{path} can be written")
 
@@ -118,7 +142,10 @@ def space(host: Host) -> Iterator[Finding]:
             full.append(place)
     if full:
         where = some(list(dict.fromkeys(full)))
-        yield broken(f"the file system of {where} is full: no container can be given GPUs", f"df -hi {where}")
+        yield broken(
+            f"the file system of {where} is full (`df -h` or `df -i` shows it): no container can be given GPUs",
+            "remove what is not needed there, or make it larger",
+        )
     else:
         yield ok(f"{places[0]} and {places[1]} have room")
 
@@ -135,7 +162,7 @@ def installed(host: Host) -> Iterator[Finding]:
     if loose and os.geteuid() == 0:
         yield broken(
             f"others than root can change what engines run as root: {some(loose)}",
-            f"chown -R root: {top} && chmod -R go-w {top}",
+            f"chown -R root: {shlex.quote(top)} && chmod -R go-w {shlex.quote(top)}",
         )
     else:
         yield ok(f"{'only root can change' if not loose else 'this user runs its own'} {top}")
@@ -149,7 +176,7 @@ def python(host: Host) -> Iterator[Finding]:
     if answer.code != 0:
         yield broken(f"{PYTHON} does not run: {answer.last}", "install Python 3 (package python3)")
     elif tuple(int(part) for part in version.split(".")) < OLDEST:
-        yield broken(f"{PYTHON} is {version}", f"gpushim needs Python {OLDEST[0]}.{OLDEST[1]} or newer there")
+        yield broken(f"{PYTHON} is {version}", f"install Python {OLDEST[0]}.{OLDEST[1]} or newer there")
     else:
         yield ok(f"{PYTHON} is {version}")
 
@@ -175,13 +202,12 @@ def units(host: Host) -> Iterator[Finding]:
     if not os.path.isdir(f"{host.top}/run/systemd/system"):
         yield skipped("systemd does not run here")
         return
-    places = [f"{host.top}{folder}/systemd/system" for folder in ("/etc", "/usr/lib", "/lib")]
-    if any(os.path.exists(f"{place}/gpushim-refresh.service") for place in places):
+    if host.unit("gpushim-refresh.service"):
         yield ok("gpushim-refresh.service is installed")
     else:
         yield warning(
             "gpushim-refresh.service is not installed: CDI specs are not renewed after a boot or a driver upgrade",
-            "install gpushim's package, or call gpushim refresh at boot",
+            "install gpushim's package, which brings it",
         )
 
 

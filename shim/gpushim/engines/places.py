@@ -96,7 +96,7 @@ def check(path: str, fd: int, status: os.stat_result) -> None:
     if not stamp.trusted(status.st_uid):
         where = _where(fd, path)
         raise GpushimError(
-            f"{path} is not touched: {where} belongs to user {status.st_uid}; run this as that user, or chown it"
+            f"{path} is not touched: {where} belongs to user {status.st_uid}; {_whose(where, status.st_uid)}"
         )
     if not _others_write(status):
         return
@@ -133,9 +133,20 @@ def check_file(path: str, status: os.stat_result) -> None:
         GpushimError: somebody else does.
     """
     if not stamp.trusted(status.st_uid):
-        raise GpushimError(f"{path} belongs to user {status.st_uid}; run this as that user")
+        raise GpushimError(f"{path} belongs to user {status.st_uid}; {_whose(path, status.st_uid)}")
     if not stat.S_ISSOCK(status.st_mode) and _others_write(status):
         raise GpushimError(f"{path} may be written by others (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it")
+
+
+def _whose(path: str, user: int) -> str:
+    """Say what is to be done about a file or directory of another user: in that user's home, it is right so."""
+    try:
+        home = pwd.getpwuid(user).pw_dir.rstrip("/")
+    except KeyError:
+        home = ""
+    if home and f"{path}/".startswith((f"{home}/", f"/run/user/{user}/")):
+        return "run this as that user"
+    return f"chown it to user {os.geteuid()}"  # by that user, what root's engines read could not be changed
 
 
 def socket_path(path: str) -> str:

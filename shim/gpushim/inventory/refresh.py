@@ -171,6 +171,8 @@ def look(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _complete(driver: dict[str, Any], load: bool, waiting: Callable[[str], None]) -> list[str]:
     """Load modules and make nodes that are missing; returns notes about what could not be done."""
+    if policy.absent(driver):
+        return []  # the survey says it
     proc = stamp.proc_dir(driver["root"])
     notes = modules.load(driver["root"], proc, waiting) if load and driver["load-kernel-modules"] else []
     return notes + make_nodes.make(driver["dev-root"], stamp.proc_dir(driver["root"]))

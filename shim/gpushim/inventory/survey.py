@@ -115,6 +115,7 @@ def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], No
     state = stamp.state_dir()
     covers = {"params": f"{state}/params" if procfs.restricted_params(proc) else "", "empty": f"{state}/empty"}
     try:
+        policy.check_directories(settings["driver"], stamp.config_path())
         said: list[str] = []  # what is wrong with its files is said when they are listed, below
         other = platforms.find(settings["driver"], said)
         if other:

@@ -71,6 +71,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "another boot": lambda tree: (tree / "boot_id").write_text("second\n"),
     "config written": lambda tree: (tree / "config.toml").write_text("[log]"),
     "config touched": lambda tree: os.utime(tree / "config.toml", ns=(1, 1)),
+    "config with another mode": lambda tree: (tree / "config.toml").chmod(0o666),
+    "config with another owner": lambda tree: os.chown(tree / "config.toml", 7, -1),
     "config removed": lambda tree: (tree / "config.toml").unlink(),
     "config replaced": lambda tree: (tree / "boot_id").replace(tree / "config.toml"),
     "module upgraded": lambda tree: (tree / "proc/driver/nvidia/version").write_text("NVRM version: 550\n"),

@@ -46,10 +46,18 @@ def test_show_as_a_table(toml: Path) -> None:
 
 def test_path_and_check(toml: Path) -> None:
     assert run(config, "path").stdout == f"{toml}\n"
+    toml.write_text(toml.read_text().replace("/run/nvidia/driver", str(toml.parent)))
     assert run(config, "check").stdout == f"{toml} is right\n"
     toml.write_text("[driver]\nroot = 3\n")
     for command in ("check", "show"):
         assert "driver.root is 3, not a string" in str(run(config, command, code=CONFIG).exception)
+
+
+@pytest.mark.parametrize("key", ["root", "dev-root"])
+def test_check_names_a_directory_that_does_not_exist(toml: Path, key: str) -> None:
+    toml.write_text(f'[driver]\n{key} = "{toml}.d"\n')
+    error = str(run(config, "check", code=CONFIG).exception)
+    assert error.startswith(f"{toml}: driver.{key} is '{toml}.d', which is no directory of this host; correct it")
 
 
 def test_no_configuration() -> None:

@@ -20,6 +20,7 @@ import fakehost
 from gpushim import policy
 from gpushim.doctor import Finding, Host, checks
 from gpushim.engines.running import Engine
+from gpushim.errors import GpushimError
 from unit.gpushim.inventory.machine import Machine
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -75,7 +76,12 @@ class Patient(Machine):
         return self.build(2, more)
 
     def reread(self) -> None:
-        self.host.settings, self.host.old_names = policy.loaded(self.config)
+        """Read config.toml as `doctor.look` does."""
+        self.host.trouble = ""
+        try:
+            self.host.settings, self.host.old_names = policy.loaded(self.config)
+        except GpushimError as error:
+            self.host.trouble = str(error)
 
     def lay_out(self) -> None:
         self.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
@@ -104,9 +110,18 @@ class Patient(Machine):
         now = time.time() + 60  # they start after all that is there
         path = {"PATH": f"{self.root}/usr/sbin:{self.root}/usr/bin"}
         config = f"{self.root}/etc/docker/daemon.json"
-        docker = Engine("dockerd", 40, exe=f"{self.root}/usr/bin/dockerd", config=config, started=now, environ=path)
+        docker = Engine(
+            "dockerd",
+            40,
+            exe=f"{self.root}/usr/bin/dockerd",
+            config=config,
+            started=now,
+            unit="docker.service",
+            environ=path,
+        )
         exe, config = f"{self.root}/usr/bin/containerd", f"{self.root}/containerd.toml"
-        return [docker, Engine("containerd", 41, exe=exe, config=config, started=now, environ=path)]
+        unit = "containerd.service"
+        return [docker, Engine("containerd", 41, exe=exe, config=config, started=now, unit=unit, environ=path)]
 
     def docker(self, _socket: str, _what: str, _seconds: float = 0) -> dict[str, Any]:
         return self.info
@@ -145,7 +160,7 @@ class Patient(Machine):
         """Run one check."""
         self.host.named = named
         self.host.answers.clear()
-        return list(checks.table(named)[check](self.host))
+        return checks.judge(check, checks.table(named)[check], self.host)
 
     def complaints(self, *named: str) -> dict[str, Finding]:
         """Return what is not well, by the name of the check; the first finding of each."""

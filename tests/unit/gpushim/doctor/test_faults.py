@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim import doctor
-from gpushim.doctor import checks, grants
+from gpushim.doctor import checks
 from gpushim.engines import genuine
 from gpushim.engines.running import Stranger
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
@@ -174,11 +173,9 @@ def a_profile_with_a_hole(patient: Patient) -> None:
 
 
 @fault("config", "broken", "did you mean driver.root")
-@fault("snapshot", "warning", "is not valid")
 def wrong_config(patient: Patient) -> None:
     patient.configure("[driver]\nrot = 1\n")
-    patient.patch.setenv("GPUSHIM_CONFIG", patient.config)
-    patient.host.trouble = doctor.look().trouble
+    patient.reread()
 
 
 @fault("state-directory", "broken", "cannot be trusted")
@@ -218,7 +215,7 @@ def log_is_a_directory(patient: Patient) -> None:
     (patient.top / "var/log/gpushim.log").mkdir()
 
 
-@fault("log", "warning", "or somebody else's, or others may write there")
+@fault("log", "warning", "or somebody else's: nothing is logged")
 def log_is_a_strangers(patient: Patient) -> None:
     log = patient.top / "var/log/gpushim.log"
     log.touch()
@@ -412,6 +409,17 @@ def test_every_general_check_finds_a_fault() -> None:
     assert set(checks.GENERAL) - {"programs"} == {check for check, *_ in FAULTS}
 
 
-def test_nothing_is_said_of_grants_by_a_policy_that_is_not_in_force(patient: Patient) -> None:
+@pytest.mark.parametrize("check", checks.OF_THE_POLICY)
+def test_nothing_is_said_by_a_policy_that_is_not_in_force(patient: Patient, check: str) -> None:
     wrong_config(patient)
-    assert {finding.verdict for finding in grants.images(patient.host)} == {"skipped"}
+    (found,) = patient.said(check)
+    assert (found.verdict, found.evidence) == ("skipped", f"not looked at while {patient.config} is not valid")
+
+
+@pytest.mark.parametrize("check", checks.OF_THE_DRIVER)
+def test_nothing_is_said_of_a_driver_whose_root_does_not_exist(patient: Patient, check: str) -> None:
+    patient.configure('[driver]\nroot = "/nonexistent"\n')
+    patient.reread()
+    (found,) = patient.said(check)
+    told = "not looked at: driver.root is '/nonexistent', which is no directory of this host"
+    assert (found.verdict, found.evidence) == ("skipped", told)

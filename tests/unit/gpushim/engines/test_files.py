@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pwd
 import re
 import stat
 import subprocess
@@ -131,11 +132,20 @@ def test_a_huge_file(file: Path) -> None:
 
 def test_somebody_elses_file_or_directory(file: Path) -> None:
     os.chown(file, 1234, 0)
-    with pytest.raises(GpushimError, match="belongs to user 1234; run this as that user"):
+    with pytest.raises(GpushimError, match="belongs to user 1234; chown it to user 0"):
         read(str(file))
     os.chown(file, 0, 0)
     os.chown(file.parent, 1234, 0)
-    with pytest.raises(GpushimError, match=f"{file.parent} belongs to user 1234; run this as that user"):
+    with pytest.raises(GpushimError, match=f"{file.parent} belongs to user 1234; chown it to user 0"):
+        read(str(file))
+
+
+def test_a_file_in_the_home_of_its_owner(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere that user could not change it, and would be told to be root."""
+    owner = pwd.struct_passwd(("x", "", 1234, 1234, "", str(file.parent), ""))
+    monkeypatch.setattr("pwd.getpwuid", {1234: owner}.__getitem__)
+    os.chown(file, 1234, 0)
+    with pytest.raises(GpushimError, match="belongs to user 1234; run this as that user"):
         read(str(file))
 
 
