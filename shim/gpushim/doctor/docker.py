@@ -49,7 +49,11 @@ def _absent(host: Host) -> Finding:
         told = f"no dockerd runs, and none would start: {wrong}" if wrong else "no dockerd runs"
         fix = f"correct {host.top}{docker.default_config()}; then {start}" if wrong else start
         return (broken if "docker" in host.named else warning)(told, fix)
-    return broken("Docker is not installed", "install it") if "docker" in host.named else skipped("no Docker here")
+    return (
+        broken("Docker is not installed", "install Docker (package docker.io, or docker-ce)")
+        if "docker" in host.named
+        else skipped("no Docker here")
+    )
 
 
 def _unreadable(path: str) -> str:
@@ -201,7 +205,7 @@ def alone(host: Host) -> Iterator[Finding]:
             yield warning(
                 "only the hook gives GPUs, and the cgroup driver is systemd: what changes a container's cgroup "
                 "(docker update) can take its GPUs away again",
-                f"{_configure(host, engine)}, and docker run --runtime=nvidia",
+                f"{_configure(host, engine)}; then use docker run --runtime=nvidia",
             )
 
 

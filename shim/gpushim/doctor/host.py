@@ -229,7 +229,7 @@ def old_units(host: Host) -> Iterator[Finding]:
         yield ok("no nvidia-cdi-refresh is enabled")
 
 
-def _taken(program: str) -> str:
+def taken(program: str) -> str:
     """Return the command that takes a program, and directories above it, from others than root."""
     paths = [program]
     while os.path.dirname(paths[-1]) != paths[-1]:
@@ -248,7 +248,7 @@ def strangers(host: Host) -> Iterator[Finding]:
     for each in sorted(host.strangers, key=lambda one: not one.why.startswith(genuine.UNSAFE))[:SHOWN]:
         evidence = f"process {each.pid} bears the name {each.name} and is not looked at: {each.why}"
         if each.why.startswith(genuine.UNSAFE):
-            yield warning(evidence, _taken(each.why[len(genuine.UNSAFE) + 2 :]))
+            yield warning(evidence, taken(each.why[len(genuine.UNSAFE) + 2 :]))
         else:
             yield skipped(evidence)
     if len(host.strangers) > SHOWN:  # whoever starts many must not bury what else was found

@@ -48,7 +48,7 @@ def device_plugin(host: Host) -> Iterator[Finding]:
         )
     elif not any(ask.listens(path) for path in found):
         told = f"nobody listens on {found[0]}: the device plugin that made it has ended"
-        yield warning(told, "kubectl delete the device plugin's pod on this node; its daemon set makes another")
+        yield warning(told, "delete the device plugin's pod on this node with kubectl: its daemon set makes another")
     else:
         yield ok("a device plugin for GPUs listens")
 

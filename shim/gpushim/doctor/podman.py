@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.cdi import specs
 from gpushim.doctor import Finding, Host, ask, broken, cdi, listing, ok, ours, skipped, text, warning
+from gpushim.doctor.host import taken
 from gpushim.engines import dropin, is_ours, leads_to_ours, podman, programs
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def program(host: Host) -> Iterator[Finding]:
     answer = ask.program([path, "--version"]) if path else None
     if answer is None:
         lies, why = programs.lying("podman", host.top), programs.absent("podman", host.top)
-        why, _, fix = why.partition("; ") if lies else (why, "", "install it")
+        why, fix = (why.partition("; ")[0], taken(lies)) if lies else (why, "install podman (package podman)")
         if "podman" in host.named:
             yield broken(why, fix)
         else:

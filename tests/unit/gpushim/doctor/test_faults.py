@@ -372,7 +372,7 @@ def podman_of_before(patient: Patient) -> None:
 
 @fault("nvidia-config", "warning", "gpushim does not read")
 def settings_of_nvidias(patient: Patient) -> None:
-    patient.write("etc/nvidia-container-runtime/config.toml", 'disable-require = true\n')
+    patient.write("etc/nvidia-container-runtime/config.toml", "disable-require = true\n")
 
 
 @fault("nvidia-hook", "warning", "is NVIDIA's")
