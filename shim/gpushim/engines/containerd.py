@@ -234,7 +234,9 @@ def _entry(wish: Wish, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
     runtimes = engine.get("runtimes", {})
     like: dict[str, Any] = {}
     for name in (str(engine.get("default_runtime_name")), "runc", "crun"):
-        if runtimes.get(name, {}).get("runtime_type") == RUNC and "nvidia" not in str(_program(runtimes[name])):
+        built_in = RUNC if name == "runc" else ""  # a file may add to it without its type
+        entry = runtimes.get(name, {"runtime_type": ""})
+        if entry.get("runtime_type", built_in) == RUNC and "nvidia" not in str(_program(entry)):
             like = runtimes[name]
             break
     entry = {"runtime_type": RUNC, "privileged_without_host_devices": False}

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from gpushim.cli import main
 from gpushim.engines import containerd_daemon, docker, podman, programs, running, units
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
+from unit.gpushim.doctor.test_engine_faults import K3S
 
 STEPS: list[tuple[re.Pattern[str], Callable[..., None]]] = []
 
@@ -39,7 +40,7 @@ class Administrator:
         self.healthy = {path: path.read_bytes() for path in patient.top.rglob("*") if path.is_file()}
         self.engines = list(patient.host.engines)
         self.answer = patient.docker
-        patch.setattr(running, "look", lambda: (patient.host.engines, []))
+        patch.setattr(running, "look", lambda *_: (patient.host.engines, []))
         patch.setattr(programs, "DIRECTORIES", (f"{patient.root}/usr/bin", *programs.DIRECTORIES))
         patch.setattr(
             units, "command", lambda engine, unit: ["restart", engine.unit] if engine and engine.unit else []
@@ -52,20 +53,29 @@ class Administrator:
         listed = [f"{folder}/containers.conf{suffix}" for folder in folders for suffix in ("", ".d")]
         patch.setattr(podman, "_read_by_podman", lambda path: listed)
         patch.setenv("GPUSHIM_CONFIG", patient.config)
+        installed = patient.top / str(RUNTIME).lstrip(
+            "/"
+        )  # Podman's programs are looked for below the patient's root
+        installed.parent.mkdir(parents=True)
+        installed.symlink_to(RUNTIME)
         patch.setenv("NVIDIA_CTK_CONFIG_FILE_PATH", f"{patient.root}/etc/nvidia-container-runtime/config.toml")
 
     def does(self, fix: str) -> None:
         """Do it, step by step; whoever has no idea what is meant fails."""
         for said in re.split("; then | && |; ", fix):
-            pattern, act = next(((p, act) for p, act in STEPS if p.fullmatch(said)), (None, None))
-            assert pattern and act, f"what does this mean: {said}"
-            match = pattern.fullmatch(said)
-            assert match
+            matches = [(pattern.fullmatch(said), act) for pattern, act in STEPS]
+            known = [(match, act) for match, act in matches if match]
+            assert known, f"what does this mean: {said}"
+            match, act = known[0]
             act(self, *match.groups())
         self.patient.reread()
 
     def restart(self, unit: str) -> None:
         """Start an engine anew: it reads its settings, and was started later than all that is there."""
+        k3s = self.patient.top / K3S / "config.toml"
+        if unit.startswith("k3s"):
+            generate(k3s)
+            return
         name = "dockerd" if unit.startswith("docker") else "containerd"
         patient = self.patient
         number = next((n for n, each in enumerate(patient.host.engines) if each.name == name), None)
@@ -76,12 +86,10 @@ class Administrator:
         patient.patch.setattr("gpushim.doctor.ask.docker", self.answer)
         if name == "dockerd":
             self._load(patient.host.engines[number])
-        elif "/k3s/" in patient.host.engines[number].config:
-            generate(Path(patient.host.engines[number].config))
 
     def _load(self, engine: running.Engine) -> None:
         """Take what dockerd takes from its file."""
-        path, info = Path(engine.config), self.patient.info
+        path, info = Path(engine.seen(engine.config)), self.patient.info
         read = json.loads(path.read_text() or "{}") if path.exists() else {}
         entries = {name: {} if "runtimeType" in entry else entry for name, entry in read.get("runtimes", {}).items()}
         info["Runtimes"] = {**entries, "runc": {"path": "runc"}}
@@ -141,21 +149,23 @@ def _(self: Administrator, names: str) -> None:
             path.unlink()
 
 
-@step(r"rm (?:-f )?(\S+)|remove (\S+) or its package")
+@step(r"rm (?:-f )?(\S+)|remove (\S+) or its package(?:, and install gpushim-nvidia-compat)?")
 def _(self: Administrator, path: str | None, other: str | None) -> None:
     place = Path(path or other or "")
     if path == "/var/run/cdi/nvidia.yaml":
         place = self.patient.top / "var/run/cdi/nvidia.yaml"
     assert self.patient.folder in place.parents, place
     place.unlink(missing_ok=path is not None)
+    if other:
+        self.does("install gpushim-nvidia-compat")
 
 
 @step(r"install gpushim-nvidia-compat(, or link gpushim-hook there as nvidia-container-runtime-hook)?")
 def _(self: Administrator, linked: str | None) -> None:
     folder = Path(self.patient.root, "usr/bin")
     if linked:
-        first = next(each for each in self.patient.host.engines if each.name == "dockerd").environ["PATH"]
-        folder = Path(first.split(":")[0])
+        engine = next(each for each in self.patient.host.engines if each.name == "dockerd")
+        folder = Path(engine.seen(f"{engine.environ['PATH'].split(':')[0]}/{NVIDIA_HOOK}")).parent
     folder.mkdir(parents=True, exist_ok=True)
     for name, target in ((NVIDIA_HOOK, HOOK), ("nvidia-container-runtime", RUNTIME)):
         (folder / name).unlink(missing_ok=True)

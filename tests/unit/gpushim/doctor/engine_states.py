@@ -6,9 +6,10 @@ import json
 import os
 from pathlib import Path
 
+from gpushim.doctor import changed
 from gpushim.doctor import containerd as containerd_checks
 from unit.gpushim.doctor import test_faults
-from unit.gpushim.doctor.patient import NVIDIA_HOOK, RUNTIME, Patient
+from unit.gpushim.doctor.patient import RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import CONTAINERD, DAEMON, FAULTS, K3S, change, edit, fault, only_runc
 
 STATES = [*FAULTS, *(each for each in test_faults.FAULTS if each[0].startswith("nvidia-"))]
@@ -144,11 +145,8 @@ def an_import_is_newer(patient: Patient) -> None:
     more = patient.write("elsewhere/more.toml", "")
     edit(patient, CONTAINERD, "version = 2\n", f'version = 2\nimports = ["{more}"]\n')
     os.utime(more, (1e9, 1e9))  # as packages keep it
-    patient.patch.setattr(
-        containerd_checks,
-        "changed",
-        lambda path: 2e9 if "more.toml" in path and patient.host.engines[1].started < 2e9 else 0.0,
-    )
+    change(patient, 1, started=1e9)
+    patient.patch.setattr(containerd_checks, "changed", lambda path: changed(path) if "more" in path else 0.0)
 
 
 @fault("podman-runtime", "broken", "which is not an executable file")
@@ -191,4 +189,3 @@ def a_hardening_switch_left_behind(patient: Patient) -> None:
 
 
 STATES += FAULTS[BASIC:]
-__all__ = ["NVIDIA_HOOK", "STATES"]
