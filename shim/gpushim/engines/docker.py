@@ -76,11 +76,19 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     Returns:
         a sentence for each thing that is missing.
     """
+    entries = jsontext.get(jsontext.parse(files.read(found.config) or b"", found.config), ("runtimes",))
     try:
-        info = _info(_socket(found))
+        info = _info(_socket(found), ANSWER_SECONDS if found.engine else 0)
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        if found.engine:
+            return [f"dockerd does not answer on {_socket(found)}: {error}; see its log"]
+        here = is_ours(program_of((entries if isinstance(entries, dict) else {}).get(wish.name)))
+        return [
+            f"no dockerd runs, so only {found.config} was looked at, which {'has' if here else 'does not have'} the "
+            f"runtime {wish.name}; start dockerd, then do this again"
+        ]
     except (OSError, ValueError, http.client.HTTPException) as error:
         return [f"dockerd does not answer on {_socket(found)}: {error}; see its log"]
-    entries = jsontext.get(jsontext.parse(files.read(found.config) or b"", found.config), ("runtimes",))
     has = _executes_ours(loaded(info, entries).get(wish.name, ""), found.engine)
     default = info.get("DefaultRuntime")
     if wish.remove:
@@ -198,9 +206,9 @@ def _socket(found: Plan) -> str:
     return f"{folder}/docker.sock"
 
 
-def _info(path: str) -> dict[str, Any]:
-    """Ask for /info, again and again while dockerd comes up."""
-    end = time.monotonic() + ANSWER_SECONDS
+def _info(path: str, seconds: float) -> dict[str, Any]:
+    """Ask for /info, again and again for some time while dockerd comes up."""
+    end = time.monotonic() + seconds
     while True:
         connection = http.client.HTTPConnection("localhost", timeout=ANSWER_SECONDS)
         try:

@@ -46,7 +46,7 @@ class Administrator:
             units, "command", lambda engine, unit: ["restart", engine.unit] if engine and engine.unit else []
         )
         patch.setattr(units, "restart", lambda arguments: self.restart(arguments[-1]))
-        patch.setattr(docker, "_info", lambda path: patient.docker(path, "/info"))
+        patch.setattr(docker, "_info", lambda path, _: patient.docker(path, "/info"))
         patch.setattr(containerd_daemon, "asked", lambda *_: (None, ""))
         folders = [f"{patient.root}{folder}" for folder in podman.SYSTEM_DIRECTORIES]
         patch.setattr(podman, "default_config", lambda: f"{folders[-1]}/containers.conf.d/{podman.FILE}")
