@@ -116,6 +116,7 @@ def dockerd(
     path_dirs: tuple[Path, ...] = (),
     prefix: tuple[str, ...] = (),
     cdi: bool = False,
+    settings: dict[str, object] | None = None,
 ) -> Iterator[Docker]:
     """Run a dockerd without networks.
 
@@ -126,12 +127,13 @@ def dockerd(
         path_dirs: directories put before the daemon's PATH.
         prefix: command that executes the daemon and its clients.
         cdi: whether to turn on its feature of that name, which Docker has had since version 25.
+        settings: more of daemon.json.
 
     Yields:
         The daemon, once it answers.
     """
     with leftovers.state() as state:
-        settings = {
+        said: dict[str, object] = {
             "data-root": str(state / "data"),
             "exec-root": str(state / "exec"),
             "pidfile": str(state / "docker.pid"),
@@ -142,10 +144,10 @@ def dockerd(
             "iptables": False,
             "ip6tables": False,
             "runtimes": {name: {"path": str(path)} for name, path in runtimes.items()},
+            **({"features": {"cdi": True}} if cdi else {}),
+            **(settings or {}),
         }
-        if cdi:
-            settings["features"] = {"cdi": True}
-        (state / "daemon.json").write_text(json.dumps(settings))
+        (state / "daemon.json").write_text(json.dumps(said))
         path = ":".join([*map(str, path_dirs), SYSTEM_PATH])
         engine = Docker(state, prefix)
         ready = [*prefix, DOCKER, f"--host=unix://{engine.socket}", "version"]

@@ -19,6 +19,7 @@ import fakehost
 from e2e import chroots, engines, leftovers, trees
 from e2e.engines import Containerd, Done
 from fakehost import Host
+from gpushim.engines import gpus
 
 # The arguments: the checkout, a directory for what an overlay cannot hold, the simulated host's root.
 INSTALL = """
@@ -93,7 +94,7 @@ class Machine:
             engines._daemon(
                 [*self.prefix, *command],
                 self.state / f"{engine}.log",
-                {"PATH": engines.SYSTEM_PATH},
+                {"PATH": gpus.PATH},  # as systemd has it for services
                 [*self.prefix, *ready],
             )
         )
@@ -111,12 +112,14 @@ class Machine:
 
 
 @contextlib.contextmanager
-def machine(suite: str, view: str = "v1") -> Iterator[Machine]:
+def machine(suite: str, view: str = "v1", *, lower: str = "", compat: bool = True) -> Iterator[Machine]:
     """Set a machine up.
 
     Args:
         suite: one of chroots.SUITES.
         view: of the cgroup file systems; Docker and containerd work in "v1", Podman in "v2".
+        lower: root filesystems instead of the suite's, as for chroots.entered.
+        compat: whether the package with NVIDIA's names is installed, too.
 
     Yields:
         The machine, with three GPUs, on which no engine runs.
@@ -124,8 +127,8 @@ def machine(suite: str, view: str = "v1") -> Iterator[Machine]:
     with leftovers.state() as state, contextlib.ExitStack() as stack:
         host = fakehost.build(str(state / "driver"), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
         stack.enter_context(_persistenced(host))
-        place = stack.enter_context(chroots.entered(suite, view=view))
-        for package in (["main", trees.TOP / "vendor"], ["compat"]):
+        place = stack.enter_context(chroots.entered(suite, view=view, lower=lower))
+        for package in (["main", trees.TOP / "vendor"], ["compat"])[: 2 if compat else 1]:
             subprocess.run([trees.TOP / "packaging/install", state / "installed", *package], check=True)
         install = ["/bin/sh", "-euc", INSTALL, "sh", str(trees.TOP), str(state), host.root]
         subprocess.run([*place.prefix, *install], check=True)

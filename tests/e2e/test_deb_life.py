@@ -163,6 +163,7 @@ def test_removal_takes_engines_settings_back_if_asked(installed: Machine) -> Non
     installed.run("gpushim configure docker")
     done = installed.run(f"GPUSHIM_UNCONFIGURE=1 apt-get remove --yes {MAIN}")
     assert installed.run("cat /etc/docker/daemon.json").stdout == mine
+    assert installed.run("ls /usr/local/bin").stdout == ""
     assert installed.run("ls /etc/docker").stdout.split() == ["daemon.json"]
     assert "Docker does not know yet" in done.stdout + done.stderr
 
@@ -180,6 +181,7 @@ def test_removal_says_how_to_take_the_entries_out_by_hand(installed: Machine, wo
     ]
     assert [line for line in said if "; then rm /etc/containers/containers.conf.d/99-gpushim.conf;" in line]
     installed.run("\n".join(said))
+    assert installed.run("ls /usr/local/bin").stdout == ""
     assert installed.run("cat /etc/docker/daemon.json").stdout == '{\n  "debug": false, "mtu": 1400\n}\n'
     assert installed.run("ls /etc/containers/containers.conf.d").stdout == ""
 
@@ -189,7 +191,9 @@ def test_purge_after_the_entries_are_out_takes_the_records(installed: Machine) -
     installed.run("gpushim configure docker")
     installed.run(f"apt-get remove --yes {MAIN}")
     installed.run("cp /etc/docker/daemon.json.before-gpushim /etc/docker/daemon.json")
+    assert "nvidia-cdi-hook" in installed.run("ls /usr/local/bin").stdout
     installed.run(f"apt-get purge --yes {MAIN}")
+    assert installed.run("ls /usr/local/bin").stdout == ""
     assert installed.run("ls /etc/docker").stdout.split() == ["daemon.json"]
 
 

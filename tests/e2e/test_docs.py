@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e import installed, pages, trees
+from e2e import engines29, installed, pages, trees
 from e2e.cri import RefusedError
 from e2e.installed import CONTAINERD, PODMAN, Machine
 
@@ -70,6 +71,12 @@ def work_through(machine: Machine, page: str, starts: int) -> None:
     assert seen == starts
 
 
+def doctors(machine: Machine, check: str) -> dict[str, str]:
+    """Return what a check of doctor's says."""
+    findings = json.loads(machine.run("gpushim doctor docker --format=json", check=False).stdout)["findings"]
+    return next(found for found in findings if found["check"] == check)
+
+
 def complains(machine: Machine, page: str, line: str, text: str) -> None:
     """Check that a line fails with the words that a page explains."""
     assert f"`{text}" in (DOCS / page).read_text()
@@ -79,7 +86,8 @@ def complains(machine: Machine, page: str, line: str, text: str) -> None:
 
 
 def test_docker(debian_image: Path) -> None:
-    with installed.machine(SUITE) as machine:
+    """With gpushim's package alone: `configure docker` makes the name that --gpus needs."""
+    with installed.machine(SUITE, compat=False) as machine:
         machine.restart("docker")
         machine.run(f"docker load --input={debian_image}; docker tag debian:local debian:latest")
         run = "docker run --rm {} debian true"
@@ -97,7 +105,25 @@ def test_docker(debian_image: Path) -> None:
             "unresolvable CDI devices nvidia.com/gpu=...",
         )
         machine.run("gpushim configure docker --remove")
-        assert machine.run("ls /etc/docker").stdout == ""
+        assert machine.run("ls /etc/docker /usr/local/bin").stdout.split() == ["/etc/docker:", "/usr/local/bin:"]
+
+
+def test_the_docker_of_today(debian_image: Path) -> None:
+    """What it says without the name that --gpus needs, what doctor says of that, and that the fix is one."""
+    run = "docker run --rm --gpus all debian nvidia-smi -L"
+    with installed.machine(engines29.SUITE, lower=engines29.lower(), compat=False) as machine:
+        machine.restart("docker")
+        machine.run(f"docker load --input={debian_image}; docker tag debian:local debian:latest")
+        complains(machine, "docker.md", run, "failed to discover GPU vendor from CDI: no known GPU vendor found")
+        machine.run("gpushim refresh")
+        complains(machine, "docker.md", run, "AMD CDI spec not found")
+        found = doctors(machine, "docker-hook")
+        assert found["evidence"].startswith("nvidia-cdi-hook is in no directory of the PATH of dockerd")
+        assert found["fix"] == "gpushim configure docker --restart"
+        assert "Docker 29." in machine.run("gpushim configure docker").stderr
+        machine.restart("docker")
+        assert doctors(machine, "docker-hook")["verdict"] == "ok"
+        assert machine.run(run).stdout.count("GPU-") == len(machine.host.gpus)
 
 
 def test_containerd(debian_image: Path) -> None:

@@ -52,3 +52,11 @@ remove_hardlinks() {
   if [ -z "$used" ]; then rm -f "$tops"; fi
   rmdir "$DPKG_ROOT/var/lib/gpushim" 2>/dev/null || true
 }
+
+# What `gpushim configure docker` has linked for docker run --gpus (engines/gpus.py).
+remove_links() {
+  for name in nvidia-cdi-hook nvidia-container-runtime-hook; do
+    link=$DPKG_ROOT/usr/local/bin/$name
+    if [ "$(readlink "$link")" = /usr/bin/gpushim-hook ]; then rm -f "$link"; fi
+  done
+}

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from gpushim.cli import show
-from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, installed, units
+from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, gpus, installed, units
 from gpushim.errors import GpushimError
 
 
@@ -71,13 +71,15 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     report: dict[str, Any] = {
         "config": plan.config,
         "changes": [] if verify else [_change(each) for each in plan.changes],
+        "links": [] if verify else [_link(each) for each in plan.links],
         "notes": list(plan.notes),
         "changed": False,
         "missing": None,
     }
     if not verify and not dry_run:
         report["notes"] += files.apply(plan.changes, undo=wish.remove)
-        report["changed"] = bool(plan.changes)
+        report["notes"] += gpus.apply(plan.links)
+        report["changed"] = bool(plan.changes or plan.links)
         report["notes"] += _kept(plan, report["notes"]) if wish.remove else []
     if verify or (restart and not dry_run):
         report["missing"] = _asked(engine, wish, plan, restart and not verify)
@@ -104,7 +106,7 @@ def _by_hand(engine: Any, wish: Wish) -> None:
     if not wish.remove:
         raise click.UsageError("--by-hand goes with --remove")
     plan = engine.plan(wish)
-    commands = files.prepare(plan.changes)
+    commands = [*files.prepare(plan.changes), *(link.command for link in plan.links)]
     if commands and hasattr(engine, "UNIT"):
         arguments = _restarting(engine, wish, plan)
         commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {engine.PROGRAM}")
@@ -125,6 +127,10 @@ def _kept(plan: Plan, notes: list[str]) -> list[str]:
 def _change(change: files.Change) -> dict[str, str]:
     done = "removed" if change.new is None else "changed"
     return {"path": change.path, "done": done, "diff": files.diff([change])}
+
+
+def _link(link: gpus.Link) -> dict[str, str]:
+    return {"path": link.path, "done": "linked" if link.target else "removed", "command": link.command}
 
 
 def _wish(options: dict[str, Any]) -> Wish:
@@ -174,7 +180,9 @@ def _print(form: str, title: str, wish: Wish, report: dict[str, Any], dry_run: b
             show.text(change["diff"])
         else:
             show.say(f"{change['done']} {change['path']}")
-    if not report["changes"] and report["missing"] is None:
+    for link in report["links"]:
+        show.say(link["command"] if dry_run else f"{link['done']} {link['path']}")
+    if not (report["changes"] or report["links"]) and report["missing"] is None:
         show.say(f"{report['config']}: nothing to {'take back' if wish.remove else 'change'}")
     for note in report["notes"]:
         show.say(f"note: {note}", error=True)

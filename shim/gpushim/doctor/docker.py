@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.cdi import publish
 from gpushim.doctor import SLACK, Finding, Host, ask, broken, changed, ok, ours, restarting, skipped, warning
-from gpushim.engines import docker, files, is_ours, jsontext, leads_to_ours, programs, units
+from gpushim.engines import docker, files, gpus, is_ours, jsontext, leads_to_ours, programs, units
+from gpushim.engines.gpus import CDI_HOOK, HOOK
 from gpushim.errors import GpushimError, quote
 
 if TYPE_CHECKING:
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 
     from gpushim.engines.running import Engine
 
-HOOK = "nvidia-container-runtime-hook"  # the name that dockerd looks for when it starts
-CDI_HOOK = "nvidia-cdi-hook"  # likewise, since CDI_GPUS: then --gpus means CDI devices
 STOCK = ("runc", "io.containerd.runc.v2")  # runtimes that dockerd has by itself
-CDI_SINCE, CDI_DEFAULT, CDI_GPUS = (25, 0), (28, 2), (29, 2)  # versions of Docker
+CDI_SINCE, CDI_DEFAULT, CDI_GPUS = (25, 0), (28, 2), gpus.CDI_SINCE  # versions of Docker
 
 
 def daemon(host: Host) -> Iterator[Finding]:
@@ -112,33 +111,48 @@ def program(host: Host) -> Iterator[Finding]:
 
 
 def hook(host: Host) -> Iterator[Finding]:
-    """Check the hook of `docker run --gpus` on the PATH of the dockerd that runs."""
+    """Check what `docker run --gpus` needs on the PATH of the dockerd that runs, by its version."""
     for engine in host.running("dockerd"):
         path = _hook(engine)
         where = f"the PATH of dockerd (process {engine.pid})"
-        by_cdi = _on_path(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
+        today = version_of(host, engine) >= CDI_GPUS
+        by_cdi = gpus.found(engine, CDI_HOOK) if today else ""
         if by_cdi:
             yield ok(f"{by_cdi} is on {where}: docker run --gpus uses CDI")
         elif not path:
+            name, says = (
+                (CDI_HOOK, "AMD CDI spec not found, or no known GPU vendor found")
+                if today
+                else (HOOK, "could not select device driver")
+            )
             yield warning(
-                f"{HOOK} is in no directory of {where}, {_path(engine) or 'which is empty'}: "
-                "docker run --gpus fails (could not select device driver)",
-                f"install gpushim-nvidia-compat, or link gpushim-hook there as {HOOK}; then {_restart(host, engine)}",
+                f"{name} is in no directory of {where}, {_path(engine) or 'which is empty'}: "
+                f"docker run --gpus fails ({says})",
+                _gpus_fix(host, engine, name),
             )
         elif not ours(path):
             yield warning(
                 f"{path}, the first on {where}, is not gpushim's",
-                f"remove {path} or its package, and install gpushim-nvidia-compat; then {_restart(host, engine)}",
+                f"remove {path} or its package; then {_configure(host, engine)}",
             )
         else:
             yield ok(f"{path} is on {where}")
+
+
+def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
+    if engine.root:  # nothing of this host's is in it
+        return "docker run --runtime=nvidia, or --device nvidia.com/gpu=all, instead"
+    if len(host.running("dockerd")) > 1:  # `configure` links for the one of this host
+        return f"link gpushim-hook as {name} in a directory of that PATH; then {_restart(host, engine)}"
+    first = "" if gpus.folders(engine) else f"put {gpus.SYSTEM} on the PATH of dockerd; then "
+    return f"{first}{_configure(host, engine)}"
 
 
 def restarted(host: Host) -> Iterator[Finding]:
     """Check that dockerd started after what it looks at only then, and has the runtimes that its file has now."""
     for engine in host.running("dockerd"):
         since = engine.started + SLACK
-        by_cdi = _on_path(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
+        by_cdi = gpus.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
         late = [path for path in (by_cdi, _hook(engine)) if path and changed(path) > since]
         if late:
             told = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
@@ -293,7 +307,7 @@ def names(host: Host, engine: Engine) -> list[str]:
 
 def version_of(host: Host, engine: Engine) -> tuple[int, ...]:
     """Return the version that a dockerd says it is; () if it does not answer."""
-    return _number(str(_info(host, engine).get("ServerVersion")))
+    return gpus.number(str(_info(host, engine).get("ServerVersion")))
 
 
 def socket_of(engine: Engine) -> str:
@@ -315,17 +329,4 @@ def _path(engine: Engine) -> str:
 
 
 def _hook(engine: Engine) -> str:
-    return _on_path(engine, HOOK)
-
-
-def _on_path(engine: Engine, name: str) -> str:
-    for folder in _path(engine).split(":"):
-        place = engine.seen(f"{folder}/{name}") if folder.startswith("/") else ""
-        if os.path.isfile(place) and os.access(place, os.X_OK):
-            return place
-    return ""
-
-
-def _number(version: str) -> tuple[int, ...]:
-    parts = version.split(".")[:2]
-    return tuple(int(part) for part in parts) if len(parts) == 2 and all(part.isdigit() for part in parts) else ()
+    return gpus.found(engine, HOOK)

@@ -8,8 +8,8 @@ One module per engine, each with the same two functions, which the command line 
 
 `files.py` reads and replaces files of others where `places.py` trusts their directories, `running.py` finds the
 engines that run, which `genuine.py` tells from strangers, `programs.py` the programs to ask; `jsontext.py` and
-`tomltext.py` edit text without touching the rest of it, `undo.py` decides what --remove takes back.
-Out of scope: printing (cli/configure.py).
+`tomltext.py` edit text without touching the rest of it, `undo.py` decides what --remove takes back; `gpus.py` is for
+Docker alone. Out of scope: printing (cli/configure.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gpushim.errors import NOT_FOUND, GpushimError
 
 if TYPE_CHECKING:
     from gpushim.engines.files import Change
+    from gpushim.engines.gpus import Link
     from gpushim.engines.running import Engine
 
 PROGRAM = "gpushim-runtime"
@@ -64,6 +65,7 @@ class Plan:
     Attributes:
         config: absolute path of the settings, as this process opens it.
         changes: in the order in which they are made; none when all is as wished.
+        links: to be made or removed after them.
         notes: sentences for the user.
         engine: the running engine that reads these settings, if one does.
         stopped: name of the service that will read them once it is started, where that is not the engine's own.
@@ -73,6 +75,7 @@ class Plan:
     changes: list[Change] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     engine: Engine | None = None
+    links: list[Link] = field(default_factory=list)
     stopped: str = ""
 
 

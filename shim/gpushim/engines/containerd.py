@@ -65,7 +65,9 @@ def plan(wish: Wish) -> Plan:
         _check(wish, daemon, tree)
         changes = [_change(wish, daemon, tree, notes)]
     path = changes[0].path if changes else daemon.seen(config)
-    return Plan(path, [each for each in changes if each.new != each.old], notes, daemon.engine, daemon.stopped)
+    return Plan(
+        path, [each for each in changes if each.new != each.old], notes, daemon.engine, stopped=daemon.stopped
+    )
 
 
 def _usual(wish: Wish) -> Plan:

@@ -1,7 +1,7 @@
 """Docker: daemon.json, and what dockerd itself says (GET /info of its API, as `docker info` does).
 
 dockerd takes a setting from the file or from its command line, and does not start where both have it; so those are
-refused. Out of scope: the hook of `docker run --gpus`, which dockerd finds by its name on PATH.
+refused. Out of scope: what `docker run --gpus` needs beside them (gpus.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,20 @@ import re
 import time
 from typing import Any
 
-from gpushim.engines import Plan, Wish, files, is_ours, jsontext, leads_to_ours, places, running, undo
+from gpushim.engines import (
+    HOOK,
+    Plan,
+    Wish,
+    files,
+    gpus,
+    installed,
+    is_ours,
+    jsontext,
+    leads_to_ours,
+    places,
+    running,
+    undo,
+)
 from gpushim.engines.files import Change
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
@@ -24,6 +37,7 @@ SYSTEM_CONFIG = "/etc/docker/daemon.json"
 SNAP = "/var/snap/docker/current/config"
 SNAP_CONFIG = f"{SNAP}/daemon.json"
 ANSWER_SECONDS = 40.0  # a dockerd with many containers takes its time to come up
+VERSION_SECONDS = 5.0  # of one that is there, for a note
 INFO_LIMIT = 16 << 20  # bytes of an answer
 # Settings of ours, and the options of dockerd that exclude them.
 _FLAGS = {"runtimes": "--add-runtime", "default-runtime": "--default-runtime", "features": "--feature"}
@@ -43,14 +57,20 @@ def plan(wish: Wish) -> Plan:
     path = wish.config or (engine.seen(engine.config or default) if engine else default)
     old = files.read(path)
     base = undo.undone(KIND, path, old)
+    # The names on PATH are this host's dockerd's, not those of a file that somebody named.
+    links: list[gpus.Link] = []
     if wish.remove:
         change = Change(path, old, base.content, lost=base.lost)
+        links = [] if wish.config else gpus.made()
     else:
         _check_flags(wish, engine)
         change = Change(path, old, _configured(wish, path, old), before=base.content, lost=base.lost)
         if engine and engine.root and not os.path.exists(engine.root + wish.program):
             notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {wish.program} is not")
-    return Plan(path, [change] if change.new != old else [], notes, engine)
+        if not wish.config:
+            links, told = gpus.wanted(engine, installed(HOOK))
+            notes += [*told, *_looks_for(path, engine)]
+    return Plan(path, [change] if change.new != old else [], notes, engine, links)
 
 
 def default_config() -> str:
@@ -78,7 +98,7 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     """
     entries = jsontext.get(jsontext.parse(files.read(found.config) or b"", found.config), ("runtimes",))
     try:
-        info = _info(_socket(found), ANSWER_SECONDS if found.engine else 0)
+        info = _info(_socket(found), patience=ANSWER_SECONDS if found.engine else 0.0)
     except (FileNotFoundError, ConnectionRefusedError) as error:
         if found.engine:
             return [f"dockerd does not answer on {_socket(found)}: {error}; see its log"]
@@ -135,6 +155,15 @@ def loaded(info: dict[str, Any], entries: object) -> dict[str, str]:
 def _executes_ours(program: str, engine: Engine | None) -> bool:
     place = engine.executable(program) if engine else program
     return is_ours(program) or (place.startswith("/") and leads_to_ours(place))
+
+
+def _looks_for(path: str, engine: Engine | None) -> list[str]:
+    """Say what the dockerd that runs looks for on its PATH, if it tells its version."""
+    try:
+        info = _info(_socket(Plan(path, engine=engine)), VERSION_SECONDS, 0.0) if engine else {}
+    except (OSError, ValueError, http.client.HTTPException):
+        return []
+    return [said] if (said := gpus.said(str(info.get("ServerVersion")))) else []
 
 
 def _configured(wish: Wish, path: str, old: bytes | None) -> bytes:
@@ -206,13 +235,13 @@ def _socket(found: Plan) -> str:
     return f"{folder}/docker.sock"
 
 
-def _info(path: str, seconds: float) -> dict[str, Any]:
-    """Ask for /info, again and again for some time while dockerd comes up."""
-    end = time.monotonic() + seconds
+def _info(path: str, seconds: float = ANSWER_SECONDS, patience: float = ANSWER_SECONDS) -> dict[str, Any]:
+    """Ask for /info, again and again while dockerd comes up, which it is given `patience` seconds for."""
+    end = time.monotonic() + patience
     while True:
-        connection = http.client.HTTPConnection("localhost", timeout=ANSWER_SECONDS)
+        connection = http.client.HTTPConnection("localhost", timeout=seconds)
         try:
-            connection.sock = places.connect(path, ANSWER_SECONDS)
+            connection.sock = places.connect(path, seconds)
             connection.request("GET", "/info")
             answer = json.loads(connection.getresponse().read(INFO_LIMIT))
             return answer if isinstance(answer, dict) else {}

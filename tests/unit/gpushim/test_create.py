@@ -366,13 +366,13 @@ def test_a_changed_configuration_counts_at_once(shim: Shim) -> None:
     other = shim.work / "other"
     other.symlink_to(shim.low)
     text = shim.toml.read_text().replace(str(shim.low), str(other))
-    shim.toml.write_text(text + '[requests]\nswarm-variables = ["DOCKER_RESOURCE_GPU"]\n')
+    shim.toml.write_text(text + '[requests]\nswarm-variables = ["DOCKER_RESOURCE_NVIDIA-GPU"]\n')
     assert shim.create(args=["state", "x"]).returncode == 0
     assert shim.seen()["argv"][0] == str(other)
-    shim.ask("DOCKER_RESOURCE_GPU=1")
+    shim.ask("DOCKER_RESOURCE_NVIDIA-GPU=1")
     assert shim.create().returncode == 0
     assert len(nodes(shim.spec)) == 4
-    assert (shim.state / "triggers").read_text() == "DOCKER_RESOURCE_GPU\n"
+    assert (shim.state / "triggers").read_text() == "DOCKER_RESOURCE_NVIDIA-GPU\n"
 
 
 def test_a_half_upgraded_driver_is_refused(own: Shim) -> None:

@@ -104,9 +104,9 @@ def test_only_certain_words_start_python(
 
 
 def test_words_of_the_configuration_start_python_too(call: Callable[..., Call], tmp_path: Path) -> None:
-    (tmp_path / "cwd" / "config.json").write_text('{"env":["DOCKER_RESOURCE_GPU=0"]')
+    (tmp_path / "cwd" / "config.json").write_text('{"env":["DOCKER_RESOURCE_NVIDIA-GPU=0"]')
     assert call("create", "x").record is not None
-    (tmp_path / "st ate" / "triggers").write_text("cdi.example.com\nDOCKER_RESOURCE_GPU\n")
+    (tmp_path / "st ate" / "triggers").write_text("cdi.example.com\nDOCKER_RESOURCE_NVIDIA-GPU\n")
     assert call("create", "x").record is None
 
 

@@ -120,10 +120,11 @@ def test_defaults_pass_the_schema() -> None:
         ('[log]\nfile = ""', "log", "file", ""),
         ('[runtime]\nlow-level = ["/opt/crun"]', "runtime", "low-level", ["/opt/crun"]),
         (
-            '[requests]\nswarm-variables = ["DOCKER_RESOURCE_GPU"]',
+            # As Docker has it of the generic resource NVIDIA-GPU; and as Kubernetes would write that.
+            '[requests]\nswarm-variables = ["DOCKER_RESOURCE_NVIDIA-GPU", "DOCKER_RESOURCE_NVIDIA.COM/GPU"]',
             "requests",
             "swarm-variables",
-            ["DOCKER_RESOURCE_GPU"],
+            ["DOCKER_RESOURCE_NVIDIA-GPU", "DOCKER_RESOURCE_NVIDIA.COM/GPU"],
         ),
         ("\t\n# nothing but a comment", "requests", "disable-require", False),
     ],
@@ -155,6 +156,8 @@ def test_accepted(config: Path, text: str, section: str, key: str, value: object
         ('[runtime]\nlow-level = [""]', "runtime.low-level[0] is ''"),
         ("[requests]\ndisable-require = 1", "requests.disable-require is 1, not true or false"),
         ('[requests]\nswarm-variables = ["A\\nB"]', "requests.swarm-variables[0]"),
+        ('[requests]\nswarm-variables = ["A=B"]', "requests.swarm-variables[0]"),
+        ('[requests]\nswarm-variables = ["-e"]', "requests.swarm-variables[0]"),
         ('[cdi]\nannotation-prefixes = [""]', "cdi.annotation-prefixes[0]"),
         ('[cdi]\nkind = "nvidia.com"', "cdi.kind is 'nvidia.com'"),
         ("[refresh]\ndeadline-seconds = 0", "refresh.deadline-seconds is 0, not between 1 and 600"),

@@ -126,6 +126,7 @@ def test_environment(env: list[str], expected: list[str] | None) -> None:
         (["A=0,1", "B=1,2"], ["0", "1", "2"], "env A, B"),
         (["A=", f"{NVD}=1"], None, ""),
         (["A=", "B=3"], ["3"], "env A, B"),
+        (["A-C=2", "C=1", f"{NVD}=1"], ["2"], "env A-C"),
         (["A=0", f"{NVD}=void"], None, ""),
         (["A=void", f"{NVD}=1"], None, ""),
         (["A=", "CUDA_VERSION=9.0"], None, ""),
@@ -136,9 +137,9 @@ def test_environment(env: list[str], expected: list[str] | None) -> None:
 )
 def test_swarm_variables(env: list[str], expected: list[str] | None, source: str) -> None:
     spec = bundle(*env)
-    assert names(spec, swarm_variables=["A", "B"]) == expected
+    assert names(spec, swarm_variables=["A", "B", "A-C"]) == expected
     if expected is not None:
-        assert asked(spec, swarm_variables=["A", "B"]).source == source
+        assert asked(spec, swarm_variables=["A", "B", "A-C"]).source == source
 
 
 @pytest.mark.parametrize(

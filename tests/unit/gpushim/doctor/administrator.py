@@ -19,7 +19,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from gpushim.cli import main
-from gpushim.engines import containerd_daemon, docker, podman, programs, running, units
+from gpushim.engines import containerd_daemon, docker, gpus, podman, programs, running, units
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import K3S
 
@@ -46,7 +46,9 @@ class Administrator:
             units, "command", lambda engine, unit: ["restart", engine.unit] if engine and engine.unit else []
         )
         patch.setattr(units, "restart", lambda arguments: self.restart(arguments[-1]))
-        patch.setattr(docker, "_info", lambda path, _: patient.docker(path, "/info"))
+        patch.setattr(docker, "_info", lambda path, *_, **__: patient.docker(path, "/info"))
+        patch.setattr(gpus, "SYSTEM", f"{patient.root}/usr/local/bin")
+        patch.setattr(gpus, "PATH", f"{patient.root}/usr/bin")
         patch.setattr(containerd_daemon, "asked", lambda *_: (None, ""))
         folders = [f"{patient.root}{folder}" for folder in podman.SYSTEM_DIRECTORIES]
         patch.setattr(podman, "default_config", lambda: f"{folders[-1]}/containers.conf.d/{podman.FILE}")
@@ -149,24 +151,24 @@ def _(self: Administrator, names: str) -> None:
             path.unlink()
 
 
-@step(r"rm (?:-f )?(\S+)|remove (\S+) or its package(?:, and install gpushim-nvidia-compat)?")
+@step(r"rm (?:-f )?(\S+)|remove (\S+) or its package")
 def _(self: Administrator, path: str | None, other: str | None) -> None:
     place = Path(path or other or "")
     if path == "/var/run/cdi/nvidia.yaml":
         place = self.patient.top / "var/run/cdi/nvidia.yaml"
     assert self.patient.folder in place.parents, place
     place.unlink(missing_ok=path is not None)
-    if other:
-        self.does("install gpushim-nvidia-compat")
 
 
-@step(r"install gpushim-nvidia-compat(, or link gpushim-hook there as nvidia-container-runtime-hook)?")
-def _(self: Administrator, linked: str | None) -> None:
+@step(r"put (\S+) on the PATH of dockerd")
+def _(self: Administrator, folder: str) -> None:
+    engines = self.patient.host.engines
+    engines[:] = [replace(each, environ={"PATH": f"{folder}:{each.environ['PATH']}"}) for each in engines]
+
+
+@step(r"install gpushim-nvidia-compat")
+def _(self: Administrator) -> None:
     folder = Path(self.patient.root, "usr/bin")
-    if linked:
-        engine = next(each for each in self.patient.host.engines if each.name == "dockerd")
-        folder = Path(engine.seen(f"{engine.environ['PATH'].split(':')[0]}/{NVIDIA_HOOK}")).parent
-    folder.mkdir(parents=True, exist_ok=True)
     for name, target in ((NVIDIA_HOOK, HOOK), ("nvidia-container-runtime", RUNTIME)):
         (folder / name).unlink(missing_ok=True)
         os.symlink(target, folder / name)

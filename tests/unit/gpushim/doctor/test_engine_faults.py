@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpushim.doctor import checks, host
-from gpushim.engines import genuine, programs
+from gpushim.engines import genuine, gpus, programs
 from gpushim.engines.running import Stranger
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
@@ -299,6 +299,37 @@ def test_since_29_2_the_name_of_the_cdi_hook_will_do(unlisted: Patient, version:
     (unlisted.top / "usr/bin" / NVIDIA_HOOK).rename(unlisted.top / "usr/bin/nvidia-cdi-hook")
     unlisted.info["ServerVersion"] = version
     assert [found.verdict for found in unlisted.said("docker-hook")] == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "says"),
+    [
+        ("29.7.2", "nvidia-cdi-hook", "AMD CDI spec not found"),
+        ("29.1.5", NVIDIA_HOOK, "could not select device driver"),
+    ],
+)
+def test_what_gpus_needs_is_told_by_version(unlisted: Patient, version: str, name: str, says: str) -> None:
+    (unlisted.top / "usr/bin" / NVIDIA_HOOK).unlink()
+    unlisted.info["ServerVersion"] = version
+    (found,) = unlisted.said("docker-hook")
+    assert (found.verdict, found.evidence.split()[0], says in found.evidence) == ("warning", name, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "fix"),
+    [
+        ("{top}/local:{top}/usr/bin", "gpushim configure docker --restart"),
+        ("{top}/usr/bin", "put {top}/local on the PATH of dockerd; then gpushim configure docker --restart"),
+    ],
+)
+def test_the_fix_of_gpus_is_one_that_dockerds_path_allows(
+    unlisted: Patient, monkeypatch: pytest.MonkeyPatch, path: str, fix: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(gpus, "SYSTEM", f"{unlisted.top}/local")
+    (unlisted.top / "usr/bin" / NVIDIA_HOOK).unlink()
+    change(unlisted, 0, environ={"PATH": path.format(top=unlisted.top)})
+    assert [found.fix for found in unlisted.said("docker-hook")] == [fix.format(top=unlisted.top)]
 
 
 def test_a_dockerd_that_was_told_to_reload_is_not_too_old(unlisted: Patient) -> None:

@@ -9,9 +9,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpushim.cli.configure import configure
-from gpushim.engines import running
+from gpushim.engines import gpus, running
 
 Configure = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def local(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory for links, alone on the PATH of a dockerd that does not run yet."""
+    folder = tmp_path_factory.mktemp("local")
+    for name in ("SYSTEM", "PATH"):
+        monkeypatch.setattr(gpus, name, str(folder))
+    return folder
 
 
 @pytest.fixture

@@ -1,0 +1,187 @@
+"""What `docker run --gpus` needs: a program on the PATH of dockerd, by one of two names that are NVIDIA's.
+
+dockerd looks for them when it starts, and which of them counts depends on its version (seen with 20.10 to 29.7).
+gpushim's package has neither, because NVIDIA's package has both and two packages cannot have one file; so `configure
+docker` links each that nobody has, in a directory that no package writes to, and a link says itself whose it is: it
+is gpushim's if it leads to gpushim-hook. Out of scope: what the programs do (gpuhook).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import secrets
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpushim.engines import HOOK as PROGRAM
+from gpushim.engines import places
+from gpushim.errors import GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpushim.engines.running import Engine
+
+HOOK, CDI_HOOK = "nvidia-container-runtime-hook", "nvidia-cdi-hook"
+CDI_SINCE = (29, 2)  # the version of Docker that looks for CDI_HOOK, and for HOOK only if that is missing
+SYSTEM, OWN = "/usr/local/bin", (".local/bin", "bin")  # an ordinary user's are below the home directory
+# Of a service of systemd's (DEFAULT_PATH), where no dockerd runs that tells another.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link that is to be, or to be gone.
+
+    Attributes:
+        path: absolute.
+        target: absolute; "" to remove the link.
+    """
+
+    path: str
+    target: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command that does the same."""
+        return shlex.join(["ln", "-s", self.target, self.path] if self.target else ["rm", "-f", self.path])
+
+
+def number(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version of Docker's; () if they are none."""
+    parts = version.split(".")[:2]
+    return tuple(int(part) for part in parts) if len(parts) == 2 and all(part.isdigit() for part in parts) else ()
+
+
+def found(engine: Engine | None, name: str) -> str:
+    """Return where a dockerd finds a program, as this process opens it; "" if nowhere.
+
+    Args:
+        engine: the dockerd; None for one that systemd is going to start.
+        name: HOOK or CDI_HOOK.
+    """
+    for folder in _on_path(engine):
+        path = f"{folder}/{name}"
+        place = engine.seen(path) if engine else path
+        if os.path.isfile(place) and os.access(place, os.X_OK):
+            return place
+    return ""
+
+
+def folders(engine: Engine | None) -> list[str]:
+    """List the directories for links that are on the PATH of a dockerd; none where it has a root of its own."""
+    on_path = _on_path(engine)
+    return [] if engine and engine.root else [folder for folder in _own() if folder in on_path]
+
+
+def wanted(engine: Engine | None, hook: str) -> tuple[list[Link], list[str]]:
+    """Work out which links a dockerd lacks for --gpus.
+
+    Args:
+        engine: the dockerd; None for one that systemd is going to start.
+        hook: absolute path of gpushim-hook.
+
+    Returns:
+        the links, and a note about each name that nobody has and no link can be made for.
+    """
+    links, notes = [], []
+    for name in (CDI_HOOK, HOOK):
+        if found(engine, name):
+            continue
+        free = [f"{folder}/{name}" for folder in folders(engine) if _is_ours(f"{folder}/{name}", absent=True)]
+        if free:
+            links.append(Link(free[0], hook))
+        else:
+            where = f"the PATH of dockerd ({':'.join(_on_path(engine))})"
+            notes.append(f"{name} is not on {where}: link it to {hook} there for docker run --gpus")
+    return links, notes
+
+
+def made() -> list[Link]:
+    """List the links of gpushim's that are there, as links to be removed."""
+    paths = [f"{folder}/{name}" for folder in _own() for name in (CDI_HOOK, HOOK)]
+    return [Link(path) for path in paths if _is_ours(path)]
+
+
+def apply(links: list[Link]) -> list[str]:
+    """Make and remove links.
+
+    Args:
+        links: of `wanted` or `made`.
+
+    Returns:
+        a note about each that is not as wished, with the command that does it.
+    """
+    notes = []
+    for link in links:
+        try:
+            _apply(link)
+        except (GpushimError, OSError) as error:
+            why = str(error) if isinstance(error, GpushimError) else f"{link.path}: {error.strerror}"
+            notes.append(f"{why}; docker run --gpus wants it done: {link.command}")
+    return notes
+
+
+def said(version: str) -> str:
+    """Say what a version of Docker looks for, as a sentence; "" if the version is not known."""
+    known = number(version)
+    if not known:
+        return ""
+    if known < CDI_SINCE:
+        return f"Docker {version} looks for {HOOK} on its PATH when it starts, for docker run --gpus"
+    return (
+        f"Docker {version} looks for {CDI_HOOK} on its PATH when it starts; docker run --gpus is then by the CDI "
+        "spec, which gpushim refresh writes"
+    )
+
+
+def _apply(link: Link) -> None:
+    with _folder(os.path.dirname(link.path), make=bool(link.target)) as folder:
+        name = os.path.basename(link.path)
+        if not _is_ours(link.path, absent=True):
+            raise GpushimError(f"{link.path} is somebody else's by now")
+        if not link.target:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+            return
+        scratch = f".{name}.{secrets.token_hex(4)}"
+        os.symlink(link.target, scratch, dir_fd=folder)
+        os.rename(scratch, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+@contextlib.contextmanager
+def _folder(path: str, make: bool) -> Iterator[int]:
+    """Open a directory that nobody else may write, made if it is missing and to be."""
+    with places.place(path, make=make) as place:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(place.name, places.NEW_DIRECTORY_MODE, dir_fd=place.folder)
+        folder = os.open(place.name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
+        try:
+            places.check(path, folder, os.fstat(folder))
+            yield folder
+        finally:
+            os.close(folder)
+
+
+def _on_path(engine: Engine | None) -> list[str]:
+    return [folder for folder in (engine.environ.get("PATH", "") if engine else PATH).split(":") if folder[:1] == "/"]
+
+
+def _own() -> list[str]:
+    """List the directories for links, by who runs this."""
+    home = os.path.expanduser("~")
+    return [SYSTEM] if os.geteuid() == 0 else [f"{home}/{folder}" for folder in OWN if home.startswith("/")]
+
+
+def _is_ours(path: str, absent: bool = False) -> bool:
+    """Say whether a path is a link of gpushim's; `absent` is the answer where there is nothing."""
+    try:
+        return posixpath.basename(os.readlink(path)) == PROGRAM
+    except FileNotFoundError:
+        return absent
+    except OSError:  # no link
+        return False
