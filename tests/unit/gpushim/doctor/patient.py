@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
@@ -56,6 +56,7 @@ INFO = {
 
 class Patient(Machine):
     patch: pytest.MonkeyPatch
+    kept: Optional[socket.socket] = None
 
     def __init__(self, folder: Path, *, refreshed: bool = True) -> None:
         super().__init__(folder)
@@ -139,6 +140,8 @@ class Patient(Machine):
                 os.close(fd)
                 server.listen()
             yield
+            if self.kept:
+                self.kept.close()
 
     def write(self, name: str, text: str, mode: int = 0o644) -> Path:
         path = self.top / name

@@ -30,6 +30,23 @@ def test_a_check_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("user", "check", "state", "fix"),
+    [
+        (0, "device-nodes", "/run/gpushim", "gpushim refresh"),
+        (7, "device-nodes", "/run/gpushim", "as root: gpushim refresh"),
+        (7, "snapshot", "/run/gpushim", "as root: gpushim refresh"),
+        (7, "snapshot", "/run/user/7/gpushim", "gpushim refresh"),  # the user's own
+        (7, "device-nodes", "/run/user/7/gpushim", "as root: gpushim refresh"),
+        (7, "podman-runtime", "/run/gpushim", "gpushim refresh"),  # of the user's own engine
+    ],
+)
+def test_who_does_it(monkeypatch: pytest.MonkeyPatch, user: int, check: str, state: str, fix: str) -> None:
+    monkeypatch.setattr(checks.os, "geteuid", lambda: user)
+    (found,) = checks.judge(check, lambda _: iter([broken("", "gpushim refresh")]), Host(state=state))
+    assert found.fix == fix
+
+
 def test_a_check_that_fails_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: Host) -> Iterator[Finding]:
         yield from ()
