@@ -125,7 +125,7 @@ def absent(driver: dict[str, Any]) -> str:
     """
     for key in ("root", "dev-root"):
         if not os.path.isdir(driver[key]):
-            return f"driver.{key} is {ascii(driver[key])}, which is no directory of this host"
+            return f"driver.{key} is {driver[key]!a}, which is no directory of this host"
     return ""
 
 
