@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from gpushim import create, plan, policy, request, require, stamp
+from gpushim import authorization, create, not_given, plan, policy, request, require, stamp
 from gpushim.cdi import specs
 from gpushim.edits import apply
 from gpushim.errors import BUNDLE, GpushimError, quote
@@ -17,7 +17,7 @@ from gpushim.inventory import present
 from gpushim.reasons import Reasons
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from gpushim.request import Request
 
@@ -26,13 +26,16 @@ ROOTFS = "/rootfs"  # of a container that is not there yet
 SHOWN = 200  # characters of a value
 
 
-def explain(spec: Any, bundle: str = "", origins: Mapping[str, str] | None = None) -> dict[str, Any]:
+def explain(
+    spec: Any, bundle: str = "", origins: Mapping[str, str] | None = None, layers: Iterable[str] = ()
+) -> dict[str, Any]:
     """Say what a container would get.
 
     Args:
         spec: config.json as parsed; it is not changed.
         bundle: its directory, absolute or relative; "" is the working directory.
         origins: who set a variable, a mount or an annotation, by its name; config.json says so for the others.
+        layers: absolute paths of directories that make up the rootfs, where config.json does not name it.
 
     Returns:
         "asked"         [{"what", "value", "from", "effect"}]: all that was looked at
@@ -41,17 +44,18 @@ def explain(spec: Any, bundle: str = "", origins: Mapping[str, str] | None = Non
         "devices"       [{"item", "means", "uuids"}]
         "requirements"  [{"variable", "expression"}], which hold if there is no refusal
         "ignored"       sentences about what was asked for and left out
+        "not_given"     [{"what", "why"}]: what this host has, or the image could have, and was not asked for
         "cdi"           [{"name", "file"}]
         "edits"         [{"kind", "value", "why", "there"}]; there: it changes nothing in this config.json
         "refusal"       null, or {"sentence", "exit_code"}
         "notes"         sentences about the host
     """
     report: dict[str, Any] = {"asked": [], "source": None, "nothing": None, "devices": [], "requirements": []}
-    report.update({"ignored": [], "cdi": [], "edits": [], "refusal": None, "notes": []})
+    report.update({"ignored": [], "not_given": [], "cdi": [], "edits": [], "refusal": None, "notes": []})
     try:
         if not isinstance(spec, dict):
             raise GpushimError("config.json is not a JSON object", BUNDLE)
-        _tell(report, spec, bundle, origins or {})
+        _tell(report, spec, bundle, origins or {}, layers)
     except GpushimError as error:
         report["refusal"] = {"sentence": str(error), "exit_code": error.exit_code}
     return report
@@ -78,11 +82,13 @@ def described(
     }
 
 
-def _tell(report: dict[str, Any], spec: dict[str, Any], bundle: str, origins: Mapping[str, str]) -> None:
+def _tell(
+    report: dict[str, Any], spec: dict[str, Any], bundle: str, origins: Mapping[str, str], layers: Iterable[str]
+) -> None:
     try:
         wanted, inventory = create.find_request(spec, report["ignored"], present.snapshot)
     except GpushimError:
-        report["asked"] = [*_looked_at(spec, _settings(), None, origins)]
+        report["asked"] = [*_looked_at(spec, _settings(), None, origins, "the request is refused")]
         raise
     settings = inventory.get("policy") or policy.defaults()
     report["asked"] = [*_looked_at(spec, settings, wanted, origins)]
@@ -90,10 +96,13 @@ def _tell(report: dict[str, Any], spec: dict[str, Any], bundle: str, origins: Ma
         report["nothing"] = _nothing(report)
         return
     report["source"], report["notes"] = wanted.source, inventory["notes"]
-    report["requirements"] = [{"variable": name, "expression": text} for name, text in wanted.requirements]
+    conditions = () if plan.parts(wanted)[0] is None else wanted.requirements
+    report["requirements"] = [{"variable": name, "expression": text} for name, text in conditions]
     facts = create.facts(spec, bundle)
     edits, _ = plan.plan(wanted, inventory, facts)
     reasons = Reasons(wanted, inventory, facts, edits)
+    report["not_given"] += not_given.capabilities(wanted, inventory)
+    report["not_given"] += not_given.programs(edits, inventory, layers or [facts["rootfs"]])
     for item, means, found in reasons.devices:
         report["devices"].append({"item": item, "means": means, "uuids": [device["uuid"] for device in found]})
     named = plan.parts(wanted)[1]
@@ -118,36 +127,48 @@ def _settings() -> dict[str, Any]:
 def _nothing(report: dict[str, Any]) -> str:
     """Say why there is no request, from what was looked at."""
     if report["ignored"]:
-        return "what names devices does not count: " + "; ".join(report["ignored"])
+        return "; ".join(report["ignored"])
     values = [row["value"] for row in report["asked"] if row["what"] == request.DEVICES]
     if not values:
-        return f"{request.DEVICES} is not set, and no mount or annotation names a device"
+        close = [row["what"] for row in report["asked"] if not_given.meant(row["what"]) == request.DEVICES]
+        instead = f" (but {close[0]} is)" if close else ""
+        return f"{request.DEVICES} is not set{instead}, and no mount or annotation names a device"
     if not values[-1].strip(" ,"):
         return f"{request.DEVICES} is empty"
     return f"{request.DEVICES} says void: whoever set it so has given the container what it gets"
 
 
 def _looked_at(
-    spec: dict[str, Any], settings: dict[str, Any], wanted: Request | None, origins: Mapping[str, str]
+    spec: dict[str, Any],
+    settings: dict[str, Any],
+    wanted: Request | None,
+    origins: Mapping[str, str],
+    refused: str = "",
 ) -> Iterator[dict[str, str]]:
     """List what a request may consist of, with what it did; with nothing of a wrong type, which is refused anyway."""
     swarm = settings["requests"]["swarm-variables"]
-    for key, value in sorted(_texts(spec.get("annotations"))):
-        if key.startswith(tuple(settings["cdi"]["annotation-prefixes"])):
-            yield _row(f"annotation {key}", value, origins, _names(wanted, "annotations"))
-    for source, path in _mounts(spec):
-        if path.startswith(request.DEVICE_LIST + "/"):
-            what = "names an IMEX channel" if "/imex/" in path else _names(wanted, "mounts")
-            yield _row(f"mount {path}", source, origins, what)
     env = [entry.partition("=") for entry in _env(spec) if "=" in entry]
     last = {name: place for place, (name, _, _) in enumerate(env)}
+    devices = env[last[request.DEVICES]][2] if request.DEVICES in last else ""
+    void = "void" in [word.strip() for word in devices.split(",")]
+    otherwise = refused or (f"{request.DEVICES} says void" if void else "")
+    told = _Told(wanted, settings, otherwise, any("/imex/" in path for _, path in _mounts(spec)))
+    for key, value in sorted(_texts(spec.get("annotations"))):
+        if key.startswith(tuple(settings["cdi"]["annotation-prefixes"])):
+            yield _row(f"annotation {key}", value, origins, told.names("annotation", value, "annotations"))
+    for source, path in _mounts(spec):
+        if path.startswith(request.DEVICE_LIST + "/"):
+            effect = told.channel() if "/imex/" in path else told.names("mount", path, "mounts")
+            effect = effect if request.is_null(source) else "names no device: its source is not /dev/null"
+            yield _row(f"mount {path}", source, origins, effect)
     for place, (name, _, value) in enumerate(env):
-        if name.startswith("NVIDIA_") or name in ("CUDA_VERSION", request.MPS_PIPES, *swarm):
-            effect = _effect(name, value, wanted, swarm) if last[name] == place else "set again below, which counts"
-            yield _row(name, value, origins, effect)
+        meant = not_given.meant(name, swarm)
+        if name.startswith("NVIDIA_") or name in ("CUDA_VERSION", request.MPS_PIPES, *swarm) or meant:
+            effect = f"means nothing to gpushim; is {meant} meant?" if meant else told.effect(name, value)
+            yield _row(name, value, origins, effect if last[name] == place else "set again below, which counts")
     if wanted and CAPABILITIES not in last:
         words = "all" if wanted.legacy else ",".join(wanted.capabilities)
-        yield {"what": CAPABILITIES, "value": words, "from": "default", "effect": _given(wanted)}
+        yield {"what": CAPABILITIES, "value": words, "from": "default", "effect": told.effect(CAPABILITIES, words)}
     if wanted:
         value, effect = ("yes", "counts as privileged") if wanted.privileged else ("no", "counts as unprivileged")
         yield {"what": "CAP_SYS_ADMIN", "value": value, "from": "process.capabilities", "effect": effect}
@@ -159,45 +180,101 @@ def _row(what: str, value: str, origins: Mapping[str, str], effect: str) -> dict
     return {"what": what, "value": shown, "from": origins.get(name, "config.json"), "effect": effect}
 
 
-def _names(wanted: Request | None, way: str) -> str:
-    if wanted is None:
-        return "names no device"
-    return "names the devices" if wanted.source == way else f"does not count: {wanted.source} names the devices"
+class _Told:
+    """What each thing that a container says does to its request.
 
+    Args:
+        wanted: the request, or None.
+        settings: the policy.
+        otherwise: why there is none, if nothing that it consists of is to blame.
+        channels: mounts name IMEX channels.
+    """
 
-def _given(wanted: Request) -> str:
-    return "gives " + ", ".join(wanted.capabilities)
+    def __init__(self, wanted: Request | None, settings: dict[str, Any], otherwise: str, channels: bool) -> None:
+        self._wanted, self._settings, self._otherwise, self._channels = wanted, settings, otherwise, channels
 
+    def names(self, source: str, value: str, way: str) -> str:
+        """Say what comes of something that names devices: its source as authorization has it, its way as Request."""
+        wanted = self._wanted
+        if wanted is None and (self._otherwise or not value.strip(" ,")):
+            return f"names no device: {self._otherwise or 'it is empty'}"
+        if wanted is None:
+            return self._forbidden("gpu", source) or "names no device"
+        if wanted.source == way:
+            return "names the devices"
+        verb = "name" if wanted.source in ("mounts", "annotations") or "," in wanted.source else "names"
+        return f"does not count: {wanted.source} {verb} the devices"
 
-def _effect(name: str, value: str, wanted: Request | None, swarm: list[str]) -> str:
-    """Say what a variable does to a request."""
-    if name == request.DEVICES or name in swarm:
-        named = wanted is not None and name in wanted.source[len("env ") :].split(", ")
-        return _names(wanted, wanted.source if wanted and named else "")
-    if wanted is None:
-        return "does nothing without a request"
-    if name == CAPABILITIES:
-        return _given(wanted)
-    if name == "CUDA_VERSION":
-        asks = " asks for all GPUs" if wanted.source == "env CUDA_VERSION" else ""
-        return f"an image from before NVIDIA_REQUIRE_CUDA{asks}" if wanted.legacy else "does nothing"
-    if name == request.MPS_PIPES:
-        return "does nothing: [mps] enabled decides"
-    if name.startswith(require.PREFIX):
-        asked = any(variable == name for variable, _ in wanted.requirements)
-        return "a condition" if asked else "counts for nothing"
-    if name == "NVIDIA_IMEX_CHANNELS":
-        return f"IMEX channels {', '.join(map(str, wanted.imex))}" if wanted.imex else "no IMEX channel"
-    for feature in request.FEATURES:
-        if name == f"NVIDIA_{feature.upper()}":
-            if feature in wanted.features:
-                return f"feature {feature}"
-            return "does not count" if value == "enabled" else 'does nothing: only "enabled" counts'
-    if name in ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"):
-        return "MIG may be configured or monitored" if value.strip() else "does nothing"
-    if name == "NVIDIA_DISABLE_REQUIRE":
-        return "no condition counts" if not wanted.requirements else f"does nothing: {quote(value)} is not true"
-    return "means nothing to gpushim"
+    def channel(self) -> str:
+        """Say what comes of a mount that names an IMEX channel."""
+        if self._wanted is None:
+            return self._without()
+        return self._forbidden("imex", "mount") or "names an IMEX channel"
+
+    def effect(self, name: str, value: str) -> str:
+        """Say what a variable does, the last of its name."""
+        wanted, swarm = self._wanted, self._settings["requests"]["swarm-variables"]
+        if name == request.DEVICES or name in swarm:
+            named = wanted is not None and name in wanted.source[len("env ") :].split(", ")
+            return self.names("variable", value, wanted.source if wanted and named else "")
+        if wanted is None:
+            return self._without()
+        if name == "CUDA_VERSION":
+            asks = " asks for all GPUs" if wanted.source == "env CUDA_VERSION" else ""
+            return f"an image from before NVIDIA_REQUIRE_CUDA{asks}" if wanted.legacy else "does nothing"
+        if name != request.DEVICES and plan.parts(wanted)[0] is None:
+            return "does nothing: no GPU of this host is asked for"
+        if name == CAPABILITIES:
+            return "gives " + ", ".join(wanted.capabilities)
+        if name == request.MPS_PIPES:
+            return "does nothing: [mps] enabled decides"
+        if name.startswith(require.PREFIX):
+            return self._condition(name, value, wanted)
+        if name == "NVIDIA_IMEX_CHANNELS":
+            return self._imex(value, wanted)
+        for feature in request.FEATURES:
+            if name == f"NVIDIA_{feature.upper()}":
+                return self._feature(feature, value, wanted)
+        if name in ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"):
+            return "MIG may be configured or monitored" if value.strip() else "does nothing: it is empty"
+        if name == "NVIDIA_DISABLE_REQUIRE":
+            return "no condition counts" if request.is_true(value) else f"does nothing: {quote(value)} is not true"
+        return "means nothing to gpushim"
+
+    def _without(self) -> str:
+        return f"does nothing: {self._otherwise or 'there is no request'}"
+
+    def _forbidden(self, grant: str, source: str) -> str:
+        """Say which setting forbids something, if one does."""
+        wanted = self._wanted
+        condition = authorization.missing(grant, source, lambda: bool(wanted and wanted.privileged), self._settings)
+        return f"does not count {authorization.because(condition)}" if condition else ""
+
+    def _condition(self, name: str, value: str, wanted: Request) -> str:
+        if any(variable == name for variable, _ in wanted.requirements):
+            return "a condition"
+        if name.startswith(require.FOREIGN_PREFIX):
+            return "does not count: it is about Jetson's releases"
+        if not value.strip():
+            return "does nothing: it is empty"
+        always = self._settings["requests"]["disable-require"]
+        return f"does not count: {'[requests] disable-require' if always else 'NVIDIA_DISABLE_REQUIRE'} is true"
+
+    def _imex(self, value: str, wanted: Request) -> str:
+        words = [word.strip() for word in value.split(",") if word.strip()]
+        if self._channels and not self._forbidden("imex", "mount"):
+            return "does not count: mounts name the IMEX channels"
+        if not {"all", "none", "void"}.isdisjoint(words) or not words:
+            return f"no IMEX channel: {'it is empty' if not words else 'all, none and void name none'}"
+        named = f"IMEX channels {', '.join(map(str, wanted.imex))}"
+        return self._forbidden("imex", "variable") or named
+
+    def _feature(self, feature: str, value: str, wanted: Request) -> str:
+        if value != "enabled":
+            return 'does nothing: only "enabled" counts'
+        if feature not in wanted.features:
+            return self._forbidden(feature, "variable")
+        return f"feature {feature}" if plan.parts(wanted)[0] else "does nothing without a GPU"
 
 
 def _texts(members: Any) -> list[tuple[str, str]]:

@@ -68,7 +68,8 @@ def holders(
 
     Returns:
         [{"id", "name", "engine", "pid", "bundle", "devices", "how"}]: devices are texts such as "0" and "2:0", how
-        is "spec", "hook" (put there behind the runtime) or both; and sentences about what could not be read.
+        is "spec", "hook" (put there behind the runtime) or both, "mount" where no config.json is to be had; and
+        sentences about what could not be read.
     """
     notes: list[str] = []
     found = []
@@ -169,20 +170,36 @@ def _listing(folder: str, notes: list[str]) -> list[str]:
 
 
 def _state(folder: str, reader: _Reader) -> dict[str, Any] | None:
-    """Read the state of one container: {"pid", "start" (clock ticks since boot), "bundle"}."""
+    """Read the state of one container: {"pid", "start" (clock ticks since boot), "bundle", "spec", "copy"}.
+
+    A rootless engine has its bundles where nobody else sees them: "spec" is what the state itself says of
+    config.json, "copy" the path of a copy.
+    """
     for name in FILES:
         state = reader.read(f"{folder}/{name}")
         if state is None:
             continue
         if name == "status":
-            return {"pid": state.get("pid"), "start": state.get("process-start-time"), "bundle": state.get("bundle")}
+            found = {"pid": state.get("pid"), "start": state.get("process-start-time"), "bundle": state.get("bundle")}
+            return {**found, "spec": None, "copy": f"{folder}/config.json"}
         config = state.get("config")
-        labels = config.get("labels") if isinstance(config, dict) else None
+        config = config if isinstance(config, dict) else {}
+        labels = config.get("labels")
         listed = [str(label) for label in labels] if isinstance(labels, list) else []
         bundles = [label[len("bundle=") :] for label in listed if label.startswith("bundle=")]
         start = state.get("init_process_start")
-        return {"pid": state.get("init_process_pid"), "start": start, "bundle": bundles[-1] if bundles else None}
+        found = {"pid": state.get("init_process_pid"), "start": start, "bundle": bundles[-1] if bundles else None}
+        return {**found, "spec": _spec(config, listed), "copy": ""}
     return None
+
+
+def _spec(config: dict[str, Any], labels: list[str]) -> dict[str, Any] | None:
+    """Write what runc's state says of a container as config.json does."""
+    if "devices" not in config:
+        return None
+    devices = [{**each, "type": "c"} for each in _objects(config["devices"]) if each.get("type") == ord("c")]
+    annotations = dict(label.partition("=")[::2] for label in labels)
+    return {"annotations": annotations, "mounts": config.get("mounts"), "linux": {"devices": devices}}
 
 
 @contextlib.contextmanager
@@ -217,10 +234,14 @@ def _holder(
 ) -> dict[str, Any]:
     bundle = str(state["bundle"] or "")
     spec = reader.read(f"{bundle}/config.json") if bundle else None
+    if spec is None and state["copy"]:  # crun's
+        spec = reader.read(state["copy"])
+    spec = state["spec"] if spec is None else spec
     annotations = (spec or {}).get("annotations")
     annotations = annotations if isinstance(annotations, dict) else {}
     given = set(_given(spec or {}, inventory))
     bound = set(_bound(process, inventory)) - given
+    behind = "mount" if spec is None else "hook"  # without a config.json, nobody says whose it is
     return {
         "id": name,
         "name": _name(annotations),
@@ -228,7 +249,7 @@ def _holder(
         "pid": state["pid"],
         "bundle": bundle,
         "devices": devices(given | bound, inventory),
-        "how": " and ".join(word for word, paths in (("spec", given), ("hook", bound)) if paths),
+        "how": " and ".join(word for word, paths in (("spec", given), (behind, bound)) if paths),
     }
 
 

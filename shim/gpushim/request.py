@@ -117,6 +117,11 @@ def read(
     return request
 
 
+def is_true(value: str) -> bool:
+    """Say whether a variable's value switches something on."""
+    return value in _TRUE
+
+
 def _check_kinds(devices: Sequence[Item], source: str, gate: Gate) -> None:
     """Refuse CDI devices of others that this container may not name."""
     origin, who = _ORIGINS.get(source, ("variable", source[4:]))
@@ -135,7 +140,7 @@ def _complete(request: Request, env: Mapping[str, str], mounted: list[str], gate
     request.privileged = gate.privileged
     request.legacy = _legacy(env)
     request.capabilities = _capabilities(env, request.legacy)
-    disabled = gate.policy["requests"]["disable-require"] or env.get("NVIDIA_DISABLE_REQUIRE") in _TRUE
+    disabled = gate.policy["requests"]["disable-require"] or is_true(env.get("NVIDIA_DISABLE_REQUIRE", ""))
     request.requirements = [] if disabled else gather(env, request.legacy)
     request.imex = _imex(env, mounted, gate)
     request.features = []
@@ -215,7 +220,7 @@ def _mounted(spec: Mapping[str, object], gate: Gate) -> list[str]:
         if not isinstance(mount, dict):
             raise GpushimError("config.json: mounts has an entry that is not an object", BUNDLE)
         parts = _member(mount, "destination", str).split("/")
-        if "nvidia-container-devices" not in parts or not _is_null(_member(mount, "source", str)):
+        if "nvidia-container-devices" not in parts or not is_null(_member(mount, "source", str)):
             continue
         if ".." in parts and accepted:
             shown = quote("/".join(parts))
@@ -230,7 +235,8 @@ def _mounted(spec: Mapping[str, object], gate: Gate) -> list[str]:
     return [name for name in names if name]
 
 
-def _is_null(source: str) -> bool:
+def is_null(source: str) -> bool:
+    """Say whether the source of a mount is /dev/null, which makes it name something rather than bring it."""
     parts: list[str] = []
     for part in source.split("/"):
         if part == "..":

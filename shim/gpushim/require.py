@@ -22,6 +22,7 @@ PREFIX = "NVIDIA_REQUIRE_"
 FOREIGN_PREFIX = "NVIDIA_REQUIRE_JETPACK"  # conditions on Jetson's own releases, which no PCIe driver has
 ADVICE = ", please update your driver to a newer version, or use an earlier cuda container"
 
+OTHERS = 360  # characters of alternatives after which no further one is shown
 _OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
 _VERSION = "0123456789."
 
@@ -76,7 +77,7 @@ def check(requirements: Sequence[tuple[str, str]], facts: Sequence[Mapping[str, 
     for variable, expression in requirements:
         for fact in different:
             if not _holds(variable, expression, fact):
-                raise GpushimError(_unsatisfied(variable, expression.split()[0], fact), REQUIREMENT)
+                raise GpushimError(_unsatisfied(variable, expression.split(), fact), REQUIREMENT)
 
 
 def compare(left: str, right: str) -> int:
@@ -128,7 +129,7 @@ def _term(variable: str, text: str) -> Term:
     if not valid:
         raise GpushimError(
             f'invalid requirement: {quote(variable)} has the term "{quote(text)}"; write cuda, driver or arch '
-            f"with = != < <= > >= and a version, or brand with = != and a name",
+            f"with = != < <= > >= and a version, or brand with = != and a name, or set NVIDIA_DISABLE_REQUIRE=true",
             REQUEST,
         )
     return (name, operator, value)
@@ -149,13 +150,29 @@ def _true(term: Term, fact: Mapping[str, Optional[str]]) -> bool:
     return operator in (("!=", "<", "<=") if order < 0 else ("!=", ">", ">="))
 
 
-def _unsatisfied(variable: str, group: str, fact: Mapping[str, Optional[str]]) -> str:
+def _unsatisfied(variable: str, groups: list[str], fact: Mapping[str, Optional[str]]) -> str:
     has: dict[str, str] = {name: quote(fact.get(name) or "unknown") for name in ("driver", "cuda", "arch", "brand")}
     gpu = f", the GPU arch {has['arch']} and brand {has['brand']}" if fact.get("arch") else ""
+    first = groups[0]
     return (
-        f"unsatisfied condition: {quote(group)}{ADVICE if group.startswith('cuda>=') else ''} "
+        f"unsatisfied condition: {quote(first)}{ADVICE if first.startswith('cuda>=') else ''} "
         f"({quote(variable)}; driver {has['driver']} has CUDA {has['cuda']}{gpu})"
+        f"{_others(groups[1:])}; NVIDIA_DISABLE_REQUIRE=true in its environment starts the container all the same"
     )
+
+
+def _others(groups: list[str]) -> str:
+    """List the other groups, none of which holds: as many as a line of a log has room for."""
+    groups = [group for group in groups if group.strip(",")]
+    if not groups:
+        return ""
+    shown: list[str] = []
+    for group in groups[: bounds.LISTED]:
+        shown.append(quote(group))
+        if sum(map(len, shown)) > OTHERS:
+            break
+    more = len(groups) - len(shown)
+    return f"; its other alternatives do not hold either: {' or '.join(shown)}{f' or {more} more' if more else ''}"
 
 
 def _major_minor(text: str) -> str:
@@ -164,7 +181,7 @@ def _major_minor(text: str) -> str:
     if len(parts) > 8 or any(not part or len(part) > 9 or part.strip("0123456789") for part in parts):
         raise GpushimError(
             f'CUDA_VERSION is "{quote(text)}", which is no version such as 12.2 to hold against the driver; '
-            f"correct it, or set NVIDIA_DISABLE_REQUIRE=1",
+            f"correct it, or set NVIDIA_DISABLE_REQUIRE=true",
             REQUEST,
         )
     return ".".join([*parts, "0"][:2])

@@ -185,8 +185,8 @@ def select(
         devices: items from parse, without CDI names.
         inventory: the inventory snapshot.
         source: Request.source, for messages.
-        notes: if given, receives a sentence for each GPU that "all" leaves out because it is in MIG mode and has no
-            instance.
+        notes: if given, receives a sentence for each GPU in MIG mode that "all" leaves out because it has no
+            instance, or that is named by itself.
 
     Returns:
         GPUs and MIG instances, as entries of the snapshot, each once: in the request's order, or in index
@@ -203,9 +203,10 @@ def select(
     who = _who(source)
     gpus: list[Device] = []
     migs: list[Device] = []
+    notes = [] if notes is None else notes
     for item in devices:
         if item[0] == "all":
-            return _all(inventory, [] if notes is None else notes)
+            return _all(inventory, notes)
         chosen = migs if item[0].startswith("mig-") else gpus
         found = _find(item, inventory)
         if len(found) != 1:
@@ -213,7 +214,18 @@ def select(
         _require_healthy(who, item, found[0], inventory)
         if found[0] not in chosen:
             chosen.append(found[0])
+            if found[0].get("mig"):
+                notes.append(_divided(found[0]["index"], inventory))
     return gpus, migs
+
+
+def _divided(index: int, inventory: dict[str, Any]) -> str:
+    """Say what a GPU in MIG mode is worth that is asked for by itself: NVIDIA's tools give its node alone, too."""
+    migs = [f"{mig['gpu']}:{mig['index']}" for mig in inventory["mig"] if mig["gpu"] == index]
+    fix = (
+        f"name an instance: {_listed(migs)}" if migs else "make MIG instances (nvidia-smi mig -cgi ... -C), name one"
+    )
+    return f"GPU {index} comes without its MIG instances, so CUDA finds no device in it: it is in MIG mode; {fix}"
 
 
 def told(inventory: dict[str, Any], devices: str, otherwise: str = "") -> str:
@@ -307,11 +319,22 @@ def _refuse(who: str, item: Item, found: list[Device], inventory: dict[str, Any]
     if what == "GPU":
         gpus = inventory["gpus"]
         raise GpushimError(
-            f'{who} GPU "{asked}", but this host has {len(gpus)}: {_gpus(gpus)}; use one of them, or all', REQUEST
+            f'{who} GPU "{asked}", but this host has {len(gpus)}: {_gpus(gpus)}; use one of them{_or_all(inventory)}',
+            REQUEST,
         )
     migs = [f"{mig['gpu']}:{mig['index']} ({mig['uuid']})" for mig in inventory["mig"]]
-    have = f"has {len(migs)}: {_listed(migs)}" if migs else "has none" + _notes(inventory)
-    raise GpushimError(f'{who} MIG instance "{asked}", but this host {have}; use one that exists, or all', REQUEST)
+    if migs:
+        have = f"has {len(migs)}: {_listed(migs)}; use one of them{_or_all(inventory)}"
+    elif inventory["notes"]:  # as without NVML, which alone lists them
+        have = f"has none{_notes(inventory)}; fix that, then run gpushim refresh"
+    else:
+        have = "has none; name a GPU, or make MIG instances (nvidia-smi mig -cgi ... -C)"
+    raise GpushimError(f'{who} MIG instance "{asked}", but this host {have}', REQUEST)
+
+
+def _or_all(inventory: dict[str, Any]) -> str:
+    whole, migs, _ = usable(inventory)
+    return ", or all" if (whole or migs) and not unusable(inventory) else ""
 
 
 def _gpus(gpus: list[Device]) -> str:

@@ -51,7 +51,7 @@ def explain(
         folder, found.spec = _read(target)
     else:
         found = _described(env, annotation, mount, privileged)
-    report = story.explain(found.spec, folder, found.origins)
+    report = story.explain(found.spec, folder, found.origins, found.layers)
     report["notes"] = [*found.notes, *report["notes"]]
     if form == "json":
         click.echo(json.dumps(report, indent=2))
@@ -96,7 +96,7 @@ def _print(report: dict[str, Any]) -> None:
         show.say(f"note: {note}")
     _section("What was looked at", ("WHAT", "VALUE", "FROM", "EFFECT"), [[*row.values()] for row in report["asked"]])
     if report["nothing"]:
-        show.say(f"This container asks for no GPU and is left as it is: {report['nothing']}.")
+        show.say(f"gpushim leaves this container as it is: {report['nothing']}.")
         return
     devices = [[each["item"], each["means"], ", ".join(each["uuids"])] for each in report["devices"]]
     _section("Devices", ("ASKED FOR", "IS", "UUID"), devices)
@@ -107,6 +107,7 @@ def _print(report: dict[str, Any]) -> None:
         )
     _section("Left out", ("WHAT",), [[sentence] for sentence in report["ignored"]])
     _section("What it gets", ("KIND", "WHAT", "WHY"), [_edit(edit) for edit in report["edits"]])
+    _section("What it does not get", ("WHAT", "WHY"), [[*each.values()] for each in report["not_given"]])
 
 
 def _section(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> None:

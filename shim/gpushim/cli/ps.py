@@ -26,7 +26,8 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
 
     Read from the state that runc and crun keep and from each container's config.json, whoever put the GPU there:
     HOW says spec for that, and hook for nodes that a hook has bound into the container later, as `docker run --gpus`
-    does before Docker 29.2. The host's whole /dev, mounted into a container, is not seen here.
+    does before Docker 29.2; mount, where neither config.json nor the runtime's state tells which. The host's whole
+    /dev, mounted into a container, is not seen here.
     """
     inventory = present.snapshot()
     if inventory["error"]:

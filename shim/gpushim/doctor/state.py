@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import gpushim
 from gpushim import engines, logfile, policy, stamp
-from gpushim.doctor import Finding, Host, ask, broken, listing, ok, own, skipped, some, warning
+from gpushim.doctor import Finding, Host, ask, broken, discounted, listing, ok, own, skipped, some, warning
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
@@ -87,10 +87,7 @@ def snapshot(host: Host) -> Iterator[Finding]:
     elif not os.path.lexists(path):
         yield warning(f"there is no {path}: the first GPU container has to wait for a refresh", REFRESH)
     elif stale == "policy":
-        yield warning(
-            f"{path} does not count: damaged, not root's alone, of another version, or older than {host.config}",
-            REFRESH,
-        )
+        yield warning(f"{path} does not count: {discounted.why(path, host.config)}", REFRESH)
     elif changed:
         yield warning(f"{path} is stale: {some(changed)} changed since {found['written']}", REFRESH)
     elif found["error"]:

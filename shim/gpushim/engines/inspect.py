@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim import explain
-from gpushim.engines import is_ours, programs
+from gpushim.engines import injected, is_ours, programs
 from gpushim.errors import FAILED, NOT_FOUND, GpushimError, quote
 from gpushim.request import DEVICES
 
@@ -32,11 +32,13 @@ class Found:
         spec: as much of a config.json as a request has need of.
         origins: who set a variable, mount or annotation, by its name.
         notes: sentences about the way in which the engine brings GPUs, or does not.
+        layers: directories of the host that make up the rootfs, if they are known.
     """
 
     spec: dict[str, Any]
     origins: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    layers: list[str] = field(default_factory=list)
 
 
 def inspect(name: str) -> Found:
@@ -89,10 +91,17 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
         found.origins = dict.fromkeys([*map(_name, env), *theirs], f"image {quote(name)}")
     else:
         found = _container(engine, program, answer, env)
-    _note_runtime(found, engine, host, info)
-    for request in host.get("DeviceRequests") or ():
-        if isinstance(request, dict):
+    found.layers = injected.layers(answer)
+    requests = [request for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
+    by_engine = injected.podmans(answer)
+    for request in requests:
+        if request.get("Driver") == "cdi":
+            by_engine += _texts(request.get("DeviceIDs"))
+    _note_runtime(found, engine, host, info, bool(by_engine))
+    for request in requests:
+        if request.get("Driver") != "cdi":
             _add_gpus(found, request, str(info.get("ServerVersion", "")))
+    injected.add(found, engine, by_engine, _texts(info.get("CDISpecDirs")))
     return found
 
 
@@ -145,9 +154,6 @@ def _privileged(answer: dict[str, Any], host: dict[str, Any]) -> bool:
 def _add_gpus(found: Found, request: dict[str, Any], version: str) -> None:
     """Add what dockerd makes of a device request, as GPU_DRIVER's source says: variables behind all others."""
     ids, count, driver = _texts(request.get("DeviceIDs")), request.get("Count") or 0, request.get("Driver") or ""
-    if driver == "cdi":
-        found.notes.append(f"Docker itself injects the CDI devices {', '.join(map(quote, ids))}")
-        return
     lists = [names for names in request.get("Capabilities") or () if {*names} <= {*GPU_DRIVER}]
     if driver not in ("", "nvidia") or not (lists or driver):
         found.notes.append(f"Docker refuses --gpus with driver {quote(driver)} and these capabilities")
@@ -162,8 +168,8 @@ def _add_gpus(found: Found, request: dict[str, Any], version: str) -> None:
             found.origins[name] = "docker run --gpus"
 
 
-def _note_runtime(found: Found, engine: str, host: dict[str, Any], info: dict[str, Any]) -> None:
-    """Say so if gpushim-runtime will not be called."""
+def _note_runtime(found: Found, engine: str, host: dict[str, Any], info: dict[str, Any], by_engine: bool) -> None:
+    """Say so if gpushim-runtime will not be called; `by_engine`: the engine injects CDI devices itself."""
     runtimes = _part(info, "Runtimes")
     name = host.get("Runtime") or host.get("OCIRuntime") or info.get("DefaultRuntime")
     if name not in runtimes:
@@ -177,6 +183,9 @@ def _note_runtime(found: Found, engine: str, host: dict[str, Any], info: dict[st
             f"{engine} runs it with {quote(str(path))}: the hook that --gpus brings does what stands here, or, from "
             "Docker 29.2 on, Docker injects a CDI spec by itself"
         )
+        return
+    if by_engine:
+        found.notes.append(f"{engine} runs it with {quote(str(path))}: it gets those devices, and nothing by gpushim")
         return
     ours = [other for other, entry in runtimes.items() if isinstance(entry, dict) and is_ours(entry.get("path"))]
     how = f"--runtime={ours[0]}" if ours else f"a runtime that `gpushim configure {engine}` adds"

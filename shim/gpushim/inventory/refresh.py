@@ -18,6 +18,7 @@ from gpushim import logs, policy, stamp
 from gpushim.cdi import publish
 from gpushim.errors import FAILED, INVENTORY, GpushimError
 from gpushim.inventory import ensure, hardlinks, make_nodes, modules, procfs, renew, still, survey
+from gpushim.selection import SHOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -141,7 +142,7 @@ def _renewed(
             _warn(notes)
             publish.on_refresh(saved)  # and its spec may have been removed since
             return saved
-        snapshot = survey.survey(config, settings, telling)
+        snapshot = survey.survey(config, settings, _discreet(telling, settings))
         snapshot["stamp"][stamp.CONFIG_IDENTITY] = identity
         snapshot["notes"] += notes
         hardlinks.add(snapshot)
@@ -150,6 +151,13 @@ def _renewed(
     _warn(snapshot["notes"])
     logs.logger.info("%d GPUs and %d MIG instances listed", len(snapshot["gpus"]), len(snapshot["mig"]))
     return snapshot
+
+
+def _discreet(telling: Callable[[str], None], settings: dict[str, Any]) -> Callable[[str], None]:
+    """Keep to oneself for which GPU one waits, where refusals, which pass it on, tell no device of the host."""
+    if settings["requests"]["list-devices-in-refusals"]:
+        return telling
+    return lambda what: telling(f"the driver to answer ({SHOWN} for which GPU)")
 
 
 def look(settings: dict[str, Any]) -> dict[str, Any]:

@@ -164,12 +164,14 @@ def test_annotations_count_more_than_variables(known: dict[str, Any]) -> None:
     report = explain(spec)
     assert report["source"] == "annotations"
     assert asked(report, "annotation cdi.k8s.io/x") == [("config.json", "names the devices")]
-    assert asked(report, DEVICES) == [("config.json", "does not count: annotations names the devices")]
+    assert asked(report, DEVICES) == [("config.json", "does not count: annotations name the devices")]
 
 
 def test_a_mount_that_policy_forbids(known: dict[str, Any]) -> None:
     report = explain(described([], False, {}, [("/dev/null", request.DEVICE_LIST + "/0")]))
-    assert asked(report, f"mount {request.DEVICE_LIST}/0") == [("config.json", "names no device")]
+    assert asked(report, f"mount {request.DEVICE_LIST}/0") == [
+        ("config.json", "does not count while [requests] accept-volume-mounts is false")
+    ]
     assert "accept-volume-mounts is false" in report["nothing"]
 
 

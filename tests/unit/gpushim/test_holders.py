@@ -93,6 +93,38 @@ def test_what_the_hook_alone_has_bound(machine: Machine) -> None:
     assert machine.held() == {"a": (["0"], "hook"), "b": (["0", "1"], "spec and hook")}
 
 
+BOUND = "1 2 0:5 /nvidia1 /dev/nvidia1 rw - devtmpfs udev rw\n"
+NODE = {"type": ord("c"), "major": 195, "minor": 1, "path": "/dev/nvidia1"}
+
+
+@pytest.mark.parametrize(
+    ("config", "how"),
+    [
+        ({"devices": [NODE]}, "spec"),
+        ({"devices": [], "mounts": [{"destination": "/dev/nvidia1"}]}, "spec"),
+        ({"devices": [{**NODE, "minor": 9}, {**NODE, "type": "c"}, 3]}, "hook"),
+        ({"devices": 3, "mounts": {}}, "hook"),
+        ({}, "mount"),
+    ],
+)
+def test_a_rootless_engines_bundle_is_out_of_sight(machine: Machine, config: Any, how: str) -> None:
+    """It lies in the engine's mount namespace; runc's state has what it was, and the nodes are always mounts."""
+    config = {"labels": ["bundle=/nowhere", "nerdctl/name=web"], **config}
+    pid = machine.process(mounts=BOUND)
+    machine.state("a", "state.json", init_process_pid=pid, init_process_start=5, config=config)
+    assert machine.held() == {"a": (["0"], how)}
+    assert machine.found()[0]["name"] == ("web" if "devices" in config else "")
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_cruns_copy_of_config_json(machine: Machine, copied: bool) -> None:
+    pid = machine.process(mounts=BOUND)
+    machine.state("a", "status", pid=pid, bundle="/nowhere", **{"process-start-time": 5})
+    if copied:
+        (machine.states / "a/config.json").write_text(json.dumps(given("/dev/nvidia1")))
+    assert machine.held() == {"a": (["0"], "spec" if copied else "mount")}
+
+
 @pytest.mark.parametrize("name", ["\r", "\x0c", "\u2028"])
 def test_a_mount_whose_name_looks_like_a_line(machine: Machine, name: str) -> None:
     """The kernel escapes only blanks, newlines and backslashes: proc(5)."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushim import bounds, errors, require
+from gpushim import bounds, errors, policy, request, require
 
 HOST = {"cuda": "12.2", "driver": "535.183.01", "arch": "8.0", "brand": "Nvidia"}
 ADVICE = ", please update your driver to a newer version, or use an earlier cuda container"
@@ -154,8 +154,38 @@ def test_failure_reads_as_users_know_it() -> None:
         require.check([("NVIDIA_REQUIRE_CUDA", "cuda>=12.3 driver>=600")], [HOST])
     assert str(caught.value) == (
         f"unsatisfied condition: cuda>=12.3{ADVICE} (NVIDIA_REQUIRE_CUDA; driver 535.183.01 has CUDA 12.2, "
-        "the GPU arch 8.0 and brand Nvidia)"
+        "the GPU arch 8.0 and brand Nvidia); its other alternatives do not hold either: driver>=600; "
+        "NVIDIA_DISABLE_REQUIRE=true in its environment starts the container all the same"
     )
+
+
+def refusal(expression: str) -> str:
+    with pytest.raises(errors.GpushimError) as caught:
+        require.check([("NVIDIA_REQUIRE_X", expression)], [HOST])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("cuda>=13", "brand Nvidia); NVIDIA_DISABLE_REQUIRE"),
+        ("cuda>=13 , ,,", "brand Nvidia); NVIDIA_DISABLE_REQUIRE"),
+        ("cuda>=13 driver>=600,driver<601 arch>9", "either: driver>=600,driver<601 or arch>9; "),
+        ("cuda>=13 " * 18, f"either: {' or '.join(['cuda>=13'] * 16)} or 1 more; "),
+        ("cuda>=13 " + f"brand={'x' * 70} " * 700, f"brand={'x' * 70} or 695 more; "),
+    ],
+)
+def test_failure_lists_the_alternatives_that_fit(expression: str, words: str) -> None:
+    assert words in refusal(expression)
+    assert len(refusal(expression)) < 1000
+
+
+def test_what_a_failure_advises_works() -> None:
+    (advised,) = [word for word in refusal("cuda>=13").split() if "=true" in word]
+    env = [f"{name}=cuda>=13" for name in ("NVIDIA_REQUIRE_CUDA",)] + ["NVIDIA_VISIBLE_DEVICES=0", advised]
+    wanted = request.read({"process": {"env": env}}, policy.defaults())
+    assert wanted is not None
+    assert wanted.requirements == []
 
 
 @pytest.mark.parametrize(

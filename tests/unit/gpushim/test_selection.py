@@ -32,6 +32,7 @@ def host(*gpus: dict[str, Any], migs: tuple[dict[str, Any], ...] = (), notes: tu
     return {"gpus": list(gpus), "mig": list(migs), "notes": list(notes), "policy": defaults()}
 
 
+LOST = gpu(1, problem=f"GPU 1 ({gpu(1)['pci']}) does not answer NVML: GPU is lost")
 FOUR = host(gpu(0), gpu(1), gpu(2), gpu(3, mig=True), migs=(mig(3, 0), mig(3, 1, MIG[:-1] + "f")))
 
 
@@ -265,9 +266,43 @@ def test_absent_mig_instance_is_refused_with_the_list_of_present_ones(name: str)
     assert f'MIG instance "{name}", but this host has 2: 3:0 ({MIG}), 3:1 (' in str(error)
 
 
-def test_absent_mig_instance_tells_why_none_is_listed() -> None:
-    error = refusal("0:0", inventory=host(gpu(0), notes=("MIG is not listed without NVML",)))
-    assert "has none (MIG is not listed without NVML);" in str(error)
+@pytest.mark.parametrize(
+    ("name", "inventory", "end"),
+    [
+        ("0:0", host(gpu(0)), "has none; name a GPU, or make MIG instances (nvidia-smi mig -cgi ... -C)"),
+        ("0:0", host(gpu(0), notes=("without NVML",)), "has none (without NVML); fix that, then run gpushim refresh"),
+        ("3:9", FOUR, "; use one of them, or all"),
+        ("1:9", host(LOST, gpu(1, mig=True), migs=(mig(1, 0),)), "; use one of them"),
+        ("9", host(gpu(0), gpu(1)), "; use one of them, or all"),
+        ("9", host(gpu(0), LOST), "; use one of them"),
+        ("9", host(gpu(0, mig=True)), "; use one of them"),
+    ],
+)
+def test_what_a_refusal_advises_is_to_be_had(name: str, inventory: Any, end: str) -> None:
+    assert str(refusal(name, inventory=inventory)).endswith(end)
+    if end.endswith("or all"):
+        assert chosen("all", inventory=inventory)
+
+
+@pytest.mark.parametrize(
+    ("name", "inventory", "notes"),
+    [
+        ("0", FOUR, []),
+        ("3:0", FOUR, []),
+        ("3", FOUR, ["it is in MIG mode; name an instance: 3:0, 3:1"]),
+        ("3,3", FOUR, ["it is in MIG mode; name an instance: 3:0, 3:1"]),
+        (
+            "0",
+            host(gpu(0, mig=True)),
+            ["it is in MIG mode; make MIG instances (nvidia-smi mig -cgi ... -C), name one"],
+        ),
+        ("all", FOUR, []),
+    ],
+)
+def test_a_gpu_in_mig_mode_that_is_named_by_itself_is_told(name: str, inventory: Any, notes: list[str]) -> None:
+    told: list[str] = []
+    assert selection.select(selection.parse([*name.split(",")], ()) or [], inventory, notes=told) != ([], [])
+    assert [note.partition("device in it: ")[2] for note in told] == notes
 
 
 def test_ambiguous_prefix_is_refused_with_the_candidates() -> None:
@@ -346,7 +381,6 @@ def _identities(*inventories: Any) -> set[str]:
     )
 
 
-LOST = gpu(1, problem=f"GPU 1 ({gpu(1)['pci']}) does not answer NVML: GPU is lost")
 LEFT_OUT = f"GPU 2 ({gpu(2)['pci']}) is left out: NVML does not tell it"
 TENANTS = [
     ("all", host(gpu(0), LOST)),

@@ -61,7 +61,7 @@ def test_a_refusal_is_said_and_exits_so() -> None:
 
 def test_no_request(tmp_path: Path) -> None:
     out = run(explain, str(bundle(tmp_path))).stdout
-    assert "asks for no GPU and is left as it is" in out
+    assert "gpushim leaves this container as it is: NVIDIA_VISIBLE_DEVICES is not set" in out
 
 
 @pytest.mark.parametrize("args", [[], ["x", "--env", "A=b"], ["--docker", "x", "--privileged"], ["--env", "A"]])

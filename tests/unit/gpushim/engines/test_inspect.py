@@ -120,7 +120,7 @@ def test_requests_that_are_not_for_us(engine: Engine) -> None:
     requests = [{"Driver": "cdi", "DeviceIDs": ["a.com/b=c"]}, {"Driver": "amd", "Capabilities": [["gpu"]]}]
     found = engine.knows(container([], DeviceRequests=requests))
     assert found.spec["process"]["env"] == []
-    assert [note for note in found.notes if "Docker itself injects the CDI devices a.com/b=c" in note]
+    assert [note for note in found.notes if "docker itself injects the CDI device a.com/b=c, and will refuse" in note]
     assert [note for note in found.notes if "refuses --gpus with driver amd" in note]
 
 

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import posix
 import shutil
 import stat
 import sys
@@ -285,6 +286,36 @@ def test_hanging_nvml_ends_at_the_deadline(machine: Machine) -> None:
     assert "persistence mode" in said
     assert time.monotonic() - started < 15
     assert not Path(machine.state, "inventory.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("", "GPU 3 to answer NVML"),
+        (
+            "[requests]\nlist-devices-in-refusals = false\n",
+            "the driver to answer (`gpushim list` on the host says for which GPU)",
+        ),
+    ],
+)
+def test_what_others_are_told_of_a_wait(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, more: str, words: str
+) -> None:
+    """It ends up in the refusal of a create, and so with whoever started the container."""
+    told = []
+
+    def survey(_config: str, _settings: Any, waiting: Callable[[str], None]) -> None:
+        waiting("GPU 3 to answer NVML")
+        told.append(Path(machine.state, "lock").read_text())
+        raise GpushimError("enough", INVENTORY)
+
+    machine.build(1, more)
+    monkeypatch.setattr("gpushim.inventory.survey.survey", survey)
+    monkeypatch.setitem(posix.environ, b"GPUSHIM_CONFIG", machine.config.encode())
+    monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", machine.state.encode())
+    with pytest.raises(GpushimError, match="enough"):
+        refresh.refresh(load=False)
+    assert told == [words]
 
 
 def test_lock_that_is_held_ends_at_the_deadline(machine: Machine) -> None:

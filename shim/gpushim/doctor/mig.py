@@ -1,0 +1,42 @@
+"""The check of GPUs in MIG mode: what containers get that name one by itself, or ask for all.
+
+Out of scope: whether NVML tells instances (driver.py), their device nodes (nodes.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpushim import selection
+from gpushim.doctor import Finding, Host, ok, skipped, some, warning
+from gpushim.inventory import ensure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIX = (
+    "make instances (nvidia-smi mig -i {0} -cgi PROFILE -C; -lgip lists profiles) or switch the mode off "
+    "(nvidia-smi -i {0} -mig 0), then gpushim refresh"
+)
+
+
+def instances(host: Host) -> Iterator[Finding]:
+    """Check that GPUs in MIG mode have something to give."""
+    found, stale = ensure.last(host.config, host.state)
+    if not found or stale or found["error"]:
+        yield skipped("there is no snapshot that is true")
+        return
+    divided = [gpu["index"] for gpu in found["gpus"] if gpu["mig"]]
+    empty = selection.usable(found)[2]
+    for index in empty:
+        yield warning(
+            f"GPU {index} is in MIG mode and has no instance: all leaves it out, and where it is named CUDA finds "
+            "nothing",
+            FIX.format(index),
+        )
+    if len(divided) > len(empty):
+        migs = some([f"{mig['gpu']}:{mig['index']}" for mig in found["mig"]])
+        parents = some([str(index) for index in divided if index not in empty])
+        yield ok(f"all gives the MIG instances {migs}; where GPU {parents} is named, no instance comes with it")
+    elif not empty:
+        yield ok("no GPU is in MIG mode")

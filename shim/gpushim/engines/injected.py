@@ -1,0 +1,76 @@
+"""CDI devices that an engine itself injects into a container, and the directories that its rootfs is made of.
+
+Both are read off what `inspect` of the engine's client says. Out of scope: what gpushim-runtime then does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpushim import bounds
+from gpushim.cdi import specs
+from gpushim.errors import GpushimError, quote
+from gpushim.selection import is_qualified
+
+if TYPE_CHECKING:
+    from gpushim.engines.inspect import Found
+
+SPEC_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
+LAYERS = 128  # overlayfs takes no more from dockerd
+
+
+def add(found: Found, engine: str, names: list[str], directories: list[str]) -> None:
+    """Add the variables of CDI devices, which come behind all others, and a note for each device.
+
+    Args:
+        found: the container.
+        engine: that injects them.
+        names: qualified names of the devices.
+        directories: where the engine looks for specs; [] is the usual ones.
+    """
+    for name in names:
+        try:
+            ((path, document, device),) = specs.find([name], directories or SPEC_DIRECTORIES)
+        except GpushimError as error:
+            found.notes.append(f"{engine} itself injects the CDI device {quote(name)}, and will refuse: {error}")
+            continue
+        found.notes.append(f"{engine} itself injects the CDI device {quote(name)}, as {path} says")
+        for part in (document, device):
+            for entry in (part.get("containerEdits") or {}).get("env") or ():
+                found.spec["process"]["env"].append(entry)
+                found.origins[entry.partition("=")[0]] = f"CDI device {name} of {path}"
+
+
+def podmans(answer: dict[str, Any]) -> list[str]:
+    """List the CDI devices of a container of Podman's, which tells them in the command line that made it alone.
+
+    Args:
+        answer: of `podman inspect`.
+    """
+    config = answer.get("Config")
+    words = config.get("CreateCommand") if isinstance(config, dict) else None
+    words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+    image = str(answer.get("ImageName") or "")
+    words = words[: words.index(image)] if image in words else words  # the rest is the container's own command
+    given = [after for word, after in zip(words, words[1:]) if word == "--device"]
+    given += [word.partition("=")[2] for word in words if word.startswith("--device=")]
+    return [name for name in dict.fromkeys(given) if is_qualified(name)][: bounds.DEVICES]
+
+
+def layers(answer: dict[str, Any]) -> list[str]:
+    """List the directories of the host that make up a rootfs.
+
+    Args:
+        answer: of `inspect`, about a container or image.
+
+    Returns:
+        the rootfs itself if it is mounted, else its layers; [] if they are not told, as with containerd's storage.
+    """
+    driver = answer.get("GraphDriver")
+    data = driver.get("Data") if isinstance(driver, dict) else None
+    data = {key: text for key, text in data.items() if isinstance(text, str)} if isinstance(data, dict) else {}
+    state = answer.get("State")
+    if data.get("MergedDir") and isinstance(state, dict) and state.get("Running") is True:
+        return [data["MergedDir"]]
+    found = [data.get("UpperDir", ""), *data.get("LowerDir", "").split(":")]
+    return [path for path in found if path.startswith("/")][:LAYERS]
