@@ -152,6 +152,21 @@ def loaded(info: dict[str, Any], entries: object) -> dict[str, str]:
     return {name: program_of(entry) or program_of(written.get(name)) for name, entry in found}
 
 
+def ours(info: dict[str, Any], engine: Engine | None) -> list[str]:
+    """List the names under which a dockerd has gpushim-runtime.
+
+    Args:
+        info: what it says.
+        engine: the dockerd; None where it cannot be seen, and with it what its daemon.json says.
+    """
+    path = engine.seen(engine.config or default_config()) if engine else ""
+    try:
+        entries = jsontext.get(jsontext.parse(files.read(path) or b"", path), ("runtimes",)) if path else None
+    except GpushimError:
+        entries = None
+    return [name for name, program in loaded(info, entries).items() if _executes_ours(program, engine)]
+
+
 def _executes_ours(program: str, engine: Engine | None) -> bool:
     place = engine.executable(program) if engine else program
     return is_ours(program) or (place.startswith("/") and leads_to_ours(place))
