@@ -171,8 +171,8 @@ def podman_hook_of_nvidias(patient: Patient) -> None:
 
 @fault("kubernetes-device-plugin", "warning", "nobody listens")
 def the_device_plugin_has_ended(patient: Patient) -> None:
-    patient.patch.setattr("gpushim.doctor.ask.listens", lambda path: os.stat(path).st_ctime > patient.ended)
-    patient.ended = os.stat(patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock").st_ctime
+    ended = os.stat(patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock").st_ctime
+    patient.patch.setattr("gpushim.doctor.ask.listens", lambda path: os.stat(path).st_ctime > ended)
 
 
 @fault("kubernetes-template", "broken", "does not know gpushim-runtime")
