@@ -47,7 +47,11 @@ def _command(name: str, title: str, *more: Any) -> None:
         click.option("--files-only", is_flag=True, help="Look at the usual files, and at no process that runs."),
         click.option("--dry-run", is_flag=True, help="Show the change as a diff, and change nothing."),
         click.option("--restart", is_flag=True, help="Restart the engine, which may end its containers, and ask it."),
-        click.option("--verify", is_flag=True, help="Only ask the engine whether it has the runtime."),
+        click.option(
+            "--verify",
+            is_flag=True,
+            help="Only ask the engine whether it has the runtime; with --remove, not any more.",
+        ),
         show.format_option("text", "json"),
     ]
     for option in reversed(options):
@@ -57,6 +61,7 @@ def _command(name: str, title: str, *more: Any) -> None:
 
 def _run(name: str, title: str, options: dict[str, Any]) -> None:
     engine = importlib.import_module(f"gpushim.engines.{name}")
+    _check(options)
     wish = _wish(options)
     verify, dry_run, restart = options["verify"], options["dry_run"], options["restart"]
     if options["by_hand"]:
@@ -79,10 +84,21 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     if verify or (restart and not dry_run):
         report["missing"] = _asked(engine, wish, plan, restart and not verify)
     elif report["changed"] and hasattr(engine, "UNIT"):
-        report["notes"].append(f"{title} does not know yet: {_advice(engine, wish, plan)}; then --verify asks it")
+        knows = f"{title} still has the old settings" if wish.remove else f"{title} does not know yet"
+        asks = "--remove --verify" if wish.remove else "--verify"
+        report["notes"].append(f"{knows}: {_advice(engine, wish, plan)}; then {asks} asks it")
     _print(options["form"], title, wish, report, dry_run)
     if report["missing"]:
-        raise GpushimError(f"{title} is not verified: {'; '.join(report['missing'])}")
+        only = "; nothing was taken back, for --verify only asks" if verify and wish.remove else ""
+        raise GpushimError(f"{title} is not verified: {'; '.join(report['missing'])}{only}")
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Refuse options of which one takes back what the other says."""
+    if options["verify"]:
+        for name, why in _NOT_WITH_VERIFY.items():
+            if options[name]:
+                raise click.UsageError(f"--verify {why}; leave out --verify or --{name.replace('_', '-')}")
 
 
 def _by_hand(engine: Any, wish: Wish) -> None:
@@ -145,11 +161,13 @@ def _asked(engine: Any, wish: Wish, plan: Plan, restart: bool) -> list[str]:
 
 
 def _restarting(engine: Any, wish: Wish, plan: Plan) -> list[str]:
-    # The default unit need not read a file that somebody named.
-    return units.command(plan.engine, engine.UNIT) if plan.engine or not wish.config else []
+    # The default unit need not read a file that somebody named, nor one of a service that does not run.
+    return units.command(plan.engine, engine.UNIT) if plan.engine or not (wish.config or plan.stopped) else []
 
 
 def _advice(engine: Any, wish: Wish, plan: Plan) -> str:
+    if plan.stopped:
+        return f"{plan.stopped} does not run; start it"
     return units.advice(engine.PROGRAM, plan.engine, _restarting(engine, wish, plan))
 
 
@@ -173,6 +191,13 @@ def _print(form: str, title: str, wish: Wish, report: dict[str, Any], dry_run: b
         show.say(f"verified: {title} {gone} the runtime {wish.name}")
 
 
+_NOT_WITH_VERIFY = {
+    "files_only": "asks the engine that runs, and --files-only looks at none",
+    "dry_run": "changes nothing in any case",
+    "restart": "only asks, and --restart asks after it has restarted",
+    "by_hand": "only asks, and --by-hand prints what is to be done",
+    "force": "changes nothing that could be forced",
+}
 _command("docker", "Docker")
 _command("containerd", "containerd")
 _command("crio", "CRI-O")

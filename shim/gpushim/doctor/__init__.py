@@ -163,6 +163,18 @@ def broken(evidence: str, fix: str) -> Finding:
     return Finding(BROKEN, evidence, fix)
 
 
+def restarting(command: str, restart: str) -> str:
+    """Say how a `gpushim configure` is followed by a restart: by itself, where systemd runs the engine.
+
+    Args:
+        command: of `gpushim configure`.
+        restart: how the engine is restarted, from `units.fix`.
+    """
+    if restart.startswith("systemctl"):
+        return f"{command} --restart"
+    return f"{command} && {restart}" if restart.startswith(("service", "/")) else f"{command}; then {restart}"
+
+
 def own(path: str) -> str:
     """Return the command that takes a file or directory from others than root.
 
@@ -200,6 +212,17 @@ def text(path: str, limit: int = 1 << 20) -> str:
         raise
     except OSError:
         return ""
+
+
+def changed(path: str) -> float:
+    """Say when a file, or the link that it is reached by, came or was changed: seconds since the epoch; 0 for none.
+
+    Not by mtime: packages and `cp -p` keep the one that a file had elsewhere.
+    """
+    try:
+        return max(os.lstat(path).st_ctime, os.stat(path).st_ctime)
+    except OSError:
+        return 0.0
 
 
 def listing(folder: str) -> Iterator[str]:

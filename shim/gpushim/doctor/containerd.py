@@ -5,11 +5,21 @@ Out of scope: changing them (engines/containerd.py); Docker's use of containerd,
 
 from __future__ import annotations
 
+import glob
 import os
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import SLACK, Finding, Host, ask, broken, ok, skipped, warning
-from gpushim.engines import files, is_ours, programs, tomltext
+from gpushim.doctor import SLACK, Finding, Host, ask, broken, changed, ok, restarting, skipped, warning
+from gpushim.engines import (
+    containerd,
+    containerd_services,
+    files,
+    is_ours,
+    leads_to_ours,
+    programs,
+    tomltext,
+    units,
+)
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -23,50 +33,67 @@ SOCKET = "/run/containerd/containerd.sock"
 # Where the CRI's settings are, by the generation of containerd.
 PLUGINS = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 KUBELET = "/var/lib/kubelet"
-RESTART = "systemctl restart containerd"
-CONFIGURE = "gpushim configure containerd --restart"
 
 
 def daemon(host: Host) -> Iterator[Finding]:
     """Check that a containerd runs, and tell its settings."""
     for engine in engines(host):
-        merged = _merged(host, engine)
+        merged, path, who = _merged(host, engine), _config(engine), f"containerd (process {engine.pid})"
         if "error" in merged:
-            yield broken(
-                f"containerd (process {engine.pid}) has no good settings: {merged['error']}", f"correct {CONFIG}"
-            )
+            yield broken(f"{who} has no good settings: {merged['error']}", f"correct {path}")
+        elif os.path.exists(path):
+            yield ok(f"{who} runs, with {path}")
+        elif engine.config:
+            told = f"{who} was started with --config {path}, which is not there any more: it would not start again"
+            yield broken(told, _configure(host, engine))
         else:
-            yield ok(f"containerd (process {engine.pid}) runs, with {engine.config or CONFIG}")
+            yield ok(f"{who} runs, with what is built in: there is no {path}")
     if not engines(host):
-        told = "no containerd runs"
-        if any(each.name == PROGRAM for each in host.strangers):
-            yield skipped(f"{told} that is this user's (engine-processes says more)")
-        else:
-            yield broken(told, "systemctl start containerd") if "containerd" in host.named else skipped(told)
+        yield _absent(host)
+
+
+def _absent(host: Host) -> Finding:
+    if any(each.name == PROGRAM for each in host.strangers):
+        return skipped("no containerd runs that is this user's (engine-processes says more)")
+    found = containerd_services.installed(host.top)
+    which = f", and {' and '.join(found)} is installed" if found else ""
+    start = units.fix(
+        "start", containerd_services.unit(found[0], host.top) if found else containerd.UNIT, top=host.top
+    )
+    needed = "containerd" in host.named
+    return broken(f"no containerd runs{which}", start) if needed else skipped(f"no containerd runs{which}")
 
 
 def runtime(host: Host) -> Iterator[Finding]:
     """Check that the CRI has a handler of ours, whose program is there."""
-    for engine, cri in _with_cri(host):
-        handlers = _handlers(cri)
-        if not handlers:
-            needed = "containerd" in host.named or "kubernetes" in host.named or os.path.isdir(host.top + KUBELET)
-            told = f"the settings of containerd (process {engine.pid}) have no runtime of gpushim's"
-            yield broken(told, CONFIGURE) if needed else skipped(f"{told}, and no Kubernetes is here")
-        for name, options in handlers.items():
-            path = str(options["BinaryName"])
-            place = engine.seen(path)
-            if path.startswith("/") and os.path.isfile(place) and os.access(place, os.X_OK):
+    needed = "containerd" in host.named or "kubernetes" in host.named or os.path.isdir(host.top + KUBELET)
+    with_cri = list(_with_cri(host))
+    for engine, cri in with_cri:
+        handlers = _handlers(engine, cri)
+        for name, path in _for_gpus(engine, cri).items():
+            if not engine.executable(path):
+                told = f"containerd's handler {name} is {path}, which is not an executable file"
+                if needed or name in handlers:
+                    yield broken(told, _configure(host, engine, name))
+            elif name in handlers:
                 yield ok(f"containerd's handler {name} is {path}")
-            else:
-                yield broken(f"containerd's handler {name} is {path}, which is not an executable file", CONFIGURE)
+        if not handlers:
+            other = _for_gpus(engine, cri).get("nvidia", "")
+            told = f"the settings of containerd (process {engine.pid}) have no runtime of gpushim's"
+            told += f"; their nvidia is {other}" if other else ""
+            yield broken(told, _configure(host, engine)) if needed else skipped(f"{told}, and no Kubernetes is here")
+    known = [engine for engine, _ in with_cri]
+    for engine in engines(host):
+        if needed and engine not in known and "error" not in _merged(host, engine):
+            told = f"the CRI of containerd (process {engine.pid}) is disabled, so there are no pods"
+            yield broken(told, f"take it out of disabled_plugins in {_config(engine)}; then {_restart(host, engine)}")
 
 
 def driver(host: Host) -> Iterator[Finding]:
     """Check that our handler and runc's use the same cgroup driver."""
-    for _, cri in _with_cri(host):
+    for engine, cri in _with_cri(host):
         runc = _runtimes(cri).get("runc", {}).get("options") or {}
-        for name, options in _handlers(cri).items():
+        for name, options in _handlers(engine, cri).items():
             theirs, mine = bool(runc.get("SystemdCgroup")), bool(options.get("SystemdCgroup"))
             if theirs == mine:
                 yield ok(f"the handlers {name} and runc both {'use' if mine else 'do without'} systemd's cgroups")
@@ -74,32 +101,38 @@ def driver(host: Host) -> Iterator[Finding]:
                 yield broken(
                     f"SystemdCgroup of the handler {name} is {str(mine).lower()}, of runc {str(theirs).lower()}: "
                     "pods with GPUs get cgroups where kubelet does not look",
-                    CONFIGURE,
+                    _configure(host, engine, name),
                 )
 
 
 def restarted(host: Host) -> Iterator[Finding]:
     """Check that containerd started after its settings were written."""
     for engine in engines(host):
-        path = engine.seen(engine.config or CONFIG)
-        places = [path, os.path.dirname(path) + "/conf.d"]
-        late = [
-            place for place in places if os.path.exists(place) and os.stat(place).st_mtime > engine.started + SLACK
-        ]
+        imports = [str(each) for each in _merged(host, engine).get("imports") or () if str(each).startswith("/")]
+        read = [path for each in imports for path in (os.path.dirname(each), *glob.glob(each))]
+        places = [_config(engine), os.path.dirname(_config(engine)) + "/conf.d", *map(engine.seen, read)]
+        late = [place for place in places if changed(place) > engine.started + SLACK]
         if late:
-            yield warning(f"{late[0]} was changed after containerd (process {engine.pid}) started", RESTART)
+            told = f"{late[0]} was changed after containerd (process {engine.pid}) started"
+            yield warning(told, _restart(host, engine))
         else:
             yield ok("containerd started after its settings were written")
 
 
 def devices(host: Host) -> Iterator[Finding]:
     """Check whether the CRI injects CDI devices."""
-    for _, cri in _with_cri(host):
+    for engine, cri in _with_cri(host):
         if cri.get("enable_cdi", True):
             known = "enable_cdi" in cri
             yield ok("containerd injects CDI devices") if known else skipped("this containerd does not do CDI")
         else:
-            yield warning("enable_cdi of containerd is false: pods get no CDI devices", f"{CONFIGURE} --cdi")
+            service = containerd_services.of(_config(engine))
+            yield warning(
+                "enable_cdi of containerd is false: pods get no CDI devices",
+                f"upgrade {service} to a release whose containerd is 2.0 or newer, which does CDI by itself"
+                if service in containerd_services.RANCHER
+                else _configure(host, engine, more=("--cdi",)),
+            )
 
 
 def engines(host: Host) -> list[Engine]:
@@ -130,9 +163,41 @@ def _runtimes(cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: entry for name, entry in found.items() if isinstance(entry, dict)}
 
 
-def _handlers(cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    options = {name: entry.get("options") or {} for name, entry in _runtimes(cri).items()}
-    return {name: each for name, each in options.items() if is_ours(each.get("BinaryName"))}
+def _for_gpus(engine: Engine, cri: dict[str, Any]) -> dict[str, str]:
+    """Return the programs of the handlers for GPUs, whosever they are, by the names of those."""
+    found = {name: str((entry.get("options") or {}).get("BinaryName", "")) for name, entry in _runtimes(cri).items()}
+    return {name: path for name, path in found.items() if _ours(engine, path) or (path and "nvidia" in name + path)}
+
+
+def _handlers(engine: Engine, cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found = {name: entry.get("options") or {} for name, entry in _runtimes(cri).items()}
+    return {name: each for name, each in found.items() if _ours(engine, str(each.get("BinaryName", "")))}
+
+
+def _ours(engine: Engine, program: str) -> bool:
+    return is_ours(program) or leads_to_ours(engine.executable(program))
+
+
+def _config(engine: Engine) -> str:
+    return engine.seen(engine.config or CONFIG)
+
+
+def _restart(host: Host, engine: Engine) -> str:
+    return units.fix("restart", containerd.UNIT, engine, host.top)
+
+
+def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
+    """Say how our runtime comes into the settings that this containerd reads, and into containerd."""
+    cri = next((cri for each, cri in _with_cri(host) if each is engine), {})
+    now = (_runtimes(cri).get(name, {}).get("options") or {}).get("BinaryName")
+    words = ["gpushim configure containerd", *more]
+    others = len(engines(host)) > 1 or (
+        containerd_services.installed(host.top) and not containerd_services.of(_config(engine))
+    )
+    words += [f"--config={_config(engine)}"] if others else []
+    words += [f"--runtime-name={name}"] if name != "nvidia" else []
+    words += ["--force"] if name in _runtimes(cri) and not is_ours(now) else []
+    return restarting(" ".join(words), _restart(host, engine))
 
 
 def _merged(host: Host, engine: Engine) -> dict[str, Any]:
@@ -144,14 +209,15 @@ def _merged(host: Host, engine: Engine) -> dict[str, Any]:
 
 
 def _dump(engine: Engine) -> dict[str, Any]:
-    config = engine.seen(engine.config or CONFIG)
+    config = _config(engine)
     try:
-        text = files.read(config) or b""
+        there = files.read(config)
+        text = there or b""
         program = programs.find(PROGRAM, engine)
         # Else it has another root, or is k3s, one program with many names, which puts all settings into one file.
         if program and os.path.basename(engine.exe) == PROGRAM:
-            words = [program, *(["--config", config] if engine.config else [])]
-            answer = ask.program([*words, "config", "dump"])
+            dump = ["--config", config, "config", "dump"] if engine.config else ["config", "dump"]
+            answer = ask.program([program, *(dump if there is not None else ["config", "default"])])
             if answer.code != 0:
                 return {"error": answer.last}
             text = answer.out.encode()

@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import SLACK, Finding, Host, ask, broken, ok, ours, skipped, warning
-from gpushim.engines import docker, files, gpus, is_ours, jsontext, programs
+from gpushim.cdi import publish
+from gpushim.doctor import SLACK, Finding, Host, ask, broken, changed, ok, ours, restarting, skipped, warning
+from gpushim.engines import docker, files, gpus, is_ours, jsontext, leads_to_ours, programs, units
 from gpushim.engines.gpus import CDI_HOOK, HOOK
-from gpushim.errors import GpushimError
+from gpushim.errors import GpushimError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpushim.engines.running import Engine
 
-RESTART = "systemctl restart docker"
+STOCK = ("runc", "io.containerd.runc.v2")  # runtimes that dockerd has by itself
 CDI_SINCE, CDI_DEFAULT, CDI_GPUS = (25, 0), (28, 2), gpus.CDI_SINCE  # versions of Docker
 
 
@@ -28,9 +29,8 @@ def daemon(host: Host) -> Iterator[Finding]:
         info = _info(host, engine)
         where = f"dockerd (process {engine.pid}{', in a root of its own' if engine.root else ''})"
         if "error" in info:
-            yield broken(
-                f"{where} does not answer on {socket_of(engine)}: {info['error']}", "see journalctl -u docker"
-            )
+            fix = info["fix"] or f"{_restart(host, engine)}; then see its log if it still does not answer"
+            yield broken(f"{where} does not answer on {socket_of(engine)}: {info['error']}", fix)
         else:
             kind = "rootless " if engine.uid else ""
             yield ok(
@@ -44,8 +44,28 @@ def _absent(host: Host) -> Finding:
     if any(each.name == "dockerd" for each in host.strangers):
         return skipped("no dockerd runs that is this user's (engine-processes says more)")
     if programs.lying("dockerd", host.top):
-        return (broken if "docker" in host.named else warning)("no dockerd runs", "systemctl start docker")
-    return broken("Docker is not installed", "install it") if "docker" in host.named else skipped("no Docker here")
+        start, wrong = units.fix("start", docker.UNIT, top=host.top), _unreadable(host.top + docker.default_config())
+        told = f"no dockerd runs, and none would start: {wrong}" if wrong else "no dockerd runs"
+        fix = f"correct {host.top}{docker.default_config()}; then {start}" if wrong else start
+        return (broken if "docker" in host.named else warning)(told, fix)
+    return (
+        broken("Docker is not installed", "install Docker (package docker.io, or docker-ce)")
+        if "docker" in host.named
+        else skipped("no Docker here")
+    )
+
+
+def _unreadable(path: str) -> str:
+    """Say why dockerd would not start with a file, or ""."""
+    try:
+        default = jsontext.get(_settings(path), ("default-runtime",))
+        return (
+            ""
+            if default in (None, *STOCK, *_runtimes(path))
+            else f"{path}: there is no runtime {quote(str(default))}"
+        )
+    except GpushimError as error:
+        return str(error)
 
 
 def runtime(host: Host) -> Iterator[Finding]:
@@ -58,36 +78,36 @@ def runtime(host: Host) -> Iterator[Finding]:
             yield broken(str(error), f"correct {path}")
             continue
         info = _info(host, engine)
-        written = [name for name, entry in entries.items() if is_ours(entry.get("path"))]
+        written = [name for name, entry in entries.items() if _ours(engine, docker.program_of(entry))]
         known = names(host, engine)
         if known:
             default = f", and {info['DefaultRuntime']} is the default" if info.get("DefaultRuntime") in known else ""
             yield ok(f"dockerd knows the runtime {known[0]}{default}")
         elif written:
-            yield broken(f"{path} has the runtime {written[0]}, which the running dockerd does not know", RESTART)
+            told = f"{path} has the runtime {written[0]}, which the running dockerd does not know"
+            yield broken(told, _restart(host, engine))
         else:
-            other = "".join(f"; its nvidia is {e.get('path')}" for name, e in entries.items() if name == "nvidia")
+            other = docker.program_of(entries.get("nvidia"))
             yield (warning if _hook(engine) else broken)(
-                f"{path}, which dockerd (process {engine.pid}) reads, has no runtime of gpushim's{other}",
-                "gpushim configure docker --restart",
+                f"{path}, which dockerd (process {engine.pid}) reads, has no runtime of gpushim's"
+                + (f"; its nvidia is {other}" if other else ""),
+                _configure(host, engine),
             )
 
 
 def program(host: Host) -> Iterator[Finding]:
-    """Check that dockerd can execute the runtime in the root that it has."""
+    """Check that dockerd can execute the runtimes for GPUs, whosever they are, in the root that it has."""
     for engine in host.running("dockerd"):
         for name, path in _paths(engine):
-            place = engine.seen(path)
-            if not path.startswith("/"):
-                yield warning(f"the runtime {name} is {path}, without a directory", "gpushim configure docker")
-            elif not os.path.isfile(place) or not os.access(place, os.X_OK):
-                why = "in dockerd's own root" if engine.root else "here"
-                yield broken(
-                    f"the runtime {name} is {path}, which is not an executable file {why}",
-                    "install gpushim where dockerd sees it, then gpushim configure docker",
-                )
-            else:
+            if engine.executable(path):
                 yield ok(f"dockerd can execute {path}")
+                continue
+            where = "in dockerd's own root" if engine.root else "here" if "/" in path else "on dockerd's PATH"
+            again = _configure(host, engine, name)
+            yield broken(
+                f"the runtime {name} is {path}, which is not an executable file {where}",
+                f"install gpushim where dockerd sees it; then {again}" if engine.root else again,
+            )
 
 
 def hook(host: Host) -> Iterator[Finding]:
@@ -108,36 +128,64 @@ def hook(host: Host) -> Iterator[Finding]:
             yield warning(
                 f"{name} is in no directory of {where}, {_path(engine) or 'which is empty'}: "
                 f"docker run --gpus fails ({says})",
-                _gpus_fix(engine),
+                _gpus_fix(host, engine, name),
             )
         elif not ours(path):
             yield warning(
-                f"{path}, the first on {where}, is not gpushim's", "remove nvidia-container-toolkit's package"
+                f"{path}, the first on {where}, is not gpushim's",
+                f"remove {path} or its package; then {_configure(host, engine)}",
             )
         else:
             yield ok(f"{path} is on {where}")
 
 
-def _gpus_fix(engine: Engine) -> str:
+def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
     if engine.root:  # nothing of this host's is in it
         return "docker run --runtime=nvidia, or --device nvidia.com/gpu=all, instead"
-    first = "" if gpus.folders(engine) else f"put {gpus.SYSTEM} on the PATH of dockerd, then "
-    return f"{first}gpushim configure docker --restart"
+    if len(host.running("dockerd")) > 1:  # `configure` links for the one of this host
+        return f"link gpushim-hook as {name} in a directory of that PATH; then {_restart(host, engine)}"
+    first = "" if gpus.folders(engine) else f"put {gpus.SYSTEM} on the PATH of dockerd; then "
+    return f"{first}{_configure(host, engine)}"
 
 
 def restarted(host: Host) -> Iterator[Finding]:
-    """Check that dockerd started after what it looks at only then."""
+    """Check that dockerd started after what it looks at only then, and has the runtimes that its file has now."""
     for engine in host.running("dockerd"):
-        path = _hook(engine)
-        # ctime: packages keep the mtime that a file had where it was built.
-        if path and os.stat(path).st_ctime > engine.started + SLACK:
-            yield warning(
-                f"dockerd has run since before {path} was installed: docker run --gpus may not find it", RESTART
-            )
-        elif not names(host, engine) and _changed(_config(engine)) > engine.started + SLACK:
-            yield warning(f"{_config(engine)} was changed after dockerd (process {engine.pid}) started", RESTART)
+        since = engine.started + SLACK
+        by_cdi = gpus.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
+        late = [path for path in (by_cdi, _hook(engine)) if path and changed(path) > since]
+        if late:
+            told = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
+        elif not names(host, engine) and changed(_config(engine)) > since:
+            told = f"{_config(engine)} was changed after dockerd (process {engine.pid}) started"
+        else:
+            told = _not_loaded(host, engine)
+        if told:
+            yield warning(told, _restart(host, engine))
         else:
             yield ok("dockerd started after all that it reads at its start")
+
+
+def _not_loaded(host: Host, engine: Engine) -> str:
+    """Say which runtime of the file is another one in the dockerd that runs, or ""."""
+    info, path = _info(host, engine), _config(engine)
+    written = {name: docker.program_of(entry) for name, entry in _entries(engine).items()}
+    loaded = docker.loaded(info, _entries(engine))
+    if "error" in info or _unreadable(path):
+        return ""  # `daemon` and `runtime` say it
+    for name in written:
+        if written[name] != loaded.get(name, ""):
+            has = loaded.get(name) or "no such runtime"
+            return f"the runtime {name} of {path} is {written[name]}, and the dockerd that runs has {has}"
+    gone = [name for name in names(host, engine) if name not in written and not engine.option("--add-runtime")]
+    if gone:
+        return f"the dockerd that runs has the runtime {gone[0]}, which {path} does not have any more"
+    default, now = jsontext.get(_settings(path), ("default-runtime",)), info.get("DefaultRuntime")
+    return (
+        f"default-runtime of {path} is {default}, and that of the dockerd that runs is {now}"
+        if default and now and default != now
+        else ""
+    )
 
 
 def devices(host: Host) -> Iterator[Finding]:
@@ -153,9 +201,10 @@ def devices(host: Host) -> Iterator[Finding]:
             told = (
                 "features.cdi is false" if default else "features.cdi is not true, as it must be before version 28.2"
             )
-            yield warning(f"dockerd does not do CDI: {told}", f"gpushim configure docker --cdi, then {RESTART}")
+            yield warning(f"dockerd does not do CDI: {told}", _configure(host, engine, more=("--cdi",)))
         elif version >= CDI_DEFAULT and not any(each.startswith("nvidia.com/gpu=") for each in found):
-            yield warning(f"dockerd finds no nvidia.com/gpu in {', '.join(info['CDISpecDirs'])}", "gpushim refresh")
+            folders = [str(each) for each in info["CDISpecDirs"]]
+            yield warning(f"dockerd finds no nvidia.com/gpu in {', '.join(folders)}", _list(host, engine, folders))
         else:
             yield ok(f"dockerd does CDI from {', '.join(info['CDISpecDirs'])}")
 
@@ -170,8 +219,35 @@ def alone(host: Host) -> Iterator[Finding]:
             yield warning(
                 "only the hook gives GPUs, and the cgroup driver is systemd: what changes a container's cgroup "
                 "(docker update) can take its GPUs away again",
-                "gpushim configure docker --restart, and docker run --runtime=nvidia",
+                f"{_configure(host, engine)}; then use docker run --runtime=nvidia",
             )
+
+
+def _restart(host: Host, engine: Engine) -> str:
+    return units.fix("restart", docker.UNIT, engine, host.top)
+
+
+def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
+    """Say how our runtime comes into the file that this dockerd reads, and into dockerd."""
+    entry = _entries(engine).get(name)
+    words = ["gpushim configure docker", *more]
+    words += [f"--config={_config(engine)}"] if len(host.running("dockerd")) > 1 else []
+    words += [f"--runtime-name={name}"] if name != "nvidia" else []
+    words += ["--force"] if entry is not None and not is_ours(docker.program_of(entry)) else []
+    command = restarting(" ".join(words), _restart(host, engine))
+    if engine.option("--add-runtime"):  # dockerd does not start with runtimes in both places
+        return f"move --add-runtime from dockerd's command line into {_config(engine)}; then {command}"
+    return command
+
+
+def _list(host: Host, engine: Engine, folders: list[str]) -> str:
+    """Say how our CDI devices come into one of the directories that dockerd reads."""
+    cdi, own = host.settings["cdi"], os.path.dirname(publish.path_of(host.settings))
+    if not cdi["write-spec"]:
+        return f"set write-spec = true under [cdi] in {host.config}; then gpushim refresh"
+    if os.path.realpath(own) not in map(os.path.realpath, map(engine.seen, folders)):
+        return f"add {own} to cdi-spec-dirs in {_config(engine)}; then {_restart(host, engine)}"
+    return "gpushim refresh"
 
 
 def _info(host: Host, engine: Engine) -> dict[str, Any]:
@@ -180,7 +256,11 @@ def _info(host: Host, engine: Engine) -> dict[str, Any]:
         try:
             host.answers[key] = ask.docker(socket_of(engine), "/info")
         except (OSError, ValueError) as error:
-            host.answers[key] = {"error": str(error)}
+            host.answers[key] = {"error": str(error), "fix": ""}
+            if isinstance(error, PermissionError):
+                told, _, fix = str(error).rpartition("; ")  # places.py says who could have put the socket there
+                root = "run this as root, or as a user who may use that socket"
+                host.answers[key] = {"error": told or str(error), "fix": fix if told else root}
     found: dict[str, Any] = host.answers[key]
     return found
 
@@ -203,18 +283,26 @@ def _runtimes(path: str) -> dict[str, dict[str, Any]]:
     return {name: entry for name, entry in (found or {}).items() if isinstance(entry, dict)}
 
 
-def _paths(engine: Engine) -> list[tuple[str, str]]:
+def _entries(engine: Engine) -> dict[str, dict[str, Any]]:
     try:
-        entries = _runtimes(_config(engine))
+        return _runtimes(_config(engine))
     except GpushimError:
-        return []  # `runtime` says it
-    return [(name, str(entry["path"])) for name, entry in entries.items() if is_ours(entry.get("path"))]
+        return {}  # `runtime` says it
+
+
+def _paths(engine: Engine) -> list[tuple[str, str]]:
+    found = {name: docker.program_of(entry) for name, entry in _entries(engine).items()}
+    return [(name, path) for name, path in found.items() if is_ours(path) or (path and "nvidia" in name + path)]
+
+
+def _ours(engine: Engine, program: str) -> bool:
+    return is_ours(program) or leads_to_ours(engine.executable(program))
 
 
 def names(host: Host, engine: Engine) -> list[str]:
     """List the names under which a dockerd knows gpushim-runtime."""
-    entries = _info(host, engine).get("Runtimes") or {}
-    return [name for name, entry in entries.items() if is_ours((entry or {}).get("path"))]
+    loaded = docker.loaded(_info(host, engine), _entries(engine))
+    return [name for name, program in loaded.items() if _ours(engine, program)]
 
 
 def version_of(host: Host, engine: Engine) -> tuple[int, ...]:
@@ -242,10 +330,3 @@ def _path(engine: Engine) -> str:
 
 def _hook(engine: Engine) -> str:
     return gpus.found(engine, HOOK)
-
-
-def _changed(path: str) -> float:
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return 0.0

@@ -5,13 +5,14 @@ Out of scope: what each engine is set to (docker.py and its neighbours).
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import TYPE_CHECKING
 
-from gpushim import policy, seen, stamp
+from gpushim import migrate, policy, seen, stamp
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, own, skipped, text, warning
-from gpushim.engines import genuine, programs
+from gpushim.engines import genuine, programs, units
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ FLAWS = {
 # Distributions fix old releases, and say in their version that it is theirs.
 _THEIRS = re.compile(r"\+ds|ubuntu|deb\d|\.el\d|\.fc\d|\.amzn|suse|rhaos")
 SHOWN = 16  # processes that only look like an engine
+MIGRATE = "gpushim migrate --write"
+# Settings of NVIDIA's toolkit with which somebody took rights from containers, as `gpushim migrate` writes them.
+HARDENING = (
+    ("requests", "accept-env-when-unprivileged", False),
+    ("requests", "ignore-imex-channel-requests", True),
+)
+REFRESH = "nvidia-cdi-refresh."
 BOOLEANS = ("container_use_devices", "container_use_xserver_devices")  # of container-selinux
 
 
@@ -142,11 +150,39 @@ def apparmor(host: Host) -> Iterator[Finding]:
 
 def old_config(host: Host) -> Iterator[Finding]:
     """Check for settings of NVIDIA's toolkit that nobody has taken over."""
-    theirs = f"{host.top}/etc/nvidia-container-runtime/config.toml"
-    if seen.exists(theirs) and not seen.exists(host.config):
-        yield warning(f"{theirs} is there, which gpushim does not read, and no {host.config}", "gpushim migrate")
+    theirs = host.top + migrate.SYSTEM_CONFIG
+    if host.trouble:
+        yield skipped(f"{host.config} is not valid, so nothing can be compared with it")
+        return
+    try:
+        # Our package brings a config.toml; what counts is what theirs says and ours leaves to its default.
+        left = _left_behind(host, theirs) if seen.exists(theirs) else []
+    except GpushimError as error:
+        yield warning(f"what {theirs} says cannot be taken over: {error}", f"correct {theirs}; then {MIGRATE}")
+        return
+    told = ", ".join(f"{row.key} = {json.dumps(row.value)}" for row in left)
+    if any(_hardens(row) for row in left):
+        yield broken(f"{theirs} allows less than is in force: {told} counts for nothing here", MIGRATE)
+    elif left:
+        yield warning(f"{theirs} is there, which gpushim does not read: {told}", MIGRATE)
     else:
         yield ok("no settings of NVIDIA's toolkit wait to be taken over")
+
+
+def _left_behind(host: Host, theirs: str) -> list[migrate.Row]:
+    given = policy.given(host.config) or {}
+    return [
+        row
+        for row in migrate.plan(theirs, host.config).rows
+        if row.setting
+        and row.setting[1] not in given.get(row.setting[0], {})
+        and host.settings[row.setting[0]][row.setting[1]] != row.setting[2]
+    ]
+
+
+def _hardens(row: migrate.Row) -> bool:
+    """Say whether a setting takes from containers what the policy grants without it."""
+    return row.setting in HARDENING
 
 
 def old_hook(host: Host) -> Iterator[Finding]:
@@ -156,7 +192,7 @@ def old_hook(host: Host) -> Iterator[Finding]:
         if path and not ours(path):
             yield warning(
                 f"{path} is NVIDIA's: engines that look for that name call it instead of gpushim-hook",
-                "remove the package nvidia-container-toolkit, then install gpushim's again",
+                f"remove {path} or its package; then install gpushim-nvidia-compat",
             )
             return
     yield ok("no hook of NVIDIA's is in the way")
@@ -179,18 +215,21 @@ def _calls_theirs(host: Host, path: str) -> bool:
 
 def old_units(host: Host) -> Iterator[Finding]:
     """Check for units of NVIDIA's that write a CDI spec of the same devices."""
-    folders = [f"{host.top}{folder}/systemd/system" for folder in ("/etc", "/usr/lib", "/lib")]
-    found = [path for folder in folders for path in listing(folder) if "/nvidia-cdi-refresh." in path]
-    if found:
+    folder = f"{host.top}/etc/systemd/system"
+    # Their package's units stay installed; what is enabled has a link in the directory of a target.
+    wants = [path for path in listing(folder) if path.endswith((".wants", ".requires"))]
+    found = [path for each in wants for path in listing(each) if os.path.basename(path).startswith(REFRESH)]
+    if found and os.path.isdir(host.top + units.RUNNING):
+        names = " ".join(sorted({os.path.basename(path) for path in found}))
         yield warning(
             f"{found[0]} writes a CDI spec of the same devices, which engines then have twice",
-            "systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service; rm /var/run/cdi/nvidia.yaml",
+            f"systemctl disable --now {names}; rm -f /var/run/cdi/nvidia.yaml",
         )
     else:
-        yield ok("no nvidia-cdi-refresh is installed")
+        yield ok("no nvidia-cdi-refresh is enabled")
 
 
-def _taken(program: str) -> str:
+def taken(program: str) -> str:
     """Return the command that takes a program, and directories above it, from others than root."""
     paths = [program]
     while os.path.dirname(paths[-1]) != paths[-1]:
@@ -211,7 +250,7 @@ def strangers(host: Host) -> Iterator[Finding]:
         if os.geteuid() and not each.uid:
             yield warning(seen.sentence([f"{each.name} (process {each.pid}), which is root's"]), seen.AS_ROOT)
         elif each.why.startswith(genuine.UNSAFE):
-            yield warning(evidence, _taken(each.why[len(genuine.UNSAFE) + 2 :]))
+            yield warning(evidence, taken(each.why[len(genuine.UNSAFE) + 2 :]))
         else:
             yield skipped(evidence)
     if len(host.strangers) > SHOWN:  # whoever starts many must not bury what else was found

@@ -11,19 +11,18 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim import seen
-from gpushim.doctor import Finding, Host, ask, broken, listing, ok, skipped, text, warning
-from gpushim.engines import PROGRAM
+from gpushim.doctor import Finding, Host, ask, broken, listing, ok, restarting, skipped, text, warning
+from gpushim.engines import PROGRAM, containerd_services, units
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PLUGINS = "/var/lib/kubelet/device-plugins"
 KUBECONFIGS = ("/etc/kubernetes/admin.conf", "/etc/rancher/k3s/k3s.yaml", "/etc/rancher/rke2/rke2.yaml")
-RANCHER = ("/var/lib/rancher/k3s", "/var/lib/rancher/rke2")
-TEMPLATES = (
-    "config.toml.tmpl",
-    "config-v3.toml.tmpl",
-)  # from which k3s writes its containerd's settings at each start
+# What k3s writes its containerd's settings from at each start, and what those import.
+TEMPLATES = ("config.toml.tmpl", "config-v3.toml.tmpl")
+IMPORTED = ("config.toml.d/99-gpushim.toml", "config-v3.toml.d/99-gpushim.toml")
+CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "nvidia"}
 
 
 def node(host: Host) -> Iterator[Finding]:
@@ -46,10 +45,11 @@ def device_plugin(host: Host) -> Iterator[Finding]:
     if not found:
         yield warning(
             f"no device plugin for GPUs has a socket in {folder}: pods cannot ask for nvidia.com/gpu",
-            "kubectl get pods -A | grep device-plugin; install NVIDIA's k8s-device-plugin",
+            "install NVIDIA's k8s-device-plugin; `kubectl get pods -A -o wide` says whether one runs on this node",
         )
     elif not any(ask.listens(path) for path in found):
-        yield warning(f"nobody listens on {found[0]}", "kubectl rollout restart the device plugin's daemon set")
+        told = f"nobody listens on {found[0]}: the device plugin that made it has ended"
+        yield warning(told, "delete the device plugin's pod on this node with kubectl: its daemon set makes another")
     else:
         yield ok("a device plugin for GPUs listens")
 
@@ -74,30 +74,32 @@ def runtime_class(host: Host) -> Iterator[Finding]:
     if "nvidia" in handlers:
         yield ok("the cluster has a RuntimeClass with the handler nvidia")
     else:
-        yield warning(
-            "the cluster has no RuntimeClass with the handler nvidia", "kubectl apply one; docs/kubernetes.md"
-        )
+        told = "the cluster has no RuntimeClass with the handler nvidia"
+        yield warning(told, f"echo '{json.dumps(CLASS)}' | {' '.join(words)} apply -f -")
 
 
 def template(host: Host) -> Iterator[Finding]:
     """Check that the settings which k3s and rke2 write anew at each start keep our runtime."""
-    for top in RANCHER:
-        folder = f"{host.top}{top}/agent/etc/containerd"
-        if not seen.exists(f"{folder}/config.toml"):
+    for service in containerd_services.RANCHER:
+        config = host.top + containerd_services.CONFIGS[service]
+        if not seen.exists(config):
             continue
-        templates = [f"{folder}/{name}" for name in TEMPLATES if PROGRAM in text(f"{folder}/{name}")]
-        here = PROGRAM in text(f"{folder}/config.toml")
+        folder = os.path.dirname(config)
+        engine = next((each for each in host.running("containerd") if each.seen(each.config) == config), None)
+        again = units.fix(
+            "restart" if engine else "start", containerd_services.unit(service, host.top), engine, host.top
+        )
+        command = f"gpushim configure containerd --config={config}"
+        configure = restarting(command, again) if engine else f"{command} && {again}"
+        imported = [f"{folder}/{name}" for name in IMPORTED if PROGRAM in text(f"{folder}/{name}")]
+        templates = [f"{folder}/{name}" for name in TEMPLATES if PROGRAM in text(f"{folder}/{name}")] + imported
+        here = PROGRAM in text(config) or bool(imported)
         if templates and here:
-            yield ok(f"{templates[0]} has gpushim-runtime, and {folder}/config.toml too")
+            yield ok(f"{templates[0]} has gpushim-runtime, and {config} too")
         elif templates:
-            yield warning(
-                f"{folder}/config.toml does not have what {templates[0]} says",
-                f"systemctl restart {os.path.basename(top)}",
-            )
+            yield warning(f"{config} does not have what {templates[0]} says", again)
         elif here:
-            yield broken(
-                f"{folder}/config.toml has gpushim-runtime, and no template: the next start writes it without",
-                "gpushim configure containerd, which writes the template",
-            )
+            told = f"{config} has gpushim-runtime, and no template: the next start writes it without"
+            yield broken(told, configure)
         else:
-            yield broken(f"{folder} does not know gpushim-runtime", "gpushim configure containerd")
+            yield broken(f"{folder} does not know gpushim-runtime", configure)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from gpushim.cdi import specs
 from gpushim.doctor import Finding, Host, ask, broken, cdi, listing, ok, ours, skipped, text, warning
-from gpushim.engines import dropin, is_ours, podman, programs
+from gpushim.doctor.host import taken
+from gpushim.engines import dropin, is_ours, leads_to_ours, podman, programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-CONFIGURE = "gpushim configure podman"
 
 
 def program(host: Host) -> Iterator[Finding]:
@@ -25,12 +25,15 @@ def program(host: Host) -> Iterator[Finding]:
     answer = ask.program([path, "--version"]) if path else None
     if answer is None:
         lies, why = programs.lying("podman", host.top), programs.absent("podman", host.top)
+        why, fix = (why.partition("; ")[0], taken(lies)) if lies else (why, "install podman (package podman)")
         if "podman" in host.named:
-            yield broken(why, "as it says" if lies else "install it")
+            yield broken(why, fix)
         else:
-            yield warning(why, "as it says") if lies else skipped(why)
+            yield warning(why, fix) if lies else skipped(why)
     elif answer.code != 0:
-        yield broken(f"{path} does not run: {answer.last}", "reinstall it")
+        # It reads its settings even to say its version.
+        wrong = re.search(r"/[^\s\"\\]+\.conf\b", answer.last)
+        yield broken(f"{path} does not run: {answer.last}", f"correct {wrong[0]}" if wrong else f"reinstall {path}")
     else:
         yield ok(f"{path} is {answer.out.strip()}")
 
@@ -45,15 +48,16 @@ def runtime(host: Host) -> Iterator[Finding]:
         if good:
             yield ok(f"Podman's runtime {name} is {good[0]}")
         else:
-            yield broken(f"Podman's runtime {name} is {paths[0]}, which is not an executable file", CONFIGURE)
-    if not found:
+            told = f"Podman's runtime {name} is {paths[0]}, which is not an executable file"
+            yield broken(told, _configure(host, name))
+    if not names(host) and "nvidia" not in found:
         kind = host.settings["cdi"]["kind"]
         known = any(document["kind"] == kind for _, _, document in specs.load(cdi.directories(host))[0])
         told = "containers.conf has no runtime of gpushim's"
         if known:
             yield ok(f"{told}, and {kind} is known to CDI: --device {kind}=all")
         else:
-            yield (broken if "podman" in host.named else warning)(told, CONFIGURE)
+            yield (broken if "podman" in host.named else warning)(told, _configure(host))
 
 
 def hooks(host: Host) -> Iterator[Finding]:
@@ -79,12 +83,30 @@ def hooks(host: Host) -> Iterator[Finding]:
 
 def names(host: Host) -> list[str]:
     """List the names under which Podman knows gpushim-runtime."""
-    return list(_runtimes(host))
+    return [name for name, paths in _runtimes(host).items() if _ours(host, paths)]
 
 
 def _runtimes(host: Host) -> dict[str, list[str]]:
+    """Return the paths of the runtimes for GPUs, whosever they are, by their names."""
     entries = _engine(host).get("runtimes") or {}
-    return {name: paths for name, paths in entries.items() if isinstance(paths, list) and any(map(is_ours, paths))}
+    lists = {name: [str(path) for path in paths] for name, paths in entries.items() if isinstance(paths, list)}
+    return {
+        name: paths
+        for name, paths in lists.items()
+        if paths and (_ours(host, paths) or "nvidia" in " ".join([name, *paths]))
+    }
+
+
+def _ours(host: Host, paths: list[str]) -> bool:
+    """Say whether the first of these paths that is there, or all if none is, are gpushim-runtime."""
+    there = [path for path in paths if os.access(f"{host.top}{path}", os.X_OK)]
+    return leads_to_ours(f"{host.top}{there[0]}") if there else any(map(is_ours, paths))
+
+
+def _configure(host: Host, name: str = "nvidia") -> str:
+    now = _runtimes(host).get(name)
+    words = ["gpushim configure podman", *([f"--runtime-name={name}"] if name != "nvidia" else [])]
+    return " ".join([*words, *(["--force"] if now and not any(map(is_ours, now)) else [])])
 
 
 def _engine(host: Host) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import posixpath
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpushim import create
+from gpushim import bounds, create
 from gpushim.errors import NOT_FOUND, GpushimError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Plan:
         links: to be made or removed after them.
         notes: sentences for the user.
         engine: the running engine that reads these settings, if one does.
+        stopped: name of the service that will read them once it is started, where that is not the engine's own.
     """
 
     config: str
@@ -75,11 +76,31 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     engine: Engine | None = None
     links: list[Link] = field(default_factory=list)
+    stopped: str = ""
 
 
 def is_ours(program: object) -> bool:
-    """Say whether a path that stands in an engine's settings is that of gpushim-runtime."""
+    """Say whether a path that stands in an engine's settings is that of gpushim-runtime, by its name alone.
+
+    This decides what may be edited; which program an engine executes, `leads_to_ours` says.
+    """
     return isinstance(program, str) and posixpath.basename(program) == PROGRAM
+
+
+def leads_to_ours(path: str) -> bool:
+    """Say whether a file is gpushim-runtime or a link to it, as the compat package's names are.
+
+    Args:
+        path: absolute; "" is no file.
+    """
+    for _ in range(bounds.LINKS):
+        if is_ours(path):
+            return True
+        try:
+            path = posixpath.join(posixpath.dirname(path), os.readlink(path))
+        except OSError:
+            return False
+    return False
 
 
 def installed(name: str, given: str = "") -> str:

@@ -19,6 +19,7 @@ from gpushim.engines import (
     Wish,
     containerd_daemon,
     containerd_files,
+    containerd_services,
     containerd_template,
     dropin,
     is_ours,
@@ -32,13 +33,8 @@ from gpushim.errors import GpushimError, quote
 
 PROGRAM = "containerd"
 UNIT = "containerd.service"
-# Where settings lie that nobody has named: containerd's own, and those of k3s, rke2 and MicroK8s.
-USUAL = (
-    containerd_daemon.SYSTEM_CONFIG,
-    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
-    "/var/snap/microk8s/current/args/containerd.toml",
-)
+# Where settings lie that nobody has named.
+USUAL = (containerd_daemon.SYSTEM_CONFIG, *containerd_services.CONFIGS.values())
 RUNC = "io.containerd.runc.v2"
 SLACK = 2.0  # seconds; the time of boot, which a process's start counts from, is known to the second
 # What says which program a runtime is; a runtime like another one has all else of it.
@@ -69,7 +65,9 @@ def plan(wish: Wish) -> Plan:
         _check(wish, daemon, tree)
         changes = [_change(wish, daemon, tree, notes)]
     path = changes[0].path if changes else daemon.seen(config)
-    return Plan(path, [each for each in changes if each.new != each.old], notes, daemon.engine)
+    return Plan(
+        path, [each for each in changes if each.new != each.old], notes, daemon.engine, stopped=daemon.stopped
+    )
 
 
 def _usual(wish: Wish) -> Plan:
@@ -97,7 +95,8 @@ def verify(wish: Wish, found: Plan) -> list[str]:
         return [str(error)]
     missing = _missing(wish, daemon, settings)
     if not daemon.engine:
-        return [*missing, f"no containerd runs that reads {daemon.config}"]
+        start = f"; start {daemon.stopped}" if daemon.stopped else ""
+        return [*missing, f"no containerd runs that reads {daemon.config}, so only the file was looked at{start}"]
     if os.path.exists(found.config) and os.stat(found.config).st_mtime > daemon.engine.started + SLACK:
         missing.append(f"containerd (process {daemon.engine.pid}) runs since before {found.config} was changed")
     if missing:
@@ -175,6 +174,9 @@ def _change(wish: Wish, daemon: Daemon, tree: list[File], notes: list[str]) -> C
     optional.update({keys: entry, (*keys, "options"): options})
     settings: dict[tuple[str, ...], Any] = {(*keys, "runtime_type"): RUNC}
     settings[(*keys, "options", "BinaryName")] = wish.program
+    if wish.name in runtimes:  # one that is there may be as it was before runc's was changed
+        mine, runcs = now.get("options", {}).get("SystemdCgroup", False), options.get("SystemdCgroup", False)
+        settings.update({(*keys, "options", "SystemdCgroup"): runcs} if mine != runcs else {})
     if now.get("runtime_path"):
         settings[(*keys, "runtime_path")] = ""
     if wish.default:
@@ -234,7 +236,9 @@ def _entry(wish: Wish, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
     runtimes = engine.get("runtimes", {})
     like: dict[str, Any] = {}
     for name in (str(engine.get("default_runtime_name")), "runc", "crun"):
-        if runtimes.get(name, {}).get("runtime_type") == RUNC and "nvidia" not in str(_program(runtimes[name])):
+        built_in = RUNC if name == "runc" else ""  # a file may add to it without its type
+        entry = runtimes.get(name, {"runtime_type": ""})
+        if entry.get("runtime_type", built_in) == RUNC and "nvidia" not in str(_program(entry)):
             like = runtimes[name]
             break
     entry = {"runtime_type": RUNC, "privileged_without_host_devices": False}

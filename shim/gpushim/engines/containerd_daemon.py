@@ -13,8 +13,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import files, places, programs, running, tomltext
+from gpushim.engines import containerd_services, files, places, programs, running, tomltext
 from gpushim.errors import GpushimError
+from gpushim.policy import SYSTEM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +39,14 @@ class Daemon:
         engine: the running one, or None.
         version: such as (1, 7); (0, 0) if no program tells it.
         notes: about others that run.
+        stopped: the service whose containerd it is, by its name in containerd_services, if that does not run.
     """
 
     config: str
     engine: Engine | None = None
     version: tuple[int, int] = (0, 0)
     notes: list[str] = field(default_factory=list)
+    stopped: str = ""
 
     @property
     def merges(self) -> bool:
@@ -67,12 +70,39 @@ def find(config: str, files_only: bool = False) -> Daemon:
         files_only: whether no process is looked at.
 
     Raises:
-        GpushimError: several run, and nothing tells which one is meant.
+        GpushimError: several run or are installed, and nothing tells which one is meant.
     """
     default = _default_config()
     engine, notes = (None, []) if files_only else running.reading(NAME, config, default)
-    named = (engine.config if engine else config) or default
-    return Daemon(named, engine, _version(engine), notes)
+    named = (engine.config if engine else config or _of_service(default)) or default
+    service = "" if engine else containerd_services.of(named)
+    if engine and not config:
+        _of_service(engine.config or default, engine)
+    if service and not config:
+        notes.append(f"no containerd runs, and {service} is installed: its settings, {named}, are meant")
+    return Daemon(named, engine, _version(engine, named), notes, service)
+
+
+def _of_service(default: str, engine: Engine | None = None) -> str:
+    """Return the settings of the one service that is installed; "" if there is none.
+
+    Args:
+        default: the settings that are meant without one.
+        engine: the containerd that runs with them, if one does.
+    """
+    services = containerd_services.installed() if os.geteuid() == 0 else []
+    if containerd_services.of(default) or not services:
+        return ""
+    alone = engine is not None or os.path.exists(default) or _lies_in_system()
+    if not alone and len(services) == 1:
+        return containerd_services.CONFIGS[services[0]]
+    here = [f"{NAME} with {default}"] if alone else []
+    found = [*here, *(f"{name} with {containerd_services.CONFIGS[name]}" for name in services)]
+    raise GpushimError(f"{' and '.join(found)} are installed; say with --config whose settings you mean")
+
+
+def _lies_in_system() -> bool:
+    return any(os.path.isfile(f"{folder}/{NAME}") for folder in SYSTEM_PATH.split(":"))
 
 
 def dump(daemon: Daemon) -> dict[str, Any]:
@@ -86,7 +116,7 @@ def dump(daemon: Daemon) -> dict[str, Any]:
     """
     exists = files.read(daemon.seen(daemon.config)) is not None  # a file that is named must be there
     how = ("--config", daemon.config, "config", "dump") if exists else ("config", "default")
-    done = _call(daemon.engine, *how)
+    done = _call(daemon.engine, daemon.config, *how)
     if done is None and daemon.engine and daemon.engine.root:
         pid, exe, words = daemon.engine.pid, daemon.engine.exe or NAME, " ".join(how)
         raise GpushimError(
@@ -156,15 +186,16 @@ def _default_config() -> str:
     return f"{os.environ.get('XDG_CONFIG_HOME') or os.path.expanduser('~/.config')}/containerd/config.toml"
 
 
-def _version(engine: Engine | None) -> tuple[int, int]:
-    done = _call(engine, "--version")
+def _version(engine: Engine | None, config: str) -> tuple[int, int]:
+    done = _call(engine, config, "--version")
     match = _VERSION.search(done.stdout) if done else None
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _call(engine: Engine | None, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+def _call(engine: Engine | None, config: str, *arguments: str) -> subprocess.CompletedProcess[str] | None:
     """Run containerd's program with other arguments; None if it is in no directory where programs may be executed."""
-    program = programs.find(NAME, engine)
+    own = "" if engine else containerd_services.program(config)  # the system's may be of another version
+    program = own if own and places.program(own) else "" if own else programs.find(NAME, engine)
     # k3s is many programs in one, and its first argument tells which; hence the name.
     return _run([NAME, *arguments], executable=program) if program else None
 

@@ -13,7 +13,20 @@ import re
 import time
 from typing import Any
 
-from gpushim.engines import HOOK, Plan, Wish, files, gpus, installed, is_ours, jsontext, places, running, undo
+from gpushim.engines import (
+    HOOK,
+    Plan,
+    Wish,
+    files,
+    gpus,
+    installed,
+    is_ours,
+    jsontext,
+    leads_to_ours,
+    places,
+    running,
+    undo,
+)
 from gpushim.engines.files import Change
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
@@ -84,16 +97,25 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     Returns:
         a sentence for each thing that is missing.
     """
+    entries = jsontext.get(jsontext.parse(files.read(found.config) or b"", found.config), ("runtimes",))
     try:
-        info = _info(_socket(found))
+        info = _info(_socket(found), patience=ANSWER_SECONDS if found.engine else 0.0)
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        if found.engine:
+            return [f"dockerd does not answer on {_socket(found)}: {error}; see its log"]
+        here = is_ours(program_of((entries if isinstance(entries, dict) else {}).get(wish.name)))
+        return [
+            f"no dockerd runs, so only {found.config} was looked at, which {'has' if here else 'does not have'} the "
+            f"runtime {wish.name}; start dockerd, then do this again"
+        ]
     except (OSError, ValueError, http.client.HTTPException) as error:
         return [f"dockerd does not answer on {_socket(found)}: {error}; see its log"]
-    has = (info.get("Runtimes") or {}).get(wish.name) or {}
+    has = _executes_ours(loaded(info, entries).get(wish.name, ""), found.engine)
     default = info.get("DefaultRuntime")
     if wish.remove:
-        return [f"dockerd still has the runtime {wish.name}"] if is_ours(has.get("path")) else []
+        return [f"dockerd still has the runtime {wish.name}"] if has else []
     missing = []
-    if not is_ours(has.get("path")):
+    if not has:
         missing.append(f"dockerd {info.get('ServerVersion')} does not have the runtime {wish.name} of {found.config}")
     if wish.default and default != wish.name:
         missing.append(f"the default runtime is {default}")
@@ -106,6 +128,49 @@ def verify(wish: Wish, found: Plan) -> list[str]:
             f"dockerd finds no nvidia.com CDI device in {', '.join(info['CDISpecDirs'])}: `gpushim refresh`"
         )
     return missing
+
+
+def program_of(entry: object) -> str:
+    """Return the program of an entry of `runtimes`: its path, or what runc's shim is to execute in runc's place.
+
+    Args:
+        entry: of daemon.json, or of what dockerd says.
+    """
+    options = entry.get("options") if isinstance(entry, dict) else None
+    named = entry.get("path") if isinstance(entry, dict) else None
+    return str(named or (options.get("BinaryName") if isinstance(options, dict) else None) or "")
+
+
+def loaded(info: dict[str, Any], entries: object) -> dict[str, str]:
+    """Return the program of each runtime that dockerd has loaded, "" where nothing tells it.
+
+    Args:
+        info: what dockerd says; of a runtime with a runtimeType it tells the name alone.
+        entries: the runtimes of its daemon.json.
+    """
+    known, written = info.get("Runtimes"), entries if isinstance(entries, dict) else {}
+    found = known.items() if isinstance(known, dict) else ()
+    return {name: program_of(entry) or program_of(written.get(name)) for name, entry in found}
+
+
+def ours(info: dict[str, Any], engine: Engine | None) -> list[str]:
+    """List the names under which a dockerd has gpushim-runtime.
+
+    Args:
+        info: what it says.
+        engine: the dockerd; None where it cannot be seen, and with it what its daemon.json says.
+    """
+    path = engine.seen(engine.config or default_config()) if engine else ""
+    try:
+        entries = jsontext.get(jsontext.parse(files.read(path) or b"", path), ("runtimes",)) if path else None
+    except GpushimError:
+        entries = None
+    return [name for name, program in loaded(info, entries).items() if _executes_ours(program, engine)]
+
+
+def _executes_ours(program: str, engine: Engine | None) -> bool:
+    place = engine.executable(program) if engine else program
+    return is_ours(program) or (place.startswith("/") and leads_to_ours(place))
 
 
 def _version(path: str, engine: Engine | None) -> str:
@@ -125,15 +190,16 @@ def _configured(wish: Wish, path: str, old: bytes | None) -> bytes:
         if not isinstance(jsontext.get(text, keys) or {}, dict):
             raise GpushimError(f"{path}: {'.'.join(keys)} is not an object; correct it first")
     entry = jsontext.get(text, ("runtimes", wish.name))
-    if entry and not is_ours(entry.get("path")) and not wish.force:
+    if entry and not is_ours(program_of(entry)) and not wish.force:
         other = quote(str(entry.get("path") or entry.get("runtimeType")))
         raise GpushimError(
             f"{path}: the runtime {wish.name} is {other}; take another --runtime-name, or replace it with --force, "
             "which --remove undoes"
         )
-    if entry and is_ours(entry.get("path")):
-        if entry["path"] != wish.program:
-            text = jsontext.put(text, ("runtimes", wish.name, "path"), wish.program)
+    if entry and is_ours(program_of(entry)):
+        if program_of(entry) != wish.program:
+            member = ("path",) if entry.get("path") else ("options", "BinaryName")
+            text = jsontext.put(text, ("runtimes", wish.name, *member), wish.program)
     else:
         text = jsontext.put(text, ("runtimes", wish.name), {"path": wish.program})
     if wish.default and jsontext.get(text, ("default-runtime",)) != wish.name:
@@ -147,7 +213,7 @@ def _settings(text: str) -> list[undo.Setting]:
     """List the settings that may be ours: every runtime that is gpushim-runtime, and what follows from it."""
     runtimes = jsontext.get(text, ("runtimes",))
     entries = runtimes.items() if isinstance(runtimes, dict) else ()
-    names = [name for name, entry in entries if isinstance(entry, dict) and is_ours(entry.get("path"))]
+    names = [name for name, entry in entries if is_ours(program_of(entry))]
     default = jsontext.get(text, ("default-runtime",))
     return [
         *(undo.Setting(("runtimes", name), certain=True) for name in names),

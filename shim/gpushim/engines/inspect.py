@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim import explain
-from gpushim.engines import injected, is_ours, programs
+from gpushim.cdi import specs
+from gpushim.engines import docker, gpus, injected, programs, running
 from gpushim.errors import FAILED, NOT_FOUND, GpushimError, quote
 from gpushim.request import DEVICES
 
@@ -21,7 +22,11 @@ ENGINES = ("docker", "podman")
 SECONDS = 40
 # What dockerd's driver "nvidia" can do, in daemon/devices_nvidia_linux.go of moby.
 GPU_DRIVER = ("gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display")
-VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void
+BY_CDI, BY_HOOK = (
+    "nvidia.cdi",
+    "nvidia.runtime-hook",
+)  # the two halves of "nvidia", which have names since Docker 29.2
+VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until gpus.CDI_SINCE
 
 
 @dataclass
@@ -93,16 +98,31 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
         found = _container(engine, program, answer, env)
     found.layers = injected.layers(answer)
     requests = [request for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
-    by_engine = injected.podmans(answer)
+    by_engine, rest, earlier = injected.podmans(answer), [], dict(found.origins)
     for request in requests:
-        if request.get("Driver") == "cdi":
-            by_engine += _texts(request.get("DeviceIDs"))
-    _note_runtime(found, engine, host, info, bool(by_engine))
-    for request in requests:
-        if request.get("Driver") != "cdi":
-            _add_gpus(found, request, str(info.get("ServerVersion", "")))
+        names = _by_cdi(request, info)
+        by_engine += names
+        rest += [] if names else [request]
+    _note_runtime(found, engine, host, info, bool(by_engine), bool(rest))
+    for request in rest:
+        _add_gpus(found, request, _version(str(info.get("ServerVersion", ""))))
     injected.add(found, engine, by_engine, _texts(info.get("CDISpecDirs")))
+    _tell_which_counts(found, env, earlier)
     return found
+
+
+def _tell_which_counts(found: Found, env: list[str], earlier: dict[str, str]) -> None:
+    """Say of a variable that the engine sets behind one of the container's or the image's that its own counts.
+
+    Args:
+        found: with all variables.
+        env: those that the container had before, each once.
+        earlier: who set those.
+    """
+    for entry in env:
+        name, _, value = entry.partition("=")
+        if name in earlier and found.origins.get(name, earlier[name]) != earlier[name]:
+            found.origins[name] += f", which comes last and so counts instead of {quote(value)} by {earlier[name]}"
 
 
 def _container(engine: str, program: str, answer: dict[str, Any], env: list[str]) -> Found:
@@ -151,16 +171,53 @@ def _privileged(answer: dict[str, Any], host: dict[str, Any]) -> bool:
     return "SYS_ADMIN" in added or ("ALL" in added and "SYS_ADMIN" not in dropped)
 
 
-def _add_gpus(found: Found, request: dict[str, Any], version: str) -> None:
+def _dockerd() -> running.Engine | None:
+    return next((each for each in running.look()[0] if each.name == "dockerd"), None)
+
+
+def _ids(request: dict[str, Any]) -> list[str]:
+    """List the GPUs of a device request, as dockerd counts them."""
+    count = request.get("Count") or 0
+    return _texts(request.get("DeviceIDs")) or (["all"] if count < 0 else [*map(str, range(min(count, 4096)))])
+
+
+def _by_cdi(request: dict[str, Any], info: dict[str, Any]) -> list[str]:
+    """List the CDI devices that dockerd injects for a request; none if it goes by the hook, or is refused."""
+    driver, ids = request.get("Driver") or "", _ids(request)
+    if driver == "cdi":
+        return ids
+    names = [each if "=" in each else f"nvidia.com/gpu={each}" for each in ids]
+    if driver == BY_CDI:
+        return names
+    since = _version(str(info.get("ServerVersion", ""))) >= gpus.CDI_SINCE
+    if (
+        driver not in ("", "nvidia")
+        or not since
+        or not (dockerd := _dockerd())
+        or not gpus.found(dockerd, gpus.CDI_HOOK)
+    ):
+        return []
+    try:  # what no spec has, the hook is asked for, where there is one
+        specs.find(names, _texts(info.get("CDISpecDirs")))
+    except GpushimError:
+        return [] if gpus.found(dockerd, gpus.HOOK) else names
+    return names
+
+
+def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -> None:
     """Add what dockerd makes of a device request, as GPU_DRIVER's source says: variables behind all others."""
-    ids, count, driver = _texts(request.get("DeviceIDs")), request.get("Count") or 0, request.get("Driver") or ""
+    driver = request.get("Driver") or ""
     lists = [names for names in request.get("Capabilities") or () if {*names} <= {*GPU_DRIVER}]
-    if driver not in ("", "nvidia") or not (lists or driver):
+    known = ("", "nvidia", BY_HOOK, BY_CDI) if version >= gpus.CDI_SINCE else ("", "nvidia")
+    if driver not in known or not (lists or driver):
         found.notes.append(f"Docker refuses --gpus with driver {quote(driver)} and these capabilities")
         return
-    value = ",".join(ids) or ("all" if count < 0 else ",".join(map(str, range(min(count, 4096)))))
-    if not value and _version(version) >= VOID_SINCE:
+    value = ",".join(_ids(request))
+    if not value and VOID_SINCE <= version < gpus.CDI_SINCE:
         value = "void"
+    elif not value:
+        found.notes.append("docker run --gpus 0 sets nothing in this Docker: what image and container say counts")
+        return
     words = [name for name in (lists or [[]])[0] if name not in ("gpu", "nvidia")]
     for name, text in ((DEVICES, value), (explain.CAPABILITIES, ",".join(words))):
         if text:
@@ -168,26 +225,37 @@ def _add_gpus(found: Found, request: dict[str, Any], version: str) -> None:
             found.origins[name] = "docker run --gpus"
 
 
-def _note_runtime(found: Found, engine: str, host: dict[str, Any], info: dict[str, Any], by_engine: bool) -> None:
-    """Say so if gpushim-runtime will not be called; `by_engine`: the engine injects CDI devices itself."""
+def _note_runtime(
+    found: Found, engine: str, host: dict[str, Any], info: dict[str, Any], by_engine: bool, by_hook: bool
+) -> None:
+    """Say so if gpushim-runtime will not be called.
+
+    Args:
+        found: what gets the note.
+        engine: name of the client.
+        host: HostConfig of the container.
+        info: what the engine says of itself.
+        by_engine: whether the engine injects CDI devices itself.
+        by_hook: whether --gpus goes by the hook.
+    """
     runtimes = _part(info, "Runtimes")
     name = host.get("Runtime") or host.get("OCIRuntime") or info.get("DefaultRuntime")
     if name not in runtimes:
         return
-    path = _part(runtimes, name).get("path") or _part(runtimes, name).get("runtimeType") or name
-    if is_ours(path):
+    dockerd = _dockerd() if engine == "docker" else None
+    ours = docker.ours(info, dockerd)
+    path = docker.program_of(_part(runtimes, name)) or name
+    if name in ours:
         return
-    requests = [request.get("Driver") for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
-    if any(driver != "cdi" for driver in requests):
-        found.notes.append(
-            f"{engine} runs it with {quote(str(path))}: the hook that --gpus brings does what stands here, or, from "
-            "Docker 29.2 on, Docker injects a CDI spec by itself"
-        )
+    if by_hook:
+        found.notes.append(f"{engine} runs it with {quote(path)}: the hook that --gpus brings does what stands here")
+        return
+    if not _part(runtimes, name).get("path") and not dockerd:
+        found.notes.append(f"{engine} does not tell which program its runtime {quote(str(name))} is; root can see it")
         return
     if by_engine:
         found.notes.append(f"{engine} runs it with {quote(str(path))}: it gets those devices, and nothing by gpushim")
         return
-    ours = [other for other, entry in runtimes.items() if isinstance(entry, dict) and is_ours(entry.get("path"))]
     how = f"--runtime={ours[0]}" if ours else f"a runtime that `gpushim configure {engine}` adds"
     found.notes.append(
         f"{engine} runs it with {quote(str(path))}, which is not gpushim-runtime: it gets NO GPU; what stands here "

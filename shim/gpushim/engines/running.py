@@ -78,6 +78,20 @@ class Engine:
             pass  # one of the two has no such directory
         return self.root + path
 
+    def executable(self, program: str) -> str:
+        """Find the file that a program in the engine's settings is: on its PATH if that names no directory.
+
+        Args:
+            program: as the settings have it.
+
+        Returns:
+            the path under which this process sees it; "" if the engine finds no executable file.
+        """
+        folders = [] if "/" in program else self.environ.get("PATH", "").split(":")
+        paths = [program, *(f"{folder}/{program}" for folder in folders)]
+        places = [self.seen(path) for path in paths if path.startswith("/")]
+        return next((place for place in places if os.path.isfile(place) and os.access(place, os.X_OK)), "")
+
     def option(self, *names: str) -> list[str]:
         """Return the values that its command line gives to an option, such as "--host" and "-H"."""
         values = []

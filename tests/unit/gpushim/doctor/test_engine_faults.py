@@ -144,7 +144,10 @@ def hook_alone(patient: Patient) -> None:
 @fault("containerd-daemon", "broken", "no good settings")
 def containerd_dumps_nothing(patient: Patient) -> None:
     patient.patch.setattr(programs, "DIRECTORIES", (f"{patient.root}/usr/bin",))
-    patient.script("usr/bin/containerd", "echo 'containerd: toml: line 3' >&2; exit 1")
+    config = patient.write(CONTAINERD, "[[")
+    patient.script(
+        "usr/bin/containerd", f"grep -q version {config} && exec cat {config}; echo 'toml: line 1' >&2; exit 1"
+    )
 
 
 @fault("containerd-runtime", "broken", "no runtime of gpushim's")
@@ -200,7 +203,15 @@ def no_device_plugin(patient: Patient) -> None:
 
 @fault("kubernetes-runtime-class", "warning", "no RuntimeClass")
 def no_runtime_class(patient: Patient) -> None:
-    patient.script("usr/bin/kubectl", """echo '{"items": []}'""")
+    classes = patient.top / "classes"
+    patient.script(
+        "usr/bin/kubectl",
+        f"""\
+case "$*" in
+  *apply*) cat >{classes} ;;
+  *) echo "{{\\"items\\": [$(cat {classes} 2>/dev/null)]}}" ;;
+esac""",
+    )
 
 
 @fault("kubernetes-template", "broken", "no template")
@@ -308,7 +319,7 @@ def test_what_gpus_needs_is_told_by_version(unlisted: Patient, version: str, nam
     ("path", "fix"),
     [
         ("{top}/local:{top}/usr/bin", "gpushim configure docker --restart"),
-        ("{top}/usr/bin", "put {top}/local on the PATH of dockerd, then gpushim configure docker --restart"),
+        ("{top}/usr/bin", "put {top}/local on the PATH of dockerd; then gpushim configure docker --restart"),
     ],
 )
 def test_the_fix_of_gpus_is_one_that_dockerds_path_allows(

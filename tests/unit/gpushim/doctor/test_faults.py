@@ -374,8 +374,7 @@ def podman_of_before(patient: Patient) -> None:
 
 @fault("nvidia-config", "warning", "gpushim does not read")
 def settings_of_nvidias(patient: Patient) -> None:
-    patient.write("etc/nvidia-container-runtime/config.toml", "")
-    os.unlink(patient.config)
+    patient.write("etc/nvidia-container-runtime/config.toml", "disable-require = true\n")
 
 
 @fault("nvidia-hook", "warning", "is NVIDIA's")
@@ -392,7 +391,7 @@ def hooks_d_of_nvidias(patient: Patient) -> None:
 
 @fault("nvidia-units", "warning", "a CDI spec of the same devices")
 def units_of_nvidias(patient: Patient) -> None:
-    patient.write("usr/lib/systemd/system/nvidia-cdi-refresh.service", "")
+    patient.write("etc/systemd/system/multi-user.target.wants/nvidia-cdi-refresh.path", "")
 
 
 @fault("engine-processes", "warning", "process 7 bears the name dockerd and is not looked at: others could have made")

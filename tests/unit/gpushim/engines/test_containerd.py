@@ -52,7 +52,7 @@ def version(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Say which containerd is installed; 1.7 unless a test says otherwise."""
 
     def version(*numbers: int) -> None:
-        monkeypatch.setattr(containerd_daemon, "_version", lambda engine: numbers)
+        monkeypatch.setattr(containerd_daemon, "_version", lambda *_: numbers)
 
     version(1, 7)
     return version

@@ -38,7 +38,7 @@ def test_docker_injects_and_gpushim_adds_nothing(engine: Engine, specs: Path, ru
     assert not [note for note in found.notes if "NO GPU" in note]
     assert report["nothing"] == f"{DEVICES} says void: whoever set it so has given the container what it gets"
     last = [row for row in report["asked"] if row["what"] == DEVICES][-1]
-    assert last["from"] == f"CDI device {NAME} of {specs}/a.json"
+    assert last["from"].startswith(f"CDI device {NAME} of {specs}/a.json")
     assert (report["edits"], report["refusal"]) == ([], None)
 
 

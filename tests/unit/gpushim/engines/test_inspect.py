@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpushim.engines import inspect, programs
+from gpushim.engines import inspect, programs, running
 from gpushim.errors import NOT_FOUND, GpushimError
 
 SCRIPT = """#!{python} -I
@@ -114,6 +115,80 @@ def test_what_docker_makes_of_gpus(engine: Engine, request_: Any, version: str, 
     found = engine.knows(container(["A=b"], DeviceRequests=[request_]), info=info)
     assert found.spec["process"]["env"] == ["A=b", *env]
     assert {found.origins[entry.partition("=")[0]] for entry in env} <= {"docker run --gpus"}
+
+
+@pytest.fixture
+def dockerd(engine: Engine, engines: list[Any]) -> running.Engine:
+    """A dockerd that runs, whose PATH has nothing but the client."""
+    found = running.Engine(
+        "dockerd", 1, config=f"{engine.folder}/daemon.json", environ={"PATH": str(engine.folder)}, uid=os.geteuid()
+    )
+    engines.append(found)
+    return found
+
+
+def hook(engine: Engine, name: str) -> None:
+    (engine.folder / name).write_text("")
+    (engine.folder / name).chmod(0o755)
+
+
+ALL = {"Count": -1, "Capabilities": [["gpu"]]}
+
+
+@pytest.mark.parametrize(
+    ("on_path", "request_", "by_cdi"),
+    [
+        (["nvidia-cdi-hook"], ALL, True),
+        (["nvidia-cdi-hook", "nvidia-container-runtime-hook"], ALL, False),  # no spec has the device
+        (["nvidia-container-runtime-hook"], ALL, False),
+        (["nvidia-cdi-hook"], {**ALL, "Driver": "nvidia.runtime-hook"}, False),
+        ([], {**ALL, "Driver": "nvidia.cdi"}, True),
+    ],
+)
+def test_what_docker_29_makes_of_gpus(
+    engine: Engine, dockerd: running.Engine, on_path: list[str], request_: Any, by_cdi: bool
+) -> None:
+    for name in on_path:
+        hook(engine, name)
+    info = {"Runtimes": OURS, "ServerVersion": "29.7.2", "CDISpecDirs": [str(engine.folder)]}
+    found = engine.knows(container(["A=b"], DeviceRequests=[request_]), info=info)
+    assert ("injects the CDI device nvidia.com/gpu=all" in "".join(found.notes)) is by_cdi
+    assert (f"{DEVICES}=all" in found.spec["process"]["env"]) is not by_cdi
+
+
+def test_no_gpus_are_nothing_in_docker_29(engine: Engine) -> None:
+    """The image's variable counts, as if nobody had said --gpus."""
+    info = {"Runtimes": OURS, "ServerVersion": "29.7.2"}
+    request_ = {"Count": 0, "Capabilities": [["gpu"]]}
+    found = engine.knows(container([f"{DEVICES}=all"], DeviceRequests=[request_]), info=info)
+    assert (found.spec["process"]["env"], found.origins[DEVICES]) == ([f"{DEVICES}=all"], "image cuda:12")
+    assert "--gpus 0 sets nothing" in "".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("mine", "before"), [("all", "all by image cuda:12"), ("0", "0 by container (docker run --env), instead of")]
+)
+def test_which_counts_of_several_that_set_a_variable(engine: Engine, mine: str, before: str) -> None:
+    request_ = {"DeviceIDs": ["1"], "Capabilities": [["gpu"]]}
+    info = {"Runtimes": OURS, "ServerVersion": "28.5.2"}
+    found = engine.knows(container([f"{DEVICES}={mine}"], DeviceRequests=[request_]), info=info)
+    assert found.spec["process"]["env"][-1] == f"{DEVICES}=1"
+    said = f"docker run --gpus, which comes last and so counts instead of {before}"
+    assert found.origins[DEVICES].startswith(said)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_runtime_by_type_is_what_daemon_json_says(engine: Engine, dockerd: running.Engine, written: bool) -> None:
+    entry = {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/usr/bin/gpushim-runtime"}}
+    entries = {"nvidia": entry} if written else {}
+    Path(dockerd.config).write_text(json.dumps({"runtimes": entries}))
+    notes = engine.knows(container([f"{DEVICES}=0"]), info={"Runtimes": {"nvidia": {}}}).notes
+    assert ("NO GPU" in "".join(notes)) is not written
+
+
+def test_a_runtime_that_nobody_tells_is_not_called_foreign(engine: Engine) -> None:
+    (note,) = engine.knows(container([f"{DEVICES}=0"]), info={"Runtimes": {"nvidia": {}}}).notes
+    assert note == "docker does not tell which program its runtime nvidia is; root can see it"
 
 
 def test_requests_that_are_not_for_us(engine: Engine) -> None:

@@ -46,7 +46,7 @@ ENGINES: dict[str, tuple[Any, Vocabulary]] = {
 
 @pytest.fixture(autouse=True)
 def version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containerd_daemon, "_version", lambda engine: (1, 7))
+    monkeypatch.setattr(containerd_daemon, "_version", lambda *_: (1, 7))
 
 
 def planned(engine: Any, wish: Wish) -> Plan | None:

@@ -266,7 +266,7 @@ STEPS = ["configure"] * 4 + ["edit"] * 4 + [
 
 @pytest.fixture(autouse=True)
 def version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(containerd_daemon, "_version", lambda engine: (1, 7))
+    monkeypatch.setattr(containerd_daemon, "_version", lambda *_: (1, 7))
     monkeypatch.setattr(podman, "SYSTEM_DIRECTORIES", (f"{tmp_path}/share", f"{tmp_path}/containers"))
     monkeypatch.setattr(podman, "HOOKS", f"{tmp_path}/hooks.d")
 

@@ -163,9 +163,70 @@ def test_a_removed_runtime_is_verified_too(config: Path, call: Call, dockerd: Do
     assert result.stdout == "verified: Docker no longer has the runtime nvidia\n"
 
 
-def test_a_dockerd_that_does_not_come_up(config: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dockerd_that_does_not_come_up(
+    config: Path, call: Call, monkeypatch: pytest.MonkeyPatch, engines: list[Engine]
+) -> None:
+    engines.append(Engine("dockerd", 1, config=str(config), uid=os.geteuid(), argv=("dockerd",)))
     monkeypatch.setattr("gpushim.engines.docker.ANSWER_SECONDS", 0.3)
     assert "dockerd does not answer on" in str(call("docker", config, "--verify").exception)
+
+
+@pytest.mark.parametrize(("configured", "has"), [(True, "has"), (False, "does not have")])
+def test_verify_where_no_dockerd_runs(config: Path, call: Call, configured: bool, has: str) -> None:
+    """At once, and it says what was looked at all the same."""
+    if configured:
+        call("docker", config)
+    said = str(call("docker", config, "--verify").exception)
+    assert said == (
+        f"Docker is not verified: no dockerd runs, so only {config} was looked at, which {has} the runtime nvidia; "
+        "start dockerd, then do this again"
+    )
+
+
+@pytest.mark.parametrize("option", ["--files-only", "--dry-run", "--restart", "--by-hand", "--force"])
+def test_what_does_not_go_with_verify(config: Path, call: Call, option: str, dockerd: Dockerd) -> None:
+    refused = call("docker", config, "--verify", option)
+    assert refused.exit_code == 2
+    assert f"leave out --verify or {option}" in refused.output
+
+
+def test_verify_of_a_removal_takes_nothing_back(config: Path, call: Call, program: str, dockerd: Dockerd) -> None:
+    call("docker", config)
+    dockerd.info["Runtimes"]["nvidia"] = {"path": program}
+    said = str(call("docker", config, "--verify", "--remove").exception)
+    assert "still has the runtime nvidia; nothing was taken back, for --verify only asks" in said
+    assert program in config.read_text()
+
+
+def test_a_removal_says_that_the_engine_that_runs_has_it_still(
+    config: Path, call: Call, systemctl: Path, engines: list[Engine]
+) -> None:
+    engines.append(
+        Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid(), argv=("dockerd",))
+    )
+    call("docker", config)
+    said = call("docker", config, "--remove").output
+    user = "--user " if os.geteuid() else ""
+    assert f"Docker still has the old settings: restart it with `systemctl {user}restart docker.service`" in said
+    assert "then --remove --verify asks it" in said
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "PROGRAM"}}, {"path": "COMPAT"}],
+    ids=["by its type", "by a name of the compat package"],
+)
+def test_a_runtime_that_is_ours_by_another_way(
+    entry: dict[str, Any], config: Path, call: Call, program: str, dockerd: Dockerd, tmp_path: Path
+) -> None:
+    """dockerd tells nothing of a runtime by type, and of a path just what the file says."""
+    compat = tmp_path / "nvidia-container-runtime"
+    compat.symlink_to(program)
+    written = json.loads(json.dumps(entry).replace("PROGRAM", program).replace("COMPAT", str(compat)))
+    config.write_text(json.dumps({**json.loads(config.read_text()), "runtimes": {"nvidia": written}}))
+    dockerd.info["Runtimes"]["nvidia"] = {} if "runtimeType" in written else written
+    assert call("docker", config, "--verify").stdout == "verified: Docker has the runtime nvidia\n"
+    assert "still has the runtime nvidia" in str(call("docker", config, "--verify", "--remove").exception)
 
 
 def test_a_restart_that_fails(config: Path, call: Call, systemctl: Path, engines: list[Engine]) -> None:

@@ -1,0 +1,246 @@
+"""Someone who does exactly what a fix of the doctor says, on a patient: commands as commands, sentences by hand.
+
+gpushim's own commands are called as they are; what an engine does when it is restarted is played.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from gpushim.cli import main
+from gpushim.engines import containerd_daemon, docker, gpus, podman, programs, running, units
+from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
+from unit.gpushim.doctor.test_engine_faults import K3S
+
+STEPS: list[tuple[re.Pattern[str], Callable[..., None]]] = []
+
+
+def step(pattern: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def keep(act: Callable[..., None]) -> Callable[..., None]:
+        STEPS.append((re.compile(pattern), act))
+        return act
+
+    return keep
+
+
+class Administrator:
+    def __init__(self, patient: Patient, held: contextlib.ExitStack) -> None:
+        self.patient, self.held, patch = patient, held, patient.patch
+        self.healthy = {path: path.read_bytes() for path in patient.top.rglob("*") if path.is_file()}
+        self.engines = list(patient.host.engines)
+        self.answer = patient.docker
+        patch.setattr(running, "look", lambda *_: (patient.host.engines, []))
+        patch.setattr(programs, "DIRECTORIES", (f"{patient.root}/usr/bin", *programs.DIRECTORIES))
+        patch.setattr(
+            units, "command", lambda engine, unit: ["restart", engine.unit] if engine and engine.unit else []
+        )
+        patch.setattr(units, "restart", lambda arguments: self.restart(arguments[-1]))
+        patch.setattr(docker, "_info", lambda path, *_, **__: patient.docker(path, "/info"))
+        patch.setattr(gpus, "SYSTEM", f"{patient.root}/usr/local/bin")
+        patch.setattr(gpus, "PATH", f"{patient.root}/usr/bin")
+        patch.setattr(containerd_daemon, "asked", lambda *_: (None, ""))
+        folders = [f"{patient.root}{folder}" for folder in podman.SYSTEM_DIRECTORIES]
+        patch.setattr(podman, "default_config", lambda: f"{folders[-1]}/containers.conf.d/{podman.FILE}")
+        listed = [f"{folder}/containers.conf{suffix}" for folder in folders for suffix in ("", ".d")]
+        patch.setattr(podman, "_read_by_podman", lambda path: listed)
+        patch.setenv("GPUSHIM_CONFIG", patient.config)
+        installed = patient.top / str(RUNTIME).lstrip(
+            "/"
+        )  # Podman's programs are looked for below the patient's root
+        installed.parent.mkdir(parents=True)
+        installed.symlink_to(RUNTIME)
+        patch.setenv("NVIDIA_CTK_CONFIG_FILE_PATH", f"{patient.root}/etc/nvidia-container-runtime/config.toml")
+
+    def does(self, fix: str) -> None:
+        """Do it, step by step; whoever has no idea what is meant fails."""
+        for said in re.split("; then | && |; ", fix):
+            matches = [(pattern.fullmatch(said), act) for pattern, act in STEPS]
+            known = [(match, act) for match, act in matches if match]
+            assert known, f"what does this mean: {said}"
+            match, act = known[0]
+            act(self, *match.groups())
+        self.patient.reread()
+
+    def restart(self, unit: str) -> None:
+        """Start an engine anew: it reads its settings, and was started later than all that is there."""
+        k3s = self.patient.top / K3S / "config.toml"
+        if unit.startswith("k3s"):
+            generate(k3s)
+            return
+        name = "dockerd" if unit.startswith("docker") else "containerd"
+        patient = self.patient
+        number = next((n for n, each in enumerate(patient.host.engines) if each.name == name), None)
+        if number is None:
+            patient.host.engines.append(next(each for each in self.engines if each.name == name))
+            number = len(patient.host.engines) - 1
+        patient.host.engines[number] = replace(patient.host.engines[number], started=time.time() + 60)
+        patient.patch.setattr("gpushim.doctor.ask.docker", self.answer)
+        if name == "dockerd":
+            self._load(patient.host.engines[number])
+
+    def _load(self, engine: running.Engine) -> None:
+        """Take what dockerd takes from its file."""
+        path, info = Path(engine.seen(engine.config)), self.patient.info
+        read = json.loads(path.read_text() or "{}") if path.exists() else {}
+        entries = {name: {} if "runtimeType" in entry else entry for name, entry in read.get("runtimes", {}).items()}
+        info["Runtimes"] = {**entries, "runc": {"path": "runc"}}
+        info["DefaultRuntime"] = read.get("default-runtime", "runc")
+        if read.get("features", {}).get("cdi"):
+            info["CDISpecDirs"] = read.get("cdi-spec-dirs", ["/etc/cdi", "/var/run/cdi"])
+        if "cdi-spec-dirs" in read:
+            info["CDISpecDirs"] = read["cdi-spec-dirs"]
+        self.find_devices()
+
+    def find_devices(self) -> None:
+        """Take up, as dockerd does at once, what is in the directories of specs."""
+        info = self.patient.info
+        found = [path for folder in info["CDISpecDirs"] or () for path in Path(folder).glob("nvidia.com-gpu.json")]
+        info["DiscoveredDevices"] = [{"ID": "nvidia.com/gpu=0"}] if found else info["DiscoveredDevices"]
+
+
+def generate(config: Path) -> None:
+    """Write settings as k3s does: from a template, which may stand for what is built in."""
+    template = config.with_name("config.toml.tmpl")
+    base = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
+    made = template.read_text() if template.exists() else '{{ template "base" . }}'
+    config.write_text(made.replace('{{ template "base" . }}', base))
+
+
+@step(r"gpushim (.*)")
+def _(self: Administrator, words: str) -> None:
+    if words == "refresh":
+        assert self.patient.refresh()[0] == 0
+        self.find_devices()
+        return
+    done = CliRunner().invoke(main, shlex.split(words))
+    assert done.exit_code == 0, (words, done.output, done.exception)
+
+
+@step(r"systemctl (?:re)?start (\S+)")
+def _(self: Administrator, unit: str) -> None:
+    assert os.path.isdir(f"{self.patient.root}{units.RUNNING}"), "systemd does not run"
+    self.restart(unit)
+
+
+@step(r"service (\S+) (?:re)?start")
+def _(self: Administrator, name: str) -> None:
+    assert os.access(f"{self.patient.root}/etc/init.d/{name}", os.X_OK), f"{name}: unrecognized service"
+    self.restart(name)
+
+
+@step(r"restart (\w+) \(process \d+\) the way it was started|start (\w+) the way this host starts it")
+def _(self: Administrator, name: str | None, other: str | None) -> None:
+    self.restart(name or other or "")
+
+
+@step(r"systemctl disable --now (.*)")
+def _(self: Administrator, names: str) -> None:
+    for name in names.split():
+        for path in (self.patient.top / "etc/systemd/system").glob(f"*.wants/{name}"):
+            path.unlink()
+
+
+@step(r"rm (?:-f )?(\S+)|remove (\S+) or its package")
+def _(self: Administrator, path: str | None, other: str | None) -> None:
+    place = Path(path or other or "")
+    if path == "/var/run/cdi/nvidia.yaml":
+        place = self.patient.top / "var/run/cdi/nvidia.yaml"
+    assert self.patient.folder in place.parents, place
+    place.unlink(missing_ok=path is not None)
+
+
+@step(r"put (\S+) on the PATH of dockerd")
+def _(self: Administrator, folder: str) -> None:
+    engines = self.patient.host.engines
+    engines[:] = [replace(each, environ={"PATH": f"{folder}:{each.environ['PATH']}"}) for each in engines]
+
+
+@step(r"install gpushim-nvidia-compat")
+def _(self: Administrator) -> None:
+    folder = Path(self.patient.root, "usr/bin")
+    for name, target in ((NVIDIA_HOOK, HOOK), ("nvidia-container-runtime", RUNTIME)):
+        (folder / name).unlink(missing_ok=True)
+        os.symlink(target, folder / name)
+
+
+@step(r"correct (\S+)")
+def _(self: Administrator, path: str) -> None:
+    Path(path).write_bytes(self.healthy[Path(path)])
+
+
+@step(r"reinstall (\S+)|install .*\(package (podman|docker\.io).*\)")
+def _(self: Administrator, path: str | None, name: str | None) -> None:
+    place = Path(path) if path else self.patient.top / "usr/bin" / {"docker.io": "dockerd"}.get(str(name), str(name))
+    place.write_bytes(self.healthy[place])
+    place.chmod(0o755)
+    if name == "docker.io":
+        self.restart("docker")
+
+
+@step(r"install gpushim where dockerd sees it")
+def _(self: Administrator) -> None:
+    for engine in self.patient.host.engines:
+        if engine.root:
+            place = Path(engine.root + str(RUNTIME))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch(0o755)
+
+
+@step(r"add (\S+) to cdi-spec-dirs in (\S+)")
+def _(self: Administrator, folder: str, path: str) -> None:
+    settings = json.loads(Path(path).read_text())
+    Path(path).write_text(json.dumps({**settings, "cdi-spec-dirs": ["/etc/cdi", folder]}))
+
+
+@step(r"set write-spec = true under \[cdi\] in (\S+)")
+def _(self: Administrator, path: str) -> None:
+    Path(path).write_text(Path(path).read_text().replace("write-spec = false", "write-spec = true"))
+
+
+@step(r"move --add-runtime from dockerd's command line into (\S+)")
+def _(self: Administrator, path: str) -> None:
+    engines = self.patient.host.engines
+    Path(path).write_text(json.dumps({"runtimes": {"kata": {"path": "/usr/bin/kata"}}}))
+    engines[:] = [replace(each, argv=each.argv[:1]) if each.name == "dockerd" else each for each in engines]
+
+
+@step(r"take it out of disabled_plugins in (\S+)")
+def _(self: Administrator, path: str) -> None:
+    Path(path).write_text(re.sub("(?m)^disabled_plugins = .*\n", "", Path(path).read_text()))
+
+
+@step(r"upgrade k3s to a release whose containerd is 2\.0 or newer, which does CDI by itself")
+def _(self: Administrator) -> None:
+    config = Path(next(each for each in self.patient.host.engines if each.name == "containerd").config)
+    config.write_text(config.read_text().replace("enable_cdi = false", "enable_cdi = true"))
+
+
+@step(r"install NVIDIA's k8s-device-plugin|delete the device plugin's pod on this node with kubectl: .*")
+def _(self: Administrator) -> None:
+    self.held.enter_context(self.patient.listening())
+
+
+@step(r"(echo .* \| .*kubectl .* apply -f -|(?:chown|chmod) .*)")
+def _(self: Administrator, line: str) -> None:
+    subprocess.run(["/bin/sh", "-c", line], check=True, timeout=20)
+
+
+@step(r"run this on a node of the cluster")
+def _(self: Administrator) -> None:
+    (self.patient.top / "var/lib/kubelet/device-plugins").mkdir(parents=True)
+
+
+@step(r"see its log if it still does not answer|use docker run --runtime=nvidia|`kubectl get pods -A .*")
+def _(self: Administrator) -> None:
+    pass  # nothing to do in a state that is well now

@@ -1,0 +1,191 @@
+"""More states of engines in which their checks find a fault, beside those of test_engine_faults.py."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from gpushim.doctor import changed
+from gpushim.doctor import containerd as containerd_checks
+from unit.gpushim.doctor import test_faults
+from unit.gpushim.doctor.patient import RUNTIME, Patient
+from unit.gpushim.doctor.test_engine_faults import CONTAINERD, DAEMON, FAULTS, K3S, change, edit, fault, only_runc
+
+STATES = [*FAULTS, *(each for each in test_faults.FAULTS if each[0].startswith("nvidia-"))]
+BASIC = len(FAULTS)
+BY_TYPE = {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/gone/gpushim-runtime"}}
+NVIDIAS = "/usr/bin/nvidia-container-runtime"
+
+
+def daemon(patient: Patient, **settings: object) -> None:
+    patient.write(DAEMON, json.dumps(settings))
+
+
+def both(patient: Patient, path: str) -> None:
+    """Have a runtime nvidia in the file and in the dockerd that runs."""
+    daemon(patient, runtimes={"nvidia": {"path": path}})
+    patient.info["Runtimes"]["nvidia"] = {"path": path}
+
+
+@fault("docker-daemon", "warning", "none would start")
+def dockerd_is_down_for_its_file(patient: Patient) -> None:
+    patient.write("etc/docker/daemon.json", '{"runtimes":')
+    patient.patch.setattr("gpushim.engines.docker.default_config", lambda: "/etc/docker/daemon.json")
+    del patient.host.engines[0]
+
+
+@fault("docker-daemon", "warning", "there is no runtime nvidia")
+def dockerd_is_down_for_its_default(patient: Patient) -> None:
+    daemon(patient, **{"default-runtime": "nvidia"})
+    patient.patch.setattr("gpushim.engines.docker.default_config", lambda: "/etc/docker/daemon.json")
+    del patient.host.engines[0]
+
+
+@fault("docker-runtime", "warning", "its nvidia is /usr/bin/other")
+def runtime_of_somebodys_by_type(patient: Patient) -> None:
+    only_runc(patient)
+    entry = {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/usr/bin/other"}}
+    daemon(patient, runtimes={"nvidia": entry})
+
+
+@fault("docker-runtime", "warning", "has no runtime of gpushim's")
+def runtimes_on_the_command_line(patient: Patient) -> None:
+    only_runc(patient)
+    daemon(patient)
+    change(patient, 0, argv=("dockerd", "--add-runtime=kata=/usr/bin/kata"))
+
+
+@fault("docker-program", "broken", "the runtime nvidia is /gone/gpushim-runtime")
+def program_by_type_is_gone(patient: Patient) -> None:
+    daemon(patient, runtimes={"nvidia": BY_TYPE})
+    patient.info["Runtimes"]["nvidia"] = {}
+
+
+@fault("docker-program", "broken", "which is not an executable file here")
+def nvidias_toolkit_was_removed(patient: Patient) -> None:
+    both(patient, f"{patient.root}{NVIDIAS}")
+
+
+@fault("docker-program", "broken", "which is not an executable file on dockerd's PATH")
+def nvidias_name_leads_nowhere(patient: Patient) -> None:
+    both(patient, "nvidia-container-runtime")
+
+
+@fault("docker-program", "broken", "the runtime gpu is /gone/gpushim-runtime")
+def program_of_another_name_is_gone(patient: Patient) -> None:
+    daemon(patient, runtimes={"gpu": {"path": "/gone/gpushim-runtime"}})
+    patient.info["Runtimes"] = {"gpu": {"path": "/gone/gpushim-runtime"}}
+
+
+@fault("docker-restart", "warning", "and the dockerd that runs has /old/gpushim-runtime")
+def runtime_was_changed_since(patient: Patient) -> None:
+    patient.info["Runtimes"]["nvidia"] = {"path": "/old/gpushim-runtime"}
+
+
+@fault("docker-restart", "warning", "does not have any more")
+def runtime_was_removed_since(patient: Patient) -> None:
+    daemon(patient)
+
+
+@fault("docker-restart", "warning", "default-runtime of")
+def default_was_changed_since(patient: Patient) -> None:
+    daemon(patient, runtimes={"nvidia": {"path": str(RUNTIME)}}, **{"default-runtime": "nvidia"})
+
+
+@fault("docker-restart", "warning", "nvidia-container-runtime-hook was installed")
+def compat_package_came_since(patient: Patient) -> None:
+    """The link is new; what it leads to has been there."""
+    change(patient, 0, started=os.stat(RUNTIME.with_name("gpushim-hook")).st_ctime + 1)
+
+
+@fault("docker-cdi", "warning", "features.cdi is false")
+def docker_was_told_not_to_do_cdi(patient: Patient) -> None:
+    daemon(patient, runtimes={"nvidia": {"path": str(RUNTIME)}}, features={"cdi": False})
+    patient.info.update(ServerVersion="29.7.2", CDISpecDirs=[], DiscoveredDevices=None)
+
+
+@fault("docker-cdi", "warning", "finds no nvidia.com/gpu")
+def no_spec_yet(patient: Patient) -> None:
+    patient.info.update(CDISpecDirs=[f"{patient.state}/cdi"], DiscoveredDevices=None)
+
+
+@fault("docker-cdi", "warning", "finds no nvidia.com/gpu")
+def no_spec_is_written(patient: Patient) -> None:
+    patient.configure(Path(patient.config).read_text().replace("[cdi]\n", "[cdi]\nwrite-spec = false\n"))
+    patient.reread()
+    patient.info.update(CDISpecDirs=[f"{patient.state}/cdi"], DiscoveredDevices=None)
+
+
+@fault("containerd-daemon", "broken", "which is not there any more")
+def containerds_file_is_gone(patient: Patient) -> None:
+    (patient.top / CONTAINERD).unlink()
+    patient.script("usr/bin/containerd", f"cat {patient.top}/{CONTAINERD} 2>/dev/null || echo version = 2")
+    patient.patch.setattr("gpushim.engines.programs.DIRECTORIES", (f"{patient.root}/usr/bin",))
+
+
+@fault("containerd-runtime", "broken", "their nvidia is")
+def handler_of_nvidias(patient: Patient) -> None:
+    other = patient.script("usr/bin/nvidia-container-runtime", "exec true")
+    edit(patient, CONTAINERD, str(RUNTIME), str(other))
+
+
+@fault("containerd-runtime", "broken", "which is not an executable file")
+def handler_of_nvidias_is_gone(patient: Patient) -> None:
+    edit(patient, CONTAINERD, str(RUNTIME), f"{patient.root}{NVIDIAS}")
+
+
+@fault("containerd-runtime", "broken", "is disabled, so there are no pods")
+def cri_is_disabled(patient: Patient) -> None:
+    edit(patient, CONTAINERD, "version = 2\n", 'version = 2\ndisabled_plugins = ["cri"]\n')
+
+
+@fault("containerd-restart", "warning", "more.toml was changed after containerd")
+def an_import_is_newer(patient: Patient) -> None:
+    more = patient.write("elsewhere/more.toml", "")
+    edit(patient, CONTAINERD, "version = 2\n", f'version = 2\nimports = ["{more}"]\n')
+    os.utime(more, (1e9, 1e9))  # as packages keep it
+    change(patient, 1, started=1e9)
+    patient.patch.setattr(containerd_checks, "changed", lambda path: changed(path) if "more" in path else 0.0)
+
+
+@fault("podman-runtime", "broken", "which is not an executable file")
+def podman_runtime_of_nvidias_is_gone(patient: Patient) -> None:
+    patient.write("etc/containers/containers.conf", f'[engine.runtimes]\nnvidia = ["{NVIDIAS}"]\n')
+
+
+@fault("podman-program", "broken", "correct me")
+def podmans_file_is_broken(patient: Patient) -> None:
+    conf = patient.top / "etc/containers/containers.conf"
+    said = f'echo "msg=\\"decode configuration {conf}: correct me\\"" >&2; exit 1'
+    patient.script("usr/bin/podman", f"grep -q = {conf} && echo podman version 5.4.2 && exit; {said}")
+    conf.write_text("[")
+
+
+@fault("podman-hooks", "warning", "which is not gpushim's")
+def podman_hook_of_nvidias(patient: Patient) -> None:
+    patient.script("usr/bin/nvidia-container-toolkit", "exec true")
+    hook = '{"version": "1.0.0", "hook": {"path": "/usr/bin/nvidia-container-toolkit"}, "when": {"always": true}}'
+    patient.write("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", hook)
+
+
+@fault("kubernetes-device-plugin", "warning", "nobody listens")
+def the_device_plugin_has_ended(patient: Patient) -> None:
+    ended = os.stat(patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock").st_ctime
+    patient.patch.setattr("gpushim.doctor.ask.listens", lambda path: os.stat(path).st_ctime > ended)
+
+
+@fault("kubernetes-template", "broken", "does not know gpushim-runtime")
+def k3s_is_not_configured(patient: Patient) -> None:
+    patient.write(
+        f"{K3S}/config.toml", 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
+    )
+
+
+@fault("nvidia-config", "broken", "accept-nvidia-visible-devices-envvar-when-unprivileged = false counts for nothing")
+def a_hardening_switch_left_behind(patient: Patient) -> None:
+    line = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+    patient.write("etc/nvidia-container-runtime/config.toml", line)
+
+
+STATES += FAULTS[BASIC:]

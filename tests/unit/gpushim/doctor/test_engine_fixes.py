@@ -1,0 +1,85 @@
+"""Each fix that a check of an engine names works in the state that produced it: the doctor then says ok.
+
+Where systemd runs and, for what is restarted, where it does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from gpushim.doctor import Finding, checks
+from unit.gpushim.doctor.administrator import Administrator
+from unit.gpushim.doctor.engine_states import STATES
+from unit.gpushim.doctor.patient import Patient
+
+ROUNDS = 6  # of "what does the doctor say now"; a fix may bring a restart to light
+NAMES = [each[3].__name__ for each in STATES]
+# States whose fixes start or restart something, by way of each engine.
+RESTARTED = (
+    *(
+        "dockerd_is_deaf",
+        "dockerd_is_down",
+        "dockerd_has_not_read_it",
+        "runtime_in_no_file",
+        "hook_is_not_on_that_path",
+    ),
+    *("docker_cdi_is_off", "handler_is_missing", "containerd_is_older", "k3s_forgets", "k3s_has_not_read_it"),
+)
+
+
+def without_systemd(patient: Patient, init: str) -> None:
+    shutil.rmtree(patient.top / "run/systemd")
+    patient.host.engines = [replace(each, unit="") for each in patient.host.engines]
+    for name, pid in (("docker", 40), ("containerd", 41)) if init == "sysvinit" else ():
+        patient.script(f"etc/init.d/{name}", "exit 0")
+        patient.write(f"run/{name}-ssd.pid", str(pid))
+    patient.script("usr/sbin/service", "exit 0")
+
+
+@pytest.fixture
+def administrator(unlisted: Patient) -> Iterator[Administrator]:
+    """One who has a healthy host with systemd, and does what fixes say."""
+    with contextlib.ExitStack() as held:
+        yield Administrator(unlisted, held)
+
+
+def bad(patient: Patient, check: str) -> list[Finding]:
+    engine = check.partition("-")[0]
+    names = checks.ENGINES.get(engine, {check: None})
+    found = [replace(each, check=name) for name in names for each in patient.said(name)]
+    # What a dockerd in a root of its own cannot do has another way, and no fix.
+    return [each for each in found if each.verdict in ("warning", "broken") and not each.fix.endswith("instead")]
+
+
+def examine(
+    administrator: Administrator, check: str, verdict: str, evidence: str, plant: Callable[[Patient], None]
+) -> None:
+    patient = administrator.patient
+    plant(patient)
+    first = [each for each in patient.said(check) if each.verdict == verdict and evidence in each.evidence]
+    assert first, patient.said(check)
+    administrator.does(first[0].fix)
+    assert first[0].evidence not in [each.evidence for each in patient.said(check)]
+    for _ in range(ROUNDS):
+        if found := bad(patient, check):
+            administrator.does(found[0].fix)
+    assert bad(patient, check) == []
+
+
+@pytest.mark.parametrize(("check", "verdict", "evidence", "plant"), STATES, ids=NAMES)
+def test_fix(
+    administrator: Administrator, check: str, verdict: str, evidence: str, plant: Callable[[Patient], None]
+) -> None:
+    examine(administrator, check, verdict, evidence, plant)
+
+
+@pytest.mark.parametrize("init", ["sysvinit", "by hand"])
+@pytest.mark.parametrize("name", RESTARTED)
+def test_fix_without_systemd(administrator: Administrator, init: str, name: str) -> None:
+    without_systemd(administrator.patient, init)
+    examine(administrator, *STATES[NAMES.index(name)])
