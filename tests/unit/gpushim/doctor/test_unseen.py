@@ -19,7 +19,7 @@ HIDDEN = {
     "apparmor": "sys/kernel/security/apparmor/profiles",
     "nvidia-config": "etc/nvidia-container-runtime",
     "nvidia-hooks-d": "etc/containers/oci/hooks.d",
-    "nvidia-units": "usr/lib/systemd/system",
+    "nvidia-units": "etc/systemd/system",
     "kubernetes-device-plugin": "var/lib/kubelet",
     "kubernetes-template": "var/lib/rancher/k3s/agent",
     "podman-hooks": "usr/share/containers/oci/hooks.d",
