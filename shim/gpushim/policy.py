@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 CONFIG_LIMIT = 1 << 20  # bytes
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ENGINES_OWN = (
+    "/usr/libexec/crio",
+)  # where packages of engines put runtimes for nobody else; the launcher has them too
 _QUOTES = "'\""
 # What the switches are under a profile, where config.toml does not name them itself.
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {
@@ -138,21 +141,22 @@ def low_level(names: list[str]) -> str:
         names: in order of preference; bare names, or absolute paths.
 
     Returns:
-        absolute path of the first that is an executable file, sought in the system's directories, then in those of
-        PATH (k3s and its kin have their own there) in which nobody else could have put it.
+        absolute path of the first that is an executable file, sought in the system's directories and in those of
+        PATH (k3s and its kin have their own there) in which nobody else could have put it; then in engines' own.
 
     Raises:
         GpushimError: none is there.
     """
     folders = [*SYSTEM_PATH.split(":"), *filter(_is_safe, os.environ.get("PATH", "").split(":"))]
-    for name in names:
-        candidates = [name] if "/" in name else [f"{folder}/{name}" for folder in folders]
-        for path in candidates:
-            # The launcher reads the path as one line; a relative one would depend on the engine's directory.
-            if path.startswith("/") and "\n" not in path and os.path.isfile(path) and os.access(path, os.X_OK):
-                return path
+    for places in (folders, ENGINES_OWN):
+        for name in names:
+            for path in [name] if "/" in name else [f"{folder}/{name}" for folder in places]:
+                # The launcher reads the path as one line; a relative one would depend on the engine's directory.
+                if path.startswith("/") and "\n" not in path and os.path.isfile(path) and os.access(path, os.X_OK):
+                    return path
+    where = ":".join((SYSTEM_PATH, *ENGINES_OWN))
     raise GpushimError(
-        f"no low-level runtime: none of {', '.join(names)} is an executable file in {SYSTEM_PATH} or PATH; "
+        f"no low-level runtime: none of {', '.join(names)} is an executable file in {where} or PATH; "
         "install one, or name yours under [runtime] low-level",
         NOT_FOUND,
     )
