@@ -215,7 +215,7 @@ class Client:
         return "".join(written)
 
     def remove_pod(self, pod: str) -> None:
-        """Stop and remove a pod with all its containers, which are not asked to end: `sleep` as process 1 would not."""
+        """Stop and remove a pod with all its containers, at once: `sleep` as process 1 takes no SIGTERM."""
         for container in self._containers.pop(pod, ()):
             self._call("StopContainer", M["StopContainer"](container_id=container, timeout=0), "Empty")
         end = time.monotonic() + STOP_SECONDS

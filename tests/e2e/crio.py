@@ -1,6 +1,6 @@
-"""CRI-O in a Debian that is entered (engines29.py), where all is in its usual place, and so is gpushim's configuration.
+"""CRI-O in a Debian that is entered (engines29.py), where all is in its usual place, gpushim's own files too.
 
-The low-level runtimes and the monitor lie where CRI-O's own packages have them: in /usr/libexec/crio and nowhere else.
+The low-level runtimes and the monitor lie where CRI-O's packages have them: in /usr/libexec/crio and nowhere else.
 No CNI plugin and no registry is needed: pods share the host's network, images come from a store of Podman's.
 """
 
@@ -17,8 +17,7 @@ from e2e.engines import SYSTEM_PATH, Done, daemon, run
 from fakehost import Host
 
 CRIO = "/usr/bin/crio"
-LIBEXEC = "/usr/libexec/crio"
-CONF, DROP_IN, HOOKS = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d", "/usr/share/containers/oci/hooks.d"
+TOML = "/etc/gpushim/config.toml"
 SETTINGS = """
 [crio.runtime]
 cgroup_manager = "cgroupfs"
@@ -53,7 +52,7 @@ additionalimagestores = {stores}
 """
 LAY_OUT = """
 state=$1 top=$2
-mkdir -p /usr/libexec/crio /etc/crio/crio.conf.d /etc/gpushim /etc/containers /run/crio /usr/share/containers/oci/hooks.d
+mkdir -p /usr/libexec/crio /run/crio
 for name in runc crun conmon; do mv "$(command -v $name)" /usr/libexec/crio; done
 mount --bind "$state/socket" /run/crio
 cp -r "$state/etc/." /etc
@@ -67,6 +66,7 @@ class Crio:
 
     state: Path
     prefix: tuple[str, ...]
+    view: str
 
     @property
     def socket(self) -> Path:
@@ -92,6 +92,17 @@ class Crio:
     def write(self, path: str, text: str) -> None:
         """Write a file beside it."""
         self.sh(f"printf %s {shlex.quote(text)} >{shlex.quote(path)}")
+
+    @contextlib.contextmanager
+    def settings(self, more: str) -> Iterator[None]:
+        """Let gpushim's configuration say more for the block."""
+        self.sh("cp -p $1 $1.old; printf '%s\\n' \"$2\" >>$1", TOML, more)
+        self.gpushim("refresh")
+        try:
+            yield
+        finally:
+            self.sh("mv $1.old $1", TOML)
+            self.gpushim("refresh")
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -122,7 +133,7 @@ def entered(host: Host, stores: list[Path], view: str) -> Iterator[Crio]:
         view: of the cgroup file systems, as in views.SCRIPTS.
     """
     with leftovers.state() as state, engines29.entered(Path(host.root), *stores, view=view) as place:
-        engine = Crio(state, place.prefix)
+        engine = Crio(state, place.prefix, view)
         (state / "socket").mkdir()
         for path, text in {
             "crio/crio.conf": SETTINGS,

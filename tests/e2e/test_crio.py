@@ -14,7 +14,6 @@ from e2e.expect import INSIDE, PROBE, probe, sees_by_cdi, sees_exactly, sees_not
 from fakehost import Host
 
 IMAGE = "localhost/debian:local"
-ASKING = "localhost/asking:local"
 SLEEP = ["sleep", "1000"]
 MOUNTS = {PROBE: INSIDE}
 ANNOTATION = "cdi.k8s.io/nvidia-device-plugin_pod"
@@ -29,10 +28,11 @@ def stores(podman_images: Path, busybox_tree: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module", params=["v1", "v2"])
 def engine(request: pytest.FixtureRequest, gpu_host: Host, stores: list[Path]) -> Iterator[Crio]:
-    """A CRI-O that `gpushim configure` has made known to it, and its hook too."""
+    """A CRI-O with our handler and our hook, as three commands leave it."""
     with crio.entered(gpu_host, stores, request.param) as engine:
         engine.gpushim("refresh")
-        engine.gpushim("configure", "crio")
+        engine.gpushim("configure", "crio", "--hooks")
+        engine.gpushim("refresh")
         with engine.running():
             yield engine
 
@@ -44,19 +44,39 @@ def client(engine: Crio) -> Iterator[cri.Client]:
         yield connected
 
 
-def look(client: cri.Client, host: Host, indices: list[int], pod: str, **asked: Any) -> str:
-    """Run a container in a pod that looks for the host's GPUs; returns its report."""
+def started(client: cri.Client, pod: str, **asked: Any) -> str:
+    """Start a container in a pod; returns its id."""
     container = client.create(pod, IMAGE, SLEEP, mounts=MOUNTS, **asked)
     client.start(container)
-    return client.execute(container, *probe(host, indices))
+    return container
 
 
+def look(client: cri.Client, host: Host, indices: list[int], pod: str, **asked: Any) -> str:
+    """Run a container in a pod that looks for the host's GPUs; returns its report."""
+    return client.execute(started(client, pod, **asked), *probe(host, indices))
+
+
+def test_it_is_the_crio_of_today_and_knows_our_handler(engine: Crio) -> None:
+    assert "version 1.36" in engine.sh("crio --version").stdout
+    assert engine.gpushim("configure", "crio", "--verify").stdout == "verified: CRI-O has the runtime nvidia\n"
+
+
+@pytest.mark.parametrize("handler", ["nvidia", "", "runc"])  # the latter two by the hook
 @pytest.mark.parametrize(("wanted", "indices"), [("0,2", [0, 2]), ("all", [0, 1, 2])])
-def test_our_runtime_gives_the_gpus_asked_for(
-    client: cri.Client, gpu_host: Host, wanted: str, indices: list[int]
+def test_a_container_gets_the_gpus_asked_for(
+    client: cri.Client, gpu_host: Host, wanted: str, indices: list[int], handler: str
 ) -> None:
-    report = look(client, gpu_host, indices, client.run_pod("nvidia"), env={"NVIDIA_VISIBLE_DEVICES": wanted})
+    report = look(client, gpu_host, indices, client.run_pod(handler), env={"NVIDIA_VISIBLE_DEVICES": wanted})
     sees_exactly(report, gpu_host, indices)
+
+
+def test_our_handler_runs_what_the_default_runtime_is(engine: Crio, client: cri.Client, gpu_host: Host) -> None:
+    """crun, whose file of a container's state has another name than runc's."""
+    container = started(client, client.run_pod("nvidia"), env={"NVIDIA_VISIBLE_DEVICES": "1"})
+    assert "status" in engine.sh('ls "/run/crun/$1"', container).stdout.split()
+    if engine.view == "v1":  # in the other one, this machine has no controller of the CPU
+        client.update(container, cpu_shares=512)
+    sees_exactly(client.execute(container, *probe(gpu_host, [1])), gpu_host, [1])
 
 
 @pytest.mark.parametrize("handler", ["", "runc", "nvidia"])
@@ -68,3 +88,26 @@ def test_a_cdi_device_gives_its_gpu(client: cri.Client, gpu_host: Host, asked: A
 @pytest.mark.parametrize("handler", ["", "runc", "nvidia"])
 def test_no_gpu_is_seen_without_a_request(client: cri.Client, gpu_host: Host, handler: str) -> None:
     sees_nothing(look(client, gpu_host, [], client.run_pod(handler)))
+
+
+def test_a_pods_annotation_names_a_device(client: cri.Client, gpu_host: Host) -> None:
+    """CRI-O hands it on to the runtime and injects nothing; our handler does as for a container's own annotation."""
+    asked = {ANNOTATION: "nvidia.com/gpu=1"}
+    sees_exactly(look(client, gpu_host, [1], client.run_pod("nvidia", asked)), gpu_host, [1])
+
+
+def test_a_pods_annotation_of_another_maker_is_refused(client: cri.Client) -> None:
+    pod = client.run_pod("nvidia", {ANNOTATION: "example.com/other=1"})
+    with pytest.raises(cri.RefusedError, match=r"foreign-kinds does not have example\.com/other"):
+        client.create(pod, IMAGE, SLEEP)
+
+
+def test_a_pods_annotation_is_no_variable(client: cri.Client, gpu_host: Host) -> None:
+    sees_nothing(look(client, gpu_host, [], client.run_pod("nvidia", {"NVIDIA_VISIBLE_DEVICES": "all"})))
+
+
+def test_a_pods_annotation_brings_nothing_where_annotations_may_not(
+    engine: Crio, client: cri.Client, gpu_host: Host
+) -> None:
+    with engine.settings("[requests]\naccept-annotations-when-unprivileged = false"):
+        sees_nothing(look(client, gpu_host, [], client.run_pod("nvidia", {ANNOTATION: "nvidia.com/gpu=all"})))

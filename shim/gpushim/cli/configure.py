@@ -165,13 +165,10 @@ def _print(form: str, title: str, wish: Wish, report: dict[str, Any], dry_run: b
         show.say(f"verified: {title} {gone} the runtime {wish.name}")
 
 
+HOOKS_OPTION = click.option(
+    "--hooks", is_flag=True, help="Register the hook too, for containers whose runtime is not gpushim-runtime."
+)
 _command("docker", "Docker")
 _command("containerd", "containerd")
-_command("crio", "CRI-O")
-_command(
-    "podman",
-    "Podman",
-    click.option(
-        "--hooks", is_flag=True, help="Register the hook too, for containers whose runtime is not gpushim-runtime."
-    ),
-)
+_command("crio", "CRI-O", HOOKS_OPTION)
+_command("podman", "Podman", HOOKS_OPTION)
