@@ -1,7 +1,7 @@
-"""Restart an engine through the systemd unit that it runs in.
+"""Restart an engine through the systemd unit that it runs in, and say how whoever reads this does it.
 
 Restarting ends the containers of an engine without live-restore, so it happens only when somebody asks for it.
-Out of scope: engines that systemd did not start; who runs them knows how.
+Out of scope: restarting engines that systemd did not start; how that is done is said only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpushim.engines.running import Engine
 
 RUNNING = "/run/systemd/system"  # exists where systemd is process 1 (sd_booted(3))
+INITS = "/etc/init.d"  # of sysvinit and OpenRC
 SECONDS = 180
 
 
@@ -34,6 +35,41 @@ def command(engine: Engine | None, unit: str) -> list[str]:
         return []
     rootless = engine is not None and engine.uid != 0
     return [*(["--user"] if rootless else []), "restart", engine.unit if engine else unit]
+
+
+def fix(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> str:
+    """Say how somebody starts or restarts a service on this host.
+
+    Args:
+        verb: "start" or "restart".
+        unit: that it has by default, such as "docker.service".
+        engine: the running one, if any.
+        top: what stands before the host's directories: "" but for tests.
+
+    Returns:
+        a command of systemd's or of the init that started it; else a sentence that names the process.
+    """
+    name = (engine.unit if engine and engine.unit else unit).removesuffix(".service")
+    if os.path.isdir(top + RUNNING) and (engine is None or engine.unit):
+        return f"systemctl {'--user ' if engine and engine.uid else ''}{verb} {name}"
+    if _by_init(name, engine, top):
+        return f"service {name} {verb}" if programs.lying("service", top) else f"{INITS}/{name} {verb}"
+    if engine:
+        return f"{verb} {engine.name} (process {engine.pid}) the way it was started"
+    return f"{verb} {name} the way this host starts it"
+
+
+def _by_init(name: str, engine: Engine | None, top: str) -> bool:
+    """Say whether a script of /etc/init.d runs a service; the script may be there without having started it."""
+    if os.path.isdir(top + RUNNING) or not os.access(f"{top}{INITS}/{name}", os.X_OK):
+        return False
+    if engine is None or os.path.lexists(f"{top}/run/openrc/started/{name}"):
+        return engine is None or engine.uid == 0
+    try:  # of Debian's scripts; what dockerd writes itself is another file
+        with open(f"{top}/run/{name}-ssd.pid", encoding="ascii") as file:
+            return file.read(32).strip() == str(engine.pid)
+    except (OSError, ValueError):
+        return False
 
 
 def restart(arguments: list[str]) -> None:
@@ -71,5 +107,5 @@ def advice(name: str, engine: Engine | None, arguments: list[str]) -> str:
     if arguments:
         return f"restart it with `systemctl {' '.join(arguments)}`, which --restart does too"
     if engine:
-        return f"restart {name} (process {engine.pid}), which systemd does not run here, the way it was started"
+        return f"{fix('restart', name, engine)}, as systemd does not run it here"
     return f"no running {name} reads these settings; start one that does"

@@ -87,6 +87,37 @@ def test_without_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert units.command(None, "docker.service") == []
 
 
+BY_HAND = "restart dockerd (process 17) the way it was started"
+SCRIPT, OPENRC, SSD = "etc/init.d/docker", "run/openrc/started/docker", "run/docker-ssd.pid"
+SYSTEMD, SERVICE = "run/systemd/system/x", "usr/sbin/service"
+
+
+@pytest.mark.parametrize(
+    ("there", "engine", "said"),
+    [
+        ([SYSTEMD], None, "systemctl restart docker"),
+        ([SYSTEMD, SCRIPT], Engine("dockerd", 17, unit="snap.docker.dockerd.service"), None),
+        ([SYSTEMD], Engine("dockerd", 17, unit="docker.service", uid=7), "systemctl --user restart docker"),
+        ([SYSTEMD, SCRIPT, SERVICE, SSD], Engine("dockerd", 17), BY_HAND),
+        ([SCRIPT, SERVICE, SSD], Engine("dockerd", 17), "service docker restart"),
+        ([SCRIPT, OPENRC], Engine("dockerd", 17), "/etc/init.d/docker restart"),
+        ([SCRIPT, OPENRC], Engine("dockerd", 17, uid=7), BY_HAND),
+        ([SCRIPT, SERVICE], Engine("dockerd", 17), BY_HAND),  # the script would start a second one
+        ([SCRIPT, SERVICE], None, "service docker restart"),
+        ([SERVICE, SSD], Engine("dockerd", 17), BY_HAND),
+        ([], None, "restart docker the way this host starts it"),
+    ],
+)
+def test_what_restarts_a_service(there: list[str], engine: Engine | None, said: str | None, tmp_path: Path) -> None:
+    for name in there:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("17\n")
+        path.chmod(0o755)
+    found = units.fix("restart", "docker.service", engine, str(tmp_path))
+    assert found == (said or "systemctl restart snap.docker.dockerd")
+
+
 def test_restart_and_verify(
     config: Path, call: Call, program: str, dockerd: Dockerd, systemctl: Path, engines: list[Engine], tmp_path: Path
 ) -> None:
@@ -152,7 +183,9 @@ def test_an_engine_that_systemd_does_not_run(
     engines.append(Engine("dockerd", 17, config=str(config), uid=os.geteuid(), argv=("dockerd",)))
     result = call("docker", config, "--restart")
     assert f"changed {config}" in result.stdout
-    assert "restart dockerd (process 17), which systemd does not run here" in str(result.exception)
+    assert "restart dockerd (process 17) the way it was started, as systemd does not run it here" in str(
+        result.exception
+    )
 
 
 def test_no_engine_reads_the_file(config: Path, call: Call, systemctl: Path, tmp_path: Path) -> None:
