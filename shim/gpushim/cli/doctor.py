@@ -23,7 +23,7 @@ CODES = {diagnosis.WARNING: 1, diagnosis.BROKEN: 2}
 def doctor(context: click.Context, engines: tuple[str, ...], containers: bool, report: str, form: str) -> None:
     """Find out why containers do not get their GPUs, and what fixes it.
 
-    ENGINE is docker, containerd, podman or kubernetes; without one, all that are found are checked. Nothing is
+    ENGINE is docker, containerd, crio, podman or kubernetes; without one, all that are found are checked. Nothing is
     changed. The exit code is 0 if all is well, 1 if there are warnings, 2 if something is broken.
     """
     host = diagnosis.look(engines)
