@@ -10,12 +10,15 @@ import pytest
 
 from e2e import cri, crio, podman, trees
 from e2e.crio import Crio
+from e2e.engines import READY_SECONDS
 from e2e.expect import INSIDE, PROBE, probe, sees_by_cdi, sees_exactly, sees_nothing
+from e2e.leftovers import until
 from fakehost import Host
 
 IMAGE = "localhost/debian:local"
 SLEEP = ["sleep", "1000"]
 MOUNTS = {PROBE: INSIDE}
+HOOK_FILE = "/usr/share/containers/oci/hooks.d/99-gpushim.json"
 ANNOTATION = "cdi.k8s.io/nvidia-device-plugin_pod"
 
 
@@ -59,6 +62,25 @@ def look(client: cri.Client, host: Host, indices: list[int], pod: str, **asked: 
 def test_it_is_the_crio_of_today_and_knows_our_handler(engine: Crio) -> None:
     assert "version 1.36" in engine.sh("crio --version").stdout
     assert engine.gpushim("configure", "crio", "--verify").stdout == "verified: CRI-O has the runtime nvidia\n"
+
+
+def test_doctor(engine: Crio, client: cri.Client) -> None:
+    """All is well; then the hook's program is gone, containers start without their GPUs, and the fix helps."""
+    assert [found["verdict"] for found in engine.doctor()] == ["ok"] * 4
+    text = engine.sh('cat "$1"', HOOK_FILE).stdout
+    engine.sh('printf %s "$1" >"$2"', text.replace(str(trees.TOP / "bin"), "/gone"), HOOK_FILE)
+    assert until(lambda: not hooked(client), READY_SECONDS)  # CRI-O watches the directory
+    (found,) = [found for found in engine.doctor() if found["verdict"] != "ok"]
+    assert (found["check"], "without their GPUs" in found["evidence"]) == ("crio-hooks", True)
+    engine.gpushim(*found["fix"].split()[1:])
+    assert {found["verdict"] for found in engine.doctor()} == {"ok"}
+    assert until(lambda: hooked(client), READY_SECONDS)
+
+
+def hooked(client: cri.Client) -> bool:
+    """Say whether a container that runc runs and that asks for a GPU has one."""
+    container = started(client, client.run_pod("runc"), env={"NVIDIA_VISIBLE_DEVICES": "0"})
+    return "nvidiactl" in client.execute(container, "ls", "/dev")
 
 
 @pytest.mark.parametrize("handler", ["nvidia", "", "runc"])  # the latter two by the hook
@@ -111,3 +133,16 @@ def test_a_pods_annotation_brings_nothing_where_annotations_may_not(
 ) -> None:
     with engine.settings("[requests]\naccept-annotations-when-unprivileged = false"):
         sees_nothing(look(client, gpu_host, [], client.run_pod("nvidia", {ANNOTATION: "nvidia.com/gpu=all"})))
+
+
+def test_the_doctor_leads_from_nothing_to_a_handler(gpu_host: Host, stores: list[Path]) -> None:
+    with crio.entered(gpu_host, stores, "v2") as engine:
+        with engine.running():
+            (found,) = [found for found in engine.doctor() if found["verdict"] == "broken"]
+            command, _, restart = found["fix"].partition("; then restart crio (process ")
+            assert restart.endswith(") the way it was started")
+            engine.gpushim(*command.split()[1:])
+            (found,) = [found for found in engine.doctor() if found["verdict"] == "broken"]
+            assert found["fix"].endswith(restart)
+        with engine.running():
+            assert {found["verdict"] for found in engine.doctor()} == {"ok", "skipped"}  # there is no hook

@@ -80,7 +80,9 @@ def hooks(host: Host) -> Iterator[Finding]:
             if not os.access(engine.seen(hook), os.X_OK):
                 mine = os.path.basename(path) == hooksd.FILE and "gpushim" in hook
                 fix = "gpushim configure crio --hooks" if mine else f"rm {path}"
-                yield broken(f"{path} names {hook}, which is not there: no container of CRI-O's starts", fix)
+                yield broken(
+                    f"{path} names {hook}, which is not there: CRI-O starts containers without their GPUs", fix
+                )
             elif ours(engine.seen(hook)):
                 yield ok(f"{path} makes CRI-O call {hook}")
             else:

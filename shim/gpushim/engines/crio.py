@@ -64,11 +64,12 @@ def places(engine: Engine | None) -> tuple[str, str]:
     Args:
         engine: the running one; None for the usual places.
     """
-    if not engine:
-        return CONFIG, DIRECTORY
-    main = engine.config or engine.environ.get("CONTAINER_CONFIG") or CONFIG
-    given = engine.option("--config-dir", "-d") or [engine.environ.get("CONTAINER_CONFIG_DIR", DIRECTORY)]
-    return engine.seen(main), engine.seen(given[-1]) if given[-1] else ""
+    main, folder = CONFIG, DIRECTORY
+    if engine:
+        main = engine.config or engine.environ.get("CONTAINER_CONFIG") or CONFIG
+        given = engine.option("--config-dir", "-d") or [engine.environ.get("CONTAINER_CONFIG_DIR", DIRECTORY)]
+        main, folder = engine.seen(main), engine.seen(given[-1]) if given[-1] else ""
+    return main, folder
 
 
 def handlers(known: dict[str, Any]) -> dict[str, str]:

@@ -139,7 +139,7 @@ def default_runtime_is_another(node: Node) -> None:
     restarted(node)
 
 
-@fault("crio-hooks", "broken", "no container of CRI-O's starts")
+@fault("crio-hooks", "broken", "without their GPUs")
 def hook_is_gone(node: Node) -> None:
     edit(node, "hooks.d/99-gpushim.json", str(HOOK), "/gone/gpushim-hook")
 
