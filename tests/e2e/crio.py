@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e import cri, engines29, leftovers, trees
-from e2e.engines import SYSTEM_PATH, Done, daemon, run
+from e2e import cri, engines, engines29, leftovers, trees
+from e2e.engines import SYSTEM_PATH, Done, run
 from fakehost import Host
 
 CRIO = "/usr/bin/crio"
@@ -108,7 +108,7 @@ class Crio:
         """Run CRI-O for the block."""
         command = [CRIO, f"--root={self.state}/root", f"--runroot={self.state}/run"]
         ready = [*self.prefix, CRIO, "status", "info"]
-        with daemon([*self.prefix, *command], self.log, {"PATH": SYSTEM_PATH}, ready):
+        with engines._daemon([*self.prefix, *command], self.log, {"PATH": SYSTEM_PATH}, ready):
             yield
 
     @contextlib.contextmanager

@@ -52,7 +52,7 @@ def tail(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def daemon(command: list[str], log: Path, env: dict[str, str], ready: list[str]) -> Iterator[None]:
+def _daemon(command: list[str], log: Path, env: dict[str, str], ready: list[str]) -> Iterator[None]:
     """Run a daemon until the block ends; its log is printed if it does not come up."""
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -150,7 +150,7 @@ def dockerd(
         engine = Docker(state, prefix)
         ready = [*prefix, DOCKER, f"--host=unix://{engine.socket}", "version"]
         command = [*prefix, DOCKERD, f"--config-file={state}/daemon.json"]
-        with daemon(command, engine.log, {"PATH": path, **(env or {})}, ready):
+        with _daemon(command, engine.log, {"PATH": path, **(env or {})}, ready):
             try:
                 yield engine
             finally:
@@ -276,5 +276,5 @@ def containerd(
         engine = Containerd(state, prefix)
         ready = [*prefix, CTR, f"--address={engine.socket}", "version"]
         command = [*prefix, CONTAINERD, f"--config={state}/config.toml"]
-        with daemon(command, engine.log, {"PATH": SYSTEM_PATH, **(env or {})}, ready):
+        with _daemon(command, engine.log, {"PATH": SYSTEM_PATH, **(env or {})}, ready):
             yield engine
