@@ -83,6 +83,12 @@ def hooked(client: cri.Client) -> bool:
     return "nvidiactl" in client.execute(container, "ls", "/dev")
 
 
+def test_without_configuration_and_refresh_a_runtime_is_found(engine: Crio) -> None:
+    """In /usr/libexec/crio, by the launcher."""
+    script = "GPUSHIM_CONFIG=/none GPUSHIM_STATE=/none exec /usr/bin/gpushim-runtime --version"
+    assert engine.sh(script).stdout.startswith("runc version ")
+
+
 @pytest.mark.parametrize("handler", ["nvidia", "", "runc"])  # the latter two by the hook
 @pytest.mark.parametrize(("wanted", "indices"), [("0,2", [0, 2]), ("all", [0, 1, 2])])
 def test_a_container_gets_the_gpus_asked_for(

@@ -276,6 +276,15 @@ class TestLowLevel:
         expected = self.executable(folder / "system/runc")
         assert policy.low_level(["runc"]) == expected
 
+    def test_folders_of_engines_come_last(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also for names that come first: what is found must not change because an engine is installed."""
+        monkeypatch.setattr(policy, "ENGINES_OWN", (f"{folder}/own",))
+        (folder / "own").mkdir()
+        own = self.executable(folder / "own/runc")
+        assert policy.low_level(["runc", "crun"]) == own
+        theirs = self.executable(folder / "path/crun")
+        assert policy.low_level(["runc", "crun"]) == theirs
+
     def test_a_folder_of_path_that_others_may_write_does_not_count(self, folder: Path) -> None:
         self.executable(folder / "path/runc")
         (folder / "path").chmod(0o777)
