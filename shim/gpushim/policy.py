@@ -26,6 +26,7 @@ CONFIG_LIMIT = 1 << 20  # bytes
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Where engines that bring a runtime of their own have it; * is a version, and the newest comes first.
 ENGINES_PATH = (
+    "/usr/libexec/crio",  # the launcher has it too
     "/var/lib/rancher/k3s/data/current/bin",
     "/var/lib/rancher/k3s/data/*/bin",
     "/var/lib/rancher/rke2/bin",
@@ -176,20 +177,19 @@ def low_level(names: list[str]) -> str:
         names: in order of preference; bare names, or absolute paths.
 
     Returns:
-        absolute path of the first that is an executable file, sought in the system's directories, then in those of
-        PATH and of ENGINES_PATH in which nobody else could have put it.
+        absolute path of the first that is an executable file, sought in the system's directories and in those of PATH
+        in which nobody else could have put it; then, all of them, in those of ENGINES_PATH.
 
     Raises:
         GpushimError: none is there.
     """
-    others = [*os.environ.get("PATH", "").split(":"), *_engines()]
-    folders = [*SYSTEM_PATH.split(":"), *filter(_is_safe, others)]
-    for name in names:
-        candidates = [name] if "/" in name else [f"{folder}/{name}" for folder in folders]
-        for path in candidates:
-            # The launcher reads the path as one line; a relative one would depend on the engine's directory.
-            if path.startswith("/") and "\n" not in path and os.path.isfile(path) and os.access(path, os.X_OK):
-                return path
+    folders = [*SYSTEM_PATH.split(":"), *filter(_is_safe, os.environ.get("PATH", "").split(":"))]
+    for places in (folders, [*filter(_is_safe, _engines())]):
+        for name in names:
+            for path in [name] if "/" in name else [f"{folder}/{name}" for folder in places]:
+                # The launcher reads the path as one line; a relative one would depend on the engine's directory.
+                if path.startswith("/") and "\n" not in path and os.path.isfile(path) and os.access(path, os.X_OK):
+                    return path
     raise GpushimError(
         f"no low-level runtime: none of {', '.join(names)} is an executable file in {SYSTEM_PATH}, PATH or an "
         "engine's own directory; "

@@ -32,9 +32,9 @@ def doctor(
 ) -> None:
     """Find out why containers do not get their GPUs, and what fixes it.
 
-    ENGINE is docker, containerd, podman or kubernetes; without one, all that are found are checked. What is broken
-    comes first, then warnings; JSON always has all. Nothing is changed. The exit code is 0 if all is well, 1 if there
-    are warnings, 2 if something is broken.
+    ENGINE is docker, containerd, crio, podman or kubernetes; without one, all that are found are checked. What is
+    broken comes first, then warnings; JSON always has all. Nothing is changed. The exit code is 0 if all is well, 1
+    if there are warnings, 2 if something is broken.
     """
     host = diagnosis.look(engines)
     found = checks.run(host)

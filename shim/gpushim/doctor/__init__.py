@@ -65,7 +65,7 @@ class Host:
         old_names: sentences about old names of keys in config.toml.
         engines: those that run.
         strangers: processes that only call themselves an engine.
-        named: engines that the user named, out of "docker", "containerd", "podman" and "kubernetes".
+        named: engines that the user named, keys of checks.ENGINES.
         code: the directory of the code that engines run.
         answers: what took long to find out, for the next check that needs it.
     """

@@ -304,6 +304,15 @@ class TestLowLevel:
         with pytest.raises(GpushimError, match="none of /none, /none/runc, runc is"):
             policy.stand_in(["/none"], "/none/runc")
 
+    def test_folders_of_engines_come_last(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also for names that come first: what is found must not change because an engine is installed."""
+        monkeypatch.setattr(policy, "ENGINES_PATH", (f"{folder}/own",))
+        (folder / "own").mkdir()
+        own = self.executable(folder / "own/runc")
+        assert policy.low_level(["runc", "crun"]) == own
+        theirs = self.executable(folder / "path/crun")
+        assert policy.low_level(["runc", "crun"]) == theirs
+
     def test_a_folder_of_path_that_others_may_write_does_not_count(self, folder: Path) -> None:
         self.executable(folder / "path/runc")
         (folder / "path").chmod(0o777)
