@@ -8,8 +8,8 @@ One module per engine, each with the same two functions, which the command line 
 
 `files.py` reads and replaces files of others where `places.py` trusts their directories, `running.py` finds the
 engines that run, which `genuine.py` tells from strangers, `programs.py` the programs to ask; `jsontext.py` and
-`tomltext.py` edit text without touching the rest of it, `undo.py` decides what --remove takes back, `hooksd.py` writes
-the hook's file for Podman and CRI-O, `low_level.py` lets CRI-O's default runtime be gpushim-runtime's too.
+`tomltext.py` edit text without touching the rest of it, `undo.py` decides what --remove takes back. `hooksd.py` is
+about the hook's file for Podman and CRI-O, `low_level.py` makes CRI-O's default runtime gpushim-runtime's.
 Out of scope: printing (cli/configure.py).
 """
 
