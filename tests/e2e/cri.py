@@ -95,7 +95,6 @@ class Client:
         self._channel = grpc.insecure_channel(f"unix://{socket}")
         self._logs, self._cgroup = logs, cgroup  # the latter is the parent of the pods' cgroups
         self._pods: dict[str, Any] = {}
-        self._containers: dict[str, list[str]] = {}  # of each pod
 
     def close(self) -> None:
         """Remove the pods that are left and hang up."""
@@ -176,9 +175,7 @@ class Client:
             linux=M["Linux"](security_context=security),
         )
         request = M["CreateContainer"](pod_sandbox_id=pod, config=config, sandbox_config=self._pods[pod])
-        container = str(self._call("CreateContainer", request, "Name").id)
-        self._containers.setdefault(pod, []).append(container)
-        return container
+        return str(self._call("CreateContainer", request, "Name").id)
 
     def start(self, container: str) -> None:
         """Start a created container; it is here that the low-level runtime runs."""
@@ -215,9 +212,7 @@ class Client:
         return "".join(written)
 
     def remove_pod(self, pod: str) -> None:
-        """Stop and remove a pod with all its containers, at once: `sleep` as process 1 takes no SIGTERM."""
-        for container in self._containers.pop(pod, ()):
-            self._call("StopContainer", M["StopContainer"](container_id=container, timeout=0), "Empty")
+        """Stop and remove a pod with all its containers."""
         end = time.monotonic() + STOP_SECONDS
         while True:  # as the kubelet does: a shim whose process ends just then may not answer (ttrpc: closed)
             try:

@@ -16,7 +16,8 @@ from e2e.leftovers import until
 from fakehost import Host
 
 IMAGE = "localhost/debian:local"
-SLEEP = ["sleep", "1000"]
+# It ends when it is told to: CRI-O lets a pod's containers take as long as the call that stops it may take.
+SLEEP = ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"]
 MOUNTS = {PROBE: INSIDE}
 HOOK_FILE = "/usr/share/containers/oci/hooks.d/99-gpushim.json"
 ANNOTATION = "cdi.k8s.io/nvidia-device-plugin_pod"
