@@ -1,6 +1,6 @@
 """For every test: hypothesis without a wall-clock deadline, which a busy machine would miss; a process for hooks.
 
-Files of tests lie where scratch.py says.
+Files of tests lie where scratch.py says, and no test makes links where this machine's own dockerd would find them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 import scratch
+from gpushim.engines import gpus
 from unit.gpuhook.sandbox import container
 
 # Where pytest makes directories for tests; read when the first one is.
@@ -19,6 +20,20 @@ os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(scratch.top()))
 
 settings.register_profile("gpushim", deadline=None, print_blob=True)
 settings.load_profile("gpushim")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_links_on_this_machine() -> Iterator[None]:
+    """Let a test fail whose `configure docker` would make or remove links below /usr/local."""
+    make = gpus._apply
+
+    def guarded(link: gpus.Link) -> None:
+        assert not link.path.startswith("/usr/local/"), f"a test touches {link.path}"
+        make(link)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpus, "_apply", guarded)
+        yield
 
 
 @pytest.fixture(scope="module")

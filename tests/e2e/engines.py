@@ -117,6 +117,7 @@ def dockerd(
     prefix: tuple[str, ...] = (),
     cdi: bool = False,
     settings: dict[str, object] | None = None,
+    user: int = 0,
 ) -> Iterator[Docker]:
     """Run a dockerd without networks.
 
@@ -128,6 +129,7 @@ def dockerd(
         prefix: command that executes the daemon and its clients.
         cdi: whether to turn on its feature of that name, which Docker has had since version 25.
         settings: more of daemon.json.
+        user: whose it is, by id.
 
     Yields:
         The daemon, once it answers.
@@ -148,6 +150,7 @@ def dockerd(
             **(settings or {}),
         }
         (state / "daemon.json").write_text(json.dumps(said))
+        os.chown(state, user, user)
         path = ":".join([*map(str, path_dirs), SYSTEM_PATH])
         engine = Docker(state, prefix)
         ready = [*prefix, DOCKER, f"--host=unix://{engine.socket}", "version"]

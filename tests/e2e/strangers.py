@@ -31,7 +31,8 @@ STAGE = """
 mkdir "$1/upper" "$1/work"
 mount -t proc proc /proc
 mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/upper,workdir=$1/work" /etc
-mkdir -p /etc/docker /etc/containerd
+mkdir -p /etc/docker /etc/containerd /usr/local/bin
+mount -t tmpfs -o mode=755 none /usr/local/bin # where configure makes links
 echo ready
 trap '' CHLD # the kernel reaps what containers leave behind
 exec cat

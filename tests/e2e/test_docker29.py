@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ def engine(
         engines29.network(place.prefix) as prefix,
     ):
         chroots.publish(prefix, Path(env["GPUSHIM_STATE"], "cdi"))
-        ways = {"path_dirs": (names,), "default": "nvidia", "settings": resources}
+        ways: dict[str, Any] = {"path_dirs": (names,), "default": "nvidia", "settings": resources}
         with dockerd({"nvidia": RUNTIME}, env=env, prefix=prefix, **ways) as engine:
             engine.docker("load", f"--input={debian_image}")
             yield engine

@@ -213,11 +213,14 @@ def test_scripts_say_what_is_next_and_take_back_what_they_are_asked_to(
     assert "  # mine" in bare.there.run(f"cat {CONFIG}.rpmsave").stdout
     again = bare.rpm("-i", rpms[HERE][MAIN]).stdout
     assert f"nothing more is needed, and no engine needs a restart: {DAEMON_JSON}" in again
+    assert "nvidia-cdi-hook" in bare.there.run("ls /usr/local/bin").stdout
     bare.command, command = f"GPUSHIM_UNCONFIGURE=1 {bare.command}", bare.command
     bare.rpm("-e gpushim")
     bare.command = command
     assert json.loads(bare.there.run(f"cat {DAEMON_JSON}").stdout) == {"debug": True}
-    assert bare.there.run("ls /etc/docker").stdout == "daemon.json\n"
+    assert bare.there.run("ls /etc/docker /usr/local/bin").stdout.split() == [
+        *("/etc/docker:", "daemon.json", "/usr/local/bin:"),
+    ]
 
 
 def test_systemd_gets_the_units_and_no_engine_is_restarted(

@@ -53,8 +53,10 @@ remove_hardlinks() {
   rmdir "$DPKG_ROOT/var/lib/gpushim" 2>/dev/null || true
 }
 
-# What `gpushim configure docker` has linked for docker run --gpus (engines/gpus.py).
+# What `gpushim configure docker` has linked for docker run --gpus (engines/gpus.py); as long as Docker's settings name
+# gpushim it stays, as they do.
 remove_links() {
+  if grep -qs gpushim-runtime "$DPKG_ROOT/etc/docker/daemon.json"; then return 0; fi
   for name in nvidia-cdi-hook nvidia-container-runtime-hook; do
     link=$DPKG_ROOT/usr/local/bin/$name
     if [ "$(readlink "$link")" = /usr/bin/gpushim-hook ]; then rm -f "$link"; fi

@@ -68,8 +68,9 @@ def plan(wish: Wish) -> Plan:
         if engine and engine.root and not os.path.exists(engine.root + wish.program):
             notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {wish.program} is not")
         if not wish.config:
-            links, told = gpus.wanted(engine, installed(HOOK))
-            notes += [*told, *_looks_for(path, engine)]
+            version = _version(path, engine)
+            links, told = gpus.wanted(engine, installed(HOOK), version)
+            notes += [*told, *gpus.said(version)]
     return Plan(path, [change] if change.new != old else [], notes, engine, links)
 
 
@@ -172,13 +173,13 @@ def _executes_ours(program: str, engine: Engine | None) -> bool:
     return is_ours(program) or (place.startswith("/") and leads_to_ours(place))
 
 
-def _looks_for(path: str, engine: Engine | None) -> list[str]:
-    """Say what the dockerd that runs looks for on its PATH, if it tells its version."""
+def _version(path: str, engine: Engine | None) -> str:
+    """Return the version of the dockerd that runs; "" if there is none, or it does not tell."""
     try:
         info = _info(_socket(Plan(path, engine=engine)), VERSION_SECONDS, 0.0) if engine else {}
     except (OSError, ValueError, http.client.HTTPException):
-        return []
-    return [said] if (said := gpus.said(str(info.get("ServerVersion")))) else []
+        return ""
+    return str(info.get("ServerVersion") or "")
 
 
 def _configured(wish: Wish, path: str, old: bytes | None) -> bytes:

@@ -9,6 +9,7 @@ is gpushim's if it leads to gpushim-hook. Out of scope: what the programs do (gp
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import posixpath
 import secrets
@@ -77,16 +78,18 @@ def folders(engine: Engine | None) -> list[str]:
     return [] if engine and engine.root else [folder for folder in _own() if folder in on_path]
 
 
-def wanted(engine: Engine | None, hook: str) -> tuple[list[Link], list[str]]:
-    """Work out which links a dockerd lacks for --gpus.
+def wanted(engine: Engine | None, hook: str, version: str) -> tuple[list[Link], list[str]]:
+    """Work out which links a dockerd lacks for --gpus: of both names, for the version may change.
 
     Args:
         engine: the dockerd; None for one that systemd is going to start.
         hook: absolute path of gpushim-hook.
+        version: of Docker's; "" if it is not known.
 
     Returns:
-        the links, and a note about each name that nobody has and no link can be made for.
+        the links, and a note about a name that this version needs, nobody has, and no link can be made for.
     """
+    needed = (CDI_HOOK if number(version) >= CDI_SINCE else HOOK,) if number(version) else (CDI_HOOK, HOOK)
     links, notes = [], []
     for name in (CDI_HOOK, HOOK):
         if found(engine, name):
@@ -94,7 +97,7 @@ def wanted(engine: Engine | None, hook: str) -> tuple[list[Link], list[str]]:
         free = [f"{folder}/{name}" for folder in folders(engine) if _is_ours(f"{folder}/{name}", absent=True)]
         if free:
             links.append(Link(free[0], hook))
-        else:
+        elif name in needed:
             where = f"the PATH of dockerd ({':'.join(_on_path(engine))})"
             notes.append(f"{name} is not on {where}: link it to {hook} there for docker run --gpus")
     return links, notes
@@ -125,24 +128,22 @@ def apply(links: list[Link]) -> list[str]:
     return notes
 
 
-def said(version: str) -> str:
-    """Say what a version of Docker looks for, as a sentence; "" if the version is not known."""
+def said(version: str) -> list[str]:
+    """Return the note about what a version of Docker looks for; none if the version is not known."""
     known = number(version)
     if not known:
-        return ""
+        return []
     if known < CDI_SINCE:
-        return f"Docker {version} looks for {HOOK} on its PATH when it starts, for docker run --gpus"
-    return (
-        f"Docker {version} looks for {CDI_HOOK} on its PATH when it starts; docker run --gpus is then by the CDI "
-        "spec, which gpushim refresh writes"
-    )
+        return [f"Docker {version} looks for {HOOK} on its PATH when it starts, for docker run --gpus"]
+    how = "docker run --gpus is then by the CDI spec, which gpushim refresh writes"
+    return [f"Docker {version} looks for {CDI_HOOK} on its PATH when it starts; {how}"]
 
 
 def _apply(link: Link) -> None:
     with _folder(os.path.dirname(link.path), make=bool(link.target)) as folder:
         name = os.path.basename(link.path)
         if not _is_ours(link.path, absent=True):
-            raise GpushimError(f"{link.path} is somebody else's by now")
+            raise FileExistsError(errno.EEXIST, "it is somebody else's by now")
         if not link.target:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)

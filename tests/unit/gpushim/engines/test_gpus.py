@@ -140,13 +140,23 @@ def test_a_dockerd_that_would_not_find_them_is_told_of(
     assert list(local.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [("29.7.2", NAMES[:1]), ("28.5.2", NAMES[1:]), ("", NAMES)],
+    ids=["today", "older", "unknown"],
+)
+def test_only_a_name_that_this_version_needs_is_missed(program: str, version: str, names: list[str]) -> None:
+    _, notes = gpus.wanted(Engine("dockerd", 12, environ={"PATH": "/nowhere"}), program, version)
+    assert [note.split()[0] for note in notes] == names
+
+
 def test_an_ordinary_users_are_below_the_home_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("HOME", str(tmp_path))
     engine = Engine("dockerd", 12, uid=1000, environ={"PATH": f"/nowhere:{tmp_path}/bin"})
-    links, notes = gpus.wanted(engine, program)
+    links, notes = gpus.wanted(engine, program, "")
     assert ([link.path for link in links], notes) == ([f"{tmp_path}/bin/{name}" for name in NAMES], [])
 
 

@@ -1,0 +1,183 @@
+"""An ordinary user's Docker 29.7 in both views of the cgroups: no rights on the host, nodes bound.
+
+What rootlesskit does for it is done here by hand: a user namespace with more than one id, a /run of its own, and a
+network without a way out. gpushim, its configuration and its state are root's, as installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import socketserver
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakehost
+from e2e import engines, engines29, leftovers
+from e2e.engines import Docker, dockerd
+from e2e.expect import INSIDE, PROBE, probe, sees_by_cdi, sees_exactly, sees_nothing
+from e2e.trees import TOP
+from e2e.witness import settings
+from fakehost import Host
+
+USER, MORE = 1, 100000  # "daemon" on every Debian, and the first of the ids that are lent to that user
+MAP = f"0 {USER} 1\n1 {MORE} 65536\n"
+BECOME = ("/usr/bin/setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
+HOLD = (*BECOME, "/usr/bin/unshare", "--user", "--mount", "--net", "/bin/sh", "-c", "echo ready; exec cat")
+IMAGE = "debian:local"
+VIEWS = ("v1", "v2")
+
+
+class Kit(http.server.BaseHTTPRequestHandler):
+    """What rootlesskit tells dockerd of itself: GET /v1/info of its API."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        answer = {"apiVersion": "1.1.1", "version": "2.3.4", "stateDir": "/", "childPID": 1}
+        body = json.dumps({**answer, "networkDriver": {"driver": "none"}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Be quiet."""
+
+
+@contextlib.contextmanager
+def rootlesskit(folder: Path) -> Iterator[None]:
+    """Stand in a directory for rootlesskit, which tests do without."""
+    with socketserver.UnixStreamServer(f"{folder}/api.sock", Kit) as server:
+        os.chmod(f"{folder}/api.sock", 0o777)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+            os.unlink(f"{folder}/api.sock")
+
+
+@dataclass
+class Installed:
+    """A directory that the user may look at, with a simulated host and a gpushim that knows it."""
+
+    folder: Path
+    host: Host
+    env: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Installed]:
+    with leftovers.state() as folder:
+        folder.chmod(0o755)
+        host = fakehost.build(f"{folder}/host", 3, compile_cache=str(TOP / ".cache" / "fakehost"))
+        for name in ("bin", "hook", "shim", "vendor"):
+            shutil.copytree(TOP / name, folder / "gpushim" / name, symlinks=True)
+        shutil.copy2(PROBE, folder)
+        (folder / "settings").mkdir()
+        env = settings(folder / "settings", host.root)
+        log = folder / "settings/gpushim.log"
+        log.touch()
+        os.chown(log, USER, USER)
+        yield Installed(folder, host, env)
+
+
+@contextlib.contextmanager
+def become(prefix: tuple[str, ...], specs: Path) -> Iterator[tuple[str, ...]]:
+    """Hold the namespaces of an ordinary user's engine.
+
+    Args:
+        prefix: command that enters the machine.
+        specs: directory with CDI specs, which is /run/cdi there.
+
+    Yields:
+        What to put before a command that shall have them.
+    """
+    with subprocess.Popen([*prefix, *HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"ready\n", "there is no user namespace to be had"
+        try:
+            # The prefix enters a PID namespace, so its command is a child.
+            child = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()[0]
+            for name in ("uid_map", "gid_map"):
+                Path("/proc", child, name).write_text(MAP)
+            kinds = ("user", "mnt", "net", "pid")
+            flags = [f"--{'mount' if kind == 'mnt' else kind}=/proc/{child}/ns/{kind}" for kind in kinds]
+            enter = ("/usr/bin/nsenter", *flags, "--")
+            script = "mount -t tmpfs -o mode=755 none /run; mkdir /run/cdi; mount --rbind $1 /run/cdi"
+            engines.run([*enter, "/bin/sh", "-euc", script, "sh", str(specs)])
+            yield enter
+        finally:
+            holder.stdin.close()
+
+
+@pytest.fixture(scope="module", params=VIEWS)
+def engine(request: pytest.FixtureRequest, installed: Installed, debian_image: Path) -> Iterator[Docker]:
+    """The user's dockerd; it knows our CDI spec, our runtime, and, by its PATH, both hooks."""
+    env = {
+        **installed.env,
+        "HOME": "/nowhere",
+        "ROOTLESSKIT_STATE_DIR": str(installed.folder),  # by which it knows where it is
+        "XDG_RUNTIME_DIR": "/run",
+    }
+    programs, stub = installed.folder / "gpushim/bin", str(installed.folder / "gpushim/shim/gpushim/stub.py")
+    ways: dict[str, Any] = {
+        "path_dirs": (programs,),
+        "settings": {"rootless": True, "cgroup-parent": ""},
+        "user": USER,
+    }
+    with engines29.entered(debian_image.parent, view=request.param) as place:
+        # In it, whose runc is another: the user may not do it anew.
+        refresh = [*place.prefix, "/usr/bin/python3", "-IB", stub, "refresh"]
+        engines.run(refresh, env={"PATH": engines.SYSTEM_PATH, **installed.env})
+        specs = Path(installed.env["GPUSHIM_STATE"], "cdi")
+        with (
+            become(place.prefix, specs) as prefix,
+            rootlesskit(installed.folder),
+            dockerd({"nvidia": programs / "gpushim-runtime"}, env=env, prefix=prefix, **ways) as engine,
+        ):
+            engine.docker("load", f"--input={debian_image}")
+            yield engine
+
+
+def look(engine: Docker, installed: Installed, indices: list[int], *options: str) -> str:
+    """Run a container that looks for the host's GPUs; returns its report."""
+    common = ["--rm", "--network=none", f"--volume={installed.folder}/probe.py:{INSIDE}:ro"]
+    report = json.loads(engine.docker("run", *common, *options, IMAGE, "python3", INSIDE).stdout)
+    _, _, *others = probe(installed.host, indices)
+    return json.dumps({**report, "made": dict.fromkeys(others, "EPERM")})  # nobody makes nodes there
+
+
+@pytest.mark.parametrize(
+    ("options", "indices"),
+    [
+        (["--gpus=all"], [0, 1, 2]),
+        (["--gpus=device=1"], [1]),
+        (["--runtime=nvidia", "--device=nvidia.com/gpu=2"], [2]),
+    ],
+)
+def test_by_the_cdi_spec(engine: Docker, installed: Installed, options: list[str], indices: list[int]) -> None:
+    sees_by_cdi(look(engine, installed, indices, *options), installed.host, indices)
+
+
+def test_by_our_runtime(engine: Docker, installed: Installed) -> None:
+    output = look(engine, installed, [0, 2], "--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=0,2")
+    sees_exactly(output, installed.host, [0, 2])
+
+
+@pytest.mark.parametrize("runtime", ["runc", "nvidia"])
+def test_no_gpu_is_seen_without_a_request(engine: Docker, installed: Installed, runtime: str) -> None:
+    sees_nothing(look(engine, installed, [], f"--runtime={runtime}"))
