@@ -120,7 +120,9 @@ def no_spec_is_written(patient: Patient) -> None:
 @fault("containerd-daemon", "broken", "which is not there any more")
 def containerds_file_is_gone(patient: Patient) -> None:
     (patient.top / CONTAINERD).unlink()
-    patient.script("usr/bin/containerd", f"cat {patient.top}/{CONTAINERD} 2>/dev/null || echo version = 2")
+    config = f"{patient.top}/{CONTAINERD}"
+    built_in = '[ "$*" = "config default" ] && echo version = 2'  # a file that is named must be there
+    patient.script("usr/bin/containerd", f"cat {config} 2>/dev/null || {{ {built_in}; }}")
     patient.patch.setattr("gpushim.engines.programs.DIRECTORIES", (f"{patient.root}/usr/bin",))
 
 
@@ -156,10 +158,7 @@ def podman_runtime_of_nvidias_is_gone(patient: Patient) -> None:
 
 @fault("podman-program", "broken", "correct me")
 def podmans_file_is_broken(patient: Patient) -> None:
-    conf = patient.top / "etc/containers/containers.conf"
-    said = f'echo "msg=\\"decode configuration {conf}: correct me\\"" >&2; exit 1'
-    patient.script("usr/bin/podman", f"grep -q = {conf} && echo podman version 5.4.2 && exit; {said}")
-    conf.write_text("[")
+    patient.write("etc/containers/containers.conf", "[")
 
 
 @fault("podman-hooks", "warning", "which is not gpushim's")

@@ -172,8 +172,11 @@ def test_a_dockerd_that_does_not_come_up(
 
 
 @pytest.mark.parametrize(("configured", "has"), [(True, "has"), (False, "does not have")])
-def test_verify_where_no_dockerd_runs(config: Path, call: Call, configured: bool, has: str) -> None:
+def test_verify_where_no_dockerd_runs(
+    config: Path, call: Call, configured: bool, has: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At once, and it says what was looked at all the same."""
+    monkeypatch.setattr("gpushim.engines.docker.time.sleep", lambda _: pytest.fail("it waits for nobody"))
     if configured:
         call("docker", config)
     said = str(call("docker", config, "--verify").exception)
