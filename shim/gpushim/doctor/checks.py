@@ -70,11 +70,11 @@ GENERAL: dict[str, Check] = {
     "cdi-conflicts": cdi.conflicts,
     "cdi-paths": cdi.paths,
     "cdi-versions": cdi.readable,
+    "engine-processes": host.strangers,
     "nvidia-config": host.old_config,
     "nvidia-hook": host.old_hook,
     "nvidia-hooks-d": host.old_hooks_d,
     "nvidia-units": host.old_units,
-    "engine-processes": host.strangers,
 }
 ENGINES: dict[str, dict[str, Check]] = {
     "docker": {

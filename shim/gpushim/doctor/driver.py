@@ -184,12 +184,12 @@ def cache(host: Host) -> Iterator[Finding]:
     elif any(path.endswith("." + version) for path in known):
         yield ok("the library cache has the driver's libraries")
     else:
-        path = next(filter(None, (files.library(root, name, version) for name in files.TELLTALES)), "")
-        folder = os.path.dirname(path)
-        known = any(os.path.dirname(path) == folder for paths in loader.cached.values() for path in paths)
+        found = next(filter(None, (files.library(root, name, version) for name in files.TELLTALES)), "")
+        folder = os.path.dirname(found)
+        searched = any(f"{each}/".encode() in data for each in (folder, folder.removeprefix("/usr")))  # merged or not
         yield warning(
             f"{rooted.inside(root, libraries.CACHE)} has no libcuda.so of {version}",
-            _cached(host, "" if known else folder),
+            _cached(host, "" if searched else folder),
         )
 
 

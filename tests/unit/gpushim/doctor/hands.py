@@ -27,7 +27,7 @@ PROGRAMS = {
     "setsebool": 'echo "1 1" >"$TOP/sys/fs/selinux/booleans/$2"',
     "aa-complain": 'sed -i "s|^$1 (enforce)|$1 (complain)|" "$TOP/sys/kernel/security/apparmor/profiles"',
     "mount": 'test "$1 $2 $3" = "-t cgroup2 cgroup2" && echo cpu >"$4/cgroup.controllers"',
-    "systemctl": 'test "$*" = "restart nvidia-persistenced"',
+    "systemctl": 'test "$*" = "restart nvidia-persistenced" -o "$*" = "enable --now nvidia-persistenced"',
 }
 
 
@@ -77,14 +77,17 @@ def remove_the_other(patient: Patient) -> None:
     "nvml_fails",
     "nvml_of_another_version",
     "nvml_is_too_slow",
-    "sick_gpu",
     "snapshot_of_a_sick_gpu",
     "spec_with_more_than_can_be_listed",
 )
-@by(SENTENCES, "snapshot_of_a_sick_gpu")
 def well_again(patient: Patient) -> None:
     """A reboot, a reset, or for a slow one persistence mode."""
     patient.host_of(seconds=20)
+    patient.gpus.behave()
+
+
+@by(SENTENCES, "sick_gpu", "snapshot_of_a_sick_gpu")
+def reset(patient: Patient) -> None:
     patient.gpus.behave()
 
 
@@ -93,10 +96,10 @@ def with_pynvml(patient: Patient) -> None:
     patient.patch.undo()
 
 
-@by(EFFECTS, "dead_persistenced")
+@by(EFFECTS, "dead_persistenced", "persistenced_not_started")
 def persistenced(patient: Patient) -> None:
     path = patient.top / "run/nvidia-persistenced"
-    path.joinpath("socket").unlink()
+    path.joinpath("socket").unlink(missing_ok=True)
     patient.kept = server = socket.socket(socket.AF_UNIX)
     fd = os.open(path, os.O_PATH)
     server.bind(f"/proc/self/fd/{fd}/socket")
@@ -189,6 +192,7 @@ def install_container_selinux(patient: Patient) -> None:
 @by(SENTENCES, "spec_in_a_directory_like_tmp")
 def write_specs_elsewhere(patient: Patient) -> None:
     text = Path(patient.config).read_text()
+    os.rmdir(f"{patient.state}/cdi")
     patient.configure(text.replace("[cdi]\n", f'[cdi]\noutput-directory = "{patient.folder}/etc-cdi"\n'))
 
 

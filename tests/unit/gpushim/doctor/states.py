@@ -43,7 +43,8 @@ def libraries_twice(patient: Patient) -> None:
 def nvml_is_too_slow(patient: Patient) -> None:
     patient.host_of(seconds=1)
     patient.reread()
-    patient.gpus.behave(delay_ms=4500)
+    patient.patch.setattr("gpushim.doctor.driver.GRACE", 0.5)
+    patient.gpus.behave(delay_ms=2500)
 
 
 @fault("nvml", "broken", "reboot, or reload")
@@ -59,6 +60,12 @@ def no_pynvml(patient: Patient) -> None:
 
 @fault("persistence", "warning", "persistence mode is off")
 def no_persistenced(patient: Patient) -> None:
+    os.unlink(patient.top / "run/nvidia-persistenced/socket")
+
+
+@fault("persistence", "warning", "persistence mode is off")
+def persistenced_not_started(patient: Patient) -> None:
+    patient.write("usr/lib/systemd/system/nvidia-persistenced.service", "")
     os.unlink(patient.top / "run/nvidia-persistenced/socket")
 
 

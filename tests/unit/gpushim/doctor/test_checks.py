@@ -42,9 +42,17 @@ def test_a_check_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_who_does_it(monkeypatch: pytest.MonkeyPatch, user: int, check: str, state: str, fix: str) -> None:
-    monkeypatch.setattr(checks.os, "geteuid", lambda: user)
+    monkeypatch.setattr("os.geteuid", lambda: user)
     (found,) = checks.judge(check, lambda _: iter([broken("", "gpushim refresh")]), Host(state=state))
     assert found.fix == fix
+
+
+def test_a_configuration_that_only_root_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 7)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    host = Host(config="/dev/null", trouble="/dev/null cannot be read: Permission denied")
+    (found,) = checks.judge("config", checks.GENERAL["config"], host)
+    assert found.fix == "as root: gpushim doctor"
 
 
 def test_a_check_that_fails_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ def nvml_fails(patient: Patient) -> None:
 def nvml_hangs(patient: Patient) -> None:
     patient.host_of(seconds=1)
     patient.reread()
+    patient.patch.setattr("gpushim.doctor.driver.GRACE", 0.5)
     patient.gpus.behave(hang=True)
 
 
@@ -410,6 +411,17 @@ def test_fault(patient: Patient, check: str, verdict: str, evidence: str, plant:
     found = [each for each in patient.said(check) if each.verdict == verdict and evidence in each.evidence]
     assert found, patient.said(check)
     assert found[0].fix
+
+
+def test_config_is_looked_at_first() -> None:
+    assert next(iter(checks.table(()))) == "config"
+
+
+@pytest.mark.parametrize("plant", [open_state, strangers_state])
+def test_a_state_directory_of_others_is_one_finding(patient: Patient, plant: Callable[[Patient], None]) -> None:
+    plant(patient)
+    assert set(patient.complaints()) <= {"state-directory", "cdi-spec", "cdi-files"}
+    assert [each.verdict for each in patient.said("snapshot")] == ["skipped"]
 
 
 @pytest.mark.parametrize("check", checks.OF_THE_POLICY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,14 +19,32 @@ from gpushim import doctor
 from gpushim.doctor import Finding, cdi, checks, driver, grants, host, nodes, state
 from unit.gpushim.doctor import hands
 from unit.gpushim.doctor.patient import REPOSITORY, Patient
-from unit.gpushim.doctor.states import STATES
+from unit.gpushim.doctor.states import STATES, libraries_where_the_loader_does_not_look
+from unit.gpushim.doctor.test_faults import cache_of_before
 
 pytestmark = pytest.mark.slow
+DOC = REPOSITORY / "docs/doctor.md"
 MODULES = (driver, nodes, state, host, cdi, grants)
 NAMES = [plant.__name__ for *_, plant in STATES]
 Site = tuple[str, int]  # file and line of a call of `warning` or `broken`
-RAN: set[str] = set()
+RELATED = ("state-directory", "snapshot", "cdi-spec", "cdi-files", "cdi-conflicts", "cdi-paths")
+RAN: dict[str, tuple[str, str]] = {}  # by state: the check, and the fix that was tried
 TRIED: set[Site] = set()
+
+
+def page() -> dict[str, list[list[re.Pattern[str]]]]:
+    """Return what docs/doctor.md has in its columns of fixes and of what a check says then; capitals are anything."""
+    rows = re.findall(r"^\| `([a-z-]+)` \| [^|]* \| ([^|]*) \| ([^|]*) \|$", DOC.read_text(), re.MULTILINE)
+    texts = {check: [re.findall(r"`([^`]+)`", column) for column in columns] for check, *columns in rows}
+    return {
+        check: [
+            [re.compile(re.sub(r"\b[A-Z]+\b", ".+", re.escape(one)), re.DOTALL) for one in each] for each in columns
+        ]
+        for check, columns in texts.items()
+    }
+
+
+PAGE = page()
 
 
 @pytest.fixture
@@ -45,6 +64,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, Site]:
     return places
 
 
+def plain(fix: str, patient: Patient) -> str:
+    """Return a fix as it is where the driver root is the host's."""
+    root = patient.root
+    return fix.replace(f"chroot {root} ", "").replace(f"ldconfig -r {root}", "ldconfig").replace(root, "")
+
+
 def done(patient: Patient, fix: str, name: str) -> None:
     """Do what a fix says."""
     command = fix
@@ -56,7 +81,8 @@ def done(patient: Patient, fix: str, name: str) -> None:
     environment.update(GPUSHIM_CONFIG=patient.config, GPUSHIM_STATE=patient.state)
     ran = subprocess.run(["/bin/sh", "-c", command], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, (command, ran.stderr)
-    hands.EFFECTS.get(name, lambda patient: None)(patient)
+    if name in hands.EFFECTS:
+        hands.EFFECTS[name](patient)
     patient.reread()
 
 
@@ -73,10 +99,18 @@ def test_fix(
     said = list(checks.GENERAL[check](patient.host))
     found = [each for each in said if each.verdict == verdict and evidence in each.evidence]
     assert found, said
-    RAN.add(plant.__name__)
+    RAN[plant.__name__] = (check, plain(found[0].fix, patient))
     TRIED.update(made[id(each)] for each in found if id(each) in made)
     done(patient, found[0].fix, plant.__name__)
-    assert {each.verdict for each in patient.said(check)} == {"ok"}, (found[0].fix, patient.said(check))
+    after = patient.said(check)
+    assert {each.verdict for each in after} == {"ok"}, (found[0].fix, after)
+    if check in RELATED:  # one that undoes another's fix would send people in circles
+        assert patient.refresh("--force")[0] == 0
+        assert {each.verdict for name in RELATED for each in patient.said(name)} <= {"ok", "skipped"}
+    fixes, last = PAGE[check]
+    if plant.__name__ not in hands.SENTENCES:
+        assert any(each.fullmatch(plain(found[0].fix, patient)) for each in fixes), f"not in the page: {found[0].fix}"
+    assert any(each.fullmatch(after[0].evidence) for each in last), f"not in the page: {after[0].evidence}"
 
 
 def sites() -> Iterator[tuple[str, int, int, str]]:
@@ -95,7 +129,7 @@ def names(node: ast.AST) -> set[str]:
 
 def test_every_finding_has_a_state_whose_fix_is_tried() -> None:
     """After all the others: what they have not met."""
-    if {*NAMES} - RAN:
+    if {*NAMES} - {*RAN}:
         pytest.skip("only some of the states were tried")
     lost = [
         f"{place}:{first}: {text}"
@@ -105,5 +139,28 @@ def test_every_finding_has_a_state_whose_fix_is_tried() -> None:
     assert not lost, "\n".join(lost)
 
 
+@pytest.mark.parametrize(
+    ("plant", "begins"),
+    [(cache_of_before, "ldconfig -r"), (libraries_where_the_loader_does_not_look, "echo /usr/lib/")],
+)
+def test_a_directory_is_added_only_where_the_loader_does_not_know_it(
+    patient: Patient, plant: Callable[[Patient], None], begins: str
+) -> None:
+    plant(patient)
+    assert [each.fix.startswith(begins) for each in patient.said("library-cache")] == [True]
+
+
 def test_every_hand_is_needed() -> None:
     assert {*hands.SENTENCES, *hands.EFFECTS} <= {*NAMES}
+
+
+def test_the_page_names_no_fix_that_is_none() -> None:
+    if {*NAMES} - {*RAN}:
+        pytest.skip("only some of the states were tried")
+    tried = {(check, one) for check, (fixes, _) in PAGE.items() for one in fixes}
+    lost = [
+        one.pattern
+        for check, one in tried
+        if not any(one.search(fix) for about, fix in RAN.values() if about == check)
+    ]
+    assert not lost
