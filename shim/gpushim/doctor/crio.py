@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
 from gpushim.cdi import publish
-from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, skipped, warning
+from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, restarting, skipped, warning
 from gpushim.doctor.podman import hook_of
 from gpushim.engines import crio, dropin, hooksd, low_level, programs, tomltext, units
 from gpushim.errors import GpushimError
@@ -156,7 +156,4 @@ def _restart(host: Host, engine: Engine) -> str:
 
 def _configure(host: Host, engine: Engine, *more: str) -> str:
     """Say how our handler comes into CRI-O's files, and into CRI-O."""
-    command, restart = " ".join(["gpushim configure crio", *more]), _restart(host, engine)
-    if restart.startswith("systemctl"):
-        return f"{command} --restart"
-    return f"{command} && {restart}" if restart.startswith(("service", "/")) else f"{command}; then {restart}"
+    return restarting(" ".join(["gpushim configure crio", *more]), _restart(host, engine))
