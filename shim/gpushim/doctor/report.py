@@ -59,7 +59,7 @@ def write(path: str, host: Host, found: list[Finding]) -> None:
     sections = gathered(host, found)
     shown = json.dumps(sections, indent=2) if path.endswith(".json") else _text(sections)
     try:
-        with places.place(os.path.abspath(path), sticky=True) as place:
+        with places.place(os.path.abspath(path), output=True) as place:
             if place.link:
                 raise FileExistsError
             fd = os.open(place.name, NEW, 0o600, dir_fd=place.folder)

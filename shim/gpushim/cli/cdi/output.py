@@ -54,7 +54,7 @@ def put(spec: dict[str, Any], path: str, wanted: str) -> None:
 
 def _save(path: str, content: str) -> None:
     """Put a file in place where nobody else could change what its path means; makes directories that are missing."""
-    with places.place(os.path.abspath(path), make=True, sticky=True) as place:
+    with places.place(os.path.abspath(path), make=True, output=True) as place:
         with contextlib.suppress(FileNotFoundError):
             status = place.status()
             if not stat.S_ISREG(status.st_mode):

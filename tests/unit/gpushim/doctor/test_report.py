@@ -95,8 +95,12 @@ def test_a_directory_link_of_somebody_elses_is_not_followed(patient: Patient, tm
     assert [*(tmp_path / "victim").iterdir()] == []
 
 
-def test_a_report_goes_into_a_sticky_directory(patient: Patient, tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what is another user's")
+@pytest.mark.parametrize(("owner", "mode"), [(0, 0o1777), (1000, 0o700)])
+def test_a_report_goes_into_directories_of_others(patient: Patient, tmp_path: Path, owner: int, mode: int) -> None:
+    """As with sudo, in one's own home."""
+    tmp_path.chmod(mode)
+    os.chown(tmp_path, owner, owner)
     report.write(f"{tmp_path}/report", patient.host, [])
     assert (tmp_path / "report").stat().st_mode & 0o777 == 0o600
 
