@@ -17,7 +17,8 @@ from gpushim.engines import PROGRAM, containerd_services, units
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PLUGINS = "/var/lib/kubelet/device-plugins"
+KUBELET = "/var/lib/kubelet"
+PLUGINS = f"{KUBELET}/device-plugins"
 KUBECONFIGS = ("/etc/kubernetes/admin.conf", "/etc/rancher/k3s/k3s.yaml", "/etc/rancher/rke2/rke2.yaml")
 # What k3s writes its containerd's settings from at each start, and what those import.
 TEMPLATES = ("config.toml.tmpl", "config-v3.toml.tmpl")
@@ -27,10 +28,10 @@ CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"n
 
 def node(host: Host) -> Iterator[Finding]:
     """Check that this is a node."""
-    if os.path.isdir(f"{host.top}/var/lib/kubelet"):
-        yield ok("kubelet has been here")
+    if os.path.isdir(host.top + KUBELET):
+        yield ok(f"this is a Kubernetes node: {host.top}{KUBELET} is there")
     elif "kubernetes" in host.named:
-        yield broken(f"there is no {host.top}/var/lib/kubelet: this is no node", "run this on a node of the cluster")
+        yield broken(f"there is no {host.top}{KUBELET}: this is no node", "run this on a node of the cluster")
     else:
         yield skipped("this is no node of Kubernetes")
 
@@ -58,7 +59,7 @@ def runtime_class(host: Host) -> Iterator[Finding]:
     """Check that the cluster has a RuntimeClass of our handler."""
     program = host.program("kubectl", "k3s")
     config = next((f"{host.top}{path}" for path in KUBECONFIGS if os.path.exists(f"{host.top}{path}")), "")
-    if not os.path.isdir(f"{host.top}/var/lib/kubelet"):
+    if not os.path.isdir(host.top + KUBELET):
         return
     if not program or not config:
         yield skipped("the cluster cannot be asked from here: kubectl get runtimeclass nvidia")
