@@ -5,6 +5,7 @@ The machine (tests/e2e/installed.py) goes through the stages below, in which the
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import sys
 import time
@@ -17,6 +18,7 @@ sys.path[:0] = [str(TOP / "shim"), str(TOP / "hook"), str(TOP / "tests")]
 from e2e import installed, pages, trees  # noqa: E402
 
 SUITE = "trixie"
+UNIT = "/sys/fs/cgroup/systemd/system.slice/docker.service"
 SETTLE = 3  # seconds: the doctor tells a process's start from a file's time to two
 
 
@@ -63,12 +65,24 @@ def reached(machine: installed.Machine) -> Iterator[str]:
     machine.restart("docker")
     time.sleep(SETTLE)
     machine.run("gpushim configure docker")
-    yield "stale"
+    with systemd(machine):
+        yield "stale"
     machine.run("gpushim configure docker --cdi")
     machine.restart("docker")
     machine.run(f"docker load --input={trees.image(trees.debian(), 'debian:local', ['/bin/sh'])}")
     machine.run("docker tag debian:local debian:latest")
     yield "docker"
+
+
+@contextlib.contextmanager
+def systemd(machine: installed.Machine) -> Iterator[None]:
+    """Let dockerd be a service of systemd's, by what shows it: systemd's directory and the service's cgroup."""
+    machine.run(f"mkdir -p /run/systemd/system {UNIT} && pidof dockerd >{UNIT}/cgroup.procs")
+    try:
+        yield
+    finally:
+        machine.run(f"cat {UNIT}/cgroup.procs >{UNIT}/../../cgroup.procs; rmdir {UNIT} /run/systemd/system")
+        machine.run(f"rmdir --ignore-fail-on-non-empty {UNIT}/..")
 
 
 if __name__ == "__main__":

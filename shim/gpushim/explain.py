@@ -168,7 +168,8 @@ def _looked_at(
             yield _row(name, value, origins, effect if last[name] == place else "set again below, which counts")
     if wanted and CAPABILITIES not in last:
         words = "all" if wanted.legacy else ",".join(wanted.capabilities)
-        origin = "default" if wanted.legacy else "[requests] default-capabilities"
+        named = settings["requests"]["default-capabilities"] != policy.defaults()["requests"]["default-capabilities"]
+        origin = "[requests] default-capabilities" if named and not wanted.legacy else "default"
         yield {"what": CAPABILITIES, "value": words, "from": origin, "effect": told.effect(CAPABILITIES, words)}
     if wanted:
         value, effect = ("yes", "counts as privileged") if wanted.privileged else ("no", "counts as unprivileged")

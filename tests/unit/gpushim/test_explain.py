@@ -152,13 +152,17 @@ def test_who_said_so(known: dict[str, Any]) -> None:
         ("image x", "set again below, which counts"),
         ("image x", "names the devices"),
     ]
-    assert asked(report, "NVIDIA_DRIVER_CAPABILITIES") == [
-        ("[requests] default-capabilities", "gives compute, utility")
-    ]
+    assert asked(report, "NVIDIA_DRIVER_CAPABILITIES") == [("default", "gives compute, utility")]
     assert asked(report, "NVIDIA_REQUIRE_CUDA") == [("config.json", "a condition")]
     assert asked(report, "NVIDIA_GDS") == [("config.json", 'does nothing: only "enabled" counts')]
     assert asked(report, "CAP_SYS_ADMIN") == [("process.capabilities", "counts as privileged")]
     assert report["requirements"] == [{"variable": "NVIDIA_REQUIRE_CUDA", "expression": "cuda>=12.0"}]
+
+
+def test_capabilities_that_the_configuration_gives(known: dict[str, Any]) -> None:
+    known["policy"]["requests"]["default-capabilities"] = ["utility"]
+    found = asked(explain(shape([f"{DEVICES}=0"])), "NVIDIA_DRIVER_CAPABILITIES")
+    assert found == [("[requests] default-capabilities", "gives utility")]
 
 
 def test_annotations_count_more_than_variables(known: dict[str, Any]) -> None:
