@@ -82,7 +82,7 @@ def systemd(machine: installed.Machine) -> Iterator[None]:
         yield
     finally:
         machine.run(f"cat {UNIT}/cgroup.procs >{UNIT}/../../cgroup.procs; rmdir {UNIT} /run/systemd/system")
-        machine.run(f"rmdir --ignore-fail-on-non-empty {UNIT}/..")
+        machine.run(f"rmdir --ignore-fail-on-non-empty $(dirname {UNIT})")
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def place(path: str, make: bool = False, output: bool = False) -> Iterator[Place
     Args:
         path: absolute.
         make: whether to make directories that are missing.
-        output: whether directories of others will do, as for a file that is to be made in a user's home, and not to be
-            read: whoever has such a directory has what is made there, and only a link could lead elsewhere.
+        output: whether directories of others will do, as for a file that is to be made in a user's home: whoever has
+            the directory has the file anyway, and only a link could lead elsewhere.
 
     Yields:
         The place.
