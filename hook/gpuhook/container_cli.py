@@ -113,9 +113,15 @@ def configure(words: list[str]) -> None:
             "without --pid the container's cgroup is not known; add --no-cgroups, or name the container's process",
             USAGE,
         )
-    inventory = ensure.snapshot(stamp.config_path(), stamp.state_dir())
-    argp.check_root(given, inventory["driver"]["root"])
     line: dict[str, Any] = {"container": rootfs, "by": "nvidia-container-cli"}
+    try:
+        inventory = ensure.snapshot(stamp.config_path(), stamp.state_dir())
+        argp.check_root(given, inventory["driver"]["root"])
+    except GpushimError as error:
+        from gpushim import refusal  # imports json and more
+
+        refusal.record(str(error), line)
+        raise
     try:
         wanted = request(options, inventory["policy"])
         ensure.look_at_channels(inventory, wanted.imex)

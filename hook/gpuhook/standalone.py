@@ -18,12 +18,13 @@ from gpuhook.finish import finish
 from gpuhook.prestart import Options, open_container, process_of
 from gpushim import bundle, create, edits, fastjson, plan
 from gpushim.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
+from gpushim.update import edited
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-VERBS = (["prestart"], ["createRuntime"])
+    from gpushim import request
 
 
 def inject(state: dict[str, Any]) -> None:
@@ -36,17 +37,15 @@ def inject(state: dict[str, Any]) -> None:
         GpushimError: the request is malformed or cannot be met, or config.json cannot be read.
     """
     started = time.monotonic()
-    directory = bundle_of(state)
-    path = directory + "/config.json"
-    spec = fastjson.loads(bundle.read(path)[0], path)
-    if not isinstance(spec, dict):
-        raise GpushimError(f"{path} is not a JSON object", BUNDLE)
-    bundle.check_spelling(spec, path)
-    if edited(spec):
-        return
     ignored: list[str] = []
-    wanted, inventory = create.find_request(spec, ignored)
     line: dict[str, Any] = {"container": state.get("id"), "by": edits.HOOK_NAME}
+    try:
+        directory, spec, wanted, inventory = read(state, ignored)
+    except GpushimError as error:
+        from gpushim import refusal  # imports json and more
+
+        refusal.record(str(error), line)
+        raise
     if wanted is None:
         if ignored:
             create.record(inventory, {"level": "warning", "msg": "no GPU", **line, "ignored": ignored})
@@ -71,6 +70,32 @@ def inject(state: dict[str, Any]) -> None:
     if ignored:
         line["ignored"] = ignored
     create.record(inventory, {"level": "info", "msg": "GPU container", **line})
+
+
+def read(
+    state: dict[str, Any], ignored: list[str]
+) -> tuple[str, dict[str, Any], request.Request | None, dict[str, Any]]:
+    """Read what a created container asks for, and still needs.
+
+    Args:
+        state: as `inject` takes it.
+        ignored: as create.find_request takes it.
+
+    Returns:
+        the bundle's directory, its config.json, and what create.find_request returns.
+
+    Raises:
+        GpushimError: as `inject`.
+    """
+    directory = bundle_of(state)
+    path = directory + "/config.json"
+    spec = fastjson.loads(bundle.read(path)[0], path)
+    if not isinstance(spec, dict):
+        raise GpushimError(f"{path} is not a JSON object", BUNDLE)
+    bundle.check_spelling(spec, path)
+    if edited(spec):
+        return directory, spec, None, {}
+    return directory, spec, *create.find_request(spec, ignored)
 
 
 def put(planned: list[tuple[str, Any]], spec: dict[str, Any], pid: int, dev_root: str) -> None:
@@ -107,12 +132,3 @@ def land(planned: list[tuple[str, Any]], options: Options, pid: int, dev_root: s
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     live.apply(planned, work.root, dev_root, work.warn)
     finish(work, options)
-
-
-def edited(spec: dict[str, Any]) -> bool:
-    """Say whether another hook of ours does the rest: gpushim-runtime put it there, or a CDI spec of ours."""
-    hooks = spec.get("hooks")
-    stages = [hooks.get(stage) for stage in ("prestart", "createRuntime")] if isinstance(hooks, dict) else []
-    entries = [entry for stage in stages if isinstance(stage, list) for entry in stage if isinstance(entry, dict)]
-    ours = [entry.get("args") for entry in entries if str(entry.get("path")).endswith("/" + edits.HOOK_NAME)]
-    return any(isinstance(args, list) and args[1:2] in VERBS and len(args) > 2 for args in ours)

@@ -53,12 +53,16 @@ def main(argv: list[str]) -> NoReturn:
             low = configured_runtime(low, launcher)
         if verb in ("create", "run"):
             low = edit(low, bundle_path, container, started)
+        elif verb == "update" and bundle_path:
+            from gpushim import update  # of a container over crun that may have a GPU
+
+            args = update.keep_devices(args, bundle_path)
         become(low, args, int(ignored))
     except GpushimError as error:
-        complain(str(error), log, log_format)
+        refuse(str(error), verb, container, log, log_format)
         posix._exit(error.exit_code)
     except Exception as error:  # noqa: BLE001 - a bug of ours; an engine's user gets a sentence, not a traceback
-        complain(f"internal error, please report it: {error!r}", log, log_format)
+        refuse(f"internal error, please report it: {error!r}", verb, container, log, log_format)
         posix._exit(FAILED)
 
 
@@ -96,6 +100,7 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
         if ignored:
             record(inventory, {"level": "warning", "msg": "no GPU", "container": container, "ignored": ignored})
         return low
+    low = str(inventory["runtime"]) or sought(inventory["policy"])
     edits, chosen = plan.plan(wanted, inventory, facts(spec, bundle_path))
     if apply(edits, spec):
         bundle.replace(path, fastjson.dumps(spec), status, folder)
@@ -105,7 +110,7 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
     if ignored:
         line["ignored"] = ignored
     record(inventory, line)
-    return str(inventory["runtime"])
+    return low
 
 
 def missing(path: str) -> bool:
@@ -148,8 +153,11 @@ def find_request(
     try:
         inventory = (renew or ensure.snapshot)(config, state)
     except GpushimError:
-        if stale == "policy" and asks_for_nothing(spec):
-            return None, {}
+        if stale == "policy":
+            from gpushim import unread  # imports json and more, and is for trouble only
+
+            if not unread.may_ask(spec, config, state):
+                return None, {}
         raise
     ignored.clear()
     return _with_channels(request.read(spec, inventory["policy"], ignored), inventory)
@@ -161,16 +169,6 @@ def _with_channels(
     if wanted is not None and wanted.imex:
         ensure.look_at_channels(inventory, wanted.imex)
     return wanted, inventory
-
-
-def asks_for_nothing(spec: dict[str, Any]) -> bool:
-    """Say whether a container has no request under the default policy, when the one in force cannot be had."""
-    from gpushim.policy import defaults  # imports json and more, and is for trouble only
-
-    try:
-        return request.read(spec, defaults()) is None
-    except GpushimError:  # under that policy; why the one in force cannot be had is what must be said
-        return False
 
 
 def facts(spec: dict[str, Any], bundle_path: str) -> dict[str, Any]:
@@ -219,9 +217,10 @@ def configured_runtime(last: str, launcher: str) -> str:
 
     try:
         names = policy.load(stamp.config_path())["runtime"]["low-level"]
-    except GpushimError:  # a request will meet it again and say so; most calls need nothing of the configuration
-        names = [last] if last else policy.defaults()["runtime"]["low-level"]
-    low = policy.low_level(names)
+    except GpushimError:
+        names = []
+    # Where they are not to be had, a request will meet it again and say so; most calls need nothing of it.
+    low = policy.stand_in(names, last)
     ours, theirs = posix.stat(launcher), posix.stat(low)
     if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
         raise GpushimError(
@@ -229,6 +228,20 @@ def configured_runtime(last: str, launcher: str) -> str:
             NOT_EXECUTABLE,
         )
     return low
+
+
+def sought(settings: dict[str, Any]) -> str:
+    """Find the low-level runtime that the last refresh has not found.
+
+    Args:
+        settings: the policy.
+
+    Raises:
+        GpushimError: there is none.
+    """
+    from gpushim import policy
+
+    return policy.low_level(settings["runtime"]["low-level"])
 
 
 def become(low: str, args: list[str], ignored: int) -> NoReturn:
@@ -255,6 +268,15 @@ def become(low: str, args: list[str], ignored: int) -> NoReturn:
         raise GpushimError(
             f"the low-level runtime {low} cannot be executed: {error.strerror}", NOT_EXECUTABLE
         ) from None
+
+
+def refuse(sentence: str, verb: str, container: str, log: str, log_format: str) -> None:
+    """Say why where people look, and of a container that is not made, in the GPU log too."""
+    complain(sentence, log, log_format)
+    if verb in ("create", "run"):
+        from gpushim import refusal  # imports json and more
+
+        refusal.record(sentence, {"container": container})
 
 
 def complain(sentence: str, log: str, log_format: str) -> None:

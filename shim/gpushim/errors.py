@@ -14,6 +14,7 @@ DRIVER = 13  # kernel module and libraries of the driver differ
 BUNDLE = 14  # config.json cannot be read, or not be replaced
 CONFIG = 15  # /etc/gpushim/config.toml is wrong
 ROOTFS = 16  # the container's rootfs cannot be made ready
+LEFT_OUT = 17  # a setting of NVIDIA's toolkit could not be taken over
 NOT_EXECUTABLE = 126  # the low-level runtime cannot be executed, or is gpushim itself
 NOT_FOUND = 127  # there is no low-level runtime
 

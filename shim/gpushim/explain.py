@@ -168,7 +168,8 @@ def _looked_at(
             yield _row(name, value, origins, effect if last[name] == place else "set again below, which counts")
     if wanted and CAPABILITIES not in last:
         words = "all" if wanted.legacy else ",".join(wanted.capabilities)
-        yield {"what": CAPABILITIES, "value": words, "from": "default", "effect": told.effect(CAPABILITIES, words)}
+        origin = "default" if wanted.legacy else "[requests] default-capabilities"
+        yield {"what": CAPABILITIES, "value": words, "from": origin, "effect": told.effect(CAPABILITIES, words)}
     if wanted:
         value, effect = ("yes", "counts as privileged") if wanted.privileged else ("no", "counts as unprivileged")
         yield {"what": "CAP_SYS_ADMIN", "value": value, "from": "process.capabilities", "effect": effect}

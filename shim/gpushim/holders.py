@@ -3,7 +3,8 @@
 The state directories of runc and crun tell a container's process and bundle; the bundle's config.json its device
 nodes; the process's mount table those that the hook alone has bound into it. Users keep such states too, and may
 write into them what they like: of each user no more is read than ALLOWANCE, and of what is read any member may be
-anything. Out of scope: processes on the host that use a GPU without a container, which nvidia-smi lists.
+anything. What this user may not look at is said, for it may hold any number of containers.
+Out of scope: processes on the host that use a GPU without a container, which nvidia-smi lists.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuhook.owned import parse
 from gpuhook.walk import held, mountinfo, read_proc
+from gpushim import names, seen
 from gpushim.engines import files, running
 from gpushim.errors import GpushimError
 
@@ -34,25 +36,19 @@ STATES = (
 )
 USERS = "/run/user/*"
 USERS_STATES = (("runc", "runc"), ("crun", "crun"), ("docker/runtime-*/*", "docker"))
-DOCKER_CONFIG = "/etc/docker/daemon.json"
 FILES = ("state.json", "status")  # of runc, of crun
 SIZE_LIMIT = 16 << 20  # bytes
 ALLOWANCE = 64 << 20  # bytes that are read of one user's states; a container's are some 50 KiB
 LOOK = 4096  # bytes of it that any look at a file costs
 PLACES = 64  # directories of one user's, each with the containers of a runtime
 STAT_LIMIT = 4096  # bytes of a process's stat
-# Annotations by which an engine can be told, and those with a name for people.
+# Annotations by which an engine can be told.
 ENGINES = (
     ("io.kubernetes.cri-o.", "cri-o"),
     ("io.kubernetes.cri.", "containerd (CRI)"),
     ("io.podman.", "podman"),
     ("io.container.manager", "podman"),
     ("nerdctl/", "nerdctl"),
-)
-NAMES = (
-    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"),
-    ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
-    ("nerdctl/name",),
 )
 
 
@@ -72,12 +68,13 @@ def holders(
         sentences about what could not be read.
     """
     notes: list[str] = []
+    unseen: list[str] = []
     found = []
-    places = [(each, "", "") for each in states] if states is not None else _places()
+    places = [(each, _docker(each), "") for each in states] if states is not None else _places(unseen)
     left = {user: ALLOWANCE for _, _, user in places if user}
     for folder, engine, user in places:
-        reader = _Reader(notes, left, user)
-        for name in _listing(folder, notes):
+        reader = _Reader(notes, unseen, left, user)
+        for name in _listing(folder, notes, unseen):
             if reader.spent:
                 notes.append(f"{folder} has more than is read of one user's states, so not all there is listed")
                 break
@@ -86,6 +83,7 @@ def holders(
                 holder = _holder(name, engine, state, inventory, process, reader) if state and process else None
             if holder and holder["devices"]:
                 found.append(holder)
+    notes += [f"{seen.sentence(unseen)}, so containers there are not listed; {seen.AS_ROOT}"] if unseen else []
     return sorted(found, key=lambda each: (each["devices"], each["id"])), notes
 
 
@@ -94,12 +92,14 @@ class _Reader:
 
     Args:
         notes: get sentences about what could not be read.
+        unseen: gets what this user may not look at.
         left: bytes that are left of each user's allowance.
         user: whose states these are; "" for root's, or for whatever somebody named.
     """
 
-    def __init__(self, notes: list[str], left: dict[str, int], user: str) -> None:
-        self.notes, self.left, self.user = notes, left, user
+    def __init__(self, notes: list[str], unseen: list[str], left: dict[str, int], user: str) -> None:
+        self.notes, self.unseen, self.left, self.user = notes, unseen, left, user
+        self._roots: list[str] | None = None
 
     @property
     def whose(self) -> str:
@@ -110,14 +110,28 @@ class _Reader:
     def spent(self) -> bool:
         return bool(self.user) and self.left[self.user] <= 0
 
+    def docker_roots(self) -> list[str]:
+        """List where dockerd keeps what it knows of containers, found out once."""
+        if self._roots is None:
+            self._roots = names.docker_roots(self.user, _settings)
+        return self._roots
+
     def read(self, path: str) -> dict[str, Any] | None:
         """Read a file; None if it is not there (any more) or is no object."""
+        found = self.json(path)
+        return found if isinstance(found, dict) else None
+
+    def json(self, path: str) -> Any:
+        """Read a JSON file; None if it is not there (any more) or is none."""
         data = b""
         try:
             with open(path, "rb", opener=_regular) as file:
                 data = file.read(SIZE_LIMIT)
             found = json.loads(data)
         except (FileNotFoundError, NotADirectoryError):
+            return None
+        except PermissionError:
+            self.unseen.append(seen.barrier(path))
             return None
         except OSError as error:
             self.notes.append(f"{path} cannot be read: {error.strerror}")
@@ -127,15 +141,19 @@ class _Reader:
         finally:
             if self.user:
                 self.left[self.user] -= max(len(data), LOOK)
-        return found if isinstance(found, dict) else None
+        return found
 
 
-def _places() -> list[tuple[str, str, str]]:
-    """List state directories that exist, each once, with the engine that they belong to, and the user if not root."""
+def _places(unseen: list[str]) -> list[tuple[str, str, str]]:
+    """List state directories that exist, each once, with the engine that they belong to, and the user if not root.
+
+    Args:
+        unseen: gets directories that may have more, but that this user may not look into.
+    """
     patterns = list(STATES)
     for engine in running.find():
         if engine.name == "dockerd":
-            settings = _settings(engine.seen(engine.config or DOCKER_CONFIG))
+            settings = _settings(engine.seen(engine.config or names.DOCKER_CONFIG))
             roots = [*engine.option("--exec-root"), settings.get("exec-root")]
             patterns += [(f"{glob.escape(root)}/runtime-*/*", "docker") for root in roots if isinstance(root, str)]
     asked = [(pattern, engine_name, "") for pattern, engine_name in patterns]
@@ -145,9 +163,15 @@ def _places() -> list[tuple[str, str, str]]:
     for pattern, engine_name, user in asked:
         # Links of a user's can make a directory appear any number of times.
         matches = itertools.islice(glob.iglob(pattern), PLACES if user else None)
+        unseen += itertools.islice(seen.refused(pattern), PLACES)
         for path in sorted(matches):
-            places.setdefault(os.path.realpath(path), ("docker" if path.endswith("/moby") else engine_name, user))
+            places.setdefault(os.path.realpath(path), (_docker(path) or engine_name, user))
     return [(path, *whose) for path, whose in places.items()]
+
+
+def _docker(folder: str) -> str:
+    """Return "docker" for a state directory of Docker's containerd namespace, else ""."""
+    return "docker" if os.path.basename(folder.rstrip("/")) == "moby" else ""
 
 
 def _settings(path: str) -> dict[str, Any]:
@@ -159,10 +183,13 @@ def _settings(path: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _listing(folder: str, notes: list[str]) -> list[str]:
+def _listing(folder: str, notes: list[str], unseen: list[str]) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except FileNotFoundError:
+        return []
+    except PermissionError:
+        unseen.append(seen.barrier(folder))
         return []
     except OSError as error:
         notes.append(f"{folder} cannot be read ({error.strerror}), so containers there are not listed")
@@ -239,13 +266,19 @@ def _holder(
     spec = state["spec"] if spec is None else spec
     annotations = (spec or {}).get("annotations")
     annotations = annotations if isinstance(annotations, dict) else {}
+    if engine != "docker":  # whose containers anybody may give any annotation
+        engine = _engine(annotations) or engine or "runc or crun"
     given = set(_given(spec or {}, inventory))
-    bound = set(_bound(process, inventory)) - given
     behind = "mount" if spec is None else "hook"  # without a config.json, nobody says whose it is
+    try:
+        bound = set(_bound(process, inventory)) - given
+    except PermissionError:
+        bound = set()
+        reader.unseen.append(f"/proc/{state['pid']}")
     return {
         "id": name,
-        "name": _name(annotations),
-        "engine": (_engine(annotations) or engine or "runc or crun") + reader.whose,
+        "name": _name(name, engine, bundle, annotations, reader),
+        "engine": engine + reader.whose,
         "pid": state["pid"],
         "bundle": bundle,
         "devices": devices(given | bound, inventory),
@@ -267,9 +300,11 @@ def _given(spec: dict[str, Any], inventory: dict[str, Any]) -> Iterator[str]:
 
 
 def _bound(process: str, inventory: dict[str, Any]) -> Iterator[str]:
-    """List the inventory's nodes that a process has as mounts."""
+    """List the inventory's nodes that a process has as mounts; raises PermissionError if this user may not look."""
     try:
         mounts = parse(mountinfo(process))
+    except PermissionError:
+        raise
     except (OSError, ValueError, IndexError):
         return
     for mount in mounts:
@@ -304,11 +339,10 @@ def _engine(annotations: dict[str, Any]) -> str:
     return ""
 
 
-def _name(annotations: dict[str, Any]) -> str:
-    for keys in NAMES:
-        if keys[-1] in annotations:
-            return "/".join(str(annotations[key]) for key in keys if key in annotations)
-    return ""
+def _name(identity: str, engine: str, bundle: str, annotations: dict[str, Any], reader: _Reader) -> str:
+    if engine == "docker":
+        return names.of_docker(identity, reader.docker_roots(), reader.json)
+    return names.annotated(annotations) or names.of_podman(identity, bundle, reader.user, reader.json)
 
 
 def _objects(found: Any) -> list[dict[str, Any]]:

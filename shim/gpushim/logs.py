@@ -6,6 +6,7 @@ Never on the create path: `logging` costs 13 ms. Out of scope: the log of GPU co
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from importlib import import_module
 from typing import Any
@@ -14,12 +15,14 @@ logger = logging.getLogger("gpushim")
 
 
 def start(form: str, level: str) -> None:
-    """Send the project's log to stderr.
+    """Send the project's log to stderr; to people on a terminal as text, without what the command itself says.
 
     Args:
         form: "json" or "text"; without python-json-logger it is text, with a warning.
         level: the least that is logged: "error", "warning", "info" or "debug".
     """
+    if sys.stderr is not None and sys.stderr.isatty():
+        form, level = "text", "warning" if level == "info" else level
     formatter = _json_formatter() if form == "json" else None
     logging.raiseExceptions = False  # a full or closed stderr is no reason for tracebacks on it
     handler = logging.StreamHandler()

@@ -1,7 +1,9 @@
 """From NVIDIA's container toolkit to gpushim: what each of its settings becomes in config.toml.
 
-Only what somebody wrote down is taken over; where their default and ours differ, ours stays.
-Out of scope: printing (cli/migrate.py); the engines' settings, which are only looked at (migrate_engines.py).
+Only what somebody wrote down is taken over; where their default and ours differ, ours stays, and a warning says what
+that changes for containers. What is left out, because nothing here would do the same, is never left out in silence.
+Out of scope: what each key means here (migrate_keys.py); printing (cli/migrate.py); the engines' settings, which are
+only looked at (migrate_engines.py).
 """
 
 from __future__ import annotations
@@ -9,27 +11,31 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass, field
-from typing import Any, Callable, Union
+from typing import Any
 
-from gpushim import policy
+from gpushim import policy, seen
 from gpushim.engines import files, tomltext
 from gpushim.engines.files import Change
-from gpushim.errors import CONFIG, GpushimError
+from gpushim.errors import CONFIG, LEFT_OUT, GpushimError, quote
+from gpushim.migrate_keys import GIVEN_UP, KINDS
+from gpushim.migrate_keys import KEYS as KEYS
+from gpushim.migrate_keys import Setting as Setting
 
 SYSTEM_CONFIG = "/etc/nvidia-container-runtime/config.toml"
-CAPABILITIES = {"compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
-MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY="
-# Names of logrus, which their tools log with.
-LEVELS = {
-    **dict.fromkeys(("trace", "debug"), "debug"),
-    "info": "info",
-    **dict.fromkeys(("warn", "warning"), "warning"),
-    **dict.fromkeys(("error", "fatal", "panic"), "error"),
-}
-
-Setting = tuple[str, str, Any]  # section, key and value of config.toml
-Answer = Union[Setting, str]  # or why it becomes none
-Meaning = Union[str, tuple[str, str], Callable[[Any], Answer]]
+NAMED = 10  # keys in one sentence
+# Modes in which NVIDIA's runtime looks at neither variable (auto becomes jit-cdi since 1.18).
+OF_ANY_CAPABILITY = ("auto", "jit-cdi", "cdi")
+_CAPABILITIES_COUNT = (
+    "NVIDIA's runtime gives all of the driver to every container in its mode {} (toolkit 1.18 and later); here "
+    "NVIDIA_DRIVER_CAPABILITIES counts, and without it a container gets compute and utility: no NVENC, EGL or "
+    "Vulkan. Set NVIDIA_DRIVER_CAPABILITIES=all for containers that need them, or for all that say nothing "
+    '[requests] default-capabilities = ["all"] in {}'
+)
+_REQUIREMENTS_COUNT = (
+    "NVIDIA's runtime never looks at NVIDIA_REQUIRE_* in its mode {} (toolkit 1.18 and later); here a container is "
+    "refused if this driver does not meet them. Set NVIDIA_DISABLE_REQUIRE=true for one that is to start all the "
+    "same, or [requests] disable-require = true in {} for all"
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,11 @@ class Row:
     becomes: str
     setting: Setting | None = None
 
+    @property
+    def left_out(self) -> bool:
+        """Say whether it is lost: who gets a GPU, or what of it, may be another here."""
+        return self.becomes.startswith(GIVEN_UP)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -57,11 +68,13 @@ class Plan:
         source: path of NVIDIA's settings, or "" if there are none.
         rows: what each of them becomes.
         changes: of config.toml; none if it says all that already.
+        warnings: sentences about what containers meet here that NVIDIA's toolkit does otherwise.
     """
 
     source: str
     rows: list[Row] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def source() -> str:
@@ -72,7 +85,7 @@ def source() -> str:
     named, home = os.environ.get("NVIDIA_CTK_CONFIG_FILE_PATH"), os.environ.get("XDG_CONFIG_HOME")
     candidates = [named] if named else [f"{home}/nvidia-container-runtime/config.toml"] if home else []
     candidates += [] if named else [SYSTEM_CONFIG]
-    return next((os.path.abspath(path) for path in candidates if os.path.lexists(path)), "")
+    return next((os.path.abspath(path) for path in candidates if not seen.absent(path)), "")
 
 
 def plan(path: str, ours: str) -> Plan:
@@ -85,13 +98,11 @@ def plan(path: str, ours: str) -> Plan:
     Raises:
         GpushimError: one of the two files cannot be read or understood.
     """
-    if not path:
-        return Plan("")
-    data = files.read(path)
+    data = files.read(path) if path else b""
     if data is None:
         raise GpushimError(f"{path} is not there; name the toolkit's config.toml with --from")
     found = rows(tomltext.get(tomltext.parse(data, path), ()))
-    return Plan(path, found, changes(found, ours))
+    return Plan(path, found, changes(found, ours), warnings(found, ours))
 
 
 def rows(data: dict[str, Any]) -> list[Row]:
@@ -101,6 +112,55 @@ def rows(data: dict[str, Any]) -> list[Row]:
         data: NVIDIA's settings as nested tables.
     """
     return [_row(key, value) for key, value in _flat(data, "")]
+
+
+def warnings(found: list[Row], ours: str) -> list[str]:
+    """Say what changes for containers though no setting says it, a sentence each.
+
+    Args:
+        found: from `rows`.
+        ours: path of config.toml.
+
+    Raises:
+        GpushimError: it is wrong.
+    """
+    theirs = {row.key: row.value for row in found}
+    new = {row.setting[:2]: row.setting[2] for row in found if row.setting}
+    has = {
+        (section, key): value
+        for section, entries in (policy.given(ours) or {}).items()
+        for key, value in entries.items()
+    }
+    has.update(new)
+    said = []
+    mode = theirs.get("nvidia-container-runtime.mode", "auto")
+    if mode in OF_ANY_CAPABILITY and "all" not in has.get(("requests", "default-capabilities"), ()):
+        said.append(_CAPABILITIES_COUNT.format(mode, ours))
+    if mode in OF_ANY_CAPABILITY and not has.get(("requests", "disable-require")):
+        said.append(_REQUIREMENTS_COUNT.format(mode, ours))
+    if ("mps", "pipe-directory") in new and not has.get(("mps", "enabled")):
+        said.append(f"here no container takes part in MPS without [mps] enabled = true in {ours}")
+    return said
+
+
+def check(found: list[Row], place: str) -> None:
+    """Refuse to call it done while something is left out.
+
+    Args:
+        found: from `rows`.
+        place: where the settings come from, for the sentence.
+
+    Raises:
+        GpushimError: something is left out; it names each.
+    """
+    lost = [row.key for row in found if row.left_out]
+    if lost:
+        names = ", ".join(quote(key) for key in lost[:NAMED]) + (", ..." if len(lost) > NAMED else "")
+        raise GpushimError(
+            f"{place} has what gpushim has no equivalent for: {names}; read in the list what each means here, and "
+            "take it out there once that will do",
+            LEFT_OUT,
+        )
 
 
 def changes(found: list[Row], ours: str) -> list[Change]:
@@ -136,11 +196,13 @@ def _flat(table: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 def _row(key: str, value: Any) -> Row:
     if key not in KEYS:
-        return Row(key, value, "no counterpart: neither gpushim nor NVIDIA's toolkit 1.20 knows this key")
+        return Row(key, value, f"{GIVEN_UP}: neither gpushim nor NVIDIA's toolkit 1.20 knows this key")
     kind, meaning = KEYS[key]
     fits = isinstance(value, kind) and (kind is not list or all(isinstance(item, str) for item in value))
     if not fits:
-        return Row(key, value, f"left out: it is not {_KINDS[kind]}")
+        return Row(key, value, f"{GIVEN_UP}: it is not {KINDS[kind]}")
+    if isinstance(meaning, str) and value in ("", []):
+        return Row(key, value, "not needed: it is empty")
     if isinstance(meaning, str):
         return Row(key, value, meaning)
     answer = meaning(value) if callable(meaning) else (meaning[0], meaning[1], value)
@@ -150,7 +212,7 @@ def _row(key: str, value: Any) -> Row:
     becomes = written(name, ours)
     trouble = _trouble(tomltext.put("", (section, name), ours))
     if trouble:
-        return Row(key, value, f"left out: [{section}] {becomes} is not allowed ({trouble})")
+        return Row(key, value, f"{GIVEN_UP}: [{section}] {becomes} is not allowed ({trouble})")
     if policy.defaults()[section][name] == ours:
         becomes += ", the default"
     return Row(key, value, f"[{section}] {becomes}", answer)
@@ -171,114 +233,3 @@ def _trouble(text: str) -> str:
         except GpushimError as error:
             return str(error).replace(f"{scratch.name}: ", "").replace(scratch.name, "it")
     return ""
-
-
-def _swarm(value: str) -> Answer:
-    return "requests", "swarm-variables", [name.strip() for name in value.split(",") if name.strip()]
-
-
-def _capabilities(value: str) -> Answer:
-    named = {name.strip() for name in value.split(",")}
-    if "all" in named or named >= CAPABILITIES:
-        return "not needed: a container may ask for any capability"
-    return "no counterpart: a container may ask for any capability, NVIDIA_DRIVER_CAPABILITIES decides"
-
-
-def _root(value: str) -> Answer:
-    return "driver", "root", value or "/"
-
-
-def _environment(value: list[str]) -> Answer:
-    pipes = [text[len(MPS_VARIABLE) :] for text in value if text.startswith(MPS_VARIABLE)]
-    if pipes:
-        return "mps", "pipe-directory", pipes[-1].rstrip("/")
-    return "not needed: no nvidia-container-cli runs that could read these variables"
-
-
-def _no_cgroups(value: bool) -> Answer:
-    return "hook", "device-rules", not value
-
-
-def _level(value: str) -> Answer:
-    if value.lower() not in LEVELS:
-        return "left out: no such level; NVIDIA's tools take info instead"
-    return "log", "level", LEVELS[value.lower()]
-
-
-def _mode(value: str) -> Answer:
-    known = {
-        "auto": "not needed: there is one mode, which takes variables, mounts, annotations and CDI names",
-        "jit-cdi": "not needed: gpushim-runtime works like this always",
-        "cdi": "not needed: CDI names are looked up in specs always; what specs do not name is this host's",
-        "csv": "not needed: on Tegra the CSV files are read always",
-        "legacy": "not needed: gpushim-runtime edits config.json instead of leaving all to a hook",
-    }
-    return known.get(value, "left out: no such mode")
-
-
-def _compat(value: str) -> Answer:
-    if value == "ldconfig":
-        return "not needed: the image's newer libcuda comes first where it runs on this driver"
-    if value in ("hook", "mount"):
-        return "not needed: the image's newer libcuda comes first where it runs on this driver, without a mount"
-    return "no counterpart: the image's newer libcuda comes first where it runs on this driver"
-
-
-def _feature(sentence: str) -> tuple[type[Any], Meaning]:
-    return bool, lambda value: sentence if value else "not needed: it is off"
-
-
-_LOG = "not needed: [log] file gets a line per GPU container"
-_NO_CLI = "not needed: gpushim calls no nvidia-container-cli"
-_FOUND = "not needed: gpushim finds its own programs"
-_KINDS = {bool: "true or false", str: "a string", list: "an array of strings"}
-_CLI, _RUNTIME = "nvidia-container-cli.", "nvidia-container-runtime."
-_MODES, _HOOK = _RUNTIME + "modes.", "nvidia-container-runtime-hook."
-KEYS: dict[str, tuple[type[Any], Meaning]] = {
-    "disable-require": (bool, ("requests", "disable-require")),
-    "swarm-resource": (str, _swarm),
-    "accept-nvidia-visible-devices-envvar-when-unprivileged": (bool, ("requests", "accept-env-when-unprivileged")),
-    "accept-nvidia-visible-devices-as-volume-mounts": (bool, ("requests", "accept-volume-mounts")),
-    "supported-driver-capabilities": (str, _capabilities),
-    _CLI + "root": (str, _root),
-    _CLI + "path": (str, _NO_CLI),
-    _CLI + "environment": (list, _environment),
-    _CLI + "debug": (str, _LOG),
-    _CLI + "ldcache": (str, "no counterpart: the cache is /etc/ld.so.cache below [driver] root"),
-    _CLI + "load-kmods": (bool, ("driver", "load-kernel-modules")),
-    _CLI + "no-cgroups": (bool, _no_cgroups),
-    _CLI + "no-pivot": (bool, "not needed: no program runs in the container's root directory"),
-    _CLI + "user": (str, "not needed: NVML is never called while a container is created"),
-    _CLI + "ldconfig": (str, "not needed: gpushim writes the container's ld.so.cache itself; no ldconfig runs"),
-    _RUNTIME + "debug": (str, _LOG),
-    _RUNTIME + "log-level": (str, _level),
-    _RUNTIME + "runtimes": (list, ("runtime", "low-level")),
-    _RUNTIME + "mode": (str, _mode),
-    _MODES + "cdi.spec-dirs": (list, ("cdi", "spec-dirs")),
-    _MODES + "cdi.default-kind": (str, ("cdi", "kind")),
-    _MODES + "cdi.annotation-prefixes": (list, ("cdi", "annotation-prefixes")),
-    _MODES + "jit-cdi.nvcdi-feature-flags": (list, "no counterpart: they are about how NVIDIA's toolkit finds files"),
-    _MODES + "jit-cdi.nvcdi-disable-hooks": (list, "no counterpart: gpushim has one hook, which is always needed"),
-    _MODES + "csv.mount-spec-path": (str, ("driver", "csv-directory")),
-    _MODES + "csv.compat-container-root": (
-        str,
-        "no counterpart: newer libcuda are looked for in /usr/local/cuda/compat",
-    ),
-    _MODES + "legacy.cuda-compat-mode": (str, _compat),
-    _HOOK + "path": (str, _FOUND),
-    _HOOK + "skip-mode-detection": (bool, "not needed: the hook has no modes"),
-    "nvidia-ctk.path": (str, _FOUND),
-    "features.allow-cuda-compat-libs-from-container": _feature(
-        "not needed: the image's newer libcuda comes first where it runs on this driver"
-    ),
-    "features.allow-ldconfig-from-container": _feature("no counterpart: nothing of an image is ever executed"),
-    "features.allow-unknown-oci-spec-fields": _feature("not needed: fields of config.json that are unknown stay"),
-    "features.disable-cuda-compat-lib-hook": _feature(
-        "no counterpart: the image's newer libcuda comes first where it runs on this driver"
-    ),
-    "features.disable-imex-channel-creation": _feature("not needed: gpushim makes no IMEX channels"),
-    "features.ignore-imex-channel-requests": (bool, ("requests", "ignore-imex-channel-requests")),
-    "features.no-additional-gids-for-device-nodes": _feature(
-        "no counterpart: a container gets the group of a node that only this group may use"
-    ),
-}

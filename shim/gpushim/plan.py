@@ -6,7 +6,7 @@ the host has (inventory/), what the CDI specs of others say (cdi/), and putting 
 
 from __future__ import annotations
 
-from gpushim import authorization, require, selection
+from gpushim import authorization, bounds, require, selection
 from gpushim.edits import HOOK_NAME, last_counts
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.request import DEVICES, MPS_PIPES
@@ -138,6 +138,7 @@ def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: di
         GpushimError: one that it cannot do without is not on the host.
     """
     nodes = inventory["nodes"]
+    channels = channel_paths(request, nodes)
     if inventory["platform"] != "native":
         return list(nodes) if gpus else []  # one node for all of WSL; on Tegra all that the CSV files name
     parents = {mig["gpu"] for mig in migs}
@@ -168,13 +169,29 @@ def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: di
     if DISPLAYING & set(request.capabilities):
         drawing = [*gpus, *(gpu for gpu in inventory["gpus"] if _draws(gpu, migs))]
         paths += [path for path in (MODESET_NODE, *(path for gpu in drawing for path in gpu["drm"])) if path in nodes]
-    for channel in request.imex:
-        paths.append(f"/dev/nvidia-caps-imex-channels/channel{channel}")
-        if paths[-1] not in nodes:
-            request.ignored.append(f"IMEX channel {channel} is not on this host: there is no {paths.pop()}")
+    paths += channels
     if _devices(request):
         paths += [path for feature in request.features for path in inventory["features"].get(feature, ())]
     return list(dict.fromkeys(paths))
+
+
+def channel_paths(request: Request, nodes: dict[str, Any]) -> list[str]:
+    """List the nodes of the IMEX channels that a container asks for.
+
+    Raises:
+        GpushimError: one is not on the host.
+    """
+    paths = [f"/dev/nvidia-caps-imex-channels/channel{channel}" for channel in request.imex]
+    missing = [path for path in paths if path not in nodes]
+    if missing:
+        names = ", ".join(path.rpartition("channel")[2] for path in missing[: bounds.LISTED])
+        more = f" and {len(missing) - bounds.LISTED} more" if len(missing) > bounds.LISTED else ""
+        raise GpushimError(
+            f"the container asks for the IMEX channel{'s' * (len(missing) > 1)} {names}{more}, but there is no "
+            f"{missing[0]} on this host; nvidia-modprobe makes it, or ask without it",
+            INVENTORY,
+        )
+    return paths
 
 
 def _draws(gpu: dict[str, Any], migs: list[Any]) -> bool:

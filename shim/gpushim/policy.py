@@ -12,6 +12,7 @@ import posixpath
 import re
 import stat
 import sys
+from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from gpushim import stamp
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 
 CONFIG_LIMIT = 1 << 20  # bytes
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Where engines that bring a runtime of their own have it; * is a version, and the newest comes first.
+ENGINES_PATH = (
+    "/usr/libexec/crio",  # the launcher has it too
+    "/var/lib/rancher/k3s/data/current/bin",
+    "/var/lib/rancher/k3s/data/*/bin",
+    "/var/lib/rancher/rke2/bin",
+    "/var/lib/rancher/rke2/data/*/bin",
+    "/snap/microk8s/current/bin",
+    "/snap/docker/current/bin",
+)
+RUNTIMES = ("runc", "crun")  # without a configuration
 _QUOTES = "'\""
 # What the switches are under a profile, where config.toml does not name them itself.
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {
@@ -165,24 +177,53 @@ def low_level(names: list[str]) -> str:
         names: in order of preference; bare names, or absolute paths.
 
     Returns:
-        absolute path of the first that is an executable file, sought in the system's directories, then in those of
-        PATH (k3s and its kin have their own there) in which nobody else could have put it.
+        absolute path of the first that is an executable file, sought in the system's directories and in those of PATH
+        in which nobody else could have put it; then, all of them, in those of ENGINES_PATH.
 
     Raises:
         GpushimError: none is there.
     """
     folders = [*SYSTEM_PATH.split(":"), *filter(_is_safe, os.environ.get("PATH", "").split(":"))]
-    for name in names:
-        candidates = [name] if "/" in name else [f"{folder}/{name}" for folder in folders]
-        for path in candidates:
-            # The launcher reads the path as one line; a relative one would depend on the engine's directory.
-            if path.startswith("/") and "\n" not in path and os.path.isfile(path) and os.access(path, os.X_OK):
-                return path
+    for places in (folders, [*filter(_is_safe, _engines())]):
+        for name in names:
+            for path in [name] if "/" in name else [f"{folder}/{name}" for folder in places]:
+                # The launcher reads the path as one line; a relative one would depend on the engine's directory.
+                if path.startswith("/") and "\n" not in path and os.path.isfile(path) and os.access(path, os.X_OK):
+                    return path
     raise GpushimError(
-        f"no low-level runtime: none of {', '.join(names)} is an executable file in {SYSTEM_PATH} or PATH; "
+        f"no low-level runtime: none of {', '.join(names)} is an executable file in {SYSTEM_PATH}, PATH or an "
+        "engine's own directory; "
         "install one, or name yours under [runtime] low-level",
         NOT_FOUND,
     )
+
+
+def stand_in(names: list[str], last: str) -> str:
+    """Find a low-level runtime for containers that are there, even if what the configuration names is not.
+
+    Args:
+        names: as `low_level` takes them.
+        last: path of the one that the last refresh found, or "".
+
+    Returns:
+        as `low_level`; where nothing of that is there, the last one, or one of the same name elsewhere: another kind
+        knows nothing of its containers, and may isolate less. The default ones stand in if none was found before.
+
+    Raises:
+        GpushimError: as `low_level`.
+    """
+    others = [last, posixpath.basename(last)] if last else [name for name in RUNTIMES if name not in names]
+    return low_level([*names, *others])
+
+
+def _engines() -> list[str]:
+    found = []
+    for pattern in ENGINES_PATH:
+        if "*" in pattern:
+            found += sorted(glob(pattern), key=os.path.getmtime, reverse=True)
+        else:
+            found.append(pattern)
+    return found
 
 
 def _is_safe(folder: str) -> bool:

@@ -139,7 +139,7 @@ def _check_kinds(devices: Sequence[Item], source: str, gate: Gate) -> None:
 def _complete(request: Request, env: Mapping[str, str], mounted: list[str], gate: Gate) -> None:
     request.privileged = gate.privileged
     request.legacy = _legacy(env)
-    request.capabilities = _capabilities(env, request.legacy)
+    request.capabilities = _capabilities(env, request.legacy, gate.policy["requests"]["default-capabilities"])
     disabled = gate.policy["requests"]["disable-require"] or is_true(env.get("NVIDIA_DISABLE_REQUIRE", ""))
     request.requirements = [] if disabled else gather(env, request.legacy)
     request.imex = _imex(env, mounted, gate)
@@ -308,9 +308,9 @@ def _in_a_user_namespace(linux: Mapping[str, object]) -> bool:
     return bool(linux.get("uidMappings"))
 
 
-def _capabilities(env: Mapping[str, str], legacy: bool) -> list[str]:
+def _capabilities(env: Mapping[str, str], legacy: bool, default: list[str]) -> list[str]:
     name = "NVIDIA_DRIVER_CAPABILITIES"
-    words = _split(name, env.get(name, "all" if legacy else "")) or ["compute", "utility"]
+    words = _split(name, env.get(name, "all" if legacy else "")) or default
     for word in words:
         if word not in CAPABILITIES and word != "all":
             known = ", ".join(CAPABILITIES)

@@ -33,7 +33,7 @@ PodLinux cgroup_parent=1:string security_context=2:PodSecurity
 PodMetadata name=1:string uid=2:string namespace=3:string attempt=4:uint32
 Pod metadata=1:PodMetadata hostname=2:string log_directory=3:string annotations=7:*Pair linux=8:PodLinux
 RunPodSandbox config=1:Pod runtime_handler=2:string
-Image image=1:string
+Image image=1:string user_specified_image=18:string
 Mount container_path=1:string host_path=2:string readonly=3:bool
 Device container_path=1:string host_path=2:string permissions=3:string
 Security privileged=2:bool namespace_options=3:Namespaces
@@ -91,9 +91,9 @@ class RefusedError(Exception):
 class Client:
     """Calls to one engine's RuntimeService."""
 
-    def __init__(self, socket: Path, logs: Path) -> None:
+    def __init__(self, socket: Path, logs: Path, cgroup: str = "") -> None:
         self._channel = grpc.insecure_channel(f"unix://{socket}")
-        self._logs = logs
+        self._logs, self._cgroup = logs, cgroup  # the latter is the parent of the pods' cgroups
         self._pods: dict[str, Any] = {}
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Client:
         """Ask the engine for its version."""
         return str(self._call("Version", M["Version"](), "Version").runtime_version)
 
-    def run_pod(self, handler: str) -> str:
+    def run_pod(self, handler: str, annotations: dict[str, str] | None = None) -> str:
         """Start a pod under a runtime class's handler and return its id."""
         uid = f"pod-{time.time_ns()}"
         namespaces = M["Namespaces"](network=NODE, pid=CONTAINER)
@@ -125,7 +125,8 @@ class Client:
         config = M["Pod"](
             metadata=M["PodMetadata"](name=uid, uid=uid, namespace="default"),
             log_directory=str(self._logs),
-            linux=M["PodLinux"](security_context=security),
+            annotations=[M["Pair"](key=key, value=value) for key, value in (annotations or {}).items()],
+            linux=M["PodLinux"](cgroup_parent=self._cgroup, security_context=security),
         )
         request = M["RunPodSandbox"](config=config, runtime_handler=handler)
         pod = str(self._call("RunPodSandbox", request, "Name").id)
@@ -161,7 +162,7 @@ class Client:
         security = M["Security"](namespace_options=M["Namespaces"](network=NODE, pid=CONTAINER))
         config = M["Container"](
             metadata=M["Metadata"](name=name),
-            image=M["Image"](image=image),
+            image=M["Image"](image=image, user_specified_image=image),  # CRI-O wants the latter, for its signature
             command=command,
             envs=[M["Pair"](key=key, value=value) for key, value in (env or {}).items()],
             mounts=[

@@ -15,6 +15,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[2]
 PAGES = (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
 _FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]*))?\)")
 _SESSION = re.compile(r"(<!-- session: ([a-z]+) -->\n```text\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -34,6 +35,22 @@ class Block:
 def blocks(text: str) -> list[Block]:
     """Return the fenced blocks of a page."""
     return [Block(info.strip(), body) for info, body in _FENCED.findall(text)]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names that a page's headings have as targets of links."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken(page: Path) -> list[str]:
+    """Return a page's links to files and headings that are not there, where the page lies."""
+    found = []
+    for path, anchor in _LINK.findall(page.read_text()):
+        target = page.parent / path if path else page
+        if not target.is_file() or (anchor and anchor not in anchors(target)):
+            found.append(f"{page.name}: {path}#{anchor}")
+    return found
 
 
 def stages(text: str) -> set[str]:

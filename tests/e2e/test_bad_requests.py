@@ -145,7 +145,7 @@ GIVEN: dict[str, tuple[list[str], int]] = {
     # Group 21.
     "IMEX channel": (["NVIDIA_IMEX_CHANNELS=1"], 0),
     "IMEX channel twice": (["NVIDIA_IMEX_CHANNELS=0,0"], 0),
-    "IMEX channel that is absent": (["NVIDIA_IMEX_CHANNELS=77"], 0),
+    "IMEX channel that is absent": (["NVIDIA_IMEX_CHANNELS=77"], 12),
     "IMEX channel -1": (["NVIDIA_IMEX_CHANNELS=-1"], 10),
     "IMEX channel 2^31": ([f"NVIDIA_IMEX_CHANNELS={2**31}"], 10),
     "IMEX channel, a path": (["NVIDIA_IMEX_CHANNELS=../../sda"], 10),

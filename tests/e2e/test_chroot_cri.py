@@ -115,6 +115,17 @@ def test_our_runtime_gives_the_gpus_asked_for(
     sees_exactly(output, gpu_host, indices)
 
 
+@pytest.mark.parametrize("handler", SHIMS)
+def test_update_keeps_what_our_runtime_gave(client: cri.Client, gpu_host: Host, handler: str) -> None:
+    """The engine sends its own device rules, which have no GPU; crun would put them in the place of all others."""
+    container = client.create(
+        client.run_pod(handler), IMAGE, SLEEP, mounts=MOUNTS, env={"NVIDIA_VISIBLE_DEVICES": "0,2"}
+    )
+    client.start(container)
+    client.update(container, cpu_shares=512)
+    sees_exactly(client.execute(container, *probe(gpu_host, [0, 2])), gpu_host, [0, 2])
+
+
 @pytest.mark.parametrize("handler", ["runc", "nvidia"])
 def test_no_gpu_is_seen_without_a_request(client: cri.Client, gpu_host: Host, handler: str) -> None:
     sees_nothing(look(client, handler, gpu_host, []))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-from e2e import built, trees
+from e2e import built, pages, trees
 from e2e.packages import COMPAT, MAIN
 
 # Differences between two machines on which the same commit is built.
@@ -75,3 +76,18 @@ def test_last_file_says_that_all_are_there(debs: dict[str, Path]) -> None:
     lib = f"/usr/lib/gpushim/{built.version_here()}/"
     private = [path for path in contents(debs[MAIN]) if path.startswith(lib) and path[-1] != "/"]
     assert private[-1] == lib + "whole"
+
+
+def test_links_of_the_pages_lead_somewhere(debs: dict[str, Path], tmp_path: Path) -> None:
+    """Where the package lays them, anchors too; the picture is not compressed."""
+    subprocess.run(["/usr/bin/dpkg-deb", "--extract", str(debs[MAIN]), str(tmp_path)], check=True)
+    found = sorted((tmp_path / "usr/share/doc/gpushim").rglob("*.md"))
+    assert {page.name for page in found} == {page.name for page in (*pages.PAGES, pages.TOP / "SECURITY.md")}
+    assert [link for page in found for link in pages.broken(page)] == []
+
+
+def test_the_readme_installs_both_packages_at_once(debs: dict[str, Path]) -> None:
+    line = next(line for line in (pages.TOP / "README.md").read_text().splitlines() if "apt install" in line)
+    patterns = [word.removeprefix("./dist/") for word in line.split() if word.startswith("./dist/")]
+    built_here = [[name for name, path in debs.items() if fnmatch(path.name, pattern)] for pattern in patterns]
+    assert built_here == [[MAIN], [COMPAT]]

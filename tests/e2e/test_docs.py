@@ -96,6 +96,7 @@ def test_docker(debian_image: Path) -> None:
             machine, "docker.md", run.format("--device nvidia.com/gpu=0"), 'could not select device driver "cdi"'
         )
         work_through(machine, "docker.md", starts=5)
+        work_through(machine, "symptoms.md", starts=2)
         machine.run("gpushim configure docker --cdi")
         machine.restart("docker")
         complains(

@@ -11,6 +11,7 @@ import pytest
 
 from e2e.hostile_places import Place
 from e2e.told import Node
+from gpushim.errors import CONFIG
 
 Nodes = Callable[[Place], Node]
 STRANGER = 4711
@@ -147,3 +148,12 @@ def test_a_directory_for_stdin(place: Place, nodes: Nodes, verb: str, fresh: boo
         bundle.call("delete", "--force", bundle.id, check=False)
     assert done.returncode == (0 if verb in ("create", "run") else 1)
     assert "Fatal Python error" not in done.stderr
+
+
+def test_who_may_ask_under_a_wrong_configuration_is_refused(place: Place, nodes: Nodes) -> None:
+    node = nodes(place)
+    node.toml.write_text(node.toml.read_text() + "no-such-key = true\n")
+    node.bundle.ask("A_GPU=all", args=["/bin/true"])
+    assert node.bundle.run(check=False).returncode == CONFIG
+    node.bundle.ask("B_GPU=all", args=["/bin/true"])
+    assert node.bundle.run(check=False).returncode == 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-from e2e import built, rpm_packages, trees
+from e2e import built, pages, rpm_packages, trees
 from e2e.rpm_packages import COMPAT, MAIN, RPM, SOURCE
 
 # Differences between two machines on which the same commit is built.
@@ -102,3 +103,21 @@ def test_dependencies_are_those_of_every_distribution(rpms: dict[str, Path]) -> 
     bundled = re.findall(r"^([a-z-]+)==([0-9.]+)", (BUILD.parent / "bundled.txt").read_text(), re.MULTILINE)
     provided = [line for line in ask(rpms[MAIN], "--provides") if line.startswith("bundled(")]
     assert sorted(provided) == sorted(f"bundled(python3dist({name})) = {version}" for name, version in bundled)
+
+
+def test_links_of_the_pages_lead_somewhere(rpms: dict[str, Path], tmp_path: Path) -> None:
+    """Where the package lays them, anchors too."""
+    archive = subprocess.run(["/usr/bin/rpm2cpio", str(rpms[MAIN])], check=True, capture_output=True).stdout
+    command = ["/usr/bin/cpio", "--extract", "--make-directories", "--quiet", "--no-absolute-filenames"]
+    subprocess.run(command, input=archive, check=True, cwd=tmp_path)
+    (top,) = (tmp_path / "usr/share/doc").glob("gpushim*")
+    found = sorted(top.rglob("*.md"))
+    assert {page.name for page in (*pages.PAGES, pages.TOP / "SECURITY.md")} <= {page.name for page in found}
+    assert [link for page in found for link in pages.broken(page)] == []
+
+
+def test_the_readme_installs_both_packages_at_once(rpms: dict[str, Path]) -> None:
+    line = next(line for line in (pages.TOP / "README.md").read_text().splitlines() if "dnf install" in line)
+    patterns = [word.removeprefix("./dist/") for word in line.split() if word.startswith("./dist/")]
+    built_here = [[name for name, path in rpms.items() if fnmatch(path.name, pattern)] for pattern in patterns]
+    assert built_here == [[MAIN], [COMPAT]]

@@ -1,4 +1,4 @@
-"""The CDI spec that every refresh writes, and files of specs in general: whole ones, put in place by rename.
+"""The CDI spec that every refresh writes.
 
 Out of scope: what a spec says (write.py). Nothing here fails a refresh: a container waits for that.
 """
@@ -12,6 +12,7 @@ from typing import Any, Optional
 from gpushim import stamp
 from gpushim.cdi import form, specs, text, write, written
 from gpushim.errors import FAILED, GpushimError
+from gpushim.replace import replace
 
 DEFAULT_DIRECTORY = "/var/run/cdi"
 CHOICE = (
@@ -71,7 +72,7 @@ def _write(snapshot: dict[str, Any], path: str, notes: list[str]) -> bool:
             raise
         return False
     try:
-        with _directory(path, trusted=True) as fd:
+        with _directory(path) as fd:
             if _withdrawn(path, spec, notes):
                 return True
             reason = emptier(path, spec, snapshot["source"])
@@ -79,8 +80,9 @@ def _write(snapshot: dict[str, Any], path: str, notes: list[str]) -> bool:
                 notes.append(reason)
                 return False
             content = text.render(spec, "json")
-            written.note(path, content)
+            lost = written.note(path, content)
             _replace(fd, os.path.basename(path), content)
+            notes += [lost] if lost else []
             return True
     except (GpushimError, OSError, ValueError):
         _remove_untrue(spec, notes)
@@ -112,27 +114,10 @@ def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
     return True
 
 
-def save(path: str, content: str) -> None:
-    """Put a file in place, so that a reader sees the old one or the whole new one.
-
-    Args:
-        path: of the file, whose directory is made if need be.
-        content: of it; nothing is written if the file has it already.
-
-    Raises:
-        GpushimError: the directory cannot be used.
-        OSError: the file cannot be written.
-    """
-    with _directory(path, trusted=False) as fd:
-        _replace(fd, os.path.basename(path), content)
-
-
 def saved(path: str) -> Optional[dict[str, Any]]:
     """Return the good spec that a file has, else None."""
-    if not os.path.isfile(path):  # a FIFO would hang us
-        return None
     try:
-        spec, _ = text.read(path)
+        spec, _ = text.read(path, regular=True)
         form.check(spec)
     except (GpushimError, form.FormError):
         return None
@@ -187,8 +172,8 @@ def _names(spec: dict[str, Any]) -> set[str]:
 
 
 @contextlib.contextmanager
-def _directory(path: str, trusted: bool) -> Any:
-    """Open the directory of a file, made if it is missing; if trusted, only one that nobody else can write to."""
+def _directory(path: str) -> Any:
+    """Open the directory of a file, made if it is missing, unless somebody else can write to it."""
     directory = os.path.dirname(path) or "."
     try:
         os.makedirs(directory)
@@ -203,7 +188,7 @@ def _directory(path: str, trusted: bool) -> Any:
         raise GpushimError(f"{directory} cannot be used: {error.strerror}", FAILED) from None
     try:
         status = os.fstat(fd)
-        if trusted and stamp.others_may(status):
+        if stamp.others_may(status):
             raise GpushimError(
                 f"{directory} cannot be trusted with CDI specs: user {status.st_uid} owns it, its mode is "
                 f"{status.st_mode & 0o7777:04o}; make it root's, with nobody else allowed to write",
@@ -221,20 +206,4 @@ def _replace(directory: int, name: str, content: str) -> None:
         with open(old, "rb") as file:
             if file.read(len(data) + 1) == data:
                 return
-    # Not .json or .yaml: engines watch the directory, and must not take it for a spec.
-    start, fresh = f".{name}.", f".{name}.{os.getpid()}.new"
-    for other in [one for one in os.listdir(directory) if one.startswith(start) and one.endswith(".new")]:
-        if other == fresh or not os.path.exists(f"/proc/{other[len(start) : -len('.new')]}"):
-            with contextlib.suppress(OSError):
-                os.unlink(other, dir_fd=directory)  # of a process that was killed
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(fd, 0o644)
-            os.fsync(fd)
-        os.rename(fresh, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        os.unlink(fresh, dir_fd=directory)
-        raise
+    replace(name, data, folder=directory)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import sys
 from typing import Any
 
@@ -16,11 +17,12 @@ from gpushim.cdi import yaml
 from gpushim.errors import FAILED, GpushimError
 
 
-def read(path: str) -> tuple[Any, str]:
+def read(path: str, regular: bool = False) -> tuple[Any, str]:
     """Read a file, whoever owns it.
 
     Args:
         path: of the file; "-" is stdin.
+        regular: whether to refuse what is no regular file; else a FIFO that nobody has open for writing is empty.
 
     Returns:
         the document as plain data, and its format: "json" or "yaml".
@@ -30,13 +32,21 @@ def read(path: str) -> tuple[Any, str]:
     """
     shown = "stdin" if path == "-" else path
     try:
-        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
+        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb", opener=_opened) as file:
+            if regular and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise GpushimError(f"{shown} is not a regular file", FAILED)
             data = file.read(bounds.SPEC + 1)
     except OSError as error:
         raise GpushimError(f"{shown} cannot be read: {error.strerror}", FAILED) from None
     if len(data) > bounds.SPEC:
         raise GpushimError(f"{shown} has more than {bounds.SPEC >> 20} MiB, which no CDI spec has", FAILED)
     return parse(data, shown)
+
+
+def _opened(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO must not hang us
+    os.set_blocking(fd, True)  # what a shell's <(command) writes comes when it comes
+    return fd
 
 
 def parse(data: bytes, shown: str) -> tuple[Any, str]:

@@ -13,22 +13,33 @@ import os
 
 from gpushim import bounds, stamp
 from gpushim.inventory import ensure
+from gpushim.replace import replace
 
 DIRECTORY = "/var/lib/gpushim"
 NAME = "specs"
 KEPT = 2  # contents of a file: the new one and, if refresh is killed before it is there, the old one
 
 
-def note(path: str, content: str) -> None:
+def note(path: str, content: str) -> str:
     """Record a spec before it is put in place; without a record, as on a full disk, it is nobody's.
 
     Args:
         path: of the spec.
         content: of it.
+
+    Returns:
+        a sentence if it cannot be recorded, else "".
     """
     known, own = _known(), _hash(content.encode())
     kept = {other: hashes for other, hashes in known.items() if os.path.lexists(other)}
-    _save({**kept, path: [own, *(old for old in known.get(path, []) if old != own)][:KEPT]})
+    try:
+        _save({**kept, path: [own, *(old for old in known.get(path, []) if old != own)][:KEPT]})
+    except OSError as error:
+        return (
+            f"{_place()} cannot be written ({error.strerror}), so nothing will know that {path} is refresh's: "
+            "neither another output-directory nor the package's removal takes it away; fix that, and refresh"
+        )
+    return ""
 
 
 def ours(path: str) -> bool:
@@ -50,7 +61,8 @@ def remove(path: str) -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    _save({other: hashes for other, hashes in _known().items() if other != path})
+    with contextlib.suppress(OSError):  # a record of a file that is gone does no harm
+        _save({other: hashes for other, hashes in _known().items() if other != path})
 
 
 def _place() -> str:
@@ -64,21 +76,11 @@ def _known() -> dict[str, list[str]]:
 
 
 def _save(known: dict[str, list[str]]) -> None:
-    place, text = _place(), json.dumps(known, sort_keys=True)
     if known == _known():
         return
-    with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(place + ".new")  # of a refresh that was killed
-        with open(os.open(place + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(place + ".new", place)
-        return
-    with contextlib.suppress(OSError):
-        os.unlink(place + ".new")
+    place = _place()
+    os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
+    replace(place, json.dumps(known, sort_keys=True).encode(), 0o600)
 
 
 def _content(path: str) -> bytes:

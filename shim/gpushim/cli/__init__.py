@@ -10,9 +10,8 @@ from importlib import import_module
 import click
 
 from gpushim import __version__
-from gpushim.cli import show
+from gpushim.cli.program import Program
 from gpushim.cli.sections import Sections
-from gpushim.errors import GpushimError
 
 # Imported when they are called: most need what the others do without.
 COMMANDS = {
@@ -31,8 +30,8 @@ COMMANDS = {
 }
 
 
-class _Commands(Sections):
-    """Commands that say a GpushimError as its one sentence and exit with its code."""
+class _Commands(Program, Sections):
+    """The commands, each imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -44,15 +43,8 @@ class _Commands(Sections):
         command: click.Command = getattr(import_module(module), name)
         return command
 
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except GpushimError as error:
-            show.say(f"gpushim: {error}", error=True)
-            ctx.exit(error.exit_code)
 
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("gpushim", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", message="gpushim %(version)s")
 def main() -> None:
     """Give containers the NVIDIA GPUs they ask for."""

@@ -198,13 +198,10 @@ _NOT_WITH_VERIFY = {
     "by_hand": "only asks, and --by-hand prints what is to be done",
     "force": "changes nothing that could be forced",
 }
+HOOKS_OPTION = click.option(
+    "--hooks", is_flag=True, help="Register the hook too, for containers whose runtime is not gpushim-runtime."
+)
 _command("docker", "Docker")
 _command("containerd", "containerd")
-_command("crio", "CRI-O")
-_command(
-    "podman",
-    "Podman",
-    click.option(
-        "--hooks", is_flag=True, help="Register the hook too, for containers whose runtime is not gpushim-runtime."
-    ),
-)
+_command("crio", "CRI-O", HOOKS_OPTION)
+_command("podman", "Podman", HOOKS_OPTION)

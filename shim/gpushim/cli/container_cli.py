@@ -1,16 +1,16 @@
 """`nvidia-container-cli info` and `list`, in the forms that scripts for NVIDIA's program read.
 
-No click here: the options are getopt's, and so are the messages. Out of scope: configure (gpuhook.container_cli).
+The options are getopt's, not click's, and so are the messages. Out of scope: configure (gpuhook.container_cli).
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__, argp, plan, selection
 from gpushim.argp import NO, REQUIRED, USAGE
+from gpushim.cli.program import guard
 from gpushim.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.inventory import present
 from gpushim.request import AUTOMATIC_KIND, LAST_CHANNEL
@@ -64,12 +64,10 @@ def main(words: list[str]) -> None:
     Args:
         words: behind the program's name.
     """
+    guard()
     try:
         code = run(words)
         sys.stdout.flush()
-    except BrokenPipeError:  # head(1) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 1
     except GpushimError as error:
         print(argp.sentence(error), file=sys.stderr)
         code = 1

@@ -17,6 +17,7 @@ from gpushim.cli import show
 from gpushim.cli.cdi import cdi
 from gpushim.cli.configure import configure
 from gpushim.cli.info import info
+from gpushim.cli.program import Program
 from gpushim.cli.system import create_dev_char_links, create_device_nodes
 from gpushim.engines import files
 from gpushim.errors import GpushimError, quote
@@ -26,15 +27,10 @@ THEIRS = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-co
 FALSE, TRUE = ("0", "f", "F", "FALSE", "false", "False"), ("1", "t", "T", "TRUE", "true", "True")  # strconv.ParseBool
 
 
-class _Door(click.Group):
-    """Commands that say a GpushimError as its one sentence, and what gpushim has instead of unknown ones."""
+class _Door(Program):
+    """Commands, and for unknown ones what gpushim has instead."""
 
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except GpushimError as error:
-            show.say(f"nvidia-ctk: {error}", error=True)
-            ctx.exit(1)
+    failure = 1
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
@@ -69,7 +65,7 @@ def _run(command: click.Command, words: list[str]) -> None:
         command.invoke(ctx)
 
 
-@click.group(cls=_Door, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("nvidia-ctk", cls=_Door, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-v", "--version", message="nvidia-ctk of gpushim version %(version)s")
 @click.option("--debug", "-d", is_flag=True, hidden=True, expose_value=False)
 @click.option("--quiet", "-q", is_flag=True, hidden=True, expose_value=False)
@@ -155,9 +151,11 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
     if in_place:
         for note in files.apply(changes):
             click.echo(f"note: {note}", err=True)
+        migrate.check(found, "--set")
         return
     text = changes[0].new if changes else files.read(ours)
     click.echo((text or b"# all is as by default; gpushim config show lists it\n").decode(), nl=False)
+    migrate.check(found, "--set")
 
 
 def _pair(word: str) -> tuple[str, Any]:

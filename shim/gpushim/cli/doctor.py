@@ -12,19 +12,29 @@ from gpushim.doctor import checks
 
 ENGINES = tuple(checks.ENGINES)
 CODES = {diagnosis.WARNING: 1, diagnosis.BROKEN: 2}
+PROBLEMS = (diagnosis.BROKEN, diagnosis.WARNING)
 
 
 @click.command()
 @click.argument("engines", metavar="[ENGINE]...", nargs=-1, type=click.Choice(ENGINES))
+@click.option("--all", "everything", is_flag=True, help="Also show the checks that found nothing wrong.")
 @click.option("--run", "containers", is_flag=True, help="Also run a container with all GPUs under each engine found.")
 @click.option("--report", default="", metavar="FILE", help="Also write a file for a bug report, without secrets.")
 @show.format_option("table", "json")
 @click.pass_context
-def doctor(context: click.Context, engines: tuple[str, ...], containers: bool, report: str, form: str) -> None:
+def doctor(
+    context: click.Context,
+    engines: tuple[str, ...],
+    everything: bool,
+    containers: bool,
+    report: str,
+    form: str,
+) -> None:
     """Find out why containers do not get their GPUs, and what fixes it.
 
-    ENGINE is docker, containerd, podman or kubernetes; without one, all that are found are checked. Nothing is
-    changed. The exit code is 0 if all is well, 1 if there are warnings, 2 if something is broken.
+    ENGINE is docker, containerd, crio, podman or kubernetes; without one, all that are found are checked. What is
+    broken comes first, then warnings; JSON always has all. Nothing is changed. The exit code is 0 if all is well, 1
+    if there are warnings, 2 if something is broken.
     """
     host = diagnosis.look(engines)
     found = checks.run(host)
@@ -33,19 +43,37 @@ def doctor(context: click.Context, engines: tuple[str, ...], containers: bool, r
 
         found += run.containers(host)
     verdict = checks.worst(found)
-    rows = []
-    for each in found:
-        rows.append((each.verdict, each.check, each.evidence))
-        rows += [("", "", f"fix: {each.fix}")] if each.fix else []
-    # "mend" is the former name of "fix", for scripts; it goes with the next version.
-    data = {"verdict": verdict, "findings": [{**asdict(each), "mend": each.fix} for each in found]}
-    show.emit(form, data, ("verdict", "check", "evidence"), rows)
-    if form == "table":
-        counts = [f"{sum(each.verdict == kind for each in found)} {kind}" for kind in checks.ORDER]
-        show.say(", ".join(counts))
+    if form == "json":
+        # "mend" is the former name of "fix", for scripts; it goes with the next version.
+        data = {"verdict": verdict, "findings": [{**asdict(each), "mend": each.fix} for each in found]}
+        show.emit(form, data, (), ())
+    else:
+        _print(found, everything)
     if report:
         from gpushim.doctor import report as reports
 
         reports.write(report, host, found)
         show.say(f"written: {report}; read it before you pass it on", error=True)
     context.exit(CODES.get(verdict, 0))
+
+
+def _print(found: list[diagnosis.Finding], everything: bool) -> None:
+    """Print findings, the gravest first, and how many there are."""
+    shown = [each for kind in PROBLEMS for each in found if each.verdict == kind]
+    rest = [each for each in found if each.verdict not in PROBLEMS]
+    shown += rest if everything else []
+    if show.width() is None:
+        rows = []
+        for each in shown:
+            rows.append((each.verdict, each.check, each.evidence))
+            rows += [("", "", f"fix: {each.fix}")] if each.fix else []
+        if rows:
+            show.table(("verdict", "check", "evidence"), rows)
+    else:
+        for each in shown:
+            show.say(f"{each.verdict}: {each.check}")
+            show.prose(each.evidence, "  ")
+            if each.fix:
+                show.say(f"  fix: {each.fix}")  # in one piece, to be copied
+    counts = ", ".join(f"{sum(each.verdict == kind for each in found)} {kind}" for kind in checks.ORDER)
+    show.say(counts if everything or not rest else f"{counts}; --all shows what is ok or skipped")

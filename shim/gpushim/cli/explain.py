@@ -64,7 +64,10 @@ def explain(
 def _read(target: str) -> tuple[str, Any]:
     """Read a config.json; returns the bundle's directory too."""
     if target == "-":
-        data = sys.stdin.buffer.read(bounds.CONFIG_JSON + 1)
+        try:
+            data = sys.stdin.buffer.read(bounds.CONFIG_JSON + 1)
+        except OSError as error:
+            raise GpushimError(f"stdin cannot be read: {error.strerror}", BUNDLE) from None
         if len(data) > bounds.CONFIG_JSON:
             raise GpushimError(f"stdin has more than {bounds.CONFIG_JSON} bytes", BUNDLE)
         return "", fastjson.loads(data, "stdin")

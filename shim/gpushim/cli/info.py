@@ -56,7 +56,7 @@ def _print(about: dict[str, Any], files: dict[str, Any] | None) -> None:
         ["driver root", about["driver_root"]],
         ["platform", about["platform"]],
         ["GPUs", f"{about['gpus']}, {about['mig_instances']} MIG instances (listed by {about['source']})"],
-        ["low-level runtime", about["runtime"]],
+        ["low-level runtime", about["runtime"] or "none"],
         ["configuration", about["config"]],
         ["snapshot", f"{snapshot['directory']}: {written}{snapshot['state']}"],
         *([f"feature {name}", " ".join(paths)] for name, paths in about["features"].items()),

@@ -24,7 +24,8 @@ def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
 
     Shows what each setting of its config.toml becomes in gpushim's, or why it becomes nothing, and for each engine
     that names NVIDIA's runtime the command that names gpushim's instead. NVIDIA's files stay as they are. config.toml
-    keeps its comments; as it was, it is kept beside itself with .before-gpushim behind its name.
+    keeps its comments; as it was, it is kept beside itself with .before-gpushim behind its name. Where a setting is
+    left out, because nothing here does the same, the others are taken over all the same and the exit code is 17.
     """
     if write and dry_run:
         raise click.UsageError("--write and --dry-run exclude each other")
@@ -35,7 +36,11 @@ def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
         data = {
             "source": plan.source or None,
             "config": ours,
-            "settings": [{"key": row.key, "value": row.value, "becomes": row.becomes} for row in plan.rows],
+            "settings": [
+                {"key": row.key, "value": row.value, "becomes": row.becomes, "left-out": row.left_out}
+                for row in plan.rows
+            ],
+            "warnings": plan.warnings,
             "engines": [{"key": row.key, "value": row.value, "becomes": row.becomes} for row in engines],
             "diff": files.diff(plan.changes),
             "written": write and bool(plan.changes),
@@ -46,6 +51,7 @@ def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
     if write:
         for note in files.apply(plan.changes):
             click.echo(f"note: {note}", err=True)
+    moving.check(plan.rows, plan.source)
 
 
 def _print(plan: moving.Plan, engines: list[moving.Row], ours: str, write: bool) -> None:
@@ -53,11 +59,13 @@ def _print(plan: moving.Plan, engines: list[moving.Row], ours: str, write: bool)
         show.say(f"{plan.source}:")
         show.table(COLUMNS, [[row.key, json.dumps(row.value, default=str), row.becomes] for row in plan.rows])
     else:
-        show.say("there is no config.toml of NVIDIA's container toolkit, so all is as by default, here too")
+        show.say("there is no config.toml of NVIDIA's container toolkit, so there is nothing to take over")
     if engines:
         show.say()
         show.say("engines:")
         show.table(COLUMNS, [[row.key, json.dumps(row.value), row.becomes] for row in engines])
+    for sentence in plan.warnings:
+        show.say(f"warning: {sentence}", error=True)
     show.say()
     if not plan.changes:
         show.say(f"{ours}: nothing to change")

@@ -9,6 +9,7 @@ from gpushim.cli import show
 from gpushim.errors import GpushimError
 from gpushim.inventory import present
 
+NONE = "no running container has a GPU"
 COLUMNS = ("CONTAINER", "NAME", "ENGINE", "PID", "DEVICES", "HOW")
 
 
@@ -19,7 +20,7 @@ COLUMNS = ("CONTAINER", "NAME", "ENGINE", "PID", "DEVICES", "HOW")
     metavar="DIRECTORY",
     help="Where runc or crun keep their state (their --root), instead of the usual places.",
 )
-@click.option("--no-trunc", is_flag=True, help="Show whole container ids.")
+@click.option("--no-trunc", is_flag=True, help="Show whole ids, not the 12 digits by which engines know them too.")
 @show.format_option("table", "json", "csv")
 def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
     """List the running containers that have a GPU.
@@ -27,7 +28,7 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
     Read from the state that runc and crun keep and from each container's config.json, whoever put the GPU there:
     HOW says spec for that, and hook for nodes that a hook has bound into the container later, as `docker run --gpus`
     does before Docker 29.2; mount, where neither config.json nor the runtime's state tells which. The host's whole
-    /dev, mounted into a container, is not seen here.
+    /dev, mounted into a container, is not seen here. What an ordinary user may not look at is said; root sees all.
     """
     inventory = present.snapshot()
     if inventory["error"]:
@@ -36,11 +37,12 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
     for note in notes:
         show.say(f"note: {note}", error=True)
     if not found and form == "table":
-        show.say("no running container has a GPU")
+        # What could not be read may have any number of them.
+        show.say("none of the containers that could be looked at has a GPU" if notes else NONE)
         return
     rows = [
         [
-            each["id"] if no_trunc or form == "csv" else each["id"][:12],
+            each["id"] if no_trunc or form == "csv" else _short(each["id"]),
             each["name"],
             each["engine"],
             each["pid"],
@@ -50,3 +52,8 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
         for each in found
     ]
     show.emit(form, found, COLUMNS, rows)
+
+
+def _short(identity: str) -> str:
+    """Shorten the 64 hexadecimal digits of an id that an engine has made; others are names, and stay whole."""
+    return identity[:12] if len(identity) == 64 and set(identity) <= set("0123456789abcdef") else identity

@@ -36,9 +36,7 @@ def refresh(force: bool, unattended: bool, no_modules: bool, form: str) -> None:
     gpus, migs = len(snapshot["gpus"]), len(snapshot["mig"])
     if form == "json":
         click.echo(json.dumps({"gpus": gpus, "mig": migs, "driver": version, "notes": notes}, indent=2))
-    elif not unattended:  # else the log says what there is to say
-        for note in notes:
-            show.say(f"note: {note}", error=True)
+    elif not unattended:  # the log has the notes, and all that there is to say of the units' refreshes
         show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}")
     trouble = survey.trouble(snapshot)
     if trouble:

@@ -1,15 +1,20 @@
 """How commands show what they found: a table for people, JSON or CSV for programs.
 
-A table is drawn by rich on a terminal, and plain aligned text elsewhere. All text goes through `visible`: much of it
-comes from processes, images and files of others, and would else tell the terminal what to do. JSON escapes by itself.
+Nothing is ever shortened or broken: where a terminal is too narrow for a table's rows, each becomes a block of lines
+with one cell each, and a cell that is longer than a line is the terminal's to wrap, so that what is copied is whole.
+Elsewhere a row is a line, which grep finds. All text goes through `visible`: much of it comes from processes, images
+and files of others, and would else tell the terminal what to do. JSON escapes by itself.
 Out of scope: what is shown.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
+import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +23,8 @@ from gpushim.errors import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+LEAST = 20  # columns that a sentence gets, however narrow the terminal
 
 
 def format_option(*forms: str) -> Callable[[Any], Any]:
@@ -58,42 +65,45 @@ def emit(form: str, data: object, columns: Sequence[str], rows: Sequence[Sequenc
     if form == "json":
         click.echo(json.dumps(data, indent=2))
     elif form == "csv":
-        writer = csv.writer(sys.stdout, lineterminator="\n")
+        written = io.StringIO()
+        writer = csv.writer(written, lineterminator="\n")
         writer.writerows([list(columns), *([visible(cell) for cell in row] for row in cells)])
+        click.echo(written.getvalue(), nl=False)
     else:
         table(columns, cells)
 
 
+def width() -> int | None:
+    """Return the columns of the terminal that is written to; None if it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def prose(words: str, indent: str = "") -> None:
+    """Print a sentence, on a terminal wrapped at blanks alone."""
+    columns = width()
+    if columns is None:
+        say(indent + words)
+        return
+    room = max(columns - len(indent), LEAST)
+    for line in textwrap.wrap(visible(words), room, break_long_words=False, break_on_hyphens=False):
+        say(indent + line)
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: with rich on a terminal, else as plain aligned text.
+    """Print a table: aligned lines, or blocks where those do not fit on the terminal.
 
     Args:
         columns: its heads.
         rows: its cells.
     """
     rows = [[visible(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        try:
-            _draw(columns, rows)
-        except ImportError:
-            pass  # plain text will do
-        else:
-            return
     lines = [list(columns), *rows]
     widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
-    for line in lines:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
-
-
-def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(box=box.SIMPLE_HEAD)
-    for column in columns:
-        drawn.add_column(column)
-    for row in rows:
-        drawn.add_row(*(Text(cell) for cell in row))  # never markup: cells are others' text
-    Console().print(drawn)
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+    room = width()
+    if room is not None and len(columns) > 2 and max(map(len, shown)) > room:
+        label = max(map(len, columns))
+        blocks = [[(head, cell) for head, cell in zip(columns, row) if cell] for row in rows]
+        shown = ["\n".join(f"{head:{label}}  {cell}" for head, cell in block) + "\n" for block in blocks]
+    for line in shown:
+        click.echo(line)

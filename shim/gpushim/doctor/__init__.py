@@ -65,7 +65,7 @@ class Host:
         old_names: sentences about old names of keys in config.toml.
         engines: those that run.
         strangers: processes that only call themselves an engine.
-        named: engines that the user named, out of "docker", "containerd", "podman" and "kubernetes".
+        named: engines that the user named, keys of checks.ENGINES.
         code: the directory of the code that engines run.
         answers: what took long to find out, for the next check that needs it.
     """
@@ -200,10 +200,16 @@ def ours(program: str) -> bool:
 
 
 def text(path: str, limit: int = 1 << 20) -> str:
-    """Read a file of the host's; "" if that cannot be done."""
+    """Read a file of the host's; "" if there is none, or that cannot be done.
+
+    Raises:
+        PermissionError: this user may not, so that nothing can be said; the check ends with that (checks.py).
+    """
     try:
         with open(path, encoding="utf-8", errors="replace", opener=_nonblocking) as file:
             return file.read(limit)
+    except PermissionError:
+        raise
     except OSError:
         return ""
 
@@ -220,9 +226,15 @@ def changed(path: str) -> float:
 
 
 def listing(folder: str) -> Iterator[str]:
-    """List the paths in a directory, sorted; none if it cannot be read."""
+    """List the paths in a directory, sorted; none if there is none, or that cannot be done.
+
+    Raises:
+        PermissionError: as `text` does.
+    """
     try:
         names = sorted(os.listdir(folder))
+    except PermissionError:
+        raise
     except OSError:
         return
     yield from (f"{folder}/{name}" for name in names)

@@ -10,7 +10,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim import stamp
+from gpushim import seen, stamp
 from gpushim.cdi import publish, specs, versions, write, written
 from gpushim.doctor import Finding, Host, ask, broken, docker, ok, own, skipped, some, warning
 from gpushim.engines import programs
@@ -133,7 +133,7 @@ def paths(host: Host) -> Iterator[Finding]:
     """Check that what the specs name is there."""
     missing = 0
     for path, _, document in specs.load(directories(host))[0]:
-        absent = [name for name in _named(document) if not os.path.lexists(name)]
+        absent = [name for name in _named(document) if not seen.exists(name, links=False)]
         missing += len(absent)
         if absent:
             own_one = path == publish.path_of(host.settings)

@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpushim import policy, stamp
+from gpushim import policy, seen, stamp
 from gpushim.doctor import (
     BROKEN,
     OK,
@@ -21,6 +21,7 @@ from gpushim.doctor import (
     broken,
     cdi,
     containerd,
+    crio,
     docker,
     driver,
     grants,
@@ -93,6 +94,12 @@ ENGINES: dict[str, dict[str, Check]] = {
         "containerd-restart": containerd.restarted,
         "containerd-cdi": containerd.devices,
     },
+    "crio": {
+        "crio-daemon": crio.daemon,
+        "crio-runtime": crio.runtime,
+        "crio-hooks": crio.hooks,
+        "crio-cdi": crio.devices,
+    },
     "podman": {
         "podman-program": podman.program,
         "podman-runtime": podman.runtime,
@@ -125,7 +132,7 @@ def table(named: tuple[str, ...]) -> dict[str, Check]:
     Args:
         named: engines that the user named; none for all.
     """
-    engines = {*named, *(("containerd",) if "kubernetes" in named else ())} or set(ENGINES)
+    engines = {*named, *(("containerd", "crio") if "kubernetes" in named else ())} or set(ENGINES)
     found = dict(GENERAL)
     for engine, checks in ENGINES.items():
         found.update(checks if engine in engines else {})
@@ -176,6 +183,8 @@ def _within(seconds: float, check: Check, look_at: Host) -> list[Finding]:
     def work() -> None:
         try:
             found.extend(check(look_at))
+        except PermissionError as error:
+            found.append(warning(seen.sentence([str(error.filename)]), seen.AS_ROOT))
         except Exception as error:  # noqa: BLE001 - the other checks matter more than why this one fails
             found.append(warning(f"the check itself failed: {type(error).__name__}: {error}", "report this"))
 

@@ -53,6 +53,8 @@ def daemon(host: Host) -> Iterator[Finding]:
 
 
 def _absent(host: Host) -> Finding:
+    if any(each.name == PROGRAM for each in host.strangers):
+        return skipped("no containerd runs that is this user's (engine-processes says more)")
     found = containerd_services.installed(host.top)
     which = f", and {' and '.join(found)} is installed" if found else ""
     start = units.fix(

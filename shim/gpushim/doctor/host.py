@@ -10,7 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from gpushim import migrate, policy, stamp
+from gpushim import migrate, policy, seen, stamp
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, own, skipped, text, warning
 from gpushim.engines import genuine, programs, units
 from gpushim.errors import GpushimError
@@ -156,7 +156,7 @@ def old_config(host: Host) -> Iterator[Finding]:
         return
     try:
         # Our package brings a config.toml; what counts is what theirs says and ours leaves to its default.
-        left = _left_behind(host, theirs) if os.path.exists(theirs) else []
+        left = _left_behind(host, theirs) if seen.exists(theirs) else []
     except GpushimError as error:
         yield warning(f"what {theirs} says cannot be taken over: {error}", f"correct {theirs}; then {MIGRATE}")
         return
@@ -247,7 +247,9 @@ def strangers(host: Host) -> Iterator[Finding]:
     """Check for processes that bear an engine's name, and that nothing of gpushim asks or believes."""
     for each in sorted(host.strangers, key=lambda one: not one.why.startswith(genuine.UNSAFE))[:SHOWN]:
         evidence = f"process {each.pid} bears the name {each.name} and is not looked at: {each.why}"
-        if each.why.startswith(genuine.UNSAFE):
+        if os.geteuid() and not each.uid:
+            yield warning(seen.sentence([f"{each.name} (process {each.pid}), which is root's"]), seen.AS_ROOT)
+        elif each.why.startswith(genuine.UNSAFE):
             yield warning(evidence, taken(each.why[len(genuine.UNSAFE) + 2 :]))
         else:
             yield skipped(evidence)

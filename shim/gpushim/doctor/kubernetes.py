@@ -10,6 +10,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from gpushim import seen
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, restarting, skipped, text, warning
 from gpushim.engines import PROGRAM, containerd_services, units
 
@@ -37,7 +38,7 @@ def node(host: Host) -> Iterator[Finding]:
 def device_plugin(host: Host) -> Iterator[Finding]:
     """Check that a device plugin for GPUs has registered."""
     folder = f"{host.top}{PLUGINS}"
-    if not os.path.isdir(folder):
+    if not seen.exists(folder):
         return
     names = [path for path in listing(folder) if stat.S_ISSOCK(os.lstat(path).st_mode)]
     found = [path for path in names if any(word in os.path.basename(path) for word in ("nvidia", "gpu"))]
@@ -81,7 +82,7 @@ def template(host: Host) -> Iterator[Finding]:
     """Check that the settings which k3s and rke2 write anew at each start keep our runtime."""
     for service in containerd_services.RANCHER:
         config = host.top + containerd_services.CONFIGS[service]
-        if not os.path.exists(config):
+        if not seen.exists(config):
             continue
         folder = os.path.dirname(config)
         engine = next((each for each in host.running("containerd") if each.seen(each.config) == config), None)

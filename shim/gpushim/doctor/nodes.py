@@ -49,7 +49,7 @@ def _wrong(host: Host) -> Iterator[Finding]:
         place = inside(host.driver["dev-root"], path)
         try:
             status = os.lstat(place)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             yield broken(f"{place} is not there", _made(host, place, major, minor))
             continue
         found = os.major(status.st_rdev), os.minor(status.st_rdev)
@@ -86,7 +86,7 @@ def links(host: Host) -> Iterator[Finding]:
         link = inside(host.driver["dev-root"], f"/dev/char/{major}:{minor}")
         try:
             status = os.stat(link)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             missing.append(link)
             continue
         if status.st_rdev != os.makedev(major, minor):

@@ -67,7 +67,7 @@ def hooks(host: Host) -> Iterator[Finding]:
     folders = _engine(host).get("hooks_dir") or [podman.HOOKS]
     known = 0
     for path in (path for folder in folders for path in listing(f"{host.top}{folder}")):
-        hook = _hook(path)
+        hook = hook_of(path)
         if "gpushim" not in hook and "nvidia-container" not in hook:
             continue
         known += 1
@@ -119,7 +119,7 @@ def _engine(host: Host) -> dict[str, Any]:
     return found
 
 
-def _hook(path: str) -> str:
+def hook_of(path: str) -> str:
     """Return the program that a file of a hooks directory names (oci-hooks(5)), or ""."""
     try:
         found = json.loads(text(path))

@@ -15,11 +15,14 @@ from dataclasses import asdict
 from typing import Any
 
 import gpushim
+from gpushim import seen
 from gpushim.cdi import specs
 from gpushim.doctor import Finding, Host, ask, cdi, checks, text
+from gpushim.engines import places
 from gpushim.errors import GpushimError, visible
 from gpushim.inventory import ensure
 
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 LOG_LINES = 50
 LOG_LIMIT = 64 << 10  # bytes of the log's end
 GONE = "[left out]"
@@ -51,12 +54,15 @@ def write(path: str, host: Host, found: list[Finding]) -> None:
         found: by the checks.
 
     Raises:
-        GpushimError: the file is there, or cannot be written.
+        GpushimError: the file is there, or cannot be written, or somebody else could change what its path means.
     """
     sections = gathered(host, found)
     shown = json.dumps(sections, indent=2) if path.endswith(".json") else _text(sections)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with places.place(os.path.abspath(path), output=True) as place:
+            if place.link:
+                raise FileExistsError
+            fd = os.open(place.name, NEW, 0o600, dir_fd=place.folder)
     except FileExistsError:
         raise GpushimError(f"{path} is there already; name a file that is not") from None
     except OSError as error:
@@ -76,7 +82,7 @@ def gathered(host: Host, found: list[Finding]) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in found],
         "system": _system(host),
         "versions": _versions(host),
-        "config.toml": text(host.config).splitlines(),
+        "config.toml": _read(host.config).splitlines(),
         "snapshot": {"stale": stale, **snapshot},
         "cdi": {path: _described(document) for path, _, document in documents},
         "engines": [{"name": e.name, "started": e.started, "uid": e.uid, "root": e.root} for e in host.engines],
@@ -110,13 +116,13 @@ def _cleaned(value: Any) -> Any:
 
 
 def _system(host: Host) -> dict[str, str]:
-    release = dict(line.split("=", 1) for line in text(f"{host.top}/etc/os-release").splitlines() if "=" in line)
+    release = dict(line.split("=", 1) for line in _read(f"{host.top}/etc/os-release").splitlines() if "=" in line)
     return {
         "distribution": release.get("PRETTY_NAME", "").strip('"'),
         "kernel": f"{platform.release()} {platform.version()} {platform.machine()}",
         "python": platform.python_version(),
-        "driver": text(f"{host.proc}/driver/nvidia/version").strip(),
-        "module parameters": text(f"{host.proc}/driver/nvidia/params").strip(),
+        "driver": _read(f"{host.proc}/driver/nvidia/version").strip(),
+        "module parameters": _read(f"{host.proc}/driver/nvidia/params").strip(),
         "user": str(os.geteuid()),
     }
 
@@ -124,6 +130,13 @@ def _system(host: Host) -> dict[str, str]:
 def _versions(host: Host) -> dict[str, str]:
     paths = [path for path in map(host.program, PROGRAMS) if path]
     return {path: (ask.program([path, "--version"]).out.splitlines() or [""])[0][:200] for path in paths}
+
+
+def _read(path: str) -> str:
+    try:
+        return text(path)
+    except PermissionError:
+        return seen.sentence([path])
 
 
 def _described(document: dict[str, Any]) -> dict[str, Any]:

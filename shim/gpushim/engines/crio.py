@@ -1,23 +1,27 @@
-"""CRI-O: a drop-in file, or the file that somebody names, and what `crio status config` says.
+"""CRI-O: a drop-in file, or the one that somebody names, a hook's file, and what `crio status config` says.
 
 CRI-O reads every file of its drop-in directory, whatever its name, and adds up runtimes by name; it always does CDI.
+Its default runtime is what containers of the handler shall be run with too (low_level.py).
 Out of scope: RuntimeClass, which gives the runtime to pods.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from typing import Any
 
-from gpushim.engines import Plan, Wish, dropin, is_ours, programs, running, tomltext, undo
+from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, low_level, programs, running, tomltext, undo
 from gpushim.engines.files import Change
+from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
 
 PROGRAM = "crio"
 UNIT = "crio.service"
 CONFIG, DIRECTORY = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
 FILE = "99-gpushim.toml"
+HOOKS = hooksd.DIRECTORY
 STATUS_SECONDS = 20
 RUNTIMES = ("crio", "runtime", "runtimes")
 DEFAULT = ("crio", "runtime", "default_runtime")
@@ -35,22 +39,59 @@ def plan(wish: Wish) -> Plan:
         GpushimError: the file cannot be read, understood or safely changed.
     """
     engine, notes = (None, []) if wish.files_only else running.reading(PROGRAM, "", CONFIG)
+    main, folder = places(engine)
+    path = wish.config or (f"{folder}/{FILE}" if folder else main)
+    known = dropin.merged([main, folder] if folder else [main])
+    if wish.remove:
+        changes = [dropin.take_out(KIND, path), *low_level.taken_back()]
+    else:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
+            raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in CRI-O; take another")
+        changes = [_change(wish, path, known)]
+        more, told = low_level.taken_over(dropin.table(known, *DEFAULT[:-1]), not handlers(known))
+        changes, notes = changes + more, notes + told
+    changes += _hook_changes(wish, known, engine)
+    if wish.hook and changes[-1].new != changes[-1].old and os.path.dirname(changes[-1].path) == HOOKS:
+        notes.append(f"Podman reads {HOOKS} too, so its containers get the hook as well")
+    if wish.cdi:
+        notes.append("CRI-O always does CDI: there is nothing to turn on")
+    return Plan(path, [change for change in changes if change.new != change.old], notes, engine)
+
+
+def places(engine: Engine | None) -> tuple[str, str]:
+    """Return the settings that CRI-O reads, as this process opens them: a file, and a directory or "".
+
+    Args:
+        engine: the running one; None for the usual places.
+    """
     main, folder = CONFIG, DIRECTORY
     if engine:
         main = engine.config or engine.environ.get("CONTAINER_CONFIG") or CONFIG
         given = engine.option("--config-dir", "-d") or [engine.environ.get("CONTAINER_CONFIG_DIR", DIRECTORY)]
-        folder = given[-1]
-        main, folder = engine.seen(main), engine.seen(folder) if folder else ""
-    path = wish.config or (f"{folder}/{FILE}" if folder else main)
-    if wish.remove:
-        change = dropin.take_out(KIND, path)
-    else:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
-            raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in CRI-O; take another")
-        change = _change(wish, path, dropin.merged([main, folder] if folder else [main]))
-    if wish.cdi:
-        notes.append("CRI-O always does CDI: there is nothing to turn on")
-    return Plan(path, [change] if change.new != change.old else [], notes, engine)
+        main, folder = engine.seen(main), engine.seen(given[-1]) if given[-1] else ""
+    return main, folder
+
+
+def handlers(known: dict[str, Any]) -> dict[str, str]:
+    """List the runtimes that are gpushim-runtime.
+
+    Args:
+        known: CRI-O's settings.
+
+    Returns:
+        path by name.
+    """
+    runtimes = dropin.table(known, *RUNTIMES)
+    found = {name: dropin.table(runtimes, name).get("runtime_path") for name in runtimes}
+    return {name: str(program) for name, program in found.items() if is_ours(program)}
+
+
+def hook_directories(known: dict[str, Any]) -> list[str]:
+    """List the directories that CRI-O takes hooks from; the files of the last win."""
+    named = dropin.table(known, *DEFAULT[:-1]).get("hooks_dir")
+    return (
+        [str(each) for each in named if str(each).startswith("/")] if isinstance(named, list) and named else [HOOKS]
+    )
 
 
 def verify(wish: Wish, found: Plan) -> list[str]:
@@ -102,6 +143,15 @@ def _change(wish: Wish, path: str, known: dict[str, Any]) -> Change:
     if wish.default:
         settings[DEFAULT] = wish.name
     return dropin.put(KIND, path, settings, {(*RUNTIMES, wish.name): entry})
+
+
+def _hook_changes(wish: Wish, known: dict[str, Any], engine: Engine | None) -> list[Change]:
+    folders = hook_directories(known)
+    seen = [engine.seen(f"{folder}/{hooksd.FILE}") if engine else f"{folder}/{hooksd.FILE}" for folder in folders]
+    if wish.remove:  # from wherever it was put before hooks_dir was changed, too
+        usual = f"{HOOKS}/{hooksd.FILE}"
+        return [hooksd.change(path, PROGRAM, "") for path in dict.fromkeys([*seen, usual])]
+    return [hooksd.change(seen[-1], PROGRAM, wish.hook)] if wish.hook and seen else []
 
 
 def _settings(text: str) -> list[undo.Setting]:

@@ -55,12 +55,14 @@ class Place:
 
 
 @contextlib.contextmanager
-def place(path: str, make: bool = False) -> Iterator[Place]:
+def place(path: str, make: bool = False, output: bool = False) -> Iterator[Place]:
     """Open the directory that a file is in, the file's links followed.
 
     Args:
         path: absolute.
         make: whether to make directories that are missing.
+        output: whether directories of others will do, as for a file that is to be made in a user's home, and not to be
+            read: whoever has such a directory has what is made there, and only a link could lead elsewhere.
 
     Yields:
         The place.
@@ -73,7 +75,7 @@ def place(path: str, make: bool = False) -> Iterator[Place]:
     top, inside = _split(path)
     root = os.open(top, _OPEN)
     try:
-        found = _found(root, path, top, inside, make)
+        found = _found(root, path, top, inside, make, output)
         try:
             yield found
         finally:
@@ -82,17 +84,20 @@ def place(path: str, make: bool = False) -> Iterator[Place]:
         os.close(root)
 
 
-def check(path: str, fd: int, status: os.stat_result) -> None:
+def check(path: str, fd: int, status: os.stat_result, output: bool = False) -> None:
     """Refuse what somebody else owns or may write.
 
     Args:
         path: what was asked for, for the message.
         fd: of the directory, link or file.
         status: of the same.
+        output: as `place` takes it.
 
     Raises:
         GpushimError: somebody could change what `path` means.
     """
+    if output and stat.S_ISDIR(status.st_mode):
+        return
     if not stamp.trusted(status.st_uid):
         where = _where(fd, path)
         raise GpushimError(
@@ -195,15 +200,15 @@ def _split(path: str) -> tuple[str, str]:
     return (other[1], other[2] or "/") if other else ("/", path)
 
 
-def _found(root: int, path: str, top: str, inside: str, make: bool) -> Place:
-    check(path, root, os.fstat(root))
+def _found(root: int, path: str, top: str, inside: str, make: bool, output: bool) -> Place:
+    check(path, root, os.fstat(root), output)
     link = ""
     for _ in range(bounds.LINKS):
         parent, _, name = inside.rpartition("/")
         if name in ("", ".", ".."):
             raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
         try:
-            folder = _directory(root, path, parent, make)
+            folder = _directory(root, path, parent, make, output)
         except FileNotFoundError:
             raise dangling(path, inside) if link else _missing(inside) from None
         try:
@@ -218,11 +223,11 @@ def _found(root: int, path: str, top: str, inside: str, make: bool) -> Place:
     raise GpushimError(f"{path} is a link that leads back to itself; remove it")
 
 
-def _directory(root: int, path: str, folder: str, make: bool) -> int:
+def _directory(root: int, path: str, folder: str, make: bool, output: bool) -> int:
     """Open a directory, and make it and those above it where they are missing."""
 
     def allow(fd: int, status: os.stat_result) -> None:
-        check(path, fd, status)
+        check(path, fd, status, output)
 
     try:
         return walk(root, folder + "/", allow=allow)
@@ -230,10 +235,15 @@ def _directory(root: int, path: str, folder: str, make: bool) -> int:
         if not make:
             raise
     above, _, name = folder.rpartition("/")
-    parent = _directory(root, path, above, True)
+    parent = _directory(root, path, above, True, output)
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, NEW_DIRECTORY_MODE, dir_fd=parent)
+            made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+            try:
+                os.fchmod(made, NEW_DIRECTORY_MODE)  # mkdir minds the umask; engines of all users read it
+            finally:
+                os.close(made)
     finally:
         os.close(parent)
     return walk(root, folder + "/", allow=allow)

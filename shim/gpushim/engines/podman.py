@@ -14,16 +14,16 @@ import re
 import subprocess
 from typing import Any
 
-from gpushim.engines import HOOK, Plan, Wish, dropin, files, is_ours, programs, tomltext, undo
+from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, programs, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
 
-FILE, HOOK_FILE = "99-gpushim.conf", "99-gpushim.json"
+FILE = "99-gpushim.conf"
 RUNTIMES, DEFAULT = ("engine", "runtimes"), ("engine", "runtime")
 SYSTEM_DIRECTORIES = ("/usr/share/containers", "/etc/containers")
-HOOKS = "/usr/share/containers/oci/hooks.d"  # what Podman reads where no file sets hooks_dir
+HOOKS = hooksd.DIRECTORY
+PROGRAM = "podman"
 INFO_SECONDS = 60
-_HOOK_PATH = re.compile(rf'"(/[^"]*/{HOOK})"'.encode())
 
 
 def plan(wish: Wish) -> Plan:
@@ -36,15 +36,15 @@ def plan(wish: Wish) -> Plan:
         GpushimError: a file cannot be read, understood or safely changed.
     """
     path = wish.config or default_config()
-    hook_path = f"{_hooks_dir(path)}/{HOOK_FILE}"
+    hook_path = f"{_hooks_dir(path)}/{hooksd.FILE}"
     if wish.remove:
-        changes = [dropin.take_out(KIND, path), _hook_change(hook_path, "")]
+        changes = [dropin.take_out(KIND, path), hooksd.change(hook_path, PROGRAM, "")]
     else:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
             raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in Podman; take another")
         changes = [_change(wish, path)]
         if wish.hook:
-            changes.append(_hook_change(hook_path, wish.hook))
+            changes.append(hooksd.change(hook_path, PROGRAM, wish.hook))
     notes = ["Podman does CDI by itself: `gpushim refresh` writes the spec"] if wish.cdi else []
     return Plan(path, [change for change in changes if change.new != change.old], notes)
 
@@ -67,9 +67,9 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     Returns:
         a sentence for each thing that is missing.
     """
-    program = programs.find("podman")
+    program = programs.find(PROGRAM)
     if not program:
-        return [programs.absent("podman")]
+        return [programs.absent(PROGRAM)]
     runtime = [] if wish.default and not wish.remove else [f"--runtime={wish.name}"]
     command = [program, *runtime, "info", "--format={{json .Host.OCIRuntime}}"]
     environment = {**os.environ, "PATH": programs.path(), **({"CONTAINERS_CONF": wish.config} if wish.config else {})}
@@ -135,25 +135,3 @@ def _hooks_dir(path: str) -> str:
     """Return the last of the directories that Podman takes hooks from, whose files win."""
     dirs = dropin.table(dropin.merged([*_read_by_podman(path), path]), "engine").get("hooks_dir") or [HOOKS]
     return str(dirs[-1]) if isinstance(dirs, list) and str(dirs[-1]).startswith("/") else HOOKS
-
-
-def _hook_change(path: str, program: str) -> Change:
-    """Work out the hook's file; without a program it goes if it names our hook."""
-    old = files.read(path)
-    named = _HOOK_PATH.search(old or b"")
-    edited = old is not None and (not named or old != hook_file(named[1].decode("utf-8", "replace")))
-    lost = ("settings of the hook",) if edited else ()
-    if program:
-        return Change(path, old, hook_file(program), recorded=False, lost=lost)
-    return Change(path, old, None if named else old, recorded=False, lost=lost)
-
-
-def hook_file(program: str) -> bytes:
-    """Write the file that makes Podman and CRI-O call the hook (oci-hooks(5)).
-
-    Args:
-        program: absolute path of gpushim-hook.
-    """
-    hook = {"path": program, "args": [HOOK, "prestart"], "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], "timeout": 60}
-    form = {"version": "1.0.0", "hook": hook, "when": {"always": True}, "stages": ["prestart"]}
-    return (json.dumps(form, indent=2) + "\n").encode()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SNAPSHOT = "inventory.json"
-SCHEMA = 6
+SCHEMA = 7
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 REGULAR = 0o100000  # S_IFREG
 FILE_TYPE = 0o170000  # S_IFMT

@@ -17,7 +17,7 @@ from gpushim.inventory.libraries import TELLTALES as TELLTALES
 from gpushim.inventory.rooted import inside as inside
 from gpushim.inventory.rooted import resolve as resolve
 
-CAPABILITIES = (*LIBRARIES, "display")
+CAPABILITIES = tuple(LIBRARIES)
 # Of the libraries that a driver's others are of no use without: what containers lack then.
 LOST = {
     "libcuda.so": "programs in containers find no CUDA",
@@ -60,7 +60,7 @@ def find(
     if machine in WITH_32:
         narrow = Loader(root, "i386", cache, notes)
         narrow.settle(version)
-        for capability in LIBRARIES:
+        for capability in CAPABILITIES:
             entries = narrow.entries(capability, version, notes)
             found[capability + "32"] = entries + data_files.configs(root, capability + "32", "i686")
     return found

@@ -3,7 +3,8 @@
 A library that carries the driver's version counts only if its file name ends with the version of the loaded kernel
 module: a container must never get libraries of two versions. Of the few with versions of their own the loader's
 choice counts. They are sought in the root's ld.so.cache, then in known directories, as on hosts without a cache
-(NixOS, musl, driver containers).
+(NixOS, musl, driver containers). What carries the driver's version and stands in no list comes too, as the next
+driver's libraries need libraries that no list can know.
 Out of scope: everything else that a driver has (data_files.py); what a container does with it (plan.py).
 """
 
@@ -54,10 +55,12 @@ LIBRARIES = {
         "libnvidia-glvkspirv.so",
         "libnvidia-cbl.so",
         "libnvidia-vulkan-producer.so",
+        "libnvidia-vksc-core.so",
         "libnvidia-gpucomp.so",  # the others load it since 545; a container for graphics alone needs it too
         "libnvidia-allocator.so",  # it is the driver's back end of GBM
     ),
     "ngx": ("libnvidia-ngx.so",),
+    "display": ("libnvidia-gtk2.so", "libnvidia-gtk3.so", "libnvidia-wayland-client.so"),  # nvidia-settings' windows
 }
 # By capability: libraries with versions of their own.
 OWN_VERSION = {
@@ -68,11 +71,14 @@ OWN_VERSION = {
         "libnvidia-egl-wayland2.so",
         "libnvidia-egl-xcb.so",
         "libnvidia-egl-xlib.so",
+        "libnvidia-api.so",
     ),
 }
-BEGINNINGS = tuple(
-    {name[:6].encode() for lists in (LIBRARIES, OWN_VERSION) for names in lists.values() for name in names}
-)  # of all their names, for a cache with thousands of others
+UNLISTED = ("compute", "graphics")  # they get the driver's libraries that stand in no list
+# Names that are not only the driver's: an image has its own, which leads to whichever driver it finds.
+NEUTRAL = ("libGL.so", "libEGL.so", "libGLESv1_CM.so", "libGLESv2.so")
+LISTED = frozenset(name for lists in (LIBRARIES, OWN_VERSION) for names in lists.values() for name in names)
+BEGINNINGS = tuple({name[:6].encode() for name in LISTED})  # for a cache with thousands of others
 BELOW = {"libvdpau_nvidia.so": "/vdpau"}  # libraries in a directory of their own, which no loader searches
 TELLTALES = ("libcuda.so", "libnvidia-ml.so")  # one of them is there if the driver's libraries are
 # Links that programs need and that a host may lack: the driver's installer, or ldconfig, makes them. "file": to the
@@ -173,6 +179,11 @@ class Loader:
                     self._listed[folder].setdefault(stem + ".so", []).append(ending)
         return self._listed[folder]
 
+    def _unlisted(self, version: str) -> list[str]:
+        """List the libraries of exactly the driver's version, in its directories, that stand in no list."""
+        found = {name for folder in self.folders for name, all_ in self._versions(folder).items() if version in all_}
+        return sorted(name for name in found - LISTED if name.startswith("lib") and name not in NEUTRAL)
+
     def first(self, name: str, version: str, notes: list[str]) -> tuple[str, str] | None:
         """Find a library's first file that is for this machine and whole; returns its path and its SONAME.
 
@@ -195,6 +206,7 @@ class Loader:
         """List a capability's libraries, as the snapshot has them."""
         named = [(name, version) for name in LIBRARIES.get(capability, ())]
         named += [(name, "") for name in OWN_VERSION.get(capability, ())]
+        named += [(name, version) for name in self._unlisted(version) if capability in UNLISTED]
         found: dict[str, dict[str, Any]] = {}
         for name, ending in named:
             chosen = self.first(name, ending, notes)

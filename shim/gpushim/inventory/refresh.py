@@ -18,6 +18,7 @@ from gpushim import logs, policy, stamp
 from gpushim.cdi import publish
 from gpushim.errors import FAILED, INVENTORY, GpushimError
 from gpushim.inventory import ensure, hardlinks, make_nodes, modules, procfs, renew, still, survey
+from gpushim.replace import replace
 from gpushim.selection import SHOWN
 
 if TYPE_CHECKING:
@@ -67,8 +68,7 @@ def refresh(force: bool = False, load: bool = True, patient: bool = False, lock:
         the snapshot; its "error" says if this host cannot serve GPUs.
 
     Raises:
-        GpushimError: the configuration is wrong, there is no low-level runtime, the state directory is not ours, or
-            the snapshot cannot be written.
+        GpushimError: the configuration is wrong, the state directory is not ours, or the snapshot cannot be written.
     """
     config, state = stamp.config_path(), stamp.state_dir()
     ahead = None if force else AHEAD if patient else 0
@@ -168,9 +168,6 @@ def look(settings: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         a snapshot.
-
-    Raises:
-        GpushimError: there is no low-level runtime.
     """
     config = stamp.config_path()
     with _deadline(settings["refresh"]["deadline-seconds"], config, lambda error: None) as waiting:
@@ -187,7 +184,7 @@ def _complete(driver: dict[str, Any], load: bool, waiting: Callable[[str], None]
 
 
 def _warn(notes: list[str]) -> None:
-    for note in notes:
+    for note in dict.fromkeys(notes):
         logs.logger.warning("%s", note)
 
 
@@ -307,9 +304,7 @@ def _publish(state: str, snapshot: dict[str, Any]) -> None:
     if driver["params"]:
         _replace(driver["params"], procfs.restricted_params(stamp.proc_dir(driver["root"])))
     _tell_launcher(state, snapshot)
-    for name in (renew.FAILURE, renew.FAILURE + ".new"):  # the latter of a refresh that was killed
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{state}/{name}")
+    _remove(f"{state}/{renew.FAILURE}")
     _replace(f"{state}/{ensure.SNAPSHOT}", json.dumps(snapshot, separators=(",", ":")) + "\n")
 
 
@@ -328,19 +323,33 @@ def _tell_launcher(state: str, snapshot: dict[str, Any]) -> None:
     target, time = (os.path.realpath(snapshot["inputs"]["config"]), identity[2]) if identity else ("", None)
     if stamp.identity(target) != identity:  # another came since it was read, maybe with the same time
         target, time = "", None
+    low = snapshot["runtime"] or _stand_in(runtime)
     if _told(state) != (text, target):
         _remove(runtime)
         _remove(state + "/config")
         if target:
             os.symlink(target, state + "/config")
         _replace(state + "/triggers", text)
-    _replace(runtime, snapshot["runtime"] + "\n", time)
+    _replace(runtime, low + "\n", time)
     if time is not None and os.stat(runtime).st_mtime_ns != time:
         snapshot["notes"].append(
             f"the file system of {state} keeps times less exactly than that of {target}, so every call of "
             "gpushim-runtime starts Python; let GPUSHIM_STATE name a directory on a tmpfs"
         )
     snapshot["told"] = ensure.told(state)
+
+
+def _stand_in(path: str) -> str:
+    """Find what containers that are there shall get instead of a runtime that is absent, if there is one."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            last = file.readline().rstrip("\n")
+    except OSError:
+        last = ""
+    try:
+        return policy.stand_in([], last)
+    except GpushimError:
+        return last
 
 
 def _told(state: str) -> tuple[str, str] | None:
@@ -358,28 +367,8 @@ def _remove(path: str) -> None:
 
 
 def _replace(path: str, text: str, time: int | None = None) -> None:
-    """Put a file in place so that a reader sees the old one or the whole new one; the caller holds the lock.
-
-    Args:
-        path: of the file.
-        text: what is to be in it.
-        time: to be its mtime, in nanoseconds.
-    """
-    fresh = path + ".new"
-    _remove(fresh)  # of a refresh that was killed
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(fd, 0o644)
-            if time is not None:
-                os.utime(fd, ns=(time, time))
-            os.fsync(fd)
-        os.rename(fresh, path)
-    except OSError:
-        os.unlink(fresh)
-        raise
+    """Put a file of the state directory in place; `time` is to be its mtime, in nanoseconds."""
+    replace(path, os.fsencode(text), time=time)
 
 
 def _say(sentence: str) -> None:

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 from gpushim import policy, stamp
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure, modules
+from gpushim.replace import replace
 
 LOCK, FAILURE = "lock", "failure"  # in the state directory
 STDERR_LIMIT = 8192  # bytes of what the child says last
@@ -103,18 +104,9 @@ def record(state: str, belongs: dict[str, Any], error: GpushimError) -> None:
         error: what it failed with.
     """
     told = {**belongs, "at": _now(), "sentence": str(error), "code": error.exit_code}
-    path = f"{state}/{FAILURE}"
     with contextlib.suppress(OSError):  # then each finds it out by itself
-        if not stamp.ours(state):
-            return
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path + ".new")
-        with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-            json.dump(told, file)
-        os.rename(path + ".new", path)
-        return
-    with contextlib.suppress(OSError):
-        os.unlink(path + ".new")
+        if stamp.ours(state):
+            replace(f"{state}/{FAILURE}", json.dumps(told).encode(), 0o600)
 
 
 def _pass_on(state: str, config: str, since: int) -> None:

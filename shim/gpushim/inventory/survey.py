@@ -29,24 +29,26 @@ def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]
         waiting: called with what is asked next, before each call that may take long.
 
     Returns:
-        a snapshot.
-
-    Raises:
-        GpushimError: there is no low-level runtime.
+        a snapshot; its "runtime" is "" if there is no low-level runtime.
     """
-    runtime = policy.low_level(settings["runtime"]["low-level"])
+    notes, runtime = [], ""
+    try:
+        runtime = policy.low_level(settings["runtime"]["low-level"])
+    except GpushimError as trouble:  # only containers need one
+        notes.append(str(trouble))
     root, dev_root = settings["driver"]["root"], settings["driver"]["dev-root"]
     proc, sys = stamp.proc_dir(root), modules.sys_dir(root)
     times = keeps_times(proc, sys)
     for _ in range(ATTEMPTS):
         before, started = stamp.driver(proc, sys, times), stamp.clock()
         snapshot = _ask_driver(settings, proc, waiting)
-        paths = [*_watched(snapshot, proc), *_mps_control(root, settings["mps"]), runtime]
+        paths = [*_watched(snapshot, proc), *_mps_control(root, settings["mps"]), *filter(None, (runtime,))]
         inputs = {"config": config, "root": root, "dev-root": dev_root, "sys": sys, "times": times, "nodes": paths}
         facts = stamp.current(inputs)
         # Those of the driver from before it was asked: a change since then makes the snapshot stale, never wrong.
         then = [facts[0], facts[1], *before, *facts[-2:]]
         snapshot.update(inputs=inputs, stamp=then, runtime=runtime, policy=settings)
+        snapshot["notes"] += notes
         _add_nodes_and_files(snapshot, proc)
         snapshot["looked"] = stamp.clock()
         snapshot["life"] = life(snapshot, snapshot["looked"] - started)
@@ -79,6 +81,7 @@ def is_passing(snapshot: dict[str, Any]) -> bool:
     return bool(
         snapshot["error"]
         or snapshot["missing"]
+        or not snapshot["runtime"]
         or (snapshot["platform"] == "native" and snapshot["source"] != "nvml")
         or any(gpu["problem"] or (gpu["mig"] and gpu["index"] not in parents) for gpu in snapshot["gpus"])
     )

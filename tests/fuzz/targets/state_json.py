@@ -8,8 +8,8 @@ from typing import Any
 
 from fuzz.oracles import scratch
 from gpuhook import bundled, prestart
-from gpuhook.standalone import edited
 from gpushim.errors import GpushimError
+from gpushim.update import edited
 
 BUNDLE = scratch()
 CONFIG = BUNDLE / "config.json"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpuhook.bundled import bundle_of
-from gpuhook.standalone import edited
 from gpushim.errors import GpushimError
+from gpushim.update import edited
 from unit.gpuhook.sandbox import HOOK, TOP
 
 OURS = {"path": "/usr/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--rootfs", "/r"]}
@@ -70,6 +70,17 @@ def test_what_policy_forbids_is_logged(bundle: Path, pid: int) -> None:
     assert run(bundle, {"pid": pid, "id": "c1"}) == (0, "")
     (line,) = [json.loads(text) for text in (bundle.parent / "log").read_text().splitlines()]
     assert (line["container"], line["msg"], line["by"]) == ("c1", "no GPU", "gpushim-hook")
+
+
+@pytest.mark.parametrize(
+    ("env", "words"), [("NVIDIA_VISIBLE_DEVICES=all", "asks for GPUs"), ("NVIDIA_DRIVER_CAPABILITIES=x", 'has "x"')]
+)
+def test_a_refusal_is_a_line_in_the_log(bundle: Path, pid: int, env: str, words: str) -> None:
+    write(bundle, "NVIDIA_VISIBLE_DEVICES=all", env)
+    assert run(bundle, {"pid": pid, "id": "c1"})[0] != 0
+    (line,) = [json.loads(text) for text in (bundle.parent / "log").read_text().splitlines()]
+    assert (line["container"], line["level"], line["by"]) == ("c1", "error", "gpushim-hook")
+    assert words in line["msg"]
 
 
 @pytest.mark.parametrize("verb", ["prestart", "createRuntime"])

@@ -212,6 +212,43 @@ def test_what_policy_forbids_is_logged(shim: Shim) -> None:
     assert "accept-env-when-unprivileged is false" in line["ignored"][0]
 
 
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("NVIDIA_VISIBLE_DEVICES=9", '"9", but this host has'),
+        ("NVIDIA_DRIVER_CAPABILITIES=x", 'NVIDIA_DRIVER_CAPABILITIES has "x"'),
+        ("NVIDIA_REQUIRE_CUDA=cuda>=99", "unsatisfied condition"),
+    ],
+)
+def test_a_refusal_is_a_line_in_the_log(shim: Shim, env: str, words: str) -> None:
+    shim.ask("NVIDIA_VISIBLE_DEVICES=0", env)
+    assert shim.create().returncode in (10, 11)
+    (line,) = shim.logged()
+    assert (line["level"], line["container"]) == ("error", "x1")
+    assert words in line["msg"]
+    assert line["time"].endswith("Z")
+
+
+def test_a_wrong_configuration_is_told_to_the_log_of_the_last_one(shim: Shim) -> None:
+    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
+    shim.create()
+    shim.toml.write_text("[driver\n")
+    assert shim.create().returncode == 15
+    assert "is not TOML" in shim.logged()[-1]["msg"]
+
+
+def test_a_refusal_of_many_words_is_a_short_line(shim: Shim) -> None:
+    shim.ask("NVIDIA_VISIBLE_DEVICES=" + ",".join(f"{number}" * 60 for number in range(900)))
+    assert shim.create().returncode == 10
+    assert len((shim.work / "gpushim.log").read_text()) < 1200
+
+
+def test_other_verbs_leave_no_line(shim: Shim) -> None:
+    shim.toml.write_text(shim.toml.read_text().replace(str(shim.low), str(LAUNCHER)))
+    assert shim.create(args=["state", "x"]).returncode == 126
+    assert shim.logged() == []
+
+
 def test_everything_reaches_the_runtime_as_it_came(shim: Shim, tmp_path: Path) -> None:
     def set_up() -> None:
         os.umask(0o027)
@@ -350,6 +387,107 @@ def test_a_broken_configuration_harms_only_who_asks(shim: Shim, toml: str) -> No
     done = shim.create("--version")  # the real runc, since the configuration cannot be read
     assert done.returncode == 0
     assert "runc" in done.stdout
+
+
+SWARM = '[requests]\nswarm-variables = ["DOCKER_RESOURCE_GPU"]\n'
+MOUNT = {"destination": "/var/run/nvidia-container-devices/0", "source": "/dev/null"}
+BROKEN = [
+    # a configuration that is wrong, what a container has, whether it may have meant a GPU
+    (SWARM + "accept-volume-mount = true\n", {"env": ["DOCKER_RESOURCE_GPU=0"]}, True),
+    ("[requests]\nswarm-variables = [DOCKER_RESOURCE_GPU]\n", {"env": ["DOCKER_RESOURCE_GPU=0"]}, True),
+    ("[requests]\nswarm-variable = ['DOCKER_RESOURCE_GPU']\n", {"env": ["DOCKER_RESOURCE_GPU=0"]}, True),
+    ("[requests]\n# swarm-variables = ['DOCKER_RESOURCE_GPU']\nx = 1\n", {"env": ["DOCKER_RESOURCE_GPU=0"]}, False),
+    ("[requests]\naccept-volume-mounts = 1\n", {"mounts": [MOUNT]}, True),
+    ("[cdi]\nannotation-prefixes = 'a.com/'\n", {"annotations": {"a.com/x": "nvidia.com/gpu=0"}}, True),
+    ("x = 1\n", {"annotations": {"a.com/x": "nvidia.com/gpu=0"}}, False),
+    ("x = 1\n", {"env": ["CUDA_VERSION=8.0"]}, True),
+    ("x = 1\n", {"env": ["CUDA_VERSION=12.0", "NVIDIA_REQUIRE_CUDA=cuda>=12"]}, False),
+    ("x = 1\n", {"env": ["NVIDIA_VISIBLE_DEVICES="]}, False),
+]
+
+
+@pytest.mark.parametrize(("toml", "members", "asks"), BROKEN)
+def test_under_a_wrong_configuration_nothing_that_may_ask_starts(
+    shim: Shim, toml: str, members: Any, asks: bool
+) -> None:
+    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
+    assert shim.create().returncode == 0
+    shim.toml.write_text(toml)
+    shim.ask(*members.get("env", ()), **{name: value for name, value in members.items() if name != "env"})
+    done = shim.create()
+    assert done.returncode == (15 if asks else 0)
+    assert (str(shim.toml) in done.stderr) is asks
+    assert (shim.seen() is None) is asks
+
+
+def test_the_words_of_the_last_configuration_count_where_this_one_cannot_be_read(shim: Shim) -> None:
+    good = shim.toml.read_text() + SWARM
+    shim.toml.write_text(good)
+    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
+    assert shim.create().returncode == 0
+    shim.toml.unlink()
+    shim.toml.mkdir()
+    shim.ask("DOCKER_RESOURCE_GPU=0")
+    assert shim.create().returncode == 15
+
+
+def test_a_configuration_that_can_be_read_counts_where_the_host_cannot_be_listed(shim: Shim) -> None:
+    shim.toml.write_text(shim.toml.read_text() + SWARM)
+    shim.state.mkdir(exist_ok=True)
+    shim.state.chmod(0o777)
+    shim.ask("DOCKER_RESOURCE_GPU=0")
+    done = shim.create()
+    assert done.returncode == 12
+    assert "cannot be trusted" in done.stderr
+    shim.ask("DOCKER_RESOURCE_CPU=0")
+    assert shim.create().returncode == 0
+
+
+class TestNoRuntime:
+    """What the configuration names is not there."""
+
+    @pytest.fixture
+    def absent(self, shim: Shim) -> Shim:
+        shim.ask("NVIDIA_VISIBLE_DEVICES=0")
+        assert shim.create().returncode == 0
+        shim.toml.write_text(shim.toml.read_text().replace(str(shim.low), "/nowhere/runc"))
+        return shim
+
+    @pytest.mark.parametrize("refreshed", [False, True])
+    def test_containers_that_are_there_keep_theirs(self, absent: Shim, refreshed: bool) -> None:
+        if refreshed:
+            absent.create()
+        for verb in ("state", "kill", "delete"):
+            assert absent.create(args=[verb, "x"]).returncode == 0
+            assert absent.seen()["argv"] == [
+                str(absent.low),
+                "--log",
+                str(absent.log),
+                "--log-format",
+                "json",
+                verb,
+                "x",
+            ]
+
+    def test_without_a_record_it_is_the_hosts(self, absent: Shim) -> None:
+        (absent.state / "runtime").unlink()
+        done = absent.create("--version", args=["state", "x"])
+        assert done.returncode == 0
+        assert "runc" in done.stdout
+
+    def test_who_asks_is_refused(self, absent: Shim) -> None:
+        for _ in range(2):  # before the refresh of the new configuration, and after it
+            absent.ask("NVIDIA_VISIBLE_DEVICES=0")
+            done = absent.create()
+            assert done.returncode == 127
+            assert "no low-level runtime: none of /nowhere/runc" in done.stderr
+            assert absent.seen() is None
+            assert "devices" not in absent.spec["linux"]
+
+    def test_who_does_not_ask_is_not_harmed(self, absent: Shim) -> None:
+        absent.ask()
+        assert absent.create().returncode == 0
+        assert absent.seen() is not None
 
 
 def test_before_the_first_refresh_every_verb_gets_the_configured_runtime(shim: Shim) -> None:

@@ -152,7 +152,9 @@ def test_who_said_so(known: dict[str, Any]) -> None:
         ("image x", "set again below, which counts"),
         ("image x", "names the devices"),
     ]
-    assert asked(report, "NVIDIA_DRIVER_CAPABILITIES") == [("default", "gives compute, utility")]
+    assert asked(report, "NVIDIA_DRIVER_CAPABILITIES") == [
+        ("[requests] default-capabilities", "gives compute, utility")
+    ]
     assert asked(report, "NVIDIA_REQUIRE_CUDA") == [("config.json", "a condition")]
     assert asked(report, "NVIDIA_GDS") == [("config.json", 'does nothing: only "enabled" counts')]
     assert asked(report, "CAP_SYS_ADMIN") == [("process.capabilities", "counts as privileged")]

@@ -218,11 +218,11 @@ def test_odd_specs_hold_nothing(machine: Machine, spec: Any) -> None:
 
 def test_a_directory_that_cannot_be_read_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: str) -> list[str]:
-        raise PermissionError(13, "Permission denied")
+        raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "listdir", refuse)
     found, notes = holders.holders(test_plan.snapshot(), ["/run/x"], str(machine.proc))
-    assert (found, notes) == ([], ["/run/x cannot be read (Permission denied), so containers there are not listed"])
+    assert (found, notes) == ([], ["/run/x cannot be read (Input/output error), so containers there are not listed"])
 
 
 def test_all_gpus_of_wsl_are_one_node() -> None:
@@ -242,7 +242,7 @@ def test_where_dockerd_says_that_it_keeps_its_state(tmp_path: Path, monkeypatch:
     inventory = test_plan.snapshot()
     looked: list[str] = []
 
-    def look(folder: str, _: list[str]) -> list[str]:
+    def look(folder: str, *_: list[str]) -> list[str]:
         looked.append(folder)
         return []
 

@@ -64,6 +64,17 @@ VERBS = [
     (["--debug=true", "--", "state", "create"], PASS),
     (["--unknown", "create", "-b", "A", "x"], "A/config.json"),
     (["-", "create"], PASS),
+    # A container's config.json in the state of crun, whose root is `.` here
+    (["--root", ".", "update", "--resources", "-", "A"], "./A/config.json"),
+    (["--root=.", "--log", "/dev/null", "update", "--resources=-", "A"], "./A/config.json"),
+    (["--root", ".", "update", "-r", "-", "--", "A"], "./A/config.json"),
+    (["--root", ".", "update", "A", "-r", "-"], "./A/config.json"),
+    (["--root", ".", "update", "-r", "-", "x"], PASS),
+    (["--root", ".", "update", "--memory", "1", "A"], PASS),
+
+    (["--root", ".", "--debug", "update", "--r=-", "A"], "./A/config.json"),
+    (["--root", ".", "state", "A"], PASS),
+    (["update", "-r", "-", "A"], PASS),
     (["", "create"], PASS),
 ]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ def test_their_defaults_are_ours(tmp_path: Path) -> None:
     plan = migrate.plan(theirs(tmp_path, EVERY_KEY), str(tmp_path / "config.toml"))
     assert plan.changes == []
     assert {found.key for found in plan.rows} == set(migrate.KEYS)
-    assert not [found for found in plan.rows if found.becomes.startswith("left out")]
+    assert not [found for found in plan.rows if found.left_out]
+    migrate.check(plan.rows, "/theirs")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,7 @@ def test_their_defaults_are_ours(tmp_path: Path) -> None:
         ("nvidia-container-cli.no-cgroups", True, ("hook", "device-rules", False)),
         ("nvidia-container-runtime.log-level", "Trace", ("log", "level", "debug")),
         ("nvidia-container-runtime.log-level", "panic", ("log", "level", "error")),
+        ("nvidia-container-runtime.log-level", "loud", ("log", "level", "info")),
         ("nvidia-container-runtime.runtimes", ["/opt/crun"], ("runtime", "low-level", ["/opt/crun"])),
         ("nvidia-container-runtime.modes.cdi.spec-dirs", ["/x"], ("cdi", "spec-dirs", ["/x"])),
         ("nvidia-container-runtime.modes.cdi.default-kind", "a.com/b", ("cdi", "kind", "a.com/b")),
@@ -130,7 +133,7 @@ def test_settings_that_become_ours(key: str, value: Any, setting: migrate.Settin
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("supported-driver-capabilities", "utility", "no counterpart"),
+        ("supported-driver-capabilities", "utility", "left out: a container may ask"),
         ("supported-driver-capabilities", "all", "not needed"),
         ("nvidia-container-cli.environment", ["A=b"], "not needed"),
         ("nvidia-container-cli.ldconfig", "/sbin/ldconfig", "not needed"),
@@ -141,21 +144,131 @@ def test_settings_that_become_ours(key: str, value: Any, setting: migrate.Settin
         ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "mount", "not needed"),
         ("features.allow-ldconfig-from-container", True, "no counterpart: nothing of an image"),
         ("features.allow-ldconfig-from-container", False, "not needed: it is off"),
-        ("nvidia-container-runtime.log-level", "loud", "left out: no such level"),
         ("nvidia-container-runtime.modes.cdi.default-kind", "x", "left out: [cdi] kind = "),
         ("nvidia-container-runtime.runtimes", [], "left out: [runtime] low-level = []"),
         ("nvidia-container-cli.root", "relative", "left out: [driver] root"),
         ("disable-require", "yes", "left out: it is not true or false"),
         ("nvidia-container-runtime.runtimes", ["runc", 5], "left out: it is not an array of strings"),
         ("nvidia-container-runtime.runtimes", "runc", "left out: it is not an array of strings"),
-        ("made-up", 5, "no counterpart: neither"),
-        ("nvidia-container-cli.made-up", "x", "no counterpart: neither"),
+        ("features.no-additional-gids-for-device-nodes", True, "left out: a container gets the group"),
+        ("features.no-additional-gids-for-device-nodes", False, "not needed: it is off"),
+        ("nvidia-container-runtime.mode", "cdi", "left out: a GPU that no CDI spec names"),
+        ("nvidia-container-runtime.mode", "auto", "no counterpart: there is one mode"),
+        ("nvidia-container-cli.ldcache", "", "not needed: it is empty"),
+        ("nvidia-container-cli.ldcache", "/x", "no counterpart: the cache is"),
+        ("made-up", 5, "left out: neither"),
+        ("nvidia-container-cli.made-up", "x", "left out: neither"),
+        ("features", 5, "left out: neither"),
     ],
 )
-def test_settings_that_become_none(key: str, value: Any, text: str) -> None:
+def test_settings_that_become_none(tmp_path: Path, key: str, value: Any, text: str) -> None:
+    """What is left out ends in an exit code that says so; what means nothing here does not."""
     found = row(key, value)
     assert found.setting is None
     assert found.becomes.startswith(text)
+    with pytest.raises(GpushimError, match=key) if text.startswith("left out") else nullcontext() as raised:
+        migrate.check([found], "/theirs")
+    assert raised is None or raised.value.exit_code == 17
+
+
+# By key of theirs: a value that they take and that is not their default; what a migration makes of it.
+OTHERWISE = {
+    "disable-require": (True, "taken"),
+    "swarm-resource": ("A", "taken"),
+    "accept-nvidia-visible-devices-envvar-when-unprivileged": (False, "taken"),
+    "accept-nvidia-visible-devices-as-volume-mounts": (True, "taken"),
+    "supported-driver-capabilities": ("compute", "left out"),
+    "nvidia-container-cli.debug": ("/var/log/x", "not needed"),
+    "nvidia-container-cli.environment": (["A=b"], "not needed"),
+    "nvidia-container-cli.ldcache": ("/x", "no counterpart"),
+    "nvidia-container-cli.ldconfig": ("@/sbin/ldconfig.real", "not needed"),
+    "nvidia-container-cli.load-kmods": (False, "taken"),
+    "nvidia-container-cli.no-cgroups": (True, "taken"),
+    "nvidia-container-cli.no-pivot": (True, "not needed"),
+    "nvidia-container-cli.path": ("/x", "not needed"),
+    "nvidia-container-cli.root": ("/run/nvidia/driver", "taken"),
+    "nvidia-container-cli.user": ("root:video", "not needed"),
+    "nvidia-container-runtime.debug": ("/var/log/x", "not needed"),
+    "nvidia-container-runtime.log-level": ("debug", "taken"),
+    "nvidia-container-runtime.mode": ("cdi", "left out"),
+    "nvidia-container-runtime.runtimes": (["crun"], "taken"),
+    "nvidia-container-runtime.modes.cdi.annotation-prefixes": (["a/"], "taken"),
+    "nvidia-container-runtime.modes.cdi.default-kind": ("a.com/b", "taken"),
+    "nvidia-container-runtime.modes.cdi.spec-dirs": (["/x"], "taken"),
+    "nvidia-container-runtime.modes.csv.compat-container-root": ("/x", "no counterpart"),
+    "nvidia-container-runtime.modes.csv.mount-spec-path": ("/x", "taken"),
+    "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": (["x"], "no counterpart"),
+    "nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": (["x"], "no counterpart"),
+    "nvidia-container-runtime.modes.legacy.cuda-compat-mode": ("disabled", "no counterpart"),
+    "nvidia-container-runtime-hook.path": ("/x", "not needed"),
+    "nvidia-container-runtime-hook.skip-mode-detection": (True, "not needed"),
+    "nvidia-ctk.path": ("/x", "not needed"),
+    "features.allow-cuda-compat-libs-from-container": (True, "not needed"),
+    "features.allow-ldconfig-from-container": (True, "no counterpart"),
+    "features.allow-unknown-oci-spec-fields": (True, "not needed"),
+    "features.disable-cuda-compat-lib-hook": (True, "no counterpart"),
+    "features.disable-imex-channel-creation": (True, "not needed"),
+    "features.ignore-imex-channel-requests": (True, "taken"),
+    "features.no-additional-gids-for-device-nodes": (True, "left out"),
+}
+
+
+@pytest.mark.parametrize("key", migrate.KEYS)
+def test_every_key_set_otherwise(tmp_path: Path, key: str) -> None:
+    """Each is in config.toml afterwards, or named with what it means, or ends in 17; never lost in silence."""
+    value, outcome = OTHERWISE[key]
+    found, ours = row(key, value), tmp_path / "config.toml"
+    files.apply(migrate.changes([found], str(ours)))
+    if outcome == "taken":
+        section, name, wanted = found.setting or ("", "", None)
+        assert policy.given(str(ours)) == {section: {name: wanted}}
+    else:
+        assert (found.becomes.partition(":")[0], ours.exists()) == (outcome, False)
+        assert len(found.becomes) > 20
+    assert found.left_out == (outcome == "left out")
+
+
+COUNTS = ["gives all of the driver to every container", "never looks at NVIDIA_REQUIRE_*"]
+
+
+@pytest.mark.parametrize(
+    ("theirs_text", "ours_text", "texts"),
+    [
+        (None, "", COUNTS),
+        ("", "", COUNTS),
+        ('mode = "auto"', "", COUNTS),
+        ('mode = "jit-cdi"', "", COUNTS),
+        ('mode = "cdi"', "", COUNTS),
+        ('mode = "legacy"', "", []),
+        ('mode = "csv"', "", []),
+        ('mode = "auto"', 'default-capabilities = ["utility"]', COUNTS),
+        ('mode = "auto"', 'default-capabilities = ["all"]', COUNTS[1:]),
+        ('mode = "auto"', "disable-require = true", COUNTS[:1]),
+        ('mode = "auto"', 'default-capabilities = ["all"]\ndisable-require = true', []),
+    ],
+)
+def test_warnings(tmp_path: Path, theirs_text: str | None, ours_text: str, texts: list[str]) -> None:
+    """Their default is auto: it counts where the file says nothing, and where there is none."""
+    (tmp_path / "config.toml").write_text(f"[requests]\n{ours_text}\n")
+    path = "" if theirs_text is None else theirs(tmp_path, f"[nvidia-container-runtime]\n{theirs_text}\n")
+    found = migrate.plan(path, str(tmp_path / "config.toml")).warnings
+    assert len(found) == len(texts)
+    for sentence, text in zip(found, texts):
+        assert text in sentence
+        assert f"{tmp_path}/config.toml" in sentence
+
+
+def test_a_migrated_switch_needs_no_warning(tmp_path: Path) -> None:
+    plan = migrate.plan(theirs(tmp_path, "disable-require = true\n"), str(tmp_path / "config.toml"))
+    assert [text for text in plan.warnings if "REQUIRE" in text] == []
+
+
+def test_a_pipe_directory_alone_brings_no_mps(tmp_path: Path) -> None:
+    text = '[nvidia-container-cli]\nenvironment = ["CUDA_MPS_PIPE_DIRECTORY=/run/m"]\n'
+    plan = migrate.plan(theirs(tmp_path, text), str(tmp_path / "config.toml"))
+    assert "[mps] enabled = true" in plan.warnings[-1]
+    (tmp_path / "config.toml").write_text("[mps]\nenabled = true\n")
+    assert "[mps]" not in migrate.plan(theirs(tmp_path, text), str(tmp_path / "config.toml")).warnings[-1]
 
 
 def test_ours_keeps_its_comments(tmp_path: Path) -> None:
@@ -198,7 +311,8 @@ def test_a_file_of_theirs_that_cannot_be_read(tmp_path: Path, text: str) -> None
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(GpushimError, match="is not there"):
         migrate.plan(str(tmp_path / "none"), str(tmp_path / "config.toml"))
-    assert migrate.plan("", "/none") == migrate.Plan("")
+    plan = migrate.plan("", "/none")
+    assert (plan.source, plan.rows, plan.changes) == ("", [], [])
 
 
 @pytest.mark.parametrize("text", ["x = ", "[requests]\nnope = 1\n"])

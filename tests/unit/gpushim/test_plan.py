@@ -136,14 +136,22 @@ def test_the_nodes_of_a_request(env: list[str], nodes: list[str]) -> None:
     assert len(found["rule"]) == len(nodes)
 
 
-def test_an_imex_channel_that_the_host_lacks_is_left_out_and_logged() -> None:
-    asked = {"env": ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=4"]}
-    inventory = snapshot()
-    ignored: list[str] = []
-    wanted = request.read({"process": asked}, inventory["policy"], ignored)
-    assert wanted is not None
-    plan(wanted, inventory, BUNDLE)
-    assert ignored == ["IMEX channel 4 is not on this host: there is no /dev/nvidia-caps-imex-channels/channel4"]
+@pytest.mark.parametrize(
+    ("channels", "platform", "named"),
+    [
+        ("4", "native", "IMEX channel 4, but there is no /dev/nvidia-caps-imex-channels/channel4 on"),
+        ("3,4,5", "native", "IMEX channels 4, 5, but there is no /dev/nvidia-caps-imex-channels/channel4 on"),
+        ("4", "wsl", "IMEX channel 4, but"),
+        (",".join(map(str, range(100, 4100))), "native", "114, 115 and 3984 more, but"),
+    ],
+    ids=["one", "two of three", "of another platform", "thousands"],
+)
+def test_an_imex_channel_that_the_host_lacks_is_refused(channels: str, platform: str, named: str) -> None:
+    with pytest.raises(GpushimError) as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_IMEX_CHANNELS={channels}", inventory=snapshot(platform=platform))
+    assert caught.value.exit_code == INVENTORY
+    assert named in str(caught.value)
+    assert len(str(caught.value)) < 400
 
 
 def drawing(**changes: Any) -> dict[str, Any]:

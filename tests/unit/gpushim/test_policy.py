@@ -155,6 +155,8 @@ def test_accepted(config: Path, text: str, section: str, key: str, value: object
         ('[runtime]\nlow-level = ["runc", 2]', "runtime.low-level[1] is 2, not a string"),
         ('[runtime]\nlow-level = [""]', "runtime.low-level[0] is ''"),
         ("[requests]\ndisable-require = 1", "requests.disable-require is 1, not true or false"),
+        ('[requests]\ndefault-capabilities = ["cuda"]', "requests.default-capabilities[0] is 'cuda', not one of"),
+        ("[requests]\ndefault-capabilities = []", "requests.default-capabilities is empty"),
         ('[requests]\nswarm-variables = ["A\\nB"]', "requests.swarm-variables[0]"),
         ('[requests]\nswarm-variables = ["A=B"]', "requests.swarm-variables[0]"),
         ('[requests]\nswarm-variables = ["-e"]', "requests.swarm-variables[0]"),
@@ -259,6 +261,7 @@ class TestLowLevel:
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(policy, "SYSTEM_PATH", str(tmp_path / "system"))
+        monkeypatch.setattr(policy, "ENGINES_PATH", (f"{tmp_path}/current/bin", f"{tmp_path}/data/*/bin"))
         monkeypatch.setenv("PATH", f"relative::{tmp_path}/path")
         for place in ("system", "path"):
             (tmp_path / place).mkdir()
@@ -278,6 +281,37 @@ class TestLowLevel:
         self.executable(folder / "path/runc")
         expected = self.executable(folder / "system/runc")
         assert policy.low_level(["runc"]) == expected
+
+    def test_an_engines_own(self, folder: Path) -> None:
+        for number, name in enumerate(["new", "old"]):
+            (folder / "data" / name / "bin").mkdir(parents=True)
+            self.executable(folder / "data" / name / "bin/runc")
+            os.utime(folder / "data" / name / "bin", (0, -number))
+        assert policy.low_level(["runc"]) == f"{folder}/data/new/bin/runc"
+        (folder / "current").symlink_to("data/old")
+        assert policy.low_level(["runc"]) == f"{folder}/current/bin/runc"
+        (folder / "data/old/bin").chmod(0o777)
+        assert policy.low_level(["runc"]) == f"{folder}/data/new/bin/runc"
+        expected = self.executable(folder / "path/runc")
+        assert policy.low_level(["runc"]) == expected
+
+    def test_what_stands_in(self, folder: Path) -> None:
+        theirs, last = self.executable(folder / "system/crun"), self.executable(folder / "last")
+        assert policy.stand_in([theirs], last) == theirs
+        assert policy.stand_in(["/none"], last) == last
+        assert policy.stand_in(["/none"], "") == theirs
+        assert policy.stand_in(["/none"], "/none/crun") == theirs
+        with pytest.raises(GpushimError, match="none of /none, /none/runc, runc is"):
+            policy.stand_in(["/none"], "/none/runc")
+
+    def test_folders_of_engines_come_last(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also for names that come first: what is found must not change because an engine is installed."""
+        monkeypatch.setattr(policy, "ENGINES_PATH", (f"{folder}/own",))
+        (folder / "own").mkdir()
+        own = self.executable(folder / "own/runc")
+        assert policy.low_level(["runc", "crun"]) == own
+        theirs = self.executable(folder / "path/crun")
+        assert policy.low_level(["runc", "crun"]) == theirs
 
     def test_a_folder_of_path_that_others_may_write_does_not_count(self, folder: Path) -> None:
         self.executable(folder / "path/runc")

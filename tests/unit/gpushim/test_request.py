@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushim import errors, request
-from gpushim.policy import defaults
+from gpushim.policy import defaults, schema
 
 UUID = "GPU-11111111-1111-1111-1111-111111111111"
 NVD = "NVIDIA_VISIBLE_DEVICES"
@@ -405,6 +405,27 @@ EVERY = ["compat32", "compute", "display", "graphics", "ngx", "utility", "video"
 )
 def test_driver_capabilities(env: list[str], expected: list[str]) -> None:
     assert asked(bundle(f"{NVD}=0", *env)).capabilities == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "default", "expected"),
+    [
+        ([], ["all"], EVERY),
+        ([], ["utility", "graphics"], ["graphics", "utility"]),
+        (["NVIDIA_DRIVER_CAPABILITIES="], ["video"], ["video"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=utility"], ["all"], ["utility"]),
+        (["CUDA_VERSION=9.0"], ["utility"], EVERY),
+    ],
+)
+def test_the_policy_names_the_capabilities_of_who_names_none(
+    env: list[str], default: Any, expected: list[str]
+) -> None:
+    assert asked(bundle(f"{NVD}=0", *env), default_capabilities=default).capabilities == expected
+
+
+def test_the_schema_knows_every_capability() -> None:
+    key = schema()["properties"]["requests"]["properties"]["default-capabilities"]
+    assert key["items"]["enum"] == [*request.CAPABILITIES, "all"]
 
 
 @pytest.mark.parametrize(

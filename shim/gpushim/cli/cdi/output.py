@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 from typing import Any
 
 import click
 
 from gpushim import policy, stamp
-from gpushim.cdi import publish, text
+from gpushim.cdi import text
 from gpushim.cli import show
+from gpushim.engines import places
 from gpushim.errors import GpushimError
+from gpushim.replace import replace
 
 SPEC_DIRS_VARIABLE = "NVIDIA_CTK_CDI_SPEC_DIRS"
 
@@ -42,6 +47,21 @@ def put(spec: dict[str, Any], path: str, wanted: str) -> None:
         click.echo(content, nl=False)
         return
     try:
-        publish.save(path, content)
+        _save(path, content)
     except OSError as error:
         raise GpushimError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _save(path: str, content: str) -> None:
+    """Put a file in place where nobody else could change what its path means; makes directories that are missing."""
+    with places.place(os.path.abspath(path), make=True, output=True) as place:
+        with contextlib.suppress(FileNotFoundError):
+            status = place.status()
+            if not stat.S_ISREG(status.st_mode):
+                raise GpushimError(f"{path} is not a regular file")
+            places.check_file(path, status)
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
+        try:
+            replace(place.name, content.encode(), folder=folder)
+        finally:
+            os.close(folder)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import click
 
+from gpushim import seen
 from gpushim.cdi import specs, text
 from gpushim.cdi import validate as checks
 from gpushim.cli import show
@@ -26,7 +27,8 @@ def validate(paths: tuple[str, ...], form: str) -> None:
     """
     bad = files = 0
     found = []
-    for path in paths or output.spec_dirs([]):
+    # Of the directories that nobody has named, those that do not exist have no specs.
+    for path in paths or [each for each in output.spec_dirs([]) if not seen.absent(each)]:
         for file, level, sentence in _directory(path) if os.path.isdir(path) else _file(path):
             files += not sentence
             bad += level == checks.ERROR
@@ -41,11 +43,11 @@ def validate(paths: tuple[str, ...], form: str) -> None:
     click.get_current_context().exit(1 if bad else 0)
 
 
-def _file(path: str) -> Iterator[tuple[str, str, str]]:
+def _file(path: str, regular: bool = False) -> Iterator[tuple[str, str, str]]:
     """Yield a line without a sentence for the file itself, then its findings."""
     yield path, "", ""
     try:
-        spec, _ = text.read(path)
+        spec, _ = text.read(path, regular)
     except GpushimError as error:
         yield path, checks.ERROR, str(error).replace(path, "it", 1)
         return
@@ -56,8 +58,13 @@ def _file(path: str) -> Iterator[tuple[str, str, str]]:
 def _directory(path: str) -> Iterator[tuple[str, str, str]]:
     """Check what is in a directory, and what its files are to each other and to engines."""
     bad = set()
-    for name in sorted(name for name in os.listdir(path) if name.endswith(specs.SUFFIXES)):
-        for finding in _file(os.path.join(path, name)):
+    try:
+        names = sorted(name for name in os.listdir(path) if name.endswith(specs.SUFFIXES))
+    except OSError as error:
+        yield path, checks.ERROR, f"it cannot be read: {error.strerror}"
+        return
+    for name in names:
+        for finding in _file(os.path.join(path, name), regular=True):
             if finding[1] == checks.ERROR:
                 bad.add(finding[0])
             yield finding

@@ -371,6 +371,13 @@ def test_eight_gpus_with_seven_instances_each_take_less_than_half_a_second(direc
     assert len(names(directory)) == 8 * 7 * 2 + 1
 
 
+def test_a_record_that_cannot_be_kept_is_said(directory: Path, state: Path) -> None:
+    (state / "specs").mkdir(parents=True)
+    (note,) = refresh(directory)
+    assert note.startswith(f"{state}/specs cannot be written (Is a directory), so nothing will know that {directory}")
+    assert names(directory)
+
+
 def test_what_a_killed_refresh_has_left_is_removed(directory: Path) -> None:
     directory.mkdir(mode=0o755)
     for pid in (os.getpid(), os.getppid(), 1 << 30):

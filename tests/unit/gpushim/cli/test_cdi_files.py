@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,8 @@ import pytest
 import yaml
 
 from gpushim import policy
+from gpushim.cli.cdi import output
+from unit import ordinary
 from unit.gpushim.cdi import hosts
 from unit.gpushim.cli.commands import run
 
@@ -84,6 +90,63 @@ def test_validate_of_a_directory_sees_conflicts_mistrust_and_ruins(tmp_path: Pat
     assert any(line.startswith(f"{tmp_path}/d.yaml: error: it is not YAML") for line in lines)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_validate_of_a_directory_with_a_fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    spec_file(tmp_path, "a.json")
+    os.mkfifo(tmp_path / "b.json")
+    monkeypatch.setattr(output, "spec_dirs", lambda _: [str(tmp_path)])
+    with ending():
+        said = run("validate", *([str(tmp_path)] if named else []), code=1)
+    assert said.stdout == f"{tmp_path}/b.json: error: it is not a regular file\n"
+
+
+def test_a_fifo_that_nobody_writes_is_empty(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "b.json")
+    with ending():
+        assert "None is not of type" in run("validate", f"{tmp_path}/b.json", code=1).stdout
+
+
+def test_what_a_shell_substitutes_is_read(tmp_path: Path) -> None:
+    """As in `gpushim cdi validate <(gpushim cdi generate)`."""
+    read, write = os.pipe()
+    os.write(write, spec_file(tmp_path, "x.json").read_bytes())
+    os.close(write)
+    assert run("validate", f"/dev/fd/{read}").stderr == "1 specs checked, 0 errors\n"
+    os.close(read)
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Let what hangs in the body fail."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_validate_without_the_usual_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host need not have both; a directory that somebody names must be there."""
+    spec_file(tmp_path / "here", "a.json")
+    monkeypatch.setattr(output, "spec_dirs", lambda _: [f"{tmp_path}/none", f"{tmp_path}/here"])
+    assert run("validate").stderr == "1 specs checked, 0 errors\n"
+    assert "cannot be read: No such file" in run("validate", f"{tmp_path}/none", code=1).stdout
+
+
+def test_validate_of_a_directory_that_this_user_may_not_look_into() -> None:
+    with ordinary.folder() as folder:
+        (folder / "cdi").mkdir()
+        with ordinary.hidden(folder / "cdi"), ordinary.user():
+            said = run("validate", f"{folder}/cdi", code=1).stdout
+    assert said == f"{folder}/cdi: error: it cannot be read: Permission denied\n"
+
+
 def test_validate_as_json(tmp_path: Path) -> None:
     spec = spec_file(tmp_path, "a.json", devices=[])
     (found,) = json.loads(run("validate", "--format=json", str(spec), code=1).stdout)
@@ -99,6 +162,51 @@ def test_validate_without_jsonschema_says_so(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     file = spec_file(tmp_path, "x.json")
     assert "validating needs jsonschema, which is not installed" in run("validate", str(file), code=1).stderr
+
+
+STRANGER = 1000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what is another user's")
+@pytest.mark.parametrize("how", ["link", "link in a sticky directory", "file"])
+def test_no_spec_goes_where_somebody_else_leads_it(tmp_path: Path, how: str) -> None:
+    victim, place = tmp_path / "victim", tmp_path / "place"
+    victim.mkdir()
+    if how == "link in a sticky directory":
+        (tmp_path / "sticky").mkdir()
+        (tmp_path / "sticky").chmod(0o1777)
+        place = tmp_path / "sticky/place"
+    if "link" in how:
+        place.symlink_to(victim)
+    else:
+        place.mkdir()
+        (place / "x.json").touch()
+    os.chown(place / "x.json" if how == "file" else place, STRANGER, STRANGER, follow_symlinks=False)
+    source = spec_file(tmp_path, "x.json")
+    said = moved("--input", str(source), "--output", str(place / "x.json"), code=1)
+    assert "is not touched" in said or "belongs to user 1000" in said
+    assert [*victim.iterdir()] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what is another user's")
+@pytest.mark.parametrize(("owner", "mode"), [(0, 0o1777), (0, 0o777), (STRANGER, 0o700)])
+def test_a_spec_goes_into_directories_of_others_and_where_links_of_ones_own_lead(
+    tmp_path: Path, owner: int, mode: int
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(mode)
+    os.chown(tmp_path / "home", owner, owner)
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    source = spec_file(tmp_path, "x.json")
+    moved("--input", str(source), "--output", str(tmp_path / "link/new/y.json"))
+    assert (tmp_path / "home/new/y.json").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_spec_replaces_nothing_but_a_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "y.json")
+    source = spec_file(tmp_path, "x.json")
+    assert "is not a regular file" in moved("--input", str(source), "--output", str(tmp_path / "y.json"), code=1)
 
 
 def moved(*args: str, stdin: str | None = None, code: int = 0) -> str:

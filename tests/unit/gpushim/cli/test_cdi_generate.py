@@ -122,7 +122,7 @@ def test_generate_calls_our_hook(given: str, called: str, warned: bool) -> None:
         (["--mode", "wsl"], 1, "this host is native"),
         (["--mode", "gdrcopy"], 12, "no device for the mode gdrcopy"),
         (["--device-id", "9"], 10, "--device-id asks for GPU"),
-        (["--output", "/proc/none/n.json"], 1, "cannot be made"),
+        (["--output", "/proc/none/n.json"], 1, "cannot be written"),
         (["--output", "/proc/sys/n.json"], 1, "cannot be written"),
     ],
 )

@@ -100,6 +100,15 @@ def test_config_set(ours: Path) -> None:
     assert ours.read_text() == result.stdout
 
 
+@pytest.mark.parametrize("more", [[], ["--in-place"]])
+def test_config_set_that_is_left_out(ours: Path, more: list[str]) -> None:
+    words = ["--set", "supported-driver-capabilities=utility", "--set", "disable-require", *more]
+    result = run("config", *words, code=1)
+    assert "supported-driver-capabilities: left out: " in result.stderr
+    assert "--set has what gpushim has no equivalent for: supported-driver-capabilities" in result.stderr
+    assert ("disable-require = true" in ours.read_text()) == bool(more)
+
+
 def test_config_as_nvidias_packages_call_it(ours: Path) -> None:
     path = "/etc/nvidia-container-runtime/config.toml"
     result = run("--quiet", "config", f"--config-file={path}", "--in-place")

@@ -22,7 +22,7 @@ from unit.gpushim.cli.looking import run
 
 HELD = [
     {
-        "id": "0123456789abcdef",
+        "id": "0123456789abcdef" * 4,
         "name": "ns/pod/c",
         "engine": "containerd (CRI)",
         "pid": 7,
@@ -114,9 +114,16 @@ def test_ps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stdout.splitlines()[1].split("  ")[0] == "0123456789ab"
     assert "0,2:0" in result.stdout
     assert result.stderr == "note: x cannot be read\n"
-    assert "0123456789abcdef" in run(ps, "--no-trunc").stdout
+    assert "0123456789abcdef" * 4 in run(ps, "--no-trunc").stdout
     assert json.loads(run(ps, "--format", "json").stdout) == HELD
     assert seen == [["/s"], None, None]
+
+
+@pytest.mark.parametrize("name", ["a-name-of-more-than-12-letters", "f" * 63, "F" * 64, "../" * 21 + "x"])
+def test_ps_shortens_no_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Who runs `runc run NAME` gets two of them by a common beginning."""
+    monkeypatch.setattr(holders, "holders", lambda *_: ([{**HELD[0], "id": name}], []))
+    assert run(ps).stdout.splitlines()[1].split("  ")[0] == name
 
 
 def test_ps_without_containers(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import Result
 
 from gpushim import migrate_engines
-from gpushim.cli.migrate import migrate
+from gpushim.cli import main
 from gpushim.migrate import Row
 from unit.gpushim.cli.commands import apart
 
@@ -27,7 +27,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str, code: int = 0) -> Result:
-    result = apart().invoke(migrate, words)
+    result = apart().invoke(main, ["migrate", *words])
     assert result.exit_code == code, result.stdout + result.stderr
     return result
 
@@ -56,7 +56,9 @@ def test_json(ours: Path) -> None:
     assert data["source"].endswith("nvidia.toml")
     assert (data["config"], data["written"]) == (str(ours), False)
     becomes = "[requests] disable-require = true"
-    assert data["settings"][0] == {"key": "disable-require", "value": True, "becomes": becomes}
+    wanted = {"key": "disable-require", "value": True, "becomes": becomes, "left-out": False}
+    assert data["settings"][0] == wanted
+    assert "NVIDIA_DRIVER_CAPABILITIES" in data["warnings"][0]
     assert data["engines"][0]["becomes"] == "gpushim configure docker"
     assert "+disable-require = true\n" in data["diff"]
     assert json.loads(run("--format", "json", "--write").stdout)["written"] is True
@@ -77,3 +79,24 @@ def test_both_at_once(ours: Path) -> None:
 def test_another_file(ours: Path, tmp_path: Path) -> None:
     (tmp_path / "b.toml").write_text("[nvidia-container-cli]\nno-cgroups = true\n")
     assert "+device-rules = false" in run("--from", str(tmp_path / "b.toml")).stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--write",), ("--format", "json"), ("--write", "--format", "json")])
+def test_what_is_left_out_ends_in_17_and_the_rest_is_taken_over(ours: Path, words: tuple[str, ...]) -> None:
+    (ours.parent / "nvidia.toml").write_text('supported-driver-capabilities = "utility"\n' + THEIRS)
+    result = run(*words, code=17)
+    assert "left out: a container may ask for any capability" in result.stdout
+    assert f"{ours.parent}/nvidia.toml has what" in result.stderr
+    assert "no equivalent for: supported-driver-capabilities; read" in result.stderr
+    assert "no equivalent for" not in result.stdout
+    assert ours.exists() == ("--write" in words)
+    assert run(*words, code=17).exit_code == 17  # a second time, too
+
+
+def test_the_warnings_name_both_ways_out(ours: Path) -> None:
+    (ours.parent / "nvidia.toml").unlink()
+    said = run().stderr
+    for text in ("NVIDIA_DRIVER_CAPABILITIES=all", f'default-capabilities = ["all"] in {ours}', "NVENC"):
+        assert text in said
+    for text in ("NVIDIA_DISABLE_REQUIRE=true", f"disable-require = true in {ours}"):
+        assert text in said

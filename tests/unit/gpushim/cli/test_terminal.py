@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpushim import doctor, holders, migrate_engines
-from gpushim.cli import main
+from gpushim.cli import main, show
 from gpushim.doctor import checks
 from gpushim.engines import running
 from gpushim.errors import visible
@@ -61,25 +60,18 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
+@pytest.mark.parametrize("columns", [None, 40, 4000], ids=["no terminal", "narrow", "wide"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_others_write_is_printed_as_escapes(name: str, tmp_path: Path) -> None:
+def test_what_others_write_is_printed_as_escapes(
+    name: str, columns: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(show, "width", lambda: columns)
     result = apart().invoke(main, COMMANDS[name](tmp_path))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     said = result.stdout + result.stderr
     assert "\\x1b]0;t" in said or "\\u001b]0;t" in said, said
     assert all(each.isprintable() or each in "\n\t" for each in said), ascii(said)
     assert "\nok all" not in said
-
-
-def test_what_a_terminal_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """rich draws there, whose own controls are the only ones."""
-    from gpushim.cli import show
-
-    drawn: list[Any] = []
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(show, "_draw", lambda _, rows: drawn.extend(rows))
-    show.table(("A",), [[TEXT]])
-    assert drawn == [[SEEN]]
 
 
 @pytest.mark.parametrize("text", ["plain", "naïve", "漢字", "a\\b"])

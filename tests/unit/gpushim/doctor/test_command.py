@@ -38,6 +38,36 @@ def test_the_table_tells_what_fixes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+SOME = [
+    Finding("ok", "all is well", "", "a"),
+    Finding("warning", "this is odd", "fix it", "b"),
+    Finding("skipped", "nothing here", "", "c"),
+    Finding("broken", "this is broken", "fix it at once", "d"),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "checks_shown", "rest"),
+    [((), ["d", "b"], "; --all shows what is ok or skipped"), (("--all",), ["d", "b", "a", "c"], "")],
+)
+def test_problems_come_first(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], checks_shown: list[str], rest: str
+) -> None:
+    lines = run(monkeypatch, SOME, *options).stdout.splitlines()
+    assert [line.split()[1] for line in lines[1:-1] if not line.startswith(" ")] == checks_shown
+    assert lines[-1] == f"1 skipped, 1 ok, 1 warning, 1 broken{rest}"
+
+
+def test_json_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = json.loads(run(monkeypatch, SOME, "--format=json").stdout)["findings"]
+    assert [each["check"] for each in found] == ["a", "b", "c", "d"]
+
+
+def test_where_all_is_well_only_the_counts_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = run(monkeypatch, [WELL]).stdout
+    assert said == "0 skipped, 1 ok, 0 warning, 0 broken; --all shows what is ok or skipped\n"
+
+
 def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = json.loads(run(monkeypatch, [BAD], "docker", "--format=json").stdout)
     assert found["verdict"] == "broken"

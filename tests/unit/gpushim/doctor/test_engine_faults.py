@@ -234,7 +234,7 @@ def test_fault(unlisted: Patient, check: str, verdict: str, evidence: str, plant
 
 
 def test_every_check_of_an_engine_finds_a_fault() -> None:
-    known = {name for engine in checks.ENGINES.values() for name in engine}
+    known = {name for engine, names in checks.ENGINES.items() for name in names if engine != "crio"}  # test_crio.py
     assert known - {"kubernetes-node"} == {check for check, *_ in FAULTS}
 
 

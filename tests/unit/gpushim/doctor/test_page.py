@@ -38,5 +38,5 @@ def test_the_example(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     patient.host.named = ("docker",)
     monkeypatch.setattr(doctor, "look", lambda named: patient.host)
     monkeypatch.setattr("gpushim.doctor.checks.state.engines.installed", lambda name: f"{REPOSITORY}/bin/{name}")
-    printed = plain(CliRunner().invoke(command, ["docker"]).output, patient)
-    assert f"$ gpushim doctor docker\n{printed}```" in PAGE.read_text()
+    printed = plain(CliRunner().invoke(command, ["docker", "--all"]).output, patient)
+    assert f"$ gpushim doctor docker --all\n{printed}```" in PAGE.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from pathlib import Path
 
@@ -82,6 +83,26 @@ def test_nothing_is_overwritten(patient: Patient, tmp_path: Path) -> None:
     with pytest.raises(GpushimError, match="is there already"):
         report.write(str(path), patient.host, [])
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what is another user's")
+def test_a_directory_link_of_somebody_elses_is_not_followed(patient: Patient, tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "place").symlink_to(tmp_path / "victim")
+    os.chown(tmp_path / "place", 1000, 1000, follow_symlinks=False)
+    with pytest.raises(GpushimError, match=r"is not touched: .*/place belongs to user 1000"):
+        report.write(f"{tmp_path}/place/report", patient.host, [])
+    assert [*(tmp_path / "victim").iterdir()] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what is another user's")
+@pytest.mark.parametrize(("owner", "mode"), [(0, 0o1777), (1000, 0o700)])
+def test_a_report_goes_into_directories_of_others(patient: Patient, tmp_path: Path, owner: int, mode: int) -> None:
+    """As with sudo, in one's own home."""
+    tmp_path.chmod(mode)
+    os.chown(tmp_path, owner, owner)
+    report.write(f"{tmp_path}/report", patient.host, [])
+    assert (tmp_path / "report").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_long_word_in_the_log_takes_no_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 import tomlkit
 from click.testing import Result
 
-from gpushim.engines import crio, programs
+from gpushim import policy
+from gpushim.engines import crio, docker, low_level, programs
 from gpushim.engines.running import Engine
 
 Call = Callable[..., Result]
@@ -33,6 +35,8 @@ def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (path / "crio.conf").write_text(MAIN)
     monkeypatch.setattr(crio, "CONFIG", f"{path}/crio.conf")
     monkeypatch.setattr(crio, "DIRECTORY", f"{path}/crio.conf.d")
+    monkeypatch.setattr(crio, "HOOKS", f"{tmp_path}/hooks.d")
+    monkeypatch.setenv("GPUSHIM_CONFIG", f"{tmp_path}/config.toml")
     return path
 
 
@@ -145,3 +149,140 @@ def test_verify_asks_crio(name: str, etc: Path, call: Call, tmp_path: Path, monk
     assert ok(call("crio", None, "--verify")).stdout == "verified: CRI-O has the runtime nvidia\n"
     missing = call("crio", None, "--verify", "--runtime-name=gpu", "--set-as-default").exception
     assert "CRI-O does not have the runtime gpu; the default runtime is None" in str(missing)
+
+
+class TestTheHook:
+    """`--hooks`, and Podman, which reads the same directory."""
+
+    @pytest.fixture(autouse=True)
+    def podman(self, etc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("gpushim.engines.podman.SYSTEM_DIRECTORIES", (f"{tmp_path}/containers",))
+        monkeypatch.setattr("gpushim.engines.podman.HOOKS", crio.HOOKS)
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        return tmp_path / "hooks.d" / "99-gpushim.json"
+
+    def test_it_is_written_on_demand_and_goes_with_the_rest(self, call: Call, file: Path) -> None:
+        ok(call("crio", None))
+        assert not file.exists()
+        assert "Podman reads" in ok(call("crio", None, "--hooks")).output
+        written = json.loads(file.read_text())
+        assert (written["when"], written["stages"]) == ({"always": True}, ["prestart"])
+        assert "nothing to change" in ok(call("crio", None, "--hooks")).stdout
+        ok(call("crio", None, "--remove"))
+        assert not file.exists()
+
+    def test_dry_run_writes_nothing(self, call: Call, file: Path) -> None:
+        assert f"+++ {file}" in ok(call("crio", None, "--hooks", "--dry-run")).stdout
+        assert not file.exists()
+
+    @pytest.mark.parametrize("order", [("crio", "podman"), ("podman", "crio")])
+    def test_it_stays_for_the_other_engine(self, call: Call, file: Path, order: tuple[str, str]) -> None:
+        first, second = order
+        ok(call(first, None, "--hooks"))
+        alone = file.read_bytes()
+        ok(call(second, None, "--hooks"))
+        ok(call(second, None, "--remove"))
+        assert file.read_bytes() == alone
+        ok(call(second, None, "--remove"))
+        assert file.read_bytes() == alone
+        ok(call(first, None, "--remove"))
+        assert not file.exists()
+
+    @pytest.mark.parametrize("text", ['{"hook": {"path": "/usr/bin/other"}}', "", "{"])
+    def test_somebody_elses_stays(self, call: Call, file: Path, text: str) -> None:
+        file.parent.mkdir()
+        file.write_text(text)
+        ok(call("crio", None, "--remove"))
+        assert file.read_text() == text
+
+    def test_what_somebody_wrote_into_ours_is_kept(self, call: Call, file: Path) -> None:
+        ok(call("crio", None, "--hooks"))
+        file.write_text(file.read_text().replace('"timeout": 60', '"timeout": 90'))
+        ok(call("crio", None, "--remove"))
+        (kept,) = file.parent.parent.glob("*.kept-gpushim*")
+        assert '"timeout": 90' in kept.read_text()
+
+    def test_the_directory_that_its_settings_name(self, etc: Path, call: Call, tmp_path: Path, file: Path) -> None:
+        (etc / "crio.conf.d/10.conf").write_text(f'[crio.runtime]\nhooks_dir = ["/etc/x", "{tmp_path}/own"]\n')
+        ok(call("crio", None, "--hooks"))
+        assert (os.listdir(tmp_path / "own"), file.exists()) == ([file.name], False)
+
+
+class TestItsDefaultRuntime:
+    """Here runc is what gpushim-runtime finds by itself, and crun, in a directory of CRI-O's, the default."""
+
+    @pytest.fixture(autouse=True)
+    def others(self, etc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for path in ("system/runc", "libexec/crun", "libexec/runc", "libexec/kata"):
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).touch(0o755)
+        monkeypatch.setattr(policy, "SYSTEM_PATH", f"{tmp_path}/system")
+        monkeypatch.setattr(policy, "ENGINES_PATH", (f"{tmp_path}/libexec",))
+        monkeypatch.setattr(low_level, "OTHERS", ("docker",))
+        monkeypatch.setattr(docker, "SYSTEM_CONFIG", f"{tmp_path}/daemon.json")
+        self.default(etc, f"{tmp_path}/libexec/crun")
+
+    def default(self, etc: Path, path: str) -> None:
+        (etc / "crio.conf").write_text(MAIN.replace("/usr/bin/crun", path))
+
+    def names(self) -> list[str]:
+        found: list[str] = policy.load(policy.config_path())["runtime"]["low-level"]
+        return found
+
+    def test_it_becomes_low_level_and_goes_with_the_rest(self, call: Call, tmp_path: Path) -> None:
+        said = ok(call("crio", None)).output
+        assert policy.low_level(self.names()) == f"{tmp_path}/libexec/crun"
+        assert "run gpushim refresh" in said
+        assert "nothing to change" in ok(call("crio", None)).stdout
+        ok(call("crio", None, "--remove"))
+        assert not list(tmp_path.glob("config.toml*"))
+
+    def test_the_rest_of_config_toml_stays(self, call: Call, tmp_path: Path) -> None:
+        text = "# mine\n[log]\nfile = '/x' # why\n"
+        (tmp_path / "config.toml").write_text(text)
+        ok(call("crio", None))
+        assert self.names()[0] == f"{tmp_path}/libexec/crun"
+        ok(call("crio", None, "--remove"))
+        assert (tmp_path / "config.toml").read_text() == text
+
+    def test_what_somebody_has_changed_since_stays(self, call: Call, tmp_path: Path) -> None:
+        ok(call("crio", None))
+        (tmp_path / "config.toml").write_text("[runtime]\nlow-level = ['runc']\n")
+        ok(call("crio", None, "--remove"))
+        assert self.names() == ["runc"]
+
+    def test_the_same_program_needs_no_word(self, etc: Path, call: Call, tmp_path: Path) -> None:
+        self.default(etc, f"{tmp_path}/system/runc")
+        assert "low-level" not in ok(call("crio", None)).output
+        assert not (tmp_path / "config.toml").exists()
+
+    @pytest.mark.parametrize("path", ["{}/libexec/kata", "/usr/bin/nvidia-container-runtime", "{}/gone/crun"])
+    def test_what_is_no_runc_and_no_crun_is_not_taken_over(
+        self, etc: Path, call: Call, tmp_path: Path, path: str
+    ) -> None:
+        self.default(etc, path.format(tmp_path))
+        ok(call("crio", None))
+        assert not (tmp_path / "config.toml").exists()
+
+    @pytest.mark.parametrize("case", ["said otherwise", "Docker's too", "CRI-O's already"])
+    def test_where_containers_may_run_it_only_says_how(
+        self, etc: Path, call: Call, tmp_path: Path, program: str, case: str
+    ) -> None:
+        if case == "said otherwise":
+            (tmp_path / "config.toml").write_text("[runtime]\nlow-level = ['runc']\n")
+        elif case == "Docker's too":
+            (tmp_path / "daemon.json").write_text(json.dumps({"runtimes": {"nvidia": {"path": program}}}))
+        else:
+            drop_in = f'[crio.runtime.runtimes.gpu]\nruntime_path = "{program}"\n'
+            (etc / "crio.conf.d/50.conf").write_text(drop_in)
+        said = ok(call("crio", None)).output
+        assert f"hands containers to {tmp_path}/system/runc" in said
+        assert f'low-level = ["{tmp_path}/libexec/crun"]' in said
+        assert self.names()[0] == "runc"
+
+    def test_a_configuration_that_is_wrong_is_no_obstacle(self, call: Call, tmp_path: Path) -> None:
+        (tmp_path / "config.toml").write_text("[runtime\n")
+        assert "config.toml" in ok(call("crio", None)).output
+        assert (tmp_path / "config.toml").read_text() == "[runtime\n"

@@ -11,7 +11,7 @@ import pytest
 import tomlkit
 from click.testing import Result
 
-from gpushim.engines import podman, programs
+from gpushim.engines import hooksd, podman, programs
 
 Call = Callable[..., Result]
 TOP = Path(__file__).parents[4]
@@ -96,7 +96,7 @@ def test_somebody_elses_hook_stays(etc: Path, call: Call, tmp_path: Path) -> Non
 
 def test_the_hooks_file_is_the_one_in_the_packages() -> None:
     packaged = (TOP / "hook" / "oci-hooks.d" / "99-gpushim.json").read_bytes()
-    assert json.loads(podman.hook_file("/usr/bin/gpushim-hook")) == json.loads(packaged)
+    assert json.loads(hooksd.content("/usr/bin/gpushim-hook")) == json.loads(packaged)
 
 
 def test_an_ordinary_users_file(monkeypatch: pytest.MonkeyPatch) -> None:

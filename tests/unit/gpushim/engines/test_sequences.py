@@ -22,6 +22,7 @@ from gpushim.engines import (
     crio,
     docker,
     files,
+    hooksd,
     is_ours,
     jsontext,
     podman,
@@ -51,6 +52,7 @@ class Place:
 
     path = ""
     engine: Any
+    hooks = False  # whether it can be told of the hook too
 
     def begin(self) -> str:
         raise NotImplementedError
@@ -94,7 +96,9 @@ class Place:
         rng, before, text = self.rng, self.marked, self.text
         force = rng.random() < 0.4
         name = rng.choice(["nvidia", "nvidia", "gpu"])
-        wish = Wish(self.program, name, str(self.config), rng.random() < 0.4, rng.random() < 0.4, force=force)
+        hook = "/usr/bin/gpushim-hook" if self.hooks and rng.random() < 0.4 else ""
+        default, cdi = rng.random() < 0.4, rng.random() < 0.4
+        wish = Wish(self.program, name, str(self.config), default, cdi, hook, force=force)
         try:
             files.apply(self.engine.plan(wish).changes)
         except GpushimError as refusal:
@@ -110,6 +114,7 @@ class Place:
         before, text = self.marked, self.text
         files.apply(self.engine.plan(Wish(config=str(self.config), remove=True)).changes, undo=True)
         self.is_without_ours(before, text)
+        assert not self.hooks or "gpushim" not in hook_text(self.engine)
 
     def is_without_ours(self, marked: set[str], text: str) -> None:
         assert "gpushim" not in self.text
@@ -157,6 +162,11 @@ class Place:
             for command in commands:
                 subprocess.run(["/bin/sh", "-euc", command], check=True)
             self.is_without_ours(before, text)
+
+
+def hook_text(engine: Any) -> str:
+    file = Path(engine.HOOKS, hooksd.FILE)
+    return file.read_text() if file.exists() else ""
 
 
 def purge(root: Path) -> None:
@@ -241,7 +251,7 @@ BinaryName = "{{0}}" # nvidias {{3}}
 
 
 class Crio(Toml):
-    path, engine = "crio/crio.conf.d/99-gpushim.toml", crio
+    path, engine, hooks = "crio/crio.conf.d/99-gpushim.toml", crio, True
     tables = ("crio", "crio.runtime", "crio.runtime.runtimes")
     nvidias = """[crio . runtime.runtimes."nvidia"] # nvidias {1}
 runtime_path = "{0}" # nvidias {2}
@@ -251,7 +261,7 @@ runtime_path = "{0}" # nvidias {2}
 
 
 class Podman(Toml):
-    path, engine = "containers/containers.conf", podman
+    path, engine, hooks = "containers/containers.conf", podman, True
     tables = ("containers", "engine", "network")
     nvidias = """[engine.'runtimes'] # nvidias {1}
 nvidia = ["{0}"] # nvidias {2}
@@ -268,7 +278,9 @@ STEPS = ["configure"] * 4 + ["edit"] * 4 + [
 def version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(containerd_daemon, "_version", lambda *_: (1, 7))
     monkeypatch.setattr(podman, "SYSTEM_DIRECTORIES", (f"{tmp_path}/share", f"{tmp_path}/containers"))
-    monkeypatch.setattr(podman, "HOOKS", f"{tmp_path}/hooks.d")
+    for engine in (crio, podman):
+        monkeypatch.setattr(engine, "HOOKS", f"{tmp_path}/hooks.d")
+    monkeypatch.setenv("GPUSHIM_CONFIG", f"{tmp_path}/config.toml")
 
 
 @pytest.mark.parametrize("kind", [Docker, Containerd, Crio, Podman])

@@ -51,6 +51,7 @@ def test_capabilities(root: Path) -> None:
         "video32": {"library32"},
         "graphics32": {"library32", "data"},
         "ngx32": set(),
+        "display32": set(),
     }
     assert notes == []
 

@@ -185,3 +185,60 @@ def test_found_beside_the_main_libraries(tmp_path: Path) -> None:
     cache(root, ("x86_64", "libcuda.so.1", "/opt/driver/lib/libcuda.so.1"))
     assert f"libvdpau_nvidia.so.{VERSION}" in entries(root, "video")
     assert "libnvidia-egl-gbm.so.1.1.0" in entries(root, "graphics")
+
+
+@pytest.mark.parametrize("capability", libraries.LIBRARIES)
+@pytest.mark.parametrize("machine", ["x86_64", "i386"])
+def test_a_library_that_no_list_knows(tmp_path: Path, machine: str, capability: str) -> None:
+    """A new driver's new library, which its others may load, comes with what computes and with what draws."""
+    new = tmp_path / f"usr/lib/{machine}-linux-gnu/libnvidia-brandnew.so.{VERSION}"
+    library(new, "libnvidia-brandnew.so.1", machine)
+    wanted = {"kind": "library32" if machine == "i386" else "library", "soname": "libnvidia-brandnew.so.1"}
+    found = entries(tmp_path, capability, machine)
+    path = f"/usr/lib/{machine}-linux-gnu/{new.name}"
+    assert found == ({new.name: {"path": path, **wanted}} if capability in ("compute", "graphics") else {})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "libnvidia-brandnew.so.550.54.14",
+        "libnvidia-brandnew.so.535.183",
+        "libnvidia-brandnew.so.1535.183.01",
+        "libnvidia-brandnew.so.1.535.183.01",
+        "libnvidia-brandnew.so.535.183.01.bak",
+        "libnvidia-brandnew.so.1",
+        "nvidia_brandnew.so.535.183.01",
+        "libGL.so.535.183.01",
+        "libnvidia-ngx.so.535.183.01",
+        "libnvidia-gtk3.so.535.183.01",
+    ],
+)
+def test_what_is_no_unlisted_library_of_this_driver(tmp_path: Path, name: str) -> None:
+    library(tmp_path / TRIPLET / name, name)
+    assert entries(tmp_path, "compute") == {}
+
+
+def test_unlisted_library_beside_the_main_ones(tmp_path: Path) -> None:
+    """The loader's cache names only SONAMEs, and a library without one stands only in the directory."""
+    for name in ("libcuda.so", "libnvidia-brandnew.so"):
+        library(tmp_path / f"opt/driver/lib/{name}.{VERSION}", "libcuda.so.1" if "cuda" in name else "")
+    cache(tmp_path, ("x86_64", "libcuda.so.1", f"/opt/driver/lib/libcuda.so.{VERSION}"))
+    brandnew = f"libnvidia-brandnew.so.{VERSION}"
+    assert entries(tmp_path, "compute")[brandnew]["soname"] == brandnew
+
+
+def test_unlisted_library_that_is_damaged_or_foreign(tmp_path: Path) -> None:
+    library(tmp_path / f"{TRIPLET}/libnvidia-other.so.{VERSION}", "libnvidia-other.so.1", "aarch64")
+    (tmp_path / f"{TRIPLET}/libnvidia-brandnew.so.{VERSION}").write_text("garbage")
+    notes: list[str] = []
+    found = files.find(str(tmp_path), VERSION, notes, machine="x86_64")
+    assert (found["compute"], found["graphics"]) == ([], [])
+    assert [note for note in notes if "left out" in note] == [
+        f"{tmp_path}/{TRIPLET}/libnvidia-brandnew.so.{VERSION} is left out: it is not an ELF file of this byte order"
+    ]
+
+
+def test_a_version_of_its_own_that_is_the_name_s_only_one(tmp_path: Path) -> None:
+    library(tmp_path / TRIPLET / "libnvidia-api.so.1", "libnvidia-api.so.1")
+    assert list(entries(tmp_path, "graphics")) == ["libnvidia-api.so.1"]

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from gpushim import policy
-from gpushim.errors import CONFIG, DRIVER, INVENTORY, NOT_FOUND, GpushimError
+from gpushim import policy, stamp
+from gpushim.errors import CONFIG, DRIVER, INVENTORY, GpushimError
 from gpushim.inventory import ensure, gpus, procfs, refresh
 from unit.gpushim.inventory.machine import Machine
 
@@ -69,12 +69,12 @@ def test_runtime_never_vouches_for_what_it_was_not_made_with(
     snapshot["policy"]["requests"]["swarm-variables"] = ["A_GPU"]
     rename, link = os.rename, os.symlink
 
-    def killed(call: Callable[..., None], *paths: str) -> None:
-        if paths[1] == f"{machine.state}/{struck}":
+    def killed(call: Callable[..., None], *paths: str, **folders: int) -> None:
+        if os.path.basename(paths[1]) == struck:
             raise KeyboardInterrupt
-        call(*paths)
+        call(*paths, **folders)
 
-    monkeypatch.setattr(os, "rename", lambda *paths: killed(rename, *paths))
+    monkeypatch.setattr(os, "rename", lambda *paths, **folders: killed(rename, *paths, **folders))
     monkeypatch.setattr(os, "symlink", lambda *paths: killed(link, *paths))
     with pytest.raises(KeyboardInterrupt):
         refresh._publish(machine.state, snapshot)
@@ -172,9 +172,9 @@ def test_what_is_bound_anew_while_it_looks_makes_it_stale(machine: Machine, monk
 def test_leftovers_of_a_killed_refresh_do_not_matter(machine: Machine) -> None:
     machine.build(1)
     os.mkdir(machine.state)
-    Path(machine.state, "inventory.json.new").symlink_to("/nowhere/else")
+    Path(machine.state, f".inventory.json.{1 << 30}.0.new").symlink_to("/nowhere/else")
     machine.refreshed()
-    assert "inventory.json.new" not in os.listdir(machine.state)
+    assert [name for name in os.listdir(machine.state) if name.endswith(".new")] == []
 
 
 def test_state_directory_of_others_is_refused(machine: Machine) -> None:
@@ -207,8 +207,24 @@ def test_broken_config_leaves_the_snapshot_alone(machine: Machine) -> None:
 def test_no_low_level_runtime(machine: Machine) -> None:
     machine.build(1, '[runtime]\nlow-level = ["no-such-runtime"]\n')
     code, said = machine.refresh()
-    assert code == NOT_FOUND
+    assert code == 0
     assert "none of no-such-runtime" in said
+    assert machine.saved()["runtime"] == ""
+    assert len(machine.saved()["gpus"]) == 1
+    assert machine.saved()["life"] == stamp.PASSING
+
+
+def test_the_launcher_keeps_the_runtime_that_was_there(machine: Machine) -> None:
+    runtime = machine.folder / "crun"
+    runtime.write_text("#!/bin/sh\n")
+    runtime.chmod(0o755)
+    machine.build(1, f'[runtime]\nlow-level = ["{runtime}"]\n')
+    machine.refreshed()
+    machine.configure(Path(machine.config).read_text().replace(str(runtime), "no-such-runtime"))
+    assert machine.refreshed()["runtime"] == ""
+    path = Path(machine.state, "runtime")
+    assert path.read_text() == f"{runtime}\n"
+    assert path.stat().st_mtime_ns == os.stat(machine.config).st_mtime_ns
 
 
 def test_no_driver(machine: Machine) -> None:
@@ -378,7 +394,7 @@ def test_a_refresh_that_fails_leaves_nothing_beside(machine: Machine, monkeypatc
     machine.refreshed()
     before = sorted(os.listdir(machine.state))
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "rename", fail)

@@ -18,6 +18,7 @@ def snapshot(**changes: Any) -> dict[str, Any]:
     facts: list[Any] = [None] * len(stamp.FACTS)
     facts[stamp.FACTS.index("gpus")] = changes.pop("bound", BOUND)
     healthy = {"platform": "native", "source": "nvml", "error": None, "missing": [], "gpus": [GPU], "mig": []}
+    healthy["runtime"] = "/usr/bin/runc"
     return {**healthy, "notes": [], "inputs": {"times": True}, "stamp": facts, **changes}
 
 
@@ -28,6 +29,7 @@ def snapshot(**changes: Any) -> dict[str, Any]:
     ({"source": "proc"}, 20, stamp.PASSING),
     ({"error": {"sentence": "no driver", "code": 12}}, 0, stamp.PASSING),
     ({"missing": ["GPU 1 is left out"]}, 0, stamp.PASSING),
+    ({"runtime": ""}, 0, stamp.PASSING),
     ({"gpus": [{**GPU, "problem": "it fell off the bus"}]}, 0, stamp.PASSING),
     ({"gpus": [{**GPU, "mig": True}]}, 0, stamp.PASSING),
     ({"gpus": [{**GPU, "mig": True}], "mig": [{"gpu": 0}]}, 0, stamp.SETTLED),

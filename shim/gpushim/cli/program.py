@@ -1,0 +1,97 @@
+"""A command line as a process: its standard streams, and its end.
+
+What cannot be written to standard output ends the process with one sentence, as it does with coreutils' programs;
+what cannot be written to standard error is lost, for there is nobody to tell. Out of scope: commands.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpushim.cli import show
+from gpushim.errors import FAILED, GpushimError
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from _typeshed import ReadableBuffer
+
+STREAMS = ("stdin", "stdout", "stderr")
+
+
+class Program(click.Group):
+    """Commands that say a GpushimError as its one sentence, and exit with its code or the one of this class."""
+
+    failure: int | None = None  # the exit code of every GpushimError; None for the error's own
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        """Run as a process, and exit."""
+        guard()
+        try:
+            return super().main(*args, **more)
+        except GpushimError as error:
+            show.say(f"{more.get('prog_name') or self.name}: {error}", error=True)
+            sys.exit(error.exit_code if self.failure is None else self.failure)
+
+
+def guard() -> None:
+    """Make the standard streams safe to use: open, and with an end for whatever cannot be written.
+
+    A descriptor that is closed would be the next file that somebody opens, and get what is meant for people.
+    """
+    for fd, name in enumerate(STREAMS):
+        stream = getattr(sys, name)
+        if stream is not getattr(sys, f"__{name}__"):
+            continue  # somebody's own, such as a test's
+        try:
+            os.fstat(fd)
+        except OSError:
+            # Such that reading and writing fail as on what is closed; what goes to stderr is lost either way.
+            os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_WRONLY)  # the lowest free number: fd
+            os.set_inheritable(fd, True)
+        if name == "stdin":
+            sys.stdin = stream or open(fd, closefd=False)  # noqa: SIM115 - for the life of the process
+            continue
+        raw = (_Output if name == "stdout" else _Lossy)(fd, "w", closefd=False)
+        encoding = stream.encoding if stream else "utf-8"
+        made = io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
+        setattr(sys, name, made)
+
+
+class _Output(io.FileIO):
+    """Standard output: what cannot be written is a GpushimError, or the end that a closed pipe brings."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        written: int | None
+        try:
+            while (written := super().write(data)) is None:  # somebody has made it non-blocking
+                select.select([], [self], [])
+        except OSError as error:
+            _end(self.fileno(), error)
+        return written
+
+
+def _end(fd: int, error: OSError) -> NoReturn:
+    """End the process because of what cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), fd)  # what is left is not tried again
+    if isinstance(error, BrokenPipeError):  # head(1) has seen enough
+        raise SystemExit(128 + signal.SIGPIPE)
+    raise GpushimError(f"standard output cannot be written: {error.strerror}", FAILED) from None
+
+
+class _Lossy(io.FileIO):
+    """Standard error: what cannot be written is lost."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        size = memoryview(data).nbytes
+        try:
+            return super().write(data) or size
+        except OSError:
+            return size

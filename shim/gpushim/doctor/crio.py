@@ -1,0 +1,159 @@
+"""Checks of CRI-O, by its files and by what it says of itself (`crio status config`).
+
+Out of scope: changing them (engines/crio.py).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from gpushim import policy
+from gpushim.cdi import publish
+from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, restarting, skipped, warning
+from gpushim.doctor.podman import hook_of
+from gpushim.engines import crio, dropin, hooksd, low_level, programs, tomltext, units
+from gpushim.errors import GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpushim.engines.running import Engine
+
+KUBELET = "/var/lib/kubelet"
+LISTEN = "/var/run/crio/crio.sock"
+CDI_DIRECTORIES = ["/etc/cdi", "/var/run/cdi"]
+RUNTIME = crio.DEFAULT[:-1]
+
+
+def daemon(host: Host) -> Iterator[Finding]:
+    """Check that a CRI-O runs and answers, and tell its settings."""
+    for engine in host.running("crio"):
+        said = _said(host, engine)
+        who = f"CRI-O (process {engine.pid})"
+        if "error" in said:
+            yield broken(f"{who} does not say its settings: {said['error']}", _restart(host, engine))
+        else:
+            told = "" if said else ", which is not asked, as its program is not the system's"
+            yield ok(f"{who} runs, with {' and '.join(filter(None, crio.places(engine)))}{told}")
+    if not host.running("crio"):
+        told = "no CRI-O runs"
+        yield broken(told, units.fix("start", crio.UNIT, top=host.top)) if "crio" in host.named else skipped(told)
+
+
+def runtime(host: Host) -> Iterator[Finding]:
+    """Check that CRI-O has a handler of ours, has read it, and that it means the same low-level runtime as others."""
+    for engine in host.running("crio"):
+        who, files = f"CRI-O (process {engine.pid})", _files(engine)
+        named, said = crio.handlers(files), _said(host, engine)
+        loaded = named if not said or "error" in said else crio.handlers(said)
+        if not named and not loaded:
+            needed = "crio" in host.named or "kubernetes" in host.named or os.path.isdir(host.top + KUBELET)
+            told = f"the settings of {who} have no runtime of gpushim's"
+            yield broken(told, _configure(host, engine)) if needed else skipped(f"{told}, and no Kubernetes is here")
+        for name in sorted({*named, *loaded}):
+            path = named.get(name, "")
+            place = engine.seen(path) if path.startswith("/") else ""
+            if path and not (os.path.isfile(place) and os.access(place, os.X_OK)):
+                more = [] if name == "nvidia" else [f"--runtime-name={name}"]
+                told = f"CRI-O's handler {name} is {path}, which is not an executable file"
+                yield broken(told, _configure(host, engine, *more))
+            elif path != loaded.get(name):
+                has = f"{who} has {loaded.get(name) or 'nothing'} for the handler {name}"
+                yield broken(f"{has}, and its files say {path or 'nothing'}", _restart(host, engine))
+            else:
+                yield ok(f"CRI-O's handler {name} is {path}")
+        yield from _low_level(host, engine) if named else ()
+
+
+def hooks(host: Host) -> Iterator[Finding]:
+    """Check that the hooks which CRI-O calls for every container are there."""
+    for engine in host.running("crio"):
+        known = 0
+        for path in (
+            path for folder in crio.hook_directories(_files(engine)) for path in listing(engine.seen(folder))
+        ):
+            hook = hook_of(path)
+            if "gpushim" not in hook and "nvidia-container" not in hook:
+                continue
+            known += 1
+            if not os.access(engine.seen(hook), os.X_OK):
+                mine = os.path.basename(path) == hooksd.FILE and "gpushim" in hook
+                fix = "gpushim configure crio --hooks" if mine else f"rm {path}"
+                yield broken(
+                    f"{path} names {hook}, which is not there: CRI-O starts containers without their GPUs", fix
+                )
+            elif ours(engine.seen(hook)):
+                yield ok(f"{path} makes CRI-O call {hook}")
+            else:
+                yield warning(f"{path} makes CRI-O call {hook}, which is not gpushim's", f"rm {path}")
+        if not known:
+            yield skipped("CRI-O calls no hook for GPUs, and needs none with the runtime or CDI")
+
+
+def devices(host: Host) -> Iterator[Finding]:
+    """Check that CRI-O looks for CDI devices where gpushim's are."""
+    for engine in host.running("crio"):
+        settings = dropin.table(_said(host, engine), *RUNTIME) or dropin.table(_files(engine), *RUNTIME)
+        found = settings.get("cdi_spec_dirs") or CDI_DIRECTORIES
+        folders = [str(folder) for folder in found] if isinstance(found, list) else CDI_DIRECTORIES
+        own = os.path.dirname(publish.path_of(host.settings))
+        shown = ", ".join(folders)
+        if not host.settings["cdi"]["write-spec"]:
+            yield skipped(f"CRI-O does CDI from {shown}, and write-spec under [cdi] in {host.config} is false")
+        elif os.path.realpath(own) in [os.path.realpath(engine.seen(folder)) for folder in folders]:
+            yield ok(f"CRI-O does CDI from {shown}")
+        else:
+            yield warning(
+                f"CRI-O does CDI from {shown}, and gpushim's spec is in {own}",
+                f"add {own} to cdi_spec_dirs under [crio.runtime]; then {_restart(host, engine)}",
+            )
+
+
+def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
+    settings = dropin.table(_said(host, engine), *RUNTIME) or dropin.table(_files(engine), *RUNTIME)
+    program = low_level.default_program(settings)
+    try:
+        mine = policy.low_level(host.settings["runtime"]["low-level"])
+    except GpushimError:
+        return  # low-level-runtime says so
+    if program and os.path.realpath(program) != os.path.realpath(mine):
+        told = f"CRI-O's default runtime is {program}, and gpushim-runtime hands containers to {mine}"
+        yield warning(told, low_level.fix(program, host.config))
+
+
+def _files(engine: Engine) -> dict[str, Any]:
+    return dropin.merged([path for path in crio.places(engine) if path])
+
+
+def _said(host: Host, engine: Engine) -> dict[str, Any]:
+    """Return what CRI-O says of its settings; {} if it cannot be asked, {"error": why} if it does not answer well."""
+    key = f"crio {engine.pid}"
+    if key not in host.answers:
+        host.answers[key] = _asked(engine)
+    found: dict[str, Any] = host.answers[key]
+    return found
+
+
+def _asked(engine: Engine) -> dict[str, Any]:
+    program = programs.find(crio.PROGRAM, engine)
+    if not program:
+        return {}
+    listen = str(dropin.table(_files(engine), "crio", "api").get("listen") or LISTEN)
+    answer = ask.program([program, "status", f"--socket={listen}", "config"])
+    if answer.code != 0:
+        return {"error": answer.last}
+    try:
+        found: dict[str, Any] = tomltext.get(tomltext.parse(answer.out.encode(), "the answer of CRI-O"), ())
+    except GpushimError as error:
+        return {"error": str(error)}
+    return found
+
+
+def _restart(host: Host, engine: Engine) -> str:
+    return units.fix("restart", crio.UNIT, engine, host.top)
+
+
+def _configure(host: Host, engine: Engine, *more: str) -> str:
+    """Say how our handler comes into CRI-O's files, and into CRI-O."""
+    return restarting(" ".join(["gpushim configure crio", *more]), _restart(host, engine))

@@ -1,0 +1,39 @@
+"""A refusal's line in the GPU log ([log] file), beside those of containers that got what they asked for.
+
+Not on the create path: what it imports is for those who are refused. Out of scope: what else says why (create.py).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gpushim import bounds, fastjson, policy, stamp
+from gpushim.errors import GpushimError
+from gpushim.inventory import ensure
+from gpushim.logfile import append
+
+
+def record(sentence: str, line: dict[str, Any]) -> None:
+    """Write the line.
+
+    Args:
+        sentence: why.
+        line: what else is known of the container.
+    """
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    told = {"time": now, "level": "error", "msg": sentence[: bounds.LOG_TEXT], **line}
+    append(_log(), fastjson.dumps(told))
+
+
+def _log() -> str:
+    """Return the path that the configuration names; if that is what is wrong, that of the last one."""
+    try:
+        return str(policy.load(stamp.config_path())["log"]["file"])
+    except GpushimError:
+        pass
+    try:
+        state = stamp.state_dir()
+        return str(ensure.own(f"{state}/{ensure.SNAPSHOT}")["policy"]["log"]["file"] if stamp.ours(state) else "")
+    except (GpushimError, KeyError, TypeError):  # none yet
+        return str(policy.defaults()["log"]["file"])

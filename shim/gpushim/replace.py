@@ -1,0 +1,59 @@
+"""Put a file in place so that a reader sees the old one or the whole new one, whoever else does the same meanwhile.
+
+Out of scope: whether the directory can be trusted; settings of others, which keep mode and owner (engines/files.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+MODE = 0o644
+SUFFIX = ".new"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def replace(path: str, data: bytes, mode: int = MODE, time: int | None = None, folder: int | None = None) -> None:
+    """Write a file under a name of its own beside the one that it replaces, and rename it.
+
+    Args:
+        path: of the file; in `folder`, its name.
+        data: to be in it.
+        mode: of it.
+        time: to be its mtime, in nanoseconds.
+        folder: fd of its directory, open for reading; None if the path says it.
+
+    Raises:
+        OSError: it cannot be written; what was there stays.
+    """
+    top, name = os.path.split(path)
+    _sweep(top, name, folder)
+    # Begins with a dot and ends with neither .json nor .yaml: engines take no such file for a spec. The random part
+    # tells two processes apart that have one number, each in its PID namespace.
+    fresh = os.path.join(top, f".{name}.{os.getpid()}.{os.urandom(4).hex()}{SUFFIX}")
+    fd = os.open(fresh, _NEW, 0o600, dir_fd=folder)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(fd, mode)
+            if time is not None:
+                os.utime(fd, ns=(time, time))
+            os.fsync(fd)
+        os.rename(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):  # the whole directory was removed
+            os.unlink(fresh, dir_fd=folder)
+        raise
+
+
+def _sweep(top: str, name: str, folder: int | None) -> None:
+    """Remove what processes that were killed have left."""
+    start = f".{name}."
+    for other in os.listdir(top if folder is None else folder):
+        if other.startswith(start) and other.endswith(SUFFIX):
+            # Of this process's number too: the file that this one makes is not there yet.
+            pid = other[len(start) :].partition(".")[0]
+            if pid == str(os.getpid()) or not os.path.exists(f"/proc/{pid}"):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(top, other), dir_fd=folder)

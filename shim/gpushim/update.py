@@ -1,0 +1,143 @@
+"""A container's update, over crun: the container keeps the devices that a create gave it.
+
+The engine sends the device rules of its own spec, which has none of what a create added: containerd's CRI does for
+kubelet's CPU manager and for a resize, Podman for its `update`. runc ignores rules there, so nobody relies on them;
+crun would put them in the place of all that the container has. So what is handed to crun is without them.
+
+The launcher comes here for containers alone whose config.json, of which crun keeps a copy with its state, has a word
+that may concern a GPU. Not on the create path. Out of scope: all else that an update says.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpushim import bounds, bundle, edits, fastjson
+from gpushim.errors import BUNDLE, GpushimError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+VERBS = (["prestart"], ["createRuntime"])
+_BLOCK = 1 << 16
+
+
+def keep_devices(args: list[str], state: str) -> list[str]:
+    """Take the device rules out of an update of a container that has devices of ours.
+
+    Args:
+        args: crun's, with the verb update among them.
+        state: path of the directory in which crun keeps the container's config.json.
+
+    Returns:
+        the arguments to call it with; what they call stdin is then there.
+
+    Raises:
+        GpushimError: that config.json cannot be read, or what is to be updated is out of bounds.
+    """
+    place = resources(args)
+    path = state + "/config.json"
+    if place is None or not added(fastjson.loads(bundle.read(path)[0], path)):
+        return args
+    number, option, file = place
+    try:
+        data = _read(file)
+    except OSError:
+        return args  # crun says what is wrong with it
+    fd = posix.memfd_create("resources", 0)
+    _write(fd, without_devices(data))
+    posix.lseek(fd, 0, 0)
+    posix.dup2(fd, 0)
+    posix.close(fd)
+    return [*args[:number], option + "-", *args[number + 1 :]]
+
+
+def resources(args: list[str]) -> tuple[int, str, str] | None:
+    """Find what an update calls its resources, as crun does (argp: options may be shortened, the last counts).
+
+    Args:
+        args: crun's, with the verb update among them.
+
+    Returns:
+        the number of the argument that names the file, what stands before the name in it, and the name; or None.
+    """
+    found = None
+    for number in range(args.index("update") + 1, len(args)):
+        word, before = args[number], args[number - 1]
+        name, equals, file = word.partition("=")
+        if word == "--":
+            break
+        if _means_resources(before) or before == "-r":
+            found = (number, "", word)
+        elif equals and _means_resources(name):
+            found = (number, name + "=", file)
+        elif word.startswith("-r") and len(word) > 2:
+            found = (number, "-r", word[2:])
+    return found
+
+
+def _means_resources(word: str) -> bool:
+    return len(word) > 2 and "--resources".startswith(word)
+
+
+def added(spec: Any) -> bool:
+    """Say whether a create has put devices into a config.json: this host's, with a hook, or only those of CDI specs.
+
+    Args:
+        spec: a parsed config.json.
+    """
+    if not isinstance(spec, dict):
+        return False
+    process = spec.get("process")
+    env = process.get("env") if isinstance(process, dict) else None
+    return edited(spec) or (isinstance(env, list) and "NVIDIA_VISIBLE_DEVICES=void" in env)
+
+
+def edited(spec: dict[str, Any]) -> bool:
+    """Say whether a hook of ours does the rest: gpushim-runtime put it there, or a CDI spec of ours.
+
+    Args:
+        spec: a parsed config.json.
+    """
+    hooks = spec.get("hooks")
+    stages = [hooks.get(stage) for stage in ("prestart", "createRuntime")] if isinstance(hooks, dict) else []
+    entries = [entry for stage in stages if isinstance(stage, list) for entry in stage if isinstance(entry, dict)]
+    ours = [entry.get("args") for entry in entries if str(entry.get("path")).endswith("/" + edits.HOOK_NAME)]
+    return any(isinstance(args, list) and args[1:2] in VERBS and len(args) > 2 for args in ours)
+
+
+def without_devices(data: bytes) -> bytes:
+    """Take the device rules out of resources; what is no JSON object, crun shall see as it is.
+
+    Args:
+        data: resources (LinuxResources of the OCI runtime spec), as JSON.
+    """
+    try:
+        found = fastjson.loads(data, "the update")
+    except GpushimError:
+        return data
+    if not isinstance(found, dict) or "devices" not in found:
+        return data
+    del found["devices"]
+    return fastjson.dumps(found).encode()
+
+
+def _read(file: str) -> bytes:
+    """Read what an update is to be of, to its end: a file, or a FIFO that gives it once; "-" is stdin."""
+    fd = 0 if file == "-" else posix.open(file, posix.O_RDONLY | posix.O_CLOEXEC)
+    data = b""
+    while block := posix.read(fd, _BLOCK):
+        data += block
+        if len(data) > bounds.CONFIG_JSON:
+            raise GpushimError(
+                f"the update has more than {bounds.CONFIG_JSON} bytes; the engine must write it anew", BUNDLE
+            )
+    if fd:
+        posix.close(fd)
+    return data
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[posix.write(fd, data) :]

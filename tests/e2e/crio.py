@@ -1,0 +1,147 @@
+"""CRI-O in a Debian that is entered (engines29.py), where all is in its usual place, gpushim's own files too.
+
+The low-level runtimes and the monitor lie where CRI-O's packages have them: in /usr/libexec/crio and nowhere else.
+No CNI plugin and no registry is needed: pods share the host's network, images come from a store of Podman's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e import cri, engines, engines29, leftovers, trees
+from e2e.engines import SYSTEM_PATH, Done, run
+from fakehost import Host
+
+CRIO = "/usr/bin/crio"
+TOML = "/etc/gpushim/config.toml"
+SETTINGS = """
+[crio.runtime]
+cgroup_manager = "cgroupfs"
+disable_hostport_mapping = true
+# Its own, and that with which the tests' program makes nodes: the rules of devices must forbid what it tries.
+default_capabilities = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETPCAP", "SETUID", "MKNOD"]
+[crio.image]
+pause_image = "localhost/pause:local"
+pause_command = "/bin/sleep 1000000"
+[crio.nri]
+enable_nri = false
+"""
+# As 10-crio.conf of its packages has them, but for the cgroup, which is systemd's there.
+RUNTIME = """
+[crio.runtime.runtimes.{name}]
+runtime_path = "/usr/libexec/crio/{name}"
+runtime_root = "/run/{name}"
+monitor_path = "/usr/libexec/crio/conmon"
+monitor_cgroup = "pod"
+"""
+PACKAGED = '[crio.runtime]\ndefault_runtime = "crun"\n' + RUNTIME.format(name="crun") + RUNTIME.format(name="runc")
+CONFIG = """[driver]
+root = "{root}"
+dev-root = "{root}"
+[log]
+file = "/run/gpushim.log"
+"""
+STORAGE = """[storage]
+driver = "overlay"
+[storage.options]
+additionalimagestores = {stores}
+"""
+LAY_OUT = """
+state=$1 top=$2
+mkdir -p /usr/libexec/crio /run/crio
+for name in runc crun conmon; do mv "$(command -v $name)" /usr/libexec/crio; done
+mount --bind "$state/socket" /run/crio
+cp -r "$state/etc/." /etc
+ln -s "$top/bin/gpushim-runtime" "$top/bin/gpushim-hook" /usr/bin
+umount "$top/vendor" # for the command line; as it knows engines of its own mount namespace only, nobody else hides it
+"""
+
+
+@dataclass
+class Crio:
+    """A Debian with CRI-O, which `running` starts."""
+
+    state: Path
+    prefix: tuple[str, ...]
+    view: str
+
+    @property
+    def socket(self) -> Path:
+        """Where it answers, on this side of the chroot."""
+        return self.state / "socket/crio.sock"
+
+    @property
+    def log(self) -> Path:
+        """Where it writes what it does."""
+        return self.state / "crio.log"
+
+    def sh(self, script: str, *args: str, check: bool = True) -> Done:
+        """Run a shell script beside it."""
+        return run([*self.prefix, "/bin/sh", "-euc", script, "sh", *args], check=check)
+
+    def gpushim(self, *args: str, check: bool = True) -> Done:
+        """Run a command of gpushim's."""
+        return run([*self.prefix, str(trees.TOP / "bin" / "gpushim"), *args], check=check)
+
+    def doctor(self) -> list[dict[str, str]]:
+        """Return what the doctor says of CRI-O."""
+        found = json.loads(self.gpushim("doctor", "crio", "--format=json", check=False).stdout)["findings"]
+        return [each for each in found if each["check"].startswith("crio-")]
+
+    @contextlib.contextmanager
+    def settings(self, more: str) -> Iterator[None]:
+        """Let gpushim's configuration say more for the block."""
+        self.sh("cp -p $1 $1.old; printf '%s\\n' \"$2\" >>$1", TOML, more)
+        self.gpushim("refresh")
+        try:
+            yield
+        finally:
+            self.sh("mv $1.old $1", TOML)
+            self.gpushim("refresh")
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Run CRI-O for the block."""
+        command = [CRIO, f"--root={self.state}/root", f"--runroot={self.state}/run"]
+        ready = [*self.prefix, CRIO, "status", "info"]
+        with engines._daemon([*self.prefix, *command], self.log, {"PATH": SYSTEM_PATH}, ready):
+            yield
+
+    @contextlib.contextmanager
+    def cri(self) -> Iterator[cri.Client]:
+        """Connect to it; its pods are removed afterwards."""
+        (self.state / "pods").mkdir(exist_ok=True)
+        client = cri.Client(self.socket, self.state / "pods", cgroup=f"/{self.state.name}")
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+@contextlib.contextmanager
+def entered(host: Host, stores: list[Path], view: str) -> Iterator[Crio]:
+    """Enter a Debian in which CRI-O could run, and which gpushim knows nothing of yet.
+
+    Args:
+        host: the simulated one, whose driver it has.
+        stores: of images, Podman's; one has `localhost/pause:local`.
+        view: of the cgroup file systems, as in views.SCRIPTS.
+    """
+    with leftovers.state() as state, engines29.entered(Path(host.root), *stores, view=view) as place:
+        engine = Crio(state, place.prefix, view)
+        (state / "socket").mkdir()
+        for path, text in {
+            "crio/crio.conf": SETTINGS,
+            "crio/crio.conf.d/10-crio.conf": PACKAGED,
+            "containers/policy.json": '{"default": [{"type": "insecureAcceptAnything"}]}',
+            "containers/storage.conf": STORAGE.format(stores=[str(store) for store in stores]),
+            "gpushim/config.toml": CONFIG.format(root=host.root),
+        }.items():
+            (state / "etc" / path).parent.mkdir(parents=True, exist_ok=True)
+            (state / "etc" / path).write_text(text)
+        engine.sh(LAY_OUT, str(state), str(trees.TOP))
+        yield engine

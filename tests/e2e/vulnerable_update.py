@@ -1,0 +1,35 @@
+"""More of vulnerable.py: how a container could start, or go on, without the GPU that it asks for."""
+
+from __future__ import annotations
+
+from e2e import test_launcher_told, test_update
+from e2e.views import CRUN
+from e2e.vulnerable import Build
+
+KEEPS, NODES = test_update.test_a_container_keeps_its_gpus, 'report["nodes"] =='
+
+BUILDS = {
+    "T-update applies the engine's device rules": Build(
+        [("shim/gpushim/update.py", '    del found["devices"]\n', "")],
+        KEEPS,
+        NODES,
+        {"where": ("v1", CRUN), "way": "stdin"},
+    ),
+    "T-update of a file goes past": Build(
+        [("shim/gpushim/launcher", " | *' update '*", "")],
+        KEEPS,
+        NODES,
+        {"where": ("v1", CRUN), "way": "file"},
+    ),
+    "T-config a wrong one is taken for none": Build(
+        [
+            (
+                "shim/gpushim/unread.py",
+                '_widest(spec, _words(config) | _words(state + "/triggers"))',
+                "policy.defaults()",
+            )
+        ],
+        test_launcher_told.test_who_may_ask_under_a_wrong_configuration_is_refused,
+        "returncode == CONFIG",
+    ),
+}

@@ -1,0 +1,197 @@
+"""Checks of CRI-O: each fault is planted, its fix is done as it says, and then the doctor says ok."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tomlkit
+from click.testing import CliRunner
+
+from gpushim.cli.configure import configure
+from gpushim.doctor import Finding, checks
+from gpushim.engines import crio, dropin, low_level, programs, running
+from gpushim.engines.running import Engine
+from unit.gpushim.doctor.patient import HOOK, RUNTIME, Patient
+
+MAIN, DROP_IN = "etc/crio/crio.conf", "etc/crio/crio.conf.d/99-gpushim.toml"
+SETTINGS = """[crio.runtime]
+default_runtime = "runc"
+hooks_dir = ["{top}/hooks.d"]
+cdi_spec_dirs = ["{cdi}"]
+[crio.runtime.runtimes.runc]
+runtime_path = "{top}/usr/sbin/runc"
+"""
+Node = Patient
+FAULTS: list[tuple[str, str, str, Callable[[Node], None]]] = []
+
+
+@pytest.fixture
+def node(unlisted: Patient, monkeypatch: pytest.MonkeyPatch) -> Patient:
+    """A host with a CRI-O that has read our handler, and which systemd did not start."""
+    top = unlisted.root
+    (unlisted.top / "run/systemd/system").rmdir()
+    unlisted.write(MAIN, SETTINGS.format(top=top, cdi=f"{unlisted.state}/cdi"))
+    (unlisted.top / "etc/crio/crio.conf.d").mkdir()
+    (unlisted.top / "hooks.d").mkdir()
+    unlisted.script("usr/bin/crio", f"exec cat {top}/loaded.toml")
+    argv = ("crio", f"--config-dir={top}/{os.path.dirname(DROP_IN)}")
+    engine = Engine("crio", 43, exe=f"{top}/usr/bin/crio", argv=argv, config=f"{top}/{MAIN}", uid=os.geteuid())
+    unlisted.host.engines[:] = [engine]
+    monkeypatch.setattr(programs, "DIRECTORIES", (f"{top}/usr/bin",))
+    monkeypatch.setattr(running, "look", lambda: (unlisted.host.engines, []))
+    monkeypatch.setattr(crio, "HOOKS", f"{top}/hooks.d")
+    monkeypatch.setattr(low_level, "OTHERS", ())
+    monkeypatch.setenv("GPUSHIM_CONFIG", unlisted.config)
+    does(unlisted, "gpushim configure crio --hooks; then restart crio (process 43) the way it was started")
+    return unlisted
+
+
+def restarted(node: Node) -> None:
+    merged = dropin.merged([f"{node.root}/{MAIN}", f"{node.root}/{os.path.dirname(DROP_IN)}"])
+    node.write("loaded.toml", tomlkit.dumps(merged))
+
+
+def does(node: Node, fix: str) -> None:
+    """Do what a fix says; what it does not say exactly in one of these ways, nobody could."""
+    for step in re.split(r"; then | && | and (?=run gpushim)", fix):
+        words = step.split()
+        if words[:2] == ["gpushim", "configure"]:
+            done = CliRunner().invoke(configure, [*words[2:], f"--runtime-path={RUNTIME}"])
+            assert done.exit_code == 0, done.output
+        elif (
+            step == "restart crio (process 43) the way it was started"
+            or step == "start crio the way this host starts it"
+        ):
+            restarted(node)
+        elif words[0] == "rm":
+            os.unlink(words[1])
+        elif setting := re.search(r"set (low-level = .*) under \[runtime\] in (\S+)$", step):
+            path = Path(setting[2])
+            path.write_text(re.sub(r"low-level = .*", setting[1], path.read_text()))
+        elif setting := re.fullmatch(r"add (\S+) to cdi_spec_dirs under \[crio.runtime\]", step):
+            edit(node, MAIN, "cdi_spec_dirs = [", f'cdi_spec_dirs = ["{setting[1]}", ')
+        else:
+            assert step == "run gpushim refresh", step
+            node.reread()
+
+
+def edit(node: Node, name: str, old: str, new: str) -> None:
+    path = node.top / name
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def fault(check: str, verdict: str, evidence: str) -> Callable[[Callable[[Node], None]], Callable[[Node], None]]:
+    def keep(plant: Callable[[Node], None]) -> Callable[[Node], None]:
+        FAULTS.append((check, verdict, evidence, plant))
+        return plant
+
+    return keep
+
+
+@fault("crio-daemon", "broken", "no such socket")
+def it_does_not_answer(node: Node) -> None:
+    (node.top / "loaded.toml").unlink()
+    node.script("usr/bin/crio", f"cat {node.root}/loaded.toml 2>/dev/null || {{ echo no such socket >&2; exit 1; }}")
+
+
+@fault("crio-runtime", "broken", "have no runtime of gpushim's")
+def handler_is_missing(node: Node) -> None:
+    (node.top / DROP_IN).unlink()
+    restarted(node)
+
+
+@fault("crio-runtime", "broken", "has nothing for the handler nvidia")
+def it_has_not_read_its_files(node: Node) -> None:
+    drop_in = (node.top / DROP_IN).read_bytes()
+    (node.top / DROP_IN).unlink()
+    restarted(node)
+    (node.top / DROP_IN).write_bytes(drop_in)
+
+
+@fault("crio-runtime", "broken", "its files say nothing")
+def it_has_what_its_files_no_longer_have(node: Node) -> None:
+    (node.top / DROP_IN).unlink()
+
+
+@fault("crio-runtime", "broken", "which is not an executable file")
+def program_is_gone(node: Node) -> None:
+    edit(node, DROP_IN, str(RUNTIME), "/gone/gpushim-runtime")
+    restarted(node)
+
+
+@fault("crio-runtime", "broken", "handler gpu is /gone/gpushim-runtime")
+def program_of_another_name_is_gone(node: Node) -> None:
+    node.write(
+        "etc/crio/crio.conf.d/50.conf", '[crio.runtime.runtimes.gpu]\nruntime_path = "/gone/gpushim-runtime"\n'
+    )
+    restarted(node)
+
+
+@fault("crio-runtime", "warning", "hands containers to")
+def default_runtime_is_another(node: Node) -> None:
+    node.script("usr/libexec/crio/crun", "echo crun version 1.20")
+    edit(node, MAIN, "usr/sbin/runc", "usr/libexec/crio/crun")
+    restarted(node)
+
+
+@fault("crio-hooks", "broken", "without their GPUs")
+def hook_is_gone(node: Node) -> None:
+    edit(node, "hooks.d/99-gpushim.json", str(HOOK), "/gone/gpushim-hook")
+
+
+@fault("crio-hooks", "warning", "not gpushim's")
+def hook_is_nvidias(node: Node) -> None:
+    node.script("usr/bin/nvidia-container-toolkit", "true")
+    program = node.top / "usr/bin/nvidia-container-toolkit"
+    node.write("hooks.d/oci-nvidia-hook.json", f'{{"hook": {{"path": "{program}"}}}}')
+
+
+@fault("crio-cdi", "warning", "gpushim's spec is in")
+def cdi_is_elsewhere(node: Node) -> None:
+    edit(node, MAIN, f"{node.state}/cdi", "/etc/cdi")
+    restarted(node)
+
+
+def bad(node: Node) -> list[Finding]:
+    found = [each for name in checks.ENGINES["crio"] for each in node.said(name, "crio")]
+    return [each for each in found if each.verdict in ("warning", "broken")]
+
+
+def test_all_is_well(node: Node) -> None:
+    assert bad(node) == []
+    assert [each.verdict for name in checks.ENGINES["crio"] for each in node.said(name)] == ["ok"] * 4
+
+
+@pytest.mark.parametrize(("check", "verdict", "evidence", "plant"), FAULTS, ids=[each[3].__name__ for each in FAULTS])
+def test_fix(node: Node, check: str, verdict: str, evidence: str, plant: Callable[[Node], None]) -> None:
+    plant(node)
+    (found,) = [each for each in node.said(check) if each.verdict == verdict and evidence in each.evidence]
+    does(node, found.fix)
+    for _ in range(3):  # a fix may bring a restart to light
+        for each in bad(node)[:1]:
+            does(node, each.fix)
+    assert bad(node) == []
+
+
+def test_every_check_finds_a_fault() -> None:
+    assert set(checks.ENGINES["crio"]) == {check for check, *_ in FAULTS}
+
+
+def test_the_fix_where_systemd_runs_it(node: Node) -> None:
+    handler_is_missing(node)
+    (node.top / "run/systemd/system").mkdir()
+    node.host.engines[:] = [Engine(**{**vars(node.host.engines[0]), "unit": "crio.service"})]
+    (found,) = bad(node)
+    assert found.fix == "gpushim configure crio --restart"
+
+
+def test_a_program_of_nobody_knows_whom_is_not_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "DIRECTORIES", ())
+    (found,) = node.said("crio-daemon")
+    assert (found.verdict, "which is not asked" in found.evidence) == ("ok", True)
+    assert bad(node) == []

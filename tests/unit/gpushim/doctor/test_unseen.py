@@ -1,0 +1,89 @@
+"""As an ordinary user: what may not be looked at is said by a warning, and never called absent or well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpushim.doctor import Finding, checks
+from gpushim.engines.running import Stranger
+from gpushim.errors import GpushimError
+from unit import ordinary
+from unit.gpushim.doctor.patient import Patient
+
+# What is hidden, by the check that would need it.
+HIDDEN = {
+    "apparmor": "sys/kernel/security/apparmor/profiles",
+    "nvidia-config": "etc/nvidia-container-runtime",
+    "nvidia-hooks-d": "etc/containers/oci/hooks.d",
+    "nvidia-units": "etc/systemd/system",
+    "kubernetes-device-plugin": "var/lib/kubelet",
+    "kubernetes-template": "var/lib/rancher/k3s/agent",
+    "podman-hooks": "usr/share/containers/oci/hooks.d",
+    "cdi-paths": "opt/driver",
+    "device-nodes": "dev",
+    "dev-char-links": "dev/char",
+}
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Patient]:
+    with ordinary.folder() as folder:
+        found = Patient(folder)
+        found.write("sys/module/apparmor/parameters/enabled", "Y\n")
+        found.write("sys/kernel/security/apparmor/profiles", "x (enforce)\n")
+        for name in HIDDEN.values():
+            if not (found.top / name).exists():
+                (found.top / name).mkdir(parents=True)
+        edits = {"mounts": [{"hostPath": f"{found.root}/opt/driver/x", "containerPath": "/x"}]}
+        spec = {"cdiVersion": "0.5.0", "kind": "a.b/c", "devices": [{"name": "0", "containerEdits": edits}]}
+        (folder / "etc-cdi").mkdir()
+        (folder / "etc-cdi/x.json").write_text(json.dumps(spec))
+        yield found
+
+
+def found(patient: Patient, check: str) -> list[Finding]:
+    patient.said(check)  # imports what it needs, of a Python that root alone may be able to read
+    patient.host.answers.clear()
+    with ordinary.user():
+        return checks._within(60, checks.table(())[check], patient.host)
+
+
+@pytest.mark.parametrize("check", HIDDEN)
+def test_what_is_hidden(patient: Patient, check: str) -> None:
+    with ordinary.hidden(patient.top / HIDDEN[check]):
+        said = found(patient, check)
+    assert (said[-1].verdict, said[-1].fix) == ("warning", "run this as root"), said
+    assert "may not look into" in said[-1].evidence
+    assert not any(each.verdict in ("ok", "skipped", "broken") for each in said)
+
+
+@pytest.mark.parametrize("check", sorted({*HIDDEN} - {"cdi-paths"}))
+def test_the_same_check_where_nothing_is_hidden(patient: Patient, check: str) -> None:
+    assert not any("may not look into" in each.evidence for each in found(patient, check))
+
+
+def test_engines_of_root(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patient.host, "engines", [])
+    monkeypatch.setattr(patient.host, "strangers", [Stranger("containerd", 7, 0, "it is user 0's")])
+    monkeypatch.setattr(patient.host, "named", ("containerd",))
+    (daemon,) = found(patient, "containerd-daemon")
+    (process,) = found(patient, "engine-processes")
+    assert daemon.evidence == "no containerd runs that is this user's (engine-processes says more)"
+    assert (process.verdict, process.fix) == ("warning", "run this as root")
+    assert "may not look into containerd (process 7), which is root's" in process.evidence
+
+
+def test_a_report_says_what_is_hidden(patient: Patient) -> None:
+    from gpushim.doctor import report
+
+    report.gathered(patient.host, [])
+    with ordinary.hidden(Path(patient.config)), ordinary.user():
+        try:
+            sections = report.gathered(patient.host, [])
+        except GpushimError as error:  # pragma: no cover
+            pytest.fail(str(error))
+    assert "may not look into" in sections["config.toml"][0]

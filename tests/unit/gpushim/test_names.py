@@ -1,0 +1,105 @@
+"""Names of containers: from the files of Docker and Podman, and from annotations."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim import holders, names
+from gpushim.engines import running
+from unit.gpushim.test_holders import Machine, given
+
+ID = "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A host with nothing of this one's engines."""
+    monkeypatch.setattr(names, "DOCKER_ROOT", f"{tmp_path}/docker")
+    monkeypatch.setattr(names, "PODMAN_RUN", f"{tmp_path}/run")
+    monkeypatch.setattr(holders, "USERS", "/none")
+    monkeypatch.setattr(running, "find", list)
+    return Machine(tmp_path)
+
+
+def write(path: Path, what: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(what))
+
+
+def named(machine: Machine, states: str = "moby", **annotations: str) -> tuple[str, str]:
+    """Return name and engine of a container of a state directory."""
+    machine.states = machine.folder / states
+    machine.runc(ID, given("/dev/nvidia1", annotations=annotations), machine.process())
+    (found,) = machine.found()
+    return found["name"], found["engine"]
+
+
+@pytest.mark.parametrize("root", ["docker", "docker/100000.100000"])
+def test_docker(machine: Machine, root: str) -> None:
+    write(
+        machine.folder / root / f"containers/{ID}/config.v2.json", {"Name": "/web", "Config": {"Env": ["A=secret"]}}
+    )
+    assert named(machine) == ("web", "docker")
+
+
+def test_docker_elsewhere(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = machine.folder
+    write(folder / "daemon.json", {"data-root": f"{folder}/data"})
+    write(folder / f"data/containers/{ID}/config.v2.json", {"Name": "/web"})
+    daemon = running.Engine("dockerd", 1, config=f"{folder}/daemon.json")
+    monkeypatch.setattr(running, "find", lambda: [daemon])
+    assert named(machine) == ("web", "docker")
+
+
+@pytest.mark.parametrize("what", [None, [], {"Name": 3}, {"Name": ""}, {}])
+def test_docker_that_does_not_tell(machine: Machine, what: Any) -> None:
+    """And whoever may run containers may give them any annotation."""
+    write(machine.folder / f"docker/containers/{ID}/config.v2.json", what)
+    assert named(machine, **{"io.kubernetes.cri.container-name": "etcd"}) == ("", "docker")
+
+
+@pytest.mark.parametrize("place", ["storage/overlay-containers/", "run/overlay-containers/volatile-"])
+def test_podman(machine: Machine, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    write(
+        machine.folder / f"{place}containers.json", [{"id": "x", "names": ["other"]}, {"id": ID, "names": ["web"]}, 3]
+    )
+    bundle = machine.folder / f"storage/overlay-containers/{ID}/userdata"
+    bundle.mkdir(parents=True)
+    write(bundle / "config.json", given("/dev/nvidia1", annotations={"io.podman.x": "y"}))
+    monkeypatch.setattr(machine, "bundle", lambda *_: str(bundle))
+    assert named(machine, "runc") == ("web", "podman")
+
+
+@pytest.mark.parametrize("what", [None, {}, [{"id": ID}], [{"id": ID, "names": "web"}], ["x"]])
+def test_podman_that_does_not_tell(what: Any) -> None:
+    assert names.of_podman(ID, f"/s/overlay-containers/{ID}/userdata", "", lambda _: what) == ""
+
+
+@pytest.mark.parametrize("bundle", ["", "/s/overlay-containers/other/userdata", f"/s/x/{ID}/userdata", f"/{ID}"])
+def test_what_is_no_bundle_of_podmans(bundle: str) -> None:
+    def fail(path: str) -> None:
+        raise AssertionError(path)
+
+    assert names.of_podman(ID, bundle, "", fail) == ""
+
+
+def test_crio() -> None:
+    assert names.annotated({"io.kubernetes.cri-o.ContainerName": "k8s_c_pod_ns_u_0"}) == "k8s_c_pod_ns_u_0"
+
+
+def test_a_users_docker_is_below_that_users_home() -> None:
+    roots = names.docker_roots(f"/run/user/{os.getuid()}", lambda _: {})
+    assert roots == [os.path.expanduser(f"~{'root' if not os.getuid() else ''}/.local/share/docker")]
+    assert names.docker_roots("/run/user/x", lambda _: {}) == []
+
+
+def test_names_are_looked_up_within_a_users_allowance(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = holders._Reader([], [], left := {"u": holders.ALLOWANCE}, "u")
+    write(machine.folder / "x.json", ["x" * 9000])
+    reader.json(f"{machine.folder}/x.json")
+    assert left["u"] < holders.ALLOWANCE - 9000

@@ -1,0 +1,56 @@
+"""A file is put in place whole, whoever else does the same in that directory meanwhile."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim.replace import replace
+
+
+def test_a_new_file(tmp_path: Path) -> None:
+    replace(f"{tmp_path}/x", b"new", 0o640, 7)
+    found = (tmp_path / "x").stat()
+    assert ((tmp_path / "x").read_bytes(), found.st_mode & 0o777, found.st_mtime_ns) == (b"new", 0o640, 7)
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_another_that_does_the_same_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two refreshes can, one of which began before the state directory was removed and made again."""
+    rename = os.rename
+
+    def meanwhile(*paths: Any, **folders: Any) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        monkeypatch.setattr(os, "getpid", os.getppid)  # another living process
+        replace(f"{tmp_path}/x", b"the other's")
+        assert (tmp_path / "x").read_bytes() == b"the other's"
+        rename(*paths, **folders)
+
+    monkeypatch.setattr(os, "rename", meanwhile)
+    replace(f"{tmp_path}/x", b"own")
+    assert ((tmp_path / "x").read_bytes(), os.listdir(tmp_path)) == (b"own", ["x"])
+
+
+@pytest.mark.parametrize("call", ["fsync", "fchmod", "rename"])
+def test_what_was_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    (tmp_path / "x").write_text("old")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(OSError, match="No space"):
+        replace(f"{tmp_path}/x", b"new")
+    assert ((tmp_path / "x").read_text(), os.listdir(tmp_path)) == ("old", ["x"])
+
+
+def test_by_the_fd_of_a_directory(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        replace("x", b"new", folder=fd)
+    finally:
+        os.close(fd)
+    assert (tmp_path / "x").read_bytes() == b"new"
