@@ -156,6 +156,11 @@ def podman_runtime_of_nvidias_is_gone(patient: Patient) -> None:
     patient.write("etc/containers/containers.conf", f'[engine.runtimes]\nnvidia = ["{NVIDIAS}"]\n')
 
 
+@fault("podman-program", "warning", "is not executed: others could have put it there")
+def podman_that_others_may_write(patient: Patient) -> None:
+    (patient.top / "usr/bin/podman").chmod(0o777)
+
+
 @fault("podman-program", "broken", "correct me")
 def podmans_file_is_broken(patient: Patient) -> None:
     patient.write("etc/containers/containers.conf", "[")

@@ -6,6 +6,8 @@ Where systemd runs and, for what is restarted, where it does not.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,8 +18,13 @@ from gpushim.doctor import Finding, checks
 from unit.gpushim.doctor.administrator import Administrator
 from unit.gpushim.doctor.engine_states import STATES
 from unit.gpushim.doctor.patient import Patient
+from unit.gpushim.doctor.test_fixes import PAGE
 
 ROUNDS = 6  # of "what does the doctor say now"; a fix may bring a restart to light
+RAN: dict[str, tuple[str, str]] = {}  # by state: the check, and the fix that was tried
+OPTION = re.compile(
+    r"--(force|config=\S+|runtime-name(=\S+)?|add-runtime|gpus) |write-spec |cdi-spec-dirs |features\.cdi "
+)
 NAMES = [each[3].__name__ for each in STATES]
 # States whose fixes start or restart something, by way of each engine.
 RESTARTED = (
@@ -58,7 +65,8 @@ def bad(patient: Patient, check: str) -> list[Finding]:
 
 def examine(
     administrator: Administrator, check: str, verdict: str, evidence: str, plant: Callable[[Patient], None]
-) -> None:
+) -> str:
+    """Plant a fault, do what its fix says, and whatever else the doctor then says; returns the fix."""
     patient = administrator.patient
     plant(patient)
     first = [each for each in patient.said(check) if each.verdict == verdict and evidence in each.evidence]
@@ -69,13 +77,57 @@ def examine(
         if found := bad(patient, check):
             administrator.does(found[0].fix)
     assert bad(patient, check) == []
+    return first[0].fix
 
 
 @pytest.mark.parametrize(("check", "verdict", "evidence", "plant"), STATES, ids=NAMES)
 def test_fix(
     administrator: Administrator, check: str, verdict: str, evidence: str, plant: Callable[[Patient], None]
 ) -> None:
-    examine(administrator, check, verdict, evidence, plant)
+    fix = examine(administrator, check, verdict, evidence, plant)
+    root = administrator.patient.root
+    RAN[plant.__name__] = (check, OPTION.sub("", fix.replace(root, "")))
+    said = [each.evidence.replace(root, "") for each in administrator.patient.said(check) if each.verdict == "ok"]
+    last = PAGE[check][1]
+    assert not said or any(one.match(each) for one in last for each in said), f"not in the page: {said}"
+
+
+@pytest.mark.parametrize(
+    ("check", "absent"),
+    [
+        ("docker-daemon", "usr/bin/dockerd"),
+        ("containerd-daemon", ""),
+        ("podman-program", "usr/bin/podman"),
+        ("kubernetes-node", "var/lib/kubelet"),
+    ],
+)
+def test_fix_of_an_engine_that_was_named_and_is_not_there(
+    administrator: Administrator, check: str, absent: str
+) -> None:
+    patient, engine = administrator.patient, check.partition("-")[0]
+    patient.host.engines.clear()
+    if absent:
+        os.rename(patient.top / absent, patient.top / "gone")
+    (found,) = patient.said(check, engine)
+    assert found.verdict == "broken"
+    RAN[check] = (check, found.fix)
+    administrator.does(found.fix)
+    assert [each.verdict for each in patient.said(check, engine)] == ["ok"]
+
+
+def test_the_page_names_no_fix_that_is_none() -> None:
+    """After all the others: docs/doctor.md has what was tried."""
+    if {*NAMES} - {*RAN}:
+        pytest.skip("only some of the states were tried")
+    checked = {check for check, _ in RAN.values()}
+    lost = [
+        (check, one.pattern)
+        for check in checked
+        for one in PAGE[check][0]
+        if not OPTION.fullmatch(one.pattern.replace("\\", "") + " ")
+        and not any(one.search(fix) for about, fix in RAN.values() if about == check)
+    ]
+    assert not lost
 
 
 @pytest.mark.parametrize("init", ["sysvinit", "by hand"])

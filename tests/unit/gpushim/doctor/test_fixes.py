@@ -157,7 +157,8 @@ def test_every_hand_is_needed() -> None:
 def test_the_page_names_no_fix_that_is_none() -> None:
     if {*NAMES} - {*RAN}:
         pytest.skip("only some of the states were tried")
-    tried = {(check, one) for check, (fixes, _) in PAGE.items() for one in fixes}
+    known = {check for check, _ in RAN.values()}  # engines have test_engine_fixes.py
+    tried = {(check, one) for check, (fixes, _) in PAGE.items() for one in fixes if check in known}
     lost = [
         one.pattern
         for check, one in tried
