@@ -17,6 +17,8 @@ from unit.gpushim.cli import streamed
 from unit.gpushim.inventory.machine import Machine
 
 REPOSITORY = Path(__file__).resolve().parents[4]
+# The doctor tells of engines that run, and other tests start and stop some meanwhile.
+ALONE = ["/usr/bin/unshare", "--pid", "--fork", "--mount-proc"] if os.geteuid() == 0 else []
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,14 @@ def run(machine: Machine, way: str, lines: list[list[str]]) -> list[tuple[int, s
         "PATH": os.environ["PATH"],
     }
     done = subprocess.run(
-        [sys.executable, "-B", streamed.__file__, way, json.dumps(lines)],
+        [*ALONE, sys.executable, "-B", streamed.__file__, way, json.dumps(lines)],
         env=environment, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     return [tuple(each) for each in json.loads(done.stdout)]
 
 
 def host(folder: Path) -> Machine:
-    """Make a simulated host, listed, with NVIDIA's settings, and a container that has a GPU: this process."""
+    """Make a simulated host, listed, with NVIDIA's settings, and a container that has a GPU: a process that is there."""
     machine = Machine(folder)
     machine.build(2, f'[log]\nfile = "{folder}/gpushim.log"\n[cdi]\nspec-dirs = ["{folder}/state/cdi"]\n')
     nodes = machine.refreshed()["nodes"]
@@ -116,7 +118,7 @@ def host(folder: Path) -> Machine:
         "theirs.toml": "[nvidia-container-cli]\nroot = '/run/nvidia/driver'\nldconfig = '@/run/nvidia/ldconfig'\n",
         "bundle/config.json": json.dumps({"linux": {"devices": devices}}),
         f"states/{state.name}/state.json": json.dumps(
-            {"init_process_pid": os.getpid(), "config": {"labels": labels}}
+            {"init_process_pid": 1 if ALONE else os.getpid(), "config": {"labels": labels}}
         ),
     }
     for name, text in written.items():
