@@ -183,10 +183,9 @@ def low_level(names: list[str]) -> str:
     Raises:
         GpushimError: none is there.
     """
-    folders = [*SYSTEM_PATH.split(":"), *filter(_is_safe, os.environ.get("PATH", "").split(":"))]
-    for places in (folders, [*filter(_is_safe, _engines())]):
+    for folders in _folders():
         for name in names:
-            for path in [name] if "/" in name else [f"{folder}/{name}" for folder in places]:
+            for path in [name] if "/" in name else [f"{folder}/{name}" for folder in folders]:
                 # The launcher reads the path as one line; a relative one would depend on the engine's directory.
                 if path.startswith("/") and "\n" not in path and os.path.isfile(path) and os.access(path, os.X_OK):
                     return path
@@ -216,14 +215,20 @@ def stand_in(names: list[str], last: str) -> str:
     return low_level([*names, *others])
 
 
-def _engines() -> list[str]:
+def _folders() -> Iterator[list[str]]:
+    """List where runtimes may be: first the system's directories and PATH's, then engines' own."""
+    yield [*SYSTEM_PATH.split(":"), *filter(_is_safe, os.environ.get("PATH", "").split(":"))]
     found = []
     for pattern in ENGINES_PATH:
-        if "*" in pattern:
-            found += sorted(glob(pattern), key=os.path.getmtime, reverse=True)
-        else:
-            found.append(pattern)
-    return found
+        found += sorted(glob(pattern), key=_changed, reverse=True) if "*" in pattern else [pattern]
+    yield [*filter(_is_safe, found)]
+
+
+def _changed(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:  # a link that leads nowhere, or a version that is being removed
+        return 0.0
 
 
 def _is_safe(folder: str) -> bool:

@@ -23,7 +23,10 @@ def record(sentence: str, line: dict[str, Any]) -> None:
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     told = {"time": now, "level": "error", "msg": sentence[: bounds.LOG_TEXT], **line}
-    append(_log(), fastjson.dumps(told))
+    try:
+        append(_log(), fastjson.dumps(told))
+    except Exception:  # noqa: BLE001, S110 - whatever a log costs, the refusal itself must reach who waits for it
+        pass
 
 
 def _log() -> str:

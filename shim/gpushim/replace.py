@@ -6,10 +6,12 @@ Out of scope: whether the directory can be trusted; settings of others, which ke
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 
 MODE = 0o644
 SUFFIX = ".new"
+_OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -28,32 +30,43 @@ def replace(path: str, data: bytes, mode: int = MODE, time: int | None = None, f
     """
     top, name = os.path.split(path)
     _sweep(top, name, folder)
-    # Begins with a dot and ends with neither .json nor .yaml: engines take no such file for a spec. The random part
-    # tells two processes apart that have one number, each in its PID namespace.
-    fresh = os.path.join(top, f".{name}.{os.getpid()}.{os.urandom(4).hex()}{SUFFIX}")
-    fd = os.open(fresh, _NEW, 0o600, dir_fd=folder)
+    fresh, fd = _made(top, name, folder)
     try:
-        with open(fd, "wb") as file:
+        with open(fd, "wb") as file:  # and the lock is gone with it, behind the rename
             file.write(data)
             file.flush()
             os.fchmod(fd, mode)
             if time is not None:
                 os.utime(fd, ns=(time, time))
             os.fsync(fd)
-        os.rename(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):  # the whole directory was removed
             os.unlink(fresh, dir_fd=folder)
         raise
 
 
+def _made(top: str, name: str, folder: int | None) -> tuple[str, int]:
+    """Make the new file, and lock it: who sweeps knows by that that it is in use, in whatever PID namespace."""
+    while True:
+        # Begins with a dot and ends with neither .json nor .yaml: engines take no such file for a spec.
+        fresh = os.path.join(top, f".{name}.{os.urandom(8).hex()}{SUFFIX}")
+        fd = os.open(fresh, _NEW, 0o600, dir_fd=folder)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:  # nobody has swept it away before it was locked
+            return fresh, fd
+        os.close(fd)
+
+
 def _sweep(top: str, name: str, folder: int | None) -> None:
     """Remove what processes that were killed have left."""
-    start = f".{name}."
     for other in os.listdir(top if folder is None else folder):
-        if other.startswith(start) and other.endswith(SUFFIX):
-            # Of this process's number too: the file that this one makes is not there yet.
-            pid = other[len(start) :].partition(".")[0]
-            if pid == str(os.getpid()) or not os.path.exists(f"/proc/{pid}"):
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(top, other), dir_fd=folder)
+        if other.startswith(f".{name}.") and other.endswith(SUFFIX):
+            path = os.path.join(top, other)
+            with contextlib.suppress(OSError):  # in use, or gone
+                fd = os.open(path, _OLD, dir_fd=folder)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(path, dir_fd=folder)
+                finally:
+                    os.close(fd)

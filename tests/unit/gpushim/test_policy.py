@@ -295,6 +295,13 @@ class TestLowLevel:
         expected = self.executable(folder / "path/runc")
         assert policy.low_level(["runc"]) == expected
 
+    def test_a_link_of_an_engines_that_leads_nowhere(self, folder: Path) -> None:
+        (folder / "data/gone").mkdir(parents=True)
+        (folder / "data/gone/bin").symlink_to("/nowhere")
+        with pytest.raises(GpushimError, match="no low-level runtime"):
+            policy.low_level(["runc"])
+        assert policy.low_level([self.executable(folder / "path/crun")])
+
     def test_what_stands_in(self, folder: Path) -> None:
         theirs, last = self.executable(folder / "system/crun"), self.executable(folder / "last")
         assert policy.stand_in([theirs], last) == theirs

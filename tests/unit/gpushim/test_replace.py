@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,31 @@ def test_another_that_does_the_same_meanwhile(tmp_path: Path, monkeypatch: pytes
 
     def meanwhile(*paths: Any, **folders: Any) -> None:
         monkeypatch.setattr(os, "rename", rename)
-        monkeypatch.setattr(os, "getpid", os.getppid)  # another living process
         replace(f"{tmp_path}/x", b"the other's")
         assert (tmp_path / "x").read_bytes() == b"the other's"
         rename(*paths, **folders)
 
     monkeypatch.setattr(os, "rename", meanwhile)
+    replace(f"{tmp_path}/x", b"own")
+    assert ((tmp_path / "x").read_bytes(), os.listdir(tmp_path)) == (b"own", ["x"])
+
+
+def test_what_a_killed_process_has_left(tmp_path: Path) -> None:
+    (tmp_path / ".x.0123.new").touch()
+    (tmp_path / ".y.0123.new").touch()
+    replace(f"{tmp_path}/x", b"own")
+    assert sorted(os.listdir(tmp_path)) == [".y.0123.new", "x"]
+
+
+def test_a_new_file_that_is_swept_away_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = fcntl.flock
+
+    def meanwhile(fd: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        replace(f"{tmp_path}/x", b"the other's")
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", meanwhile)
     replace(f"{tmp_path}/x", b"own")
     assert ((tmp_path / "x").read_bytes(), os.listdir(tmp_path)) == (b"own", ["x"])
 

@@ -107,7 +107,7 @@ def run(machine: Machine, way: str, lines: list[list[str]]) -> list[tuple[int, s
 
 
 def host(folder: Path) -> Machine:
-    """Make a simulated host, listed, with NVIDIA's settings, and a container that has a GPU: a process that is there."""
+    """Make a simulated host, listed, with NVIDIA's settings, and a container that has a GPU, of a living process."""
     machine = Machine(folder)
     machine.build(2, f'[log]\nfile = "{folder}/gpushim.log"\n[cdi]\nspec-dirs = ["{folder}/state/cdi"]\n')
     nodes = machine.refreshed()["nodes"]
