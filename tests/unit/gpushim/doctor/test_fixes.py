@@ -114,12 +114,17 @@ def test_fix(
 
 
 def sites() -> Iterator[tuple[str, int, int, str]]:
-    """List where general checks say that something is wrong: file, first and last line, and its text there."""
+    """List where general checks say that something is wrong: file, first and last line, and its text there.
+
+    What only an ordinary user meets is tried in test_unseen.py.
+    """
     others = {check.__name__ for name, check in checks.GENERAL.items() if name.startswith("nvidia-")}
     trees = [(module, tree) for module in MODULES for tree in ast.parse(inspect.getsource(module)).body]
     for module, tree in trees:
         for call in ast.walk(tree) if getattr(tree, "name", "") not in others else ():
             if isinstance(call, ast.Call) and {"warning", "broken"} & {*names(call.func)}:
+                if ast.unparse(call.args[-1]) == "seen.AS_ROOT":
+                    continue
                 yield str(module.__file__), call.lineno, call.end_lineno or 0, ast.unparse(call.args[0])
 
 
