@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,13 @@ class Crio:
     def gpushim(self, *args: str, check: bool = True) -> Done:
         """Run a command of gpushim's."""
         return run([*self.prefix, str(trees.TOP / "bin" / "gpushim"), *args], check=check)
+
+    def hands_over(self, said: str) -> None:
+        """Let gpushim-runtime hand containers to CRI-O's default runtime, by the line that `said` has."""
+        line = re.search(r"set (low-level = \S+) under \[runtime\] in (\S+) and run gpushim refresh", said)
+        assert line, said
+        self.sh("printf '[runtime]\\n%s\\n' \"$1\" >>$2", line[1], line[2])
+        self.gpushim("refresh")
 
     def doctor(self) -> list[dict[str, str]]:
         """Return what the doctor says of CRI-O."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from gpushim import policy
 from gpushim.cdi import publish
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, restarting, skipped, warning
 from gpushim.doctor.podman import hook_of
-from gpushim.engines import crio, dropin, hooksd, low_level, programs, tomltext, units
+from gpushim.engines import crio, dropin, hooksd, programs, tomltext, units
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -111,15 +110,14 @@ def devices(host: Host) -> Iterator[Finding]:
 
 
 def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
-    settings = dropin.table(_said(host, engine), *RUNTIME) or dropin.table(_files(engine), *RUNTIME)
-    program = low_level.default_program(settings)
+    said = _said(host, engine)
     try:
-        mine = policy.low_level(host.settings["runtime"]["low-level"])
+        known = said if dropin.table(said, *RUNTIME) else _files(engine)
+        told, fix = crio.otherwise(known, host.settings["runtime"]["low-level"], host.config)
     except GpushimError:
         return  # low-level-runtime says so
-    if program and os.path.realpath(program) != os.path.realpath(mine):
-        told = f"CRI-O's default runtime is {program}, and gpushim-runtime hands containers to {mine}"
-        yield warning(told, low_level.fix(program, host.config))
+    if told:
+        yield warning(told, fix)
 
 
 def _files(engine: Engine) -> dict[str, Any]:

@@ -9,8 +9,7 @@ One module per engine, each with the same two functions, which the command line 
 `files.py` reads and replaces files of others where `places.py` trusts their directories, `running.py` finds the
 engines that run, which `genuine.py` tells from strangers, `programs.py` the programs to ask; `jsontext.py` and
 `tomltext.py` edit text without touching the rest of it, `undo.py` decides what --remove takes back. `gpus.py` is for
-Docker alone; `hooksd.py` is about the hook's file for Podman and CRI-O, `low_level.py` makes CRI-O's default runtime
-gpushim-runtime's. Out of scope: printing (cli/configure.py).
+Docker alone; `hooksd.py` is about the hook's file for Podman and CRI-O. Out of scope: printing (cli/configure.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """CRI-O: a drop-in file, or the one that somebody names, a hook's file, and what `crio status config` says.
 
 CRI-O reads every file of its drop-in directory, whatever its name, and adds up runtimes by name; it always does CDI.
-Its default runtime is what containers of the handler shall be run with too (low_level.py).
-Out of scope: RuntimeClass, which gives the runtime to pods.
+Out of scope: RuntimeClass, which gives the runtime to pods; setting what gpushim-runtime hands containers to, which
+config.toml says for all engines: another one could neither stop nor remove the containers that run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import re
 import subprocess
 from typing import Any
 
-from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, low_level, programs, running, tomltext, undo
+from gpushim import policy
+from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, programs, running, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
@@ -25,6 +26,7 @@ HOOKS = hooksd.DIRECTORY
 STATUS_SECONDS = 20
 RUNTIMES = ("crio", "runtime", "runtimes")
 DEFAULT = ("crio", "runtime", "default_runtime")
+KNOWN = ("runc", "crun")  # what gpushim-runtime was tried with
 # What the default runtime has and a runtime beside it needs too.
 _SHARED = ("runtime_root", "monitor_path", "monitor_cgroup", "monitor_env", "allowed_annotations")
 
@@ -43,13 +45,12 @@ def plan(wish: Wish) -> Plan:
     path = wish.config or (f"{folder}/{FILE}" if folder else main)
     known = dropin.merged([main, folder] if folder else [main])
     if wish.remove:
-        changes = [dropin.take_out(KIND, path), *low_level.taken_back()]
+        changes = [dropin.take_out(KIND, path)]
     else:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
             raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in CRI-O; take another")
         changes = [_change(wish, path, known)]
-        more, told = low_level.taken_over(dropin.table(known, *DEFAULT[:-1]), not handlers(known))
-        changes, notes = changes + more, notes + told
+        notes += _told(known)
     changes += _hook_changes(wish, known, engine)
     if wish.hook and changes[-1].new != changes[-1].old and os.path.dirname(changes[-1].path) == HOOKS:
         notes.append(f"Podman reads {HOOKS} too, so its containers get the hook as well")
@@ -94,6 +95,40 @@ def hook_directories(known: dict[str, Any]) -> list[str]:
     )
 
 
+def otherwise(known: dict[str, Any], names: list[str], config: str) -> tuple[str, str]:
+    """Compare CRI-O's default runtime with what gpushim-runtime hands containers to.
+
+    Args:
+        known: CRI-O's settings.
+        names: `low-level` under [runtime] of config.toml.
+        config: path of that.
+
+    Returns:
+        what is different, and how it becomes the same; "" twice where nothing is, or where the settings name no
+        default runtime, or one that gpushim-runtime cannot hand containers to.
+
+    Raises:
+        GpushimError: `names` lead to nothing.
+    """
+    table = dropin.table(known, *DEFAULT[:-1])
+    name = str(table.get("default_runtime", ""))
+    entry = dropin.table(table, "runtimes", name)
+    given = str(entry.get("runtime_path") or name)
+    mine = policy.low_level(names)
+    try:
+        program = policy.low_level([given]) if given and not is_ours(given) else ""
+    except GpushimError:
+        program = ""
+    if os.path.basename(program) not in KNOWN or os.path.realpath(program) == os.path.realpath(mine):
+        return "", ""
+    root = f" (its containers are in {entry['runtime_root']})" if entry.get("runtime_root") else ""
+    return (
+        f"CRI-O's default runtime is {program}{root}, and gpushim-runtime hands containers to {mine}",
+        f'with no container left that gpushim-runtime started, set low-level = ["{program}"] under [runtime] in '
+        f"{config} and run gpushim refresh",
+    )
+
+
 def verify(wish: Wish, found: Plan) -> list[str]:
     """Ask CRI-O whether it has what somebody wanted.
 
@@ -126,6 +161,15 @@ def _missing(wish: Wish, text: str) -> list[str]:
     if wish.default and tomltext.get(text, DEFAULT) != wish.name:
         missing.append(f"the default runtime is {tomltext.get(text, DEFAULT)}; a later file of CRI-O's may set it")
     return missing
+
+
+def _told(known: dict[str, Any]) -> list[str]:
+    config = policy.config_path()
+    try:
+        told = otherwise(known, policy.load(config)["runtime"]["low-level"], config)
+    except GpushimError as error:
+        return [str(error)]
+    return ["; to hand them to that: ".join(told)] if told[0] else []
 
 
 def _change(wish: Wish, path: str, known: dict[str, Any]) -> Change:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from gpushim.cli.configure import configure
 from gpushim.doctor import Finding, checks
-from gpushim.engines import crio, dropin, low_level, programs, running
+from gpushim.engines import crio, dropin, programs, running
 from gpushim.engines.running import Engine
 from unit.gpushim.doctor.patient import HOOK, RUNTIME, Patient
 
@@ -44,7 +44,6 @@ def node(unlisted: Patient, monkeypatch: pytest.MonkeyPatch) -> Patient:
     monkeypatch.setattr(programs, "DIRECTORIES", (f"{top}/usr/bin",))
     monkeypatch.setattr(running, "look", lambda: (unlisted.host.engines, []))
     monkeypatch.setattr(crio, "HOOKS", f"{top}/hooks.d")
-    monkeypatch.setattr(low_level, "OTHERS", ())
     monkeypatch.setenv("GPUSHIM_CONFIG", unlisted.config)
     does(unlisted, "gpushim configure crio --hooks; then restart crio (process 43) the way it was started")
     return unlisted

@@ -13,7 +13,7 @@ import tomlkit
 from click.testing import Result
 
 from gpushim import policy
-from gpushim.engines import crio, docker, low_level, programs
+from gpushim.engines import crio, programs
 from gpushim.engines.running import Engine
 
 Call = Callable[..., Result]
@@ -220,69 +220,46 @@ class TestItsDefaultRuntime:
             (tmp_path / path).touch(0o755)
         monkeypatch.setattr(policy, "SYSTEM_PATH", f"{tmp_path}/system")
         monkeypatch.setattr(policy, "ENGINES_PATH", (f"{tmp_path}/libexec",))
-        monkeypatch.setattr(low_level, "OTHERS", ("docker",))
-        monkeypatch.setattr(docker, "SYSTEM_CONFIG", f"{tmp_path}/daemon.json")
         self.default(etc, f"{tmp_path}/libexec/crun")
 
     def default(self, etc: Path, path: str) -> None:
         (etc / "crio.conf").write_text(MAIN.replace("/usr/bin/crun", path))
 
-    def names(self) -> list[str]:
-        found: list[str] = policy.load(policy.config_path())["runtime"]["low-level"]
-        return found
+    def test_one_note_says_what_differs_and_the_line_that_changes_it(self, call: Call, tmp_path: Path) -> None:
+        said = [line for line in ok(call("crio", None)).output.splitlines() if "default runtime" in line]
+        assert said == [
+            f"note: CRI-O's default runtime is {tmp_path}/libexec/crun (its containers are in /run/crun), and "
+            f"gpushim-runtime hands containers to {tmp_path}/system/runc; to hand them to that: with no container "
+            f'left that gpushim-runtime started, set low-level = ["{tmp_path}/libexec/crun"] under [runtime] in '
+            f"{tmp_path}/config.toml and run gpushim refresh"
+        ]
 
-    def test_it_becomes_low_level_and_goes_with_the_rest(self, call: Call, tmp_path: Path) -> None:
-        said = ok(call("crio", None)).output
-        assert policy.low_level(self.names()) == f"{tmp_path}/libexec/crun"
-        assert "run gpushim refresh" in said
-        assert "nothing to change" in ok(call("crio", None)).stdout
-        ok(call("crio", None, "--remove"))
-        assert not list(tmp_path.glob("config.toml*"))
-
-    def test_the_rest_of_config_toml_stays(self, call: Call, tmp_path: Path) -> None:
-        text = "# mine\n[log]\nfile = '/x' # why\n"
-        (tmp_path / "config.toml").write_text(text)
+    @pytest.mark.parametrize(
+        "text", [None, "# mine\n[log]\nfile = '/x' # why\n", "[runtime]\nlow-level = ['crun']\n"]
+    )
+    def test_config_toml_is_not_touched(self, call: Call, tmp_path: Path, text: str | None) -> None:
+        """Containers of every engine that run meanwhile are gone for their engine where it changes."""
+        config = tmp_path / "config.toml"
+        if text is not None:
+            config.write_text(text)
         ok(call("crio", None))
-        assert self.names()[0] == f"{tmp_path}/libexec/crun"
+        assert (config.read_text() if config.exists() else None) == text
         ok(call("crio", None, "--remove"))
-        assert (tmp_path / "config.toml").read_text() == text
+        assert [path.read_text() for path in tmp_path.glob("config.toml*")] == [text] * (text is not None)
 
-    def test_what_somebody_has_changed_since_stays(self, call: Call, tmp_path: Path) -> None:
-        ok(call("crio", None))
-        (tmp_path / "config.toml").write_text("[runtime]\nlow-level = ['runc']\n")
-        ok(call("crio", None, "--remove"))
-        assert self.names() == ["runc"]
-
-    def test_the_same_program_needs_no_word(self, etc: Path, call: Call, tmp_path: Path) -> None:
-        self.default(etc, f"{tmp_path}/system/runc")
+    def test_once_it_is_set_nothing_is_said(self, call: Call, tmp_path: Path) -> None:
+        (tmp_path / "config.toml").write_text(f"[runtime]\nlow-level = ['{tmp_path}/libexec/crun']\n")
         assert "low-level" not in ok(call("crio", None)).output
-        assert not (tmp_path / "config.toml").exists()
 
-    @pytest.mark.parametrize("path", ["{}/libexec/kata", "/usr/bin/nvidia-container-runtime", "{}/gone/crun"])
-    def test_what_is_no_runc_and_no_crun_is_not_taken_over(
+    @pytest.mark.parametrize(
+        "path", ["{}/system/runc", "{}/libexec/kata", "/usr/bin/nvidia-container-runtime", "{}/gone/crun"]
+    )
+    def test_the_same_program_and_what_is_no_runc_and_no_crun_need_no_word(
         self, etc: Path, call: Call, tmp_path: Path, path: str
     ) -> None:
         self.default(etc, path.format(tmp_path))
-        ok(call("crio", None))
-        assert not (tmp_path / "config.toml").exists()
-
-    @pytest.mark.parametrize("case", ["said otherwise", "Docker's too", "CRI-O's already"])
-    def test_where_containers_may_run_it_only_says_how(
-        self, etc: Path, call: Call, tmp_path: Path, program: str, case: str
-    ) -> None:
-        if case == "said otherwise":
-            (tmp_path / "config.toml").write_text("[runtime]\nlow-level = ['runc']\n")
-        elif case == "Docker's too":
-            (tmp_path / "daemon.json").write_text(json.dumps({"runtimes": {"nvidia": {"path": program}}}))
-        else:
-            drop_in = f'[crio.runtime.runtimes.gpu]\nruntime_path = "{program}"\n'
-            (etc / "crio.conf.d/50.conf").write_text(drop_in)
-        said = ok(call("crio", None)).output
-        assert f"hands containers to {tmp_path}/system/runc" in said
-        assert f'low-level = ["{tmp_path}/libexec/crun"]' in said
-        assert self.names()[0] == "runc"
+        assert "low-level" not in ok(call("crio", None)).output
 
     def test_a_configuration_that_is_wrong_is_no_obstacle(self, call: Call, tmp_path: Path) -> None:
         (tmp_path / "config.toml").write_text("[runtime\n")
         assert "config.toml" in ok(call("crio", None)).output
-        assert (tmp_path / "config.toml").read_text() == "[runtime\n"
