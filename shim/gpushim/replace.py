@@ -11,6 +11,7 @@ import os
 
 MODE = 0o644
 SUFFIX = ".new"
+RANDOM = 8  # bytes of a name
 _OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -29,8 +30,8 @@ def replace(path: str, data: bytes, mode: int = MODE, time: int | None = None, f
         OSError: it cannot be written; what was there stays.
     """
     top, name = os.path.split(path)
-    _sweep(top, name, folder)
-    fresh, fd = _made(top, name, folder)
+    sweep(top, name, folder)
+    fresh, fd = made(top, name, folder)
     try:
         with open(fd, "wb") as file:  # and the lock is gone with it, behind the rename
             file.write(data)
@@ -46,11 +47,20 @@ def replace(path: str, data: bytes, mode: int = MODE, time: int | None = None, f
         raise
 
 
-def _made(top: str, name: str, folder: int | None) -> tuple[str, int]:
-    """Make the new file, and lock it: who sweeps knows by that that it is in use, in whatever PID namespace."""
+def made(top: str, name: str, folder: int | None) -> tuple[str, int]:
+    """Make a new file, and lock it: who sweeps knows by that that it is in use, in whatever PID namespace.
+
+    Args:
+        top: path of the directory; "" where `folder` says it.
+        name: of the file that it is to become.
+        folder: fd of the directory, open for reading; None if `top` says it.
+
+    Returns:
+        its path, and an fd to write to, with which the lock goes.
+    """
     while True:
         # Begins with a dot and ends with neither .json nor .yaml: engines take no such file for a spec.
-        fresh = os.path.join(top, f".{name}.{os.urandom(8).hex()}{SUFFIX}")
+        fresh = os.path.join(top, f".{name}.{os.urandom(RANDOM).hex()}{SUFFIX}")
         fd = os.open(fresh, _NEW, 0o600, dir_fd=folder)
         fcntl.flock(fd, fcntl.LOCK_EX)
         if os.fstat(fd).st_nlink:  # nobody has swept it away before it was locked
@@ -58,10 +68,18 @@ def _made(top: str, name: str, folder: int | None) -> tuple[str, int]:
         os.close(fd)
 
 
-def _sweep(top: str, name: str, folder: int | None) -> None:
-    """Remove what processes that were killed have left."""
+def sweep(top: str, name: str, folder: int | None) -> None:
+    """Remove what processes that were killed have left of `made`.
+
+    Args:
+        top: as `made` takes it, like the rest.
+        name: of the file; those whose names go on after a dot are meant too.
+        folder: of the directory.
+    """
     for other in os.listdir(top if folder is None else folder):
-        if other.startswith(f".{name}.") and other.endswith(SUFFIX):
+        stem, _, random = other[: -len(SUFFIX)].rpartition(".")
+        ours = other.endswith(SUFFIX) and len(random) == 2 * RANDOM and not random.strip("0123456789abcdef")
+        if ours and f"{stem}.".startswith(f".{name}."):
             path = os.path.join(top, other)
             with contextlib.suppress(OSError):  # in use, or gone
                 fd = os.open(path, _OLD, dir_fd=folder)

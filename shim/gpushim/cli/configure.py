@@ -25,6 +25,22 @@ def configure() -> None:
     """
 
 
+def file_option(*names: str, **more: Any) -> Any:
+    """Return an option that names a file, and is "" where it is left out; "" itself, an unset variable, is wrong.
+
+    Args:
+        names: as click.option takes them.
+        more: the same.
+    """
+
+    def given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str:
+        if value == "":
+            raise click.BadParameter("it is empty; name a file, or leave the option out")
+        return value or ""
+
+    return click.option(*names, metavar="FILE", callback=given, **more)
+
+
 def _command(name: str, title: str, *more: Any) -> None:
     """Add the command of one engine; its module is gpushim.engines.NAME."""
 
@@ -33,11 +49,9 @@ def _command(name: str, title: str, *more: Any) -> None:
 
     run.__doc__ = f"Make {title} use gpushim-runtime, or take that back."
     options = [
-        click.option(
-            "--config", default="", metavar="FILE", help="The settings to edit, not those the engine reads."
-        ),
+        file_option("--config", help="The only file to edit, not those the engine reads."),
         click.option("--runtime-name", default="nvidia", show_default=True, help="What users call the runtime."),
-        click.option("--runtime-path", default="", metavar="FILE", help="Another gpushim-runtime than the one here."),
+        file_option("--runtime-path", help="Another gpushim-runtime than the one here."),
         click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),
         click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),
         *more,
@@ -70,7 +84,7 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     plan: Plan = engine.plan(Wish(config=wish.config, remove=True) if verify else wish)
     report: dict[str, Any] = {
         "config": plan.config,
-        "changes": [] if verify else [_change(each) for each in plan.changes],
+        "changes": [] if verify else [_change(each) for each in plan.changed],
         "links": [] if verify else [_link(each) for each in plan.links],
         "notes": list(plan.notes),
         "changed": False,
@@ -78,8 +92,9 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     }
     if not verify and not dry_run:
         report["notes"] += files.apply(plan.changes, undo=wish.remove)
-        report["notes"] += gpus.apply(plan.links)
-        report["changed"] = bool(plan.changes or plan.links)
+        links, notes = gpus.apply(plan.links)
+        report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
+        report["changed"] = bool(plan.changed or links)
         report["notes"] += _kept(plan, report["notes"]) if wish.remove else []
     if verify or (restart and not dry_run):
         report["missing"] = _asked(engine, wish, plan, restart and not verify)
@@ -95,6 +110,8 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
 
 def _check(options: dict[str, Any]) -> None:
     """Refuse options of which one takes back what the other says."""
+    if options["config"] and options.get("hooks"):
+        raise click.UsageError("--hooks writes beside the settings, and --config is about one file; leave out one")
     if options["verify"]:
         for name, why in _NOT_WITH_VERIFY.items():
             if options[name]:

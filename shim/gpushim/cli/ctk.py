@@ -15,7 +15,7 @@ import click
 from gpushim import __version__, migrate, policy, stamp
 from gpushim.cli import show
 from gpushim.cli.cdi import cdi
-from gpushim.cli.configure import configure
+from gpushim.cli.configure import configure, file_option
 from gpushim.cli.info import info
 from gpushim.cli.program import Program
 from gpushim.cli.system import create_dev_char_links, create_device_nodes
@@ -85,12 +85,10 @@ def runtime() -> None:
 
 @runtime.command("configure")
 @click.option("--runtime", "engine", default="docker", show_default=True, help=" or ".join(ENGINES))
-@click.option("--config", default="", metavar="FILE", help="The engine's settings.")
+@file_option("--config", help="The engine's settings.")
 @click.option("--config-mode", default="", hidden=True)
 @click.option("--nvidia-runtime-name", "name", default="nvidia", show_default=True, help="Name of the runtime.")
-@click.option(
-    "--nvidia-runtime-path", "--runtime-path", "path", default="", metavar="FILE", help="Path of gpushim-runtime."
-)
+@file_option("--nvidia-runtime-path", "--runtime-path", "path", help="Path of gpushim-runtime.")
 @click.option("--nvidia-set-as-default", "--set-as-default", "default", is_flag=True, help="For all containers.")
 @click.option("--cdi.enabled", "--cdi.enable", "--enable-cdi", "cdi_", is_flag=True, help="Let the engine do CDI.")
 @click.option("--dry-run", is_flag=True, help="Show the change as a diff, and change nothing.")

@@ -23,6 +23,8 @@ from gpushim import bounds, create
 from gpushim.errors import NOT_FOUND, GpushimError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gpushim.engines.files import Change
     from gpushim.engines.gpus import Link
     from gpushim.engines.running import Engine
@@ -64,7 +66,7 @@ class Plan:
 
     Attributes:
         config: absolute path of the settings, as this process opens it.
-        changes: in the order in which they are made; none when all is as wished.
+        changes: one for each file that is meant, in the order in which they are made, be it as wished already or not.
         links: to be made or removed after them.
         notes: sentences for the user.
         engine: the running engine that reads these settings, if one does.
@@ -77,6 +79,16 @@ class Plan:
     engine: Engine | None = None
     links: list[Link] = field(default_factory=list)
     stopped: str = ""
+
+    @property
+    def changed(self) -> list[Change]:
+        """The files that are to become others."""
+        return [change for change in self.changes if change.new != change.old]
+
+
+def stays(paths: Iterable[str]) -> list[str]:
+    """Say of what gpushim has put beside an engine's settings that it stays where one file of them is named."""
+    return [f"{path} stays: --config is about one file; --remove without it takes all away" for path in paths]
 
 
 def is_ours(program: object) -> bool:

@@ -64,15 +64,13 @@ def plan(wish: Wish) -> Plan:
     else:
         _check(wish, daemon, tree)
         changes = [_change(wish, daemon, tree, notes)]
-    path = changes[0].path if changes else daemon.seen(config)
-    return Plan(
-        path, [each for each in changes if each.new != each.old], notes, daemon.engine, stopped=daemon.stopped
-    )
+    meant = [each.path for each in changes if not wish.remove or each.new != each.old]
+    return Plan([*meant, daemon.seen(config)][0], changes, notes, daemon.engine, stopped=daemon.stopped)
 
 
 def _usual(wish: Wish) -> Plan:
     """Work out what to take out of all usual settings of containerd that are there."""
-    found = [plan(replace(wish, config=path)) for path in USUAL if os.path.exists(path)]
+    found = [plan(replace(wish, config=path)) for path in USUAL if os.path.isdir(os.path.dirname(path))]
     changes = [change for each in found for change in each.changes]
     notes = [note for each in found for note in each.notes]
     return Plan(found[0].config if found else USUAL[0], changes, notes)
@@ -254,7 +252,10 @@ def _removal(daemon: Daemon, tree: list[File]) -> list[Change]:
     for file in tree[1:] if changes else tree:
         key = containerd_files.keys(tree, file, daemon.merges)
         changes.append(dropin.take_out(_kind(key), daemon.seen(file.path)))
-    return [change for change in changes if change.new != change.old]
+    own = containerd_files.directory(daemon, tree)
+    if own and own not in [file.path for file in tree]:  # records may be there all the same
+        changes.append(Change(daemon.seen(own), None, None))
+    return changes
 
 
 def _kind(key: tuple[str, str]) -> undo.Kind:

@@ -13,7 +13,7 @@ import subprocess
 from typing import Any
 
 from gpushim import policy
-from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, programs, running, tomltext, undo
+from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, programs, running, stays, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
@@ -51,12 +51,15 @@ def plan(wish: Wish) -> Plan:
             raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in CRI-O; take another")
         changes = [_change(wish, path, known)]
         notes += _told(known)
-    changes += _hook_changes(wish, known, engine)
+    hook = _hook_changes(wish, known, engine)
+    if wish.config:
+        hook, notes = [], notes + stays(change.path for change in hook if change.new != change.old)
+    changes += hook
     if wish.hook and changes[-1].new != changes[-1].old and os.path.dirname(changes[-1].path) == HOOKS:
         notes.append(f"Podman reads {HOOKS} too, so its containers get the hook as well")
     if wish.cdi:
         notes.append("CRI-O always does CDI: there is nothing to turn on")
-    return Plan(path, [change for change in changes if change.new != change.old], notes, engine)
+    return Plan(path, changes, notes, engine)
 
 
 def places(engine: Engine | None) -> tuple[str, str]:

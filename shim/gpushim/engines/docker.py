@@ -25,6 +25,7 @@ from gpushim.engines import (
     leads_to_ours,
     places,
     running,
+    stays,
     undo,
 )
 from gpushim.engines.files import Change
@@ -61,7 +62,9 @@ def plan(wish: Wish) -> Plan:
     links: list[gpus.Link] = []
     if wish.remove:
         change = Change(path, old, base.content, lost=base.lost)
-        links = [] if wish.config else gpus.made()
+        links = gpus.made()
+        if wish.config:
+            links, notes = [], notes + stays(link.path for link in links)
     else:
         _check_flags(wish, engine)
         change = Change(path, old, _configured(wish, path, old), before=base.content, lost=base.lost)
@@ -71,7 +74,7 @@ def plan(wish: Wish) -> Plan:
             version = _version(path, engine)
             links, told = gpus.wanted(engine, installed(HOOK), version)
             notes += [*told, *gpus.said(version)]
-    return Plan(path, [change] if change.new != old else [], notes, engine, links)
+    return Plan(path, [change], notes, engine, links)
 
 
 def default_config() -> str:

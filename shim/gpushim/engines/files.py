@@ -3,8 +3,10 @@
 Beside a file lie what it was without gpushim when `configure` last began, as NAME.before-gpushim, and what
 `configure` made of it, as NAME.after-gpushim: the two tell `undo.py` what was added. NAME.kept-gpushim is a copy of a
 file of which something went that gpushim had not written. In a directory that an engine reads as a whole (NAME.d)
-these would be settings themselves, so they lie beside that directory. All is done in directories that `places.py`
-has walked to and holds open. Out of scope: what the files say.
+these would be settings themselves, so they lie beside that directory, and so does a file that is being written. Each
+`configure` renews the records, each --remove forgets them, whether the file becomes another or not: a record that
+outlives its file would be believed of the next one. All is done in directories that `places.py` has walked to and
+holds open. Out of scope: what the files say.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ import difflib
 import errno
 import fcntl
 import os
-import secrets
 import shlex
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpushim import replace
 from gpushim.engines import places
 from gpushim.engines.places import Place
 from gpushim.errors import GpushimError
@@ -126,12 +128,13 @@ def diff(changes: list[Change]) -> str:
     return "".join(_diff(change) for change in changes)
 
 
-def apply(changes: list[Change], *, undo: bool = False) -> list[str]:
+def apply(changes: list[Change], *, undo: bool = False, first: bool = False) -> list[str]:
     """Make changes, all of them or none.
 
     Args:
-        changes: whose `old` is still what is there.
+        changes: whose `old` is still what is there; where `new` is the same, records alone become others.
         undo: these take back: the records of `before` and `after` go too.
+        first: record also what does not change and has no record yet, of which `undo.py` is right without one.
 
     Returns:
         sentences about what somebody should know: a copy that is kept, an attribute that could not be set.
@@ -143,6 +146,9 @@ def apply(changes: list[Change], *, undo: bool = False) -> list[str]:
     notes: list[str] = []
     try:
         for change in changes:
+            _sweep(change.path)
+            if change.new == change.old and (undo or not (first or _is_recorded(change))):
+                continue
             with _writable(change) as place, _locked(place.folder), _beside(place) as folder:
                 if _content(change.path, place) != change.old:
                     raise GpushimError(f"{change.path} has been changed by somebody else meanwhile; try again")
@@ -160,7 +166,8 @@ def apply(changes: list[Change], *, undo: bool = False) -> list[str]:
                 _put(where, Change(made.path, made.new, made.old))
         raise _refusal(change.path, error) if isinstance(error, OSError) else error from None
     if undo:
-        _forget([(change.path, suffix) for change in changes for suffix in (BEFORE, AFTER)])
+        for change in changes:
+            _forget(change)
     return notes
 
 
@@ -173,8 +180,9 @@ def prepare(changes: list[Change]) -> list[str]:
     Returns:
         for each file the command that does so without gpushim, unless somebody has edited the file meanwhile.
     """
-    apply([Change(each.path, each.old, each.old, before=each.new, lost=each.lost) for each in changes])
-    return [_by_hand(change) for change in changes]
+    found = [each for each in changes if each.new != each.old]
+    apply([Change(each.path, each.old, each.old, before=each.new, lost=each.lost) for each in found], first=True)
+    return [_by_hand(change) for change in found]
 
 
 def _by_hand(change: Change) -> str:
@@ -238,10 +246,30 @@ def _record_path(place: Place, suffix: str) -> str:
     return os.path.join(os.path.dirname(folder) if folder.endswith(".d") else folder, place.name + suffix)
 
 
-def _forget(records: list[tuple[str, str]]) -> None:
-    for path, suffix in records:
-        with contextlib.suppress(FileNotFoundError), places.place(path) as place, _beside(place) as folder:
-            os.unlink(place.name + suffix, dir_fd=folder)
+def _is_recorded(change: Change) -> bool:
+    return change.recorded and any(_recorded(change.path, suffix) is not None for suffix in (BEFORE, AFTER))
+
+
+def _forget(change: Change) -> None:
+    for suffix in (BEFORE, AFTER) if change.recorded else ():
+        try:
+            with places.place(change.path) as place, _beside(place) as folder:
+                os.unlink(place.name + suffix, dir_fd=folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise _refusal(change.path + suffix, error) from None
+
+
+def _sweep(path: str) -> None:
+    """Remove what was being written for a file, or for a record of it, by a process that was killed."""
+    with contextlib.suppress(FileNotFoundError), places.place(path) as place, _beside(place) as folder:
+        for each in (place.folder, folder):
+            fd = _opened(each)
+            try:
+                replace.sweep("", place.name, fd)
+            finally:
+                os.close(fd)
 
 
 def _recorded(path: str, suffix: str) -> bytes | None:
@@ -274,7 +302,7 @@ def _writable(change: Change) -> Iterator[Place]:
         except OSError as error:
             raise _refusal(change.path, error) from None
         status = _status(place)
-        if status and not status.st_mode & 0o222:
+        if status and not status.st_mode & 0o222 and change.new != change.old:
             raise GpushimError(
                 f"{change.path} is read-only, so somebody wants it unchanged; chmod u+w, or --config another"
             )
@@ -313,16 +341,25 @@ def _put(place: Place, change: Change, like: Place | None = None) -> list[str]:
 
 
 def _replace(place: Place, data: bytes, like: Place) -> dict[str, str]:
-    scratch, folder = f".{place.name}.{secrets.token_hex(4)}", place.folder
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(scratch, flags, 0o600, dir_fd=folder)
+    try:
+        with _beside(place) as folder:
+            return _written(folder, place, data, like)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return _written(place.folder, place, data, like)  # something is mounted on the directory
+
+
+def _written(folder: int, place: Place, data: bytes, like: Place) -> dict[str, str]:
+    """Write a file in one directory, and rename it to where it goes."""
+    scratch, fd = replace.made("", place.name, folder)
     try:
         with open(fd, "wb") as file:
             file.write(data)
             lost = _take_after(fd, like)
             file.flush()
             os.fsync(fd)
-        os.rename(scratch, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(scratch, place.name, src_dir_fd=folder, dst_dir_fd=place.folder)
     except BaseException:
         os.unlink(scratch, dir_fd=folder)
         raise

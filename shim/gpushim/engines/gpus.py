@@ -12,7 +12,6 @@ import contextlib
 import errno
 import os
 import posixpath
-import secrets
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -109,23 +108,24 @@ def made() -> list[Link]:
     return [Link(path) for path in paths if _is_ours(path)]
 
 
-def apply(links: list[Link]) -> list[str]:
+def apply(links: list[Link]) -> tuple[list[Link], list[str]]:
     """Make and remove links.
 
     Args:
         links: of `wanted` or `made`.
 
     Returns:
-        a note about each that is not as wished, with the command that does it.
+        those that are now as wished, and a note about each other one, with the command that does it.
     """
-    notes = []
+    done, notes = [], []
     for link in links:
         try:
             _apply(link)
+            done.append(link)
         except (GpushimError, OSError) as error:
             why = str(error) if isinstance(error, GpushimError) else f"{link.path}: {error.strerror}"
             notes.append(f"{why}; docker run --gpus wants it done: {link.command}")
-    return notes
+    return done, notes
 
 
 def said(version: str) -> list[str]:
@@ -144,13 +144,10 @@ def _apply(link: Link) -> None:
         name = os.path.basename(link.path)
         if not _is_ours(link.path, absent=True):
             raise FileExistsError(errno.EEXIST, "it is somebody else's by now")
-        if not link.target:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=folder)
-            return
-        scratch = f".{name}.{secrets.token_hex(4)}"
-        os.symlink(link.target, scratch, dir_fd=folder)
-        os.rename(scratch, name, src_dir_fd=folder, dst_dir_fd=folder)
+        with contextlib.suppress(FileNotFoundError):  # one of ours that led nowhere, which a new one need not replace
+            os.unlink(name, dir_fd=folder)
+        if link.target:
+            os.symlink(link.target, name, dir_fd=folder)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import re
 import subprocess
 from typing import Any
 
-from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, programs, tomltext, undo
+from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, programs, stays, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
 
@@ -36,17 +36,21 @@ def plan(wish: Wish) -> Plan:
         GpushimError: a file cannot be read, understood or safely changed.
     """
     path = wish.config or default_config()
+    notes = ["Podman does CDI by itself: `gpushim refresh` writes the spec"] if wish.cdi else []
     hook_path = f"{_hooks_dir(path)}/{hooksd.FILE}"
     if wish.remove:
-        changes = [dropin.take_out(KIND, path), hooksd.change(hook_path, PROGRAM, "")]
+        changes, hook = [dropin.take_out(KIND, path)], hooksd.change(hook_path, PROGRAM, "")
+        if not wish.config:
+            changes.append(hook)
+        elif hook.new != hook.old:
+            notes = stays([hook.path])
     else:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
             raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in Podman; take another")
         changes = [_change(wish, path)]
-        if wish.hook:
+        if wish.hook and not wish.config:
             changes.append(hooksd.change(hook_path, PROGRAM, wish.hook))
-    notes = ["Podman does CDI by itself: `gpushim refresh` writes the spec"] if wish.cdi else []
-    return Plan(path, [change for change in changes if change.new != change.old], notes)
+    return Plan(path, changes, notes)
 
 
 def default_config() -> str:

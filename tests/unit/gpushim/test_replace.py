@@ -35,10 +35,11 @@ def test_another_that_does_the_same_meanwhile(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_a_killed_process_has_left(tmp_path: Path) -> None:
-    (tmp_path / ".x.0123.new").touch()
-    (tmp_path / ".y.0123.new").touch()
+    others = [f".y.{16 * '0'}.new", ".x.0123.new", f".x.{16 * 'g'}.new", ".x.new"]
+    for name in (f".x.{16 * '0'}.new", f".x.before.{16 * 'f'}.new", *others):
+        (tmp_path / name).touch()
     replace(f"{tmp_path}/x", b"own")
-    assert sorted(os.listdir(tmp_path)) == [".y.0123.new", "x"]
+    assert sorted(os.listdir(tmp_path)) == sorted([*others, "x"])
 
 
 def test_a_new_file_that_is_swept_away_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

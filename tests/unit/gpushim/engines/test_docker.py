@@ -336,7 +336,7 @@ def test_any_object_survives_byte_for_byte(
         return
     new = meaning(config.read_bytes())
     assert new == expected(meaning(old), program)
-    assert docker.plan(wish).changes == []
+    assert docker.plan(wish).changed == []
     files.apply(docker.plan(Wish(config=str(config), remove=True)).changes, undo=True)
     assert config.read_bytes() == old
 

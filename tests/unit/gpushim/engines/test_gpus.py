@@ -107,7 +107,7 @@ def test_a_file_that_somebody_named_is_all_that_changes(
     ok(call("docker", tmp_path / "other.json"))
     assert list(local.iterdir()) == []
     ok(call("docker", None))
-    ok(call("docker", tmp_path / "other.json", "--remove"))
+    assert f"note: {local}/{NAMES[0]} stays" in ok(call("docker", tmp_path / "other.json", "--remove"))
     assert targets(local)
     assert config.exists()
 
@@ -125,6 +125,8 @@ def test_a_directory_where_others_may_write_gets_none(local: Path, call: Call) -
     output = ok(call("docker", None))
     assert f"others may write {local}" in output
     assert "docker run --gpus wants it done: ln -s /" in output
+    assert "linked" not in output
+    assert json.loads(call("docker", None, "--format=json").stdout)["links"] == []
     assert list(local.iterdir()) == []
 
 
@@ -190,6 +192,6 @@ def test_json_reports_links(local: Path, call: Call) -> None:
 
 def test_what_came_meanwhile_is_not_replaced(local: Path, program: str) -> None:
     executable(local / NAMES[0])
-    notes = gpus.apply([gpus.Link(f"{local}/{NAMES[0]}", program)])
-    assert "is somebody else's by now" in notes[0]
+    done, notes = gpus.apply([gpus.Link(f"{local}/{NAMES[0]}", program)])
+    assert (done, "is somebody else's by now" in notes[0]) == ([], True)
     assert not (local / NAMES[0]).is_symlink()

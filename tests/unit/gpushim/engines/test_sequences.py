@@ -22,6 +22,7 @@ from gpushim.engines import (
     crio,
     docker,
     files,
+    gpus,
     hooksd,
     is_ours,
     jsontext,
@@ -48,11 +49,22 @@ class Place:
         self.config.parent.mkdir(parents=True)
         self.program, self.rng, self.count = program, rng, 0
         self.shelved: set[str] = set()  # marks of an entry that --force has replaced; NVIDIAS among them
+        self.known = False  # whether a record made since the last --remove has NVIDIA's entry
+        self.cdi = False  # whether others have turned it on, and no record is older
         self.history: list[bytes] = []
+        self.named = str(self.config)
 
     path = ""
     engine: Any
     hooks = False  # whether it can be told of the hook too
+
+    def usual(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Make the file the one that the engine reads: hooks and links belong to it."""
+        monkeypatch.setenv("CONTAINERS_CONF", str(self.config))
+        monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(self.config))
+        monkeypatch.setattr(crio, "CONFIG", f"{self.config.parents[1]}/crio.conf")
+        monkeypatch.setattr(crio, "DIRECTORY", str(self.config.parent))
+        self.named = self.named if self.engine is containerd else ""
 
     def begin(self) -> str:
         raise NotImplementedError
@@ -78,8 +90,14 @@ class Place:
         return self.config.read_bytes().decode() if self.config.exists() else ""
 
     @property
+    def leftovers(self) -> list[Path]:
+        """All but the file, the copies of what others wrote, and what they left."""
+        files = [path for path in self.config.parents[1].parent.rglob("*") if path.is_file()]
+        return [path for path in files if path != self.config and ".kept-gpushim" not in path.name]
+
+    @property
     def marked(self) -> set[str]:
-        return {*MARK.findall(self.text), *re.findall(NVIDIAS, self.text)}
+        return {*self.theirs(self.text), *MARK.findall(self.text), *re.findall(NVIDIAS, self.text)}
 
     @property
     def kept(self) -> str:
@@ -98,9 +116,12 @@ class Place:
         name = rng.choice(["nvidia", "nvidia", "gpu"])
         hook = "/usr/bin/gpushim-hook" if self.hooks and rng.random() < 0.4 else ""
         default, cdi = rng.random() < 0.4, rng.random() < 0.4
-        wish = Wish(self.program, name, str(self.config), default, cdi, hook, force=force)
+        wish = Wish(self.program, name, self.named, default, cdi, hook, force=force)
         try:
-            files.apply(self.engine.plan(wish).changes)
+            plan = self.engine.plan(wish)
+            files.apply(plan.changes)
+            gpus.apply(plan.links)
+            self.known = self.known or NVIDIAS in text
         except GpushimError as refusal:
             if "--force" not in str(refusal):
                 raise
@@ -112,9 +133,14 @@ class Place:
 
     def remove(self) -> None:
         before, text = self.marked, self.text
-        files.apply(self.engine.plan(Wish(config=str(self.config), remove=True)).changes, undo=True)
+        plan = self.engine.plan(Wish(config=self.named, remove=True))
+        files.apply(plan.changes, undo=True)
+        gpus.apply(plan.links)
         self.is_without_ours(before, text)
+        assert self.known or NVIDIAS in text or NVIDIAS not in self.text
         assert not self.hooks or "gpushim" not in hook_text(self.engine)
+        assert (self.leftovers, gpus.made()) == ([], [])
+        self.known = self.cdi = False
 
     def is_without_ours(self, marked: set[str], text: str) -> None:
         assert "gpushim" not in self.text
@@ -135,7 +161,9 @@ class Place:
     def drop_line(self) -> None:
         """Somebody takes a line of others out."""
         lines = self.text.splitlines(keepends=True)
-        marked = [place for place, line in enumerate(lines) if MARK.search(line) and "nvidias" not in line]
+        marked = [
+            place for place, line in enumerate(lines) if MARK.search(line) and not re.search("nvidias|ours", line)
+        ]
         if marked and self.path.endswith("toml"):
             del lines[self.rng.choice(marked)]
             if tomltext_takes("".join(lines)):
@@ -147,15 +175,33 @@ class Place:
         text = self.entry(text) if self.rng.random() < 0.4 else text
         self.write(self.rng.choice([text, *(old.decode() for old in self.history[-6:])]))
         self.shelved.clear()
+        self.cdi = False
 
     def delete(self) -> None:
         self.config.unlink(missing_ok=True)
         self.shelved.clear()
+        self.cdi = False
+
+    def write_ours(self) -> None:
+        """Others write what `configure --cdi` would; without a record, none of it but the entry is gpushim's."""
+        text = self.others(self.begin())
+        self.config.parent.mkdir(parents=True, exist_ok=True)
+        self.write(self.with_ours(text))
+        self.shelved.clear()
+        self.cdi = not self.leftovers
+
+    def with_ours(self, text: str) -> str:
+        """Write gpushim's entry into a text."""
+        raise NotImplementedError
+
+    def theirs(self, text: str) -> list[str]:
+        """List settings of others that have no mark."""
+        return []
 
     def purge(self) -> None:
         """The package goes, and says how to take its entries out; the records go if nothing names it any more."""
         before, text = self.marked, self.text
-        commands = files.prepare(self.engine.plan(Wish(config=str(self.config), remove=True)).changes)
+        commands = files.prepare(self.engine.plan(Wish(config=self.named, remove=True)).changes[:1])
         assert self.marked == before
         purge(self.config.parents[1].parent)
         if self.rng.random() < 0.5:
@@ -191,6 +237,13 @@ class Docker(Place):
         keys = self.rng.choice([(), ("runtimes",), ("features",), ("log-opts",)])
         return jsontext.put(text, (*keys, self.mark()), self.rng.choice(["x", True, 12]))
 
+    def with_ours(self, text: str) -> str:
+        text = jsontext.put(text, ("runtimes", "nvidia"), {"path": self.program})
+        return jsontext.put(text, ("features", "cdi"), True)
+
+    def theirs(self, text: str) -> list[str]:
+        return ["cdi"] if self.cdi and jsontext.get(text, ("features", "cdi")) else []
+
     def within(self, text: str) -> str:
         ours = is_ours(jsontext.get(text, ("runtimes", "nvidia", "path")))
         return jsontext.put(text, ("runtimes", "nvidia", self.mark()), 1) if ours else text
@@ -222,6 +275,9 @@ class Toml(Place):
             lines.insert(rng.randint(0, len(lines)), rng.choice([comment, setting]))
         return "".join(lines) if tomltext_takes("".join(lines)) else text + comment
 
+    def with_ours(self, text: str) -> str:
+        return self.entry(text).replace(NVIDIAS, self.program).replace("nvidias", "ours")
+
     def within(self, text: str) -> str:
         lines = text.splitlines(keepends=True)
         places = [place for place, line in enumerate(lines) if self.ours and self.ours in line]
@@ -249,6 +305,9 @@ BinaryName = "{{0}}" # nvidias {{3}}
 """
     ours = "BinaryName"
 
+    def with_ours(self, text: str) -> str:
+        return super().with_ours(text if "version" in text else f"version = 2\n{text}")
+
 
 class Crio(Toml):
     path, engine, hooks = "crio/crio.conf.d/99-gpushim.toml", crio, True
@@ -270,7 +329,7 @@ nvidia = ["{0}"] # nvidias {2}
 
 
 STEPS = ["configure"] * 4 + ["edit"] * 4 + [
-    "edit_within", "drop_line", "replace", "replace", "delete", "remove", "remove", "purge"
+    "edit_within", "drop_line", "replace", "replace", "delete", "write_ours", "remove", "remove", "purge"
 ]  # fmt: skip
 
 
@@ -285,10 +344,13 @@ def version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Docker, Containerd, Crio, Podman])
 @pytest.mark.parametrize("part", range(4))
-def test_nothing_that_somebody_else_wrote_is_lost(kind: type[Place], part: int, tmp_path: Path, program: str) -> None:
+def test_nothing_that_somebody_else_wrote_is_lost(
+    kind: type[Place], part: int, tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(part, COUNT, 4):
         rng = random.Random(seed)
         place = kind(tmp_path / str(seed), program, rng)
+        place.usual(monkeypatch)
         steps: list[str] = []
         try:
             for _ in range(rng.randint(3, 14)):
@@ -300,10 +362,13 @@ def test_nothing_that_somebody_else_wrote_is_lost(kind: type[Place], part: int, 
 
 
 @pytest.mark.parametrize("kind", [Docker, Containerd, Crio, Podman])
-def test_what_nobody_edits_comes_back_byte_for_byte(kind: type[Place], tmp_path: Path, program: str) -> None:
+def test_what_nobody_edits_comes_back_byte_for_byte(
+    kind: type[Place], tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After any number of configures, with or without a replacement before."""
     for seed in range(COUNT):
         place = kind(tmp_path / str(seed), program, random.Random(seed))
+        place.usual(monkeypatch)
         for _ in range(place.rng.randint(0, 3)):
             place.configure()
             place.rng.choice([place.edit, place.replace, place.delete])()
@@ -313,6 +378,3 @@ def test_what_nobody_edits_comes_back_byte_for_byte(kind: type[Place], tmp_path:
             place.configure()
         place.remove()
         assert (place.config.exists(), place.text) == (there, content), seed
-        assert [
-            path for path in place.config.parent.iterdir() if path != place.config and "kept" not in path.name
-        ] == []
