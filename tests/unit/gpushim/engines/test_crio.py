@@ -204,6 +204,19 @@ class TestTheHook:
         (kept,) = file.parent.parent.glob("*.kept-gpushim*")
         assert '"timeout": 90' in kept.read_text()
 
+    @pytest.mark.parametrize("engine", ["crio", "podman"])
+    def test_with_config_the_named_file_is_all_that_changes(
+        self, call: Call, file: Path, tmp_path: Path, engine: str
+    ) -> None:
+        ok(call(engine, None, "--hooks"))
+        there = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        other = tmp_path / "other.toml"
+        ok(call(engine, other))
+        assert f"note: {file} stays" in ok(call(engine, other, "--remove")).output
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == there
+        refused = call(engine, other, "--hooks")
+        assert (refused.exit_code, "--config is about one file" in refused.output) == (2, True)
+
     def test_the_directory_that_its_settings_name(self, etc: Path, call: Call, tmp_path: Path, file: Path) -> None:
         (etc / "crio.conf.d/10.conf").write_text(f'[crio.runtime]\nhooks_dir = ["/etc/x", "{tmp_path}/own"]\n')
         ok(call("crio", None, "--hooks"))

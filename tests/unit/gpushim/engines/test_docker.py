@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpushim.cli.configure import configure
 from gpushim.engines import Wish, docker, files, units
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError
@@ -469,3 +470,22 @@ def test_a_file_without_an_entry_of_ours_is_not_ours_whatever_else_it_says(confi
     config.write_text(theirs)
     assert "nothing to take back" in ok(call("docker", config, "--remove"))
     assert config.read_text() == theirs
+
+
+@pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "podman"])
+@pytest.mark.parametrize("option", ["--config=", "--runtime-path="])
+def test_an_empty_name_of_a_file_is_none(engine: str, option: str) -> None:
+    """As of a variable that is not set; left out, it is the file that the engine reads."""
+    refused = CliRunner().invoke(configure, [engine, option, "--remove"])
+    assert (refused.exit_code, "it is empty; name a file" in refused.output) == (2, True)
+
+
+def test_a_record_of_a_file_that_is_gone_is_not_believed(config: Path, call: Call, program: str) -> None:
+    ok(call("docker", config, "--cdi"))
+    config.write_text('{"log-driver": "journald"}')
+    assert "nothing to take back" in ok(call("docker", config, "--remove"))
+    assert os.listdir(config.parent) == [config.name]
+    config.write_text(json.dumps({"runtimes": {"nvidia": {"path": program}}, "features": {"cdi": True}}))
+    assert "nothing to change" in ok(call("docker", config))
+    ok(call("docker", config, "--remove"))
+    assert meaning(config.read_bytes()) == {"features": {"cdi": True}}

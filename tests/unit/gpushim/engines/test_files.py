@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook import walk
+from gpushim import replace
 from gpushim.engines import files
 from gpushim.engines.files import Change, apply, diff, read
 from gpushim.errors import GpushimError
@@ -328,3 +329,82 @@ def test_copies_have_names_of_their_own(file: Path) -> None:
         "daemon.json.kept-gpushim",
         "daemon.json.kept-gpushim.2",
     ]
+
+
+class TestAFileThatIsAsWishedAlready:
+    """Records are about the file that is there, never about one that was there before it."""
+
+    def same(self, path: Path) -> Change:
+        now = read(str(path))
+        return Change(str(path), now, now, before=b"theirs")
+
+    def test_configure_renews_its_records(self, file: Path) -> None:
+        apply([edit(file)])
+        file.write_bytes(b"another")
+        apply([self.same(file)])
+        assert (files.before(str(file)), files.after(str(file))) == (b"theirs", b"another")
+
+    def test_configure_makes_none(self, file: Path) -> None:
+        """Nothing is written where nothing changes: it may lie on a read-only file system."""
+        apply([self.same(file)])
+        assert os.listdir(file.parent) == ["daemon.json"]
+
+    @pytest.mark.parametrize("now", [b"another", None], ids=["replaced", "removed"])
+    def test_remove_forgets_its_records(self, file: Path, now: bytes | None) -> None:
+        apply([edit(file)])
+        file.write_bytes(now) if now else file.unlink()
+        apply([Change(str(file), now, now)], undo=True)
+        assert os.listdir(file.parent) == ([file.name] if now else [])
+
+    def test_remove_makes_no_directory(self, tmp_path: Path) -> None:
+        apply([Change(f"{tmp_path}/none/daemon.json", None, None)], undo=True)
+        assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("folder", ["crio.conf.d", "etc"])
+@pytest.mark.parametrize("undo", [False, True], ids=["configure", "remove"])
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["before", "after", "file"])
+def test_what_a_killed_process_has_left(tmp_path: Path, folder: str, undo: bool, number: int) -> None:
+    path = tmp_path / "top" / folder / "99-gpushim.toml"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"old")
+    assert killed(edit(path), number)
+    assert not folder.endswith(".d") or os.listdir(path.parent) == [path.name]
+    assert [each for each in path.parents[1].rglob("*") if each.suffix == replace.SUFFIX]
+    now = read(str(path))
+    apply([Change(str(path), now, now)], undo=undo)
+    assert not [each for each in path.parents[1].rglob("*") if each.suffix == replace.SUFFIX]
+
+
+def killed(change: Change, number: int) -> bool:
+    """Make a change in a process that is gone at a rename; returns whether it was."""
+    child = os.fork()
+    if not child:
+        calls = iter(range(1, 10))
+        rename = os.rename
+
+        def gone(*names: str, **folders: int) -> None:
+            if next(calls) == number:
+                os._exit(9)
+            rename(*names, **folders)
+
+        os.rename = gone  # type: ignore[assignment]
+        with contextlib.suppress(BaseException):
+            apply([change])
+        os._exit(0)
+    return os.waitpid(child, 0)[1] >> 8 == 9
+
+
+def test_a_directory_that_is_a_file_system_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "crio.conf.d" / "99-gpushim.toml"
+    rename = os.rename
+
+    def other(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        if not os.path.samestat(os.fstat(src_dir_fd), os.fstat(dst_dir_fd)):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "rename", other)
+    apply([edit(path)])
+    assert (path.read_bytes(), os.listdir(path.parent)) == (b"new", [path.name])
+    assert sorted(os.listdir(tmp_path)) == ["99-gpushim.toml.after-gpushim", "crio.conf.d"]
