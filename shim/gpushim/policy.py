@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 CONFIG_LIMIT = 1 << 20  # bytes
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Where engines that bring a runtime of their own have it; * is a version, and the newest comes first.
-ENGINES_PATH = (
-    "/usr/libexec/crio",  # the launcher has it too
-    "/var/lib/rancher/k3s/data/current/bin",
-    "/var/lib/rancher/k3s/data/*/bin",
-    "/var/lib/rancher/rke2/bin",
-    "/var/lib/rancher/rke2/data/*/bin",
-    "/snap/microk8s/current/bin",
-    "/snap/docker/current/bin",
-)
+# Where engines have programs of their own, their runtimes among them.
+ENGINES = {
+    "crio": "/usr/libexec/crio",  # the launcher has it too
+    "k3s": "/var/lib/rancher/k3s/data/current/bin",
+    "rke2": "/var/lib/rancher/rke2/bin",
+    "k0s": "/var/lib/k0s/bin",
+    "microk8s": "/snap/microk8s/current/bin",
+    "docker": "/snap/docker/current/bin",
+}
+# With those of one version each, *, of which the newest comes first.
+ENGINES_PATH = (*ENGINES.values(), "/var/lib/rancher/k3s/data/*/bin", "/var/lib/rancher/rke2/data/*/bin")
 RUNTIMES = ("runc", "crun")  # without a configuration
 _QUOTES = "'\""
 # What the switches are under a profile, where config.toml does not name them itself.

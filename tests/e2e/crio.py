@@ -90,7 +90,7 @@ class Crio:
 
     def hands_over(self, said: str) -> None:
         """Let gpushim-runtime hand containers to CRI-O's default runtime, by the line that `said` has."""
-        line = re.search(r"set (low-level = \S+) under \[runtime\] in (\S+) and run gpushim refresh", said)
+        line = re.search(r"set '(low-level = .*)' under \[runtime\] in (\S+); then gpushim refresh", said)
         assert line, said
         self.sh("printf '[runtime]\\n%s\\n' \"$1\" >>$2", line[1], line[2])
         self.gpushim("refresh")

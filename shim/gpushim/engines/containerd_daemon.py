@@ -74,28 +74,30 @@ def find(config: str, files_only: bool = False) -> Daemon:
     """
     default = _default_config()
     engine, notes = (None, []) if files_only else running.reading(NAME, config, default)
-    named = (engine.config if engine else config or _of_service(default)) or default
+    service = "" if config else _service((engine and engine.config) or default, engine)
+    named = (engine.config if engine else config or containerd_services.CONFIGS.get(service)) or default
     service = "" if engine else containerd_services.of(named)
-    if engine and not config:
-        _of_service(engine.config or default, engine)
     if service and not config:
         notes.append(f"no containerd runs, and {service} is installed: its settings, {named}, are meant")
     return Daemon(named, engine, _version(engine, named), notes, service)
 
 
-def _of_service(default: str, engine: Engine | None = None) -> str:
-    """Return the settings of the one service that is installed; "" if there is none.
+def _service(default: str, engine: Engine | None) -> str:
+    """Return the one service that is installed and of which no containerd runs; "" if it is none of them.
 
     Args:
         default: the settings that are meant without one.
         engine: the containerd that runs with them, if one does.
+
+    Raises:
+        GpushimError: several are, and nothing tells which one is meant.
     """
     services = containerd_services.installed() if os.geteuid() == 0 else []
     if containerd_services.of(default) or not services:
         return ""
     alone = engine is not None or os.path.exists(default) or _lies_in_system()
     if not alone and len(services) == 1:
-        return containerd_services.CONFIGS[services[0]]
+        return services[0]
     here = [f"{NAME} with {default}"] if alone else []
     found = [*here, *(f"{name} with {containerd_services.CONFIGS[name]}" for name in services)]
     raise GpushimError(f"{' and '.join(found)} are installed; say with --config whose settings you mean")

@@ -11,6 +11,7 @@ import os
 import posixpath
 
 from gpushim.engines import programs
+from gpushim.policy import ENGINES
 
 RANCHER = ("k3s", "rke2")
 # The settings of each one's containerd, in which order `--remove` looks at them.
@@ -19,11 +20,7 @@ CONFIGS = {
     "rke2": "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
     "microk8s": "/var/snap/microk8s/current/args/containerd.toml",
 }
-_PROGRAMS = {
-    "k3s": "/var/lib/rancher/k3s/data/current/bin/containerd",
-    "rke2": "/var/lib/rancher/rke2/bin/containerd",
-    "microk8s": "/snap/microk8s/current/bin/containerd",
-}
+_PROGRAMS = {name: f"{ENGINES[name]}/containerd" for name in CONFIGS}
 
 
 def installed(top: str = "") -> list[str]:

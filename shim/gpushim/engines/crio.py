@@ -7,8 +7,10 @@ config.toml says for all engines: another one could neither stop nor remove the 
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 from typing import Any
 
@@ -127,8 +129,8 @@ def otherwise(known: dict[str, Any], names: list[str], config: str) -> tuple[str
     root = f" (its containers are in {entry['runtime_root']})" if entry.get("runtime_root") else ""
     return (
         f"CRI-O's default runtime is {program}{root}, and gpushim-runtime hands containers to {mine}",
-        f'with no container left that gpushim-runtime started, set low-level = ["{program}"] under [runtime] in '
-        f"{config} and run gpushim refresh",
+        f"once no container of gpushim-runtime runs, set {shlex.quote(f'low-level = {json.dumps([program])}')} under "
+        f"[runtime] in {shlex.quote(config)}; then gpushim refresh",
     )
 
 

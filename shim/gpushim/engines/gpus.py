@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from gpushim.engines import HOOK as PROGRAM
 from gpushim.engines import places
 from gpushim.errors import GpushimError
+from gpushim.policy import SYSTEM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 HOOK, CDI_HOOK = "nvidia-container-runtime-hook", "nvidia-cdi-hook"
 CDI_SINCE = (29, 2)  # the version of Docker that looks for CDI_HOOK, and for HOOK only if that is missing
 SYSTEM, OWN = "/usr/local/bin", (".local/bin", "bin")  # an ordinary user's are below the home directory
-# Of a service of systemd's (DEFAULT_PATH), where no dockerd runs that tells another.
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PATH = SYSTEM_PATH  # also of systemd's services (DEFAULT_PATH), where no dockerd runs that tells another
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
         rest += [] if names else [request]
     _note_runtime(found, engine, host, info, bool(by_engine), bool(rest))
     for request in rest:
-        _add_gpus(found, request, _version(str(info.get("ServerVersion", ""))))
+        _add_gpus(found, request, gpus.number(str(info.get("ServerVersion", ""))))
     injected.add(found, engine, by_engine, _texts(info.get("CDISpecDirs")))
     _tell_which_counts(found, env, earlier)
     return found
@@ -189,7 +189,7 @@ def _by_cdi(request: dict[str, Any], info: dict[str, Any]) -> list[str]:
     names = [each if "=" in each else f"nvidia.com/gpu={each}" for each in ids]
     if driver == BY_CDI:
         return names
-    since = _version(str(info.get("ServerVersion", ""))) >= gpus.CDI_SINCE
+    since = gpus.number(str(info.get("ServerVersion", ""))) >= gpus.CDI_SINCE
     if (
         driver not in ("", "nvidia")
         or not since
@@ -261,10 +261,6 @@ def _note_runtime(
         f"{engine} runs it with {quote(str(path))}, which is not gpushim-runtime: it gets NO GPU; what stands here "
         f"is what it would get with {how}"
     )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
 def _name(entry: str) -> str:

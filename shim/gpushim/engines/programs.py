@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gpushim.engines import places
-from gpushim.policy import SYSTEM_PATH
+from gpushim.policy import ENGINES, SYSTEM_PATH
 
 if TYPE_CHECKING:
     from gpushim.engines.running import Engine
@@ -21,9 +21,7 @@ DIRECTORIES = (
     "/snap/bin",
     "/var/lib/snapd/snap/bin",
     "/opt/bin",
-    "/var/lib/rancher/k3s/data/current/bin",
-    "/var/lib/rancher/rke2/bin",
-    "/var/lib/k0s/bin",
+    *(ENGINES[name] for name in ("k3s", "rke2", "k0s")),
 )
 
 

@@ -56,7 +56,7 @@ def restarted(node: Node) -> None:
 
 def does(node: Node, fix: str) -> None:
     """Do what a fix says; what it does not say exactly in one of these ways, nobody could."""
-    for step in re.split(r"; then | && | and (?=run gpushim)", fix):
+    for step in re.split(r"; then | && ", fix):
         words = step.split()
         if words[:2] == ["gpushim", "configure"]:
             done = CliRunner().invoke(configure, [*words[2:], f"--runtime-path={RUNTIME}"])
@@ -68,13 +68,13 @@ def does(node: Node, fix: str) -> None:
             restarted(node)
         elif words[0] == "rm":
             os.unlink(words[1])
-        elif setting := re.search(r"set (low-level = .*) under \[runtime\] in (\S+)$", step):
+        elif setting := re.search(r"set '(low-level = .*)' under \[runtime\] in (\S+)$", step):
             path = Path(setting[2])
             path.write_text(re.sub(r"low-level = .*", setting[1], path.read_text()))
         elif setting := re.fullmatch(r"add (\S+) to cdi_spec_dirs under \[crio.runtime\]", step):
             edit(node, MAIN, "cdi_spec_dirs = [", f'cdi_spec_dirs = ["{setting[1]}", ')
         else:
-            assert step == "run gpushim refresh", step
+            assert step == "gpushim refresh", step
             node.reread()
 
 

@@ -242,9 +242,9 @@ class TestItsDefaultRuntime:
         said = [line for line in ok(call("crio", None)).output.splitlines() if "default runtime" in line]
         assert said == [
             f"note: CRI-O's default runtime is {tmp_path}/libexec/crun (its containers are in /run/crun), and "
-            f"gpushim-runtime hands containers to {tmp_path}/system/runc; to hand them to that: with no container "
-            f'left that gpushim-runtime started, set low-level = ["{tmp_path}/libexec/crun"] under [runtime] in '
-            f"{tmp_path}/config.toml and run gpushim refresh"
+            f"gpushim-runtime hands containers to {tmp_path}/system/runc; to hand them to that: once no container "
+            f"of gpushim-runtime runs, set 'low-level = [\"{tmp_path}/libexec/crun\"]' under [runtime] in "
+            f"{tmp_path}/config.toml; then gpushim refresh"
         ]
 
     @pytest.mark.parametrize(
