@@ -281,6 +281,25 @@ def test_containerd_2_gets_a_file_where_it_imports_a_directory(
     assert config.read_bytes() == content
 
 
+def test_records_of_a_file_of_ours_that_is_gone_go_too(
+    call: Call, config: Path, version: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also as package removal calls it, which looks at the usual places alone."""
+    version(2, 1)
+    monkeypatch.setattr(containerd, "USUAL", (str(config),))
+    for named, more in ((config, ()), (None, ("--files-only",))):
+        write(config, "version = 3", 'imports = ["conf.d/*.toml"]')
+        ok(call("containerd", config))
+        (config.parent / "conf.d" / "99-gpushim.toml").unlink()
+        ok(call("containerd", named, "--remove", *more))
+        assert sorted(os.listdir(config.parent)) == ["conf.d", config.name]
+    write(config, "version = 3")
+    ok(call("containerd", config))
+    config.unlink()
+    ok(call("containerd", None, "--remove", "--files-only"))
+    assert os.listdir(config.parent) == ["conf.d"]
+
+
 def test_a_file_of_ours_is_like_runc_of_another_file(call: Call, config: Path, version: Callable[..., None]) -> None:
     version(2, 0)
     write(config, "version = 2", 'imports = ["conf.d/*.toml"]')
