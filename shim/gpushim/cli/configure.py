@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -25,7 +26,7 @@ def configure() -> None:
     """
 
 
-def file_option(*names: str, **more: Any) -> Any:
+def file_option(*names: str, **more: Any) -> Callable[[Any], Any]:
     """Return an option that names a file, and is "" where it is left out; "" itself, an unset variable, is wrong.
 
     Args:

@@ -380,6 +380,6 @@ def test_a_record_that_cannot_be_kept_is_said(directory: Path, state: Path) -> N
 
 def test_what_a_killed_refresh_has_left_is_removed(directory: Path) -> None:
     directory.mkdir(mode=0o755)
-    (directory / ".nvidia.com-gpu.json.0123.new").write_text("{")
+    (directory / ".nvidia.com-gpu.json.0123456789abcdef.new").write_text("{")
     refresh(directory)
     assert os.listdir(directory) == ["nvidia.com-gpu.json"]

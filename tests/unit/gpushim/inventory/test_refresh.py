@@ -172,7 +172,7 @@ def test_what_is_bound_anew_while_it_looks_makes_it_stale(machine: Machine, monk
 def test_leftovers_of_a_killed_refresh_do_not_matter(machine: Machine) -> None:
     machine.build(1)
     os.mkdir(machine.state)
-    Path(machine.state, ".inventory.json.0123.new").touch()
+    Path(machine.state, ".inventory.json.0123456789abcdef.new").touch()
     machine.refreshed()
     assert [name for name in os.listdir(machine.state) if name.endswith(".new")] == []
 
