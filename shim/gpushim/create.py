@@ -185,7 +185,7 @@ def facts(spec: dict[str, Any], bundle_path: str) -> dict[str, Any]:
     spaces = linux.get("namespaces") if isinstance(linux, dict) else None
     listed = spaces if isinstance(spaces, list) else ()  # what else there may be is for runc to refuse
     userns = any(isinstance(space, dict) and space.get("type") == "user" for space in listed)
-    return {"rootfs": absolute(rootfs, absolute(bundle_path)), "userns": userns, "hook": hook_program()}
+    return {"rootfs": absolute(rootfs, bundle_path), "userns": userns, "hook": hook_program()}
 
 
 def hook_program() -> str:
@@ -197,10 +197,14 @@ def hook_program() -> str:
 
 
 def absolute(path: str, base: str = "") -> str:
-    """Make a path absolute, against a base or the working directory."""
+    """Make a path absolute, against a base, or else the working directory.
+
+    Raises:
+        GpushimError: that directory is gone.
+    """
     if path.startswith("/"):
         return path
-    return f"{base or posix.getcwd()}/{path}".rstrip("/")
+    return f"{absolute(base) if base else bundle.working_directory()}/{path}".rstrip("/")
 
 
 def configured_runtime(last: str, launcher: str) -> str:
