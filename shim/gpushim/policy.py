@@ -124,7 +124,7 @@ def given(path: str) -> dict[str, Any] | None:
         if not link:
             return None
         raise GpushimError(
-            f"{path} cannot be read: {link} is a link that leads nowhere; put there what it leads to, or remove the link",
+            f"{path} cannot be read: {link} is a link that leads nowhere; put there what it leads to, or remove it",
             CONFIG,
         ) from None
     except OSError as error:
