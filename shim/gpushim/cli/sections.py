@@ -6,7 +6,6 @@ Out of scope: the help of single commands, which is click's.
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,6 +29,8 @@ class _Formatter(click.HelpFormatter):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        import shutil  # as in show.py
+
         self.width = min(self.width, max(shutil.get_terminal_size().columns - 2, show.LEAST))
 
 
