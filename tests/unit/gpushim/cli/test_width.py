@@ -67,7 +67,7 @@ def test_what_is_looked_for(wanted: dict[str, set[str]]) -> None:
     assert any(" " in each for each in wanted["doctor"])
 
 
-@pytest.mark.parametrize("columns", streamed.TERMINALS)
+@pytest.mark.parametrize("columns", ["40", *(pytest.param(each, marks=pytest.mark.slow) for each in ("80", "200"))])
 def test_nothing_is_shortened(machine: Machine, wanted: dict[str, set[str]], columns: str) -> None:
     found = every.run(machine, columns, [every.WAYS[name].words(machine) for name in wanted])
     for (name, named), (_, out, said) in zip(wanted.items(), found):
