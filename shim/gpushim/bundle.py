@@ -31,7 +31,7 @@ def working_directory() -> str:
     try:
         return posix.getcwd()
     except OSError:
-        raise GpushimError("the working directory is gone; change to one that is there", BUNDLE) from None
+        raise GpushimError("the working directory is gone; change to one that is there") from None
 
 
 def directory(path: str) -> int:

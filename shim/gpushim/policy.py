@@ -124,7 +124,8 @@ def given(path: str) -> dict[str, Any] | None:
         if not link:
             return None
         raise GpushimError(
-            f"{path} cannot be read: {link} is a link that leads nowhere; put there what it leads to, or remove it",
+            f"{path} cannot be read: {'it' if link == path else link} is a link that leads nowhere; put there "
+            "what it leads to, or remove it",
             CONFIG,
         ) from None
     except OSError as error:

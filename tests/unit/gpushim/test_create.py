@@ -438,7 +438,10 @@ def test_a_configuration_that_is_a_link_to_nothing_refuses_who_asks(shim: Shim, 
     shim.toml.unlink()
     shim.toml.symlink_to("none")
     done = shim.create()
-    assert (done.returncode, f"{shim.toml} is a link that leads nowhere" in done.stderr) == (15, True)
+    assert (done.returncode, f"{shim.toml} cannot be read: it is a link that leads nowhere" in done.stderr) == (
+        15,
+        True,
+    )
 
 
 def test_a_configuration_that_can_be_read_counts_where_the_host_cannot_be_listed(shim: Shim) -> None:

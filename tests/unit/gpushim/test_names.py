@@ -116,8 +116,17 @@ def opened(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of all files that are read, from now on, and the processes that are listed."""
     paths: list[str] = []
     regular = holders._regular
-    monkeypatch.setattr(holders, "_regular", lambda path, flags: paths.append(path) or regular(path, flags))
-    monkeypatch.setattr(running, "find", lambda: paths.append("/proc") or [])
+
+    def opens(path: str, flags: int) -> int:
+        paths.append(path)
+        return regular(path, flags)
+
+    def finds() -> list[running.Engine]:
+        paths.append("/proc")
+        return []
+
+    monkeypatch.setattr(holders, "_regular", opens)
+    monkeypatch.setattr(running, "find", finds)
     return paths
 
 

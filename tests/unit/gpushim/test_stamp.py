@@ -124,10 +124,16 @@ def test_does_not_change(tree: Path, change: Callable[[Path], object]) -> None:
     assert facts(tree) == before
 
 
+def put_file(folder: Path) -> None:
+    """Put a file in the place of an empty directory."""
+    folder.rmdir()
+    folder.touch()
+
+
 UNREADABLE: dict[str, Callable[[Path], object]] = {
     "link that leads nowhere": lambda path: path.symlink_to("none"),
     "loop of links": lambda path: path.symlink_to(path),
-    "name that cannot be looked up": lambda path: (path.parent.rmdir(), path.parent.write_text("")),
+    "name that cannot be looked up": lambda path: put_file(path.parent),
 }
 
 
