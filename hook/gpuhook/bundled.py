@@ -5,8 +5,6 @@ Out of scope: what else config.json says (gpushim.request). Hot path: builtin mo
 
 from __future__ import annotations
 
-import posix
-
 from gpushim import bundle, fastjson
 from gpushim.errors import BUNDLE, GpushimError
 
@@ -19,9 +17,9 @@ def bundle_of(state: dict[str, Any]) -> str:
     """Return the bundle's directory: what the state says ("bundlePath" before runtime-spec 1.0), or the working one.
 
     Raises:
-        GpushimError: it is not an absolute path.
+        GpushimError: it is not an absolute path, or is gone.
     """
-    path = _path(state.get("bundle") or state.get("bundlePath") or posix.getcwd())
+    path = _path(state.get("bundle") or state.get("bundlePath") or bundle.working_directory())
     if not path.startswith("/"):
         raise GpushimError("the container's state on stdin names no absolute path of the bundle", BUNDLE)
     return path

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import posix
 import sys
-import time
 
 from gpuhook import ldcache
 from gpuhook.walk import OtherMountError
@@ -60,11 +59,10 @@ class Work:
 
     def warn(self, what: str, error: Exception) -> None:
         """Say in the log what was skipped; a log that cannot be written is nobody's trouble."""
-        from gpushim.logfile import append  # most containers give no reason to
+        from gpushim.logfile import append, now  # most containers give no reason to
 
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         text = f"gpushim-hook: {skipped(what, error)}"[: bounds.LOG_TEXT]
-        append(self.log, dumps({"level": "warning", "msg": text, "time": stamp}))
+        append(self.log, dumps({"level": "warning", "msg": text, "time": now()}))
 
     def directory(self, path: str, create: bool = False) -> Directory:
         """Open a directory to write in, once."""

@@ -18,7 +18,6 @@ from gpuhook.finish import finish
 from gpuhook.prestart import Options, open_container, process_of
 from gpushim import bundle, create, edits, fastjson, plan
 from gpushim.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
-from gpushim.update import edited
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def read(
     if not isinstance(spec, dict):
         raise GpushimError(f"{path} is not a JSON object", BUNDLE)
     bundle.check_spelling(spec, path)
-    if edited(spec):
+    if edits.edited(spec):
         return directory, spec, None, {}
     return directory, spec, *create.find_request(spec, ignored)
 

@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 EBUSY = 16  # on every Linux; importing errno costs 0.1 ms
 
 
+def working_directory() -> str:
+    """Return the absolute path of the working directory.
+
+    Raises:
+        GpushimError: it has been removed, or it lies where this process cannot see it.
+    """
+    try:
+        return posix.getcwd()
+    except OSError:
+        raise GpushimError("the working directory is gone; change to one that is there") from None
+
+
 def directory(path: str) -> int:
     """Open the directory of a config.json: whatever becomes of its name, one file is read and replaced.
 

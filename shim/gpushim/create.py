@@ -6,7 +6,8 @@ runc. A container that asks for no GPU reaches runc with its config.json untouch
 
 Budget: half a Python start beyond Python's own. So this path imports a short list of modules, which a test
 pins, and nothing that imports `re`, `os` or `json`. NVML is never called here: refresh does that, in a child.
-Out of scope: every verb but create and run, which the launcher hands to runc at once.
+Other verbs come here where the launcher cannot go by the last refresh, to find the low-level runtime, and an `update`
+over crun (update.py). Out of scope: what the launcher hands to runc at once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpushim import bounds, bundle, fastjson, plan, request, stamp
 from gpushim.edits import apply
 from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError
 from gpushim.inventory import ensure
-from gpushim.logfile import append
+from gpushim.logfile import append, now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def facts(spec: dict[str, Any], bundle_path: str) -> dict[str, Any]:
     spaces = linux.get("namespaces") if isinstance(linux, dict) else None
     listed = spaces if isinstance(spaces, list) else ()  # what else there may be is for runc to refuse
     userns = any(isinstance(space, dict) and space.get("type") == "user" for space in listed)
-    return {"rootfs": absolute(rootfs, absolute(bundle_path)), "userns": userns, "hook": hook_program()}
+    return {"rootfs": absolute(rootfs, bundle_path), "userns": userns, "hook": hook_program()}
 
 
 def hook_program() -> str:
@@ -197,10 +198,14 @@ def hook_program() -> str:
 
 
 def absolute(path: str, base: str = "") -> str:
-    """Make a path absolute, against a base or the working directory."""
+    """Make a path absolute, against a base, or else the working directory.
+
+    Raises:
+        GpushimError: that directory is gone.
+    """
     if path.startswith("/"):
         return path
-    return f"{base or posix.getcwd()}/{path}".rstrip("/")
+    return f"{absolute(base) if base else bundle.working_directory()}/{path}".rstrip("/")
 
 
 def configured_runtime(last: str, launcher: str) -> str:
@@ -298,8 +303,3 @@ def record(inventory: dict[str, Any], line: dict[str, Any]) -> None:
     if len(ignored) > bounds.LISTED:  # an image can name thousands of channels
         line = {**line, "ignored": [*ignored[: bounds.LISTED], f"and {len(ignored) - bounds.LISTED} more"]}
     append(inventory["policy"]["log"]["file"], fastjson.dumps({"time": now(), **line}))
-
-
-def now() -> str:
-    """Tell the time as RFC 3339 in UTC, as runc does in its log."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

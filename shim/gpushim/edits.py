@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 HOOK_NAME = "gpushim-hook"
 # Hooks that would inject the GPUs once more: engines add them for `--gpus` or from a hooks.d directory.
 OTHER_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+_VERBS = (["prestart"], ["createRuntime"])  # of our hook, in a spec
 
 
 def apply(edits: list[tuple[str, Any]], spec: dict[str, Any]) -> bool:
@@ -57,6 +58,19 @@ def apply(edits: list[tuple[str, Any]], spec: dict[str, Any]) -> bool:
             changed |= _LAND[kind](spec, value)
             here = {} if kind.startswith("set-") else here
     return changed
+
+
+def edited(spec: dict[str, Any]) -> bool:
+    """Say whether a hook of ours does the rest: gpushim-runtime put it there, or a CDI spec of ours.
+
+    Args:
+        spec: a parsed config.json.
+    """
+    hooks = spec.get("hooks")
+    stages = [hooks.get(stage) for stage in ("prestart", "createRuntime")] if isinstance(hooks, dict) else []
+    entries = [entry for stage in stages if isinstance(stage, list) for entry in stage if isinstance(entry, dict)]
+    ours = [entry.get("args") for entry in entries if str(entry.get("path")).endswith("/" + HOOK_NAME)]
+    return any(isinstance(args, list) and args[1:2] in _VERBS and len(args) > 2 for args in ours)
 
 
 def last_counts(edits: list[tuple[str, Any]]) -> list[tuple[str, Any]]:

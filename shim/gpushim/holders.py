@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from gpuhook.owned import parse
 from gpuhook.walk import held, mountinfo, read_proc
 from gpushim import names, seen
-from gpushim.engines import files, running
+from gpushim.engines import files
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -70,10 +70,11 @@ def holders(
     notes: list[str] = []
     unseen: list[str] = []
     found = []
-    places = [(each, _docker(each), "") for each in states] if states is not None else _places(unseen)
+    named = names.Names(_settings)
+    places = [(each, _docker(each), "") for each in states] if states is not None else _places(unseen, named)
     left = {user: ALLOWANCE for _, _, user in places if user}
     for folder, engine, user in places:
-        reader = _Reader(notes, unseen, left, user)
+        reader = _Reader(notes, unseen, left, user, named)
         for name in _listing(folder, notes, unseen):
             if reader.spent:
                 notes.append(f"{folder} has more than is read of one user's states, so not all there is listed")
@@ -81,8 +82,7 @@ def holders(
             state = _state(f"{folder}/{name}", reader)
             with _process(state, proc) as process:
                 holder = _holder(name, engine, state, inventory, process, reader) if state and process else None
-            if holder and holder["devices"]:
-                found.append(holder)
+            found += [holder] if holder else []
     notes += [f"{seen.sentence(unseen)}, so containers there are not listed; {seen.AS_ROOT}"] if unseen else []
     return sorted(found, key=lambda each: (each["devices"], each["id"])), notes
 
@@ -95,11 +95,13 @@ class _Reader:
         unseen: gets what this user may not look at.
         left: bytes that are left of each user's allowance.
         user: whose states these are; "" for root's, or for whatever somebody named.
+        named: tells what containers are called.
     """
 
-    def __init__(self, notes: list[str], unseen: list[str], left: dict[str, int], user: str) -> None:
-        self.notes, self.unseen, self.left, self.user = notes, unseen, left, user
-        self._roots: list[str] | None = None
+    def __init__(
+        self, notes: list[str], unseen: list[str], left: dict[str, int], user: str, named: names.Names
+    ) -> None:
+        self.notes, self.unseen, self.left, self.user, self.named = notes, unseen, left, user, named
 
     @property
     def whose(self) -> str:
@@ -109,12 +111,6 @@ class _Reader:
     @property
     def spent(self) -> bool:
         return bool(self.user) and self.left[self.user] <= 0
-
-    def docker_roots(self) -> list[str]:
-        """List where dockerd keeps what it knows of containers, found out once."""
-        if self._roots is None:
-            self._roots = names.docker_roots(self.user, _settings)
-        return self._roots
 
     def read(self, path: str) -> dict[str, Any] | None:
         """Read a file; None if it is not there (any more) or is no object."""
@@ -144,18 +140,15 @@ class _Reader:
         return found
 
 
-def _places(unseen: list[str]) -> list[tuple[str, str, str]]:
+def _places(unseen: list[str], named: names.Names) -> list[tuple[str, str, str]]:
     """List state directories that exist, each once, with the engine that they belong to, and the user if not root.
 
     Args:
         unseen: gets directories that may have more, but that this user may not look into.
+        named: knows the dockerds that run.
     """
     patterns = list(STATES)
-    for engine in running.find():
-        if engine.name == "dockerd":
-            settings = _settings(engine.seen(engine.config or names.DOCKER_CONFIG))
-            roots = [*engine.option("--exec-root"), settings.get("exec-root")]
-            patterns += [(f"{glob.escape(root)}/runtime-*/*", "docker") for root in roots if isinstance(root, str)]
+    patterns += [(f"{glob.escape(root)}/runtime-*/*", "docker") for root in named.directories("exec-root")]
     asked = [(pattern, engine_name, "") for pattern, engine_name in patterns]
     for user in sorted(glob.glob(USERS)):
         asked += [(f"{glob.escape(user)}/{rest}", engine_name, user) for rest, engine_name in USERS_STATES]
@@ -258,16 +251,13 @@ def _lives(state: dict[str, Any], process: str) -> bool:
 
 def _holder(
     name: str, engine: str, state: dict[str, Any], inventory: dict[str, Any], process: str, reader: _Reader
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
+    """Say what a container has; None if it has no GPU: then nothing more is asked about it."""
     bundle = str(state["bundle"] or "")
     spec = reader.read(f"{bundle}/config.json") if bundle else None
     if spec is None and state["copy"]:  # crun's
         spec = reader.read(state["copy"])
     spec = state["spec"] if spec is None else spec
-    annotations = (spec or {}).get("annotations")
-    annotations = annotations if isinstance(annotations, dict) else {}
-    if engine != "docker":  # whose containers anybody may give any annotation
-        engine = _engine(annotations) or engine or "runc or crun"
     given = set(_given(spec or {}, inventory))
     behind = "mount" if spec is None else "hook"  # without a config.json, nobody says whose it is
     try:
@@ -275,13 +265,20 @@ def _holder(
     except PermissionError:
         bound = set()
         reader.unseen.append(f"/proc/{state['pid']}")
+    has = devices(given | bound, inventory)
+    if not has:
+        return None
+    annotations = (spec or {}).get("annotations")
+    annotations = annotations if isinstance(annotations, dict) else {}
+    if engine != "docker":  # whose containers anybody may give any annotation
+        engine = _engine(annotations) or engine or "runc or crun"
     return {
         "id": name,
         "name": _name(name, engine, bundle, annotations, reader),
         "engine": engine + reader.whose,
         "pid": state["pid"],
         "bundle": bundle,
-        "devices": devices(given | bound, inventory),
+        "devices": has,
         "how": " and ".join(word for word, paths in (("spec", given), (behind, bound)) if paths),
     }
 
@@ -341,8 +338,8 @@ def _engine(annotations: dict[str, Any]) -> str:
 
 def _name(identity: str, engine: str, bundle: str, annotations: dict[str, Any], reader: _Reader) -> str:
     if engine == "docker":
-        return names.of_docker(identity, reader.docker_roots(), reader.json)
-    return names.annotated(annotations) or names.of_podman(identity, bundle, reader.user, reader.json)
+        return reader.named.of_docker(identity, reader.user, reader.json)
+    return names.annotated(annotations) or reader.named.of_podman(identity, bundle, reader.user, reader.json)
 
 
 def _objects(found: Any) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ Out of scope: what a line says. Hot path: builtin modules only.
 from __future__ import annotations
 
 import posix
+import time
 
 from gpushim.stamp import FILE_TYPE, REGULAR, trusted
 
@@ -40,6 +41,11 @@ def append(path: str, line: str) -> None:
         pass
     finally:
         posix.close(fd)
+
+
+def now() -> str:
+    """Tell the time as RFC 3339 in UTC, as runc does in its log."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def refused(path: str) -> bool:

@@ -9,7 +9,6 @@ only looked at (migrate_engines.py).
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -225,11 +224,8 @@ def written(key: str, value: Any) -> str:
 
 def _trouble(text: str) -> str:
     """Check a config.toml; returns what is wrong with it, or ""."""
-    with tempfile.NamedTemporaryFile(prefix="gpushim-", suffix=".toml") as scratch:
-        scratch.write(text.encode())
-        scratch.flush()
-        try:
-            policy.given(scratch.name)
-        except GpushimError as error:
-            return str(error).replace(f"{scratch.name}: ", "").replace(scratch.name, "it")
+    try:
+        policy.checked(text.encode(), "it")
+    except GpushimError as error:
+        return str(error).replace("it: ", "", 1)
     return ""

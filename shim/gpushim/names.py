@@ -10,12 +10,13 @@ import contextlib
 import glob
 import os
 import pwd
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpushim.engines import running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Read = Callable[[str], Any]  # reads a JSON file; None if it is not there, or not to be had
 
@@ -38,60 +39,88 @@ def annotated(annotations: dict[str, Any]) -> str:
     return ""
 
 
-def docker_roots(user: str, settings: Callable[[str], dict[str, Any]]) -> list[str]:
-    """List the directories in which the dockerds that run keep what they know.
+class Names:
+    """Names of containers; what an engine keeps of several in one place is found out once.
 
     Args:
-        user: the runtime directory of the user whose containers are meant; "" for root's.
         settings: reads a daemon.json.
     """
-    if user:
-        with contextlib.suppress(KeyError, ValueError):
-            return [f"{pwd.getpwuid(int(os.path.basename(user))).pw_dir}/{USERS_DOCKER_ROOT}"]
-        return []
-    roots = []
-    for engine in running.find():
-        if engine.name == "dockerd":
-            written = settings(engine.seen(engine.config or DOCKER_CONFIG))
-            named = [*engine.option("--data-root"), written.get("data-root")]
-            roots += [engine.seen(root) for root in named if isinstance(root, str) and root.startswith("/")]
-    return [*roots, DOCKER_ROOT]
 
+    def __init__(self, settings: Callable[[str], dict[str, Any]]) -> None:
+        self._settings = settings
+        self._lists: dict[str, dict[str, str]] = {}
 
-def of_docker(identity: str, roots: list[str], read: Read) -> str:
-    """Return a container's name as Docker has it; "" if none of the roots knows it.
+    @cached_property
+    def _dockerds(self) -> list[tuple[running.Engine, dict[str, Any]]]:
+        found = [engine for engine in running.find() if engine.name == "dockerd"]
+        return [(engine, self._settings(engine.seen(engine.config or DOCKER_CONFIG))) for engine in found]
 
-    Args:
-        identity: of the container.
-        roots: from `docker_roots`; where a daemon remaps users, its own is in a directory UID.GID of it.
-        read: a file.
-    """
-    for root in roots:
-        folders = [root, *glob.iglob(f"{glob.escape(root)}/[0-9]*.[0-9]*")]
-        for folder in folders[:8]:
-            found = read(f"{folder}/containers/{identity}/config.v2.json")
-            name = found.get("Name") if isinstance(found, dict) else None
-            if isinstance(name, str) and name:
-                return name.removeprefix("/")
-    return ""
+    def directories(self, key: str) -> list[str]:
+        """List the directories that dockerds which run were told to use.
 
+        Args:
+            key: as daemon.json has it, such as "exec-root".
+        """
+        said = [
+            (engine, root)
+            for engine, written in self._dockerds
+            for root in [*engine.option(f"--{key}"), written.get(key)]
+        ]
+        return [engine.seen(root) for engine, root in said if isinstance(root, str) and root.startswith("/")]
 
-def of_podman(identity: str, bundle: str, user: str, read: Read) -> str:
-    """Return a container's name as the storage of Podman and CRI-O has it; "" if it does not.
+    def of_docker(self, identity: str, user: str, read: Read) -> str:
+        """Return a container's name as Docker has it; "" if no dockerd knows it.
 
-    Args:
-        identity: of the container.
-        bundle: its directory, GRAPHROOT/DRIVER-containers/ID/userdata.
-        user: as `docker_roots` takes it.
-        read: a file.
-    """
-    folder, _, own = bundle.rpartition("/userdata")[0].rpartition("/")
-    if own != identity or not folder.endswith("-containers"):
+        Args:
+            identity: of the container.
+            user: the runtime directory of the user whose container it is; "" for root's.
+            read: a file.
+        """
+        for root in users_docker_root(user) if user else [*self.directories("data-root"), DOCKER_ROOT]:
+            # Where root's daemon remaps users, its own is in a directory UID.GID of it.
+            others = [] if user else sorted(glob.glob(f"{glob.escape(root)}/[0-9]*.[0-9]*"))
+            for folder in [root, *others][:8]:
+                found = read(f"{folder}/containers/{identity}/config.v2.json")
+                name = found.get("Name") if isinstance(found, dict) else None
+                if isinstance(name, str) and name:
+                    return name.removeprefix("/")
         return ""
-    # Those of `podman run --rm` are kept apart, where a boot forgets them.
-    run = f"{user}/containers" if user else PODMAN_RUN
-    for path in (f"{folder}/containers.json", f"{run}/{os.path.basename(folder)}/volatile-containers.json"):
-        for entry in found if isinstance(found := read(path), list) else ():
-            if isinstance(entry, dict) and entry.get("id") == identity and isinstance(entry.get("names"), list):
-                return ", ".join(map(str, entry["names"]))
-    return ""
+
+    def of_podman(self, identity: str, bundle: str, user: str, read: Read) -> str:
+        """Return a container's name as the storage of Podman and CRI-O has it; "" if it does not.
+
+        Args:
+            identity: of the container.
+            bundle: its directory, GRAPHROOT/DRIVER-containers/ID/userdata.
+            user: as `of_docker` takes it.
+            read: a file, which tells of all containers.
+        """
+        folder, _, own = bundle.rpartition("/userdata")[0].rpartition("/")
+        if own != identity or not folder.endswith("-containers"):
+            return ""
+        # Those of `podman run --rm` are kept apart, where a boot forgets them.
+        run = f"{user}/containers" if user else PODMAN_RUN
+        for path in (f"{folder}/containers.json", f"{run}/{os.path.basename(folder)}/volatile-containers.json"):
+            if path not in self._lists:
+                self._lists[path] = dict(_listed(read(path)))
+            if identity in self._lists[path]:
+                return self._lists[path][identity]
+        return ""
+
+
+def users_docker_root(user: str) -> list[str]:
+    """Return the directory in which a user's dockerd keeps what it knows; nothing without such a user.
+
+    Args:
+        user: that user's runtime directory.
+    """
+    with contextlib.suppress(KeyError, ValueError):
+        return [f"{pwd.getpwuid(int(os.path.basename(user))).pw_dir}/{USERS_DOCKER_ROOT}"]
+    return []
+
+
+def _listed(found: Any) -> Iterator[tuple[str, str]]:
+    """List ids and names of a containers.json."""
+    for entry in found if isinstance(found, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str) and isinstance(entry.get("names"), list):
+            yield entry["id"], ", ".join(map(str, entry["names"]))

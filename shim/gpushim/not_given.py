@@ -7,7 +7,6 @@ Out of scope: what is given (reasons.py), and deciding anything (plan.py).
 from __future__ import annotations
 
 import copy
-import platform
 import posix
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +80,7 @@ def programs(edits: list[tuple[str, Any]], inventory: dict[str, Any], rootfs: It
 
 def _no_glibc(rootfs: Iterable[str]) -> str:
     """Say why an image cannot run what is linked with glibc; "" if it can, or is not there to be looked at."""
-    machine = platform.machine()
+    machine = posix.uname().machine
     musl = f"/lib/ld-musl-{machine}.so.1"
     loader, seen = LOADERS.get(machine, musl), set()
     for path in rootfs:

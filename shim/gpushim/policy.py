@@ -121,9 +121,32 @@ def given(path: str) -> dict[str, Any] | None:
     try:
         data = _read(path)
     except FileNotFoundError:
-        return None
+        link = _dangling(path)
+        if not link:
+            return None
+        raise GpushimError(
+            f"{path} cannot be read: {'it' if link == path else link} is a link that leads nowhere; put there "
+            "what it leads to, or remove it",
+            CONFIG,
+        ) from None
     except OSError as error:
         raise GpushimError(f"{path} cannot be read: {error.strerror}", CONFIG) from None
+    return checked(data, path)
+
+
+def checked(data: bytes, path: str) -> dict[str, Any]:
+    """Parse and check what a config.toml says, or is to say.
+
+    Args:
+        data: its content.
+        path: of the file, for the sentence.
+
+    Returns:
+        its sections and keys.
+
+    Raises:
+        GpushimError: it is not TOML, or says something the schema does not allow.
+    """
     found = _parse(data, path)
     for trouble in _troubles(found, schema(), ""):
         raise GpushimError(f"{path}: {trouble}", CONFIG)
@@ -258,6 +281,18 @@ def _read(path: str) -> bytes:
     if len(data) > CONFIG_LIMIT:
         raise GpushimError(f"{path} is larger than {CONFIG_LIMIT >> 20} MiB; that is no config.toml", CONFIG)
     return data
+
+
+def _dangling(path: str) -> str:
+    """Return the link on the way to a file that leads nowhere; "" if there just is no such file.
+
+    Such a file may be on a volume that is not there yet, and what it forbids would else be allowed meanwhile.
+    """
+    while path.strip("/"):
+        if os.path.islink(path) and not os.path.exists(path):
+            return path
+        path = os.path.dirname(path)
+    return ""
 
 
 def _parse(data: bytes, path: str) -> dict[str, Any]:

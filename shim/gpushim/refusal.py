@@ -5,13 +5,12 @@ Not on the create path: what it imports is for those who are refused. Out of sco
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from gpushim import bounds, fastjson, policy, stamp
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
-from gpushim.logfile import append
+from gpushim.logfile import append, now
 
 
 def record(sentence: str, line: dict[str, Any]) -> None:
@@ -21,8 +20,7 @@ def record(sentence: str, line: dict[str, Any]) -> None:
         sentence: why.
         line: what else is known of the container.
     """
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    told = {"time": now, "level": "error", "msg": sentence[: bounds.LOG_TEXT], **line}
+    told = {"time": now(), "level": "error", "msg": sentence[: bounds.LOG_TEXT], **line}
     try:
         append(_log(), fastjson.dumps(told))
     except Exception:  # noqa: BLE001, S110 - whatever a log costs, the refusal itself must reach who waits for it

@@ -22,7 +22,7 @@ CONFIG_FILE = "/etc/gpushim/config.toml"
 STATE_DIR = "/run/gpushim"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 VERSION_LIMIT = 256  # bytes of /proc/driver/nvidia/version; the module's version is in its first line
-DIRECTORY, REGULAR = 0o040000, 0o100000  # S_IFDIR, S_IFREG
+DIRECTORY, REGULAR, LINK = 0o040000, 0o100000, 0o120000  # S_IFDIR, S_IFREG, S_IFLNK
 FILE_TYPE = 0o170000  # S_IFMT
 OTHERS_WRITE = 0o022  # S_IWGRP | S_IWOTH: to what only root may decide about
 _OVERFLOW = 65534  # /proc/sys/kernel/overflowuid, which nobody changes
@@ -208,16 +208,24 @@ def _from_environment(name: bytes, default: str) -> str:
 
 
 def identity(path: str) -> list[int] | None:
-    """Return what a file's replacement or change changes; None if there is none.
+    """Return what a file's replacement or change changes; None if there is no such name.
 
     Returns:
         device, inode, time of its content in ns, size, and time of its status in ns: that of its owner and mode, by
-        which it is trusted, and of which the owner looks different in a user namespace.
+        which it is trusted, and of which the owner looks different in a user namespace. Of a link that leads nowhere
+        they are the link's own; of what cannot be looked at, the error's number stands for each.
     """
     try:
-        status = posix.stat(path)
-    except OSError:
+        status = posix.lstat(path)
+        if status.st_mode & FILE_TYPE == LINK:
+            try:
+                status = posix.stat(path)
+            except FileNotFoundError:
+                pass
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        return [error.errno or 0] * 5
     return [status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns]
 
 

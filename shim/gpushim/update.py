@@ -19,7 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-VERBS = (["prestart"], ["createRuntime"])
 _BLOCK = 1 << 16
 
 
@@ -91,20 +90,7 @@ def added(spec: Any) -> bool:
         return False
     process = spec.get("process")
     env = process.get("env") if isinstance(process, dict) else None
-    return edited(spec) or (isinstance(env, list) and "NVIDIA_VISIBLE_DEVICES=void" in env)
-
-
-def edited(spec: dict[str, Any]) -> bool:
-    """Say whether a hook of ours does the rest: gpushim-runtime put it there, or a CDI spec of ours.
-
-    Args:
-        spec: a parsed config.json.
-    """
-    hooks = spec.get("hooks")
-    stages = [hooks.get(stage) for stage in ("prestart", "createRuntime")] if isinstance(hooks, dict) else []
-    entries = [entry for stage in stages if isinstance(stage, list) for entry in stage if isinstance(entry, dict)]
-    ours = [entry.get("args") for entry in entries if str(entry.get("path")).endswith("/" + edits.HOOK_NAME)]
-    return any(isinstance(args, list) and args[1:2] in VERBS and len(args) > 2 for args in ours)
+    return edits.edited(spec) or (isinstance(env, list) and "NVIDIA_VISIBLE_DEVICES=void" in env)
 
 
 def without_devices(data: bytes) -> bytes:

@@ -9,9 +9,10 @@ import click
 
 from gpushim import policy, stamp
 from gpushim.cli import show
+from gpushim.cli.sections import Commands
 
 
-@click.group()
+@click.group(cls=Commands)
 def config() -> None:
     """Show and check the configuration, config.toml."""
 

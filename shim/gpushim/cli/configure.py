@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 from gpushim.cli import show
+from gpushim.cli.sections import Commands
 from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, gpus, installed, units
 from gpushim.errors import GpushimError
 
 
-@click.group()
+@click.group(cls=Commands)
 def configure() -> None:
     """Make a container engine use gpushim-runtime, or take that back.
 

@@ -18,6 +18,7 @@ from gpushim.cli.cdi import cdi
 from gpushim.cli.configure import configure, file_option
 from gpushim.cli.info import info
 from gpushim.cli.program import Program
+from gpushim.cli.sections import Commands
 from gpushim.cli.system import create_dev_char_links, create_device_nodes
 from gpushim.engines import files
 from gpushim.errors import GpushimError, quote
@@ -27,7 +28,7 @@ THEIRS = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-co
 FALSE, TRUE = ("0", "f", "F", "FALSE", "false", "False"), ("1", "t", "T", "TRUE", "true", "True")  # strconv.ParseBool
 
 
-class _Door(Program):
+class _Door(Program, Commands):
     """Commands, and for unknown ones what gpushim has instead."""
 
     failure = 1

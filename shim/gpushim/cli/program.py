@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpushim import bundle
 from gpushim.cli import show
 from gpushim.errors import FAILED, GpushimError
 
@@ -27,7 +28,10 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 
 class Program(click.Group):
-    """Commands that say a GpushimError as its one sentence, and exit with its code or the one of this class."""
+    """Commands that say an error as its one sentence, and exit with its code or the one of this class.
+
+    An exception that is neither GpushimError nor OSError is a bug, whose traceback somebody may send us.
+    """
 
     failure: int | None = None  # the exit code of every GpushimError; None for the error's own
 
@@ -37,8 +41,26 @@ class Program(click.Group):
         try:
             return super().main(*args, **more)
         except GpushimError as error:
-            show.say(f"{more.get('prog_name') or self.name}: {error}", error=True)
-            sys.exit(error.exit_code if self.failure is None else self.failure)
+            told = error
+        except OSError as error:
+            told = _refused(error)
+        show.say(f"{more.get('prog_name') or self.name}: {told}", error=True)
+        sys.exit(told.exit_code if self.failure is None else self.failure)
+
+
+def _refused(error: OSError) -> GpushimError:
+    """Say what the kernel refuses where no other place says more of it, such as os.path.abspath.
+
+    Args:
+        error: of any call.
+    """
+    if error.filename is None:
+        try:
+            bundle.working_directory()
+        except GpushimError as gone:
+            return gone
+    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return GpushimError(f"cannot go on: {where}{error.strerror or error}", FAILED)
 
 
 def guard() -> None:

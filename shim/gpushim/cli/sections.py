@@ -1,13 +1,16 @@
-"""The help of `gpushim` itself: commands in groups of what one wants, not in the alphabet's order.
+"""The help of groups of commands: what each is for in whole sentences, and `gpushim`'s in groups of what one wants.
 
+click cuts such sentences to the line, and takes no terminal for narrower than 50 columns.
 Out of scope: the help of single commands, which is click's.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from gpushim.cli import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,24 +21,50 @@ SECTIONS = (
     ("When something is wrong", ("explain", "doctor")),
 )
 REST = "Other commands"
+SENTENCE = 1000  # characters
 
 
-class Sections(click.Group):
-    """A group whose help lists its commands in SECTIONS; a command that is in none comes last."""
+class _Formatter(click.HelpFormatter):
+    """Help as wide as the terminal, up to click's 80 columns."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        import shutil  # as in show.py
+
+        self.width = min(self.width, max(shutil.get_terminal_size().columns - 2, show.LEAST))
+
+
+click.Context.formatter_class = _Formatter  # that of all commands, whoever makes their contexts
+
+
+class Commands(click.Group):
+    """A group whose help says of each command what it is for, in a whole sentence."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, as click does for one section."""
-        for title, names in _parted(self.list_commands(ctx)):
+        """Write the commands, as click does otherwise."""
+        for title, names in self.parted(self.list_commands(ctx)):
             commands = [(name, self.get_command(ctx, name)) for name in names]
             shown = [(name, command) for name, command in commands if command and not command.hidden]
-            width = formatter.width - 6 - max((len(name) for name, _ in shown), default=0)
-            with formatter.section(title):
-                formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in shown])
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl([(name, command.get_short_help_str(SENTENCE)) for name, command in shown])
+
+    def parted(self, names: list[str]) -> Iterator[tuple[str, list[str]]]:
+        """Say which commands stand under which title.
+
+        Args:
+            names: of all.
+        """
+        yield "Commands", names
 
 
-def _parted(names: list[str]) -> Iterator[tuple[str, list[str]]]:
-    known = {name for _, listed in SECTIONS for name in listed}
-    for title, listed in (*SECTIONS, (REST, sorted({*names} - known))):
-        here = [name for name in listed if name in names]
-        if here:
-            yield title, here
+class Sections(Commands):
+    """A group whose help lists its commands in SECTIONS; a command that is in none comes last."""
+
+    def parted(self, names: list[str]) -> Iterator[tuple[str, list[str]]]:
+        """See `Commands`."""
+        known = {name for _, listed in SECTIONS for name in listed}
+        for title, listed in (*SECTIONS, (REST, sorted({*names} - known))):
+            here = [name for name in listed if name in names]
+            if here:
+                yield title, here

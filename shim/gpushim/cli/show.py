@@ -9,10 +9,8 @@ Out of scope: what is shown.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import shutil
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -65,6 +63,8 @@ def emit(form: str, data: object, columns: Sequence[str], rows: Sequence[Sequenc
     if form == "json":
         click.echo(json.dumps(data, indent=2))
     elif form == "csv":
+        import csv
+
         written = io.StringIO()
         writer = csv.writer(written, lineterminator="\n")
         writer.writerows([list(columns), *([visible(cell) for cell in row] for row in cells)])
@@ -75,7 +75,11 @@ def emit(form: str, data: object, columns: Sequence[str], rows: Sequence[Sequenc
 
 def width() -> int | None:
     """Return the columns of the terminal that is written to; None if it is no terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if not sys.stdout.isatty():
+        return None
+    import shutil  # with three ways of compression
+
+    return shutil.get_terminal_size().columns
 
 
 def prose(words: str, indent: str = "") -> None:

@@ -9,6 +9,7 @@ import click
 
 from gpushim import policy, stamp
 from gpushim.cli import show
+from gpushim.cli.sections import Commands
 from gpushim.errors import FAILED, INVENTORY, GpushimError
 from gpushim.inventory import make_nodes, procfs
 
@@ -25,7 +26,7 @@ _DRY = click.option("--dry-run", is_flag=True, help="Only show what is missing."
 _FORM = show.format_option("text", "json")
 
 
-@click.group()
+@click.group(cls=Commands)
 def system() -> None:
     """Make the driver's device nodes, and links to them.
 

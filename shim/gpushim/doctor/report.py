@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +20,7 @@ from gpushim.doctor import Finding, Host, ask, cdi, checks, text
 from gpushim.engines import places
 from gpushim.errors import GpushimError, visible
 from gpushim.inventory import ensure
+from gpushim.logfile import now
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 LOG_LINES = 50
@@ -77,7 +77,7 @@ def gathered(host: Host, found: list[Finding]) -> dict[str, Any]:
     documents = specs.load(cdi.directories(host))[0]
     sections = {
         "gpushim": gpushim.__version__,
-        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "written": now(),
         "verdict": checks.worst(found),
         "findings": [asdict(finding) for finding in found],
         "system": _system(host),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpushim import policy, stamp
-from gpushim.inventory import ensure, refresh
+from gpushim.inventory import ensure
 
 
 def snapshot(config: str = "", state: str = "") -> dict[str, Any]:
@@ -26,7 +26,11 @@ def snapshot(config: str = "", state: str = "") -> dict[str, Any]:
     """
     config = config or stamp.config_path()
     found = ensure.read(config, state or stamp.state_dir())
-    return refresh.look(policy.load(config)) if found is None else found
+    if found is not None:
+        return found
+    from gpushim.inventory import refresh  # much, beside a snapshot that is true
+
+    return refresh.look(policy.load(config))
 
 
 def age(config: str, state: str) -> tuple[str, str]:

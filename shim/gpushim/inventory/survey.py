@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim import __version__, policy, selection, stamp
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.inventory import data_files, drm, ensure, files, gpus, modules, nodes, platforms, procfs, rooted
+from gpushim.logfile import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +134,7 @@ def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], No
     return {
         "version": ensure.SCHEMA,
         "gpushim": __version__,
-        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "written": now(),
         "platform": found["platform"],
         "source": found["source"],
         "notes": notes,

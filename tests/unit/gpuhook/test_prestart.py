@@ -270,6 +270,12 @@ def test_installed(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_the_hook_alone_imports_nothing_of_the_runtimes_other_verbs() -> None:
+    found = imports.imported(f"sys.path += ['{TOP}/hook', '{TOP}/shim']; import gpuhook.standalone")
+    assert "gpushim.edits" in found
+    assert {"gpushim.update", "gpushim.refusal", "gpushim.policy", "json", "os", "re"}.isdisjoint(found)
+
+
 def test_it_imports_no_more_than_it_needs() -> None:
     found = imports.imported(f"sys.path += ['{TOP}/hook', '{TOP}/shim']; import gpuhook.prestart")
     known = {name.rstrip(".") for name in joined.HOOK.split()} - {"gpuhook.cover"}  # that one is for most containers

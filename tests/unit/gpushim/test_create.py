@@ -431,6 +431,19 @@ def test_the_words_of_the_last_configuration_count_where_this_one_cannot_be_read
     assert shim.create().returncode == 15
 
 
+@pytest.mark.parametrize("refreshed", [False, True])
+def test_a_configuration_that_is_a_link_to_nothing_refuses_who_asks(shim: Shim, refreshed: bool) -> None:
+    shim.ask("NVIDIA_VISIBLE_DEVICES=0")
+    assert not refreshed or shim.create().returncode == 0
+    shim.toml.unlink()
+    shim.toml.symlink_to("none")
+    done = shim.create()
+    assert (done.returncode, f"{shim.toml} cannot be read: it is a link that leads nowhere" in done.stderr) == (
+        15,
+        True,
+    )
+
+
 def test_a_configuration_that_can_be_read_counts_where_the_host_cannot_be_listed(shim: Shim) -> None:
     shim.toml.write_text(shim.toml.read_text() + SWARM)
     shim.state.mkdir(exist_ok=True)

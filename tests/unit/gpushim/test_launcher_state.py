@@ -186,6 +186,22 @@ def test_a_configuration_that_cannot_be_looked_at_is_there(
     assert (done.rc, done.record) == (14, None), done
 
 
+@pytest.mark.parametrize("refreshed", [False, True])
+@pytest.mark.parametrize("name", ["config.toml", "folder/config.toml"])
+def test_a_configuration_behind_a_link_to_nothing_is_there(
+    call: Callable[..., Call], shell: tuple[str, ...], told: Path, runtime: Path, tmp_path: Path,
+    refreshed: bool, name: str,
+) -> None:  # fmt: skip
+    (tmp_path / "config.toml").unlink()
+    (tmp_path / name.partition("/")[0]).symlink_to("none")
+    (tmp_path / "cwd/config.json").write_text("A_WORD")
+    tell(told, runtime)
+    if not refreshed:
+        shutil.rmtree(told)
+    done = call("create", "x", before=shell, env={"GPUSHIM_CONFIG": str(tmp_path / name)})
+    assert (done.rc, done.record) == (14, None), done
+
+
 LOGS: dict[str, Callable[[Path], object]] = {
     "link": lambda log: log.symlink_to("target"),
     "FIFO": os.mkfifo,

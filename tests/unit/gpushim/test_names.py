@@ -11,6 +11,7 @@ import pytest
 
 from gpushim import holders, names
 from gpushim.engines import running
+from unit.gpushim import test_plan
 from unit.gpushim.test_holders import Machine, given
 
 ID = "0123456789abcdef" * 4
@@ -29,6 +30,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def write(path: Path, what: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(what))
+
+
+def nobodys() -> names.Names:
+    """Names where no dockerd runs."""
+    return names.Names(lambda _: {})
 
 
 def named(machine: Machine, states: str = "moby", **annotations: str) -> tuple[str, str]:
@@ -77,7 +83,7 @@ def test_podman(machine: Machine, monkeypatch: pytest.MonkeyPatch, place: str) -
 
 @pytest.mark.parametrize("what", [None, {}, [{"id": ID}], [{"id": ID, "names": "web"}], ["x"]])
 def test_podman_that_does_not_tell(what: Any) -> None:
-    assert names.of_podman(ID, f"/s/overlay-containers/{ID}/userdata", "", lambda _: what) == ""
+    assert nobodys().of_podman(ID, f"/s/overlay-containers/{ID}/userdata", "", lambda _: what) == ""
 
 
 @pytest.mark.parametrize("bundle", ["", "/s/overlay-containers/other/userdata", f"/s/x/{ID}/userdata", f"/{ID}"])
@@ -85,7 +91,7 @@ def test_what_is_no_bundle_of_podmans(bundle: str) -> None:
     def fail(path: str) -> None:
         raise AssertionError(path)
 
-    assert names.of_podman(ID, bundle, "", fail) == ""
+    assert nobodys().of_podman(ID, bundle, "", fail) == ""
 
 
 def test_crio() -> None:
@@ -93,13 +99,78 @@ def test_crio() -> None:
 
 
 def test_a_users_docker_is_below_that_users_home() -> None:
-    roots = names.docker_roots(f"/run/user/{os.getuid()}", lambda _: {})
+    roots = names.users_docker_root(f"/run/user/{os.getuid()}")
     assert roots == [os.path.expanduser(f"~{'root' if not os.getuid() else ''}/.local/share/docker")]
-    assert names.docker_roots("/run/user/x", lambda _: {}) == []
+    assert names.users_docker_root("/run/user/x") == []
 
 
 def test_names_are_looked_up_within_a_users_allowance(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = holders._Reader([], [], left := {"u": holders.ALLOWANCE}, "u")
+    reader = holders._Reader([], [], left := {"u": holders.ALLOWANCE}, "u", nobodys())
     write(machine.folder / "x.json", ["x" * 9000])
     reader.json(f"{machine.folder}/x.json")
     assert left["u"] < holders.ALLOWANCE - 9000
+
+
+@pytest.fixture
+def opened(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of all files that are read, from now on, and the processes that are listed."""
+    paths: list[str] = []
+    regular = holders._regular
+
+    def opens(path: str, flags: int) -> int:
+        paths.append(path)
+        return regular(path, flags)
+
+    def finds() -> list[running.Engine]:
+        paths.append("/proc")
+        return []
+
+    monkeypatch.setattr(holders, "_regular", opens)
+    monkeypatch.setattr(running, "find", finds)
+    return paths
+
+
+@pytest.mark.parametrize("states", ["moby", "runc"])
+def test_who_has_no_gpu_is_not_asked_for_a_name(machine: Machine, opened: list[str], states: str) -> None:
+    machine.states = machine.folder / states
+    machine.runc(ID, given("/dev/nvidiactl"), machine.process())
+    assert machine.found() == []
+    assert [path.rpartition("/")[2] for path in opened] == ["state.json", "config.json"]
+
+
+def test_what_tells_of_many_containers_is_read_once(
+    machine: Machine, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of all containers, for each of them, is a square."""
+    storage = machine.folder / "storage/overlay-containers"
+    ids = [f"{number:064x}" for number in range(20)]
+    write(storage / "containers.json", [{"id": each, "names": [f"n{each}"]} for each in ids[5:]])
+    monkeypatch.setattr(machine, "bundle", lambda name, _: f"{storage}/{name}/userdata")
+    for each in ids:
+        write(storage / each / "userdata/config.json", given("/dev/nvidia1"))
+        machine.runc(each, {}, machine.process())
+    assert {each["id"]: each["name"] for each in machine.found()} == {
+        each: f"n{each}" if each in ids[5:] else "" for each in ids
+    }
+    assert len([path for path in opened if path.endswith("containers.json")]) == 2
+
+
+def test_dockerds_are_looked_for_once(machine: Machine, opened: list[str]) -> None:
+    for states in ("a/moby", "b/moby"):
+        machine.states = machine.folder / states
+        machine.runc(f"{states[0]}{ID}", given("/dev/nvidia1"), machine.process())
+    places = [f"{machine.folder}/{states}" for states in ("a/moby", "b/moby")]
+    found, _ = holders.holders(test_plan.snapshot(), places, str(machine.proc))
+    assert len(found) == 2
+    assert opened.count("/proc") == 1
+
+
+@pytest.mark.parametrize("key", ["exec-root", "data-root"])
+def test_directories_are_those_of_the_daemons_own_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    daemon = running.Engine("dockerd", 1, argv=("dockerd", f"--{key}=/one"), root=str(tmp_path))
+    monkeypatch.setattr(running, "find", lambda: [daemon])
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    assert names.Names(lambda _: {key: "/two"}).directories(key) == [f"{tmp_path}/one", f"{tmp_path}/two"]

@@ -218,6 +218,17 @@ def test_loop_of_links(config: Path) -> None:
     assert "cannot be read: Too many levels of symbolic links" in refusal(config)
 
 
+@pytest.mark.parametrize("name", ["config.toml", "folder/config.toml"])
+def test_a_link_that_leads_nowhere_is_not_a_missing_file(tmp_path: Path, name: str) -> None:
+    """What it leads to may be on a volume that is not there yet."""
+    link = tmp_path / name.partition("/")[0]
+    link.symlink_to(tmp_path / "volume")
+    which = "it" if name == link.name else link
+    assert f"{which} is a link that leads nowhere; put there what it leads to, or remove" in refusal(tmp_path / name)
+    link.unlink()
+    assert policy.given(str(tmp_path / name)) is None
+
+
 @pytest.mark.parametrize(("mode", "owner"), [(0o664, 0), (0o646, 0), (0o644, 4711)])
 def test_not_to_be_trusted(config: Path, mode: int, owner: int) -> None:
     config.write_text("")

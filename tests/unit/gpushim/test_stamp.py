@@ -124,6 +124,35 @@ def test_does_not_change(tree: Path, change: Callable[[Path], object]) -> None:
     assert facts(tree) == before
 
 
+def put_file(folder: Path) -> None:
+    """Put a file in the place of an empty directory."""
+    folder.rmdir()
+    folder.touch()
+
+
+UNREADABLE: dict[str, Callable[[Path], object]] = {
+    "link that leads nowhere": lambda path: path.symlink_to("none"),
+    "loop of links": lambda path: path.symlink_to(path),
+    "name that cannot be looked up": lambda path: put_file(path.parent),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_name_that_cannot_be_read_is_not_a_missing_file(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "folder/config.toml"
+    path.parent.mkdir()
+    assert stamp.identity(str(path)) is None
+    UNREADABLE[case](path)
+    assert len(stamp.identity(str(path)) or []) == 5
+
+
+def test_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("config.toml")
+    before = stamp.identity(f"{tmp_path}/link")
+    (tmp_path / "config.toml").touch()
+    assert before != stamp.identity(f"{tmp_path}/link") == stamp.identity(f"{tmp_path}/config.toml")
+
+
 def test_survives_json(tree: Path) -> None:
     os.mkdir(os.fsencode(tree) + b"/proc/driver/nvidia/gpus/\xff")
     assert json.loads(json.dumps(facts(tree))) == facts(tree)

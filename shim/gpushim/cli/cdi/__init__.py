@@ -8,9 +8,10 @@ from gpushim.cli.cdi.generate import generate
 from gpushim.cli.cdi.list import list_devices
 from gpushim.cli.cdi.transform import transform
 from gpushim.cli.cdi.validate import validate
+from gpushim.cli.sections import Commands
 
 
-@click.group()
+@click.group(cls=Commands)
 def cdi() -> None:
     """Describe GPUs in CDI specs, and look at anyone's."""
 

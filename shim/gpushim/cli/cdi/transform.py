@@ -7,10 +7,11 @@ import click
 from gpushim.cdi import form, text
 from gpushim.cdi import transform as moves
 from gpushim.cli.cdi import output
+from gpushim.cli.sections import Commands
 from gpushim.errors import GpushimError
 
 
-@click.group()
+@click.group(cls=Commands)
 def transform() -> None:
     """Rewrite a CDI spec."""
 

@@ -13,13 +13,15 @@ import os
 import pty
 import struct
 import sys
+import tempfile
 import termios
 import traceback
 from typing import Any
 
 TERMINALS = {"40": 40, "80": 80, "200": 200}  # columns
 CLOSED = {"closed stdin": 0, "closed stdout": 1, "closed stderr": 2}
-WAYS = ("well", "full stdout", "full stderr", "broken pipe", *CLOSED, *TERMINALS)
+PLACES = ("deleted directory", "no temporary directory")
+WAYS = ("well", "full stdout", "full stderr", "broken pipe", *CLOSED, *TERMINALS, *PLACES)
 
 
 def outcome(way: str, words: list[str]) -> tuple[int, str, str]:
@@ -32,6 +34,7 @@ def outcome(way: str, words: list[str]) -> tuple[int, str, str]:
     said = os.memfd_create("stderr")
     child = os.fork()
     if not child:
+        _places(way)
         _streams(way, write, said)
         code = 99
         try:
@@ -59,6 +62,15 @@ def _streams(way: str, out: int, said: int) -> None:
         stream: Any = None if CLOSED.get(way) == fd else open(fd, "w" if fd else "r", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _places(way: str) -> None:
+    """Let a directory that a command may need be none."""
+    if way == "deleted directory":
+        os.chdir(folder := tempfile.mkdtemp())
+        os.rmdir(folder)
+    if way == "no temporary directory":
+        tempfile._candidate_tempdir_list = lambda: ["/proc"]  # type: ignore[attr-defined]
 
 
 def _run(words: list[str]) -> int:

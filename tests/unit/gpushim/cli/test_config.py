@@ -53,6 +53,14 @@ def test_path_and_check(toml: Path) -> None:
         assert "driver.root is 3, not a string" in str(run(config, command, code=CONFIG).exception)
 
 
+@pytest.mark.parametrize("command", ["check", "show"])
+def test_a_link_that_leads_nowhere_is_wrong(toml: Path, command: str) -> None:
+    toml.unlink()
+    assert (run(config, "check").stdout) == f"{toml} is not there; every setting has its default\n"
+    toml.symlink_to("none")
+    assert "is a link that leads nowhere" in str(run(config, command, code=CONFIG).exception)
+
+
 @pytest.mark.parametrize("key", ["root", "dev-root"])
 def test_check_names_a_directory_that_does_not_exist(toml: Path, key: str) -> None:
     toml.write_text(f'[driver]\n{key} = "{toml}.d"\n')

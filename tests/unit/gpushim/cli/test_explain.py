@@ -10,9 +10,27 @@ from gpushim.cli.explain import explain
 from gpushim.engines import inspect
 from gpushim.errors import BUNDLE, REQUEST
 from gpushim.explain import described
+from unit import imports
+from unit.gpushim.cli import every
 from unit.gpushim.cli.looking import run
+from unit.gpushim.inventory.machine import Machine
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
+DEAR = {"gpushim.engines.inspect", "gpushim.inventory.refresh", "http.client", "shutil"}  # half of the time, together
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return every.host(tmp_path_factory.mktemp("explain"))
+
+
+def test_what_is_rare_is_imported_when_it_is_needed(machine: Machine) -> None:
+    env = {"GPUSHIM_CONFIG": machine.config, "GPUSHIM_STATE": machine.state}
+    words = [f"{every.REPOSITORY}/bin/gpushim", "explain", f"--env={DEVICES}=0"]
+    code = f"import runpy; sys.argv = {words}; runpy.run_path(sys.argv[0])"
+    found = imports.imported(code, env)
+    assert "gpushim.explain" in found
+    assert DEAR.isdisjoint(found)
 
 
 def bundle(folder: Path, *env: str) -> Path:

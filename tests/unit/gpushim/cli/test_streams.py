@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from unit.gpushim.cli import every
+from gpushim.cli.program import Program
+from unit.gpushim.cli import every, streamed
 from unit.gpushim.inventory.machine import Machine
 
 ALL = {**every.WAYS, **every.MORE}
@@ -43,7 +46,11 @@ def test_what_is_well(well: Outcomes) -> None:
 
 @pytest.mark.parametrize(
     ("way", "why"),
-    [("full stdout", "No space left on device"), ("closed stdout", "Bad file descriptor"), ("broken pipe", "")],
+    [
+        ("full stdout", "No space left on device"),
+        pytest.param("closed stdout", "Bad file descriptor", marks=pytest.mark.slow),
+        pytest.param("broken pipe", "", marks=pytest.mark.slow),
+    ],
 )
 def test_output_that_cannot_be_written(machine: Machine, well: Outcomes, way: str, why: str) -> None:
     sentence = f"gpushim: standard output cannot be written: {why}\n" if why else ""
@@ -56,6 +63,7 @@ def test_output_that_cannot_be_written(machine: Machine, well: Outcomes, way: st
             assert code == well[name][0], (name, said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["full stderr", "closed stderr"])
 def test_complaints_that_cannot_be_written(machine: Machine, well: Outcomes, way: str) -> None:
     """Nobody can be told, so what is done and the exit code are as ever."""
@@ -63,10 +71,53 @@ def test_complaints_that_cannot_be_written(machine: Machine, well: Outcomes, way
         assert (code, out) == well[name][:2], name
 
 
+@pytest.mark.slow
 def test_input_that_is_closed(machine: Machine, well: Outcomes) -> None:
     for name, (code, out, said) in outcomes(machine, "closed stdin").items():
         assert "Traceback" not in said, (name, said)
         assert code == well[name][0] or "stdin cannot be read: Bad file descriptor" in out + said, (name, out, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", streamed.PLACES)
+def test_directories_that_are_not_there(machine: Machine, well: Outcomes, way: str) -> None:
+    """No command needs them when its paths are absolute; the doctor alone tells what it cannot try."""
+    for name, (code, _, said) in outcomes(machine, way).items():
+        assert "Traceback" not in said, (name, said)
+        assert code == well[name][0], (name, said)
+
+
+RELATIVE = {
+    "cdi generate": ["--output=x.json"],
+    "configure docker": ["--config=x", "--dry-run"],
+    "doctor": ["--report=x"],
+    "explain": ["."],
+    "migrate": ["--from=x"],
+}
+
+
+def test_a_relative_path_in_a_directory_that_is_gone(machine: Machine) -> None:
+    lines = [[*name.split(), *words] for name, words in RELATIVE.items()]
+    for name, (code, _, said) in zip(RELATIVE, every.run(machine, "deleted directory", lines)):
+        assert code in (1, 14), (name, said)
+        assert re.fullmatch("gpushim: .*(is gone|cannot be read|cannot be written|is not there).*\n", said), name
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (PermissionError(13, "Permission denied", "/a"), "cannot go on: /a: Permission denied"),
+        (OSError(5, "Input/output error"), "cannot go on: Input/output error"),
+        (OSError("odd"), "cannot go on: odd"),
+    ],
+)
+def test_what_the_kernel_refuses_is_a_sentence(error: OSError, sentence: str) -> None:
+    def fail() -> None:
+        raise error
+
+    command = Program("gpushim", {"fail": click.Command("fail", callback=fail)})
+    done = CliRunner().invoke(command, ["fail"])
+    assert (done.exit_code, done.stderr) == (1, f"gpushim: {sentence}\n")
 
 
 @pytest.mark.parametrize("program", ["nvidia-ctk", "nvidia-container-cli"])

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from gpushim.cli import main
 from unit.gpushim.cli import every, streamed
 from unit.gpushim.inventory.machine import Machine
 
@@ -65,13 +67,35 @@ def test_what_is_looked_for(wanted: dict[str, set[str]]) -> None:
     assert any(" " in each for each in wanted["doctor"])
 
 
-@pytest.mark.parametrize("columns", streamed.TERMINALS)
+@pytest.mark.parametrize("columns", ["40", *(pytest.param(each, marks=pytest.mark.slow) for each in ("80", "200"))])
 def test_nothing_is_shortened(machine: Machine, wanted: dict[str, set[str]], columns: str) -> None:
     found = every.run(machine, columns, [every.WAYS[name].words(machine) for name in wanted])
     for (name, named), (_, out, said) in zip(wanted.items(), found):
         lost = {each for each in named if each not in out + said}
         assert not lost, (name, columns, lost, out)
         assert "…" not in out, name
+
+
+def groups(command: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Each group's words, and the first sentences of its commands."""
+    context = click.Context(command)
+    found = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
+    yield words, [(each.help or "").partition("\n\n")[0].partition(". ")[0] for _, each in found if each]
+    for name, each in found:
+        if isinstance(each, click.Group):
+            yield from groups(each, *words, name)
+
+
+@pytest.mark.parametrize("columns", streamed.TERMINALS)
+def test_help_has_whole_sentences(machine: Machine, columns: str) -> None:
+    listed = dict(groups(main))
+    assert len(listed) == 6
+    for sentences, (_, out, _) in zip(
+        listed.values(), every.run(machine, columns, [[*each, "--help"] for each in listed])
+    ):
+        assert "..." not in out.partition("\n\n")[2]
+        assert max(map(len, out.splitlines())) <= int(columns)
+        assert {each for each in sentences if "".join(each.split()) not in "".join(out.split())} == set()
 
 
 @pytest.mark.parametrize(("columns", "fits"), [("40", False), ("80", False), ("200", True)])

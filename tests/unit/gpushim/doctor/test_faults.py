@@ -424,6 +424,19 @@ def test_a_state_directory_of_others_is_one_finding(patient: Patient, plant: Cal
     assert [each.verdict for each in patient.said("snapshot")] == ["skipped"]
 
 
+def test_a_configuration_that_is_a_link_to_nothing_is_broken(patient: Patient) -> None:
+    config = Path(patient.config)
+    config.unlink()
+    config.symlink_to("none")
+    patient.reread()
+    (found,) = patient.said("config")
+    assert (found.verdict, "is a link that leads nowhere; put there what it leads to" in found.evidence) == (
+        "broken",
+        True,
+    )
+    assert found.fix == f"correct {config}; then gpushim config check"
+
+
 @pytest.mark.parametrize("check", checks.OF_THE_POLICY)
 def test_nothing_is_said_by_a_policy_that_is_not_in_force(patient: Patient, check: str) -> None:
     wrong_config(patient)
