@@ -51,7 +51,7 @@ def spec(host: Host) -> Iterator[Finding]:
     elif publish.saved(path) is None and (other := _other(host, found, path)):
         yield ok(f"{path} is not there, for {other} has its devices")
     elif publish.saved(path) is None:
-        yield warning(f"{path} is missing or cannot be used: engines find no CDI device of gpushim", _again(host))
+        yield warning(f"{path} is not there, or cannot be used: engines find no CDI device of gpushim", _again(host))
     elif publish.saved(path) != wanted and (why := publish.emptier(path, wanted, found["source"])):
         yield warning(why, "do what nvml says; then gpushim refresh")
     elif publish.saved(path) != wanted:
