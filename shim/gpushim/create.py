@@ -229,7 +229,7 @@ def configured_runtime(last: str, launcher: str) -> str:
     ours, theirs = posix.stat(launcher), posix.stat(low)
     if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
         raise GpushimError(
-            f"the low-level runtime {low} is gpushim-runtime itself; name runc under [runtime] low-level",
+            f'the low-level runtime {low} is gpushim-runtime itself; name runc: low-level = ["runc"] under [runtime]',
             NOT_EXECUTABLE,
         )
     return low

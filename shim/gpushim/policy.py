@@ -215,8 +215,7 @@ def low_level(names: list[str]) -> str:
                     return path
     raise GpushimError(
         f"no low-level runtime: none of {', '.join(names)} is an executable file in {SYSTEM_PATH}, PATH or an "
-        "engine's own directory; "
-        "install one, or name yours under [runtime] low-level",
+        'engine\'s own directory; install one, or name yours: low-level = ["/path/to/runc"] under [runtime]',
         NOT_FOUND,
     )
 
@@ -333,7 +332,8 @@ def _troubles(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
     """
     kind = rule["type"]
     if not isinstance(value, _TYPES[kind]) or (kind == "integer" and isinstance(value, bool)):
-        yield f"{name} is {_shown(value)}, not {_TOML_NAMES[kind]}"
+        line = f"; write {name.rpartition('.')[2]} = [{_shown(value)}]" if _alone(value, rule) else ""
+        yield f"{name} is {_shown(value)}, not {_TOML_NAMES[kind]}{line}"
     elif kind == "object":
         for key, member in value.items():
             if key in rule["properties"]:
@@ -351,6 +351,13 @@ def _troubles(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
         yield f"{name} is {_shown(value)}, which is not allowed there: {rule.get('description', 'see the schema')}"
     elif "minimum" in rule and not rule["minimum"] <= value <= rule["maximum"]:
         yield f"{name} is {_shown(value)}, not between {rule['minimum']} and {rule['maximum']}"
+
+
+def _alone(value: Any, rule: dict[str, Any]) -> bool:
+    """Say whether a string would be right as the only one of a list, and is shown as TOML has it."""
+    if rule["type"] != "array" or not isinstance(value, str) or _shown(value)[1:-1] != value:
+        return False
+    return not [*_troubles(value, rule["items"], "")]
 
 
 def _unknown(name: str) -> str:

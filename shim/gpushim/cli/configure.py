@@ -23,7 +23,7 @@ def configure() -> None:
 
     Only gpushim's own entry is changed; comments, order and all other settings stay as they are written. The file
     without gpushim is kept beside it, with .before-gpushim behind its name. --remove brings that back, or, if the
-    file has been changed since, takes only gpushim's entry out; a file in which nothing else is goes.
+    file has been changed since, removes only gpushim's entry; a file that has nothing else in it is removed.
     """
 
 

@@ -25,8 +25,9 @@ from gpushim.inventory import survey
 def refresh(force: bool, unattended: bool, no_modules: bool, form: str) -> None:
     """List this host's GPUs, MIG instances and driver files for the containers to come.
 
-    A create does it by itself when the host has changed since; doing it at boot and after a driver upgrade saves
-    the first container the wait. It fails if a GPU or NVML does, for then a later try may find more.
+    If the host has changed since, this happens by itself when a container is created that asks for a GPU; doing it
+    at boot and after a driver upgrade saves the first container the wait. If a GPU or NVML fails, what can be listed
+    is saved, and the exit code says so: a later try may find more.
     """
     load = not no_modules
     snapshot = inventory.unattended(load) if unattended else inventory.refresh(force=True, load=load)

@@ -47,11 +47,11 @@ def spec(host: Host) -> Iterator[Finding]:
     elif not found or found["error"]:
         yield skipped("there is no snapshot to compare it with")
     elif (wanted := _wanted(host, found)) is None:
-        yield skipped("no GPU is well enough for a spec (nvml says why)")
+        yield skipped("no GPU can be used, so there is no spec (nvml says why)")
     elif publish.saved(path) is None and (other := _other(host, found, path)):
         yield ok(f"{path} is not there, for {other} has its devices")
     elif publish.saved(path) is None:
-        yield warning(f"{path} is not there, or no good: engines find no CDI device of ours", _again(host))
+        yield warning(f"{path} is not there, or cannot be used: engines find no CDI device of gpushim", _again(host))
     elif publish.saved(path) != wanted and (why := publish.emptier(path, wanted, found["source"])):
         yield warning(why, "do what nvml says; then gpushim refresh")
     elif publish.saved(path) != wanted:
@@ -121,7 +121,7 @@ def conflicts(host: Host) -> Iterator[Finding]:
             if same:
                 one = mine if mine in paths else paths[-1]
                 fix = REFRESH if any(map(written.ours, paths)) else f"rm {shlex.quote(one)}"
-                yield broken(f"{told}: engines give neither", fix)
+                yield broken(f"{told}: engines refuse that device", fix)
             else:  # without ours, cdi-spec would complain
                 one = next(path for _, path in found if path != mine)
                 yield warning(f"{told}: the last of the directories counts", f"rm {shlex.quote(one)}")

@@ -40,7 +40,7 @@ def daemon(host: Host) -> Iterator[Finding]:
     for engine in engines(host):
         merged, path, who = _merged(host, engine), _config(engine), f"containerd (process {engine.pid})"
         if "error" in merged:
-            yield broken(f"{who} has no good settings: {merged['error']}", f"correct {path}")
+            yield broken(f"the settings of {who} cannot be used: {merged['error']}", f"correct {path}")
         elif os.path.exists(path):
             yield ok(f"{who} runs, with {path}")
         elif engine.config:
@@ -79,7 +79,7 @@ def runtime(host: Host) -> Iterator[Finding]:
                 yield ok(f"containerd's handler {name} is {path}")
         if not handlers:
             other = _for_gpus(engine, cri).get("nvidia", "")
-            told = f"the settings of containerd (process {engine.pid}) have no runtime of gpushim's"
+            told = f"the settings of containerd (process {engine.pid}) do not name gpushim-runtime"
             told += f"; their nvidia is {other}" if other else ""
             yield broken(told, _configure(host, engine)) if needed else skipped(f"{told}, and no Kubernetes is here")
     known = [engine for engine, _ in with_cri]

@@ -48,7 +48,7 @@ def runtime(host: Host) -> Iterator[Finding]:
         loaded = named if not said or "error" in said else crio.handlers(said)
         if not named and not loaded:
             needed = "crio" in host.named or "kubernetes" in host.named or os.path.isdir(host.top + KUBELET)
-            told = f"the settings of {who} have no runtime of gpushim's"
+            told = f"the settings of {who} do not name gpushim-runtime"
             yield broken(told, _configure(host, engine)) if needed else skipped(f"{told}, and no Kubernetes is here")
         for name in sorted({*named, *loaded}):
             path = named.get(name, "")

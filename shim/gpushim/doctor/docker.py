@@ -89,7 +89,7 @@ def runtime(host: Host) -> Iterator[Finding]:
         else:
             other = docker.program_of(entries.get("nvidia"))
             yield (warning if _hook(engine) else broken)(
-                f"{path}, which dockerd (process {engine.pid}) reads, has no runtime of gpushim's"
+                f"{path}, which dockerd (process {engine.pid}) reads, does not name gpushim-runtime"
                 + (f"; its nvidia is {other}" if other else ""),
                 _configure(host, engine),
             )

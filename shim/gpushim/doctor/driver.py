@@ -56,7 +56,7 @@ def module(host: Host) -> Iterator[Finding]:
     elif not modules.has_gpu(host.sys):
         yield broken(
             f"{NO_DRIVER}, and there is no NVIDIA GPU on the PCI bus",
-            f"give this machine one (`lspci -d 10de:` shows those that it has); then {REFRESH}",
+            f"put a GPU into this machine (`lspci -d 10de:` shows those that it has); then {REFRESH}",
         )
     elif "nouveau" in there:
         yield broken(

@@ -53,7 +53,7 @@ def runtime(host: Host) -> Iterator[Finding]:
     if not names(host) and "nvidia" not in found:
         kind = host.settings["cdi"]["kind"]
         known = any(document["kind"] == kind for _, _, document in specs.load(cdi.directories(host))[0])
-        told = "containers.conf has no runtime of gpushim's"
+        told = "containers.conf does not name gpushim-runtime"
         if known:
             yield ok(f"{told}, and {kind} is known to CDI: --device {kind}=all")
         else:

@@ -73,7 +73,7 @@ def plan(wish: Wish) -> Plan:
         if not wish.config:
             version = _version(path, engine)
             links, told = gpus.wanted(engine, installed(HOOK), version)
-            notes += [*told, *gpus.said(version)]
+            notes += [*told, *(gpus.said(version) if links or told else [])]
     return Plan(path, [change], notes, engine, links)
 
 

@@ -148,6 +148,9 @@ def _renewed(
         hardlinks.add(snapshot)
         _publish(state, snapshot)
         publish.on_refresh(snapshot)
+    if snapshot["error"]:  # who called this says it; what else is missing follows from it, and is in the snapshot
+        _warn(notes)
+        return snapshot
     _warn(snapshot["notes"])
     logs.logger.info("%d GPUs and %d MIG instances listed", len(snapshot["gpus"]), len(snapshot["mig"]))
     return snapshot

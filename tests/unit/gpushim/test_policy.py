@@ -183,6 +183,20 @@ def test_refused(config: Path, text: str, words: str) -> None:
     assert len(said) < 500
 
 
+@pytest.mark.parametrize("value", ['"/usr/sbin/runc"', "'a\"b'", '"it\'s"'])
+def test_the_line_that_it_names_for_a_list_is_right(config: Path, value: str) -> None:
+    config.write_text(f"[runtime]\nlow-level = {value}\n")
+    line = refusal(config).partition("; write ")[2]
+    config.write_text(f"[runtime]\n{line}\n")
+    assert policy.load(str(config))["runtime"]["low-level"] == [value[1:-1]]
+
+
+@pytest.mark.parametrize("line", ["low-level = 5", 'low-level = "caf\u00e9"', f'low-level = "{"x" * 100}"'])
+def test_it_names_no_line_that_could_be_wrong(config: Path, line: str) -> None:
+    config.write_text(f"[runtime]\n{line}\n")
+    assert "write low-level" not in refusal(config)
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [

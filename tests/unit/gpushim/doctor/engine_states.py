@@ -49,7 +49,7 @@ def runtime_of_somebodys_by_type(patient: Patient) -> None:
     daemon(patient, runtimes={"nvidia": entry})
 
 
-@fault("docker-runtime", "warning", "has no runtime of gpushim's")
+@fault("docker-runtime", "warning", "does not name gpushim-runtime")
 def runtimes_on_the_command_line(patient: Patient) -> None:
     only_runc(patient)
     daemon(patient)

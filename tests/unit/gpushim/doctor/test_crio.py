@@ -98,7 +98,7 @@ def it_does_not_answer(node: Node) -> None:
     node.script("usr/bin/crio", f"cat {node.root}/loaded.toml 2>/dev/null || {{ echo no such socket >&2; exit 1; }}")
 
 
-@fault("crio-runtime", "broken", "have no runtime of gpushim's")
+@fault("crio-runtime", "broken", "do not name gpushim-runtime")
 def handler_is_missing(node: Node) -> None:
     (node.top / DROP_IN).unlink()
     restarted(node)

@@ -65,7 +65,7 @@ def dockerd_has_not_read_it(patient: Patient) -> None:
     only_runc(patient)
 
 
-@fault("docker-runtime", "warning", "has no runtime of gpushim's")
+@fault("docker-runtime", "warning", "does not name gpushim-runtime")
 def runtime_in_no_file(patient: Patient) -> None:
     only_runc(patient)
     patient.write(DAEMON, "{}")
@@ -141,7 +141,7 @@ def hook_alone(patient: Patient) -> None:
     only_runc(patient)
 
 
-@fault("containerd-daemon", "broken", "no good settings")
+@fault("containerd-daemon", "broken", "cannot be used")
 def containerd_dumps_nothing(patient: Patient) -> None:
     patient.patch.setattr(programs, "DIRECTORIES", (f"{patient.root}/usr/bin",))
     config = patient.write(CONTAINERD, "[[")
@@ -150,7 +150,7 @@ def containerd_dumps_nothing(patient: Patient) -> None:
     )
 
 
-@fault("containerd-runtime", "broken", "no runtime of gpushim's")
+@fault("containerd-runtime", "broken", "do not name gpushim-runtime")
 def handler_is_missing(patient: Patient) -> None:
     edit(patient, CONTAINERD, "gpushim-runtime", "runc")
 
@@ -185,7 +185,7 @@ def podman_runtime_is_gone(patient: Patient) -> None:
     edit(patient, "etc/containers/containers.conf", "/usr/bin", "/gone")
 
 
-@fault("podman-runtime", "warning", "has no runtime of gpushim's")
+@fault("podman-runtime", "warning", "does not name gpushim-runtime")
 def podman_is_not_configured(patient: Patient) -> None:
     (patient.top / "etc/containers/containers.conf").unlink()
 

@@ -354,7 +354,7 @@ def spec_that_is_none(patient: Patient) -> None:
     Path(patient.state, "cdi/broken.json").write_text("{")
 
 
-@fault("cdi-conflicts", "broken", "engines give neither")
+@fault("cdi-conflicts", "broken", "engines refuse that device")
 def device_twice(patient: Patient) -> None:
     Path(patient.state, "cdi/nvidia.json").write_text(SPEC % "/dev/null")
 

@@ -25,7 +25,7 @@ def theirs(patient: Patient) -> Path:
 def fixed(patient: Patient) -> None:
     """Do what doctor says."""
     (found,) = patient.said("cdi-conflicts")
-    assert (found.verdict, "engines give neither" in found.evidence) == ("broken", True)
+    assert (found.verdict, "engines refuse that device" in found.evidence) == ("broken", True)
     if found.fix == "gpushim refresh":
         patient.refreshed()
     else:

@@ -182,6 +182,16 @@ def test_configure_says_what_this_docker_looks_for(
     assert (" looks for " in output) is bool(says)
 
 
+@pytest.mark.parametrize("version", ["29.7.2", "29.1.5"])
+def test_it_does_not_say_it_where_the_names_are_there(
+    local: Path, call: Call, config: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd",), environ={"PATH": str(local)}))
+    monkeypatch.setattr(docker, "_info", lambda *_: {"ServerVersion": version})
+    assert " looks for " in ok(call("docker", None))
+    assert " looks for " not in ok(call("docker", None))
+
+
 @pytest.mark.usefixtures("config")
 def test_json_reports_links(local: Path, call: Call) -> None:
     report = json.loads(call("docker", None, "--format=json").stdout)

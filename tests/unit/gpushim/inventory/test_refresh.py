@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import posix
+import re
 import shutil
 import stat
 import sys
@@ -237,6 +238,15 @@ def test_no_driver(machine: Machine) -> None:
     snapshot = machine.saved()
     assert snapshot["error"]["code"] == INVENTORY
     assert (snapshot["gpus"], snapshot["files"]) == ([], {})
+
+
+def test_without_a_driver_the_log_has_no_consequences_of_that(machine: Machine) -> None:
+    """What is missing with the driver is no news beside the one sentence; the snapshot has it."""
+    machine.build(1, '[log]\nformat = "text"\nlevel = "warning"\n')
+    shutil.rmtree(machine.folder / "host/proc/driver/nvidia")
+    _, said = machine.refresh()
+    assert re.fullmatch(r"gpushim: no NVIDIA driver is loaded .*\n", said)
+    assert machine.saved()["notes"]
 
 
 def test_module_without_libraries(machine: Machine) -> None:
