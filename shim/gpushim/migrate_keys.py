@@ -1,7 +1,7 @@
 """What each key of NVIDIA's config.toml means here: a setting of ours, or a sentence.
 
-Source of the keys and their defaults: the toolkit's configuration, 1.20. A sentence begins with "not needed" where the
-value asks for what happens here anyway, else with "left out".
+Source of the keys and their defaults: the toolkit's configuration, 1.20. A sentence begins with "not needed" where
+the value asks for what happens here anyway, else with "left out".
 Out of scope: values that fit no key, and what a whole file becomes (migrate.py).
 """
 
@@ -114,7 +114,10 @@ KEYS: dict[str, tuple[type[Any], Meaning]] = {
     _MODES + "cdi.spec-dirs": (list, ("cdi", "spec-dirs")),
     _MODES + "cdi.default-kind": (str, ("cdi", "kind")),
     _MODES + "cdi.annotation-prefixes": (list, ("cdi", "annotation-prefixes")),
-    _MODES + "jit-cdi.nvcdi-feature-flags": (list, _only("gpushim has its own way to find files, and no switches for it")),
+    _MODES + "jit-cdi.nvcdi-feature-flags": (
+        list,
+        _only("gpushim has its own way to find files, and no switches for it"),
+    ),
     _MODES + "jit-cdi.nvcdi-disable-hooks": (list, _only("gpushim has one hook, which is always needed")),
     _MODES + "csv.mount-spec-path": (str, ("driver", "csv-directory")),
     _MODES + "csv.compat-container-root": (
