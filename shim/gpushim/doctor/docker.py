@@ -5,21 +5,22 @@ Out of scope: changing its settings (engines/docker.py).
 
 from __future__ import annotations
 
-import os
+import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.cdi import publish
-from gpushim.doctor import SLACK, Finding, Host, ask, broken, changed, ok, ours, restarting, skipped, warning
-from gpushim.engines import docker, files, gpus, is_ours, jsontext, leads_to_ours, programs, units
+from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, ours, skipped, warning
+from gpushim.engines import docker, files, gpus, jsontext, programs, units
 from gpushim.engines.gpus import CDI_HOOK, HOOK
 from gpushim.errors import GpushimError, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from gpushim.engines.running import Engine
 
-STOCK = ("runc", "io.containerd.runc.v2")  # runtimes that dockerd has by itself
+# Runtimes that dockerd has by itself: runc, shims by their type, and from version 23 on shims by their path.
+STOCK = re.compile(r"runc|io\.containerd\.[^/]+|/.+")
 CDI_SINCE, CDI_DEFAULT, CDI_GPUS = (25, 0), (28, 2), gpus.CDI_SINCE  # versions of Docker
 
 
@@ -44,9 +45,10 @@ def _absent(host: Host) -> Finding:
     if any(each.name == "dockerd" for each in host.strangers):
         return skipped("no dockerd runs that is this user's (engine-processes says more)")
     if programs.lying("dockerd", host.top):
-        start, wrong = units.fix("start", docker.UNIT, top=host.top), _unreadable(host.top + docker.default_config())
+        path = host.top + docker.default_config()
+        start, wrong = units.fix("start", docker.UNIT, top=host.top), _unreadable(path)
         told = f"no dockerd runs, and none would start: {wrong}" if wrong else "no dockerd runs"
-        fix = f"correct {host.top}{docker.default_config()}; then {start}" if wrong else start
+        fix = f"{corrected(path)}; then {start}" if wrong else start
         return (broken if "docker" in host.named else warning)(told, fix)
     return (
         broken("Docker is not installed", "install Docker (package docker.io, or docker-ce)")
@@ -55,15 +57,12 @@ def _absent(host: Host) -> Finding:
     )
 
 
-def _unreadable(path: str) -> str:
-    """Say why dockerd would not start with a file, or ""."""
+def _unreadable(path: str, more: Iterable[str] = ()) -> str:
+    """Say why dockerd would not start with a file, or ""; its command line may have more runtimes."""
     try:
         default = jsontext.get(_settings(path), ("default-runtime",))
-        return (
-            ""
-            if default in (None, *STOCK, *_runtimes(path))
-            else f"{path}: there is no runtime {quote(str(default))}"
-        )
+        known = default is None or STOCK.fullmatch(str(default)) or default in (*_runtimes(path), *more)
+        return "" if known else f"{path}: there is no runtime {quote(str(default))}, which is the default-runtime"
     except GpushimError as error:
         return str(error)
 
@@ -72,13 +71,11 @@ def runtime(host: Host) -> Iterator[Finding]:
     """Check that the runtime is in the file that dockerd reads, and that dockerd knows it."""
     for engine in host.running("dockerd"):
         path = _config(engine)
-        try:
-            entries = _runtimes(path)
-        except GpushimError as error:
-            yield broken(str(error), f"correct {path}")
+        if wrong := _unreadable(path, [each.partition("=")[0] for each in engine.option("--add-runtime")]):
+            yield broken(f"dockerd (process {engine.pid}) would not start again: {wrong}", corrected(path))
             continue
-        info = _info(host, engine)
-        written = [name for name, entry in entries.items() if _ours(engine, docker.program_of(entry))]
+        info, named = _info(host, engine), _programs(engine)
+        written = [name for name, program in named.items() if entries.ours(engine, program)]
         known = names(host, engine)
         if known:
             default = f", and {info['DefaultRuntime']} is the default" if info.get("DefaultRuntime") in known else ""
@@ -87,7 +84,7 @@ def runtime(host: Host) -> Iterator[Finding]:
             told = f"{path} has the runtime {written[0]}, which the running dockerd does not know"
             yield broken(told, _restart(host, engine))
         else:
-            other = docker.program_of(entries.get("nvidia"))
+            other = named.get("nvidia")
             yield (warning if _hook(engine) else broken)(
                 f"{path}, which dockerd (process {engine.pid}) reads, does not name gpushim-runtime"
                 + (f"; its nvidia is {other}" if other else ""),
@@ -98,7 +95,7 @@ def runtime(host: Host) -> Iterator[Finding]:
 def program(host: Host) -> Iterator[Finding]:
     """Check that dockerd can execute the runtimes for GPUs, whosever they are, in the root that it has."""
     for engine in host.running("dockerd"):
-        for name, path in _paths(engine):
+        for name, path in entries.for_gpus(engine, _programs(engine)).items():
             if engine.executable(path):
                 yield ok(f"dockerd can execute {path}")
                 continue
@@ -133,7 +130,7 @@ def hook(host: Host) -> Iterator[Finding]:
         elif not ours(path):
             yield warning(
                 f"{path}, the first on {where}, is not gpushim's",
-                f"remove {path} or its package; then {_configure(host, engine)}",
+                f"remove {shlex.quote(path)} or its package; then {_configure(host, engine)}",
             )
         else:
             yield ok(f"{path} is on {where}")
@@ -144,19 +141,18 @@ def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
         return "docker run --runtime=nvidia, or --device nvidia.com/gpu=all, instead"
     if len(host.running("dockerd")) > 1:  # `configure` links for the one of this host
         return f"link gpushim-hook as {name} in a directory of that PATH; then {_restart(host, engine)}"
-    first = "" if gpus.folders(engine) else f"put {gpus.SYSTEM} on the PATH of dockerd; then "
+    first = "" if gpus.folders(engine) else f"put {shlex.quote(gpus.SYSTEM)} on the PATH of dockerd; then "
     return f"{first}{_configure(host, engine)}"
 
 
 def restarted(host: Host) -> Iterator[Finding]:
     """Check that dockerd started after what it looks at only then, and has the runtimes that its file has now."""
     for engine in host.running("dockerd"):
-        since = engine.started + SLACK
         by_cdi = gpus.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
-        late = [path for path in (by_cdi, _hook(engine)) if path and changed(path) > since]
+        late = [path for path in (by_cdi, _hook(engine)) if path and engine.before(path)]
         if late:
             told = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
-        elif not names(host, engine) and changed(_config(engine)) > since:
+        elif not names(host, engine) and engine.before(_config(engine)):
             told = f"{_config(engine)} was changed after dockerd (process {engine.pid}) started"
         else:
             told = _not_loaded(host, engine)
@@ -169,7 +165,7 @@ def restarted(host: Host) -> Iterator[Finding]:
 def _not_loaded(host: Host, engine: Engine) -> str:
     """Say which runtime of the file is another one in the dockerd that runs, or ""."""
     info, path = _info(host, engine), _config(engine)
-    written = {name: docker.program_of(entry) for name, entry in _entries(engine).items()}
+    written = _programs(engine)
     loaded = docker.loaded(info, _entries(engine))
     if "error" in info or _unreadable(path):
         return ""  # `daemon` and `runtime` say it
@@ -229,24 +225,21 @@ def _restart(host: Host, engine: Engine) -> str:
 
 def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
     """Say how our runtime comes into the file that this dockerd reads, and into dockerd."""
-    entry = _entries(engine).get(name)
-    words = ["gpushim configure docker", *more]
-    words += [f"--config={_config(engine)}"] if len(host.running("dockerd")) > 1 else []
-    words += [f"--runtime-name={name}"] if name != "nvidia" else []
-    words += ["--force"] if entry is not None and not is_ours(docker.program_of(entry)) else []
-    command = restarting(" ".join(words), _restart(host, engine))
+    options = (*more, f"--config={_config(engine)}") if len(host.running("dockerd")) > 1 else more
+    command = entries.configure("docker", _programs(engine), _restart(host, engine), name, options)
     if engine.option("--add-runtime"):  # dockerd does not start with runtimes in both places
-        return f"move --add-runtime from dockerd's command line into {_config(engine)}; then {command}"
+        where = shlex.quote(_config(engine))
+        return f"move --add-runtime from the command line of dockerd into {where}; then {command}"
     return command
 
 
 def _list(host: Host, engine: Engine, folders: list[str]) -> str:
     """Say how our CDI devices come into one of the directories that dockerd reads."""
-    cdi, own = host.settings["cdi"], os.path.dirname(publish.path_of(host.settings))
-    if not cdi["write-spec"]:
-        return f"set write-spec = true under [cdi] in {host.config}; then gpushim refresh"
-    if os.path.realpath(own) not in map(os.path.realpath, map(engine.seen, folders)):
-        return f"add {own} to cdi-spec-dirs in {_config(engine)}; then {_restart(host, engine)}"
+    if not host.settings["cdi"]["write-spec"]:
+        return f"set write-spec = true under [cdi] in {shlex.quote(host.config)}; then gpushim refresh"
+    if not entries.looks_there(host, map(engine.seen, folders)):
+        where = f"{shlex.quote(entries.place(host))} to cdi-spec-dirs in {shlex.quote(_config(engine))}"
+        return f"add {where}; then {_restart(host, engine)}"
     return "gpushim refresh"
 
 
@@ -290,19 +283,14 @@ def _entries(engine: Engine) -> dict[str, dict[str, Any]]:
         return {}  # `runtime` says it
 
 
-def _paths(engine: Engine) -> list[tuple[str, str]]:
-    found = {name: docker.program_of(entry) for name, entry in _entries(engine).items()}
-    return [(name, path) for name, path in found.items() if is_ours(path) or (path and "nvidia" in name + path)]
-
-
-def _ours(engine: Engine, program: str) -> bool:
-    return is_ours(program) or leads_to_ours(engine.executable(program))
+def _programs(engine: Engine) -> dict[str, str]:
+    return {name: docker.program_of(entry) for name, entry in _entries(engine).items()}
 
 
 def names(host: Host, engine: Engine) -> list[str]:
     """List the names under which a dockerd knows gpushim-runtime."""
     loaded = docker.loaded(_info(host, engine), _entries(engine))
-    return [name for name, program in loaded.items() if _ours(engine, program)]
+    return [name for name, program in loaded.items() if entries.ours(engine, program)]
 
 
 def version_of(host: Host, engine: Engine) -> tuple[int, ...]:

@@ -36,7 +36,6 @@ UNIT = "containerd.service"
 # Where settings lie that nobody has named.
 USUAL = (containerd_daemon.SYSTEM_CONFIG, *containerd_services.CONFIGS.values())
 RUNC = "io.containerd.runc.v2"
-SLACK = 2.0  # seconds; the time of boot, which a process's start counts from, is known to the second
 # What says which program a runtime is; a runtime like another one has all else of it.
 _PROGRAM = ("runtime_type", "runtime_path", "runtime_engine", "runtime_root")
 _HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -95,7 +94,7 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     if not daemon.engine:
         start = f"; start {daemon.stopped}" if daemon.stopped else ""
         return [*missing, f"no containerd runs that reads {daemon.config}, so only the file was looked at{start}"]
-    if os.path.exists(found.config) and os.stat(found.config).st_mtime > daemon.engine.started + SLACK:
+    if daemon.engine.before(found.config):
         missing.append(f"containerd (process {daemon.engine.pid}) runs since before {found.config} was changed")
     if missing:
         return missing

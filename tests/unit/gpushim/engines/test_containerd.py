@@ -585,7 +585,8 @@ def test_verify_sees_that_containerd_runs_since_before(
     config: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(config, "version = 2")
-    engines.append(Engine("containerd", 7, started=config.stat().st_mtime - 60))
+    engines.append(Engine("containerd", 7, started=config.stat().st_ctime - 60))
+    os.utime(config, (1e9, 1e9))  # as packages and `cp -p` keep it
     monkeypatch.setattr(containerd_daemon, "dump", lambda daemon: DUMP_WITH)
     assert "runs since before" in "".join(containerd.verify(Wish(), Plan(str(config))))
 
