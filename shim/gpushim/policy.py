@@ -16,7 +16,7 @@ from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from gpushim import stamp
-from gpushim.errors import CONFIG, FAILED, NOT_FOUND, GpushimError
+from gpushim.errors import CONFIG, FAILED, INVENTORY, NOT_FOUND, GpushimError
 from gpushim.stamp import config_path as config_path  # shared with the create path
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def check_directories(driver: dict[str, Any], path: str) -> None:
     """
     sentence = absent(driver)
     if sentence:
-        raise GpushimError(f"{path}: {sentence}; correct it, or start what puts the driver there", CONFIG)
+        raise GpushimError(f"{path}: {sentence}; correct it, or start what puts the driver there", INVENTORY)
 
 
 def old_names(given: dict[str, Any]) -> list[str]:

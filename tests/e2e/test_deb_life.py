@@ -165,7 +165,7 @@ def test_removal_takes_engines_settings_back_if_asked(installed: Machine) -> Non
     assert installed.run("cat /etc/docker/daemon.json").stdout == mine
     assert installed.run("ls /usr/local/bin").stdout == ""
     assert installed.run("ls /etc/docker").stdout.split() == ["daemon.json"]
-    assert "Docker does not know yet" in done.stdout + done.stderr
+    assert "has the old settings" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("words", ["remove", "purge"])

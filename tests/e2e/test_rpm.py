@@ -65,7 +65,7 @@ def test_a_container_gets_its_gpus_and_the_files_stay_as_they_are(machine: RpmMa
     machine.there.run("gpushim list; gpushim doctor", check=False)
     assert machine.rpm("--verify gpushim", check=False).stdout == CHANGED
     assert machine.there.run(BYTECODE).stdout == compiled
-    assert compiled.count(".pyc\n") > 200
+    assert compiled.count(".pyc\n") > 150
     assert machine.there.run(f"find {LIB} -newer /run/gpushim/inventory.json").stdout == ""
 
 

@@ -71,7 +71,7 @@ def test_a_container_gets_its_gpus_on_python_39(debian_tree: Path) -> None:
         machine.rpm("-i", built.packages("rpm")[MAIN])
         packages.settle(there)
         compiled = there.run("find /usr/lib/gpushim -name '*.cpython-39.pyc'").stdout
-        assert compiled.count("\n") > 200
+        assert compiled.count("\n") > 150
         bundle = packages.bundle(there)
         sees_exactly(bundle.look(there.host, [0, 2], "NVIDIA_VISIBLE_DEVICES=0,2"), there.host, [0, 2])
         assert there.run("gpushim list --format csv | wc -l").stdout == "4\n"

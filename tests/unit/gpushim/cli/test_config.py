@@ -7,7 +7,7 @@ import pytest
 
 from gpushim import policy
 from gpushim.cli.config import config
-from gpushim.errors import CONFIG
+from gpushim.errors import CONFIG, INVENTORY
 from unit.gpushim.cli.looking import run
 
 
@@ -64,7 +64,7 @@ def test_a_link_that_leads_nowhere_is_wrong(toml: Path, command: str) -> None:
 @pytest.mark.parametrize("key", ["root", "dev-root"])
 def test_check_names_a_directory_that_does_not_exist(toml: Path, key: str) -> None:
     toml.write_text(f'[driver]\n{key} = "{toml}.d"\n')
-    error = str(run(config, "check", code=CONFIG).exception)
+    error = str(run(config, "check", code=INVENTORY).exception)
     assert error.startswith(f"{toml}: driver.{key} is '{toml}.d', which is no directory of this host; correct it")
 
 
