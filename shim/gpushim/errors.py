@@ -32,8 +32,13 @@ class GpushimError(Exception):
     """
 
     def __init__(self, sentence: str, exit_code: int = FAILED) -> None:
-        super().__init__(sentence if len(sentence) <= LONGEST else f"{sentence[:700]} ... {sentence[-700:]}")
+        super().__init__(shortened(sentence))
         self.exit_code = exit_code
+
+
+def shortened(text: str) -> str:
+    """Leave the middle out of text that is longer than LONGEST."""
+    return text if len(text) <= LONGEST else f"{text[:700]} ... {text[-700:]}"
 
 
 def quote(text: str) -> str:
@@ -59,6 +64,11 @@ def visible(text: str, keep: str = "") -> str:
 
     Returns:
         the same with escapes such as \x1b and \u202e for what is no printable character: controls, ends of lines,
-        marks that change the direction of writing, and bytes that are not UTF-8.
+        marks that change the direction of writing, bytes that are not UTF-8, and letters that look like a blank.
     """
-    return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
+    if text.isascii() and text.isprintable():
+        return text
+    shown = "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
+    for blank in "\u115f\u1160\u2800\u3164\uffa0":
+        shown = shown.replace(blank, ascii(blank)[1:-1])
+    return shown
