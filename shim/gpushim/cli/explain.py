@@ -51,7 +51,7 @@ def explain(
         folder, found.spec = _read(target)
     else:
         found = _described(env, annotation, mount, privileged)
-    report = story.explain(found.spec, folder, found.origins, found.layers)
+    report = story.explain(found.spec, folder, found.origins, found.layers, found.by_hook)
     report["notes"] = [*found.notes, *report["notes"]]
     if form == "json":
         click.echo(json.dumps(report, indent=2))

@@ -37,8 +37,7 @@ def add(found: Found, engine: str, names: list[str], directories: list[str]) -> 
         found.notes.append(f"{engine} itself injects the CDI device {quote(name)}, as {path} says")
         for part in (document, device):
             for entry in (part.get("containerEdits") or {}).get("env") or ():
-                found.spec["process"]["env"].append(entry)
-                found.origins[entry.partition("=")[0]] = f"CDI device {name} of {path}"
+                found.add(entry, f"CDI device {name} of {path}")
 
 
 def podmans(answer: dict[str, Any]) -> list[str]:

@@ -151,7 +151,7 @@ CHANNEL = f"{request.DEVICE_LIST}/imex/3"
         ([f"{DEVICES}="], [], STRICT, DEVICES, "names no device: it is empty"),
         ([f"{DEVICES}=void"], [], STRICT, DEVICES, f"names no device: {DEVICES} says void"),
         ([f"{DEVICES}=9,x/"], [], {}, DEVICES, "names the devices"),
-        ([f"{DEVICES}=0", f"{CAPABILITIES}=x"], [], {}, DEVICES, "names no device: the request is refused"),
+        ([f"{DEVICES}=0", f"{CAPABILITIES}=x"], [], {}, DEVICES, "does not count: the request is refused"),
         ([f"{DEVICES}=0", f"{CAPABILITIES}=x"], [], {}, CAPABILITIES, "does nothing: the request is refused"),
         ([f"{DEVICES}=0"], [MOUNT], {}, f"mount {MOUNT}",
          f"does not count: env {DEVICES} names the devices"),
