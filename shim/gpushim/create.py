@@ -17,7 +17,7 @@ import time
 
 from gpushim import bounds, bundle, fastjson, plan, request, stamp
 from gpushim.edits import apply
-from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError
+from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError, for_engines
 from gpushim.inventory import ensure
 from gpushim.logfile import append
 
@@ -286,7 +286,7 @@ def refuse(sentence: str, verb: str, container: str, log: str, log_format: str) 
 
 def complain(sentence: str, log: str, log_format: str) -> None:
     """Say why on stderr and as a line in runc's --log file: Docker and containerd show the last error line there."""
-    sentence = "gpushim: " + sentence
+    sentence = "gpushim: " + for_engines(sentence)
     line = fastjson.dumps({"level": "error", "msg": sentence, "time": now()})
     if log_format != "json":
         line = f"time={fastjson.dumps(now())} level=error msg={fastjson.dumps(sentence)}"

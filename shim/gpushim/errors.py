@@ -20,6 +20,15 @@ NOT_FOUND = 127  # there is no low-level runtime
 
 
 LONGEST = 4096 + 512  # PATH_MAX, so that each path that can exist is shown whole, and what is said about it
+# Words that engines look for in what a runtime says, dockerd in daemon/errors.go of moby, Podman in
+# libpod/oci_util.go: with them they change the exit code, or advise about mounts. Most are the kernel's own.
+MATCHED = (
+    ("permission denied", "no permission"),
+    ("operation not permitted", "not permitted"),
+    ("not a directory", "no directory"),
+    ("no such file or directory", "it is not there"),
+    ("executable file not found", "executable file is missing"),
+)
 
 
 class GpushimError(Exception):
@@ -39,6 +48,13 @@ class GpushimError(Exception):
 def shortened(text: str) -> str:
     """Leave the middle out of text that is longer than LONGEST."""
     return text if len(text) <= LONGEST else f"{text[:700]} ... {text[-700:]}"
+
+
+def for_engines(sentence: str) -> str:
+    """Replace words by which engines tell errors of a container's own command from others (MATCHED)."""
+    for words, others in MATCHED:
+        sentence = sentence.replace(words, others).replace(words.capitalize(), others)
+    return sentence
 
 
 def quote(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpushim import policy, stamp
+from gpushim.errors import GpushimError
 from gpushim.inventory import ensure, refresh
 
 
@@ -27,6 +28,19 @@ def snapshot(config: str = "", state: str = "") -> dict[str, Any]:
     config = config or stamp.config_path()
     found = ensure.read(config, state or stamp.state_dir())
     return refresh.look(policy.load(config)) if found is None else found
+
+
+def anyhow(notes: list[str]) -> dict[str, Any]:
+    """Return a snapshot as `snapshot`, with the defaults where the configuration is wrong.
+
+    Args:
+        notes: gets a sentence about that.
+    """
+    try:
+        return snapshot()
+    except GpushimError as error:
+        notes.append(f"{error}; the host is looked at as without a configuration")
+        return refresh.look(policy.defaults())
 
 
 def age(config: str, state: str) -> tuple[str, str]:
