@@ -17,7 +17,7 @@ from gpushim.inventory import present
 from gpushim.reasons import Reasons
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from gpushim.request import Request
 
@@ -31,7 +31,7 @@ def explain(
     spec: Any,
     bundle: str = "",
     origins: Mapping[str, str] | None = None,
-    layers: Iterable[str] = (),
+    rootfs: str | None = None,
     by_hook: bool = False,
 ) -> dict[str, Any]:
     """Say what a container would get.
@@ -41,7 +41,7 @@ def explain(
         bundle: its directory, absolute or relative; "" is the working directory.
         origins: who set a variable (also by NAME=VALUE), a mount or an annotation, by its name; config.json says so
             for the others.
-        layers: absolute paths of directories that make up the rootfs, where config.json does not name it.
+        rootfs: absolute path of the rootfs where config.json does not name it; "" if it is not known.
         by_hook: the engine calls the hook and a runtime of its own, so that gpushim's low-level runtime is not used.
 
     Returns:
@@ -62,7 +62,7 @@ def explain(
     try:
         if not isinstance(spec, dict):
             raise GpushimError("config.json is not a JSON object", BUNDLE)
-        _tell(report, spec, bundle, origins or {}, layers, by_hook)
+        _tell(report, spec, bundle, origins or {}, rootfs, by_hook)
     except GpushimError as error:
         report["refusal"] = {"sentence": str(error), "exit_code": error.exit_code}
     return report
@@ -94,7 +94,7 @@ def _tell(
     spec: dict[str, Any],
     bundle: str,
     origins: Mapping[str, str],
-    layers: Iterable[str],
+    rootfs: str | None,
     by_hook: bool,
 ) -> None:
     try:
@@ -116,7 +116,7 @@ def _tell(
     edits, _ = plan.plan(wanted, inventory, facts)
     reasons = Reasons(wanted, inventory, facts, edits)
     report["not_given"] += not_given.capabilities(wanted, inventory)
-    report["not_given"] += not_given.programs(edits, inventory, layers or [facts["rootfs"]])
+    report["not_given"] += not_given.programs(edits, inventory, facts["rootfs"] if rootfs is None else rootfs)
     for item, means, found in reasons.devices:
         report["devices"].append({"item": item, "means": means, "uuids": [device["uuid"] for device in found]})
     named = plan.parts(wanted)[1]

@@ -44,14 +44,14 @@ def explain(
     made = bool(env or annotation or mount or privileged)
     if [bool(target), bool(docker), made].count(True) != 1:
         raise click.UsageError("say one of: a bundle or config.json, --docker NAME, or --env NAME=VALUE")
-    folder, found = "", inspect.Found({})
+    folder, found = "", inspect.Found({}, rootfs=None)
     if docker:
         found = inspect.inspect(docker)
     elif target:
         folder, found.spec = _read(target)
     else:
         found = _described(env, annotation, mount, privileged)
-    report = story.explain(found.spec, folder, found.origins, found.layers, found.by_hook)
+    report = story.explain(found.spec, folder, found.origins, found.rootfs, found.by_hook)
     report["notes"] = [*found.notes, *report["notes"]]
     if form == "json":
         click.echo(json.dumps(report, indent=2))

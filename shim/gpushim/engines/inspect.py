@@ -38,14 +38,14 @@ class Found:
         origins: who set a variable, mount or annotation, by its name; also by NAME=VALUE of a variable that is set
             several times.
         notes: sentences about the way in which the engine brings GPUs, or does not.
-        layers: directories of the host that make up the rootfs, if they are known.
+        rootfs: absolute path of the rootfs on the host; "" if it is not known, None if the spec names it.
         by_hook: the engine calls the hook, and another runtime than gpushim-runtime.
     """
 
     spec: dict[str, Any]
     origins: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    layers: list[str] = field(default_factory=list)
+    rootfs: str | None = ""
     by_hook: bool = False
 
     def add(self, entry: str, who: str) -> None:
@@ -109,7 +109,7 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
         found.origins = dict.fromkeys([*map(_name, env), *theirs], f"image {quote(name)}")
     else:
         found = _container(engine, program, answer, env)
-    found.layers = injected.layers(answer)
+    found.rootfs = injected.rootfs(answer)
     requests = [request for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
     by_engine, rest, earlier = injected.podmans(answer), [], dict(found.origins)
     for request in requests:
