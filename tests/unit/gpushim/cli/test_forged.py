@@ -112,7 +112,7 @@ def test_variables_of_an_image(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_
     process = {"env": [f"{name}={name}" for name in names] + ["NVIDIA_VISIBLE_DEVICES=0"]}
     (tmp_path / "config.json").write_text(json.dumps({"process": process, "root": {"path": "/r"}}))
     said = apart().invoke(main, ["explain", str(tmp_path)]).stdout
-    assert "payroll-db" in said
+    assert "CONTAINER" in said
     assert not [row for row in rows(said) if row.startswith(("NAME ", "CONTAINER ", "  fix", "broken", "note"))]
     assert len(said) < 1200 * len(names)
 
