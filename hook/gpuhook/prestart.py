@@ -36,7 +36,7 @@ from gpuhook.finish import Work, finish
 from gpuhook.rootfs import Rootfs
 from gpuhook.walk import held
 from gpushim import bounds
-from gpushim.errors import FAILED, ROOTFS, GpushimError, visible
+from gpushim.errors import FAILED, ROOTFS, GpushimError, for_engines, visible
 from gpushim.fastjson import loads
 
 TYPE_CHECKING = False
@@ -336,6 +336,6 @@ def main(argv: list[str], work: Callable[[list[str]], None] = run) -> None:
 def say(sentence: str) -> None:
     """Write a line on stderr."""
     try:
-        posix.write(2, f"gpushim-hook: {visible(sentence)}\n".encode())
+        posix.write(2, f"gpushim-hook: {visible(for_engines(sentence))}\n".encode())
     except OSError:
         pass  # nobody listens

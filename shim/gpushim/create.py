@@ -18,7 +18,7 @@ import time
 
 from gpushim import bounds, bundle, fastjson, plan, request, stamp
 from gpushim.edits import apply
-from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError
+from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError, for_engines
 from gpushim.inventory import ensure
 from gpushim.logfile import append, now
 
@@ -101,7 +101,7 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
         if ignored:
             record(inventory, {"level": "warning", "msg": "no GPU", "container": container, "ignored": ignored})
         return low
-    low = str(inventory["runtime"]) or sought(inventory["policy"])
+    low = sought(inventory)
     edits, chosen = plan.plan(wanted, inventory, facts(spec, bundle_path))
     if apply(edits, spec):
         bundle.replace(path, fastjson.dumps(spec), status, folder)
@@ -235,18 +235,20 @@ def configured_runtime(last: str, launcher: str) -> str:
     return low
 
 
-def sought(settings: dict[str, Any]) -> str:
-    """Find the low-level runtime that the last refresh has not found.
+def sought(inventory: dict[str, Any]) -> str:
+    """Return the low-level runtime; looks for it if the last refresh has not found one.
 
     Args:
-        settings: the policy.
+        inventory: the snapshot.
 
     Raises:
         GpushimError: there is none.
     """
+    if inventory["runtime"]:
+        return str(inventory["runtime"])
     from gpushim import policy
 
-    return policy.low_level(settings["runtime"]["low-level"])
+    return policy.low_level(inventory["policy"]["runtime"]["low-level"])
 
 
 def become(low: str, args: list[str], ignored: int) -> NoReturn:
@@ -266,13 +268,16 @@ def become(low: str, args: list[str], ignored: int) -> NoReturn:
     try:
         posix.execve(low, [low, *args], posix.environ)
     except FileNotFoundError:
-        raise GpushimError(
-            f"the low-level runtime {low} is gone; install it, or run gpushim refresh", NOT_FOUND
-        ) from None
+        raise gone(low) from None
     except OSError as error:
         raise GpushimError(
             f"the low-level runtime {low} cannot be executed: {error.strerror}", NOT_EXECUTABLE
         ) from None
+
+
+def gone(low: str) -> GpushimError:
+    """Say that the low-level runtime of this path is not there any more."""
+    return GpushimError(f"the low-level runtime {low} is gone; install it, or run gpushim refresh", NOT_FOUND)
 
 
 def refuse(sentence: str, verb: str, container: str, log: str, log_format: str) -> None:
@@ -286,7 +291,7 @@ def refuse(sentence: str, verb: str, container: str, log: str, log_format: str) 
 
 def complain(sentence: str, log: str, log_format: str) -> None:
     """Say why on stderr and as a line in runc's --log file: Docker and containerd show the last error line there."""
-    sentence = "gpushim: " + sentence
+    sentence = "gpushim: " + for_engines(sentence)
     line = fastjson.dumps({"level": "error", "msg": sentence, "time": now()})
     if log_format != "json":
         line = f"time={fastjson.dumps(now())} level=error msg={fastjson.dumps(sentence)}"

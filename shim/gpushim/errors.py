@@ -20,6 +20,15 @@ NOT_FOUND = 127  # there is no low-level runtime
 
 
 LONGEST = 4096 + 512  # PATH_MAX, so that each path that can exist is shown whole, and what is said about it
+# Words that engines look for in what a runtime says, dockerd in daemon/errors.go of moby, Podman in
+# libpod/oci_util.go: with them they change the exit code, or advise about mounts. Most are the kernel's own.
+MATCHED = (
+    ("permission denied", "no permission"),
+    ("operation not permitted", "not permitted"),
+    ("not a directory", "no directory"),
+    ("no such file or directory", "it is not there"),
+    ("executable file not found", "executable file is missing"),
+)
 
 
 class GpushimError(Exception):
@@ -32,8 +41,20 @@ class GpushimError(Exception):
     """
 
     def __init__(self, sentence: str, exit_code: int = FAILED) -> None:
-        super().__init__(sentence if len(sentence) <= LONGEST else f"{sentence[:700]} ... {sentence[-700:]}")
+        super().__init__(shortened(sentence))
         self.exit_code = exit_code
+
+
+def shortened(text: str) -> str:
+    """Leave the middle out of text that is longer than LONGEST."""
+    return text if len(text) <= LONGEST else f"{text[:700]} ... {text[-700:]}"
+
+
+def for_engines(sentence: str) -> str:
+    """Replace words by which engines tell errors of a container's own command from others (MATCHED)."""
+    for words, others in MATCHED:
+        sentence = sentence.replace(words, others).replace(words.capitalize(), others)
+    return sentence
 
 
 def quote(text: str) -> str:
@@ -59,6 +80,11 @@ def visible(text: str, keep: str = "") -> str:
 
     Returns:
         the same with escapes such as \x1b and \u202e for what is no printable character: controls, ends of lines,
-        marks that change the direction of writing, and bytes that are not UTF-8.
+        marks that change the direction of writing, bytes that are not UTF-8, and letters that look like a blank.
     """
-    return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
+    if text.isascii() and text.isprintable():
+        return text
+    shown = "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
+    for blank in "\u115f\u1160\u2800\u3164\uffa0":
+        shown = shown.replace(blank, ascii(blank)[1:-1])
+    return shown

@@ -17,25 +17,32 @@ from gpushim.inventory import present
 from gpushim.reasons import Reasons
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from gpushim.request import Request
 
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 ROOTFS = "/rootfs"  # of a container that is not there yet
-SHOWN = 200  # characters of a value
+REFUSED = "the request is refused"
+SHOWN = 200  # characters of a name or a value
 
 
 def explain(
-    spec: Any, bundle: str = "", origins: Mapping[str, str] | None = None, layers: Iterable[str] = ()
+    spec: Any,
+    bundle: str = "",
+    origins: Mapping[str, str] | None = None,
+    rootfs: str | None = None,
+    by_hook: bool = False,
 ) -> dict[str, Any]:
     """Say what a container would get.
 
     Args:
         spec: config.json as parsed; it is not changed.
         bundle: its directory, absolute or relative; "" is the working directory.
-        origins: who set a variable, a mount or an annotation, by its name; config.json says so for the others.
-        layers: absolute paths of directories that make up the rootfs, where config.json does not name it.
+        origins: who set a variable (also by NAME=VALUE), a mount or an annotation, by its name; config.json says so
+            for the others.
+        rootfs: absolute path of the rootfs where config.json does not name it; "" if it is not known.
+        by_hook: the engine calls the hook and a runtime of its own, so that gpushim's low-level runtime is not used.
 
     Returns:
         "asked"         [{"what", "value", "from", "effect"}]: all that was looked at
@@ -55,7 +62,7 @@ def explain(
     try:
         if not isinstance(spec, dict):
             raise GpushimError("config.json is not a JSON object", BUNDLE)
-        _tell(report, spec, bundle, origins or {}, layers)
+        _tell(report, spec, bundle, origins or {}, rootfs, by_hook)
     except GpushimError as error:
         report["refusal"] = {"sentence": str(error), "exit_code": error.exit_code}
     return report
@@ -83,12 +90,17 @@ def described(
 
 
 def _tell(
-    report: dict[str, Any], spec: dict[str, Any], bundle: str, origins: Mapping[str, str], layers: Iterable[str]
+    report: dict[str, Any],
+    spec: dict[str, Any],
+    bundle: str,
+    origins: Mapping[str, str],
+    rootfs: str | None,
+    by_hook: bool,
 ) -> None:
     try:
         wanted, inventory = create.find_request(spec, report["ignored"], present.snapshot)
     except GpushimError:
-        report["asked"] = [*_looked_at(spec, _settings(), None, origins, "the request is refused")]
+        report["asked"] = [*_looked_at(spec, _settings(), None, origins, refused=True)]
         raise
     settings = inventory.get("policy") or policy.defaults()
     report["asked"] = [*_looked_at(spec, settings, wanted, origins)]
@@ -96,13 +108,15 @@ def _tell(
         report["nothing"] = _nothing(report)
         return
     report["source"], report["notes"] = wanted.source, inventory["notes"]
+    if not by_hook and create.missing(low := create.sought(inventory)):
+        raise create.gone(low)
     conditions = () if plan.parts(wanted)[0] is None else wanted.requirements
     report["requirements"] = [{"variable": name, "expression": text} for name, text in conditions]
     facts = create.facts(spec, bundle)
     edits, _ = plan.plan(wanted, inventory, facts)
     reasons = Reasons(wanted, inventory, facts, edits)
     report["not_given"] += not_given.capabilities(wanted, inventory)
-    report["not_given"] += not_given.programs(edits, inventory, layers or [facts["rootfs"]])
+    report["not_given"] += not_given.programs(edits, inventory, facts["rootfs"] if rootfs is None else rootfs)
     for item, means, found in reasons.devices:
         report["devices"].append({"item": item, "means": means, "uuids": [device["uuid"] for device in found]})
     named = plan.parts(wanted)[1]
@@ -143,7 +157,7 @@ def _looked_at(
     settings: dict[str, Any],
     wanted: Request | None,
     origins: Mapping[str, str],
-    refused: str = "",
+    refused: bool = False,
 ) -> Iterator[dict[str, str]]:
     """List what a request may consist of, with what it did; with nothing of a wrong type, which is refused anyway."""
     swarm = settings["requests"]["swarm-variables"]
@@ -151,8 +165,9 @@ def _looked_at(
     last = {name: place for place, (name, _, _) in enumerate(env)}
     devices = env[last[request.DEVICES]][2] if request.DEVICES in last else ""
     void = "void" in [word.strip() for word in devices.split(",")]
-    otherwise = refused or (f"{request.DEVICES} says void" if void else "")
+    otherwise = REFUSED if refused else f"{request.DEVICES} says void" if void else ""
     told = _Told(wanted, settings, otherwise, any("/imex/" in path for _, path in _mounts(spec)))
+    final = {entry: place for place, entry in enumerate(env)}
     for key, value in sorted(_texts(spec.get("annotations"))):
         if key.startswith(tuple(settings["cdi"]["annotation-prefixes"])):
             yield _row(f"annotation {key}", value, origins, told.names("annotation", value, "annotations"))
@@ -162,10 +177,13 @@ def _looked_at(
             effect = effect if request.is_null(source) else "names no device: its source is not /dev/null"
             yield _row(f"mount {path}", source, origins, effect)
     for place, (name, _, value) in enumerate(env):
+        if final[name, "=", value] != place:
+            continue  # said again below
         meant = not_given.meant(name, swarm)
         if name.startswith("NVIDIA_") or name in ("CUDA_VERSION", request.MPS_PIPES, *swarm) or meant:
             effect = f"means nothing to gpushim; is {meant} meant?" if meant else told.effect(name, value)
-            yield _row(name, value, origins, effect if last[name] == place else "set again below, which counts")
+            who = {name: origins[entry]} if (entry := f"{name}={value}") in origins else origins
+            yield _row(name, value, who, effect if last[name] == place else "set again below, which counts")
     if wanted and CAPABILITIES not in last:
         words = "all" if wanted.legacy else ",".join(wanted.capabilities)
         named = settings["requests"]["default-capabilities"] != policy.defaults()["requests"]["default-capabilities"]
@@ -177,9 +195,12 @@ def _looked_at(
 
 
 def _row(what: str, value: str, origins: Mapping[str, str], effect: str) -> dict[str, str]:
-    shown = value if len(value) <= SHOWN else value[:SHOWN] + "..."
-    name = what.partition(" ")[2] or what
-    return {"what": what, "value": shown, "from": origins.get(name, "config.json"), "effect": effect}
+    by = origins.get(what.partition(" ")[2]) or origins.get(what, "config.json")
+    return {"what": _cut(what), "value": _cut(value), "from": by, "effect": effect}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
 class _Told:
@@ -198,6 +219,8 @@ class _Told:
     def names(self, source: str, value: str, way: str) -> str:
         """Say what comes of something that names devices: its source as authorization has it, its way as Request."""
         wanted = self._wanted
+        if wanted is None and self._otherwise == REFUSED:
+            return f"does not count: {REFUSED}"
         if wanted is None and (self._otherwise or not value.strip(" ,")):
             return f"names no device: {self._otherwise or 'it is empty'}"
         if wanted is None:

@@ -42,12 +42,12 @@ ALLOWANCE = 64 << 20  # bytes that are read of one user's states; a container's 
 LOOK = 4096  # bytes of it that any look at a file costs
 PLACES = 64  # directories of one user's, each with the containers of a runtime
 STAT_LIMIT = 4096  # bytes of a process's stat
-# Annotations by which an engine can be told.
+# Annotations by which an engine can be told, KEY=VALUE; Podman writes some of CRI-O's beside its own.
 ENGINES = (
+    ("io.container.manager=libpod", "podman"),
+    ("io.podman.", "podman"),
     ("io.kubernetes.cri-o.", "cri-o"),
     ("io.kubernetes.cri.", "containerd (CRI)"),
-    ("io.podman.", "podman"),
-    ("io.container.manager", "podman"),
     ("nerdctl/", "nerdctl"),
 )
 
@@ -331,7 +331,7 @@ def devices(paths: set[str], inventory: dict[str, Any]) -> list[str]:
 
 def _engine(annotations: dict[str, Any]) -> str:
     for prefix, engine in ENGINES:
-        if any(key.startswith(prefix) for key in annotations):
+        if any(f"{key}={value}".startswith(prefix) for key, value in annotations.items()):
             return engine
     return ""
 

@@ -60,38 +60,37 @@ def _brought(wanted: Request, names: list[str], devices: tuple[list[Any], list[A
     return [*nodes, *(file["path"] for file in plan.driver_files(other, inventory))]
 
 
-def programs(edits: list[tuple[str, Any]], inventory: dict[str, Any], rootfs: Iterable[str]) -> Rows:
+def programs(edits: list[tuple[str, Any]], inventory: dict[str, Any], rootfs: str) -> Rows:
     """List the driver's programs of a plan, if the image cannot run them: they need glibc.
 
     Args:
         edits: of the plan.
         inventory: the snapshot.
-        rootfs: absolute paths of the rootfs, or of the layers that make it; those that are not there say nothing.
+        rootfs: absolute path of all of it; one that is not there says nothing.
 
     Returns:
         {"what", "why"} for all of them together, or nothing.
     """
     known = {file["path"] for files in inventory["files"].values() for file in files if file["kind"] == "binary"}
     mounted = [value["destination"] for kind, value in edits if kind == "mount" and value["destination"] in known]
-    why = _no_glibc(rootfs) if mounted else ""
+    why = _no_glibc(rootfs) if mounted and rootfs else ""
     if why:
         yield {"what": "programs of the driver", "why": f"{', '.join(mounted)}: mounted, but cannot run: {why}"}
 
 
-def _no_glibc(rootfs: Iterable[str]) -> str:
+def _no_glibc(rootfs: str) -> str:
     """Say why an image cannot run what is linked with glibc; "" if it can, or is not there to be looked at."""
     machine = posix.uname().machine
     musl = f"/lib/ld-musl-{machine}.so.1"
-    loader, seen = LOADERS.get(machine, musl), set()
-    for path in rootfs:
-        try:
-            root = Rootfs("", path)
-        except (OSError, ValueError):
-            continue
-        try:
-            seen |= {each for each in (loader, musl, "/etc") if root.exists(each)}
-        finally:
-            posix.close(root.fd)
+    loader = LOADERS.get(machine, musl)
+    try:
+        root = Rootfs("", rootfs)
+    except (OSError, ValueError):
+        return ""
+    try:
+        seen = {each for each in (loader, musl, "/etc") if root.exists(each)}
+    finally:
+        posix.close(root.fd)
     if loader in seen or not seen:
         return ""
     other = f"it has musl's ({musl})" if musl in seen else "its programs are static"

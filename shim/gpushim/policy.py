@@ -235,7 +235,7 @@ def stand_in(names: list[str], last: str) -> str:
         GpushimError: as `low_level`.
     """
     others = [last, posixpath.basename(last)] if last else [name for name in RUNTIMES if name not in names]
-    return low_level([*names, *others])
+    return low_level([*dict.fromkeys([*names, *others])])
 
 
 def _folders() -> Iterator[list[str]]:
@@ -361,15 +361,33 @@ def _alone(value: Any, rule: dict[str, Any]) -> bool:
 
 
 def _unknown(name: str) -> str:
-    from difflib import get_close_matches  # for a config.toml that is wrong, never else
-
     sections = schema()["properties"]
-    known = [*sections, *(f"{section}.{key}" for section, rule in sections.items() for key in rule["properties"])]
-    near = get_close_matches(name, known, 1)
-    if not near:  # the right key in the wrong section
-        near = [path for path in known if path.rpartition(".")[2] == name.rpartition(".")[2]]
-    hint = f"did you mean {near[0]}?" if near else f"the sections are {', '.join(sections)}"
+    keys = [f"{section}.{key}" for section, rule in sections.items() for key in rule["properties"]]
+    near = _meant(name, [*sections, *keys])
+    section = name.partition(".")[0]
+    hint = f"the sections are {', '.join(sections)}"
+    if near or section in sections:
+        hint = (
+            f"did you mean {near}?"
+            if near
+            else f"the keys of [{section}] are {', '.join(sections[section]['properties'])}"
+        )
     return f"{_shown(name).strip(_QUOTES)} is not a known key; {hint}"
+
+
+def _meant(name: str, known: list[str]) -> str:
+    """Return the key that somebody may have meant or begun, in its section if there is one; "" if none is."""
+    from difflib import SequenceMatcher  # for a config.toml that is wrong, never else
+
+    section, _, key = name.rpartition(".")
+    ranked = [(0.0, "")]
+    for path in known:
+        place, _, other = path.rpartition(".")
+        ratios = (SequenceMatcher(None, key, end).ratio() for end in (other, other[: len(key) + 1]))
+        here = 0.1 if place == section else 0.0 if key == other else -0.1
+        ranked.append((max(ratios) + here, path))
+    likeness, path = max(ranked, key=lambda pair: pair[0])
+    return path if likeness >= 0.85 else ""
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:

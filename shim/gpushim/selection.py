@@ -313,6 +313,10 @@ def _refuse(who: str, item: Item, found: list[Device], inventory: dict[str, Any]
     if found:
         these = told(inventory, f"{len(found)} GPUs: {_gpus(found)}", "more than one GPU")
         raise GpushimError(f'{who} GPU "{asked}", which fits {these}; write more of the UUID', REQUEST)
+    digits = item[2][4:].lower() if item[2][:4].upper() == "GPU-" else "-"
+    if len(digits) < _UUID_GROUPS[0] and not digits.strip(_HEX):
+        fix = f"write at least {_UUID_GROUPS[0]} digits of it"
+        raise GpushimError(f'{who} GPU "{asked}", which is too short for a UUID; {fix}', REQUEST)
     what = "MIG instance" if item[0].startswith("mig-") else "GPU"
     if not told(inventory, "lists"):
         raise GpushimError(f'{who} {what} "{asked}", which this host does not have; use one that it has', REQUEST)

@@ -1,7 +1,8 @@
 """Whether a container could ask for a GPU, when nobody can tell: the configuration cannot be read, or is wrong.
 
 Then nothing says which variables, annotations and mounts count. Whoever could ask under any configuration is refused,
-for it would else start without its GPU; nobody else is harmed. Out of scope: what is wrong (policy.py).
+for it would else start without its GPU; nobody else is harmed: a variable or an annotation asks only if the file may
+name it, and its value may be a device. Out of scope: what is wrong (policy.py).
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import os
 import re
 from typing import Any
 
-from gpushim import policy, request
+from gpushim import policy, request, selection
 from gpushim.errors import GpushimError
 
 _WORD = re.compile(r"[A-Za-z0-9._/-]+")
-_COMMENT = re.compile(r"""^((?:[^#"'\n]|"[^"\n]*"|'[^'\n]*')*)#.*$""", re.MULTILINE)
+_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)  # elsewhere a # may be part of a string that has no end
+_MULTILINE = re.compile("\"\"\"|'''")
+_NO_STRING = re.compile(r"""^(?:[^"'\n]*$|[ \t]*[\w.-]+[ \t]*=)""", re.MULTILINE)  # a header, a key
+# TOML v1.1, "String": code points, and the end of a line in a string of several.
+_ESCAPE = re.compile(r"\\(?:[ \t]*\n\s*|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00[01][0-9a-fA-F]{5}))")
 
 
 def may_ask(spec: dict[str, Any], config: str, state: str) -> bool:
@@ -28,35 +33,84 @@ def may_ask(spec: dict[str, Any], config: str, state: str) -> bool:
     try:
         settings = policy.load(config)  # it is the host that cannot be listed
     except GpushimError:
-        settings = _widest(spec, _words(config) | _words(state + "/triggers"))
+        settings = _widest(spec, [_text(config), _text(state + "/triggers")])
     try:
         return request.read(spec, settings) is not None
     except GpushimError:  # why no snapshot can be had is what must be said
         return True
 
 
-def _widest(spec: dict[str, Any], words: set[str]) -> dict[str, Any]:
-    """Make the policy under which everything counts, with the variables and annotations that these words may name."""
+def _widest(spec: dict[str, Any], texts: list[str | None]) -> dict[str, Any]:
+    """Make the policy under which everything counts that these texts may name; None may name anything."""
+    variables = {name for name, value in _variables(spec) if _is_device(value)}
+    annotations = [key for key, value in _annotations(spec) if _is_device(value, "cdi")]
+    known = [text for text in texts if text is not None]
+    if len(known) == len(texts):
+        variables &= {word for text in known for word in _words(text)}
+        prefixes = tuple({word for text in known for word in _words(_strings(text))})
+        annotations = [key for key in annotations if key.startswith(prefixes)]
     settings = policy.defaults()
-    settings["requests"].update({"accept-volume-mounts": True, "swarm-variables": sorted(words & _names(spec))})
-    settings["cdi"]["annotation-prefixes"] += sorted(words)
+    settings["requests"].update({"accept-volume-mounts": True, "swarm-variables": sorted(variables)})
+    settings["cdi"]["annotation-prefixes"] += annotations
     settings["cdi"]["foreign-kinds"] = ["*"]
     return settings
 
 
-def _words(path: str) -> set[str]:
-    """Read what a file may name as a variable or an annotation, however wrong it is; comments name nothing."""
+def _text(path: str) -> str | None:
+    """Read a file, however wrong it is, without comments, which name nothing; None if that cannot be done."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO must not hang us
         with open(fd, "rb") as file:
-            text = (file.read(policy.CONFIG_LIMIT) or b"").decode("utf-8", "replace")
+            data = file.read(policy.CONFIG_LIMIT + 1) or b""
+    except FileNotFoundError:
+        return ""
     except OSError:
-        return set()
-    return set(_WORD.findall(_COMMENT.sub(r"\1", text)))
+        return None
+    if len(data) > policy.CONFIG_LIMIT:
+        return None
+    # Names are ASCII: without NULs they stand in UTF-16 and UTF-32 as in every other encoding.
+    text = data.replace(b"\0", b"").decode("utf-8", "replace").replace("\r", "\n")
+    return text if _MULTILINE.search(text) else _COMMENT.sub("", text)
 
 
-def _names(spec: dict[str, Any]) -> set[str]:
+def _strings(text: str) -> str:
+    """Leave out of a configuration what is surely in no string, as headers and keys are."""
+    return text if _MULTILINE.search(text) else _NO_STRING.sub("", text)
+
+
+def _words(text: str) -> set[str]:
+    return {*_WORD.findall(text), *_WORD.findall(_ESCAPE.sub(_meant, text))}
+
+
+def _meant(escape: re.Match[str]) -> str:
+    digits = escape[1] or escape[2] or escape[3] or "0"
+    return chr(int(digits, 16)) if int(digits, 16) in range(1, 0x110000) else ""
+
+
+def _is_device(value: str, kind: str = "") -> bool:
+    """Say whether a value may name devices, of a kind of selection.Item or any."""
+    texts = [text.strip() for text in value.split(",") if text.strip()]
+    kinds = {*map(_kind, texts)} - {"unknown"}
+    return "void" not in texts and bool(kinds & {kind} if kind else kinds)
+
+
+def _kind(text: str) -> str:
+    try:
+        items = selection.parse([text], ())
+    except GpushimError:  # one that the request will be refused for
+        return "index"
+    return items[0][0] if items else "none"
+
+
+def _variables(spec: dict[str, Any]) -> list[tuple[str, str]]:
     process = spec.get("process")
     env = process.get("env") if isinstance(process, dict) else None
     listed = env if isinstance(env, list) else ()
-    return {entry.partition("=")[0] for entry in listed if isinstance(entry, str)}
+    pairs = [entry.partition("=") for entry in listed if isinstance(entry, str)]
+    return [(name, value) for name, _, value in pairs]
+
+
+def _annotations(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    found = spec.get("annotations")
+    listed = found.items() if isinstance(found, dict) else ()
+    return [(key, value) for key, value in listed if isinstance(value, str)]

@@ -211,8 +211,8 @@ def test_the_image_has_a_link_in_the_place_of_the_directory(
 TROUBLES = {
     "no daemon": "no control daemon has its pipes in /run/nvidia-mps; start it with CUDA_MPS_PIPE_DIRECTORY=",
     "no control": "no control daemon has its pipes in /run/nvidia-mps",
-    "a link": "/run/nvidia-mps is not a directory, or a link to one; start the daemon with",
-    "a file": "/run/nvidia-mps is not a directory, or a link to one",
+    "a link": "/run/nvidia-mps is no directory, or a link to one; start the daemon with",
+    "a file": "/run/nvidia-mps is no directory, or a link to one",
     "another user's": "/run/nvidia-mps is of user 1000, not root's",
     "everybody's": "others than root may write to /run/nvidia-mps",
     "below a directory of everybody's": "others than root may write to /run",

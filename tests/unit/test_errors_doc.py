@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+from pathlib import Path
 
 import pytest
 
+from gpuhook import prestart
+from gpushim import create
+from gpushim.errors import for_engines
 from unit.sentences import TOP, Sentence, collected
 
 PAGE = (TOP / "docs/errors.md").read_text()
@@ -84,6 +90,23 @@ def test_what_is_passed_on_is_known() -> None:
 def unquoted(text: str) -> str:
     """An expression without its quotation marks, which ast.unparse chooses differently from Python to Python."""
     return re.sub(r"[\\'\"]", "", text)
+
+
+def test_no_sentence_has_words_that_engines_look_for() -> None:
+    for text in [text for _, text in rows()] + [each.text for each in SENTENCES]:
+        assert for_engines(text) == text
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT])
+def test_what_the_kernel_says_is_said_to_engines_in_other_words(
+    number: int, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sentence = f"/a cannot be read: {os.strerror(number)}; {os.strerror(number).lower()}"
+    create.complain(sentence, str(tmp_path / "log"), "json")
+    prestart.say(sentence)
+    for said in (*capfd.readouterr().err.splitlines(), (tmp_path / "log").read_text()):
+        assert "/a cannot be read: " in said
+        assert os.strerror(number).lower() not in said.lower()
 
 
 @pytest.mark.parametrize(("text", "end"), [("... is gone", "; install it"), ("... is gone", "")])

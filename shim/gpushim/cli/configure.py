@@ -130,7 +130,7 @@ def _by_hand(engine: Any, wish: Wish) -> None:
         arguments = _restarting(engine, wish, plan)
         commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {engine.PROGRAM}")
     for line in [*commands, *(f"# note: {sentence}" for sentence in _kept(plan, []))]:
-        show.say(line)
+        show.text(line)
     if not commands:
         show.say(f"# {plan.config}: nothing to take back")
 
@@ -200,7 +200,7 @@ def _print(form: str, title: str, wish: Wish, report: dict[str, Any], dry_run: b
         else:
             show.say(f"{change['done']} {change['path']}")
     for link in report["links"]:
-        show.say(link["command"] if dry_run else f"{link['done']} {link['path']}")
+        show.text(link["command"] if dry_run else f"{link['done']} {link['path']}")
     if not (report["changes"] or report["links"]) and report["missing"] is None:
         show.say(f"{report['config']}: nothing to {'take back' if wish.remove else 'change'}")
     for note in report["notes"]:

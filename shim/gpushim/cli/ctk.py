@@ -178,7 +178,7 @@ def default_config() -> None:
     for section, entries in policy.defaults().items():
         show.say(f"[{section}]")
         for key, value in entries.items():
-            show.say(migrate.written(key, value))
+            show.text(migrate.written(key, value))
         show.say()
 
 

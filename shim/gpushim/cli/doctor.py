@@ -79,8 +79,8 @@ def _print(found: list[diagnosis.Finding], everything: bool) -> None:
     else:
         for each in shown:
             show.say(f"{each.verdict}: {each.check}")
-            show.prose(each.evidence, "  ")
+            show.say(each.evidence, first="  ")
             if each.fix:
-                show.say(f"  fix: {each.fix}")  # in one piece, to be copied
+                show.command(each.fix, "  fix: ")
     counts = ", ".join(f"{sum(each.verdict == kind for each in found)} {kind}" for kind in checks.ORDER)
     show.say(counts if everything or not rest else f"{counts}; --all shows what is ok or skipped")

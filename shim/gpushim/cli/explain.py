@@ -47,7 +47,7 @@ def explain(
         from gpushim.engines import inspect  # a fifth of the command's time, with an HTTP client
 
         found = inspect.inspect(docker)
-        report = story.explain(found.spec, "", found.origins, found.layers)
+        report = story.explain(found.spec, "", found.origins, found.rootfs, found.by_hook)
         report["notes"] = [*found.notes, *report["notes"]]
     elif target:
         folder, spec = _read(target)

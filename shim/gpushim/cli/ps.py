@@ -30,11 +30,12 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
     does before Docker 29.2; mount, where neither config.json nor the runtime's state tells which. The host's whole
     /dev, mounted into a container, is not seen here. What an ordinary user may not look at is said; root sees all.
     """
-    inventory = present.snapshot()
+    trouble: list[str] = []
+    inventory = present.anyhow(trouble)
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
     found, notes = holders.holders(inventory, list(state) or None)
-    for note in notes:
+    for note in [*trouble, *notes]:
         show.say(f"note: {note}", error=True)
     if not found and form == "table":
         # What could not be read may have any number of them.

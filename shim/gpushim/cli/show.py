@@ -1,28 +1,35 @@
 """How commands show what they found: a table for people, JSON or CSV for programs.
 
-Nothing is ever shortened or broken: where a terminal is too narrow for a table's rows, each becomes a block of lines
-with one cell each, and a cell that is longer than a line is the terminal's to wrap, so that what is copied is whole.
-Elsewhere a row is a line, which grep finds. All text goes through `visible`: much of it comes from processes, images
-and files of others, and would else tell the terminal what to do. JSON escapes by itself.
+No word is ever broken, and nothing is shortened that a path could be: where a terminal is too narrow for a table's
+rows, each becomes a block of lines with one cell each. Elsewhere a row is a line, which grep finds.
+Much of the text comes from processes, images and files of others. It goes through `visible`, for it would else tell
+the terminal what to do, and it cannot look like lines of ours: several blanks, which part columns, are escaped, and
+on a terminal lines are broken here, at blanks alone, with more blanks in front than any line of ours has. What the
+terminal itself wraps is one word. JSON and CSV are for programs, and whole.
 Out of scope: what is shown.
 """
 
 from __future__ import annotations
 
-import io
 import json
+import os
+import re
 import sys
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpushim.errors import visible
+from gpushim.errors import shortened, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 LEAST = 20  # columns that a sentence gets, however narrow the terminal
+CONTINUED = " " * 4  # in front of what continues a line
+PADDED = 120  # characters up to which the cells of a column are made equally long
+_PART = re.compile(r" *[^ ]+")
+_BLANKS = re.compile(r"  +|^ | $")
+_QUOTED = re.compile(r"""(?<!\w)(['"])[^'"]* [^'"]*\1""")
 
 
 def format_option(*forms: str) -> Callable[[Any], Any]:
@@ -34,18 +41,19 @@ def format_option(*forms: str) -> Callable[[Any], Any]:
     return click.option("--format", "form", type=click.Choice(forms), default=forms[0], help="How to print it.")
 
 
-def say(line: str = "", *, error: bool = False) -> None:
-    """Print a line.
+def say(line: str = "", *, first: str = "", error: bool = False) -> None:
+    """Print a line, on a terminal broken at blanks.
 
     Args:
         line: with whatever others wrote in it.
+        first: stands in front of it.
         error: whether it goes to stderr.
     """
-    click.echo(visible(line), err=error)
+    _put(_cell(line), first, error=error)
 
 
 def text(lines: str) -> None:
-    """Print text of several lines, such as a diff; tabs stay."""
+    """Print text of several lines as they are, such as a diff or commands; tabs stay."""
     for line in lines.removesuffix("\n").split("\n") if lines else ():
         click.echo(visible(line, "\t"))
 
@@ -59,55 +67,111 @@ def emit(form: str, data: object, columns: Sequence[str], rows: Sequence[Sequenc
         columns: heads of the table.
         rows: its cells; None is an empty one.
     """
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if form == "json":
         click.echo(json.dumps(data, indent=2))
     elif form == "csv":
         import csv
 
-        written = io.StringIO()
-        writer = csv.writer(written, lineterminator="\n")
-        writer.writerows([list(columns), *([visible(cell) for cell in row] for row in cells)])
-        click.echo(written.getvalue(), nl=False)
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(columns)
+        for row in rows:
+            writer.writerow(["" if cell is None else visible(str(cell)) for cell in row])
     else:
-        table(columns, cells)
+        table(columns, rows)
 
 
-def width() -> int | None:
-    """Return the columns of the terminal that is written to; None if it is no terminal."""
-    if not sys.stdout.isatty():
+def width(*, error: bool = False) -> int | None:
+    """Return the columns of the terminal that stdout, or stderr, is; None if it is none."""
+    stream = sys.stderr if error else sys.stdout
+    if not stream.isatty():
         return None
     import shutil  # with three ways of compression
 
-    return shutil.get_terminal_size().columns
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size().columns
+    except OSError:
+        return shutil.get_terminal_size().columns
 
 
-def prose(words: str, indent: str = "") -> None:
-    """Print a sentence, on a terminal wrapped at blanks alone."""
-    columns = width()
-    if columns is None:
-        say(indent + words)
-        return
-    room = max(columns - len(indent), LEAST)
-    for line in textwrap.wrap(visible(words), room, break_long_words=False, break_on_hyphens=False):
-        say(indent + line)
+def command(words: str, label: str) -> None:
+    """Print what is to be copied, in one piece; the terminal wraps it.
+
+    A quoted word with blanks, in which somebody's file has its name, could make lines of ours then. Such a command is
+    broken as a sentence is.
+
+    Args:
+        words: the command, or a sentence.
+        label: stands in front.
+    """
+    columns, shown = width(), label + visible(words)
+    if columns and _columns(shown) > columns and _QUOTED.search(words):
+        say(words, first=label)
+    else:
+        click.echo(shown)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table: aligned lines, or blocks where those do not fit on the terminal.
 
     Args:
         columns: its heads.
-        rows: its cells.
+        rows: its cells; None is an empty one.
     """
-    rows = [[visible(cell) for cell in row] for row in rows]
-    lines = [list(columns), *rows]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+    widths = [0] * len(columns)
+    for line in (columns, *rows):
+        for place, length in enumerate(len(_cell(cell)) for cell in line):
+            widths[place] = max(widths[place], length if length <= PADDED else 0)
     room = width()
-    if room is not None and len(columns) > 2 and max(map(len, shown)) > room:
+    if room is None or all(_columns(_aligned(line, widths)) <= room for line in (columns, *rows)):
+        for line in (columns, *rows):
+            click.echo(_aligned(line, widths))
+    elif len(columns) <= 2:
+        for line in (columns, *rows):
+            first = "" if len(line) == 1 else _aligned(line[:1], widths).ljust(widths[0]) + "  "
+            _put(_cell(line[-1]), first)
+    else:
         label = max(map(len, columns))
-        blocks = [[(head, cell) for head, cell in zip(columns, row) if cell] for row in rows]
-        shown = ["\n".join(f"{head:{label}}  {cell}" for head, cell in block) + "\n" for block in blocks]
-    for line in shown:
-        click.echo(line)
+        for row in rows:
+            for head, cell in zip(columns, row):
+                if shown := _cell(cell):
+                    _put(shown, f"{head:{label}}  ")
+            click.echo()
+
+
+def _aligned(line: Sequence[object], widths: list[int]) -> str:
+    return "  ".join(_cell(cell).ljust(width) for cell, width in zip(line, widths)).rstrip()
+
+
+def _cell(cell: object) -> str:
+    """Write a cell or sentence: bounded, with neither controls nor what could part it into columns."""
+    shown = shortened(visible(shortened("" if cell is None else str(cell))))
+    return _BLANKS.sub(lambda blanks: "\\x20" * len(blanks[0]), shown)
+
+
+def _put(words: str, first: str, *, error: bool = False) -> None:
+    """Print a line, on a terminal broken.
+
+    Args:
+        words: as `_cell` writes them.
+        first: stands in front of the first of them, and is not parted from it.
+        error: whether it goes to stderr.
+    """
+    columns = width(error=error)
+    for line in [first + words] if columns is None else _broken(words, first, columns):
+        click.echo(line, err=error)
+
+
+def _broken(words: str, first: str, columns: int) -> Iterator[str]:
+    room = max(columns, len(CONTINUED) + LEAST)
+    line, taken, empty = first, _columns(first), True
+    for part in _PART.findall(words):
+        if not empty and taken + _columns(part) > room:
+            yield line
+            line, taken, part = CONTINUED, len(CONTINUED), part.lstrip(" ")
+        line, taken, empty = line + part, taken + _columns(part), False
+    yield line
+
+
+def _columns(text: str) -> int:
+    """Count the columns that text takes at the most: no terminal gives a character more than two."""
+    return len(text) if text.isascii() else sum(1 if each.isascii() else 2 for each in text)

@@ -1,4 +1,4 @@
-"""CDI devices that an engine itself injects into a container, and the directories that its rootfs is made of.
+"""CDI devices that an engine itself injects into a container, and the directory that is its rootfs.
 
 Both are read off what `inspect` of the engine's client says. Out of scope: what gpushim-runtime then does.
 """
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gpushim.engines.inspect import Found
 
 SPEC_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
-LAYERS = 128  # overlayfs takes no more from dockerd
 
 
 def add(found: Found, engine: str, names: list[str], directories: list[str]) -> None:
@@ -37,8 +36,7 @@ def add(found: Found, engine: str, names: list[str], directories: list[str]) -> 
         found.notes.append(f"{engine} itself injects the CDI device {quote(name)}, as {path} says")
         for part in (document, device):
             for entry in (part.get("containerEdits") or {}).get("env") or ():
-                found.spec["process"]["env"].append(entry)
-                found.origins[entry.partition("=")[0]] = f"CDI device {name} of {path}"
+                found.add(entry, f"CDI device {name} of {path}")
 
 
 def podmans(answer: dict[str, Any]) -> list[str]:
@@ -57,20 +55,20 @@ def podmans(answer: dict[str, Any]) -> list[str]:
     return [name for name in dict.fromkeys(given) if is_qualified(name)][: bounds.DEVICES]
 
 
-def layers(answer: dict[str, Any]) -> list[str]:
-    """List the directories of the host that make up a rootfs.
+def rootfs(answer: dict[str, Any]) -> str:
+    """Return the directory of the host that is a rootfs.
 
     Args:
         answer: of `inspect`, about a container or image.
 
     Returns:
-        the rootfs itself if it is mounted, else its layers; [] if they are not told, as with containerd's storage.
+        absolute path of where it is mounted, or of its only layer; "" if there is neither. Links and whiteouts work
+        across layers, so that of several none tells what is in the rootfs.
     """
     driver = answer.get("GraphDriver")
     data = driver.get("Data") if isinstance(driver, dict) else None
-    data = {key: text for key, text in data.items() if isinstance(text, str)} if isinstance(data, dict) else {}
+    data = data if isinstance(data, dict) else {}
     state = answer.get("State")
-    if data.get("MergedDir") and isinstance(state, dict) and state.get("Running") is True:
-        return [data["MergedDir"]]
-    found = [data.get("UpperDir", ""), *data.get("LowerDir", "").split(":")]
-    return [path for path in found if path.startswith("/")][:LAYERS]
+    running = isinstance(state, dict) and state.get("Running") is True
+    path = data.get("MergedDir") if running else None if data.get("LowerDir") else data.get("UpperDir")
+    return path if isinstance(path, str) and path.startswith("/") else ""

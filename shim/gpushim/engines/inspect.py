@@ -35,15 +35,28 @@ class Found:
 
     Attributes:
         spec: as much of a config.json as a request has need of.
-        origins: who set a variable, mount or annotation, by its name.
+        origins: who set a variable, mount or annotation, by its name; also by NAME=VALUE of a variable that is set
+            several times.
         notes: sentences about the way in which the engine brings GPUs, or does not.
-        layers: directories of the host that make up the rootfs, if they are known.
+        rootfs: absolute path of the rootfs on the host; "" if it is not known, None if the spec names it.
+        by_hook: the engine calls the hook, and another runtime than gpushim-runtime.
     """
 
     spec: dict[str, Any]
     origins: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    layers: list[str] = field(default_factory=list)
+    rootfs: str | None = ""
+    by_hook: bool = False
+
+    def add(self, entry: str, who: str) -> None:
+        """Add a variable behind all others.
+
+        Args:
+            entry: NAME=VALUE.
+            who: sets it.
+        """
+        self.spec["process"]["env"].append(entry)
+        self.origins[entry] = self.origins[_name(entry)] = who
 
 
 def inspect(name: str) -> Found:
@@ -96,7 +109,7 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
         found.origins = dict.fromkeys([*map(_name, env), *theirs], f"image {quote(name)}")
     else:
         found = _container(engine, program, answer, env)
-    found.layers = injected.layers(answer)
+    found.rootfs = injected.rootfs(answer)
     requests = [request for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
     by_engine, rest, earlier = injected.podmans(answer), [], dict(found.origins)
     for request in requests:
@@ -119,10 +132,13 @@ def _tell_which_counts(found: Found, env: list[str], earlier: dict[str, str]) ->
         env: those that the container had before, each once.
         earlier: who set those.
     """
+    last = {_name(entry): entry for entry in found.spec["process"]["env"]}
     for entry in env:
         name, _, value = entry.partition("=")
-        if name in earlier and found.origins.get(name, earlier[name]) != earlier[name]:
-            found.origins[name] += f", which comes last and so counts instead of {quote(value)} by {earlier[name]}"
+        if name in earlier and last[name] != entry:
+            instead = f", which comes last and so counts instead of {quote(value)} by {earlier[name]}"
+            found.origins[entry] = earlier[name]
+            found.origins[last[name]] = found.origins[name] = found.origins[name] + instead
 
 
 def _container(engine: str, program: str, answer: dict[str, Any], env: list[str]) -> Found:
@@ -221,8 +237,7 @@ def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -
     words = [name for name in (lists or [[]])[0] if name not in ("gpu", "nvidia")]
     for name, text in ((DEVICES, value), (explain.CAPABILITIES, ",".join(words))):
         if text:
-            found.spec["process"]["env"].append(f"{name}={text}")
-            found.origins[name] = "docker run --gpus"
+            found.add(f"{name}={text}", "docker run --gpus")
 
 
 def _note_runtime(
@@ -248,6 +263,7 @@ def _note_runtime(
     if name in ours:
         return
     if by_hook:
+        found.by_hook = True
         found.notes.append(f"{engine} runs it with {quote(path)}: the hook that --gpus brings does what stands here")
         return
     if not _part(runtimes, name).get("path") and not dockerd:

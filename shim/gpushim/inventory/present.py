@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpushim import policy, stamp
+from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
 
@@ -31,6 +32,21 @@ def snapshot(config: str = "", state: str = "") -> dict[str, Any]:
     from gpushim.inventory import refresh  # much, beside a snapshot that is true
 
     return refresh.look(policy.load(config))
+
+
+def anyhow(notes: list[str]) -> dict[str, Any]:
+    """Return a snapshot as `snapshot`, with the defaults where the configuration is wrong.
+
+    Args:
+        notes: gets a sentence about that.
+    """
+    try:
+        return snapshot()
+    except GpushimError as error:
+        from gpushim.inventory import refresh
+
+        notes.append(f"{error}; the host is looked at as without a configuration")
+        return refresh.look(policy.defaults())
 
 
 def age(config: str, state: str) -> tuple[str, str]:

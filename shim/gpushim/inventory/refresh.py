@@ -282,7 +282,7 @@ def _prepare(state: str) -> None:
     if not stamp.ours(state):
         os.lstat(state)  # raises if it was removed meanwhile, and refresh begins anew
         raise GpushimError(
-            f"{state} cannot be trusted: it is not a directory that only root can write to; remove it",
+            f"{state} cannot be trusted: it is no directory that only root can write to; remove it",
             INVENTORY,
         )
     if os.statvfs(state).f_flag & os.ST_RDONLY:

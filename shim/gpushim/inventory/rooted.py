@@ -82,7 +82,7 @@ def mistrust(root: str, path: str) -> str:
         except (OSError, ValueError):
             return ""  # and only root can make it
         if not stat.S_ISDIR(status.st_mode):
-            return f"{here} is not a directory, or a link to one"
+            return f"{here} is no directory, or a link to one"
         if not stamp.trusted(status.st_uid):
             return f"{here} is of user {status.st_uid}, not root's"
         if status.st_mode & 0o022:

@@ -14,7 +14,7 @@ import pytest
 import fakehost
 from e2e.witness import settings
 from gpushim import create, edits, plan, reasons, request
-from gpushim.errors import BUNDLE, CONFIG, INVENTORY, REQUEST, GpushimError
+from gpushim.errors import BUNDLE, CONFIG, INVENTORY, NOT_FOUND, REQUEST, GpushimError
 from gpushim.explain import described, explain
 from gpushim.inventory import refresh
 from unit.gpushim import test_plan
@@ -38,7 +38,7 @@ REFUSED += [[f"{DEVICES}=0", entry] for entry in ("NVIDIA_DRIVER_CAPABILITIES=x"
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """The host of test_plan.py, and nothing of this one."""
-    inventory = test_plan.drawing(files=test_plan.FILES)
+    inventory = {**test_plan.drawing(files=test_plan.FILES), "runtime": "/bin/sh"}
     monkeypatch.setitem(posix.environ, b"GPUSHIM_CONFIG", b"/none.toml")
     monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", bytes(tmp_path / "state"))
     monkeypatch.setattr(refresh, "look", lambda _: inventory)
@@ -157,6 +157,33 @@ def test_who_said_so(known: dict[str, Any]) -> None:
     assert asked(report, "NVIDIA_GDS") == [("config.json", 'does nothing: only "enabled" counts')]
     assert asked(report, "CAP_SYS_ADMIN") == [("process.capabilities", "counts as privileged")]
     assert report["requirements"] == [{"variable": "NVIDIA_REQUIRE_CUDA", "expression": "cuda>=12.0"}]
+
+
+def test_equal_ones_stand_once_each_with_its_source(known: dict[str, Any]) -> None:
+    env = [f"{DEVICES}=0", f"{DEVICES}=void", "NVIDIA_GDS=x", f"{DEVICES}=void"]
+    report = explain(shape(env), origins={f"{DEVICES}=0": "image x", DEVICES: "CDI", "NVIDIA_GDS": "image y"})
+    assert asked(report, DEVICES) == [
+        ("image x", "set again below, which counts"),
+        ("CDI", f"names no device: {DEVICES} says void"),
+    ]
+    assert [row["value"] for row in report["asked"] if row["what"] == DEVICES] == ["0", "void"]
+
+
+@pytest.mark.parametrize(("runtime", "words"), [("", "none of /usr/bin/nope is an exec"), ("/nope/runc", "is gone")])
+def test_without_a_low_level_runtime_it_is_refused(known: dict[str, Any], runtime: str, words: str) -> None:
+    """As a create is; a container of Docker's own runtime that calls the hook needs none of ours."""
+    known["runtime"] = runtime
+    known["policy"]["runtime"]["low-level"] = ["/usr/bin/nope"]
+    report = explain(shape([f"{DEVICES}=0"]))
+    assert (report["refusal"]["exit_code"], report["edits"]) == (NOT_FOUND, [])
+    assert words in report["refusal"]["sentence"]
+    assert explain(shape([f"{DEVICES}=0"]), by_hook=True)["refusal"] is None
+    assert explain(shape([]))["refusal"] is None
+
+
+def test_names_and_values_of_others_are_bounded(known: dict[str, Any]) -> None:
+    report = explain(shape([f"{DEVICES}=0", f"NVIDIA_{'X' * 5000}={'y' * 5000}"]))
+    assert max(len(text) for row in report["asked"] for text in row.values()) < 300
 
 
 def test_capabilities_that_the_configuration_gives(known: dict[str, Any]) -> None:

@@ -168,6 +168,10 @@ def test_who_has_ended_holds_nothing(machine: Machine) -> None:
     [
         ({}, "runc or crun", ""),
         ({"io.container.manager": "libpod"}, "podman", ""),
+        ({"io.kubernetes.cri-o.TTY": "false", "io.container.manager": "libpod"}, "podman", ""),
+        ({"io.kubernetes.cri-o.SandboxID": "a", "io.podman.annotations.autoremove": "TRUE"}, "podman", ""),
+        ({"io.container.manager": "cri-o", "io.kubernetes.cri-o.TTY": "false"}, "cri-o", ""),
+        ({"io.container.manager": 3}, "runc or crun", ""),
         (
             {
                 "io.kubernetes.cri.sandbox-namespace": "ns",

@@ -144,6 +144,13 @@ def test_accepted(config: Path, text: str, section: str, key: str, value: object
             "zzz = 1",
             "zzz is not a known key; the sections are driver, runtime, requests, cdi, mps, hook, refresh, log",
         ),
+        ("[requests]\nacept-env = true", "did you mean requests.accept-env-when-unprivileged?"),
+        ("[requests]\nvolume-mounts = true", "did you mean requests.accept-volume-mounts?"),
+        ("[requests]\nxx = 1", "requests.xx is not a known key; the keys of [requests] are profile, "),
+        ("[log]\nxx = 1", "log.xx is not a known key; the keys of [log] are file, "),
+        ("[runtime]\nlow_level = []", "did you mean runtime.low-level?"),
+        ("[mps]\nenable = true", "did you mean mps.enabled?"),
+        ("dev-root = 1", "did you mean driver.dev-root?"),
         ('"a\\nb" = 1', "a\\nb is not a known key"),
         ("driver = 1", "driver is 1, not a table"),
         ("[driver]\nroot = 1", "driver.root is 1, not a string"),
@@ -335,6 +342,8 @@ class TestLowLevel:
         assert policy.stand_in(["/none"], "/none/crun") == theirs
         with pytest.raises(GpushimError, match="none of /none, /none/runc, runc is"):
             policy.stand_in(["/none"], "/none/runc")
+        with pytest.raises(GpushimError, match="none of runc, lxc, /none/lxc is"):
+            policy.stand_in(["runc", "lxc"], "/none/lxc")
 
     def test_folders_of_engines_come_last(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also for names that come first: what is found must not change because an engine is installed."""

@@ -143,7 +143,7 @@ def test_anything_else_is_kept_as_unknown_and_refused(text: str) -> None:
     items = selection.parse([text], KINDS)
     assert items is not None
     assert [(kind, item_text) for kind, _, item_text in items] == [("unknown", text)]
-    assert str(refusal(text)).startswith(f'NVIDIA_VISIBLE_DEVICES asks for GPU "{errors.quote(text)}", but')
+    assert str(refusal(text)).startswith(f'NVIDIA_VISIBLE_DEVICES asks for GPU "{errors.quote(text)}", ')
 
 
 LISTS: list[tuple[str, str | None]] = [
@@ -257,6 +257,14 @@ def test_absent_gpu_is_refused_with_the_list_of_present_ones(name: str) -> None:
     assert error.exit_code == errors.REQUEST
     assert f'asks for GPU "{name}", but this host has 4: 0 ({UUIDS[0]}), 1 ({UUIDS[1]}), ' in str(error)
     assert str(error).endswith("; use one of them, or all")
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("name", ["GPU-111", "gpu-1111111", "GPU-"])
+def test_too_little_of_a_uuid(name: str, lists: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FOUR["policy"]["requests"], "list-devices-in-refusals", lists)
+    said = f'GPU "{name}", which is too short for a UUID; write at least 8 digits of it'
+    assert str(refusal(name)).endswith(said)
 
 
 @pytest.mark.parametrize("name", ["0:0", "3:2", "9:9", MIG[:-1] + "0", f"MIG-{UUIDS[0]}/1/0"])

@@ -20,7 +20,7 @@ class Host:
     """What the commands find: a snapshot, and the settings with which it was asked for."""
 
     def __init__(self) -> None:
-        self.snapshot = hosts.mixed()
+        self.snapshot = {**hosts.mixed(), "runtime": "/bin/sh"}
         self.asked: dict[str, Any] = {}
 
     def look(self, settings: dict[str, Any]) -> dict[str, Any]:

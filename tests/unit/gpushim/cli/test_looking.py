@@ -126,6 +126,17 @@ def test_ps_shortens_no_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None
     assert run(ps).stdout.splitlines()[1].split("  ")[0] == name
 
 
+def test_ps_with_a_wrong_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What runs has its GPUs whatever is wrong with the next container's."""
+    config = tmp_path / "config.toml"
+    config.write_text("zzz = 1\n")
+    monkeypatch.setattr("gpushim.stamp.config_path", lambda: str(config))
+    result = run(ps, "--state", str(tmp_path / "none"))
+    assert result.stdout == "no running container has a GPU\n"
+    assert result.stderr.startswith(f"note: {config}: zzz is not a known key; ")
+    assert result.stderr.endswith("; the host is looked at as without a configuration\n")
+
+
 def test_ps_without_containers(tmp_path: Path) -> None:
     assert run(ps, "--state", str(tmp_path)).stdout == "no running container has a GPU\n"
     assert json.loads(run(ps, "--state", str(tmp_path), "--format", "json").stdout) == []

@@ -65,7 +65,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 def test_what_others_write_is_printed_as_escapes(
     name: str, columns: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(show, "width", lambda: columns)
+    monkeypatch.setattr(show, "width", lambda **_: columns)
     result = apart().invoke(main, COMMANDS[name](tmp_path))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     said = result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""Every command on terminals of 40, 80 and 200 columns: no UUID, path or command of its JSON is cut or broken."""
+"""Every command on terminals of 40, 80 and 200 columns: no UUID, path or fix of its JSON is cut or broken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unit.gpushim.cli import every, streamed
 from unit.gpushim.inventory.machine import Machine
 
 IDENTIFIER = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}|(?<![\w.])/[\w.@/+:-]*[\w/]")
-COMMANDS = ("fix", "becomes")  # members whose values are commands, or sentences with one
+COMMANDS = ("fix",)  # members whose values are commands, or sentences with one
 # Members of JSON that a table leaves out on purpose.
 LEFT_OUT = {
     "cdi list": {"spec"},

@@ -37,9 +37,21 @@ def test_docker_injects_and_gpushim_adds_nothing(engine: Engine, specs: Path, ru
     assert f"docker itself injects the CDI device {NAME}, as {specs}/a.json says" in found.notes
     assert not [note for note in found.notes if "NO GPU" in note]
     assert report["nothing"] == f"{DEVICES} says void: whoever set it so has given the container what it gets"
-    last = [row for row in report["asked"] if row["what"] == DEVICES][-1]
+    *before, last = [row for row in report["asked"] if row["what"] == DEVICES]
+    assert ["container" in row["from"] or "image" in row["from"] for row in before] == [True for _ in env]
     assert last["from"].startswith(f"CDI device {NAME} of {specs}/a.json")
     assert (report["edits"], report["refusal"]) == ([], None)
+
+
+def test_podmans_own_words_stand_once(engine: Engine, specs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes what the devices' specs say into the variables of the container that it tells."""
+    monkeypatch.setattr(injected, "SPEC_DIRECTORIES", (str(specs),))
+    made = {**container([f"{DEVICES}=void"]), "ImageName": "img"}
+    made["Config"]["CreateCommand"] = ["podman", "run", "--device", NAME, "img"]
+    found = engine.knows(made, program="podman")
+    report = explain.explain(found.spec, "", found.origins)
+    (row,) = [row for row in report["asked"] if row["what"] == DEVICES]
+    assert row["from"] == f"CDI device {NAME} of {specs}/a.json"
 
 
 def test_a_device_that_no_spec_has_is_refused_by_the_engine(engine: Engine, specs: Path) -> None:
@@ -66,19 +78,20 @@ def test_podman_tells_them_in_its_command_line(words: Any, names: list[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("data", "running", "layers"),
+    ("data", "running", "rootfs"),
     [
-        ({"MergedDir": "/m", "UpperDir": "/u", "LowerDir": "/l1:/l2"}, True, ["/m"]),
-        ({"MergedDir": "/m", "UpperDir": "/u", "LowerDir": "/l1:/l2"}, False, ["/u", "/l1", "/l2"]),
-        ({"UpperDir": "/u"}, False, ["/u"]),
-        ({"LowerDir": ":".join(["/l"] * 1000)}, False, ["/l"] * injected.LAYERS),
-        ({"UpperDir": 3, "LowerDir": "relative"}, False, []),
-        (None, True, []),
+        ({"MergedDir": "/m", "UpperDir": "/u", "LowerDir": "/l1:/l2"}, True, "/m"),
+        ({"MergedDir": "/m", "UpperDir": "/u", "LowerDir": "/l1:/l2"}, False, ""),
+        ({"UpperDir": "/u", "LowerDir": "/l1"}, True, ""),
+        ({"UpperDir": "/u"}, False, "/u"),
+        ({"UpperDir": 3}, False, ""),
+        ({"UpperDir": "relative"}, False, ""),
+        (None, True, ""),
     ],
 )
-def test_the_directories_of_a_rootfs(data: Any, running: bool, layers: list[str]) -> None:
-    assert injected.layers({"GraphDriver": {"Data": data}, "State": {"Running": running}}) == layers
+def test_the_directory_of_a_rootfs(data: Any, running: bool, rootfs: str) -> None:
+    assert injected.rootfs({"GraphDriver": {"Data": data}, "State": {"Running": running}}) == rootfs
 
 
-def test_of_odd_answers_there_are_none() -> None:
-    assert injected.layers({"GraphDriver": 3, "State": []}) == []
+def test_of_odd_answers_there_is_none() -> None:
+    assert injected.rootfs({"GraphDriver": 3, "State": []}) == ""

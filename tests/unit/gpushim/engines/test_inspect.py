@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpushim import explain
 from gpushim.engines import inspect, programs, running
 from gpushim.errors import NOT_FOUND, GpushimError
 
@@ -177,6 +178,19 @@ def test_which_counts_of_several_that_set_a_variable(engine: Engine, mine: str, 
     assert found.origins[DEVICES].startswith(said)
 
 
+def test_each_of_several_has_its_own_source(engine: Engine) -> None:
+    request_ = {"DeviceIDs": ["1"], "Capabilities": [["gpu"]]}
+    info = {"Runtimes": OURS, "ServerVersion": "28.5.2"}
+    found = engine.knows(container([f"{DEVICES}=0"], DeviceRequests=[request_]), info=info)
+    report = explain.explain(found.spec, "", found.origins)
+    first, second = [row["from"] for row in report["asked"] if row["what"] == DEVICES]
+    assert first == "container (docker run --env), instead of the image's all"
+    assert second.startswith("docker run --gpus, which comes last and so counts instead of 0 by container (docker")
+    found = engine.knows(container([f"{DEVICES}=1"], DeviceRequests=[request_]), info=info)
+    report = explain.explain(found.spec, "", found.origins)
+    assert [row["from"] for row in report["asked"] if row["what"] == DEVICES] == ["docker run --gpus"]
+
+
 @pytest.mark.parametrize("written", [True, False])
 def test_a_runtime_by_type_is_what_daemon_json_says(engine: Engine, dockerd: running.Engine, written: bool) -> None:
     entry = {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/usr/bin/gpushim-runtime"}}
@@ -211,7 +225,9 @@ def test_requests_that_are_not_for_us(engine: Engine) -> None:
     ],
 )
 def test_the_runtime_decides(engine: Engine, members: Any, words: str) -> None:
-    notes = engine.knows(container([f"{DEVICES}=0"], **members)).notes
+    found = engine.knows(container([f"{DEVICES}=0"], **members))
+    notes = found.notes
+    assert found.by_hook == ("hook" in words)
     assert words in "".join(notes)
     assert bool(notes) == bool(words)
 

@@ -221,8 +221,8 @@ OTHERS: dict[str, tuple[str, str]] = {
     "a group's": ("run/nvidia-mps", "others than root may write to /run/nvidia-mps"),
     "below everybody's": ("run", "others than root may write to /run"),
     "sticky": ("run", "others than root may write to /run"),
-    "a link": ("run/nvidia-mps", "/run/nvidia-mps is not a directory, or a link to one"),
-    "below a link": ("run", "/run is not a directory, or a link to one"),
+    "a link": ("run/nvidia-mps", "/run/nvidia-mps is no directory, or a link to one"),
+    "below a link": ("run", "/run is no directory, or a link to one"),
 }
 MODES = {"everybody's": 0o777, "a group's": 0o775, "below everybody's": 0o777, "sticky": 0o1777}
 
