@@ -8,8 +8,6 @@ Out of scope: printing (cli/doctor.py); fixing, which the findings tell how to d
 from __future__ import annotations
 
 import os
-import shlex
-import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -173,20 +171,6 @@ def restarting(command: str, restart: str) -> str:
     if restart.startswith("systemctl"):
         return f"{command} --restart"
     return f"{command} && {restart}" if restart.startswith(("service", "/")) else f"{command}; then {restart}"
-
-
-def own(path: str) -> str:
-    """Return the command that takes a file or directory from others than root.
-
-    Args:
-        path: of it; it is there.
-
-    Returns:
-        the command; "" for a directory in which everybody makes files by design, as in /tmp.
-    """
-    if os.stat(path).st_mode & stat.S_ISVTX:
-        return ""
-    return f"chown root: {shlex.quote(path)} && chmod go-w {shlex.quote(path)}"
 
 
 def ours(program: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import seen, stamp
 from gpushim.cdi import publish, specs, versions, write, written
-from gpushim.doctor import Finding, Host, ask, broken, docker, ok, own, skipped, some, warning
+from gpushim.doctor import Finding, Host, ask, broken, docker, ok, skipped, some, untrusted, warning
 from gpushim.engines import programs
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
@@ -67,7 +67,7 @@ def _again(host: Host) -> str:
     folder = os.path.dirname(publish.path_of(host.settings))
     if not os.path.isdir(folder) or not stamp.others_may(os.stat(folder)):
         return REFRESH
-    command = own(folder)
+    command = untrusted.directory(folder)
     return (
         f"{command} && {REFRESH}"
         if command
@@ -92,15 +92,16 @@ def files(host: Host) -> Iterator[Finding]:
     """Check that every spec can be read and trusted."""
     found, troubles = specs.load(directories(host))
     for trouble in troubles:
-        untrusted = "owns it" in trouble or "its mode is" in trouble
+        others = "owns it" in trouble or "its mode is" in trouble
         path = trouble.partition(": ")[0]
-        if path == publish.path_of(host.settings) and not untrusted:
+        if path == publish.path_of(host.settings) and not others:
             fix = _again(host)
         else:
             fix = f"correct or remove {path} (`gpushim cdi validate` tells more)"
-        if untrusted and os.path.exists(path):
-            fix = own(path) or f"take {path} out of spec-dirs under [cdi] in {host.config}"
-        yield (broken if untrusted else warning)(f"{trouble}; its devices do not count", fix)
+        if others and os.path.exists(path):
+            take = untrusted.directory if os.path.isdir(path) else untrusted.file
+            fix = take(path) or f"take {path} out of spec-dirs under [cdi] in {host.config}"
+        yield (broken if others else warning)(f"{trouble}; its devices do not count", fix)
     if not troubles:
         yield ok(f"all specs in {some(directories(host))} can be read ({len(found)})")
 

@@ -11,8 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from gpushim.cdi import specs
-from gpushim.doctor import Finding, Host, ask, broken, cdi, listing, ok, ours, skipped, text, warning
-from gpushim.doctor.host import taken
+from gpushim.doctor import Finding, Host, ask, broken, cdi, listing, ok, ours, skipped, text, untrusted, warning
 from gpushim.engines import dropin, is_ours, leads_to_ours, podman, programs
 
 if TYPE_CHECKING:
@@ -25,7 +24,9 @@ def program(host: Host) -> Iterator[Finding]:
     answer = ask.program([path, "--version"]) if path else None
     if answer is None:
         lies, why = programs.lying("podman", host.top), programs.absent("podman", host.top)
-        why, fix = (why.partition("; ")[0], taken(lies)) if lies else (why, "install podman (package podman)")
+        why, fix = (
+            (why.partition("; ")[0], untrusted.program(lies)) if lies else (why, "install podman (package podman)")
+        )
         if "podman" in host.named:
             yield broken(why, fix)
         else:

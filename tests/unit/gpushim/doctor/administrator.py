@@ -184,9 +184,10 @@ def _(self: Administrator, path: str) -> None:
     Path(path).write_bytes(self.healthy[Path(path)])
 
 
-@step(r"reinstall (\S+)|install .*\(package (podman|docker\.io).*\)")
+@step(r"(?:reinstall|remove) (\S+)(?: and install it from its package)?|install .*\(package (podman|docker\.io).*\)")
 def _(self: Administrator, path: str | None, name: str | None) -> None:
     place = Path(path) if path else self.patient.top / "usr/bin" / {"docker.io": "dockerd"}.get(str(name), str(name))
+    place.unlink(missing_ok=True)
     place.write_bytes(self.healthy[place])
     place.chmod(0o755)
     if name == "docker.io":
@@ -236,7 +237,7 @@ def _(self: Administrator) -> None:
     self.held.enter_context(self.patient.listening())
 
 
-@step(r"(echo .* \| .*kubectl .* apply -f -|(?:chown|chmod) .*)")
+@step(r"(echo .* \| .*kubectl .* apply -f -|chmod .*)")
 def _(self: Administrator, line: str) -> None:
     subprocess.run(["/bin/sh", "-c", line], check=True, timeout=20)
 
