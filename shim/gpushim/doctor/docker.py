@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.cdi import publish
 from gpushim.doctor import SLACK, Finding, Host, ask, broken, changed, ok, ours, restarting, skipped, warning
-from gpushim.engines import docker, files, gpus, is_ours, jsontext, leads_to_ours, programs, units
+from gpushim.engines import daemon_json, docker, files, gpus, is_ours, jsontext, leads_to_ours, programs, units
 from gpushim.engines.gpus import CDI_HOOK, HOOK
-from gpushim.errors import GpushimError, quote
+from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpushim.engines.running import Engine
 
-STOCK = ("runc", "io.containerd.runc.v2")  # runtimes that dockerd has by itself
-CDI_SINCE, CDI_DEFAULT, CDI_GPUS = (25, 0), (28, 2), gpus.CDI_SINCE  # versions of Docker
+WOULD_NOT = "would not start again"  # of a dockerd whose settings are to be corrected before anything else
+CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), gpus.CDI_SINCE  # versions of Docker
 
 
 def daemon(host: Host) -> Iterator[Finding]:
     """Check that a dockerd runs and answers."""
     for engine in host.running("dockerd"):
+        if wrong := _wrong(host, _config(engine), engine):
+            yield broken(f"dockerd (process {engine.pid}) {WOULD_NOT}: {wrong}", f"correct {_config(engine)}")
+            continue
         info = _info(host, engine)
         where = f"dockerd (process {engine.pid}{', in a root of its own' if engine.root else ''})"
         if "error" in info:
@@ -44,7 +47,7 @@ def _absent(host: Host) -> Finding:
     if any(each.name == "dockerd" for each in host.strangers):
         return skipped("no dockerd runs that is this user's (engine-processes says more)")
     if programs.lying("dockerd", host.top):
-        start, wrong = units.fix("start", docker.UNIT, top=host.top), _unreadable(host.top + docker.default_config())
+        start, wrong = units.fix("start", docker.UNIT, top=host.top), _wrong(host, host.top + docker.default_config())
         told = f"no dockerd runs, and none would start: {wrong}" if wrong else "no dockerd runs"
         fix = f"correct {host.top}{docker.default_config()}; then {start}" if wrong else start
         return (broken if "docker" in host.named else warning)(told, fix)
@@ -55,17 +58,17 @@ def _absent(host: Host) -> Finding:
     )
 
 
-def _unreadable(path: str) -> str:
+def _wrong(host: Host, path: str, engine: Engine | None = None) -> str:
     """Say why dockerd would not start with a file, or ""."""
     try:
-        default = jsontext.get(_settings(path), ("default-runtime",))
-        return (
-            ""
-            if default in (None, *STOCK, *_runtimes(path))
-            else f"{path}: there is no runtime {quote(str(default))}"
-        )
+        content = files.read(path)
     except GpushimError as error:
         return str(error)
+    key = f"{path}: {content!r}"
+    if key not in host.answers:
+        asked = daemon_json.program(engine, host.top)
+        host.answers[key] = daemon_json.wrong(content, path, asked, tuple(docker.added(engine)))
+    return str(host.answers[key])
 
 
 def runtime(host: Host) -> Iterator[Finding]:
@@ -98,6 +101,7 @@ def runtime(host: Host) -> Iterator[Finding]:
 def program(host: Host) -> Iterator[Finding]:
     """Check that dockerd can execute the runtimes for GPUs, whosever they are, in the root that it has."""
     for engine in host.running("dockerd"):
+        yield from _default(host, engine)
         for name, path in _paths(engine):
             if engine.executable(path):
                 yield ok(f"dockerd can execute {path}")
@@ -108,6 +112,23 @@ def program(host: Host) -> Iterator[Finding]:
                 f"the runtime {name} is {path}, which is not an executable file {where}",
                 f"install gpushim where dockerd sees it; then {again}" if engine.root else again,
             )
+
+
+def _default(host: Host, engine: Engine) -> Iterator[Finding]:
+    """Find that what runs containers without a runtime's name is gone, with which no --gpus and no CDI works."""
+    info = _info(host, engine)
+    name = str(info.get("DefaultRuntime") or "")
+    entry = docker.loaded(info, _entries(engine)).get(name, "")
+    program = "runc" if name in daemon_json.STOCK else entry
+    # containerd's shim executes it, and containerd may be a service with a PATH of its own.
+    known = [each for each in (engine, *host.running("containerd")) if each.environ.get("PATH") or "/" in program]
+    if not program or is_ours(program) or "nvidia" in name + program:
+        return  # `program` says it
+    if known and not any(each.executable(program) for each in known):
+        yield broken(
+            f"dockerd's default runtime {name} is {program}, which is not an executable file on any engine's PATH",
+            f"install {os.path.basename(program)} where dockerd and containerd see it",
+        )
 
 
 def hook(host: Host) -> Iterator[Finding]:
@@ -161,9 +182,22 @@ def restarted(host: Host) -> Iterator[Finding]:
         else:
             told = _not_loaded(host, engine)
         if told:
-            yield warning(told, _restart(host, engine))
+            yield warning(told, _kept(host, engine) or _restart(host, engine))
         else:
             yield ok("dockerd started after all that it reads at its start")
+
+
+def _kept(host: Host, engine: Engine) -> str:
+    """Say how what dockerd has of gpushim comes back into its file, before a restart takes it away; "" if it is."""
+    info, written = _info(host, engine), _entries(engine)
+    known = names(host, engine)
+    lost = [name for name in known if not _ours(engine, docker.program_of(written.get(name)))]
+    lost = [name for name in lost if name not in docker.added(engine)]
+    if not lost or any(_ours(engine, docker.program_of(entry)) for entry in written.values()):
+        return ""
+    more = ["--set-as-default"] if info.get("DefaultRuntime") == lost[0] else []
+    more += ["--cdi"] if info.get("CDISpecDirs") and version_of(host, engine) < CDI_DEFAULT else []
+    return _configure(host, engine, lost[0], tuple(more))
 
 
 def _not_loaded(host: Host, engine: Engine) -> str:
@@ -171,7 +205,7 @@ def _not_loaded(host: Host, engine: Engine) -> str:
     info, path = _info(host, engine), _config(engine)
     written = {name: docker.program_of(entry) for name, entry in _entries(engine).items()}
     loaded = docker.loaded(info, _entries(engine))
-    if "error" in info or _unreadable(path):
+    if "error" in info or _wrong(host, path, engine):
         return ""  # `daemon` and `runtime` say it
     for name in written:
         if written[name] != loaded.get(name, ""):

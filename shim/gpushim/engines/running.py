@@ -10,6 +10,7 @@ Out of scope: what the settings say; asking the engine (docker.py and its neighb
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field, replace
 
 from gpuhook.walk import walk
@@ -279,6 +280,8 @@ def _ticks(folder: str) -> int:
 
 
 def _boot_time(proc: str) -> float:
+    if proc == "/proc":  # its btime has whole seconds
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     for line in genuine.text(f"{proc}/stat").splitlines():
         if line.startswith("btime "):
             return float(line.split()[1])

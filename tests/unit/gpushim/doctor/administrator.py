@@ -171,6 +171,11 @@ def _(self: Administrator, folder: str) -> None:
     engines[:] = [replace(each, environ={"PATH": f"{folder}:{each.environ['PATH']}"}) for each in engines]
 
 
+@step(r"install runc where dockerd and containerd see it")
+def _(self: Administrator) -> None:
+    self.patient.script("usr/sbin/runc", "echo runc version 1.3.6")
+
+
 @step(r"install gpushim-nvidia-compat")
 def _(self: Administrator) -> None:
     folder = Path(self.patient.root, "usr/bin")
