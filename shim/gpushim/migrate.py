@@ -56,7 +56,7 @@ class Row:
 
     @property
     def left_out(self) -> bool:
-        """Say whether it is lost: who gets a GPU, or what of it, may be another here."""
+        """Say whether it is lost: nothing here does what it says."""
         return self.becomes.startswith(GIVEN_UP)
 
 
@@ -143,12 +143,13 @@ def warnings(found: list[Row], ours: str) -> list[str]:
     return said
 
 
-def check(found: list[Row], place: str) -> None:
+def check(found: list[Row], place: str, advice: str) -> None:
     """Refuse to call it done while something is left out.
 
     Args:
-        found: from `rows`.
+        found: from `rows`; what each becomes has been said.
         place: where the settings come from, for the sentence.
+        advice: what is to be done once what is said here in their place will do.
 
     Raises:
         GpushimError: something is left out; it names each.
@@ -157,8 +158,8 @@ def check(found: list[Row], place: str) -> None:
     if lost:
         names = ", ".join(quote(key) for key in lost[:NAMED]) + (", ..." if len(lost) > NAMED else "")
         raise GpushimError(
-            f"{place} has what gpushim has no equivalent for: {names}; read in the list what each means here, and "
-            "take it out there once that will do",
+            f"{place} has what gpushim has no equivalent for: {names}; read above what each means here, and {advice} "
+            "once that will do",
             LEFT_OUT,
         )
 

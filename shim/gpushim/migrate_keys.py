@@ -1,7 +1,7 @@
 """What each key of NVIDIA's config.toml means here: a setting of ours, or a sentence.
 
-Source of the keys: the toolkit's configuration, 1.20. A sentence begins with "not needed" where nothing changes, with
-"no counterpart" where something does, but not who gets a GPU or what of it, else with "left out".
+Source of the keys and their defaults: the toolkit's configuration, 1.20. A sentence begins with "not needed" where
+the value asks for what happens here anyway, else with "left out".
 Out of scope: values that fit no key, and what a whole file becomes (migrate.py).
 """
 
@@ -65,8 +65,8 @@ def _no_gids(value: bool) -> Answer:
 
 def _mode(value: str) -> Answer:
     known = {
-        "auto": f"no counterpart: there is one mode, which takes variables, mounts and CDI names; {_COUNT}",
-        "jit-cdi": f"no counterpart: gpushim-runtime works like this always, but {_COUNT}",
+        "auto": f"not needed: there is one mode, which takes variables, mounts and CDI names; {_COUNT}",
+        "jit-cdi": f"not needed: gpushim-runtime works like this always; {_COUNT}",
         "cdi": f"{GIVEN_UP}: a GPU that no CDI spec names is refused there and given here, and {_COUNT}",
         "csv": "not needed: on Tegra the CSV files are read always",
         "legacy": "not needed: gpushim-runtime edits config.json instead of leaving all to a hook",
@@ -74,12 +74,9 @@ def _mode(value: str) -> Answer:
     return known.get(value, f"{GIVEN_UP}: no such mode")
 
 
-def _compat(value: str) -> Answer:
-    if value == "ldconfig":
-        return "not needed: the image's newer libcuda comes first where it runs on this driver"
-    if value in ("hook", "mount"):
-        return "not needed: the image's newer libcuda comes first where it runs on this driver, without a mount"
-    return "no counterpart: the image's newer libcuda comes first where it runs on this driver"
+def _only(sentence: str, *values: str) -> Callable[[Any], Answer]:
+    """Take values that ask for what happens here anyway, and give up others."""
+    return lambda value: f"{'not needed' if not value or value in values else GIVEN_UP}: {sentence}"
 
 
 def _feature(sentence: str) -> tuple[type[Any], Meaning]:
@@ -89,6 +86,7 @@ def _feature(sentence: str) -> tuple[type[Any], Meaning]:
 _COUNT = "NVIDIA_DRIVER_CAPABILITIES and NVIDIA_REQUIRE_* count (see the warnings)"
 _LOG = "not needed: [log] file gets a line per GPU container"
 _NO_CLI = "not needed: gpushim calls no nvidia-container-cli"
+_COMPAT = "the image's newer libcuda comes first where it runs on this driver"
 _FOUND = "not needed: gpushim finds its own programs"
 KINDS = {bool: "true or false", str: "a string", list: "an array of strings"}
 _CLI, _RUNTIME = "nvidia-container-cli.", "nvidia-container-runtime."
@@ -103,7 +101,7 @@ KEYS: dict[str, tuple[type[Any], Meaning]] = {
     _CLI + "path": (str, _NO_CLI),
     _CLI + "environment": (list, _environment),
     _CLI + "debug": (str, _LOG),
-    _CLI + "ldcache": (str, "no counterpart: the cache is /etc/ld.so.cache below [driver] root"),
+    _CLI + "ldcache": (str, _only("the cache is /etc/ld.so.cache below [driver] root", "/etc/ld.so.cache")),
     _CLI + "load-kmods": (bool, ("driver", "load-kernel-modules")),
     _CLI + "no-cgroups": (bool, _no_cgroups),
     _CLI + "no-pivot": (bool, "not needed: no program runs in the container's root directory"),
@@ -116,25 +114,26 @@ KEYS: dict[str, tuple[type[Any], Meaning]] = {
     _MODES + "cdi.spec-dirs": (list, ("cdi", "spec-dirs")),
     _MODES + "cdi.default-kind": (str, ("cdi", "kind")),
     _MODES + "cdi.annotation-prefixes": (list, ("cdi", "annotation-prefixes")),
-    _MODES + "jit-cdi.nvcdi-feature-flags": (list, "no counterpart: they are about how NVIDIA's toolkit finds files"),
-    _MODES + "jit-cdi.nvcdi-disable-hooks": (list, "no counterpart: gpushim has one hook, which is always needed"),
+    _MODES + "jit-cdi.nvcdi-feature-flags": (
+        list,
+        _only("gpushim has its own way to find files, and no switches for it"),
+    ),
+    _MODES + "jit-cdi.nvcdi-disable-hooks": (list, _only("gpushim has one hook, which is always needed")),
     _MODES + "csv.mount-spec-path": (str, ("driver", "csv-directory")),
     _MODES + "csv.compat-container-root": (
         str,
-        "no counterpart: newer libcuda are looked for in /usr/local/cuda/compat",
+        _only("a newer libcuda is looked for in /usr/local/cuda/compat", "/usr/local/cuda/compat"),
     ),
-    _MODES + "legacy.cuda-compat-mode": (str, _compat),
+    _MODES + "legacy.cuda-compat-mode": (str, _only(_COMPAT, "ldconfig", "hook", "mount")),
     _HOOK + "path": (str, _FOUND),
     _HOOK + "skip-mode-detection": (bool, "not needed: the hook has no modes"),
     "nvidia-ctk.path": (str, _FOUND),
-    "features.allow-cuda-compat-libs-from-container": _feature(
-        "not needed: the image's newer libcuda comes first where it runs on this driver"
+    "features.allow-cuda-compat-libs-from-container": _feature(f"not needed: {_COMPAT}"),
+    "features.allow-ldconfig-from-container": _feature(
+        "not needed: gpushim writes the container's ld.so.cache itself, and executes nothing of an image"
     ),
-    "features.allow-ldconfig-from-container": _feature("no counterpart: nothing of an image is ever executed"),
     "features.allow-unknown-oci-spec-fields": _feature("not needed: fields of config.json that are unknown stay"),
-    "features.disable-cuda-compat-lib-hook": _feature(
-        "no counterpart: the image's newer libcuda comes first where it runs on this driver"
-    ),
+    "features.disable-cuda-compat-lib-hook": _feature(f"{GIVEN_UP}: {_COMPAT}"),
     "features.disable-imex-channel-creation": _feature("not needed: gpushim makes no IMEX channels"),
     "features.ignore-imex-channel-requests": (bool, ("requests", "ignore-imex-channel-requests")),
     "features.no-additional-gids-for-device-nodes": (bool, _no_gids),

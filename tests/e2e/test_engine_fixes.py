@@ -103,7 +103,7 @@ def test_a_file_that_the_next_start_would_refuse(state: Path) -> None:
             text = json.dumps({**json.loads(good), **bad})
             config.write_text(text)
             found = [each for each in said("docker").values() if each.check.startswith("docker-") and each.fix]
-            assert [(each.check, each.fix) for each in found] == [("docker-daemon", f"correct {config}")]
+            assert [(each.check, each.fix) for each in found] == [("docker-runtime", f"correct {config}")]
             assert "would not start" in gpushim("gpushim configure docker --verify").output
             gpushim("gpushim configure docker --runtime-name=other")
             assert config.read_text() == text

@@ -151,11 +151,11 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
     if in_place:
         for note in files.apply(changes):
             click.echo(f"note: {note}", err=True)
-        migrate.check(found, "--set")
+        migrate.check(found, "--set", "leave it out")
         return
     text = changes[0].new if changes else files.read(ours)
     click.echo((text or b"# all is as by default; gpushim config show lists it\n").decode(), nl=False)
-    migrate.check(found, "--set")
+    migrate.check(found, "--set", "leave it out")
 
 
 def _pair(word: str) -> tuple[str, Any]:

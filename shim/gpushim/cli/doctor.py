@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from typing import Optional
 
 import click
 
 from gpushim import doctor as diagnosis
 from gpushim.cli import show
 from gpushim.doctor import checks
+from gpushim.doctor import report as reports
 
 ENGINES = tuple(checks.ENGINES)
 CODES = {diagnosis.WARNING: 1, diagnosis.BROKEN: 2}
@@ -19,7 +20,11 @@ PROBLEMS = (diagnosis.BROKEN, diagnosis.WARNING)
 @click.argument("engines", metavar="[ENGINE]...", nargs=-1, type=click.Choice(ENGINES))
 @click.option("--all", "everything", is_flag=True, help="Also show the checks that found nothing wrong.")
 @click.option("--run", "containers", is_flag=True, help="Also run a container with all GPUs under each engine found.")
-@click.option("--report", default="", metavar="FILE", help="Also write a file for a bug report, without secrets.")
+@click.option(
+    "--report",
+    metavar="FILE",
+    help="Also write a file for a bug report, without secrets; - is stdout, in place of the table.",
+)
 @show.format_option("table", "json")
 @click.pass_context
 def doctor(
@@ -27,7 +32,7 @@ def doctor(
     engines: tuple[str, ...],
     everything: bool,
     containers: bool,
-    report: str,
+    report: Optional[str],
     form: str,
 ) -> None:
     """Find out why containers do not get their GPUs, and what fixes it.
@@ -36,6 +41,10 @@ def doctor(
     broken comes first, then warnings; JSON always has all. Nothing is changed. The exit code is 0 if all is well, 1
     if there are warnings, 2 if something is broken.
     """
+    if report == "":
+        raise click.UsageError("--report needs the name of a file, or -")
+    if report and report != "-":
+        reports.check(report)
     host = diagnosis.look(engines)
     found = checks.run(host)
     if containers:
@@ -43,15 +52,13 @@ def doctor(
 
         found += run.containers(host)
     verdict = checks.worst(found)
-    if form == "json":
-        # "mend" is the former name of "fix", for scripts; it goes with the next version.
-        data = {"verdict": verdict, "findings": [{**asdict(each), "mend": each.fix} for each in found]}
-        show.emit(form, data, (), ())
+    if report == "-":
+        click.echo(reports.rendered(host, found, form == "json"))
+    elif form == "json":
+        show.emit(form, {"verdict": verdict, "findings": [each.data() for each in found]}, (), ())
     else:
         _print(found, everything)
-    if report:
-        from gpushim.doctor import report as reports
-
+    if report and report != "-":
         reports.write(report, host, found)
         show.say(f"written: {report}; read it before you pass it on", error=True)
     context.exit(CODES.get(verdict, 0))

@@ -51,7 +51,7 @@ def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
     if write:
         for note in files.apply(plan.changes):
             click.echo(f"note: {note}", err=True)
-    moving.check(plan.rows, plan.source)
+    moving.check(plan.rows, plan.source, "take it out there")
 
 
 def _print(plan: moving.Plan, engines: list[moving.Row], ours: str, write: bool) -> None:

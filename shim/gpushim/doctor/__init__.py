@@ -8,7 +8,8 @@ Out of scope: printing (cli/doctor.py); fixing, which the findings tell how to d
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+import shlex
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy, stamp
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
-SLACK = 2.0  # seconds; the kernel tells the time of its boot, to which a process's start is added, in whole ones
 UNITS = ("/etc", "/usr/lib", "/lib")
 HEAD_LIMIT = 4096  # bytes of a program that tell whose it is
 
@@ -33,7 +33,8 @@ class Finding:
         verdict: OK, SKIPPED (there is nothing to check), WARNING or BROKEN.
         evidence: what was seen, as a sentence.
         fix: a command for a shell; else a sentence about what no command of this host's does, which may end with
-            "; then COMMAND"; "" where nothing is to be fixed. Root runs it, unless it says otherwise.
+            "; then COMMAND"; "" where nothing is to be fixed. Root runs it, unless it says otherwise. Whatever in it
+            somebody else named, such as a path, is one word of a shell's, with no apostrophe beside it.
         check: name of the check.
     """
 
@@ -41,6 +42,10 @@ class Finding:
     evidence: str
     fix: str = ""
     check: str = ""
+
+    def data(self) -> dict[str, str]:
+        """Return it for JSON; "mend" is the former name of "fix", for scripts, and goes with the next version."""
+        return {**asdict(self), "mend": self.fix}
 
 
 def _code() -> str:
@@ -168,9 +173,22 @@ def restarting(command: str, restart: str) -> str:
         command: of `gpushim configure`.
         restart: how the engine is restarted, from `units.fix`.
     """
-    if restart.startswith("systemctl"):
-        return f"{command} --restart"
-    return f"{command} && {restart}" if restart.startswith(("service", "/")) else f"{command}; then {restart}"
+    return f"{command} --restart" if restart.startswith("systemctl") else then(command, restart)
+
+
+def then(command: str, action: str) -> str:
+    """Say that something is done after a command.
+
+    Args:
+        command: for a shell.
+        action: from `units.fix`: another command, or a sentence.
+    """
+    return f"{command}{' &&' if action.startswith(('systemctl ', 'service ', '/')) else '; then'} {action}"
+
+
+def corrected(path: str) -> str:
+    """Say that somebody corrects a file."""
+    return f"correct {shlex.quote(path)}"
 
 
 def ours(program: str) -> bool:
@@ -196,17 +214,6 @@ def text(path: str, limit: int = 1 << 20) -> str:
         raise
     except OSError:
         return ""
-
-
-def changed(path: str) -> float:
-    """Say when a file, or the link that it is reached by, came or was changed: seconds since the epoch; 0 for none.
-
-    Not by mtime: packages and `cp -p` keep the one that a file had elsewhere.
-    """
-    try:
-        return max(os.lstat(path).st_ctime, os.stat(path).st_ctime)
-    except OSError:
-        return 0.0
 
 
 def listing(folder: str) -> Iterator[str]:

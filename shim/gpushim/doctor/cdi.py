@@ -12,8 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import seen, stamp
 from gpushim.cdi import publish, specs, versions, write, written
-from gpushim.doctor import Finding, Host, ask, broken, docker, ok, skipped, some, untrusted, warning
+from gpushim.doctor import (
+    Finding,
+    Host,
+    ask,
+    broken,
+    corrected,
+    docker,
+    entries,
+    ok,
+    skipped,
+    some,
+    untrusted,
+    warning,
+)
 from gpushim.engines import programs
+from gpushim.engines.injected import SPEC_DIRECTORIES
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
@@ -48,6 +62,9 @@ def spec(host: Host) -> Iterator[Finding]:
         yield skipped("there is no snapshot to compare it with")
     elif (wanted := _wanted(host, found)) is None:
         yield skipped("no GPU is well enough for a spec (nvml says why)")
+    elif _nowhere(host):
+        told = f"{path} is where neither spec-dirs under [cdi] nor engines by themselves look for CDI devices"
+        yield warning(told, entries.moved(host, publish.DEFAULT_DIRECTORY))
     elif publish.saved(path) is None and (other := _other(host, found, path)):
         yield ok(f"{path} is not there, for {other} has its devices")
     elif publish.saved(path) is None:
@@ -62,17 +79,31 @@ def spec(host: Host) -> Iterator[Finding]:
         yield ok(f"{path} is that of the snapshot")
 
 
+def _nowhere(host: Host) -> bool:
+    """Say whether somebody has refresh write its spec where nobody looks."""
+    known = (*host.settings["cdi"]["spec-dirs"], *SPEC_DIRECTORIES)
+    return bool(host.settings["cdi"]["output-directory"]) and not entries.looks_there(host, known)
+
+
 def _again(host: Host) -> str:
-    """Return the command with which refresh writes its spec: only into a directory that is root's alone."""
-    folder = os.path.dirname(publish.path_of(host.settings))
-    if not os.path.isdir(folder) or not stamp.others_may(os.stat(folder)):
+    """Return how refresh comes to write its spec: only a file, and into a directory that is root's alone."""
+    path = publish.path_of(host.settings)
+    folder = os.path.dirname(path)
+    above = folder
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        return _elsewhere(host)
+    if os.path.isdir(path) and not os.path.islink(path):
+        return f"mv {shlex.quote(path)} {shlex.quote(path)}.old && {REFRESH}"
+    if above != folder or not stamp.others_may(os.stat(folder)):
         return REFRESH
     command = untrusted.directory(folder)
-    return (
-        f"{command} && {REFRESH}"
-        if command
-        else f"change output-directory under [cdi] in {host.config}; then {REFRESH}"
-    )
+    return f"{command} && {REFRESH}" if command else _elsewhere(host)
+
+
+def _elsewhere(host: Host) -> str:
+    return f"change output-directory under [cdi] in {shlex.quote(host.config)}; then {REFRESH}"
 
 
 def _other(host: Host, snapshot: dict[str, Any], path: str) -> str:
@@ -97,13 +128,25 @@ def files(host: Host) -> Iterator[Finding]:
         if path == publish.path_of(host.settings) and not others:
             fix = _again(host)
         else:
-            fix = f"correct or remove {path} (`gpushim cdi validate` tells more)"
+            fix = f"{corrected(path)} or remove it: `gpushim cdi validate` tells more"
         if others and os.path.exists(path):
             take = untrusted.directory if os.path.isdir(path) else untrusted.file
-            fix = take(path) or f"take {path} out of spec-dirs under [cdi] in {host.config}"
+            fix = take(path) or _avoided(host, path)
         yield (broken if others else warning)(f"{trouble}; its devices do not count", fix)
     if not troubles:
         yield ok(f"all specs in {some(directories(host))} can be read ({len(found)})")
+
+
+def _avoided(host: Host, folder: str) -> str:
+    """Say how nobody looks for specs in a directory any more in which everybody makes files, as in /tmp."""
+    listed = [
+        each for each in host.settings["cdi"]["spec-dirs"] if os.path.realpath(each) == os.path.realpath(folder)
+    ]
+    steps = [
+        f"take {shlex.quote(each)} out of spec-dirs under [cdi] in {shlex.quote(host.config)}" for each in listed
+    ]
+    steps += [_elsewhere(host)] if entries.looks_there(host, [folder]) else []
+    return "; then ".join(steps)
 
 
 def conflicts(host: Host) -> Iterator[Finding]:
@@ -138,7 +181,11 @@ def paths(host: Host) -> Iterator[Finding]:
         missing += len(absent)
         if absent:
             own_one = path == publish.path_of(host.settings)
-            fix = _again(host) if own_one else f"let the program that wrote {path} write it anew, or remove it"
+            fix = (
+                _again(host)
+                if own_one
+                else f"let the program that wrote {shlex.quote(path)} write it anew, or remove it"
+            )
             yield broken(f"{path} names {some(absent)}, which is not there: containers do not start", fix)
     if not missing:
         yield ok("all files, nodes and hooks that specs name are there")

@@ -157,7 +157,8 @@ def judge(name: str, check: Check, look_at: Host) -> list[Finding]:
         found = _within(SECONDS + look_at.settings["refresh"]["deadline-seconds"], check, look_at)
     mine = look_at.state != stamp.STATE_DIR and name in OF_THE_STATE
     as_root = "as root: " if os.geteuid() and name in GENERAL and not mine else ""
-    return [replace(one, check=name, fix=one.fix and as_root + one.fix) for one in found]
+    plain = ("", seen.AS_ROOT)
+    return [replace(one, check=name, fix=one.fix if one.fix in plain else as_root + one.fix) for one in found]
 
 
 def run(look_at: Host) -> list[Finding]:

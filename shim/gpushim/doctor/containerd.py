@@ -7,19 +7,11 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import SLACK, Finding, Host, ask, broken, changed, ok, restarting, skipped, warning
-from gpushim.engines import (
-    containerd,
-    containerd_services,
-    files,
-    is_ours,
-    leads_to_ours,
-    programs,
-    tomltext,
-    units,
-)
+from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, skipped, warning
+from gpushim.engines import containerd, containerd_services, files, programs, tomltext, units
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -40,7 +32,7 @@ def daemon(host: Host) -> Iterator[Finding]:
     for engine in engines(host):
         merged, path, who = _merged(host, engine), _config(engine), f"containerd (process {engine.pid})"
         if "error" in merged:
-            yield broken(f"{who} has no good settings: {merged['error']}", f"correct {path}")
+            yield broken(f"{who} has no good settings: {merged['error']}", corrected(path))
         elif os.path.exists(path):
             yield ok(f"{who} runs, with {path}")
         elif engine.config:
@@ -70,7 +62,7 @@ def runtime(host: Host) -> Iterator[Finding]:
     with_cri = list(_with_cri(host))
     for engine, cri in with_cri:
         handlers = _handlers(engine, cri)
-        for name, path in _for_gpus(engine, cri).items():
+        for name, path in entries.for_gpus(engine, _programs(cri)).items():
             if not engine.executable(path):
                 told = f"containerd's handler {name} is {path}, which is not an executable file"
                 if needed or name in handlers:
@@ -78,7 +70,7 @@ def runtime(host: Host) -> Iterator[Finding]:
             elif name in handlers:
                 yield ok(f"containerd's handler {name} is {path}")
         if not handlers:
-            other = _for_gpus(engine, cri).get("nvidia", "")
+            other = entries.for_gpus(engine, _programs(cri)).get("nvidia", "")
             told = f"the settings of containerd (process {engine.pid}) have no runtime of gpushim's"
             told += f"; their nvidia is {other}" if other else ""
             yield broken(told, _configure(host, engine)) if needed else skipped(f"{told}, and no Kubernetes is here")
@@ -86,7 +78,8 @@ def runtime(host: Host) -> Iterator[Finding]:
     for engine in engines(host):
         if needed and engine not in known and "error" not in _merged(host, engine):
             told = f"the CRI of containerd (process {engine.pid}) is disabled, so there are no pods"
-            yield broken(told, f"take it out of disabled_plugins in {_config(engine)}; then {_restart(host, engine)}")
+            where = shlex.quote(_config(engine))
+            yield broken(told, f"take it out of disabled_plugins in {where}; then {_restart(host, engine)}")
 
 
 def driver(host: Host) -> Iterator[Finding]:
@@ -111,7 +104,7 @@ def restarted(host: Host) -> Iterator[Finding]:
         imports = [str(each) for each in _merged(host, engine).get("imports") or () if str(each).startswith("/")]
         read = [path for each in imports for path in (os.path.dirname(each), *glob.glob(each))]
         places = [_config(engine), os.path.dirname(_config(engine)) + "/conf.d", *map(engine.seen, read)]
-        late = [place for place in places if changed(place) > engine.started + SLACK]
+        late = [place for place in places if engine.before(place)]
         if late:
             told = f"{late[0]} was changed after containerd (process {engine.pid}) started"
             yield warning(told, _restart(host, engine))
@@ -122,9 +115,16 @@ def restarted(host: Host) -> Iterator[Finding]:
 def devices(host: Host) -> Iterator[Finding]:
     """Check whether the CRI injects CDI devices."""
     for engine, cri in _with_cri(host):
-        if cri.get("enable_cdi", True):
-            known = "enable_cdi" in cri
-            yield ok("containerd injects CDI devices") if known else skipped("this containerd does not do CDI")
+        folders = cri.get("cdi_spec_dirs")
+        if "enable_cdi" not in cri:
+            yield skipped("this containerd does not do CDI")
+        elif cri["enable_cdi"] and isinstance(folders, list) and not _told(host, engine, folders):
+            told = (
+                f"containerd does CDI from {', '.join(map(str, folders))}, and the spec is in {entries.place(host)}"
+            )
+            yield warning(told, entries.moved(host, str(folders[-1])))
+        elif cri["enable_cdi"]:
+            yield ok("containerd injects CDI devices")
         else:
             service = containerd_services.of(_config(engine))
             yield warning(
@@ -133,6 +133,13 @@ def devices(host: Host) -> Iterator[Finding]:
                 if service in containerd_services.RANCHER
                 else _configure(host, engine, more=("--cdi",)),
             )
+
+
+def _told(host: Host, engine: Engine, folders: list[Any]) -> bool:
+    """Say whether containerd looks for CDI devices where somebody had refresh write them."""
+    cdi = host.settings["cdi"]
+    there = entries.looks_there(host, [engine.seen(str(folder)) for folder in folders])
+    return there or not folders or not cdi["write-spec"] or not cdi["output-directory"]
 
 
 def engines(host: Host) -> list[Engine]:
@@ -163,19 +170,13 @@ def _runtimes(cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: entry for name, entry in found.items() if isinstance(entry, dict)}
 
 
-def _for_gpus(engine: Engine, cri: dict[str, Any]) -> dict[str, str]:
-    """Return the programs of the handlers for GPUs, whosever they are, by the names of those."""
-    found = {name: str((entry.get("options") or {}).get("BinaryName", "")) for name, entry in _runtimes(cri).items()}
-    return {name: path for name, path in found.items() if _ours(engine, path) or (path and "nvidia" in name + path)}
+def _programs(cri: dict[str, Any]) -> dict[str, str]:
+    return {name: str((each.get("options") or {}).get("BinaryName", "")) for name, each in _runtimes(cri).items()}
 
 
 def _handlers(engine: Engine, cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = {name: entry.get("options") or {} for name, entry in _runtimes(cri).items()}
-    return {name: each for name, each in found.items() if _ours(engine, str(each.get("BinaryName", "")))}
-
-
-def _ours(engine: Engine, program: str) -> bool:
-    return is_ours(program) or leads_to_ours(engine.executable(program))
+    return {name: each for name, each in found.items() if entries.ours(engine, str(each.get("BinaryName", "")))}
 
 
 def _config(engine: Engine) -> str:
@@ -189,15 +190,11 @@ def _restart(host: Host, engine: Engine) -> str:
 def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
     """Say how our runtime comes into the settings that this containerd reads, and into containerd."""
     cri = next((cri for each, cri in _with_cri(host) if each is engine), {})
-    now = (_runtimes(cri).get(name, {}).get("options") or {}).get("BinaryName")
-    words = ["gpushim configure containerd", *more]
     others = len(engines(host)) > 1 or (
         containerd_services.installed(host.top) and not containerd_services.of(_config(engine))
     )
-    words += [f"--config={_config(engine)}"] if others else []
-    words += [f"--runtime-name={name}"] if name != "nvidia" else []
-    words += ["--force"] if name in _runtimes(cri) and not is_ours(now) else []
-    return restarting(" ".join(words), _restart(host, engine))
+    options = (*more, f"--config={_config(engine)}") if others else more
+    return entries.configure("containerd", _programs(cri), _restart(host, engine), name, options)
 
 
 def _merged(host: Host, engine: Engine) -> dict[str, Any]:

@@ -5,14 +5,16 @@ Out of scope: changing them (engines/crio.py).
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
-from gpushim.cdi import publish
-from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, restarting, skipped, warning
+from gpushim.doctor import Finding, Host, ask, broken, entries, listing, ok, ours, skipped, warning
 from gpushim.doctor.podman import hook_of
-from gpushim.engines import crio, dropin, hooksd, low_level, programs, tomltext, units
+from gpushim.engines import crio, dropin, hooksd, programs, tomltext, units
+from gpushim.engines.injected import SPEC_DIRECTORIES
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 KUBELET = "/var/lib/kubelet"
 LISTEN = "/var/run/crio/crio.sock"
-CDI_DIRECTORIES = ["/etc/cdi", "/var/run/cdi"]
 RUNTIME = crio.DEFAULT[:-1]
+TRIED = ("runc", "crun")  # what gpushim-runtime was tried with
 
 
 def daemon(host: Host) -> Iterator[Finding]:
@@ -44,26 +46,27 @@ def daemon(host: Host) -> Iterator[Finding]:
 def runtime(host: Host) -> Iterator[Finding]:
     """Check that CRI-O has a handler of ours, has read it, and that it means the same low-level runtime as others."""
     for engine in host.running("crio"):
-        who, files = f"CRI-O (process {engine.pid})", _files(engine)
-        named, said = crio.handlers(files), _said(host, engine)
-        loaded = named if not said or "error" in said else crio.handlers(said)
-        if not named and not loaded:
-            needed = "crio" in host.named or "kubernetes" in host.named or os.path.isdir(host.top + KUBELET)
-            told = f"the settings of {who} have no runtime of gpushim's"
-            yield broken(told, _configure(host, engine)) if needed else skipped(f"{told}, and no Kubernetes is here")
+        who, said = f"CRI-O (process {engine.pid})", _said(host, engine)
+        named = entries.for_gpus(engine, _programs(_files(engine)))
+        loaded = entries.for_gpus(engine, _programs(said)) if said and "error" not in said else named
+        mine = [name for name, path in (*named.items(), *loaded.items()) if entries.ours(engine, path)]
+        needed = "crio" in host.named or "kubernetes" in host.named or os.path.isdir(host.top + KUBELET)
         for name in sorted({*named, *loaded}):
             path = named.get(name, "")
-            place = engine.seen(path) if path.startswith("/") else ""
-            if path and not (os.path.isfile(place) and os.access(place, os.X_OK)):
-                more = [] if name == "nvidia" else [f"--runtime-name={name}"]
+            if path and not engine.executable(path):
                 told = f"CRI-O's handler {name} is {path}, which is not an executable file"
-                yield broken(told, _configure(host, engine, *more))
+                if needed or name in mine:
+                    yield broken(told, _configure(host, engine, name))
             elif path != loaded.get(name):
                 has = f"{who} has {loaded.get(name) or 'nothing'} for the handler {name}"
                 yield broken(f"{has}, and its files say {path or 'nothing'}", _restart(host, engine))
-            else:
+            elif name in mine:
                 yield ok(f"CRI-O's handler {name} is {path}")
-        yield from _low_level(host, engine) if named else ()
+        if not mine:
+            other = named.get("nvidia", "")
+            told = f"the settings of {who} have no runtime of gpushim's{other and f'; their nvidia is {other}'}"
+            yield broken(told, _configure(host, engine)) if needed else skipped(f"{told}, and no Kubernetes is here")
+        yield from _low_level(host, engine) if mine else ()
 
 
 def hooks(host: Host) -> Iterator[Finding]:
@@ -79,14 +82,14 @@ def hooks(host: Host) -> Iterator[Finding]:
             known += 1
             if not os.access(engine.seen(hook), os.X_OK):
                 mine = os.path.basename(path) == hooksd.FILE and "gpushim" in hook
-                fix = "gpushim configure crio --hooks" if mine else f"rm {path}"
+                fix = "gpushim configure crio --hooks" if mine else f"rm {shlex.quote(path)}"
                 yield broken(
                     f"{path} names {hook}, which is not there: CRI-O starts containers without their GPUs", fix
                 )
             elif ours(engine.seen(hook)):
                 yield ok(f"{path} makes CRI-O call {hook}")
             else:
-                yield warning(f"{path} makes CRI-O call {hook}, which is not gpushim's", f"rm {path}")
+                yield warning(f"{path} makes CRI-O call {hook}, which is not gpushim's", f"rm {shlex.quote(path)}")
         if not known:
             yield skipped("CRI-O calls no hook for GPUs, and needs none with the runtime or CDI")
 
@@ -95,31 +98,42 @@ def devices(host: Host) -> Iterator[Finding]:
     """Check that CRI-O looks for CDI devices where gpushim's are."""
     for engine in host.running("crio"):
         settings = dropin.table(_said(host, engine), *RUNTIME) or dropin.table(_files(engine), *RUNTIME)
-        found = settings.get("cdi_spec_dirs") or CDI_DIRECTORIES
-        folders = [str(folder) for folder in found] if isinstance(found, list) else CDI_DIRECTORIES
-        own = os.path.dirname(publish.path_of(host.settings))
+        found = settings.get("cdi_spec_dirs")
+        folders = [str(folder) for folder in (found if isinstance(found, list) and found else SPEC_DIRECTORIES)]
+        own = entries.place(host)
         shown = ", ".join(folders)
         if not host.settings["cdi"]["write-spec"]:
             yield skipped(f"CRI-O does CDI from {shown}, and write-spec under [cdi] in {host.config} is false")
-        elif os.path.realpath(own) in [os.path.realpath(engine.seen(folder)) for folder in folders]:
+        elif entries.looks_there(host, map(engine.seen, folders)):
             yield ok(f"CRI-O does CDI from {shown}")
         else:
             yield warning(
                 f"CRI-O does CDI from {shown}, and gpushim's spec is in {own}",
-                f"add {own} to cdi_spec_dirs under [crio.runtime]; then {_restart(host, engine)}",
+                f"add {shlex.quote(own)} to cdi_spec_dirs under [crio.runtime]; then {_restart(host, engine)}",
             )
 
 
 def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
     settings = dropin.table(_said(host, engine), *RUNTIME) or dropin.table(_files(engine), *RUNTIME)
-    program = low_level.default_program(settings)
+    name = str(settings.get("default_runtime", ""))
+    given = dropin.table(settings, "runtimes", name).get("runtime_path") or name
     try:
+        theirs = policy.low_level([str(given)])
         mine = policy.low_level(host.settings["runtime"]["low-level"])
     except GpushimError:
-        return  # low-level-runtime says so
-    if program and os.path.realpath(program) != os.path.realpath(mine):
-        told = f"CRI-O's default runtime is {program}, and gpushim-runtime hands containers to {mine}"
-        yield warning(told, low_level.fix(program, host.config))
+        return  # low-level-runtime says so of ours
+    if os.path.basename(theirs) in TRIED and os.path.realpath(theirs) != os.path.realpath(mine):
+        setting = f"low-level = {json.dumps([theirs])}"
+        yield warning(
+            f"CRI-O's default runtime is {theirs}, and gpushim-runtime hands containers to {mine}",
+            f"once no container of gpushim-runtime runs, set {shlex.quote(setting)} under [runtime] in "
+            f"{shlex.quote(host.config)}; then gpushim refresh",
+        )
+
+
+def _programs(settings: dict[str, Any]) -> dict[str, str]:
+    runtimes = dropin.table(settings, *crio.RUNTIMES)
+    return {name: str(dropin.table(runtimes, name).get("runtime_path") or "") for name in runtimes}
 
 
 def _files(engine: Engine) -> dict[str, Any]:
@@ -154,6 +168,6 @@ def _restart(host: Host, engine: Engine) -> str:
     return units.fix("restart", crio.UNIT, engine, host.top)
 
 
-def _configure(host: Host, engine: Engine, *more: str) -> str:
+def _configure(host: Host, engine: Engine, name: str = "nvidia") -> str:
     """Say how our handler comes into CRI-O's files, and into CRI-O."""
-    return restarting(" ".join(["gpushim configure crio", *more]), _restart(host, engine))
+    return entries.configure("crio", _programs(_files(engine)), _restart(host, engine), name)

@@ -5,12 +5,11 @@ Out of scope: changing its settings (engines/docker.py).
 
 from __future__ import annotations
 
-import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.cdi import publish
-from gpushim.doctor import SLACK, Finding, Host, ask, broken, changed, ok, ours, restarting, skipped, warning
-from gpushim.engines import daemon_json, docker, files, gpus, is_ours, jsontext, leads_to_ours, programs, units
+from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, ours, skipped, warning
+from gpushim.engines import daemon_json, docker, files, gpus, is_ours, jsontext, programs, units
 from gpushim.engines.gpus import CDI_HOOK, HOOK
 from gpushim.errors import GpushimError
 
@@ -26,9 +25,6 @@ CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), gpus.CDI_SINCE  # 
 def daemon(host: Host) -> Iterator[Finding]:
     """Check that a dockerd runs and answers."""
     for engine in host.running("dockerd"):
-        if wrong := _wrong(host, _config(engine), engine):
-            yield broken(f"dockerd (process {engine.pid}) {WOULD_NOT}: {wrong}", f"correct {_config(engine)}")
-            continue
         info = _info(host, engine)
         where = f"dockerd (process {engine.pid}{', in a root of its own' if engine.root else ''})"
         if "error" in info:
@@ -47,9 +43,10 @@ def _absent(host: Host) -> Finding:
     if any(each.name == "dockerd" for each in host.strangers):
         return skipped("no dockerd runs that is this user's (engine-processes says more)")
     if programs.lying("dockerd", host.top):
-        start, wrong = units.fix("start", docker.UNIT, top=host.top), _wrong(host, host.top + docker.default_config())
+        path = host.top + docker.default_config()
+        start, wrong = units.fix("start", docker.UNIT, top=host.top), _wrong(host, path)
         told = f"no dockerd runs, and none would start: {wrong}" if wrong else "no dockerd runs"
-        fix = f"correct {host.top}{docker.default_config()}; then {start}" if wrong else start
+        fix = f"{corrected(path)}; then {start}" if wrong else start
         return (broken if "docker" in host.named else warning)(told, fix)
     return (
         broken("Docker is not installed", "install Docker (package docker.io, or docker-ce)")
@@ -75,13 +72,11 @@ def runtime(host: Host) -> Iterator[Finding]:
     """Check that the runtime is in the file that dockerd reads, and that dockerd knows it."""
     for engine in host.running("dockerd"):
         path = _config(engine)
-        try:
-            entries = _runtimes(path)
-        except GpushimError as error:
-            yield broken(str(error), f"correct {path}")
+        if wrong := _wrong(host, path, engine):
+            yield broken(f"dockerd (process {engine.pid}) {WOULD_NOT}: {wrong}", corrected(path))
             continue
-        info = _info(host, engine)
-        written = [name for name, entry in entries.items() if _ours(engine, docker.program_of(entry))]
+        info, named = _info(host, engine), _programs(engine)
+        written = [name for name, program in named.items() if entries.ours(engine, program)]
         known = names(host, engine)
         if known:
             default = f", and {info['DefaultRuntime']} is the default" if info.get("DefaultRuntime") in known else ""
@@ -90,7 +85,7 @@ def runtime(host: Host) -> Iterator[Finding]:
             told = f"{path} has the runtime {written[0]}, which the running dockerd does not know"
             yield broken(told, _restart(host, engine))
         else:
-            other = docker.program_of(entries.get("nvidia"))
+            other = named.get("nvidia")
             yield (warning if _hook(engine) else broken)(
                 f"{path}, which dockerd (process {engine.pid}) reads, has no runtime of gpushim's"
                 + (f"; its nvidia is {other}" if other else ""),
@@ -102,7 +97,7 @@ def program(host: Host) -> Iterator[Finding]:
     """Check that dockerd can execute the runtimes for GPUs, whosever they are, in the root that it has."""
     for engine in host.running("dockerd"):
         yield from _default(host, engine)
-        for name, path in _paths(engine):
+        for name, path in entries.for_gpus(engine, _programs(engine)).items():
             if engine.executable(path):
                 yield ok(f"dockerd can execute {path}")
                 continue
@@ -119,7 +114,7 @@ def _default(host: Host, engine: Engine) -> Iterator[Finding]:
     info = _info(host, engine)
     name = str(info.get("DefaultRuntime") or "")
     entry = docker.loaded(info, _entries(engine)).get(name, "")
-    program = "runc" if name in daemon_json.STOCK else entry
+    program = "runc" if name in ("runc", "io.containerd.runc.v2") else entry
     # containerd's shim executes it, and containerd may be a service with a PATH of its own.
     known = [each for each in (engine, *host.running("containerd")) if each.environ.get("PATH") or "/" in program]
     if not program or is_ours(program) or "nvidia" in name + program:
@@ -127,7 +122,7 @@ def _default(host: Host, engine: Engine) -> Iterator[Finding]:
     if known and not any(each.executable(program) for each in known):
         yield broken(
             f"dockerd's default runtime {name} is {program}, which is not an executable file on any engine's PATH",
-            f"install {os.path.basename(program)} where dockerd and containerd see it",
+            f"install {shlex.quote(program.rpartition('/')[2])} where dockerd and containerd see it",
         )
 
 
@@ -154,7 +149,7 @@ def hook(host: Host) -> Iterator[Finding]:
         elif not ours(path):
             yield warning(
                 f"{path}, the first on {where}, is not gpushim's",
-                f"remove {path} or its package; then {_configure(host, engine)}",
+                f"remove {shlex.quote(path)} or its package; then {_configure(host, engine)}",
             )
         else:
             yield ok(f"{path} is on {where}")
@@ -165,19 +160,18 @@ def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
         return "docker run --runtime=nvidia, or --device nvidia.com/gpu=all, instead"
     if len(host.running("dockerd")) > 1:  # `configure` links for the one of this host
         return f"link gpushim-hook as {name} in a directory of that PATH; then {_restart(host, engine)}"
-    first = "" if gpus.folders(engine) else f"put {gpus.SYSTEM} on the PATH of dockerd; then "
+    first = "" if gpus.folders(engine) else f"put {shlex.quote(gpus.SYSTEM)} on the PATH of dockerd; then "
     return f"{first}{_configure(host, engine)}"
 
 
 def restarted(host: Host) -> Iterator[Finding]:
     """Check that dockerd started after what it looks at only then, and has the runtimes that its file has now."""
     for engine in host.running("dockerd"):
-        since = engine.started + SLACK
         by_cdi = gpus.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
-        late = [path for path in (by_cdi, _hook(engine)) if path and changed(path) > since]
+        late = [path for path in (by_cdi, _hook(engine)) if path and engine.before(path)]
         if late:
             told = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
-        elif not names(host, engine) and changed(_config(engine)) > since:
+        elif not names(host, engine) and engine.before(_config(engine)):
             told = f"{_config(engine)} was changed after dockerd (process {engine.pid}) started"
         else:
             told = _not_loaded(host, engine)
@@ -189,11 +183,10 @@ def restarted(host: Host) -> Iterator[Finding]:
 
 def _kept(host: Host, engine: Engine) -> str:
     """Say how what dockerd has of gpushim comes back into its file, before a restart takes it away; "" if it is."""
-    info, written = _info(host, engine), _entries(engine)
-    known = names(host, engine)
-    lost = [name for name in known if not _ours(engine, docker.program_of(written.get(name)))]
-    lost = [name for name in lost if name not in docker.added(engine)]
-    if not lost or any(_ours(engine, docker.program_of(entry)) for entry in written.values()):
+    info, written = _info(host, engine), _programs(engine)
+    kept = [*docker.added(engine), *(name for name, program in written.items() if entries.ours(engine, program))]
+    lost = [] if kept else names(host, engine)
+    if not lost:
         return ""
     more = ["--set-as-default"] if info.get("DefaultRuntime") == lost[0] else []
     more += ["--cdi"] if info.get("CDISpecDirs") and version_of(host, engine) < CDI_DEFAULT else []
@@ -203,7 +196,7 @@ def _kept(host: Host, engine: Engine) -> str:
 def _not_loaded(host: Host, engine: Engine) -> str:
     """Say which runtime of the file is another one in the dockerd that runs, or ""."""
     info, path = _info(host, engine), _config(engine)
-    written = {name: docker.program_of(entry) for name, entry in _entries(engine).items()}
+    written = _programs(engine)
     loaded = docker.loaded(info, _entries(engine))
     if "error" in info or _wrong(host, path, engine):
         return ""  # `daemon` and `runtime` say it
@@ -263,24 +256,21 @@ def _restart(host: Host, engine: Engine) -> str:
 
 def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
     """Say how our runtime comes into the file that this dockerd reads, and into dockerd."""
-    entry = _entries(engine).get(name)
-    words = ["gpushim configure docker", *more]
-    words += [f"--config={_config(engine)}"] if len(host.running("dockerd")) > 1 else []
-    words += [f"--runtime-name={name}"] if name != "nvidia" else []
-    words += ["--force"] if entry is not None and not is_ours(docker.program_of(entry)) else []
-    command = restarting(" ".join(words), _restart(host, engine))
+    options = (*more, f"--config={_config(engine)}") if len(host.running("dockerd")) > 1 else more
+    command = entries.configure("docker", _programs(engine), _restart(host, engine), name, options)
     if engine.option("--add-runtime"):  # dockerd does not start with runtimes in both places
-        return f"move --add-runtime from dockerd's command line into {_config(engine)}; then {command}"
+        where = shlex.quote(_config(engine))
+        return f"move --add-runtime from the command line of dockerd into {where}; then {command}"
     return command
 
 
 def _list(host: Host, engine: Engine, folders: list[str]) -> str:
     """Say how our CDI devices come into one of the directories that dockerd reads."""
-    cdi, own = host.settings["cdi"], os.path.dirname(publish.path_of(host.settings))
-    if not cdi["write-spec"]:
-        return f"set write-spec = true under [cdi] in {host.config}; then gpushim refresh"
-    if os.path.realpath(own) not in map(os.path.realpath, map(engine.seen, folders)):
-        return f"add {own} to cdi-spec-dirs in {_config(engine)}; then {_restart(host, engine)}"
+    if not host.settings["cdi"]["write-spec"]:
+        return f"set write-spec = true under [cdi] in {shlex.quote(host.config)}; then gpushim refresh"
+    if not entries.looks_there(host, map(engine.seen, folders)):
+        where = f"{shlex.quote(entries.place(host))} to cdi-spec-dirs in {shlex.quote(_config(engine))}"
+        return f"add {where}; then {_restart(host, engine)}"
     return "gpushim refresh"
 
 
@@ -324,19 +314,14 @@ def _entries(engine: Engine) -> dict[str, dict[str, Any]]:
         return {}  # `runtime` says it
 
 
-def _paths(engine: Engine) -> list[tuple[str, str]]:
-    found = {name: docker.program_of(entry) for name, entry in _entries(engine).items()}
-    return [(name, path) for name, path in found.items() if is_ours(path) or (path and "nvidia" in name + path)]
-
-
-def _ours(engine: Engine, program: str) -> bool:
-    return is_ours(program) or leads_to_ours(engine.executable(program))
+def _programs(engine: Engine) -> dict[str, str]:
+    return {name: docker.program_of(entry) for name, entry in _entries(engine).items()}
 
 
 def names(host: Host, engine: Engine) -> list[str]:
     """List the names under which a dockerd knows gpushim-runtime."""
     loaded = docker.loaded(_info(host, engine), _entries(engine))
-    return [name for name, program in loaded.items() if _ours(engine, program)]
+    return [name for name, program in loaded.items() if entries.ours(engine, program)]
 
 
 def version_of(host: Host, engine: Engine) -> tuple[int, ...]:

@@ -112,7 +112,8 @@ def agreement(host: Host) -> Iterator[Finding]:
     else:
         yield broken(
             f"the module {version} is loaded, but there are no libraries of the driver below {root}",
-            f"install the driver's libraries, or set root under [driver] in {host.config}; then {REFRESH}",
+            f"install libraries of {version}, or set root under [driver] in {shlex.quote(host.config)}; "
+            f"then {REFRESH}",
         )
 
 

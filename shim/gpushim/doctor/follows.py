@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # What is broken, with what in its finding; and how the checks of those that follow begin, with what in their fixes.
 FIRST = (
-    ("docker-daemon", docker.WOULD_NOT, "docker-", ("",)),  # a restart, and what configure writes, would end Docker
+    ("docker-runtime", docker.WOULD_NOT, "docker-", ("",)),  # a restart, and what configure writes, would end Docker
     ("programs", "", "", ("gpushim configure", "gpushim-hook")),
     ("programs", "", "cdi-paths", ("gpushim refresh",)),  # it writes the same hook again
     ("driver-libraries", "reboot", "library-cache", ("ldconfig",)),

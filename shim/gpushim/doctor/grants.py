@@ -5,6 +5,7 @@ Out of scope: whether config.toml is valid (state.py).
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
@@ -45,7 +46,7 @@ def images(host: Host) -> Iterator[Finding]:
         not missing("gpu", way, lambda: False, host.settings) for way in OF_AN_IMAGE
     )  # CDI devices ask for more
     if profile != "default" and devices:
-        yield warning(told, f"remove what {host.config} sets otherwise")
+        yield warning(told, f"remove what {shlex.quote(host.config)} sets otherwise")
     else:
         yield ok(told)
 

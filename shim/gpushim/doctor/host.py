@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 from gpushim import migrate, policy, seen
-from gpushim.doctor import Finding, Host, ask, broken, listing, ok, ours, skipped, text, untrusted, warning
+from gpushim.doctor import Finding, Host, ask, broken, corrected, listing, ok, ours, skipped, text, untrusted, warning
 from gpushim.engines import genuine, programs, units
 from gpushim.errors import GpushimError
 
@@ -37,6 +38,12 @@ HARDENING = (
     ("requests", "accept-env-when-unprivileged", False),
     ("requests", "ignore-imex-channel-requests", True),
 )
+# Keys of theirs that take rights from containers where they are set, and that nothing here does.
+WITHHOLDING = (
+    "supported-driver-capabilities",
+    "nvidia-container-runtime.mode",
+    "features.no-additional-gids-for-device-nodes",
+)
 REFRESH = "nvidia-cdi-refresh."
 BOOLEANS = ("container_use_devices", "container_use_xserver_devices")  # of container-selinux
 
@@ -44,15 +51,15 @@ BOOLEANS = ("container_use_devices", "container_use_xserver_devices")  # of cont
 def low_level(host: Host) -> Iterator[Finding]:
     """Check the low-level runtime: there, not ourselves, running, not too old."""
     names = host.settings["runtime"]["low-level"]
-    setting = f"low-level under [runtime] in {host.config}"
+    setting = f"low-level under [runtime] in {shlex.quote(host.config)}"
     try:
         path = policy.low_level(names)
     except GpushimError as error:
-        yield broken(str(error), f"install runc (package runc), or set {setting}")
+        yield broken(str(error), _found(host, names, setting))
         return
     real = os.path.realpath(path)
     if ours(real):
-        yield broken(f"the low-level runtime {path} is gpushim-runtime itself", f"set {setting} to runc's path")
+        yield broken(f"the low-level runtime {path} is gpushim-runtime itself", f"set {setting} to the path of runc")
         return
     if "nvidia" in os.path.basename(real):
         yield broken(
@@ -65,11 +72,24 @@ def low_level(host: Host) -> Iterator[Finding]:
         yield broken(f"the low-level runtime {path} does not run: {answer.last}", f"reinstall it, or set {setting}")
     elif not said:
         yield warning(
-            f"{path} --version says nothing known", f"see that {path} is a low-level runtime, or set {setting}"
+            f"{path} --version says nothing known",
+            f"see that {shlex.quote(path)} is a low-level runtime, or set {setting}",
         )
     else:
         version = (int(said[2]), int(said[3]), int(said[4] or 0))
         yield _judged(path, said[1], version, answer.out)
+
+
+def _found(host: Host, names: list[str], setting: str) -> str:
+    """Say how there is a low-level runtime: one that is here, or one whose package brings what is named."""
+    here = host.program(*OLDEST)
+    if here:
+        return f"set {setting} to {shlex.quote(json.dumps([here]))}"
+    wanted = [name for name in names if name in OLDEST or os.path.dirname(name) in policy.SYSTEM_PATH.split(":")]
+    brings = next((base for base in map(os.path.basename, wanted) if base in OLDEST), "")
+    if brings:
+        return f"install {brings} (package {brings}), or set {setting}"
+    return f"install runc (package runc), and set {setting} to {shlex.quote(json.dumps(['runc']))}"
 
 
 def _judged(path: str, name: str, version: tuple[int, int, int], said: str) -> Finding:
@@ -105,7 +125,8 @@ def cgroups(host: Host) -> Iterator[Finding]:
         yield ok("cgroup v1 with v2 beside it (hybrid)" if both else "cgroup v1")
     else:
         yield broken(
-            f"{folder} has neither cgroup v2 nor the devices controller of v1", f"mount -t cgroup2 cgroup2 {folder}"
+            f"{folder} has neither cgroup v2 nor the devices controller of v1",
+            f"mount -t cgroup2 cgroup2 {shlex.quote(folder)}",
         )
 
 
@@ -142,7 +163,7 @@ def apparmor(host: Host) -> Iterator[Finding]:
         yield warning(
             f"AppArmor confines {enforced[0]}: what it forbids, as "
             "/run/gpushim and the driver's files may be, is in `journalctl -k -g apparmor`",
-            f"aa-complain {enforced[0].rpartition(' ')[0]}",
+            f"aa-complain {shlex.quote(enforced[0].rpartition(' ')[0])}",
         )
     else:
         yield ok("AppArmor is on, and confines none of runc, crun and gpushim")
@@ -158,13 +179,16 @@ def old_config(host: Host) -> Iterator[Finding]:
         # Our package brings a config.toml; what counts is what theirs says and ours leaves to its default.
         left = _left_behind(host, theirs) if seen.exists(theirs) else []
     except GpushimError as error:
-        yield warning(f"what {theirs} says cannot be taken over: {error}", f"correct {theirs}; then {MIGRATE}")
+        yield warning(f"what {theirs} says cannot be taken over: {error}", f"{corrected(theirs)}; then {MIGRATE}")
         return
     told = ", ".join(f"{row.key} = {json.dumps(row.value)}" for row in left)
+    lost = " ".join(shlex.quote(row.key) for row in left if row.left_out)
+    steps = [f"read what gpushim migrate says of {lost}, and take it out of {shlex.quote(theirs)}"] if lost else []
+    steps += [MIGRATE] if any(row.setting for row in left) else []
     if any(_hardens(row) for row in left):
-        yield broken(f"{theirs} allows less than is in force: {told} counts for nothing here", MIGRATE)
+        yield broken(f"{theirs} allows less than is in force: {told} counts for nothing here", "; then ".join(steps))
     elif left:
-        yield warning(f"{theirs} is there, which gpushim does not read: {told}", MIGRATE)
+        yield warning(f"{theirs} is there, which gpushim does not read: {told}", "; then ".join(steps))
     else:
         yield ok("no settings of NVIDIA's toolkit wait to be taken over")
 
@@ -174,15 +198,18 @@ def _left_behind(host: Host, theirs: str) -> list[migrate.Row]:
     return [
         row
         for row in migrate.plan(theirs, host.config).rows
-        if row.setting
-        and row.setting[1] not in given.get(row.setting[0], {})
-        and host.settings[row.setting[0]][row.setting[1]] != row.setting[2]
+        if row.left_out
+        or (
+            row.setting
+            and row.setting[1] not in given.get(row.setting[0], {})
+            and host.settings[row.setting[0]][row.setting[1]] != row.setting[2]
+        )
     ]
 
 
 def _hardens(row: migrate.Row) -> bool:
     """Say whether a setting takes from containers what the policy grants without it."""
-    return row.setting in HARDENING
+    return row.setting in HARDENING or (row.left_out and row.key in WITHHOLDING)
 
 
 def old_hook(host: Host) -> Iterator[Finding]:
@@ -192,7 +219,7 @@ def old_hook(host: Host) -> Iterator[Finding]:
         if path and not ours(path):
             yield warning(
                 f"{path} is NVIDIA's: engines that look for that name call it instead of gpushim-hook",
-                f"remove {path} or its package; then install gpushim-nvidia-compat",
+                f"remove {shlex.quote(path)} or its package; then install gpushim-nvidia-compat",
             )
             return
     yield ok("no hook of NVIDIA's is in the way")
@@ -203,7 +230,9 @@ def old_hooks_d(host: Host) -> Iterator[Finding]:
     folders = [f"{host.top}{folder}/containers/oci/hooks.d" for folder in ("/usr/share", "/etc")]
     found = [path for folder in folders for path in listing(folder) if _calls_theirs(host, path)]
     for path in found:
-        yield warning(f"{path} makes Podman and CRI-O call NVIDIA's hook for every container", f"rm {path}")
+        yield warning(
+            f"{path} makes Podman and CRI-O call NVIDIA's hook for every container", f"rm {shlex.quote(path)}"
+        )
     if not found:
         yield ok("no hooks directory names NVIDIA's hook")
 
@@ -220,7 +249,7 @@ def old_units(host: Host) -> Iterator[Finding]:
     wants = [path for path in listing(folder) if path.endswith((".wants", ".requires"))]
     found = [path for each in wants for path in listing(each) if os.path.basename(path).startswith(REFRESH)]
     if found and os.path.isdir(host.top + units.RUNNING):
-        names = " ".join(sorted({os.path.basename(path) for path in found}))
+        names = shlex.join(sorted({os.path.basename(path) for path in found}))
         yield warning(
             f"{found[0]} writes a CDI spec of the same devices, which engines then have twice",
             f"systemctl disable --now {names}; rm -f /var/run/cdi/nvidia.yaml",
@@ -231,11 +260,15 @@ def old_units(host: Host) -> Iterator[Finding]:
 
 def strangers(host: Host) -> Iterator[Finding]:
     """Check for processes that bear an engine's name, and that nothing of gpushim asks or believes."""
+    hidden = [each for each in host.strangers if os.geteuid() and not each.uid]
+    if hidden:
+        processes = [f"{each.name} (process {each.pid}), which is root's" for each in hidden[:SHOWN]]
+        yield warning(seen.sentence(processes), seen.AS_ROOT)
     for each in sorted(host.strangers, key=lambda one: not one.why.startswith(genuine.UNSAFE))[:SHOWN]:
         evidence = f"process {each.pid} bears the name {each.name} and is not looked at: {each.why}"
-        if os.geteuid() and not each.uid:
-            yield warning(seen.sentence([f"{each.name} (process {each.pid}), which is root's"]), seen.AS_ROOT)
-        elif each.why.startswith(genuine.UNSAFE):
+        if each in hidden:
+            continue
+        if each.why.startswith(genuine.UNSAFE):
             yield warning(evidence, untrusted.program(each.why[len(genuine.UNSAFE) + 2 :]))
         else:
             yield skipped(evidence)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 from typing import TYPE_CHECKING
 
 from gpushim import seen
-from gpushim.doctor import Finding, Host, ask, broken, listing, ok, restarting, skipped, text, warning
+from gpushim.doctor import Finding, Host, ask, broken, listing, ok, restarting, skipped, text, then, warning
 from gpushim.engines import PROGRAM, containerd_services, units
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def runtime_class(host: Host) -> Iterator[Finding]:
         yield ok("the cluster has a RuntimeClass with the handler nvidia")
     else:
         told = "the cluster has no RuntimeClass with the handler nvidia"
-        yield warning(told, f"echo '{json.dumps(CLASS)}' | {' '.join(words)} apply -f -")
+        yield warning(told, f"echo '{json.dumps(CLASS)}' | {shlex.join(words)} apply -f -")
 
 
 def template(host: Host) -> Iterator[Finding]:
@@ -90,8 +91,8 @@ def template(host: Host) -> Iterator[Finding]:
         again = units.fix(
             "restart" if engine else "start", containerd_services.unit(service, host.top), engine, host.top
         )
-        command = f"gpushim configure containerd --config={config}"
-        configure = restarting(command, again) if engine else f"{command} && {again}"
+        command = shlex.join(["gpushim", "configure", "containerd", f"--config={config}"])
+        configure = restarting(command, again) if engine else then(command, again)
         imported = [f"{folder}/{name}" for name in IMPORTED if PROGRAM in text(f"{folder}/{name}")]
         templates = [f"{folder}/{name}" for name in TEMPLATES if PROGRAM in text(f"{folder}/{name}")] + imported
         here = PROGRAM in text(config) or bool(imported)

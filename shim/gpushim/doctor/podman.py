@@ -7,11 +7,29 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
+from gpushim import stamp
 from gpushim.cdi import specs
-from gpushim.doctor import Finding, Host, ask, broken, cdi, listing, ok, ours, skipped, text, untrusted, warning
+from gpushim.doctor import (
+    Finding,
+    Host,
+    ask,
+    broken,
+    cdi,
+    corrected,
+    entries,
+    listing,
+    ok,
+    ours,
+    skipped,
+    text,
+    untrusted,
+    warning,
+)
 from gpushim.engines import dropin, is_ours, leads_to_ours, podman, programs
 
 if TYPE_CHECKING:
@@ -33,8 +51,9 @@ def program(host: Host) -> Iterator[Finding]:
             yield warning(why, fix) if lies else skipped(why)
     elif answer.code != 0:
         # It reads its settings even to say its version.
-        wrong = re.search(r"/[^\s\"\\]+\.conf\b", answer.last)
-        yield broken(f"{path} does not run: {answer.last}", f"correct {wrong[0]}" if wrong else f"reinstall {path}")
+        wrong = re.search(r"/[^\"\\]*?\.conf\b", answer.last)
+        fix = corrected(wrong[0]) if wrong else f"reinstall {shlex.quote(path)}"
+        yield broken(f"{path} does not run: {answer.last}", _environment() or fix)
     else:
         yield ok(f"{path} is {answer.out.strip()}")
 
@@ -55,7 +74,9 @@ def runtime(host: Host) -> Iterator[Finding]:
         kind = host.settings["cdi"]["kind"]
         known = any(document["kind"] == kind for _, _, document in specs.load(cdi.directories(host))[0])
         told = "containers.conf has no runtime of gpushim's"
-        if known:
+        if not known and os.path.lexists(host.state) and not stamp.ours(host.state):
+            yield skipped(f"{told}; whether CDI does without, a refresh decides once state-directory is well")
+        elif known:
             yield ok(f"{told}, and {kind} is known to CDI: --device {kind}=all")
         else:
             yield (broken if "podman" in host.named else warning)(told, _configure(host))
@@ -73,11 +94,13 @@ def hooks(host: Host) -> Iterator[Finding]:
             continue
         known += 1
         if not os.access(f"{host.top}{hook}", os.X_OK):
-            yield broken(f"{path} names {hook}, which is not there: no container of Podman's starts", f"rm {path}")
+            yield broken(
+                f"{path} names {hook}, which is not there: no container of Podman's starts", f"rm {shlex.quote(path)}"
+            )
         elif ours(f"{host.top}{hook}"):
             yield ok(f"{path} makes Podman call {hook}")
         else:
-            yield warning(f"{path} makes Podman call {hook}, which is not gpushim's", f"rm {path}")
+            yield warning(f"{path} makes Podman call {hook}, which is not gpushim's", f"rm {shlex.quote(path)}")
     if not known:
         yield skipped("Podman calls no hook for GPUs, and needs none with the runtime or CDI")
 
@@ -105,9 +128,36 @@ def _ours(host: Host, paths: list[str]) -> bool:
 
 
 def _configure(host: Host, name: str = "nvidia") -> str:
-    now = _runtimes(host).get(name)
-    words = ["gpushim configure podman", *([f"--runtime-name={name}"] if name != "nvidia" else [])]
-    return " ".join([*words, *(["--force"] if now and not any(map(is_ours, now)) else [])])
+    programs = {each: next(filter(is_ours, paths), paths[0]) for each, paths in _runtimes(host).items()}
+    return entries.configure("podman", programs, "", name)
+
+
+def _environment() -> str:
+    """Return the command that gives this user's Podman directories of its own; "" if it has them.
+
+    su and sudo leave those of somebody else, or none.
+    """
+    user, home = os.geteuid(), os.environ.get("HOME", "")
+    folder = os.environ.get("XDG_RUNTIME_DIR", "")
+    if _own(home) and (not user or _own(folder)):
+        return ""
+    places = {"HOME": [home, _home(user)], **({"XDG_RUNTIME_DIR": [folder, f"/run/user/{user}"]} if user else {})}
+    words = [
+        f"{name}={next((shlex.quote(each) for each in wanted if _own(each)), '$(mktemp -d)')}"
+        for name, wanted in places.items()
+    ]
+    return f"export {' '.join(words)} && gpushim doctor podman"
+
+
+def _home(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_dir
+    except KeyError:
+        return ""
+
+
+def _own(folder: str) -> bool:
+    return folder.startswith("/") and os.path.isdir(folder) and os.stat(folder).st_uid == os.geteuid()
 
 
 def _engine(host: Host) -> dict[str, Any]:

@@ -6,13 +6,14 @@ names, and what looks like a password, a token or another program's variable. Ou
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import platform
 import re
 import time
-from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gpushim
 from gpushim import seen
@@ -21,6 +22,9 @@ from gpushim.doctor import Finding, Host, ask, cdi, checks, text
 from gpushim.engines import places
 from gpushim.errors import GpushimError, visible
 from gpushim.inventory import ensure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 LOG_LINES = 50
@@ -45,6 +49,23 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
+def check(path: str) -> None:
+    """Refuse a path at which no report can be written, before there is one.
+
+    Args:
+        path: as `write` takes it.
+
+    Raises:
+        GpushimError: as `write`.
+    """
+    with _new(path) as place:
+        with contextlib.suppress(FileNotFoundError):
+            place.status()
+            raise FileExistsError
+        if not os.access(f"/proc/self/fd/{place.folder}", os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def write(path: str, host: Host, found: list[Finding]) -> None:
     """Write a report, which only its owner can read.
 
@@ -56,19 +77,37 @@ def write(path: str, host: Host, found: list[Finding]) -> None:
     Raises:
         GpushimError: the file is there, or cannot be written, or somebody else could change what its path means.
     """
+    shown = rendered(host, found, path.endswith(".json"))
+    with _new(path) as place:
+        fd = os.open(place.name, NEW, 0o600, dir_fd=place.folder)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(shown + "\n")
+
+
+def rendered(host: Host, found: list[Finding], as_json: bool) -> str:
+    """Return a report, as JSON or as text.
+
+    Args:
+        host: that was looked at.
+        found: by the checks.
+        as_json: which of the two.
+    """
     sections = gathered(host, found)
-    shown = json.dumps(sections, indent=2) if path.endswith(".json") else _text(sections)
+    return json.dumps(sections, indent=2) if as_json else _text(sections)
+
+
+@contextlib.contextmanager
+def _new(path: str) -> Iterator[places.Place]:
+    """Open the directory of a file that is to be made."""
     try:
         with places.place(os.path.abspath(path), output=True) as place:
             if place.link:
                 raise FileExistsError
-            fd = os.open(place.name, NEW, 0o600, dir_fd=place.folder)
+            yield place
     except FileExistsError:
-        raise GpushimError(f"{path} is there already; name a file that is not") from None
+        raise GpushimError(f"{path} is there already; name a file that is not, or - for stdout") from None
     except OSError as error:
         raise GpushimError(f"{path} cannot be written: {error.strerror}") from None
-    with open(fd, "w", encoding="utf-8") as file:
-        file.write(shown + "\n")
 
 
 def gathered(host: Host, found: list[Finding]) -> dict[str, Any]:
@@ -79,7 +118,7 @@ def gathered(host: Host, found: list[Finding]) -> dict[str, Any]:
         "gpushim": gpushim.__version__,
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "verdict": checks.worst(found),
-        "findings": [asdict(finding) for finding in found],
+        "findings": [finding.data() for finding in found],
         "system": _system(host),
         "versions": _versions(host),
         "config.toml": _read(host.config).splitlines(),

@@ -11,8 +11,21 @@ import stat
 from typing import TYPE_CHECKING
 
 import gpushim
-from gpushim import engines, logfile, policy, stamp
-from gpushim.doctor import Finding, Host, ask, broken, discounted, listing, ok, skipped, some, untrusted, warning
+from gpushim import engines, logfile, policy, seen, stamp
+from gpushim.doctor import (
+    Finding,
+    Host,
+    ask,
+    broken,
+    corrected,
+    discounted,
+    listing,
+    ok,
+    skipped,
+    some,
+    untrusted,
+    warning,
+)
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
@@ -37,9 +50,11 @@ def config(host: Host) -> Iterator[Finding]:
     if host.trouble:
         yield broken(host.trouble, _corrected(host.config))
     elif absent:
-        yield broken(absent, f"correct {host.config}, or start what puts the driver there; then {REFRESH}")
+        for key in ("root", "dev-root"):
+            seen.exists(host.driver[key])  # what this user may not look up is a warning (checks.py)
+        yield broken(absent, f"{corrected(host.config)}, or start what puts the driver there; then {REFRESH}")
     elif os.path.exists(host.config):
-        yield from (warning(sentence, f"do that in {host.config}") for sentence in host.old_names)
+        yield from (warning(sentence, f"do that in {shlex.quote(host.config)}") for sentence in host.old_names)
         if not host.old_names:
             yield ok(f"{host.config} is valid")
     else:
@@ -54,7 +69,7 @@ def _corrected(config: str) -> str:
             return untrusted.file(config)
     except OSError:
         pass
-    return f"correct {config}; then gpushim config check"
+    return f"{corrected(config)}; then gpushim config check"
 
 
 def directory(host: Host) -> Iterator[Finding]:
@@ -103,7 +118,7 @@ def snapshot(host: Host) -> Iterator[Finding]:
 def log(host: Host) -> Iterator[Finding]:
     """Check that the log can be written."""
     path = host.settings["log"]["file"]
-    folder, other = os.path.dirname(path), f"change file under [log] in {host.config}"
+    folder, other = os.path.dirname(path), f"change file under [log] in {shlex.quote(host.config)}"
     away = shlex.join(["mv", path, f"{path}.old"])
     if not path:
         yield skipped("no log is kept")

@@ -6,6 +6,7 @@ Out of scope: what dockerd looks at only as it starts; options of its command li
 
 from __future__ import annotations
 
+import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from gpushim.errors import GpushimError, quote
 if TYPE_CHECKING:
     from gpushim.engines.running import Engine
 
-STOCK = ("runc", "io.containerd.runc.v2")  # runtimes that dockerd has by itself
+# Runtimes that dockerd has by itself: runc, shims by their type, and from version 23 on shims by their path.
+STOCK = re.compile(r"runc|io\.containerd\.[^/]+|/.+")
 SECONDS = 10.0
 _TYPES: dict[str, tuple[type, str]] = {
     "runtimes": (dict, "an object"),
@@ -86,11 +88,10 @@ def mistyped(settings: dict[str, Any]) -> str:
 
 
 def _unknown_default(settings: dict[str, Any], more: tuple[str, ...]) -> str:
-    default = settings.get("default-runtime") or STOCK[0]
-    # containerd knows runtimes by the name of their shim, such as io.containerd.kata.v2, or by its path.
-    if "." in default or "/" in default or default in (*STOCK, *(settings.get("runtimes") or {}), *more):
+    default = settings.get("default-runtime")
+    if not default or STOCK.fullmatch(default) or default in (*(settings.get("runtimes") or {}), *more):
         return ""
-    return f"there is no runtime {quote(default)}, which default-runtime names"
+    return f"there is no runtime {quote(default)}, which is the default-runtime"
 
 
 def _refused(content: bytes, path: str, dockerd: str) -> str:

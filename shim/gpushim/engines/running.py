@@ -31,6 +31,7 @@ VARIABLES = ("PATH", "HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "CONTAINER_CO
 # Programs that are several engines' in one: their first argument, which is root's word then, tells which.
 MANY = ("k3s", "rke2")
 NOTED = 8  # users whose engines are told of
+SLACK = 2.0  # seconds by which somebody may set the clock, so that a start seems to be earlier than it was
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,15 @@ class Engine:
         places = [self.seen(path) for path in paths if path.startswith("/")]
         return next((place for place in places if os.path.isfile(place) and os.access(place, os.X_OK)), "")
 
+    def before(self, path: str, slack: float = SLACK) -> bool:
+        """Say whether it has run since before a file, or the link that it is reached by, came or was changed.
+
+        Args:
+            path: of the file, as this process sees it.
+            slack: seconds that the file must be younger.
+        """
+        return changed(path) > self.started + slack
+
     def option(self, *names: str) -> list[str]:
         """Return the values that its command line gives to an option, such as "--host" and "-H"."""
         values = []
@@ -118,6 +128,20 @@ class Stranger:
     pid: int
     uid: int
     why: str
+
+
+def changed(path: str) -> float:
+    """Say when a file, or the link that it is reached by, came or was changed: seconds since the epoch; 0 for none.
+
+    Not by mtime: packages and `cp -p` keep the one that a file had elsewhere.
+
+    Args:
+        path: absolute.
+    """
+    try:
+        return max(os.lstat(path).st_ctime, os.stat(path).st_ctime)
+    except OSError:
+        return 0.0
 
 
 def find(proc: str = "/proc") -> list[Engine]:

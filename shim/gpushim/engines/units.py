@@ -7,6 +7,7 @@ Out of scope: restarting engines that systemd did not start; how that is done is
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ def fix(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> st
     """
     name = (engine.unit if engine and engine.unit else unit).removesuffix(".service")
     if os.path.isdir(top + RUNNING) and (engine is None or engine.unit):
-        return f"systemctl {'--user ' if engine and engine.uid else ''}{verb} {name}"
+        return f"systemctl {'--user ' if engine and engine.uid else ''}{verb} {shlex.quote(name)}"
     if _by_init(name, engine, top):
         return f"service {name} {verb}" if programs.lying("service", top) else f"{INITS}/{name} {verb}"
     if engine:

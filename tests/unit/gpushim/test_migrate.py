@@ -95,7 +95,7 @@ def test_their_defaults_are_ours(tmp_path: Path) -> None:
     assert plan.changes == []
     assert {found.key for found in plan.rows} == set(migrate.KEYS)
     assert not [found for found in plan.rows if found.left_out]
-    migrate.check(plan.rows, "/theirs")
+    migrate.check(plan.rows, "/theirs", "")
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_settings_that_become_ours(key: str, value: Any, setting: migrate.Settin
         ("nvidia-container-runtime.debug", "/var/log/x", "not needed: [log] file"),
         ("nvidia-container-runtime.mode", "legacy", "not needed"),
         ("nvidia-container-runtime.mode", "foo", "left out"),
-        ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "disabled", "no counterpart"),
+        ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "disabled", "left out"),
         ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "mount", "not needed"),
-        ("features.allow-ldconfig-from-container", True, "no counterpart: nothing of an image"),
+        ("features.allow-ldconfig-from-container", True, "not needed: gpushim writes"),
         ("features.allow-ldconfig-from-container", False, "not needed: it is off"),
         ("nvidia-container-runtime.modes.cdi.default-kind", "x", "left out: [cdi] kind = "),
         ("nvidia-container-runtime.runtimes", [], "left out: [runtime] low-level = []"),
@@ -153,9 +153,13 @@ def test_settings_that_become_ours(key: str, value: Any, setting: migrate.Settin
         ("features.no-additional-gids-for-device-nodes", True, "left out: a container gets the group"),
         ("features.no-additional-gids-for-device-nodes", False, "not needed: it is off"),
         ("nvidia-container-runtime.mode", "cdi", "left out: a GPU that no CDI spec names"),
-        ("nvidia-container-runtime.mode", "auto", "no counterpart: there is one mode"),
-        ("nvidia-container-cli.ldcache", "", "not needed: it is empty"),
-        ("nvidia-container-cli.ldcache", "/x", "no counterpart: the cache is"),
+        ("nvidia-container-runtime.mode", "auto", "not needed: there is one mode"),
+        ("nvidia-container-cli.ldcache", "", "not needed: the cache is"),
+        ("nvidia-container-cli.ldcache", "/x", "left out: the cache is"),
+        ("nvidia-container-cli.ldcache", "/etc/ld.so.cache", "not needed: the cache is"),
+        ("nvidia-container-runtime.modes.csv.compat-container-root", "/usr/local/cuda/compat", "not needed"),
+        ("nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks", ["all"], "left out: gpushim has one hook"),
+        ("nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks", [], "not needed"),
         ("made-up", 5, "left out: neither"),
         ("nvidia-container-cli.made-up", "x", "left out: neither"),
         ("features", 5, "left out: neither"),
@@ -167,7 +171,7 @@ def test_settings_that_become_none(tmp_path: Path, key: str, value: Any, text: s
     assert found.setting is None
     assert found.becomes.startswith(text)
     with pytest.raises(GpushimError, match=key) if text.startswith("left out") else nullcontext() as raised:
-        migrate.check([found], "/theirs")
+        migrate.check([found], "/theirs", "take it out there")
     assert raised is None or raised.value.exit_code == 17
 
 
@@ -180,7 +184,7 @@ OTHERWISE = {
     "supported-driver-capabilities": ("compute", "left out"),
     "nvidia-container-cli.debug": ("/var/log/x", "not needed"),
     "nvidia-container-cli.environment": (["A=b"], "not needed"),
-    "nvidia-container-cli.ldcache": ("/x", "no counterpart"),
+    "nvidia-container-cli.ldcache": ("/x", "left out"),
     "nvidia-container-cli.ldconfig": ("@/sbin/ldconfig.real", "not needed"),
     "nvidia-container-cli.load-kmods": (False, "taken"),
     "nvidia-container-cli.no-cgroups": (True, "taken"),
@@ -195,18 +199,18 @@ OTHERWISE = {
     "nvidia-container-runtime.modes.cdi.annotation-prefixes": (["a/"], "taken"),
     "nvidia-container-runtime.modes.cdi.default-kind": ("a.com/b", "taken"),
     "nvidia-container-runtime.modes.cdi.spec-dirs": (["/x"], "taken"),
-    "nvidia-container-runtime.modes.csv.compat-container-root": ("/x", "no counterpart"),
+    "nvidia-container-runtime.modes.csv.compat-container-root": ("/x", "left out"),
     "nvidia-container-runtime.modes.csv.mount-spec-path": ("/x", "taken"),
-    "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": (["x"], "no counterpart"),
-    "nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": (["x"], "no counterpart"),
-    "nvidia-container-runtime.modes.legacy.cuda-compat-mode": ("disabled", "no counterpart"),
+    "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": (["x"], "left out"),
+    "nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": (["x"], "left out"),
+    "nvidia-container-runtime.modes.legacy.cuda-compat-mode": ("disabled", "left out"),
     "nvidia-container-runtime-hook.path": ("/x", "not needed"),
     "nvidia-container-runtime-hook.skip-mode-detection": (True, "not needed"),
     "nvidia-ctk.path": ("/x", "not needed"),
     "features.allow-cuda-compat-libs-from-container": (True, "not needed"),
-    "features.allow-ldconfig-from-container": (True, "no counterpart"),
+    "features.allow-ldconfig-from-container": (True, "not needed"),
     "features.allow-unknown-oci-spec-fields": (True, "not needed"),
-    "features.disable-cuda-compat-lib-hook": (True, "no counterpart"),
+    "features.disable-cuda-compat-lib-hook": (True, "left out"),
     "features.disable-imex-channel-creation": (True, "not needed"),
     "features.ignore-imex-channel-requests": (True, "taken"),
     "features.no-additional-gids-for-device-nodes": (True, "left out"),
@@ -215,7 +219,7 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("key", migrate.KEYS)
 def test_every_key_set_otherwise(tmp_path: Path, key: str) -> None:
-    """Each is in config.toml afterwards, or named with what it means, or ends in 17; never lost in silence."""
+    """Each is in config.toml afterwards, or asks for what happens here anyway, or ends in 17."""
     value, outcome = OTHERWISE[key]
     found, ours = row(key, value), tmp_path / "config.toml"
     files.apply(migrate.changes([found], str(ours)))

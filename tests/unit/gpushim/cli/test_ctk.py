@@ -105,7 +105,10 @@ def test_config_set_that_is_left_out(ours: Path, more: list[str]) -> None:
     words = ["--set", "supported-driver-capabilities=utility", "--set", "disable-require", *more]
     result = run("config", *words, code=1)
     assert "supported-driver-capabilities: left out: " in result.stderr
-    assert "--set has what gpushim has no equivalent for: supported-driver-capabilities" in result.stderr
+    told = (
+        "--set has what gpushim has no equivalent for: supported-driver-capabilities; read above what each means here"
+    )
+    assert f"{told}, and leave it out once that will do" in result.stderr
     assert ("disable-require = true" in ours.read_text()) == bool(more)
 
 

@@ -11,7 +11,7 @@ from gpushim.cli import main
 from gpushim.migrate import Row
 from unit.gpushim.cli.commands import apart
 
-THEIRS = "disable-require = true\n[nvidia-container-cli]\nload-kmods = true\nldcache = '/x'\n"
+THEIRS = "disable-require = true\n[nvidia-container-cli]\nload-kmods = true\nldcache = '/etc/ld.so.cache'\n"
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_the_change_is_only_shown(ours: Path, words: list[str]) -> None:
     lines = {line.split("  ")[0]: line for line in result.stdout.splitlines()}
     assert lines["disable-require"].endswith("[requests] disable-require = true")
     assert lines["nvidia-container-cli.load-kmods"].endswith("the default")
-    assert "no counterpart" in lines["nvidia-container-cli.ldcache"]
+    assert "not needed" in lines["nvidia-container-cli.ldcache"]
     assert "gpushim configure docker" in lines["/d.json: runtimes.x"]
     assert "+disable-require = true" in lines
     assert "--write" in result.stderr

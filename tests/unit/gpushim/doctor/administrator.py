@@ -16,10 +16,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import tomlkit
 from click.testing import CliRunner
 
 from gpushim.cli import main
-from gpushim.engines import containerd_daemon, docker, gpus, podman, programs, running, units
+from gpushim.engines import containerd_daemon, docker, dropin, gpus, podman, programs, running, units
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import K3S
 
@@ -83,8 +84,12 @@ class Administrator:
         if unit.startswith("k3s"):
             generate(k3s)
             return
-        name = "dockerd" if unit.startswith("docker") else "containerd"
         patient = self.patient
+        if unit.startswith("crio"):
+            known = dropin.merged([f"{patient.root}/etc/crio/crio.conf", f"{patient.root}/etc/crio/crio.conf.d"])
+            patient.write("loaded.toml", tomlkit.dumps(known))
+            return
+        name = "dockerd" if unit.startswith("docker") else "containerd"
         number = next((n for n, each in enumerate(patient.host.engines) if each.name == name), None)
         if number is None:
             patient.host.engines.append(next(each for each in self.engines if each.name == name))
@@ -219,11 +224,34 @@ def _(self: Administrator, path: str) -> None:
     Path(path).write_text(Path(path).read_text().replace("write-spec = false", "write-spec = true"))
 
 
-@step(r"move --add-runtime from dockerd's command line into (\S+)")
+@step(r"move --add-runtime from the command line of dockerd into (\S+)")
 def _(self: Administrator, path: str) -> None:
     engines = self.patient.host.engines
     Path(path).write_text(json.dumps({"runtimes": {"kata": {"path": "/usr/bin/kata"}}}))
     engines[:] = [replace(each, argv=each.argv[:1]) if each.name == "dockerd" else each for each in engines]
+
+
+@step(r"add (\S+) to cdi_spec_dirs under \[crio.runtime\]")
+def _(self: Administrator, folder: str) -> None:
+    path = self.patient.top / "etc/crio/crio.conf"
+    path.write_text(path.read_text().replace("cdi_spec_dirs = [", f'cdi_spec_dirs = ["{folder}", '))
+
+
+@step(r"once no container of gpushim-runtime runs, set '(low-level = .*)' under \[runtime\] in (\S+)")
+def _(self: Administrator, setting: str, path: str) -> None:
+    Path(path).write_text(re.sub("low-level = .*", setting, Path(path).read_text()))
+
+
+@step(r"set output-directory under \[cdi\] in (\S+) to (\S+)")
+def _(self: Administrator, path: str, folder: str) -> None:
+    Path(path).write_text(re.sub("output-directory = .*", f'output-directory = "{folder}"', Path(path).read_text()))
+
+
+@step(r"read what gpushim migrate says of (.*), and take it out of (\S+)")
+def _(self: Administrator, keys: str, path: str) -> None:
+    names = [key.rpartition(".")[2] for key in keys.split()]
+    lines = Path(path).read_text().splitlines(keepends=True)
+    Path(path).write_text("".join(line for line in lines if line.partition(" ")[0] not in names))
 
 
 @step(r"take it out of disabled_plugins in (\S+)")

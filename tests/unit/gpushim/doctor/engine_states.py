@@ -6,8 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from gpushim.doctor import changed
-from gpushim.doctor import containerd as containerd_checks
+from gpushim.engines import running
 from unit.gpushim.doctor import test_faults
 from unit.gpushim.doctor.patient import RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import CONTAINERD, DAEMON, FAULTS, K3S, change, edit, fault, only_runc
@@ -42,7 +41,7 @@ def dockerd_is_down_for_its_default(patient: Patient) -> None:
     del patient.host.engines[0]
 
 
-@fault("docker-daemon", "broken", "would not start again")
+@fault("docker-runtime", "broken", "features.cdi is neither true nor false")
 def dockerd_would_not_start_with_its_file(patient: Patient) -> None:
     daemon(patient, runtimes={"nvidia": {"path": str(RUNTIME)}}, features={"cdi": "true"})
 
@@ -169,7 +168,8 @@ def an_import_is_newer(patient: Patient) -> None:
     edit(patient, CONTAINERD, "version = 2\n", f'version = 2\nimports = ["{more}"]\n')
     os.utime(more, (1e9, 1e9))  # as packages keep it
     change(patient, 1, started=1e9)
-    patient.patch.setattr(containerd_checks, "changed", lambda path: changed(path) if "more" in path else 0.0)
+    changed = running.changed
+    patient.patch.setattr(running, "changed", lambda path: changed(path) if "more" in path else 0.0)
 
 
 @fault("podman-runtime", "broken", "which is not an executable file")

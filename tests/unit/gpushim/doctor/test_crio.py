@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 import tomlkit
-from click.testing import CliRunner
 
-from gpushim.cli.configure import configure
 from gpushim.doctor import Finding, checks
-from gpushim.engines import crio, dropin, low_level, programs, running
+from gpushim.engines import crio, dropin, programs
 from gpushim.engines.running import Engine
+from unit.gpushim.doctor.administrator import Administrator
 from unit.gpushim.doctor.patient import HOOK, RUNTIME, Patient
 
 MAIN, DROP_IN = "etc/crio/crio.conf", "etc/crio/crio.conf.d/99-gpushim.toml"
@@ -30,8 +28,8 @@ FAULTS: list[tuple[str, str, str, Callable[[Node], None]]] = []
 
 
 @pytest.fixture
-def node(unlisted: Patient, monkeypatch: pytest.MonkeyPatch) -> Patient:
-    """A host with a CRI-O that has read our handler, and which systemd did not start."""
+def administrator(unlisted: Patient, monkeypatch: pytest.MonkeyPatch) -> Iterator[Administrator]:
+    """One who has a host with a CRI-O that has read our handler, and which systemd did not start."""
     top = unlisted.root
     (unlisted.top / "run/systemd/system").rmdir()
     unlisted.write(MAIN, SETTINGS.format(top=top, cdi=f"{unlisted.state}/cdi"))
@@ -41,42 +39,22 @@ def node(unlisted: Patient, monkeypatch: pytest.MonkeyPatch) -> Patient:
     argv = ("crio", f"--config-dir={top}/{os.path.dirname(DROP_IN)}")
     engine = Engine("crio", 43, exe=f"{top}/usr/bin/crio", argv=argv, config=f"{top}/{MAIN}", uid=os.geteuid())
     unlisted.host.engines[:] = [engine]
-    monkeypatch.setattr(programs, "DIRECTORIES", (f"{top}/usr/bin",))
-    monkeypatch.setattr(running, "look", lambda: (unlisted.host.engines, []))
     monkeypatch.setattr(crio, "HOOKS", f"{top}/hooks.d")
-    monkeypatch.setattr(low_level, "OTHERS", ())
-    monkeypatch.setenv("GPUSHIM_CONFIG", unlisted.config)
-    does(unlisted, "gpushim configure crio --hooks; then restart crio (process 43) the way it was started")
-    return unlisted
+    with contextlib.ExitStack() as held:
+        found = Administrator(unlisted, held)
+        monkeypatch.setattr(programs, "DIRECTORIES", (f"{top}/usr/bin",))
+        found.does("gpushim configure crio --hooks; then restart crio (process 43) the way it was started")
+        yield found
+
+
+@pytest.fixture
+def node(administrator: Administrator) -> Patient:
+    return administrator.patient
 
 
 def restarted(node: Node) -> None:
     merged = dropin.merged([f"{node.root}/{MAIN}", f"{node.root}/{os.path.dirname(DROP_IN)}"])
     node.write("loaded.toml", tomlkit.dumps(merged))
-
-
-def does(node: Node, fix: str) -> None:
-    """Do what a fix says; what it does not say exactly in one of these ways, nobody could."""
-    for step in re.split(r"; then | && | and (?=run gpushim)", fix):
-        words = step.split()
-        if words[:2] == ["gpushim", "configure"]:
-            done = CliRunner().invoke(configure, [*words[2:], f"--runtime-path={RUNTIME}"])
-            assert done.exit_code == 0, done.output
-        elif (
-            step == "restart crio (process 43) the way it was started"
-            or step == "start crio the way this host starts it"
-        ):
-            restarted(node)
-        elif words[0] == "rm":
-            os.unlink(words[1])
-        elif setting := re.search(r"set (low-level = .*) under \[runtime\] in (\S+)$", step):
-            path = Path(setting[2])
-            path.write_text(re.sub(r"low-level = .*", setting[1], path.read_text()))
-        elif setting := re.fullmatch(r"add (\S+) to cdi_spec_dirs under \[crio.runtime\]", step):
-            edit(node, MAIN, "cdi_spec_dirs = [", f'cdi_spec_dirs = ["{setting[1]}", ')
-        else:
-            assert step == "run gpushim refresh", step
-            node.reread()
 
 
 def edit(node: Node, name: str, old: str, new: str) -> None:
@@ -157,6 +135,32 @@ def cdi_is_elsewhere(node: Node) -> None:
     restarted(node)
 
 
+def handler(node: Node, name: str, program: object) -> None:
+    """Let somebody else's settings, and the CRI-O that runs, have a handler."""
+    (node.top / DROP_IN).unlink()
+    node.write("etc/crio/crio.conf.d/50.conf", f'[crio.runtime.runtimes.{name}]\nruntime_path = "{program}"\n')
+    restarted(node)
+
+
+@fault("crio-runtime", "broken", "their nvidia is")
+def handler_is_nvidias(node: Node) -> None:
+    handler(node, "nvidia", node.script("usr/bin/nvidia-container-runtime", "exec true"))
+
+
+@fault("crio-runtime", "broken", "handler nvidia is /gone/nvidia-container-runtime, which is not")
+def handler_is_nvidias_and_gone(node: Node) -> None:
+    handler(node, "nvidia", "/gone/nvidia-container-runtime")
+
+
+@fault("crio-runtime", "broken", "handler nvidia-legacy is /gone/nvidia-container-runtime, which is not")
+def another_handler_is_nvidias_and_gone(node: Node) -> None:
+    node.write(
+        "etc/crio/crio.conf.d/50.conf",
+        '[crio.runtime.runtimes.nvidia-legacy]\nruntime_path = "/gone/nvidia-container-runtime"\n',
+    )
+    restarted(node)
+
+
 def bad(node: Node) -> list[Finding]:
     found = [each for name in checks.ENGINES["crio"] for each in node.said(name, "crio")]
     return [each for each in found if each.verdict in ("warning", "broken")]
@@ -168,13 +172,24 @@ def test_all_is_well(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("check", "verdict", "evidence", "plant"), FAULTS, ids=[each[3].__name__ for each in FAULTS])
-def test_fix(node: Node, check: str, verdict: str, evidence: str, plant: Callable[[Node], None]) -> None:
+def test_fix(
+    administrator: Administrator, check: str, verdict: str, evidence: str, plant: Callable[[Node], None]
+) -> None:
+    node = administrator.patient
     plant(node)
     (found,) = [each for each in node.said(check) if each.verdict == verdict and evidence in each.evidence]
-    does(node, found.fix)
+    administrator.does(found.fix)
     for _ in range(3):  # a fix may bring a restart to light
         for each in bad(node)[:1]:
-            does(node, each.fix)
+            administrator.does(each.fix)
+    assert bad(node) == []
+
+
+def test_a_handler_that_is_the_compat_packages_link_is_ours(node: Node) -> None:
+    link = node.top / "usr/bin/nvidia-container-runtime"
+    link.symlink_to(RUNTIME)
+    handler(node, "nvidia", link)
+    assert [each.evidence for each in node.said("crio-runtime")] == [f"CRI-O's handler nvidia is {link}"]
     assert bad(node) == []
 
 

@@ -11,7 +11,7 @@ from gpushim import doctor
 from gpushim.doctor import Finding, checks, follows
 from unit.gpushim.doctor.patient import RUNTIME, Patient
 
-BAD_FILE = Finding("broken", "dockerd (process 7) would not start again: x", "correct x", "docker-daemon")
+BAD_FILE = Finding("broken", "dockerd (process 7) would not start again: x", "correct x", "docker-runtime")
 NO_HOOK = Finding("broken", "/usr/bin/gpushim-hook is not an executable file", "install it", "programs")
 HALF = Finding("broken", "the module is 1, the libraries are 2", "reboot", "driver-libraries")
 AFTER = [
@@ -26,7 +26,7 @@ APART = [
     (BAD_FILE, "containerd-restart", "systemctl restart containerd"),
     (NO_HOOK, "snapshot", "gpushim refresh"),
     (HALF, "device-nodes", "gpushim refresh"),
-    (Finding("broken", "dockerd does not answer", "see its log", "docker-daemon"), "docker-runtime", "correct x"),
+    (Finding("broken", "dockerd does not answer", "see its log", "docker-daemon"), "docker-restart", "restart"),
 ]
 
 
@@ -62,5 +62,5 @@ def test_no_fix_restarts_a_dockerd_into_a_bad_file(unlisted: Patient, more: Call
     more(unlisted)
     unlisted.host.named = ("docker",)
     found = [each for each in checks.run(unlisted.host) if each.check.startswith("docker-") and each.fix]
-    assert [each.check for each in found] == ["docker-daemon"]
+    assert [each.check for each in found] == ["docker-runtime"]
     assert found[0].fix.startswith("correct ")

@@ -87,3 +87,15 @@ def test_a_report_says_what_is_hidden(patient: Patient) -> None:
         except GpushimError as error:  # pragma: no cover
             pytest.fail(str(error))
     assert "may not look into" in sections["config.toml"][0]
+
+
+def test_a_driver_root_that_this_user_may_not_look_up(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    above = patient.folder / "of root"
+    above.joinpath("driver").mkdir(parents=True)
+    monkeypatch.setitem(patient.host.driver, "root", f"{above}/driver")
+    with ordinary.hidden(above):
+        (config,) = found(patient, "config")
+        with ordinary.user():
+            (module,) = checks.judge("driver-module", checks.GENERAL["driver-module"], patient.host)
+    assert (config.verdict, config.fix) == ("warning", "run this as root")
+    assert (module.verdict, "may not look into" in module.evidence) == ("skipped", True)

@@ -555,7 +555,7 @@ def test_verify(
     engines: list[Engine],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engines.append(Engine("containerd", 7))
+    engines.append(Engine("containerd", 7, started=1.0))
     monkeypatch.setattr(containerd_daemon, "dump", lambda daemon: dump)
     monkeypatch.setattr(containerd_daemon, "asked", lambda daemon, dump, name: answer)
     assert expected in "".join(containerd.verify(wish, Plan("/none")))

@@ -18,7 +18,7 @@ WRONG = {
     '{"features": {"cdi": "true"}}': "features.cdi is neither true nor false",
     '{"features": []}': "features is not an object",
     '{"default-runtime": 5}': "default-runtime is not a string",
-    '{"default-runtime": "nvida"}': "there is no runtime nvida, which default-runtime names",
+    '{"default-runtime": "nvida"}': "there is no runtime nvida, which is the default-runtime",
 }
 WELL = (
     *("", " ", "{}", '{"runtimes": null}', '{"runtimes": {"n": null}}', '{"runtimes": {"n": {}}}'),
