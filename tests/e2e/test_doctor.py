@@ -76,7 +76,7 @@ def test_dockerd_that_has_only_the_hook(hooked: Docker, mine: list[str], tmp_pat
 
 def test_what_came_after_dockerd_started(hooked: Docker, mine: list[str], tmp_path: Path) -> None:
     mine.append(str(hooked.state))
-    time.sleep(doctor.SLACK + 1)  # so exact is the time at which a process started
+    time.sleep(running.SLACK + 1)  # so exact is the time at which a process started
     config = hooked.state / "daemon.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "runtimes": {"nvidia": {"path": str(RUNTIME)}}}))
     found = verdicts("docker")

@@ -112,8 +112,7 @@ def agreement(host: Host) -> Iterator[Finding]:
     else:
         yield broken(
             f"the module {version} is loaded, but there are no libraries of the driver below {root}",
-            f"install libraries of {version}, or set root under [driver] in {shlex.quote(host.config)}; "
-            f"then {REFRESH}",
+            f"install those of {version}, or set root under [driver] in {shlex.quote(host.config)}; then {REFRESH}",
         )
 
 

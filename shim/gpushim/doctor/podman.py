@@ -51,7 +51,7 @@ def program(host: Host) -> Iterator[Finding]:
             yield warning(why, fix) if lies else skipped(why)
     elif answer.code != 0:
         # It reads its settings even to say its version.
-        wrong = re.search(r"/[^\"\\]*?\.conf\b", answer.last)
+        wrong = re.search(r"/[^\s\"\\]+\.conf\b", answer.last)
         fix = corrected(wrong[0]) if wrong else f"reinstall {shlex.quote(path)}"
         yield broken(f"{path} does not run: {answer.last}", _environment() or fix)
     else:

@@ -7,7 +7,6 @@ names, and what looks like a password, a token or another program's variable. Ou
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import platform
@@ -59,11 +58,8 @@ def check(path: str) -> None:
         GpushimError: as `write`.
     """
     with _new(path) as place:
-        with contextlib.suppress(FileNotFoundError):
-            place.status()
-            raise FileExistsError
-        if not os.access(f"/proc/self/fd/{place.folder}", os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        os.close(os.open(place.name, NEW, 0o600, dir_fd=place.folder))
+        os.unlink(place.name, dir_fd=place.folder)
 
 
 def write(path: str, host: Host, found: list[Finding]) -> None:

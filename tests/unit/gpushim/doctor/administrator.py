@@ -24,6 +24,7 @@ from gpushim.engines import containerd_daemon, docker, dropin, gpus, podman, pro
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import K3S
 
+COMMAND = re.compile(r"(gpushim|systemctl|service|rm|chown|chmod) |/etc/init.d/")
 STEPS: list[tuple[re.Pattern[str], Callable[..., None]]] = []
 
 
@@ -70,7 +71,8 @@ class Administrator:
 
     def does(self, fix: str) -> None:
         """Do it, step by step; whoever has no idea what is meant fails."""
-        for said in re.split("; then | && |; ", fix):
+        for joined, said in re.findall("(; then | && |; |^)(.*?)(?=; then | && |; |$)", fix):
+            assert joined != " && " or COMMAND.match(said), f"no command for a shell: {said}"
             matches = [(pattern.fullmatch(said), act) for pattern, act in STEPS]
             known = [(match, act) for match, act in matches if match]
             assert known, f"what does this mean: {said}"
@@ -125,6 +127,18 @@ def generate(config: Path) -> None:
     base = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
     made = template.read_text() if template.exists() else '{{ template "base" . }}'
     config.write_text(made.replace('{{ template "base" . }}', base))
+
+
+@step(r"export HOME=(\S+) XDG_RUNTIME_DIR=(\S+)|export HOME=(\S+)")
+def _(self: Administrator, home: str, folder: str, only: str) -> None:
+    for name, value in (("HOME", home or only), ("XDG_RUNTIME_DIR", folder)):
+        if value:
+            self.patient.patch.setenv(name, value)
+
+
+@step(r"gpushim doctor podman")
+def _(self: Administrator) -> None:
+    pass  # whoever does this looks again anyway
 
 
 @step(r"gpushim (.*)")

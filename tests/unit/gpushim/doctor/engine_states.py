@@ -62,6 +62,11 @@ def runc_of_docker_is_gone(patient: Patient) -> None:
     (patient.top / "usr/sbin/runc").unlink()
 
 
+@fault("docker-runtime", "broken", "would not start again: ")
+def dockerd_lost_its_default(patient: Patient) -> None:
+    daemon(patient, runtimes={"nvidia": {"path": str(RUNTIME)}}, **{"default-runtime": "kata"})
+
+
 @fault("docker-runtime", "warning", "its nvidia is /usr/bin/other")
 def runtime_of_somebodys_by_type(patient: Patient) -> None:
     only_runc(patient)
@@ -172,6 +177,21 @@ def an_import_is_newer(patient: Patient) -> None:
     patient.patch.setattr(running, "changed", lambda path: changed(path) if "more" in path else 0.0)
 
 
+@fault("containerd-cdi", "warning", "and the spec is in")
+def containerd_looks_elsewhere(patient: Patient) -> None:
+    edit(patient, CONTAINERD, "enable_cdi = true", f'enable_cdi = true\ncdi_spec_dirs = ["{patient.state}/cdi"]')
+    text = Path(patient.config).read_text()
+    patient.configure(text.replace("[cdi]\n", f'[cdi]\noutput-directory = "{patient.folder}/elsewhere"\n'))
+    patient.reread()
+
+
+@fault("podman-program", "broken", "cannot resolve home")
+def podman_without_a_home(patient: Patient) -> None:
+    patient.patch.setenv("HOME", "/nonexistent")
+    known = '[ -d "$HOME" ] || { echo "cannot resolve home: $HOME" >&2; exit 1; }'
+    patient.script("usr/bin/podman", f"{known}; echo podman version 5.4.2")
+
+
 @fault("podman-runtime", "broken", "which is not an executable file")
 def podman_runtime_of_nvidias_is_gone(patient: Patient) -> None:
     patient.write("etc/containers/containers.conf", f'[engine.runtimes]\nnvidia = ["{NVIDIAS}"]\n')
@@ -211,6 +231,20 @@ def k3s_is_not_configured(patient: Patient) -> None:
 def a_hardening_switch_left_behind(patient: Patient) -> None:
     line = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
     patient.write("etc/nvidia-container-runtime/config.toml", line)
+
+
+@fault(
+    "nvidia-config", "broken", 'allows less than is in force: supported-driver-capabilities = "utility", nvidia-co'
+)
+def a_hardening_that_cannot_be_taken_over(patient: Patient) -> None:
+    lines = 'supported-driver-capabilities = "utility"\n[nvidia-container-runtime]\nmode = "cdi"\n'
+    patient.write("etc/nvidia-container-runtime/config.toml", lines)
+
+
+@fault("nvidia-config", "warning", 'nvidia-container-cli.ldcache = "/x", nvidia-container-cli.no-cgroups = true')
+def settings_of_which_one_cannot_be_taken_over(patient: Patient) -> None:
+    lines = '[nvidia-container-cli]\nldcache = "/x"\nno-cgroups = true\n'
+    patient.write("etc/nvidia-container-runtime/config.toml", lines)
 
 
 STATES += FAULTS[BASIC:]

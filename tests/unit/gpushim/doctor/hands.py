@@ -189,6 +189,29 @@ def install_container_selinux(patient: Patient) -> None:
     patient.write("sys/fs/selinux/booleans/container_use_devices", "1 1")
 
 
+@by(
+    SENTENCES,
+    "spec_where_nobody_looks",
+    "file_for_the_directory_of_specs",
+    "file_above_the_directory_of_specs",
+    "directory_of_our_specs_like_tmp",
+)
+def write_specs_where_they_were(patient: Patient) -> None:
+    patient.configure(re.sub("output-directory = .*", "", Path(patient.config).read_text()))
+
+
+@by(SENTENCES, "another_path_of_runc", "a_path_where_no_package_puts_runc")
+def set_the_path(patient: Patient) -> None:
+    """As it is named; runc is installed if that is said."""
+    (found,) = patient.said("low-level-runtime")
+    named = re.search(r"set low-level under \[runtime\] in \S+ to '\[\"(.*)\"\]'", found.fix)
+    assert named
+    assert found.fix.startswith("install runc (package runc), and") != os.path.exists(f"{patient.top}/usr/sbin/runc")
+    patient.script("usr/sbin/runc", "echo runc version 1.3.6")
+    path = named[1] if "/" in named[1] else f"{patient.root}/usr/sbin/runc"
+    patient.configure(Path(patient.config).read_text().replace("/nope/runc", path))
+
+
 @by(SENTENCES, "spec_in_a_directory_like_tmp")
 def write_specs_elsewhere(patient: Patient) -> None:
     text = Path(patient.config).read_text()

@@ -278,4 +278,56 @@ def a_dockerd_in_a_directory_of_its_group(patient: Patient) -> None:
     os.chmod(program.parent, 0o2775)
 
 
+@fault("cdi-spec", "warning", "nor engines by themselves look for CDI devices")
+def spec_where_nobody_looks(patient: Patient) -> None:
+    written_to(patient, f"{patient.folder}/elsewhere")
+    patient.refreshed()
+
+
+@fault("cdi-spec", "warning", "is not there, or no good")
+def file_for_the_directory_of_specs(patient: Patient, below: str = "") -> None:
+    (patient.folder / "file").touch()
+    patient.patch.setattr("gpushim.doctor.cdi.SPEC_DIRECTORIES", (f"{patient.folder}/file{below}",))
+    written_to(patient, f"{patient.folder}/file{below}")
+    patient.refresh("--force")
+
+
+@fault("cdi-spec", "warning", "is not there, or no good")
+def file_above_the_directory_of_specs(patient: Patient) -> None:
+    file_for_the_directory_of_specs(patient, "/cdi")
+
+
+@fault("cdi-spec", "warning", "is not there, or no good")
+def directory_for_the_spec(patient: Patient) -> None:
+    os.unlink(f"{patient.state}/cdi/nvidia.com-gpu.json")
+    os.mkdir(f"{patient.state}/cdi/nvidia.com-gpu.json")
+
+
+@fault("cdi-files", "broken", "its mode is")
+def directory_of_our_specs_like_tmp(patient: Patient) -> None:
+    (patient.folder / "like-tmp").mkdir()
+    os.chmod(patient.folder / "like-tmp", 0o1777)
+    written_to(patient, f"{patient.folder}/like-tmp")
+
+
+def written_to(patient: Patient, folder: str) -> None:
+    """Have refresh write its spec to a directory."""
+    text = Path(patient.config).read_text()
+    patient.configure(text.replace("[cdi]\n", f'[cdi]\noutput-directory = "{folder}"\n'))
+    patient.reread()
+
+
+@fault("low-level-runtime", "broken", "no low-level runtime: none of /nope/runc")
+def another_path_of_runc(patient: Patient) -> None:
+    patient.patch.setattr("gpushim.engines.programs.DIRECTORIES", ("/usr/sbin",))
+    patient.configure(Path(patient.config).read_text().replace(f"{patient.root}/usr/sbin/runc", "/nope/runc"))
+    patient.reread()
+
+
+@fault("low-level-runtime", "broken", "no low-level runtime: none of /nope/runc")
+def a_path_where_no_package_puts_runc(patient: Patient) -> None:
+    another_path_of_runc(patient)
+    (patient.top / "usr/sbin/runc").unlink()
+
+
 STATES = [state for state in FAULTS if not state[0].startswith("nvidia-")]

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from gpushim import doctor
 from gpushim.cli.doctor import doctor as command
 from gpushim.doctor import Finding, checks
+from gpushim.errors import GpushimError
 
 WELL, ODD = doctor.ok("all is well"), doctor.warning("this is odd", "fix it")
 BAD = doctor.broken("this is broken", "fix it at once")
@@ -90,3 +91,28 @@ def test_a_report_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr("gpushim.doctor.report.PROGRAMS", ())
     assert run(monkeypatch, [ODD], f"--report={tmp_path}/report").exit_code == 1
     assert "this is odd" in (tmp_path / "report").read_text()
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_a_report_on_stdout_takes_the_place_of_the_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
+) -> None:
+    monkeypatch.setattr("gpushim.doctor.report.PROGRAMS", ())
+    monkeypatch.chdir(tmp_path)
+    done = run(monkeypatch, [ODD], "--report=-", f"--format={form}")
+    assert (done.exit_code, [*tmp_path.iterdir()]) == (1, [])
+    if form == "table":
+        assert done.stdout.startswith("== gpushim ==\n")
+    else:
+        assert json.loads(done.stdout)["findings"][0]["mend"] == "fix it"
+
+
+@pytest.mark.parametrize("place", ["", "{0}", "{0}/there", "{0}/absent/report", "{0}/there/report", "/proc/report"])
+def test_the_place_of_a_report_is_looked_at_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "there").touch()
+    monkeypatch.setattr(doctor, "look", lambda engines: pytest.fail("the host was looked at"))
+    done = CliRunner().invoke(command, [f"--report={place.format(tmp_path)}"])
+    assert done.exit_code not in (0, 1) or isinstance(done.exception, GpushimError)
+    assert not isinstance(done.exception, pytest.fail.Exception)

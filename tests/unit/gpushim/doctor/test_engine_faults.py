@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -275,6 +277,30 @@ def test_podman_does_without_a_runtime_where_cdi_knows_the_gpus(patient: Patient
     os.unlink(patient.top / "etc/containers/containers.conf")
     (found,) = patient.said("podman-runtime", "podman")
     assert (found.verdict, "--device nvidia.com/gpu=all" in found.evidence) == ("ok", True)
+
+
+def without_specs(state: Path) -> None:
+    shutil.rmtree(state / "cdi")
+    state.chmod(0o777)
+
+
+def a_file(state: Path) -> None:
+    shutil.rmtree(state)
+    state.touch()
+
+
+@pytest.mark.parametrize("spoil", [without_specs, a_file])
+def test_podman_needs_no_runtime_for_a_spec_that_a_refresh_will_write(
+    patient: Patient, spoil: Callable[[Path], object]
+) -> None:
+    """The state directory is what is to be fixed; then CDI knows the GPUs."""
+    os.unlink(patient.top / "etc/containers/containers.conf")
+    spoil(Path(patient.state))
+    assert [found.verdict for found in patient.said("podman-runtime")] == ["skipped"]
+    (found,) = patient.said("state-directory")
+    subprocess.run(["/bin/sh", "-c", found.fix.partition(" && ")[0]], check=True)
+    patient.refreshed()
+    assert [found.verdict for found in patient.said("podman-runtime")] == ["ok"]
 
 
 def test_containerd_without_kubernetes_needs_no_handler(unlisted: Patient) -> None:

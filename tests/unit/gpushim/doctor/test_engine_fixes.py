@@ -23,7 +23,8 @@ from unit.gpushim.doctor.test_fixes import PAGE
 ROUNDS = 6  # of "what does the doctor say now"; a fix may bring a restart to light
 RAN: dict[str, tuple[str, str]] = {}  # by state: the check, and the fix that was tried
 OPTION = re.compile(
-    r"--(force|config=\S+|runtime-name(=\S+)?|add-runtime|gpus) |write-spec |cdi-spec-dirs |features\.cdi "
+    r"XDG_RUNTIME_DIR |--(force|config=\S+|runtime-name(=\S+)?|add-runtime|gpus) |write-spec |cdi-spec-dirs "
+    r"|features\.cdi "
 )
 NAMES = [each[3].__name__ for each in STATES]
 # States whose fixes start or restart something, by way of each engine.

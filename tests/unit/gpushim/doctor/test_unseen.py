@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpushim.doctor import Finding, checks
+from gpushim.doctor import Finding, checks, podman
 from gpushim.engines.running import Stranger
 from gpushim.errors import GpushimError
 from unit import ordinary
@@ -99,3 +101,28 @@ def test_a_driver_root_that_this_user_may_not_look_up(patient: Patient, monkeypa
             (module,) = checks.judge("driver-module", checks.GENERAL["driver-module"], patient.host)
     assert (config.verdict, config.fix) == ("warning", "run this as root")
     assert (module.verdict, "may not look into" in module.evidence) == ("skipped", True)
+
+
+@pytest.mark.parametrize("home", ["/root", "/nonexistent"])
+def test_podman_with_directories_of_somebody_else(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    """As su leaves them; the fix is run by a shell of that user's."""
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    with ordinary.folder() as folder:
+        (folder / "own").mkdir()
+        (folder / "own").chmod(0o777)
+        with ordinary.user():
+            fix = podman._environment()
+        look = fix.replace("gpushim doctor podman", 'test -O "$HOME" && test -O "$XDG_RUNTIME_DIR"')
+        environment = {"PATH": "/usr/bin:/bin", "TMPDIR": f"{folder}/own"}
+        user = None if os.geteuid() else ordinary.UID
+        assert subprocess.run(["/bin/sh", "-c", look], env=environment, user=user, check=False).returncode == 0, fix
+
+
+def test_processes_of_root_are_one_finding(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers = [Stranger("containerd", pid, 0, "it is user 0's") for pid in (7, 8)]
+    monkeypatch.setattr(patient.host, "strangers", strangers)
+    with ordinary.user():
+        (told,) = checks.judge("engine-processes", checks.table(())["engine-processes"], patient.host)
+    assert told.fix == "run this as root"
+    assert "(process 7), which is root's, containerd (process 8)" in told.evidence
