@@ -154,13 +154,19 @@ def checked(data: bytes, path: str) -> dict[str, Any]:
 
 
 def absent(driver: dict[str, Any]) -> str:
-    """Say which directory of the section [driver] does not exist, or "".
+    """Say which directory of the section [driver] does not exist, or cannot be seen, or "".
 
     Args:
         driver: the section, as `load` returns it.
     """
     for key in ("root", "dev-root"):
-        if not os.path.isdir(driver[key]):
+        try:
+            there = stat.S_ISDIR(os.stat(driver[key]).st_mode)
+        except PermissionError:  # it may well be there
+            return f"driver.{key} is {driver[key]!a}, which user {os.geteuid()} may not look into"
+        except (OSError, ValueError):
+            there = False
+        if not there:
             return f"driver.{key} is {driver[key]!a}, which is no directory of this host"
     return ""
 

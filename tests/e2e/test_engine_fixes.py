@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from fakehost import Host
 from gpushim import doctor
 from gpushim.cli import main
 from gpushim.doctor import Finding, checks
-from gpushim.engines import gpus, running
+from gpushim.engines import daemon_json, gpus, running
 
 LOOK = running.look
 GONE = "/gone/gpushim-runtime"
@@ -91,6 +92,40 @@ def test_a_runtime_of_dockers_that_is_gone(state: Path) -> None:
         assert "does not have any more" in said("docker")["docker-restart"].evidence
     refused = gpushim(f"gpushim configure docker --config={state}/daemon.json --verify").output
     assert f"no dockerd runs, so only {state}/daemon.json was looked at, which does not have" in refused
+
+
+def test_a_file_that_the_next_start_would_refuse(state: Path) -> None:
+    """dockerd runs, and its file is spoilt: nothing says to restart it, and nothing is written."""
+    with dockerd(state, runtimes={"nvidia": {"path": str(RUNTIME)}}):
+        config = state / "daemon.json"
+        good = config.read_text()
+        for bad in ({"features": {"cdi": "true"}}, {"default-runtime": "nvida"}):
+            text = json.dumps({**json.loads(good), **bad})
+            config.write_text(text)
+            found = [each for each in said("docker").values() if each.check.startswith("docker-") and each.fix]
+            assert [(each.check, each.fix) for each in found] == [("docker-runtime", f"correct {config}")]
+            assert "would not start" in gpushim("gpushim configure docker --verify").output
+            gpushim("gpushim configure docker --runtime-name=other")
+            assert config.read_text() == text
+        # With less in it than dockerd has, a restart comes second.
+        config.write_text(json.dumps({**json.loads(good), "runtimes": {}}))
+        command, _, again = said("docker")["docker-restart"].fix.partition("; then ")
+        assert "which dockerd loses" in gpushim("gpushim configure docker --verify").output
+        assert "--runtime=nvidia" in gpushim("gpushim configure docker --cdi").output
+        assert (gpushim(command).exit_code, again.startswith("restart dockerd")) == (0, True)
+        assert json.loads(config.read_text()) == json.loads(good)
+
+
+@pytest.mark.parametrize("suite", chroots.SUITES)
+def test_newer_dockerds_say_what_they_would_not_start_with(suite: str, tmp_path: Path) -> None:
+    with chroots.entered(suite) as place:
+        dockerd = tmp_path / "dockerd"
+        dockerd.write_text(f'#!/bin/sh\nexec {shlex.join([*place.prefix, engines.DOCKERD])} "$@"\n')
+        dockerd.chmod(0o755)
+        for text in ('{"log-drver": "x"}', '{"debug": "yes"}', '{"data-root": 5}'):
+            assert "/x: dockerd says: " in daemon_json.wrong(text.encode(), "/x", str(dockerd))
+        for text in ("", '{"features": {"cdi": true}}', '{"runtimes": {"nvidia": {"path": "/x"}}}'):
+            assert daemon_json.wrong(text.encode(), "/x", str(dockerd)) == ""
 
 
 def test_a_runtime_by_type_is_known_to_verify(state: Path, gpu_host: Host) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -190,20 +189,6 @@ def then(command: str, action: str) -> str:
 def corrected(path: str) -> str:
     """Say that somebody corrects a file."""
     return f"correct {shlex.quote(path)}"
-
-
-def own(path: str) -> str:
-    """Return the command that takes a file or directory from others than root.
-
-    Args:
-        path: of it; it is there.
-
-    Returns:
-        the command; "" for a directory in which everybody makes files by design, as in /tmp.
-    """
-    if os.stat(path).st_mode & stat.S_ISVTX:
-        return ""
-    return f"chown root: {shlex.quote(path)} && chmod go-w {shlex.quote(path)}"
 
 
 def ours(program: str) -> bool:

@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import seen, stamp
 from gpushim.cdi import publish, specs, versions, write, written
-from gpushim.doctor import Finding, Host, ask, broken, corrected, docker, entries, ok, own, skipped, some, warning
+from gpushim.doctor import (
+    Finding,
+    Host,
+    ask,
+    broken,
+    corrected,
+    docker,
+    entries,
+    ok,
+    skipped,
+    some,
+    untrusted,
+    warning,
+)
 from gpushim.engines import programs
 from gpushim.engines.injected import SPEC_DIRECTORIES
 from gpushim.errors import GpushimError
@@ -85,7 +98,7 @@ def _again(host: Host) -> str:
         return f"mv {shlex.quote(path)} {shlex.quote(path)}.old && {REFRESH}"
     if above != folder or not stamp.others_may(os.stat(folder)):
         return REFRESH
-    command = own(folder)
+    command = untrusted.directory(folder)
     return f"{command} && {REFRESH}" if command else _elsewhere(host)
 
 
@@ -110,15 +123,16 @@ def files(host: Host) -> Iterator[Finding]:
     """Check that every spec can be read and trusted."""
     found, troubles = specs.load(directories(host))
     for trouble in troubles:
-        untrusted = "owns it" in trouble or "its mode is" in trouble
+        others = "owns it" in trouble or "its mode is" in trouble
         path = trouble.partition(": ")[0]
-        if path == publish.path_of(host.settings) and not untrusted:
+        if path == publish.path_of(host.settings) and not others:
             fix = _again(host)
         else:
             fix = f"{corrected(path)} or remove it: `gpushim cdi validate` tells more"
-        if untrusted and os.path.exists(path):
-            fix = own(path) or _avoided(host, path)
-        yield (broken if untrusted else warning)(f"{trouble}; its devices do not count", fix)
+        if others and os.path.exists(path):
+            take = untrusted.directory if os.path.isdir(path) else untrusted.file
+            fix = take(path) or _avoided(host, path)
+        yield (broken if others else warning)(f"{trouble}; its devices do not count", fix)
     if not troubles:
         yield ok(f"all specs in {some(directories(host))} can be read ({len(found)})")
 

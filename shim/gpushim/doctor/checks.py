@@ -24,6 +24,7 @@ from gpushim.doctor import (
     crio,
     docker,
     driver,
+    follows,
     grants,
     host,
     kubernetes,
@@ -169,7 +170,8 @@ def run(look_at: Host) -> list[Finding]:
     Returns:
         what they found, at least one finding each but for those that do not concern this host.
     """
-    return [one for name, check in table(look_at.named).items() for one in judge(name, check, look_at)]
+    found = [one for name, check in table(look_at.named).items() for one in judge(name, check, look_at)]
+    return follows.told(found)
 
 
 def worst(found: list[Finding]) -> str:

@@ -5,23 +5,21 @@ Out of scope: changing its settings (engines/docker.py).
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, ours, skipped, warning
-from gpushim.engines import docker, files, gpus, jsontext, programs, units
+from gpushim.engines import daemon_json, docker, files, gpus, is_ours, jsontext, programs, units
 from gpushim.engines.gpus import CDI_HOOK, HOOK
-from gpushim.errors import GpushimError, quote
+from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from gpushim.engines.running import Engine
 
-# Runtimes that dockerd has by itself: runc, shims by their type, and from version 23 on shims by their path.
-STOCK = re.compile(r"runc|io\.containerd\.[^/]+|/.+")
-CDI_SINCE, CDI_DEFAULT, CDI_GPUS = (25, 0), (28, 2), gpus.CDI_SINCE  # versions of Docker
+WOULD_NOT = "would not start again"  # of a dockerd whose settings are to be corrected before anything else
+CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), gpus.CDI_SINCE  # versions of Docker
 
 
 def daemon(host: Host) -> Iterator[Finding]:
@@ -46,7 +44,7 @@ def _absent(host: Host) -> Finding:
         return skipped("no dockerd runs that is this user's (engine-processes says more)")
     if programs.lying("dockerd", host.top):
         path = host.top + docker.default_config()
-        start, wrong = units.fix("start", docker.UNIT, top=host.top), _unreadable(path)
+        start, wrong = units.fix("start", docker.UNIT, top=host.top), _wrong(host, path)
         told = f"no dockerd runs, and none would start: {wrong}" if wrong else "no dockerd runs"
         fix = f"{corrected(path)}; then {start}" if wrong else start
         return (broken if "docker" in host.named else warning)(told, fix)
@@ -57,22 +55,25 @@ def _absent(host: Host) -> Finding:
     )
 
 
-def _unreadable(path: str, more: Iterable[str] = ()) -> str:
-    """Say why dockerd would not start with a file, or ""; its command line may have more runtimes."""
+def _wrong(host: Host, path: str, engine: Engine | None = None) -> str:
+    """Say why dockerd would not start with a file, or ""."""
     try:
-        default = jsontext.get(_settings(path), ("default-runtime",))
-        known = default is None or STOCK.fullmatch(str(default)) or default in (*_runtimes(path), *more)
-        return "" if known else f"{path}: there is no runtime {quote(str(default))}, which is the default-runtime"
+        content = files.read(path)
     except GpushimError as error:
         return str(error)
+    key = f"{path}: {content!r}"
+    if key not in host.answers:
+        asked = daemon_json.program(engine, host.top)
+        host.answers[key] = daemon_json.wrong(content, path, asked, tuple(docker.added(engine)))
+    return str(host.answers[key])
 
 
 def runtime(host: Host) -> Iterator[Finding]:
     """Check that the runtime is in the file that dockerd reads, and that dockerd knows it."""
     for engine in host.running("dockerd"):
         path = _config(engine)
-        if wrong := _unreadable(path, [each.partition("=")[0] for each in engine.option("--add-runtime")]):
-            yield broken(f"dockerd (process {engine.pid}) would not start again: {wrong}", corrected(path))
+        if wrong := _wrong(host, path, engine):
+            yield broken(f"dockerd (process {engine.pid}) {WOULD_NOT}: {wrong}", corrected(path))
             continue
         info, named = _info(host, engine), _programs(engine)
         written = [name for name, program in named.items() if entries.ours(engine, program)]
@@ -95,6 +96,7 @@ def runtime(host: Host) -> Iterator[Finding]:
 def program(host: Host) -> Iterator[Finding]:
     """Check that dockerd can execute the runtimes for GPUs, whosever they are, in the root that it has."""
     for engine in host.running("dockerd"):
+        yield from _default(host, engine)
         for name, path in entries.for_gpus(engine, _programs(engine)).items():
             if engine.executable(path):
                 yield ok(f"dockerd can execute {path}")
@@ -105,6 +107,23 @@ def program(host: Host) -> Iterator[Finding]:
                 f"the runtime {name} is {path}, which is not an executable file {where}",
                 f"install gpushim where dockerd sees it; then {again}" if engine.root else again,
             )
+
+
+def _default(host: Host, engine: Engine) -> Iterator[Finding]:
+    """Find that what runs containers without a runtime's name is gone, with which no --gpus and no CDI works."""
+    info = _info(host, engine)
+    name = str(info.get("DefaultRuntime") or "")
+    entry = docker.loaded(info, _entries(engine)).get(name, "")
+    program = "runc" if name in ("runc", "io.containerd.runc.v2") else entry
+    # containerd's shim executes it, and containerd may be a service with a PATH of its own.
+    known = [each for each in (engine, *host.running("containerd")) if each.environ.get("PATH") or "/" in program]
+    if not program or is_ours(program) or "nvidia" in name + program:
+        return  # `program` says it
+    if known and not any(each.executable(program) for each in known):
+        yield broken(
+            f"dockerd's default runtime {name} is {program}, which is not an executable file on any engine's PATH",
+            f"install {shlex.quote(program.rpartition('/')[2])} where dockerd and containerd see it",
+        )
 
 
 def hook(host: Host) -> Iterator[Finding]:
@@ -157,9 +176,21 @@ def restarted(host: Host) -> Iterator[Finding]:
         else:
             told = _not_loaded(host, engine)
         if told:
-            yield warning(told, _restart(host, engine))
+            yield warning(told, _kept(host, engine) or _restart(host, engine))
         else:
             yield ok("dockerd started after all that it reads at its start")
+
+
+def _kept(host: Host, engine: Engine) -> str:
+    """Say how what dockerd has of gpushim comes back into its file, before a restart takes it away; "" if it is."""
+    info, written = _info(host, engine), _programs(engine)
+    kept = [*docker.added(engine), *(name for name, program in written.items() if entries.ours(engine, program))]
+    lost = [] if kept else names(host, engine)
+    if not lost:
+        return ""
+    more = ["--set-as-default"] if info.get("DefaultRuntime") == lost[0] else []
+    more += ["--cdi"] if info.get("CDISpecDirs") and version_of(host, engine) < CDI_DEFAULT else []
+    return _configure(host, engine, lost[0], tuple(more))
 
 
 def _not_loaded(host: Host, engine: Engine) -> str:
@@ -167,7 +198,7 @@ def _not_loaded(host: Host, engine: Engine) -> str:
     info, path = _info(host, engine), _config(engine)
     written = _programs(engine)
     loaded = docker.loaded(info, _entries(engine))
-    if "error" in info or _unreadable(path):
+    if "error" in info or _wrong(host, path, engine):
         return ""  # `daemon` and `runtime` say it
     for name in written:
         if written[name] != loaded.get(name, ""):

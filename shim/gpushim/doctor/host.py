@@ -11,8 +11,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from gpushim import migrate, policy, seen, stamp
-from gpushim.doctor import Finding, Host, ask, broken, corrected, listing, ok, ours, own, skipped, text, warning
+from gpushim import migrate, policy, seen
+from gpushim.doctor import Finding, Host, ask, broken, corrected, listing, ok, ours, skipped, text, untrusted, warning
 from gpushim.engines import genuine, programs, units
 from gpushim.errors import GpushimError
 
@@ -258,20 +258,6 @@ def old_units(host: Host) -> Iterator[Finding]:
         yield ok("no nvidia-cdi-refresh is enabled")
 
 
-def taken(program: str) -> str:
-    """Return the command that takes a program, and directories above it, from others than root."""
-    paths = [program]
-    while os.path.dirname(paths[-1]) != paths[-1]:
-        paths.append(os.path.dirname(paths[-1]))
-    try:
-        commands = [own(path) for path in reversed(paths) if stamp.others_may(os.stat(path))]
-    except OSError:  # it is seen through another root
-        commands = []
-    if commands and all(commands):
-        return " && ".join(commands)
-    return "install the program where root alone may write, and start it from there"
-
-
 def strangers(host: Host) -> Iterator[Finding]:
     """Check for processes that bear an engine's name, and that nothing of gpushim asks or believes."""
     hidden = [each for each in host.strangers if os.geteuid() and not each.uid]
@@ -283,7 +269,7 @@ def strangers(host: Host) -> Iterator[Finding]:
         if each in hidden:
             continue
         if each.why.startswith(genuine.UNSAFE):
-            yield warning(evidence, taken(each.why[len(genuine.UNSAFE) + 2 :]))
+            yield warning(evidence, untrusted.program(each.why[len(genuine.UNSAFE) + 2 :]))
         else:
             yield skipped(evidence)
     if len(host.strangers) > SHOWN:  # whoever starts many must not bury what else was found

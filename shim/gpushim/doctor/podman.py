@@ -27,9 +27,9 @@ from gpushim.doctor import (
     ours,
     skipped,
     text,
+    untrusted,
     warning,
 )
-from gpushim.doctor.host import taken
 from gpushim.engines import dropin, is_ours, leads_to_ours, podman, programs
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ def program(host: Host) -> Iterator[Finding]:
     answer = ask.program([path, "--version"]) if path else None
     if answer is None:
         lies, why = programs.lying("podman", host.top), programs.absent("podman", host.top)
-        why, fix = (why.partition("; ")[0], taken(lies)) if lies else (why, "install podman (package podman)")
+        why, fix = (
+            (why.partition("; ")[0], untrusted.program(lies)) if lies else (why, "install podman (package podman)")
+        )
         if "podman" in host.named:
             yield broken(why, fix)
         else:

@@ -11,8 +11,21 @@ import stat
 from typing import TYPE_CHECKING
 
 import gpushim
-from gpushim import engines, logfile, policy, stamp
-from gpushim.doctor import Finding, Host, ask, broken, corrected, discounted, listing, ok, own, skipped, some, warning
+from gpushim import engines, logfile, policy, seen, stamp
+from gpushim.doctor import (
+    Finding,
+    Host,
+    ask,
+    broken,
+    corrected,
+    discounted,
+    listing,
+    ok,
+    skipped,
+    some,
+    untrusted,
+    warning,
+)
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
@@ -37,6 +50,8 @@ def config(host: Host) -> Iterator[Finding]:
     if host.trouble:
         yield broken(host.trouble, _corrected(host.config))
     elif absent:
+        for key in ("root", "dev-root"):
+            seen.exists(host.driver[key])  # what this user may not look up is a warning (checks.py)
         yield broken(absent, f"{corrected(host.config)}, or start what puts the driver there; then {REFRESH}")
     elif os.path.exists(host.config):
         yield from (warning(sentence, f"do that in {shlex.quote(host.config)}") for sentence in host.old_names)
@@ -50,8 +65,8 @@ def _corrected(config: str) -> str:
     try:
         if os.geteuid() and not os.access(config, os.R_OK):
             return "gpushim doctor"  # of a user who may not read it; root may
-        if stamp.others_may(os.stat(config)) and (command := own(config)):
-            return command
+        if stat.S_ISREG((status := os.stat(config)).st_mode) and stamp.others_may(status):
+            return untrusted.file(config)
     except OSError:
         pass
     return f"{corrected(config)}; then gpushim config check"
@@ -104,6 +119,7 @@ def log(host: Host) -> Iterator[Finding]:
     """Check that the log can be written."""
     path = host.settings["log"]["file"]
     folder, other = os.path.dirname(path), f"change file under [log] in {shlex.quote(host.config)}"
+    away = shlex.join(["mv", path, f"{path}.old"])
     if not path:
         yield skipped("no log is kept")
     elif not os.path.lexists(folder):
@@ -115,9 +131,10 @@ def log(host: Host) -> Iterator[Finding]:
             why = f"does not lie in a directory, or others than root own or may write {folder} or one above it"
             yield warning(f"the log {path} {why}: nothing is logged", other)
         else:
-            why = "is a link, no file or FIFO, of several names or somebody else's"
-            fix = f"mv {shlex.quote(path)} {shlex.quote(path)}.old"
-            yield warning(f"the log {path} {why}: nothing is logged", fix)
+            yield warning(f"the log {path} {_no_log(os.lstat(path))}: nothing is logged", away)
+    elif os.path.isfile(path) and os.stat(path).st_mode & stat.S_IWOTH:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        yield warning(f"the log {path} has mode {mode:04o}: everybody can forge and delete lines", away)
     elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
         if os.geteuid():
             yield skipped(f"user {os.geteuid()} may not write {path}, so containers of that user are not logged")
@@ -125,6 +142,15 @@ def log(host: Host) -> Iterator[Finding]:
             yield warning(f"the log {path} cannot be written: its file system is read-only", other)
     else:
         yield ok(f"{path} can be written")
+
+
+def _no_log(status: os.stat_result) -> str:
+    """Say why a log is not written to, by what logfile.py asks of it."""
+    if stat.S_ISLNK(status.st_mode):
+        return "is a link"
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
+        return "is no file and no FIFO"
+    return f"is user {status.st_uid}'s" if not stamp.trusted(status.st_uid) else f"has {status.st_nlink} names"
 
 
 def space(host: Host) -> Iterator[Finding]:
@@ -159,7 +185,7 @@ def installed(host: Host) -> Iterator[Finding]:
     if loose and os.geteuid() == 0:
         yield broken(
             f"others than root can change what engines run as root: {some(loose)}",
-            f"chown -R root: {shlex.quote(top)} && chmod -R go-w {shlex.quote(top)}",
+            f"remove {shlex.quote(top)} and install gpushim again",
         )
     else:
         yield ok(f"{'only root can change' if not loose else 'this user runs its own'} {top}")

@@ -36,6 +36,7 @@ UNIT = "containerd.service"
 # Where settings lie that nobody has named.
 USUAL = (containerd_daemon.SYSTEM_CONFIG, *containerd_services.CONFIGS.values())
 RUNC = "io.containerd.runc.v2"
+TICKS = 0.05  # seconds; the kernel tells the start of a process, and stamps files, in ticks of up to 10 ms
 # What says which program a runtime is; a runtime like another one has all else of it.
 _PROGRAM = ("runtime_type", "runtime_path", "runtime_engine", "runtime_root")
 _HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -94,11 +95,16 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     if not daemon.engine:
         start = f"; start {daemon.stopped}" if daemon.stopped else ""
         return [*missing, f"no containerd runs that reads {daemon.config}, so only the file was looked at{start}"]
-    if daemon.engine.before(found.config):
+    if daemon.engine.before(found.config, TICKS):
         missing.append(f"containerd (process {daemon.engine.pid}) runs since before {found.config} was changed")
     if missing:
         return missing
     program, trouble = containerd_daemon.asked(daemon, settings, wish.name)
+    if program is None and daemon.engine.before(found.config, -TICKS) and not trouble:
+        missing.append(
+            f"containerd (process {daemon.engine.pid}) started as {found.config} was changed, and which of the two "
+            "came first cannot be told apart; restart it"
+        )
     if program is not None and is_ours(program) == wish.remove:
         missing.append(f"the CRI {'still has' if wish.remove else 'does not have'} the runtime {wish.name}")
     return [*missing, trouble] if trouble else missing

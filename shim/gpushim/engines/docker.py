@@ -17,6 +17,7 @@ from gpushim.engines import (
     HOOK,
     Plan,
     Wish,
+    daemon_json,
     files,
     gpus,
     installed,
@@ -38,6 +39,7 @@ SYSTEM_CONFIG = "/etc/docker/daemon.json"
 SNAP = "/var/snap/docker/current/config"
 SNAP_CONFIG = f"{SNAP}/daemon.json"
 ANSWER_SECONDS = 40.0  # a dockerd with many containers takes its time to come up
+CDI_SINCE = (25, 0)  # the first version that does CDI
 VERSION_SECONDS = 5.0  # of one that is there, for a note
 INFO_LIMIT = 16 << 20  # bytes of an answer
 # Settings of ours, and the options of dockerd that exclude them.
@@ -68,10 +70,16 @@ def plan(wish: Wish) -> Plan:
     else:
         _check_flags(wish, engine)
         change = Change(path, old, _configured(wish, path, old), before=base.content, lost=base.lost)
+        _check_starts(wish, path, change.new, engine)
         if engine and engine.root and not os.path.exists(engine.root + wish.program):
             notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {wish.program} is not")
+        version = _version(path, engine) if engine else ""
+        if wish.cdi and () < gpus.number(version) < CDI_SINCE:
+            raise GpushimError(
+                f"Docker {version} does not do CDI, which needs version 25; leave --cdi out, and give containers "
+                f"their GPUs with docker run --runtime={wish.name}"
+            )
         if not wish.config:
-            version = _version(path, engine)
             links, told = gpus.wanted(engine, installed(HOOK), version)
             notes += [*told, *(gpus.said(version) if links or told else [])]
     return Plan(path, [change], notes, engine, links)
@@ -115,9 +123,20 @@ def verify(wish: Wish, found: Plan) -> list[str]:
         return [f"dockerd does not answer on {_socket(found)}: {error}; see its log"]
     has = _executes_ours(loaded(info, entries).get(wish.name, ""), found.engine)
     default = info.get("DefaultRuntime")
+    written = (entries if isinstance(entries, dict) else {}).get(wish.name)
+    kept = wish.name in added(found.engine) or _executes_ours(program_of(written), found.engine)
     if wish.remove:
-        return [f"dockerd still has the runtime {wish.name}"] if has else []
+        still = [f"{found.config} still has the runtime {wish.name}"] if kept else []
+        return [f"dockerd still has the runtime {wish.name}", *still] if has else still
     missing = []
+    if told := daemon_json.wrong(
+        files.read(found.config), found.config, daemon_json.program(found.engine), tuple(added(found.engine))
+    ):
+        missing.append(f"{told}; dockerd would not start again with that")
+    elif has and not kept:
+        missing.append(
+            f"{found.config} does not have the runtime {wish.name}, which dockerd loses when it starts again"
+        )
     if not has:
         missing.append(f"dockerd {info.get('ServerVersion')} does not have the runtime {wish.name} of {found.config}")
     if wish.default and default != wish.name:
@@ -189,9 +208,8 @@ def _configured(wish: Wish, path: str, old: bytes | None) -> bytes:
     text = jsontext.parse(old or b"", path)
     if wish.name == "runc" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
         raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in Docker; take another")
-    for keys in (("runtimes",), ("runtimes", wish.name), ("features",)):
-        if not isinstance(jsontext.get(text, keys) or {}, dict):
-            raise GpushimError(f"{path}: {'.'.join(keys)} is not an object; correct it first")
+    if told := daemon_json.mistyped(jsontext.get(text, ()) or {}):
+        raise GpushimError(f"{path}: {told}; correct it first")
     entry = jsontext.get(text, ("runtimes", wish.name))
     if entry and not is_ours(program_of(entry)) and not wish.force:
         other = quote(str(entry.get("path") or entry.get("runtimeType")))
@@ -236,6 +254,22 @@ def _check_flags(wish: Wish, engine: Engine | None) -> None:
                 f"dockerd (process {engine.pid}) was started with {flag} and would not start with {key} in its "
                 f"settings as well; move that option into {engine.config or SYSTEM_CONFIG} first"
             )
+
+
+def _check_starts(wish: Wish, path: str, new: bytes | None, engine: Engine | None) -> None:
+    # Which dockerd is to read a file that somebody named is not known, if none runs with it.
+    asked = daemon_json.program(engine) if engine or not wish.config else ""
+    if told := daemon_json.wrong(new, path, asked, tuple(added(engine))):
+        raise GpushimError(f"{told}; dockerd would not start with that, so correct it first")
+
+
+def added(engine: Engine | None) -> list[str]:
+    """List the runtimes that a dockerd has by its command line.
+
+    Args:
+        engine: the dockerd, if one runs.
+    """
+    return [each.partition("=")[0] for each in engine.option("--add-runtime")] if engine else []
 
 
 def _socket(found: Plan) -> str:

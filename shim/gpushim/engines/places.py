@@ -112,7 +112,8 @@ def check(path: str, fd: int, status: os.stat_result, output: bool = False) -> N
             "move it to a directory that only its owner may write"
         )
     raise GpushimError(
-        f"{path} is not touched: others may write {where} (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it"
+        f"{path} is not touched: others may write {where} (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it, "
+        "and look at what is in it"
     )
 
 
@@ -140,7 +141,10 @@ def check_file(path: str, status: os.stat_result) -> None:
     if not stamp.trusted(status.st_uid):
         raise GpushimError(f"{path} belongs to user {status.st_uid}; {_whose(path, status.st_uid)}")
     if not stat.S_ISSOCK(status.st_mode) and _others_write(status):
-        raise GpushimError(f"{path} may be written by others (mode {stat.S_IMODE(status.st_mode):o}); chmod go-w it")
+        raise GpushimError(
+            f"{path} may be written by others (mode {stat.S_IMODE(status.st_mode):o}); look at a copy, and put that "
+            "in its place"
+        )
 
 
 def _whose(path: str, user: int) -> str:
@@ -151,7 +155,7 @@ def _whose(path: str, user: int) -> str:
         home = ""
     if home and f"{path}/".startswith((f"{home}/", f"/run/user/{user}/")):
         return "run this as that user"
-    return f"chown it to user {os.geteuid()}"  # by that user, what root's engines read could not be changed
+    return "move it away and write your own"  # what another user may still have open is not chowned
 
 
 def socket_path(path: str) -> str:

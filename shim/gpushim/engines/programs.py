@@ -80,9 +80,7 @@ def absent(name: str, top: str = "") -> str:
     """
     path = lying(name, top)
     if path:
-        return (
-            f"{path} is not executed: others could have put it there; chown root and chmod go-w it and its directory"
-        )
+        return f"{path} is not executed: others could have put it there; remove it and install it from its package"
     return f"{name} is not installed in a directory whose programs gpushim executes"
 
 

@@ -10,6 +10,7 @@ Out of scope: what the settings say; asking the engine (docker.py and its neighb
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field, replace
 
 from gpuhook.walk import walk
@@ -30,7 +31,7 @@ VARIABLES = ("PATH", "HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "CONTAINER_CO
 # Programs that are several engines' in one: their first argument, which is root's word then, tells which.
 MANY = ("k3s", "rke2")
 NOTED = 8  # users whose engines are told of
-SLACK = 2.0  # seconds; the time of boot, which a process's start counts from, is known to the second
+SLACK = 2.0  # seconds by which somebody may set the clock, so that a start seems to be earlier than it was
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,14 @@ class Engine:
         places = [self.seen(path) for path in paths if path.startswith("/")]
         return next((place for place in places if os.path.isfile(place) and os.access(place, os.X_OK)), "")
 
-    def before(self, path: str) -> bool:
+    def before(self, path: str, slack: float = SLACK) -> bool:
         """Say whether it has run since before a file, or the link that it is reached by, came or was changed.
 
         Args:
             path: of the file, as this process sees it.
+            slack: seconds that the file must be younger.
         """
-        return changed(path) > self.started + SLACK
+        return changed(path) > self.started + slack
 
     def option(self, *names: str) -> list[str]:
         """Return the values that its command line gives to an option, such as "--host" and "-H"."""
@@ -302,6 +304,8 @@ def _ticks(folder: str) -> int:
 
 
 def _boot_time(proc: str) -> float:
+    if proc == "/proc":  # its btime has whole seconds
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     for line in genuine.text(f"{proc}/stat").splitlines():
         if line.startswith("btime "):
             return float(line.split()[1])

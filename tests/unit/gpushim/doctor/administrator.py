@@ -190,6 +190,11 @@ def _(self: Administrator, folder: str) -> None:
     engines[:] = [replace(each, environ={"PATH": f"{folder}:{each.environ['PATH']}"}) for each in engines]
 
 
+@step(r"install runc where dockerd and containerd see it")
+def _(self: Administrator) -> None:
+    self.patient.script("usr/sbin/runc", "echo runc version 1.3.6")
+
+
 @step(r"install gpushim-nvidia-compat")
 def _(self: Administrator) -> None:
     folder = Path(self.patient.root, "usr/bin")
@@ -203,9 +208,10 @@ def _(self: Administrator, path: str) -> None:
     Path(path).write_bytes(self.healthy[Path(path)])
 
 
-@step(r"reinstall (\S+)|install .*\(package (podman|docker\.io).*\)")
+@step(r"(?:reinstall|remove) (\S+)(?: and install it from its package)?|install .*\(package (podman|docker\.io).*\)")
 def _(self: Administrator, path: str | None, name: str | None) -> None:
     place = Path(path) if path else self.patient.top / "usr/bin" / {"docker.io": "dockerd"}.get(str(name), str(name))
+    place.unlink(missing_ok=True)
     place.write_bytes(self.healthy[place])
     place.chmod(0o755)
     if name == "docker.io":
@@ -278,7 +284,7 @@ def _(self: Administrator) -> None:
     self.held.enter_context(self.patient.listening())
 
 
-@step(r"(echo .* \| .*kubectl .* apply -f -|(?:chown|chmod) .*)")
+@step(r"(echo .* \| .*kubectl .* apply -f -|chmod .*)")
 def _(self: Administrator, line: str) -> None:
     subprocess.run(["/bin/sh", "-c", line], check=True, timeout=20)
 

@@ -41,6 +41,27 @@ def dockerd_is_down_for_its_default(patient: Patient) -> None:
     del patient.host.engines[0]
 
 
+@fault("docker-runtime", "broken", "features.cdi is neither true nor false")
+def dockerd_would_not_start_with_its_file(patient: Patient) -> None:
+    daemon(patient, runtimes={"nvidia": {"path": str(RUNTIME)}}, features={"cdi": "true"})
+
+
+@fault("docker-restart", "warning", "does not have any more")
+def dockerds_file_was_emptied(patient: Patient) -> None:
+    daemon(patient)
+    patient.info["DefaultRuntime"] = "nvidia"
+
+
+@fault("docker-restart", "warning", "and the dockerd that runs has")
+def dockerds_file_names_another_program(patient: Patient) -> None:
+    daemon(patient, runtimes={"nvidia": {"path": "/usr/bin/other"}})
+
+
+@fault("docker-program", "broken", "default runtime runc is runc")
+def runc_of_docker_is_gone(patient: Patient) -> None:
+    (patient.top / "usr/sbin/runc").unlink()
+
+
 @fault("docker-runtime", "broken", "would not start again: ")
 def dockerd_lost_its_default(patient: Patient) -> None:
     daemon(patient, runtimes={"nvidia": {"path": str(RUNTIME)}}, **{"default-runtime": "kata"})

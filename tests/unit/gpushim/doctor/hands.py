@@ -245,7 +245,20 @@ def start_it_from_elsewhere(patient: Patient) -> None:
     patient.host.strangers = []
 
 
-@by(EFFECTS, "a_dockerd_of_everybodys")
+@by(SENTENCES, "a_dockerd_of_everybodys")
+def install_dockerd_again(patient: Patient) -> None:
+    (patient.top / "opt/our programs/dockerd").unlink()
+    patient.script("opt/our programs/dockerd", "")
+    judged_anew(patient)
+
+
+@by(SENTENCES, "loose_code")
+def install_the_code_again(patient: Patient) -> None:
+    shutil.rmtree(patient.host.code)
+    patient.write("usr/lib/gpushim/gpushim/create.py", "")
+
+
+@by(EFFECTS, "a_dockerd_in_a_directory_of_its_group")
 def judged_anew(patient: Patient) -> None:
     """What genuine.py goes by."""
     program = patient.top / "opt/our programs/dockerd"

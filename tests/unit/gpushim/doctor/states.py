@@ -28,6 +28,12 @@ def no_driver_root(patient: Patient) -> None:
     patient.reread()
 
 
+@fault("config", "broken", "user 1000 owns it")
+def a_config_of_a_users(patient: Patient) -> None:
+    os.chown(patient.config, 1000, 1000)
+    patient.reread()
+
+
 @fault("driver-module", "broken", "does not tell a version")
 def module_without_a_version(patient: Patient) -> None:
     patient.write("proc/driver/nvidia/version", "")
@@ -132,6 +138,22 @@ def no_directory_of_the_log(patient: Patient) -> None:
     shutil.rmtree(patient.top / "var/log")
 
 
+@fault("log", "warning", "is a link: nothing is logged")
+def log_is_a_link(patient: Patient) -> None:
+    os.symlink("/dev/null", patient.top / "var/log/gpushim.log")
+
+
+@fault("log", "warning", "has 2 names: nothing is logged")
+def log_with_a_second_name(patient: Patient) -> None:
+    (patient.top / "var/log/gpushim.log").touch()
+    os.link(patient.top / "var/log/gpushim.log", patient.top / "var/log/other.log")
+
+
+@fault("log", "warning", "has mode 0666: everybody can")
+def log_of_everybodys(patient: Patient) -> None:
+    patient.write("var/log/gpushim.log", "", 0o666)
+
+
 @fault("log", "warning", "or others than root own or may write")
 def log_in_a_directory_of_everybodys(patient: Patient) -> None:
     os.chmod(patient.top / "var/log", 0o777)
@@ -185,6 +207,20 @@ def spec_of_before_in_a_directory_of_everybodys(patient: Patient) -> None:
     os.chown(path.parent, 1000, 1000)
 
 
+@fault("cdi-files", "broken", "user 1000 owns it")
+def spec_of_a_users(patient: Patient) -> None:
+    path = patient.folder / "etc-cdi/theirs.json"
+    path.parent.mkdir()
+    path.write_text(SPEC % "/dev/null")
+    os.chown(path, 1000, 1000)
+
+
+@fault("cdi-files", "broken", "its mode is")
+def directory_of_specs_of_everybodys(patient: Patient) -> None:
+    patient.folder.joinpath("etc-cdi").mkdir()
+    os.chmod(patient.folder / "etc-cdi", 0o777)
+
+
 @fault("cdi-spec", "warning", "is not there")
 def spec_in_a_directory_like_tmp(patient: Patient) -> None:
     os.unlink(f"{patient.state}/cdi/nvidia.com-gpu.json")
@@ -231,8 +267,15 @@ def spec_of_others_names_what_is_gone(patient: Patient) -> None:
 def a_dockerd_of_everybodys(patient: Patient) -> None:
     program = patient.script("opt/our programs/dockerd", "")
     os.chmod(program, 0o777)
-    os.chown(program.parent, 1000, 1000)
     patient.host.strangers = [Stranger("dockerd", 7, 0, f"{genuine.UNSAFE}, {program}")]
+
+
+@fault("engine-processes", "warning", "is not looked at: others could have made")
+def a_dockerd_in_a_directory_of_its_group(patient: Patient) -> None:
+    a_dockerd_of_everybodys(patient)
+    program = patient.top / "opt/our programs/dockerd"
+    os.chmod(program, 0o755)
+    os.chmod(program.parent, 0o2775)
 
 
 @fault("cdi-spec", "warning", "nor engines by themselves look for CDI devices")

@@ -212,12 +212,12 @@ def snapshot_without_a_driver(patient: Patient) -> None:
     patient.refresh()
 
 
-@fault("log", "warning", "is a link, no file or FIFO")
+@fault("log", "warning", "is no file and no FIFO: nothing is logged")
 def log_is_a_directory(patient: Patient) -> None:
     (patient.top / "var/log/gpushim.log").mkdir()
 
 
-@fault("log", "warning", "or somebody else's: nothing is logged")
+@fault("log", "warning", "is user 65534's: nothing is logged")
 def log_is_a_strangers(patient: Patient) -> None:
     log = patient.top / "var/log/gpushim.log"
     log.touch()

@@ -79,7 +79,9 @@ def done(patient: Patient, fix: str, name: str) -> None:
         command = fix.partition("; then ")[2]
     environment = {"PATH": f"{folder}:{REPOSITORY}/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     environment.update(GPUSHIM_CONFIG=patient.config, GPUSHIM_STATE=patient.state)
-    ran = subprocess.run(["/bin/sh", "-c", command], env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        ["/bin/sh", "-c", command], env=environment, input="y\n", capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, (command, ran.stderr)
     if name in hands.EFFECTS:
         hands.EFFECTS[name](patient)

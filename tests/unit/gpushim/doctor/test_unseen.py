@@ -91,6 +91,18 @@ def test_a_report_says_what_is_hidden(patient: Patient) -> None:
     assert "may not look into" in sections["config.toml"][0]
 
 
+def test_a_driver_root_that_this_user_may_not_look_up(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    above = patient.folder / "of root"
+    above.joinpath("driver").mkdir(parents=True)
+    monkeypatch.setitem(patient.host.driver, "root", f"{above}/driver")
+    with ordinary.hidden(above):
+        (config,) = found(patient, "config")
+        with ordinary.user():
+            (module,) = checks.judge("driver-module", checks.GENERAL["driver-module"], patient.host)
+    assert (config.verdict, config.fix) == ("warning", "run this as root")
+    assert (module.verdict, "may not look into" in module.evidence) == ("skipped", True)
+
+
 @pytest.mark.parametrize("home", ["/root", "/nonexistent"])
 def test_podman_with_directories_of_somebody_else(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
     """As su leaves them; the fix is run by a shell of that user's."""

@@ -574,21 +574,33 @@ def test_verify(
     engines: list[Engine],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engines.append(Engine("containerd", 7))
+    engines.append(Engine("containerd", 7, started=1.0))
     monkeypatch.setattr(containerd_daemon, "dump", lambda daemon: dump)
     monkeypatch.setattr(containerd_daemon, "asked", lambda daemon, dump, name: answer)
     assert expected in "".join(containerd.verify(wish, Plan("/none")))
     assert bool(containerd.verify(wish, Plan("/none"))) is bool(expected)
 
 
+@pytest.mark.parametrize(
+    ("later", "answer", "says"),
+    [
+        (60, (None, ""), "runs since before"),
+        (0.2, (None, ""), "runs since before"),
+        (0.02, (None, ""), "which of the two came first cannot be told apart; restart it"),
+        (0.02, ("/usr/bin/gpushim-runtime", ""), ""),  # of the CRI that runs
+        (-0.2, (None, ""), ""),
+    ],
+)
 def test_verify_sees_that_containerd_runs_since_before(
-    config: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
+    config: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, later: float, answer: Any, says: str
 ) -> None:
     write(config, "version = 2")
-    engines.append(Engine("containerd", 7, started=config.stat().st_ctime - 60))
-    os.utime(config, (1e9, 1e9))  # as packages and `cp -p` keep it
+    os.utime(config, (0, 0))  # as `cp -p` leaves it
+    engines.append(Engine("containerd", 7, started=config.stat().st_ctime - later))
     monkeypatch.setattr(containerd_daemon, "dump", lambda daemon: DUMP_WITH)
-    assert "runs since before" in "".join(containerd.verify(Wish(), Plan(str(config))))
+    monkeypatch.setattr(containerd_daemon, "asked", lambda *_: answer)
+    said = "".join(containerd.verify(Wish(), Plan(str(config))))
+    assert says in said if says else said == ""
 
 
 def script(path: Path, text: str) -> str:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpushim.cli.configure import configure
-from gpushim.engines import Wish, docker, files, units
+from gpushim.engines import Plan, Wish, docker, files, units
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError
 
@@ -489,3 +489,63 @@ def test_a_record_of_a_file_that_is_gone_is_not_believed(config: Path, call: Cal
     assert "nothing to change" in ok(call("docker", config))
     ok(call("docker", config, "--remove"))
     assert meaning(config.read_bytes()) == {"features": {"cdi": True}}
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, engines: list[Engine], config: Path, **info: Any) -> None:
+    engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd",), uid=os.geteuid()))
+    monkeypatch.setattr(docker, "_info", lambda *_, **__: {"ServerVersion": "28.5.2", **info})
+
+
+@pytest.mark.parametrize(("version", "refused"), [("20.10.24+dfsg1", True), ("24.0.9", True), ("25.0.0", False)])
+def test_cdi_before_docker_25(
+    config: Path, call: Call, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
+) -> None:
+    answering(monkeypatch, engines, config, ServerVersion=version)
+    told = call("docker", config, "--cdi")
+    assert ("give containers their GPUs with docker run --runtime=nvidia" in str(told.exception)) is refused
+    assert config.exists() is not refused
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"log-drver": "x"}', "dockerd says: no log-drver"),
+        ('{"default-runtime": "nvida"}', "there is no runtime nvida"),
+    ],
+)
+def test_a_file_with_which_dockerd_would_not_start_is_left_alone(
+    config: Path, call: Call, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    answering(monkeypatch, engines, config)
+    dockerd = config.parent / "dockerd"
+    failed = "echo unable to configure the Docker daemon with file /dev/stdin: no log-drver >&2; exit 1"
+    dockerd.write_text(f"#!/bin/sh\nif grep -q log-drver; then {failed}; fi\n")
+    dockerd.chmod(0o755)
+    monkeypatch.setattr("gpushim.engines.daemon_json.program", lambda *_: str(dockerd))
+    config.write_text(text)
+    told = str(call("docker", config).exception)
+    assert says in told
+    assert "dockerd would not start with that, so correct it first" in told
+    assert config.read_text() == text
+
+
+def test_a_default_whose_runtime_is_missing_is_what_configure_corrects(config: Path, call: Call) -> None:
+    config.write_text('{"default-runtime": "nvidia"}')
+    ok(call("docker", config))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{}", "does not have the runtime nvidia, which dockerd loses when it starts again"),
+        ('{"runtimes": []}', "runtimes is not an object; dockerd would not start again with that"),
+        ('{"runtimes": {"nvidia": {"path": "/usr/bin/gpushim-runtime"}}}', ""),
+    ],
+)
+def test_verify_looks_at_the_file_too(
+    config: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    answering(monkeypatch, engines, config, Runtimes={"nvidia": {"path": "/usr/bin/gpushim-runtime"}})
+    config.write_text(text)
+    missing = docker.verify(Wish(), Plan(str(config), engine=engines[0]))
+    assert says in "".join(missing) if says else missing == []

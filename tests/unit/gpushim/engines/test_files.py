@@ -134,11 +134,11 @@ def test_a_huge_file(file: Path) -> None:
 
 def test_somebody_elses_file_or_directory(file: Path) -> None:
     os.chown(file, 1234, 0)
-    with pytest.raises(GpushimError, match="belongs to user 1234; chown it to user 0"):
+    with pytest.raises(GpushimError, match="belongs to user 1234; move it away and write your own"):
         read(str(file))
     os.chown(file, 0, 0)
     os.chown(file.parent, 1234, 0)
-    with pytest.raises(GpushimError, match=f"{file.parent} belongs to user 1234; chown it to user 0"):
+    with pytest.raises(GpushimError, match=f"{file.parent} belongs to user 1234; move it away and write your own"):
         read(str(file))
 
 
@@ -155,8 +155,8 @@ def test_a_file_in_the_home_of_its_owner(file: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("mode", "sentence"),
     [
-        (0o777, "(mode 777); chmod go-w it"),
-        (0o775, "(mode 775); chmod go-w it"),
+        (0o777, "(mode 777); chmod go-w it, and look"),
+        (0o775, "(mode 775); chmod go-w it, and look"),
         (0o1777, "others may make files in"),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_link_that_somebody_else_made(file: Path) -> None:
 
 def test_a_file_that_others_may_write(file: Path) -> None:
     file.chmod(0o666)
-    with pytest.raises(GpushimError, match=r"may be written by others \(mode 666\); chmod go-w it"):
+    with pytest.raises(GpushimError, match=r"may be written by others \(mode 666\); look at a copy"):
         read(str(file))
 
 

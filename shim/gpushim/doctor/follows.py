@@ -1,0 +1,42 @@
+"""Findings that follow from another one: they say so, and have no fix of their own, which could not help yet.
+
+Out of scope: what the checks look at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpushim.doctor import BROKEN, docker
+
+if TYPE_CHECKING:
+    from gpushim.doctor import Finding
+
+# What is broken, with what in its finding; and how the checks of those that follow begin, with what in their fixes.
+FIRST = (
+    ("docker-runtime", docker.WOULD_NOT, "docker-", ("",)),  # a restart, and what configure writes, would end Docker
+    ("programs", "", "", ("gpushim configure", "gpushim-hook")),
+    ("programs", "", "cdi-paths", ("gpushim refresh",)),  # it writes the same hook again
+    ("driver-libraries", "reboot", "library-cache", ("ldconfig",)),
+)
+
+
+def told(found: list[Finding]) -> list[Finding]:
+    """Take from findings the fixes that another finding comes before.
+
+    Args:
+        found: of all checks.
+    """
+    return [_after(one, found) for one in found]
+
+
+def _after(one: Finding, found: list[Finding]) -> Finding:
+    for check, word, begins, fixes in FIRST:
+        if check == one.check or not one.check.startswith(begins) or not any(each in one.fix for each in fixes):
+            continue
+        if one.fix and any(
+            each.check == check and each.verdict == BROKEN and word in each.evidence + each.fix for each in found
+        ):
+            return replace(one, evidence=f"{one.evidence}; {check} comes first", fix="")
+    return one

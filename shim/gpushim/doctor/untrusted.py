@@ -1,0 +1,100 @@
+"""Fixes for what belongs to another user, or could be written by others: nothing of it becomes root's word.
+
+Whoever made a file may still hold it open, and what he wrote stays in it. So a change of its owner or mode is no fix:
+it is moved away, or a copy that others cannot write is looked at and then takes its place. A directory of root's is
+closed, and what others have put into it shown.
+Out of scope: who is trusted (stamp.py); the state directory, which a refresh makes anew (state.py).
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import stat
+
+from gpushim import stamp
+
+ANEW = "install the program from its package, where root alone may write, and start it from there"
+
+
+def file(path: str) -> str:
+    """Return the command for a file that others own or may write.
+
+    Args:
+        path: of it; it is there, and its directory can be trusted.
+
+    Returns:
+        the command: of what is another's it keeps nothing; of what is root's, what somebody has looked at (mv asks).
+    """
+    status = os.lstat(path)
+    if not stamp.trusted(status.st_uid) or not stat.S_ISREG(status.st_mode):
+        return shlex.join(["mv", path, f"{path}.untrusted"])
+    copy = f"{path}.checked"  # who has the file open goes on writing into the old one
+    commands = (["install", "-m", "644", path, copy], ["cat", "-v", copy], ["mv", "-i", copy, path])
+    return " && ".join(map(shlex.join, commands))
+
+
+def directory(path: str) -> str:
+    """Return the command for a directory that others own or may write.
+
+    Args:
+        path: of it; it is there.
+
+    Returns:
+        the command, which also lists what others own or may write in a directory of root's; "" for one in which
+        everybody makes files by design, as in /tmp, and for a home or what has to do with one.
+    """
+    status = os.stat(path)
+    if not stamp.trusted(status.st_uid):
+        return "" if _home(os.path.realpath(path), status.st_uid) else shlex.join(["mv", path, f"{path}.untrusted"])
+    return "" if status.st_mode & stat.S_ISVTX else closed(path)
+
+
+def closed(path: str) -> str:
+    """Return the command that keeps others than root out of a directory of root's, and lists what they put there.
+
+    Args:
+        path: of the directory.
+    """
+    theirs = ["(", "!", "-user", "root", "-o", "!", "-type", "l", "-perm", "/022", ")"]
+    look = ["find", path, "-mindepth", "1", *theirs, "-ls"]
+    return f"{shlex.join(['chmod', 'go-w', path])} && {shlex.join(look)}"
+
+
+def program(path: str) -> str:
+    """Say how a program that others could have made becomes one of root's.
+
+    Args:
+        path: absolute; as whatever leads to it is named, or links followed.
+
+    Returns:
+        a command, where others may only write to directories of root's that it lies in; else a sentence.
+    """
+    closable = []
+    try:
+        for folder in dict.fromkeys((*_above(path), *_above(os.path.realpath(path)))):
+            status = os.stat(folder)
+            if not stamp.trusted(status.st_uid) or status.st_mode & (stat.S_ISVTX | stat.S_IWOTH) > stat.S_ISVTX:
+                return ANEW
+            closable += [folder] if stamp.others_may(status) else []
+        theirs = not stamp.trusted(os.lstat(path).st_uid) or stamp.others_may(os.stat(path))
+    except OSError:  # it is seen through another root
+        return ANEW
+    again = [f"remove {shlex.quote(path)} and install it from its package"] if theirs else []
+    return "; then ".join([*again, *[" && ".join(map(closed, closable))] * bool(closable)]) or ANEW
+
+
+def _above(path: str) -> list[str]:
+    """List the directories that a path leads through, the root first."""
+    names = path.split("/")
+    return ["/".join(names[:count]) or "/" for count in range(1, len(names))]
+
+
+def _home(path: str, user: int) -> bool:
+    """Say whether a path is a user's home, lies in it, or has it below itself."""
+    try:
+        home = os.path.realpath(pwd.getpwuid(user).pw_dir)
+    except KeyError:
+        return False
+    return f"{path}/".startswith(f"{home}/") or f"{home}/".startswith(f"{path}/")

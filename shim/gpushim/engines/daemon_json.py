@@ -1,0 +1,112 @@
+"""Whether dockerd would start with a daemon.json: `dockerd --validate` says so since version 23, but not all of it.
+
+What it does not look at, and where no dockerd can be asked all that gpushim touches, is looked at here.
+Out of scope: what dockerd looks at only as it starts; options of its command line that exclude a setting (docker.py).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from gpushim.engines import jsontext, programs
+from gpushim.errors import GpushimError, quote
+
+if TYPE_CHECKING:
+    from gpushim.engines.running import Engine
+
+# Runtimes that dockerd has by itself: runc, shims by their type, and from version 23 on shims by their path.
+STOCK = re.compile(r"runc|io\.containerd\.[^/]+|/.+")
+SECONDS = 10.0
+_TYPES: dict[str, tuple[type, str]] = {
+    "runtimes": (dict, "an object"),
+    "features": (dict, "an object"),
+    "default-runtime": (str, "a string"),
+}
+
+
+def program(engine: Engine | None, top: str = "") -> str:
+    """Find the dockerd that may be asked about its settings.
+
+    Args:
+        engine: the one that runs; None for the one that would be started.
+        top: as `programs.find` takes it.
+
+    Returns:
+        its path; "" if there is none, as for one with another root.
+    """
+    return programs.find("dockerd", engine, top)
+
+
+def wrong(content: bytes | None, path: str, dockerd: str, more: tuple[str, ...] = ()) -> str:
+    """Say why dockerd would not start with a daemon.json.
+
+    Args:
+        content: of the file; None if there is none.
+        path: of it, for the sentence.
+        dockerd: from `program`.
+        more: runtimes that dockerd has by its command line.
+
+    Returns:
+        a sentence; "" if it would, as far as can be told.
+    """
+    try:
+        settings = jsontext.get(jsontext.parse(content or b"", path), ()) or {}
+    except GpushimError as error:
+        return str(error)
+    told = mistyped(settings) or _unknown_default(settings, more) or _refused(content or b"", path, dockerd)
+    return f"{path}: {told}" if told else ""
+
+
+def mistyped(settings: dict[str, Any]) -> str:
+    """Say what of a daemon.json that gpushim touches is not of its kind.
+
+    Args:
+        settings: the file's.
+
+    Returns:
+        a clause; "" if all is well.
+    """
+    for key, value in settings.items():
+        # Go takes a key for the one that it knows, and dockerd then does not know it.
+        if key not in _TYPES and key.lower() in _TYPES:
+            return f"{quote(key)} is written {key.lower()}"
+        if key in _TYPES and value is not None and not isinstance(value, _TYPES[key][0]):
+            return f"{key} is not {_TYPES[key][1]}"
+    for name, entry in (settings.get("runtimes") or {}).items():
+        if name == "runc":
+            return "the name runc under runtimes is Docker's own"
+        if entry is not None and not isinstance(entry, dict):
+            return f"runtimes.{name} is not an object"
+        if not isinstance((entry or {}).get("path") or "", str):
+            return f"runtimes.{name}.path is not a string"
+    for name, value in (settings.get("features") or {}).items():
+        if value is not None and not isinstance(value, bool):
+            return f"features.{name} is neither true nor false"
+    return ""
+
+
+def _unknown_default(settings: dict[str, Any], more: tuple[str, ...]) -> str:
+    default = settings.get("default-runtime")
+    if not default or STOCK.fullmatch(default) or default in (*(settings.get("runtimes") or {}), *more):
+        return ""
+    return f"there is no runtime {quote(default)}, which is the default-runtime"
+
+
+def _refused(content: bytes, path: str, dockerd: str) -> str:
+    if not dockerd:
+        return ""
+    # The same bytes that were judged here, whatever the file becomes in the meantime.
+    command = [dockerd, "--validate", "--config-file", "/dev/stdin"]
+    environment = {"PATH": programs.path(), "LC_ALL": "C.UTF-8"}
+    try:
+        done = subprocess.run(
+            command, input=content, capture_output=True, timeout=SECONDS, env=environment, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+    if done.returncode == 0 or "configure the Docker daemon" not in said:  # before 23 it does not know the option
+        return ""
+    return f"dockerd says: {said.rpartition('/dev/stdin: ')[2][:300]}"
