@@ -4,7 +4,7 @@ No word is ever broken, and nothing is shortened that a path could be: where a t
 rows, each becomes a block of lines with one cell each. Elsewhere a row is a line, which grep finds.
 Much of the text comes from processes, images and files of others. It goes through `visible`, for it would else tell
 the terminal what to do, and it cannot look like lines of ours: several blanks, which part columns, are escaped, and
-on a terminal lines are broken here, at blanks alone, with more blanks in front than any line of ours has. What the
+on a terminal lines are broken here, at blanks alone, with a mark in front of what follows (CONTINUED). What the
 terminal itself wraps is one word. JSON and CSV are for programs, and whole.
 Out of scope: what is shown.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 LEAST = 20  # columns that a sentence gets, however narrow the terminal
-CONTINUED = " " * 4  # in front of what continues a line
+CONTINUED = "  | "  # in front of what continues a line, and of no line of ours
 PADDED = 120  # characters up to which the cells of a column are made equally long
 _PART = re.compile(r" *[^ ]+")
 _BLANKS = re.compile(r"  +|^ | $")
