@@ -197,6 +197,10 @@ def install_container_selinux(patient: Patient) -> None:
     "directory_of_our_specs_like_tmp",
 )
 def write_specs_where_they_were(patient: Patient) -> None:
+    """As the fix says; directories that are in no list cannot be taken out of it."""
+    fixes = [each.fix for check in ("cdi-spec", "cdi-files") for each in patient.said(check) if each.fix]
+    assert any("output-directory under [cdi]" in fix for fix in fixes), fixes
+    assert not any("out of spec-dirs" in fix for fix in fixes), fixes
     patient.configure(re.sub("output-directory = .*", "", Path(patient.config).read_text()))
 
 

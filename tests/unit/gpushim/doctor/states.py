@@ -285,7 +285,11 @@ def spec_where_nobody_looks(patient: Patient) -> None:
 
 
 @fault("cdi-spec", "warning", "is not there, or no good")
-def file_for_the_directory_of_specs(patient: Patient, below: str = "") -> None:
+def file_for_the_directory_of_specs(patient: Patient) -> None:
+    written_at_a_file(patient, "")
+
+
+def written_at_a_file(patient: Patient, below: str) -> None:
     (patient.folder / "file").touch()
     patient.patch.setattr("gpushim.doctor.cdi.SPEC_DIRECTORIES", (f"{patient.folder}/file{below}",))
     written_to(patient, f"{patient.folder}/file{below}")
@@ -294,7 +298,7 @@ def file_for_the_directory_of_specs(patient: Patient, below: str = "") -> None:
 
 @fault("cdi-spec", "warning", "is not there, or no good")
 def file_above_the_directory_of_specs(patient: Patient) -> None:
-    file_for_the_directory_of_specs(patient, "/cdi")
+    written_at_a_file(patient, "/cdi")
 
 
 @fault("cdi-spec", "warning", "is not there, or no good")

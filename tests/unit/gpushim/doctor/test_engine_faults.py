@@ -279,6 +279,13 @@ def test_podman_does_without_a_runtime_where_cdi_knows_the_gpus(patient: Patient
     assert (found.verdict, "--device nvidia.com/gpu=all" in found.evidence) == ("ok", True)
 
 
+def test_another_home_is_no_fault_of_podmans_program(unlisted: Patient) -> None:
+    unlisted.patch.setenv("HOME", "/nonexistent")
+    unlisted.script("usr/bin/podman", 'echo "cannot resolve home: $HOME" >&2; exit 1')
+    (found,) = unlisted.said("podman-program")
+    assert found.fix.startswith("export HOME=")
+
+
 def without_specs(state: Path) -> None:
     shutil.rmtree(state / "cdi")
     state.chmod(0o777)

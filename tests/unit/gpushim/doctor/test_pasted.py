@@ -15,6 +15,7 @@ from gpushim.doctor import Finding
 from gpushim.engines.running import Engine
 from unit.gpushim.doctor import engine_states, states
 from unit.gpushim.doctor.patient import RUNTIME, Patient
+from unit.gpushim.doctor.test_engine_faults import only_runc
 
 HOSTILE = "a b;>pwned;"
 # The sick say the same of themselves wherever they are; the file of the last is named by Podman.
@@ -71,7 +72,7 @@ def test_more_than_one_of_an_engine(hostile: Patient, service: str) -> None:
     """Then a fix names the settings that it is about."""
     hostile.write(f"var/lib/rancher/{service}/agent/etc/containerd/config.toml", "")
     hostile.host.engines += [replace(each, pid=each.pid + 100) for each in hostile.host.engines]
-    engine_states.only_runc(hostile)
+    only_runc(hostile)
     hostile.write("etc/docker/daemon.json", "{}")
     hostile.write(
         "containerd.toml", (hostile.top / "containerd.toml").read_text().replace(str(RUNTIME), "/gone/nvidia")
