@@ -235,7 +235,10 @@ class Docker(Place):
 
     def others(self, text: str) -> str:
         keys = self.rng.choice([(), ("runtimes",), ("features",), ("log-opts",)])
-        return jsontext.put(text, (*keys, self.mark()), self.rng.choice(["x", True, 12]))
+        values: list[Any] = ["x", True, 12]
+        if keys in (("runtimes",), ("features",)):  # others would keep dockerd from its start
+            values = [{"path": "/x"}, {}] if keys == ("runtimes",) else [True, False]
+        return jsontext.put(text, (*keys, self.mark()), self.rng.choice(values))
 
     def with_ours(self, text: str) -> str:
         text = jsontext.put(text, ("runtimes", "nvidia"), {"path": self.program})
