@@ -5,6 +5,7 @@ Not on the create path: what it imports is for those who are refused. Out of sco
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from gpushim import bounds, fastjson, policy, stamp
@@ -28,13 +29,19 @@ def record(sentence: str, line: dict[str, Any]) -> None:
 
 
 def _log() -> str:
-    """Return the path that the configuration names; if that is what is wrong, that of the last one."""
+    """Return the path that the configuration names; if that is what is wrong, that of the last one.
+
+    Where neither tells, the system's log is that of the system's configuration alone.
+    """
+    config = stamp.config_path()
+    system = config == stamp.CONFIG_FILE
     try:
-        return str(policy.load(stamp.config_path())["log"]["file"])
+        if system or os.path.exists(config):
+            return str(policy.load(config)["log"]["file"])
     except GpushimError:
         pass
     try:
         state = stamp.state_dir()
         return str(ensure.own(f"{state}/{ensure.SNAPSHOT}")["policy"]["log"]["file"] if stamp.ours(state) else "")
     except (GpushimError, KeyError, TypeError):  # none yet
-        return str(policy.defaults()["log"]["file"])
+        return str(policy.defaults()["log"]["file"]) if system else ""
