@@ -284,7 +284,7 @@ def spec_where_nobody_looks(patient: Patient) -> None:
     patient.refreshed()
 
 
-@fault("cdi-spec", "warning", "is not there, or no good")
+@fault("cdi-spec", "warning", "is not there, or cannot be used")
 def file_for_the_directory_of_specs(patient: Patient) -> None:
     written_at_a_file(patient, "")
 
@@ -296,12 +296,12 @@ def written_at_a_file(patient: Patient, below: str) -> None:
     patient.refresh("--force")
 
 
-@fault("cdi-spec", "warning", "is not there, or no good")
+@fault("cdi-spec", "warning", "is not there, or cannot be used")
 def file_above_the_directory_of_specs(patient: Patient) -> None:
     written_at_a_file(patient, "/cdi")
 
 
-@fault("cdi-spec", "warning", "is not there, or no good")
+@fault("cdi-spec", "warning", "is not there, or cannot be used")
 def directory_for_the_spec(patient: Patient) -> None:
     os.unlink(f"{patient.state}/cdi/nvidia.com-gpu.json")
     os.mkdir(f"{patient.state}/cdi/nvidia.com-gpu.json")
