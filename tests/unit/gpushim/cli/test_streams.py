@@ -117,7 +117,7 @@ def test_what_the_kernel_refuses_is_a_sentence(error: OSError, sentence: str) ->
 
     command = Program("gpushim", {"fail": click.Command("fail", callback=fail)})
     done = CliRunner().invoke(command, ["fail"])
-    assert (done.exit_code, done.stderr) == (1, f"gpushim: {sentence}\n")
+    assert (done.exit_code, done.output) == (1, f"gpushim: {sentence}\n")
 
 
 @pytest.mark.parametrize("program", ["nvidia-ctk", "nvidia-container-cli"])
