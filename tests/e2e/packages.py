@@ -28,6 +28,7 @@ MOUNT = """
 ldconfig
 rm -f /var/lib/man-db/auto-update # would take longer than all else
 mkdir -p /root
+rm -f /var/log/gpushim.log # which tests have left on the machine that runs them
 for engine in docker containerd; do
     mkdir -p "$1/$engine" "/var/lib/$engine"
     mount --bind "$1/$engine" "/var/lib/$engine"

@@ -25,7 +25,7 @@ BUILDS = {
         [
             (
                 "shim/gpushim/unread.py",
-                '_widest(spec, _words(config) | _words(state + "/triggers"))',
+                '_widest(spec, [_text(config), _text(state + "/triggers")])',
                 "policy.defaults()",
             )
         ],

@@ -102,7 +102,8 @@ def restarted(host: Host) -> Iterator[Finding]:
     """Check that containerd started after its settings were written."""
     for engine in engines(host):
         imports = [str(each) for each in _merged(host, engine).get("imports") or () if str(each).startswith("/")]
-        read = [path for each in imports for path in (os.path.dirname(each), *glob.glob(each))]
+        # Where an import is a pattern, what was removed from its directory counts too.
+        read = [path for each in imports for path in (*glob.glob(each), *_folder(each))]
         places = [_config(engine), os.path.dirname(_config(engine)) + "/conf.d", *map(engine.seen, read)]
         late = [place for place in places if engine.before(place)]
         if late:
@@ -110,6 +111,10 @@ def restarted(host: Host) -> Iterator[Finding]:
             yield warning(told, _restart(host, engine))
         else:
             yield ok("containerd started after its settings were written")
+
+
+def _folder(pattern: str) -> list[str]:
+    return [os.path.dirname(pattern)] if glob.has_magic(pattern) else []
 
 
 def devices(host: Host) -> Iterator[Finding]:
