@@ -1,0 +1,183 @@
+"""Protocol buffers: messages as plain dicts, by tables of field numbers.
+
+A table maps a message's name to its fields, by number: (name, type, repeated). A type is "string", "bool", "int32",
+"int64", "map" (of strings to strings) or another message's name. What protobuf's own parser accepts is accepted, what
+it refuses is refused, and unknown fields are skipped; tests hold the two together (protobuf's wire format,
+https://protobuf.dev/programming-guides/encoding). Generated code of one protoc, and protobuf's factories, do not
+work with both the protobuf of Debian 12 and today's.
+
+Out of scope: which messages there are (v1beta1.py), packed numbers and floats, which none of them has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Field = tuple[str, str, bool]
+Tables = Mapping[str, Mapping[int, Field]]
+
+VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = range(6)
+BITS = {"bool": 64, "int32": 32, "int64": 64}
+DEEPEST = 100  # groups in groups, as protobuf has it
+_ENTRY: Mapping[int, Field] = {1: ("key", "string", False), 2: ("value", "string", False)}
+_EMPTY = {"string": "", "bool": False, "int32": 0, "int64": 0}
+
+
+class WireError(ValueError):
+    """Bytes that are no message."""
+
+
+def encode(tables: Tables, name: str, message: Mapping[str, Any]) -> bytes:
+    """Write a message.
+
+    Args:
+        tables: of fields.
+        name: the message's.
+        message: values by field name; absent ones have their type's empty value.
+
+    Raises:
+        KeyError: the message has a member that the table does not name.
+    """
+    numbers = {field[0]: number for number, field in tables[name].items()}
+    parts = []
+    for key, value in message.items():
+        number = numbers[key]
+        _, kind, repeated = tables[name][number]
+        if kind == "map":
+            entries = (
+                (_text(1, key) if key else b"") + (_text(2, text) if text else b"") for key, text in value.items()
+            )
+            parts += [_lengthy(number, entry) for entry in entries]
+        elif kind == "string":
+            parts += [_text(number, text) for text in (value if repeated else [value] if value else ())]
+        elif kind in BITS:
+            parts += [_varint(number << 3 | VARINT) + _varint(int(value) & (1 << 64) - 1)] if value else []
+        else:
+            parts += [_lengthy(number, encode(tables, kind, one)) for one in (value if repeated else [value])]
+    return b"".join(parts)
+
+
+def decode(tables: Tables, name: str, data: bytes) -> dict[str, Any]:
+    """Read a message.
+
+    Args:
+        tables: of fields.
+        name: the message's.
+        data: its bytes.
+
+    Returns:
+        all its members by name; a message that is not there is None.
+
+    Raises:
+        WireError: these are not its bytes.
+    """
+    message: dict[str, Any] = {}
+    for field, kind, repeated in tables[name].values():
+        message[field] = {} if kind == "map" else [] if repeated else _EMPTY.get(kind)
+    return _merge(tables, name, data, message)
+
+
+def _merge(tables: Tables, name: str, data: bytes, message: dict[str, Any]) -> dict[str, Any]:
+    for number, wire, value in _fields(data):
+        field, kind, repeated = tables[name].get(number, ("", "", False))
+        if wire != (VARINT if kind in BITS else BYTES) or not field:
+            continue  # unknown, or not of this type: both are unknown to protobuf
+        if kind == "map":
+            entry = {"key": "", "value": ""}
+            _merge({"": _ENTRY}, "", value, entry)
+            message[field][entry["key"]] = entry["value"]
+        elif kind in BITS:
+            message[field] = _number(kind, value)
+        elif kind == "string":
+            text = _string(value)
+            message[field] = [*message[field], text] if repeated else text
+        elif repeated:
+            message[field].append(decode(tables, kind, value))
+        else:
+            message[field] = _merge(tables, kind, value, message[field] or decode(tables, kind, b""))
+    return message
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
+    """Read fields one after the other: number, wire type, value; what is in groups is left out."""
+    place, groups = 0, []
+    while place < len(data):
+        tag, place = _read(data, place, 32)
+        number, wire = tag >> 3, tag & 7
+        value: Any = None
+        if not number:
+            raise WireError("a field has the number 0")
+        if wire == VARINT:
+            value, place = _read(data, place)
+        elif wire == GROUP:
+            groups.append(number)
+            if len(groups) > DEEPEST:
+                raise WireError("groups are nested too deep")
+        elif wire == GROUP_END:
+            if not groups or groups.pop() != number:
+                raise WireError("a group ends that did not begin")
+        elif wire in (BYTES, FIXED64, FIXED32):
+            size = 8 if wire == FIXED64 else 4
+            if wire == BYTES:
+                size, place = _read(data, place, 32)
+            value, place = data[place : place + size], place + size
+            if place > len(data):
+                raise WireError("it ends within a field")
+        else:
+            raise WireError(f"there is no wire type {wire}")
+        if not groups and wire != GROUP_END:
+            yield number, wire, value
+    if groups:
+        raise WireError("a group does not end")
+
+
+def _read(data: bytes, place: int, bits: int = 64) -> tuple[int, int]:
+    """Read a variable-length number of at most so many bits; returns it and where it ends."""
+    value = shift = 0
+    while True:
+        if place >= len(data):
+            raise WireError("it ends within a number")
+        byte = data[place]
+        place += 1
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+        if shift >= 70:
+            raise WireError("a number is longer than 64 bits")
+    if bits == 32 and value >> 32:
+        raise WireError("a tag or a length is longer than 32 bits")
+    return value & (1 << 64) - 1, place
+
+
+def _number(kind: str, value: int) -> int | bool:
+    if kind == "bool":
+        return value != 0
+    bits = BITS[kind]
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def _string(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise WireError("a string is not UTF-8") from None
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _text(number: int, text: str) -> bytes:
+    return _lengthy(number, text.encode())
+
+
+def _lengthy(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | BYTES) + _varint(len(data)) + data

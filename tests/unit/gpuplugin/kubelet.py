@@ -1,0 +1,139 @@
+"""A kubelet's side of device plugins, as far as plugins can see it.
+
+It has one client per resource, the one that registered last; dials within Register; closes the newest connection of
+a resource when any list of that resource ends; removes all sockets when it starts. An old one answers Register before
+it dials, and closes the older connection of a resource itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+import grpc
+import grpc.aio
+
+from gpuplugin.v1beta1 import DEVICE_PLUGIN, REGISTER, reader, writer
+
+OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
+
+
+@dataclass
+class Client:
+    """A plugin's connection."""
+
+    resource: str
+    channel: grpc.aio.Channel
+    options: dict[str, Any] = field(default_factory=dict)
+
+    async def call(self, method: str, request: dict[str, Any], names: tuple[str, str]) -> dict[str, Any]:
+        """Call a method of the plugin's."""
+        call = self.channel.unary_unary(f"/{DEVICE_PLUGIN}/{method}", writer(names[0]), reader(names[1]))
+        answer: dict[str, Any] = await call(request, timeout=5)
+        return answer
+
+
+@dataclass
+class Kubelet:
+    """A kubelet in this process, with its directory of device plugins."""
+
+    folder: Path
+    old: bool = False
+    refuses: str = ""
+    clients: dict[str, Client] = field(default_factory=dict)
+    lists: dict[str, dict[str, str]] = field(default_factory=dict)  # resource: health by id
+    registered: list[tuple[float, str]] = field(default_factory=list)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _server: Any = None
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.folder / "kubelet.sock"
+
+    async def start(self) -> None:
+        """Remove all sockets, and listen."""
+        for path in self.folder.iterdir():
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                path.unlink()
+        self._server = grpc.aio.server()
+        register = grpc.unary_unary_rpc_method_handler(self._register, reader("RegisterRequest"), writer("Empty"))
+        service, _, name = REGISTER[1:].partition("/")
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: register}),))
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        await self._server.start()
+
+    async def _register(self, request: dict[str, Any], context: Any) -> dict[str, Any]:
+        if self.refuses:
+            await context.abort(grpc.StatusCode.UNKNOWN, self.refuses)
+        self.registered.append((time.monotonic(), request["resource_name"]))
+        assert request["version"] == "v1beta1"
+        if self.old:
+            self._spawn(self._dial(request))
+        else:
+            await self._dial(request)
+        return {}
+
+    async def _dial(self, request: dict[str, Any]) -> None:
+        channel = grpc.aio.insecure_channel(f"unix:{self.folder}/{request['endpoint']}", options=OPTIONS)
+        client = Client(request["resource_name"], channel)
+        client.options = await client.call("GetDevicePluginOptions", {}, ("Empty", "DevicePluginOptions"))
+        before = self.clients.get(client.resource)
+        self.clients[client.resource] = client
+        if self.old and before:
+            await before.channel.close()
+        self._spawn(self._watch(client))
+
+    async def _watch(self, client: Client) -> None:
+        method = f"/{DEVICE_PLUGIN}/ListAndWatch"
+        call = client.channel.unary_stream(method, writer("Empty"), reader("ListAndWatchResponse"))
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError, grpc.aio.UsageError):
+            async for answer in call({}):
+                self.lists[client.resource] = {one["ID"]: one["health"] for one in answer["devices"]}
+        newest = self.clients.get(client.resource)
+        if newest and (not self.old or newest is client):
+            self.clients.pop(client.resource)
+            self.lists[client.resource] = dict.fromkeys(self.lists.get(client.resource, ()), "Unhealthy")
+            await newest.channel.close()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self, clean: bool = True) -> None:
+        """End; one that is killed leaves its socket behind."""
+        aside = self.folder / "kept"
+        if not clean:
+            os.link(self.socket, aside)
+        await self._server.stop(0)
+        clients, self.clients = list(self.clients.values()), {}
+        await asyncio.gather(*(client.channel.close() for client in clients))
+        self.lists.clear()
+        if clean:
+            self.socket.unlink(missing_ok=True)
+        else:
+            os.replace(aside, self.socket)
+
+    async def allocate(self, resource: str, *ids: str) -> dict[str, Any]:
+        """Ask for devices; the answer of the one container."""
+        request = {"container_requests": [{"devices_ids": list(ids)}]}
+        answer = await self.clients[resource].call("Allocate", request, ("AllocateRequest", "AllocateResponse"))
+        (one,) = answer["container_responses"]
+        found: dict[str, Any] = one
+        return found
+
+
+async def until(condition: Callable[[], object], seconds: float = 8) -> float:
+    """Wait for a condition; return how long it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, "it did not come true in time"
+        await asyncio.sleep(0.005)
+    return time.monotonic() - began

@@ -1,0 +1,236 @@
+"""A resource at a kubelet that comes, goes, forgets and refuses; beside other instances and strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from gpuplugin.endpoint import Endpoint
+from gpuplugin.watch import Watch
+from gpushim.errors import FAILED, GpushimError
+from unit.gpuplugin.kubelet import Kubelet, until
+
+GPU = "nvidia.com/gpu"
+LIST = [{"ID": "GPU-0", "health": "Healthy"}, {"ID": "GPU-1", "health": "Unhealthy"}]
+SEEN = {one["ID"]: one["health"] for one in LIST}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory whose sockets have short paths."""
+    path = Path(tempfile.mkdtemp(prefix="dp", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def give(request: dict[str, Any]) -> dict[str, Any]:
+    for one in request["devices_ids"]:
+        if one not in SEEN:
+            raise GpushimError(f"there is no device {one}", FAILED)
+    return {"envs": {"NVIDIA_VISIBLE_DEVICES": ",".join(request["devices_ids"])}}
+
+
+def prefer(request: dict[str, Any]) -> dict[str, Any]:
+    return {"deviceIDs": request["available_deviceIDs"][: request["allocation_size"]]}
+
+
+@contextlib.asynccontextmanager
+async def plugin(folder: Path) -> AsyncIterator[Endpoint]:
+    """An endpoint, attended as the daemon attends it."""
+    endpoint, watch, loop = Endpoint(str(folder), GPU, give, prefer), Watch(), asyncio.get_running_loop()
+    endpoint.offer(LIST)
+
+    async def attend() -> None:
+        while True:
+            watch.add(endpoint.folder)
+            pause = 1.0
+            with contextlib.suppress(GpushimError):
+                pause = await endpoint.attend()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(endpoint.changed.wait(), pause)
+            endpoint.changed.clear()
+
+    loop.add_reader(watch.fd, lambda: (watch.clear(), endpoint.changed.set()))
+    task = asyncio.create_task(attend())
+    try:
+        yield endpoint
+    finally:
+        loop.remove_reader(watch.fd)
+        task.cancel()
+        await endpoint.stop()
+        os.close(watch.fd)
+
+
+@contextlib.asynccontextmanager
+async def both(folder: Path, old: bool = False) -> AsyncIterator[tuple[Kubelet, Endpoint]]:
+    """A kubelet that knows the plugin's resource."""
+    kubelet = Kubelet(folder, old)
+    await kubelet.start()
+    try:
+        async with plugin(folder) as endpoint:
+            await until(lambda: knows(kubelet))
+            yield kubelet, endpoint
+    finally:
+        await kubelet.stop()
+
+
+def knows(kubelet: Kubelet) -> bool:
+    return kubelet.lists.get(GPU) == SEEN and GPU in kubelet.clients
+
+
+def sockets(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_socket() and path.name != "kubelet.sock")
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_it_registers_lists_and_answers(folder: Path, old: bool) -> None:
+    async def run() -> None:
+        async with both(folder, old) as (kubelet, endpoint):
+            assert kubelet.clients[GPU].options["get_preferred_allocation_available"]
+            answer = await kubelet.allocate(GPU, "GPU-0")
+            assert answer["envs"] == {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
+            with pytest.raises(grpc.aio.AioRpcError, match="there is no device GPU-7"):
+                await kubelet.allocate(GPU, "GPU-7")
+            endpoint.offer([])
+            await until(lambda: kubelet.lists[GPU] == {})
+            assert sockets(folder) == ["gpushim-gpu.sock"]
+            assert len(kubelet.registered) == 1
+        assert sockets(folder) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("clean", [True, False])
+def test_kubelet_restarts(folder: Path, clean: bool, old: bool) -> None:
+    async def run() -> None:
+        async with both(folder, old) as (kubelet, _):
+            for _ in range(3):
+                await kubelet.stop(clean)
+                await asyncio.sleep(0.1)  # it is away for a while
+                await kubelet.start()
+                assert await until(lambda: knows(kubelet)) < 1
+            assert len(kubelet.registered) == 4
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_kubelet_comes_late(folder: Path, stale: bool) -> None:
+    async def run() -> None:
+        kubelet = Kubelet(folder)
+        if stale:
+            await kubelet.start()
+            await kubelet.stop(clean=False)
+        async with plugin(folder):
+            await until(lambda: sockets(folder))
+            await kubelet.start()
+            assert await until(lambda: knows(kubelet)) < 1
+            await kubelet.stop()
+
+    asyncio.run(run())
+
+
+def test_its_own_socket_is_deleted(folder: Path) -> None:
+    async def run() -> None:
+        async with both(folder) as (kubelet, _):
+            (folder / "gpushim-gpu.sock").unlink()
+            await until(lambda: sockets(folder) == ["gpushim-gpu.sock"])
+            await until(lambda: len(kubelet.registered) == 2)
+            assert knows(kubelet)
+            assert (await kubelet.allocate(GPU, "GPU-0"))["envs"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("first_ends", [True, False])
+def test_two_instances_overlap(folder: Path, first_ends: bool, old: bool) -> None:
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            kubelet = Kubelet(folder, old)
+            await kubelet.start()
+            stack.push_async_callback(kubelet.stop)
+            first, second = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
+            await first.enter_async_context(plugin(folder))
+            await until(lambda: knows(kubelet))
+            await second.enter_async_context(plugin(folder))
+            await until(lambda: len(kubelet.registered) == 2 and knows(kubelet))
+            times = 2 if old and first_ends else 3  # an old one has closed the first's connection itself
+            going, staying = (first, second) if first_ends else (second, first)
+            stack.push_async_callback(staying.aclose)
+            await going.aclose()
+            await until(
+                lambda: (
+                    len(kubelet.registered) >= times and knows(kubelet) and sockets(folder) == ["gpushim-gpu.sock"]
+                )
+            )
+            assert (await kubelet.allocate(GPU, "GPU-0"))["envs"]
+
+    asyncio.run(run())
+
+
+def test_a_stranger_registers_the_same_and_dies(folder: Path) -> None:
+    async def run() -> None:
+        async with both(folder) as (kubelet, _):
+            stranger = Endpoint(str(folder), "nvidia.com/gpu", give, prefer)
+            stranger.path = f"{folder}/nvidia-gpu.sock"
+            await stranger.attend()
+            await until(lambda: len(kubelet.registered) == 2 and kubelet.lists[GPU] == {})
+            await stranger.stop()
+            await until(lambda: knows(kubelet))
+
+    asyncio.run(run())
+
+
+def test_the_directory_is_removed_and_made_anew(folder: Path) -> None:
+    async def run() -> None:
+        async with both(folder) as (kubelet, _):
+            await kubelet.stop()
+            shutil.rmtree(folder)
+            await asyncio.sleep(0.1)
+            folder.mkdir()
+            await kubelet.start()
+            assert await until(lambda: knows(kubelet)) < 2
+
+    asyncio.run(run())
+
+
+def test_kubelet_refuses(folder: Path) -> None:
+    async def run() -> None:
+        kubelet = Kubelet(folder, refuses="the API version is not supported")
+        await kubelet.start()
+        endpoint = Endpoint(str(folder), GPU, give, prefer)
+        with pytest.raises(GpushimError, match=r"kubelet does not register nvidia.com/gpu: the API version"):
+            await endpoint.attend()
+        await endpoint.stop()
+        await kubelet.stop()
+
+    asyncio.run(run())
+
+
+def test_a_list_that_kubelet_would_not_read(folder: Path) -> None:
+    async def run() -> None:
+        endpoint = Endpoint(str(folder), GPU, give, prefer)
+        with pytest.raises(GpushimError, match="kubelet reads 4194304; give out fewer replicas"):
+            endpoint.offer([{"ID": f"GPU-{number:060}", "health": "Healthy"} for number in range(60000)])
+
+    asyncio.run(run())
+
+
+def test_a_path_too_long_for_a_socket(folder: Path) -> None:
+    async def run() -> None:
+        endpoint = Endpoint(f"{folder}/{'x' * 99}", GPU, give, prefer)
+        with pytest.raises(GpushimError, match="--kubelet-dir must name a shorter directory"):
+            await endpoint.attend()
+
+    asyncio.run(run())
