@@ -10,6 +10,7 @@ Out of scope: which devices there are (resources.py) and what a container gets (
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ REGISTERING = 15.0  # seconds; kubelet dials us within that call, and has up to 
 AGAIN = 1.0  # seconds between registrations with a kubelet that forgets them at once
 POLL = 1.0  # seconds between looks where nothing tells of a change
 SOON, PATIENCE = 0.05, 200  # seconds between tries while kubelet is coming up, and how many of them
-_CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
+CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 
 
 class Endpoint:
@@ -103,6 +104,31 @@ class Endpoint:
             self._streams.remove(news)
             self.changed.set()
 
+    async def keep(self) -> None:
+        """Attend this resource as long as the plugin runs."""
+        told = ""
+        while True:
+            try:
+                pause, trouble = await self.attend(), ""
+            except GpushimError as error:
+                pause, trouble = POLL, str(error)
+            if trouble and trouble != told:  # once, not every second
+                logger.error("%s", trouble)
+            told = trouble
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), pause)
+            self.changed.clear()
+
+    def forgotten(self) -> None:
+        """Take note that kubelet has nothing of ours, though it reads our list."""
+        self._kubelet = None
+        self.changed.set()
+
+    @property
+    def known(self) -> bool:
+        """Whether kubelet has registered this and reads its list."""
+        return self._kubelet is not None and self._newest in self._streams
+
     async def attend(self) -> float:
         """Do what is missing for kubelet to know this resource.
 
@@ -155,7 +181,7 @@ class Endpoint:
             "resource_name": self.resource,
             "options": {"get_preferred_allocation_available": True},
         }
-        async with grpc.aio.insecure_channel("unix:" + kubelet, options=_CHANNEL) as channel:
+        async with grpc.aio.insecure_channel("unix:" + kubelet, options=CHANNEL) as channel:
             call = channel.unary_unary(v1beta1.REGISTER, writer("RegisterRequest"), reader("Empty"))
             try:
                 await call(request, timeout=REGISTERING)

@@ -15,7 +15,7 @@ from gpuplugin import protobuf
 VERSION = "v1beta1"
 DEVICE_PLUGIN = "v1beta1.DevicePlugin"
 REGISTER = "/v1beta1.Registration/Register"
-POD_RESOURCES = "/v1.PodResourcesLister/List"
+POD_RESOURCES = "/v1.PodResourcesLister/"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 KUBELET_SOCKET = "kubelet.sock"
 LIST_LIMIT = 4 << 20  # bytes of one list that kubelet takes (grpc-go's default)
@@ -78,6 +78,7 @@ MESSAGES: dict[str, dict[int, tuple[str, str, bool]]] = {
         3: ("containers", "ContainerResources", True),
     },
     "ListPodResourcesResponse": {1: ("pod_resources", "PodResources", True)},
+    "AllocatableResourcesResponse": {1: ("devices", "ContainerDevices", True)},
 }
 
 

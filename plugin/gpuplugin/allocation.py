@@ -1,0 +1,128 @@
+"""What a container gets of the devices that kubelet has chosen for it: names, by the ways that the node's engine takes.
+
+What a name brings is decided when the container is made (gpushim.decide), or was when the CDI spec was written.
+In memory only: kubelet has no deadline for the call, and the whole node waits for it. Budget: 1 ms for ten devices of
+560. Out of scope: which devices there are (resources.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpushim import bounds
+from gpushim.errors import REQUEST, GpushimError, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuplugin.resources import Device
+
+ENVVAR, MOUNTS, ANNOTATIONS, CRI = "envvar", "volume-mounts", "cdi-annotations", "cdi-cri"
+WAYS = (ENVVAR, MOUNTS, ANNOTATIONS, CRI)
+BY_CDI = {ANNOTATIONS, CRI}
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+DEVICE_LIST = "/var/run/nvidia-container-devices"
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+FEATURES = ("gds", "mofed", "gdrcopy")
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How containers are told their devices.
+
+    Attributes:
+        ways: some of WAYS.
+        by_index: devices are named by index, not by UUID.
+        kind: CDI kind of this host's devices.
+        annotation_prefix: of the annotation's key.
+        features: some of FEATURES, which every container gets.
+        imex: numbers of the IMEX channels that every container gets.
+        specs: (path in the container, path on the host) of nodes that every container gets besides its own; None if
+            nodes are not passed.
+        dev_root: absolute path of the directory that the host's nodes lie below.
+    """
+
+    ways: Sequence[str] = (ENVVAR,)
+    by_index: bool = False
+    kind: str = "nvidia.com/gpu"
+    annotation_prefix: str = "cdi.k8s.io/"
+    features: Sequence[str] = ()
+    imex: Sequence[int] = ()
+    control: Sequence[str] | None = None
+    dev_root: str = "/"
+
+
+def check(ids: Sequence[str], resource: str, devices: Mapping[str, Device]) -> list[Device]:
+    """Find the devices of a request; two replicas of one are one.
+
+    Args:
+        ids: as kubelet sent them.
+        resource: name of the resource.
+        devices: all of them, by id.
+
+    Raises:
+        GpushimError: one is unknown, cannot be used, or comes twice.
+    """
+    found: dict[str, Device] = {}
+    for name, times in Counter(ids).items():
+        device = devices.get(name)
+        if device is None:
+            raise GpushimError(f"{resource} has no device {quote(name)}; it has {_listed(devices)}", REQUEST)
+        if times > 1:
+            raise GpushimError(
+                f"kubelet asks for {quote(name)} of {resource} {times} times; ask for it once", REQUEST
+            )
+        if device.problem:
+            well = {key: one for key, one in devices.items() if not one.problem}
+            raise GpushimError(
+                f"{quote(name)} of {resource} cannot be used: {device.problem}; these can: {_listed(well)}", REQUEST
+            )
+        found.setdefault(device.uuid, device)
+    return list(found.values())
+
+
+def answer(devices: Sequence[Device], resource: str, by: Ways) -> dict[str, Any]:
+    """Say what a container gets.
+
+    Args:
+        devices: as `check` returned them.
+        resource: name of the resource.
+        by: how it is told.
+
+    Returns:
+        a ContainerAllocateResponse.
+    """
+    names = [device.index if by.by_index else device.uuid for device in devices]
+    found: dict[str, Any] = {"envs": {f"NVIDIA_{name.upper()}": "enabled" for name in by.features}}
+    plain = [way for way in by.ways if way not in BY_CDI]
+    if MOUNTS in plain:
+        channels = [f"imex/{channel}" for channel in by.imex]
+        found["envs"][DEVICES] = DEVICE_LIST
+        found["mounts"] = [
+            {"container_path": f"{DEVICE_LIST}/{name}", "host_path": "/dev/null"} for name in [*names, *channels]
+        ]
+    elif plain:
+        found["envs"][DEVICES] = ",".join(names)
+        if by.imex:
+            found["envs"]["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, by.imex))
+    if plain and by.control is not None:
+        root = by.dev_root.rstrip("/")
+        paths = dict.fromkeys([path for device in devices for path in device.nodes] + list(by.control))
+        found["devices"] = [{"container_path": path, "host_path": root + path, "permissions": "rw"} for path in paths]
+    if not BY_CDI.isdisjoint(by.ways):
+        more = [*(f"imex-channel-{channel}" for channel in by.imex), *by.features]
+        qualified = [f"{by.kind}={name}" for name in [*names, *more]]
+        if CRI in by.ways:
+            found["cdi_devices"] = [{"name": name} for name in qualified]
+        if ANNOTATIONS in by.ways:
+            key = f"{by.annotation_prefix}gpushim-device-plugin_{resource.partition('/')[2]}"
+            found["annotations"] = {key: ",".join(qualified)}
+    return found
+
+
+def _listed(devices: Mapping[str, Device]) -> str:
+    names = list(devices)
+    more = len(names) - bounds.LISTED
+    return (", ".join(names[: bounds.LISTED]) + (f" and {more} more" if more > 0 else "")) or "none"

@@ -1,0 +1,51 @@
+"""What kubelet says that it has, and who has what of it: its pod-resources API, version v1.
+
+Asked now and then, never while a container waits. Out of scope: what follows from the answers (daemon.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from gpuplugin.endpoint import CHANNEL
+from gpuplugin.v1beta1 import POD_RESOURCES, reader, writer
+
+if TYPE_CHECKING:
+    Devices = dict[str, set[str]]  # ids by resource
+
+DEADLINE = 5.0  # seconds
+
+
+async def allocatable(kubelet_dir: str) -> Devices | None:
+    """Ask which devices kubelet would give out; None if it does not say."""
+    answer = await _ask(kubelet_dir, "GetAllocatableResources", "AllocatableResourcesResponse")
+    return None if answer is None else _devices(answer["devices"])
+
+
+async def held(kubelet_dir: str) -> Devices | None:
+    """Ask which devices pods have; None if it does not say."""
+    answer = await _ask(kubelet_dir, "List", "ListPodResourcesResponse")
+    if answer is None:
+        return None
+    return _devices([one for pod in answer["pod_resources"] for box in pod["containers"] for one in box["devices"]])
+
+
+def _devices(listed: list[dict[str, Any]]) -> Devices:
+    found: Devices = {}
+    for one in listed:
+        found.setdefault(one["resource_name"], set()).update(one["device_ids"])
+    return found
+
+
+async def _ask(kubelet_dir: str, method: str, name: str) -> dict[str, Any] | None:
+    path = f"unix:{kubelet_dir}/pod-resources/kubelet.sock"
+    async with grpc.aio.insecure_channel(path, options=CHANNEL) as channel:
+        try:
+            answer: dict[str, Any] = await channel.unary_unary(POD_RESOURCES + method, writer("Empty"), reader(name))(
+                {}, timeout=DEADLINE
+            )
+        except grpc.aio.AioRpcError:  # none there, of an old kubelet, or not answering: nothing follows from that
+            return None
+    return answer
