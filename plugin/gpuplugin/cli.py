@@ -43,7 +43,9 @@ def _options() -> list[click.Parameter]:
         for flag in setting.flags:
             shown = setting.key and flag == setting.flags[0] or flag == "kubelet-socket"
             kind = {"bool": "true|false", "word": "TEXT", "words": "TEXT,...", "numbers": "NUMBER,..."}[setting.kind]
-            metavar = "|".join(setting.choices) + (",..." if setting.kind == "words" else "") if setting.choices else kind
+            metavar = (
+                "|".join(setting.choices) + (",..." if setting.kind == "words" else "") if setting.choices else kind
+            )
             default = setting.default if setting.kind in ("bool", "word") else ",".join(map(str, setting.default))
             text = f"{setting.help} [{str(default).lower() if setting.kind == 'bool' else default}]"
             rows.append(click.Option([f"--{flag}"], multiple=True, metavar=metavar, help=text, hidden=not shown))

@@ -208,7 +208,7 @@ class Plugin:
         """
         notes: list[str] = []
         try:
-            found = self._found(snapshot, notes)
+            found = offered(snapshot, self._settings, notes)
         except GpushimError as error:
             if self._settings.values["fail-on-init-error"] and not self._resources:
                 raise
@@ -223,13 +223,6 @@ class Plugin:
             resource, endpoint = self._resources[name]
             resource.have(found.get(name, []), weights)
             endpoint.offer(resource.listed())
-
-    def _found(self, snapshot: Snapshot, notes: list[str]) -> dict[str, list[Device]]:
-        if snapshot["error"]:
-            raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
-        values = self._settings.values
-        found = resources.find(snapshot, values["mig-strategy"], values["exclude"], notes)
-        return dict(_shared(name, devices, self._settings) for name, devices in found.items())
 
     def _add(self, name: str, snapshot: Snapshot) -> None:
         resource = Resource(name, self._settings, ways(self._settings, snapshot))
@@ -269,6 +262,45 @@ class Plugin:
             self._quarantined[name] = free - dropped
             if dropped:
                 endpoint.offer(resource.listed())
+
+
+def check(settings: Settings) -> list[str]:
+    """Say what would be registered, and why, in lines for people.
+
+    Args:
+        settings: in force.
+
+    Raises:
+        GpushimError: nothing would be.
+    """
+    snapshot = ensure.snapshot(stamp.config_path(), stamp.state_dir())
+    notes = list(settings.notes)
+    found = offered(snapshot, settings, notes)
+    lines = []
+    for name, devices in found.items():
+        well = [device for device in devices if not device.problem]
+        lines.append(f"{name}: {len(devices)}, of which {len(well)} can be given out")
+        lines += [f"  {one.id}  {one.index}" + (f"  {one.problem}" if one.problem else "") for one in devices]
+    told = ways(settings, snapshot)
+    lines.append(f"containers are told by {', '.join(told.ways)}, by {'index' if told.by_index else 'UUID'}")
+    return [*(lines if found else ["nothing: this host has no GPU to give out"]), *notes]
+
+
+def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> dict[str, list[Device]]:
+    """List the resources of a node as the settings have them.
+
+    Args:
+        snapshot: of its inventory.
+        settings: in force.
+        notes: gets a sentence for each thing that is left out.
+
+    Raises:
+        GpushimError: the host cannot serve GPUs, or not as the settings say.
+    """
+    if snapshot["error"]:
+        raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
+    found = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
+    return dict(_shared(name, devices, settings) for name, devices in found.items())
 
 
 def ways(settings: Settings, snapshot: Snapshot) -> Ways:

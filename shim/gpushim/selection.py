@@ -208,7 +208,7 @@ def select(
         if item[0] == "all":
             return _all(inventory, notes)
         chosen = migs if item[0].startswith("mig-") else gpus
-        found = _find(item, inventory)
+        found = find(item, inventory)
         if len(found) != 1:
             _refuse(who, item, found, inventory)
         _require_healthy(who, item, found[0], inventory)
@@ -286,7 +286,8 @@ def unusable(inventory: dict[str, Any]) -> list[str]:
     return [*sick, *inventory.get("missing", ())]
 
 
-def _find(item: Item, inventory: dict[str, Any]) -> list[Device]:
+def find(item: Item, inventory: dict[str, Any]) -> list[Device]:
+    """List the entries of the snapshot that an item of `parse` names, unless it names all or none."""
     kind, value, _ = item
     gpus: list[Device] = inventory["gpus"]
     migs: list[Device] = inventory["mig"]
