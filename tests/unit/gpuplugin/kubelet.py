@@ -19,7 +19,7 @@ from typing import Any, Callable
 import grpc
 import grpc.aio
 
-from gpuplugin.v1beta1 import DEVICE_PLUGIN, REGISTER, reader, writer
+from gpuplugin.v1beta1 import DEVICE_PLUGIN, POD_RESOURCES, REGISTER, reader, writer
 
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 
@@ -43,12 +43,13 @@ class Client:
 class Kubelet:
     """A kubelet in this process, with its directory of device plugins."""
 
-    folder: Path
+    folder: Path  # of device plugins
     old: bool = False
     refuses: str = ""
     clients: dict[str, Client] = field(default_factory=dict)
     lists: dict[str, dict[str, str]] = field(default_factory=dict)  # resource: health by id
     registered: list[tuple[float, str]] = field(default_factory=list)
+    held: dict[str, list[str]] = field(default_factory=dict)  # resource: ids that a pod has
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _server: Any = None
 
@@ -67,7 +68,34 @@ class Kubelet:
         service, _, name = REGISTER[1:].partition("/")
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: register}),))
         self._server.add_insecure_port(f"unix:{self.socket}")
+        pods = self.folder.parent / "pod-resources"
+        pods.mkdir(exist_ok=True)
+        self._server.add_generic_rpc_handlers((self._pod_resources(),))
+        self._server.add_insecure_port(f"unix:{pods}/kubelet.sock")
         await self._server.start()
+
+    def _pod_resources(self) -> grpc.GenericRpcHandler:
+        async def allocatable(request: Any, context: Any) -> dict[str, Any]:
+            return {"devices": [{"resource_name": name, "device_ids": [*ids]} for name, ids in self.well().items()]}
+
+        async def held(request: Any, context: Any) -> dict[str, Any]:
+            devices = [{"resource_name": name, "device_ids": ids} for name, ids in self.held.items()]
+            return {"pod_resources": [{"name": "pod", "containers": [{"name": "main", "devices": devices}]}]}
+
+        serve = grpc.unary_unary_rpc_method_handler
+        rows = {
+            "GetAllocatableResources": (allocatable, "AllocatableResourcesResponse"),
+            "List": (held, "ListPodResourcesResponse"),
+        }
+        methods = {name: serve(work, reader("Empty"), writer(answer)) for name, (work, answer) in rows.items()}
+        return grpc.method_handlers_generic_handler(POD_RESOURCES.strip("/"), methods)
+
+    def well(self) -> dict[str, list[str]]:
+        """What it would give out."""
+        return {
+            name: [one for one, health in self.lists.get(name, {}).items() if health == "Healthy"]
+            for name in self.clients
+        }
 
     async def _register(self, request: dict[str, Any], context: Any) -> dict[str, Any]:
         if self.refuses:
