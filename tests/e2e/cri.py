@@ -223,4 +223,4 @@ class Client:
                     raise
                 time.sleep(0.2)
         self._call("RemovePodSandbox", M["Name"](id=pod), "Empty")
-        del self._pods[pod]
+        self._pods.pop(pod, None)

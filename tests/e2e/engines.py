@@ -72,11 +72,12 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        if until(lambda: process.poll() is not None and not _members(process.pid), STOP_SECONDS):
+        if until(lambda: process.poll() is not None and not members(process.pid), STOP_SECONDS):
             return
 
 
-def _members(group: int) -> bool:
+def members(group: int) -> bool:
+    """Say whether a process group has any process."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -237,7 +238,7 @@ stream_server_port = "0"
 bin_dir = "{state}/cni"
 conf_dir = "{state}/cni"
 [plugins."io.containerd.grpc.v1.cri".containerd]
-default_runtime_name = "runc"
+default_runtime_name = "{default}"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 """
@@ -260,6 +261,7 @@ def containerd(
     env: dict[str, str] | None = None,
     prefix: tuple[str, ...] = (),
     cdi: bool = False,
+    default: str = "runc",
 ) -> Iterator[Containerd]:
     """Run a containerd.
 
@@ -269,12 +271,13 @@ def containerd(
         env: variables of the daemon, which the runtimes inherit.
         prefix: command that executes the daemon and its clients.
         cdi: whether to turn on CDI, which containerd has had since version 1.7.
+        default: the handler of pods that name none.
 
     Yields:
         The daemon, once it answers.
     """
     with leftovers.state() as state:
-        config = CONTAINERD_CONFIG.format(state=state, pause=pause, more="enable_cdi = true" if cdi else "")
+        config = CONTAINERD_CONFIG.format(state=state, pause=pause, more="enable_cdi = true" if cdi else "", default=default)
         for name, path in runtimes.items():
             config += HANDLER_CONFIG.format(name=name, path=path, state=state)
         (state / "config.toml").write_text(config)

@@ -1,0 +1,336 @@
+"""A real Kubernetes node without a cluster: kubelet with static pods, over containerd 2 of the newest Debian.
+
+The kubelet is 1.36, from an archive that the project does not contain: $GPUSHIM_KUBE names it, or it lies beside the
+checkout. Without it the tests that want it are skipped, and say so.
+
+Out of scope: how containerd is started (engines.py), the Debian below (chroots.py), the plugin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from e2e import cri, trees
+from e2e.chroots import Chroot
+from e2e.engines import Containerd, members
+from e2e.expect import INSIDE, PROBE, probe
+from e2e.leftovers import until
+from fakehost import Host
+from gpuplugin.v1beta1 import POD_RESOURCES, reader, writer
+
+CACHE = trees.TOP / ".cache" / "kube"
+BESIDE = trees.TOP.parent / "shared" / "kube" / "kube.xz"
+NAME = "testnode"
+SECONDS = 60.0
+# What kubelet would change of the machine's kernel settings; in its mount namespace they are files.
+KERNEL = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+SETTINGS = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    "failCgroupV1": False,
+    "failSwapOn": False,
+    "cgroupDriver": "cgroupfs",
+    "cgroupsPerQOS": True,
+    "enforceNodeAllocatable": [],
+    "makeIPTablesUtilChains": False,
+    "localStorageCapacityIsolation": False,
+    "protectKernelDefaults": False,
+    "resolvConf": "",
+    "address": "127.0.0.1",
+    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+    "authorization": {"mode": "AlwaysAllow"},
+    "fileCheckFrequency": "1s",
+    "syncFrequency": "10s",
+    "oomScoreAdj": 0,
+    "imageGCHighThresholdPercent": 100,
+    "evictionHard": dict.fromkeys(
+        ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"), "0%"
+    ),
+}
+PREPARE = """
+kubelet=$1 settings=$2
+shift 2
+mkdir -p /var/lib/kubelet
+mount --bind "$kubelet" /var/lib/kubelet
+for path do mount --bind "$settings/$path" "/proc/sys/$path"; done
+rm -f /etc/resolv.conf
+: > /etc/resolv.conf
+"""
+
+
+def program(cache: Path = CACHE) -> Path:
+    """Return the program that is kubelet and more, unpacking it the first time; skip the test where there is none.
+
+    Args:
+        cache: directory that keeps it between runs.
+    """
+    packed = Path(os.environ.get("GPUSHIM_KUBE") or BESIDE)
+    if not packed.is_file():
+        pytest.skip(f"there is no {packed}, an xz archive of a kubelet 1.36; GPUSHIM_KUBE names another")
+    stat = packed.stat()
+    found = cache / hashlib.sha256(f"{packed} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12] / "kube"
+    with trees.locked(cache):
+        if not found.is_file():
+            found.parent.mkdir(parents=True, exist_ok=True)
+            fresh = found.with_name("fresh")
+            with fresh.open("wb") as output:
+                subprocess.run(["/usr/bin/xz", "-dc", packed], stdout=output, check=True)
+            fresh.chmod(0o755)
+            fresh.rename(found)
+    return found
+
+
+@dataclass
+class Pod:
+    """What kubelet says of a pod."""
+
+    phase: str
+    why: str
+    container: str
+
+
+@dataclass
+class Node:
+    """A node; its kubelet runs between `start` and `stop`."""
+
+    engine: Containerd
+    place: Chroot
+    work: Path
+    ports: list[int]
+    kubelet_dir: Path
+    _process: subprocess.Popen[bytes] | None = None
+    _pods: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def log(self) -> Path:
+        """What kubelet has said."""
+        return self.work / "kubelet.log"
+
+    def start(self) -> None:
+        """Start kubelet, and wait until it answers."""
+        command = [*self.place.prefix, str(program()), "kubelet", f"--config={self.work}/kubelet.json"]
+        command += [f"--hostname-override={NAME}", "--v=2"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            )  # fmt: skip
+        socket_path = self.kubelet_dir / "device-plugins" / "kubelet.sock"
+        up = until(lambda: self._ended() or (socket_path.exists() and bool(self._get("/healthz", 2))), SECONDS)
+        assert up, f"kubelet does not come up: {self.said()}"
+        assert not self._ended(), self.said()
+
+    def said(self) -> str:
+        """The end of what kubelet has said."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def _ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End kubelet; its pods go on."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            group = self._process.pid  # what enters the namespace ends before kubelet does
+            assert until(lambda: self._ended() and not members(group), 30), "kubelet does not end"
+            self._process = None
+
+    def _get(self, path: str, port: int = 1) -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[port]}{path}", timeout=5) as answer:
+                text: str = answer.read().decode()
+                return text
+        except OSError:
+            return ""
+
+    def create(self, name: str, limits: dict[str, int], **more: Any) -> None:
+        """Ask for a pod.
+
+        Args:
+            name: its name.
+            limits: extended resources of its container.
+            more: members of the container, or "spec" for members of the pod's specification.
+        """
+        spec = more.pop("spec", {})
+        container = {
+            "name": "main",
+            "image": "docker.io/library/debian:local",
+            "imagePullPolicy": "Never",
+            "command": ["sleep", "100000"],
+            "resources": {"limits": {key: str(number) for key, number in limits.items()}},
+            "volumeMounts": [{"name": "probe", "mountPath": INSIDE}],
+            **more,
+        }
+        self._pods[name] = self._pods.get(name, 0) + 1
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "annotations": {"again": str(self._pods[name])}},
+            "spec": {
+                "hostNetwork": True,
+                "terminationGracePeriodSeconds": 0,
+                "containers": [container],
+                "volumes": [{"name": "probe", "hostPath": {"path": str(PROBE)}}],
+                **spec,
+            },
+        }
+        aside = self.work / "pod"
+        aside.write_text(json.dumps(pod))
+        aside.rename(self.work / "manifests" / f"{name}.json")  # kubelet takes half a file for a pod
+
+    def pod(self, name: str, limits: dict[str, int], **more: Any) -> Pod:
+        """Create a pod, and wait until it runs or is refused."""
+        self.create(name, limits, **more)
+        found: list[Pod] = []
+
+        def settled() -> bool:
+            found[:] = [one for one in [self.status(name)] if one]
+            return bool(found) and (found[0].phase == "Failed" or bool(found[0].container or found[0].why))
+
+        assert until(settled, SECONDS), f"{name}: {found} {self.said()}"
+        return found[0]
+
+    def status(self, name: str) -> Pod | None:
+        """What kubelet says of a pod, if it knows it as it was asked for last."""
+        for pod in json.loads(self._get("/pods") or "{}").get("items") or ():
+            again = pod["metadata"].get("annotations", {}).get("again")
+            if pod["metadata"]["name"] == f"{name}-{NAME}" and again == str(self._pods.get(name)):
+                status = pod["status"]
+                states = (status.get("containerStatuses") or [{}])[0]
+                running = "running" in states.get("state", {})
+                waiting = states.get("state", {}).get("waiting", {})
+                why = status.get("message") or (waiting.get("message") if "Error" in waiting.get("reason", "") else "")
+                container = states.get("containerID", "").rpartition("/")[2] if running else ""
+                return Pod(status.get("phase", ""), why or "", container)
+        return None
+
+    def look(self, container: str, host: Host, indices: list[int]) -> str:
+        """Run the probe in a container."""
+        client = cri.Client(self.engine.socket, self.work)  # not `engine.cri`, which removes all pods
+        try:
+            return client.execute(container, *probe(host, indices))
+        finally:
+            client.close()
+
+    def remove(self, *names: str) -> None:
+        """Remove pods, and wait until they have given back what they had."""
+        for name in names or tuple(self._pods):
+            (self.work / "manifests" / f"{name}.json").unlink(missing_ok=True)
+        left = {f"{name}-{NAME}" for name in names or self._pods}
+
+        def gone() -> bool:
+            pods = json.loads(self._get("/pods") or '{"items": [{"metadata": {"name": ""}}]}')["items"] or ()
+            return not left & {pod["metadata"]["name"] for pod in pods}
+
+        assert until(gone, SECONDS), f"{left} are still there"
+
+    def clean(self) -> None:
+        """Remove the pods that kubelet has left behind, as it does when it ends."""
+        rows = self.engine.ctr("containers", "ls", namespace="k8s.io").stdout.splitlines()
+        client = cri.Client(self.engine.socket, self.work)
+        for sandbox in [row.split()[0] for row in rows if "pause" in row]:
+            client.remove_pod(sandbox)
+        client.close()
+
+    def ask(self, method: str, answer: str) -> dict[str, Any]:
+        """Ask the pod-resources API."""
+        path = f"unix:{self.kubelet_dir}/pod-resources/kubelet.sock"
+        options = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
+        with grpc.insecure_channel(path, options=options) as channel:
+            call = channel.unary_unary(POD_RESOURCES + method, writer("Empty"), reader(answer))
+            found: dict[str, Any] = call({}, timeout=5, wait_for_ready=True)
+        return found
+
+    def allocatable(self, resource: str = "nvidia.com/gpu") -> list[str]:
+        """Ids that kubelet would give out, all of them that are well."""
+        devices = self.ask("GetAllocatableResources", "AllocatableResourcesResponse")["devices"]
+        return sorted(one for row in devices if row["resource_name"] == resource for one in row["device_ids"])
+
+    def held(self, name: str) -> dict[str, list[str]]:
+        """Ids that a pod has, by resource."""
+        found: dict[str, list[str]] = {}
+        for pod in self.ask("List", "ListPodResourcesResponse")["pod_resources"]:
+            if pod["name"] == f"{name}-{NAME}":
+                for row in [row for box in pod["containers"] for row in box["devices"]]:
+                    found.setdefault(row["resource_name"], []).extend(row["device_ids"])
+        return found
+
+
+def _ports(count: int) -> list[int]:
+    """Find ports that are free now."""
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+@contextlib.contextmanager
+def node(engine: Containerd, place: Chroot) -> Iterator[Node]:
+    """Make a node of a containerd, and run its kubelet.
+
+    Args:
+        engine: the containerd, with the pods' images.
+        place: the Debian that it runs in.
+    """
+    work = Path(tempfile.mkdtemp(prefix="kube-", dir=engine.state))
+    ports, kubelet = _ports(3), work / "kubelet"
+    for folder in ("kubelet", "manifests", "settings", "logs"):
+        (work / folder).mkdir()
+    for name, value in KERNEL.items():
+        (work / "settings" / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / "settings" / name).write_text(value + "\n")
+    settings = {
+        **SETTINGS,
+        "containerRuntimeEndpoint": f"unix://{engine.socket}",
+        "staticPodPath": str(work / "manifests"),
+        "podLogsDir": str(work / "logs"),
+        "cgroupRoot": "/" + engine.state.name,
+        **dict(zip(("port", "readOnlyPort", "healthzPort"), ports)),
+    }
+    (work / "kubelet.json").write_text(json.dumps(settings))
+    script = [*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(kubelet), str(work / "settings"), *KERNEL]
+    subprocess.run(script, check=True)
+    for group in Path("/sys/fs/cgroup").glob("*/cgroup.procs"):
+        mine = group.parent / engine.state.name
+        mine.mkdir(exist_ok=True)
+        for name in ("cpuset.mems", "cpuset.cpus"):
+            if (mine / name).exists():
+                (mine / name).write_text((group.parent / name).read_text())
+    found = Node(engine, place, work, ports, kubelet)
+    found.start()
+    try:
+        yield found
+    finally:
+        found.stop()
+        found.clean()
+        subprocess.run([*place.prefix, "/bin/umount", "-R", "/var/lib/kubelet"], check=True)
+        for top in Path("/sys/fs/cgroup").glob(f"*/{engine.state.name}"):
+            for folder in sorted(top.rglob("*/"), reverse=True):
+                folder.rmdir()
+            top.rmdir()
