@@ -12,7 +12,7 @@ from gpushim.cdi import modes, publish, write
 from gpushim.cli import show
 from gpushim.cli.cdi import output
 from gpushim.errors import GpushimError
-from gpushim.inventory import refresh
+from gpushim.inventory import present
 from gpushim.selection import is_qualified
 
 # Options that scripts for nvidia-ctk have, and that cannot mean anything here: with a value, and as flags.
@@ -161,7 +161,7 @@ def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: l
 def _listed(settings: dict[str, Any]) -> dict[str, Any]:
     """List the host, and save nothing."""
     logs.start(settings["log"]["format"], settings["log"]["level"])
-    return refresh.look(settings)
+    return present.look(settings)
 
 
 def _check_platform(mode: str, snapshot: dict[str, Any]) -> None:
