@@ -131,7 +131,7 @@ def _tell(
         report["edits"].append({"kind": kind, "value": value, "why": why, "there": there})
 
 
-def _settings() -> dict[str, Any]:
+def _settings() -> Any:
     try:
         return policy.load(stamp.config_path())
     except GpushimError:

@@ -149,7 +149,9 @@ def _firmware_path(root: str) -> list[str]:
 def sockets(root: str) -> list[File]:
     """List the sockets of the driver's services."""
     resolved = [rooted.resolve(root, path) or rooted.resolve(root, "/var" + path) for path in SOCKETS]
-    return [{"path": path, "kind": "socket"} for path in resolved if rooted.kind(root, path) == stat.S_IFSOCK]
+    return [
+        {"path": path, "kind": "socket"} for path in resolved if path and rooted.kind(root, path) == stat.S_IFSOCK
+    ]
 
 
 def gds(root: str) -> list[File]:

@@ -25,7 +25,7 @@ FILE_TYPE = 0o170000  # S_IFMT
 NONE: Snapshot = {}  # type: ignore[typeddict-item] # where there is none that counts
 
 
-def snapshot(config: str, state: str) -> Snapshot:
+def snapshot(config: str, state: str) -> Any:
     """Return a snapshot that is true now.
 
     Args:
@@ -47,7 +47,7 @@ def snapshot(config: str, state: str) -> Snapshot:
     return renew.renewed(config, state)
 
 
-def read(config: str, state: str) -> Snapshot | None:
+def read(config: str, state: str) -> Any:
     """Return the saved snapshot if it is ours and still true, else None.
 
     Args:
@@ -58,7 +58,7 @@ def read(config: str, state: str) -> Snapshot | None:
     return None if stale else found
 
 
-def last(config: str, state: str) -> tuple[Snapshot, str]:
+def last(config: str, state: str) -> tuple[Any, str]:
     """Return the saved snapshot, and in which way it is stale.
 
     Args:
@@ -69,7 +69,7 @@ def last(config: str, state: str) -> tuple[Snapshot, str]:
         the snapshot and "" (it is true) or "host" (the host has changed since, or may have; the policy in it still
         holds); {} and "policy" if there is none of ours, or config.toml or what was told the launcher has changed.
     """
-    found = own(f"{state}/{SNAPSHOT}") if stamp.ours(state) else {}
+    found: Any = own(f"{state}/{SNAPSHOT}") if stamp.ours(state) else {}
     if found.get("version") != SCHEMA or found.get("gpushim") != __version__:
         return NONE, "policy"
     try:
@@ -97,7 +97,7 @@ def told(state: str) -> Told:
     return found
 
 
-def look_at_channels(inventory: Snapshot, channels: list[int]) -> None:
+def look_at_channels(inventory: Any, channels: list[int]) -> None:
     """Bring mode and owner of IMEX channels up to date, which the stamp leaves out: there may be thousands.
 
     Args:

@@ -43,8 +43,8 @@ def add(snapshot: Snapshot) -> None:
     """
     top, root = snapshot["policy"]["driver"]["library-directory"], snapshot["driver"]["root"]
     boot = snapshot["stamp"]["boot"]  # null where /proc cannot be read, and no container can run
-    groups = _groups(snapshot["files"]) if top and boot and snapshot["platform"] == "native" else {}
-    if not groups:
+    groups = _groups(snapshot["files"]) if top and snapshot["platform"] == "native" else {}
+    if not groups or not boot:
         return
     try:
         place = _ready(top, boot[:8], root, groups)

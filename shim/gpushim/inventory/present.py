@@ -5,17 +5,17 @@ Out of scope: bringing the saved snapshot up to date (gpushim.refresh).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpushim import policy, stamp
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
-    from gpushim.model import Policy, Snapshot
+    pass
 
 
-def snapshot(config: str = "", state: str = "") -> Snapshot:
+def snapshot(config: str = "", state: str = "") -> Any:
     """Return the saved snapshot if it is true, else look at the host.
 
     Args:
@@ -33,7 +33,7 @@ def snapshot(config: str = "", state: str = "") -> Snapshot:
     return look(policy.load(config)) if found is None else found
 
 
-def anyhow(notes: list[str]) -> Snapshot:
+def anyhow(notes: list[str]) -> Any:
     """Return a snapshot as `snapshot`, with the defaults where the configuration is wrong.
 
     Args:
@@ -46,7 +46,7 @@ def anyhow(notes: list[str]) -> Snapshot:
         return look(policy.defaults())
 
 
-def look(settings: Policy) -> Snapshot:
+def look(settings: Any) -> Any:
     """List the host and save nothing; it ends the process as a refresh does if it takes too long.
 
     Args:

@@ -230,11 +230,12 @@ def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
     found = nodes.find(driver["dev-root"], proc, notes, _drm(snapshot))
     for gpu in snapshot["gpus"]:
         if gpu["node"] not in found and gpu["problem"] is None:
-            gpu["problem"] = (
+            problem = (
                 f"GPU {gpu['index']} has no usable device node {gpu['node']}; run gpushim refresh as root, "
                 f"which makes it, or nvidia-modprobe -c {gpu['minor']}"
             )
-            notes.append(gpu["problem"])
+            gpu["problem"] = problem
+            notes.append(problem)
     snapshot["nodes"] = found
     snapshot["features"] = nodes.features(found)
     snapshot["imex"] = nodes.imex_channels(found)
