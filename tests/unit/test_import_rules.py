@@ -42,7 +42,6 @@ NOT_YET = {
     "gpushim.explain imports gpushim.create",
     "gpushim.holders imports gpuhook.owned",
     "gpushim.holders imports gpuhook.walk",
-    "gpushim.inventory.refresh imports gpushim.cdi.publish",
     "gpushim.not_given imports gpuhook.finish",
     "gpushim.not_given imports gpuhook.rootfs",
     "gpushim.nvidia.container_cli_configure imports gpushim.create",
