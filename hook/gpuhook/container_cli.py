@@ -16,10 +16,11 @@ import time
 
 from gpuhook import prestart, standalone
 from gpuhook.confine import confine, exhausted
+from gpuhook.options import Options as Finishing
 from gpushim import argp, create, plan, selection, stamp
-from gpushim.argp import NO, REQUIRED, USAGE
+from gpushim.argp import NO, REQUIRED
 from gpushim.authorization import Gate
-from gpushim.errors import FAILED, REQUEST, GpushimError, quote
+from gpushim.errors import FAILED, REQUEST, USAGE, GpushimError, quote
 from gpushim.inventory import ensure
 from gpushim.request import AUTOMATIC_KIND, CAPABILITIES, LAST_CHANNEL, Request
 
@@ -206,10 +207,10 @@ def _pid(options: Given) -> int:
     return pid
 
 
-def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> prestart.Options:
+def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> Finishing:
     """Return what is to be finished in the container: the plan's own hook, less what the options switch off."""
     (hook,) = [value for kind, value in planned if kind == "hook"]
-    found = prestart.Options(hook["args"][2:])
+    found = Finishing(hook["args"][2:])
     for name, value in options:
         if name == "cuda-compat-mode" and value not in COMPAT_MODES:
             raise GpushimError(f"--cuda-compat-mode={quote(value)}: want one of {', '.join(COMPAT_MODES)}", USAGE)
@@ -221,9 +222,7 @@ def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> pr
     return found
 
 
-def _land(
-    planned: list[tuple[str, Any]], named: set[str], options: prestart.Options, pid: int, dev_root: str
-) -> None:
+def _land(planned: list[tuple[str, Any]], named: set[str], options: Finishing, pid: int, dev_root: str) -> None:
     """Give the container the edits of a plan that the options leave."""
     kinds = {"rule": "no-cgroups", "node": "no-devbind"}
     parts = [part for name, part in LEFT_OUT.items() if name in named]

@@ -14,6 +14,7 @@ from gpushim.errors import (
     REQUEST,
     REQUIREMENT,
     ROOTFS,
+    USAGE,
     GpushimError,
     quote,
 )
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     Options = Mapping[str, tuple[str, str]]  # long name: (letter or "", NO, REQUIRED or OPTIONAL)
     Given = list[tuple[str, str]]  # long name and value, in the order of the command line
 
-USAGE = 2  # exit code of GpushimError for a wrong command line; the program itself exits with 1, as NVIDIA's does
 NO, REQUIRED, OPTIONAL = "no", "required", "optional"
 COMMANDS = ("configure", "info", "list")
 GLOBAL: Options = {

@@ -9,9 +9,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__, argp, plan, selection
-from gpushim.argp import NO, REQUIRED, USAGE
+from gpushim.argp import NO, REQUIRED
 from gpushim.cli.program import guard
-from gpushim.errors import FAILED, REQUEST, GpushimError, quote
+from gpushim.errors import FAILED, REQUEST, USAGE, GpushimError, quote
 from gpushim.inventory import present
 from gpushim.request import AUTOMATIC_KIND, LAST_CHANNEL
 

@@ -6,7 +6,8 @@ import ctypes
 from typing import Sequence
 
 from fuzz.oracles import host, refused
-from gpuhook import cdihook, container_cli, prestart
+from gpuhook import cdihook, container_cli
+from gpuhook.options import Options
 from gpushim import argp
 from gpushim.errors import GpushimError
 
@@ -62,7 +63,7 @@ def one(data: bytes) -> None:
             if found and options is container_cli.OPTIONS:
                 _asked(found[0])
     container_cli.command_of(words)
-    for reader in (prestart.Options, _hook):
+    for reader in (Options, _hook):
         try:
             reader(words)
         except GpushimError as error:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gpushim import argp
-from gpushim.argp import NO, OPTIONAL, REQUIRED, USAGE
-from gpushim.errors import BUNDLE, DRIVER, FAILED, INVENTORY, REQUEST, REQUIREMENT, ROOTFS, GpushimError
+from gpushim.argp import NO, OPTIONAL, REQUIRED
+from gpushim.errors import BUNDLE, DRIVER, FAILED, INVENTORY, REQUEST, REQUIREMENT, ROOTFS, USAGE, GpushimError
 
 OPTIONS = {
     "pid": ("p", REQUIRED),
