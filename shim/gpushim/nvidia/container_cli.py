@@ -7,7 +7,7 @@ The options are getopt's, not click's, and so are the messages. Out of scope: wh
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__, plan, selection
 from gpushim.cli.program import guard
