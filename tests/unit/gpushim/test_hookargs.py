@@ -30,7 +30,7 @@ def moved(args: list[str]) -> list[str]:
     spec["devices"][0]["containerEdits"]["hooks"] = [hook]
     transform.root(spec, "/r", "/h", hookargs.HOST)
     transform.root(spec, "/r", "/c", hookargs.CONTAINER)
-    return hook["args"][2:]
+    return list(hook["args"][2:])
 
 
 @pytest.mark.parametrize("option", hookargs.OPTIONS)
