@@ -85,7 +85,7 @@ SETTINGS = [
 ]
 
 
-def rules(holds: set[str]) -> dict[str, Any]:
+def rules(holds: set[str]) -> Any:
     """A policy under which exactly these conditions hold."""
     found = policy.defaults()
     for condition, (section, key, allows, _) in SWITCHES.items():

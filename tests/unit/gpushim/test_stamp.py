@@ -227,8 +227,8 @@ def test_the_hosts_root_is_trusted_in_a_user_namespace_too(
 @pytest.mark.parametrize(("uid_map", "same"), [(IDENTITY, False), ("0 1000 1\n", True)])
 def test_owners_count_only_on_the_host(monkeypatch: pytest.MonkeyPatch, uid_map: str, same: bool) -> None:
     monkeypatch.setattr(stamp, "_text", lambda path, limit: uid_map)
-    assert stamp.same_from_here(FACTS, {**FACTS, "nodes": [[195, 0o20666, 65534, 65534], None]}) is same
-    assert not stamp.same_from_here(FACTS, {**FACTS, "nodes": [[195, 0o20600, 65534, 65534], None]})
+    here: list[Any] = [{**FACTS, "nodes": [[195, mode, 65534, 65534], None]} for mode in (0o20666, 0o20600)]
+    assert [stamp.same_from_here(FACTS, facts) for facts in here] == [same, False]
 
 
 @pytest.mark.parametrize(("life", "age", "alive"), [

@@ -144,7 +144,7 @@ def generate(
     output.put(spec, target, form or "")
 
 
-def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: list[str]) -> Policy:
+def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: list[str]) -> Any:
     settings = policy.load(stamp.config_path())
     for path in (driver_root, dev_root):
         if path and not path.startswith("/"):
@@ -161,7 +161,7 @@ def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: l
     return settings
 
 
-def _listed(settings: Policy) -> Snapshot:
+def _listed(settings: Policy) -> Any:
     """List the host, and save nothing."""
     logs.start(settings["log"]["format"], settings["log"]["level"])
     return present.look(settings)

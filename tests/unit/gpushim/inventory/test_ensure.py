@@ -17,7 +17,7 @@ from unit.gpushim.inventory.machine import Machine
 pytestmark = pytest.mark.slow
 
 
-def snapshot(machine: Machine) -> dict[str, Any]:
+def snapshot(machine: Machine) -> Any:
     return ensure.snapshot(machine.config, machine.state)
 
 

@@ -14,7 +14,7 @@ GPU = {"index": 0, "mig": False, "problem": None}
 BOUND = {"0000:07:00.0": 4711}
 
 
-def snapshot(**changes: Any) -> dict[str, Any]:
+def snapshot(**changes: Any) -> Any:
     facts = {"gpus": changes.pop("bound", BOUND)}
     healthy = {"platform": "native", "source": "nvml", "error": None, "missing": [], "gpus": [GPU], "mig": []}
     healthy["runtime"] = "/usr/bin/runc"
