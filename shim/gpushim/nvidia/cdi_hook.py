@@ -18,7 +18,6 @@ path: our own specs bring our own hook.
 from __future__ import annotations
 
 import posix
-import sys
 
 from gpuhook import compat, cover, nodes, owned, prestart
 from gpuhook.confine import confine
@@ -26,7 +25,7 @@ from gpuhook.finish import PROFILES, folders_in
 from gpuhook.walk import OtherMountError, mount_id
 from gpushim.errors import GpushimError, quote
 from gpushim.nvidia.container import Container, open_container, state_from
-from gpushim.nvidia.folders import libraries
+from gpushim.nvidia.folders import decode, encode, libraries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def update_ldcache(work: Container, options: Options) -> None:
 
 def _chosen(work: Container) -> list[str]:
     named = folders_in(work.read_own(f"/etc/ld.so.conf.d/{COMPAT}"))
-    return [line.decode(sys.getfilesystemencoding(), "surrogateescape") for line in named[:1]]
+    return [decode(line) for line in named[:1]]
 
 
 def create_soname_symlinks(work: Container, options: Options) -> None:
@@ -163,8 +162,8 @@ def enable_cuda_compat(work: Container, options: Options) -> None:
     if not folder.startswith("/") or "\n" in folder:
         raise GpushimError("--cuda-compat-container-root: want an absolute path", prestart.USAGE)
     found = compat.choose(work.root, driver, cuda, work.warn, folder) if driver or cuda else []
-    entries = [(_encode(soname), _encode(path)) for soname, path in found]
-    work.attempt(f"/etc/ld.so.conf.d/{COMPAT}", _remember, work, _encode(folder) + b"\n" if entries else b"")
+    entries = [(encode(soname), encode(path)) for soname, path in found]
+    work.attempt(f"/etc/ld.so.conf.d/{COMPAT}", _remember, work, encode(folder) + b"\n" if entries else b"")
     if entries and work.root.exists("/etc/ld.so.cache"):  # without one, update-ldcache makes it
         work.attempt("/etc/ld.so.cache", work.merge_cache, entries, [], posix.uname().machine)
 
@@ -211,10 +210,6 @@ def update_application_profile(work: Container, options: Options) -> None:
     mask = nodes.mask(nodes.gpus(work.root), work.warn)
     if mask:
         work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)
-
-
-def _encode(text: str) -> bytes:
-    return text.encode(sys.getfilesystemencoding(), "surrogateescape")
 
 
 HOOKS: dict[str, tuple[Callable[[Container, Options], None], tuple[str, ...]]] = {
