@@ -9,9 +9,9 @@ from gpushim.nvidia.container_cli_options import COMMANDS
 from gpushim.nvidia.getopt import USAGE
 
 LINES = (
-    "", "-", "--", "--pid=5 /r", "--pid 5 /r", "-p5 /r", "-p 5 /r", "/r --pid=5", "--pid= x", "--pid -c", "--pid", "-p",
-    "--compute -c", "-cup7", "--user x", "--user=0:0 x", "-u0:0 x", "-u x", "--comput --pi 3", "--comp", "--compute=1",
-    "-c -- -x --pid", "- -c", "-cz", "--nope", "-k configure -c", "--us configure --", "--no-p",
+    "", "-", "--", "--pid=5 /r", "--pid 5 /r", "-p5 /r", "-p 5 /r", "/r --pid=5", "--pid= x", "--pid -c", "--pid",
+    "-p", "--compute -c", "-cup7", "--user x", "--user=0:0 x", "-u0:0 x", "-u x", "--comput --pi 3", "--comp",
+    "--compute=1", "-c -- -x --pid", "- -c", "-cz", "--nope", "-k configure -c", "--us configure --", "--no-p",
 )  # fmt: skip
 
 
