@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook import compat, cover, nodes, owned, prestart
+from gpuhook import cover, nodes, owned, prestart
 from gpuhook.confine import confine
 from gpuhook.finish import PROFILES, folders_in
 from gpuhook.walk import OtherMountError, mount_id
 from gpushim.errors import GpushimError, quote
-from gpushim.nvidia.container import Container, open_container, state_from
-from gpushim.nvidia.folders import decode, encode, libraries
+from gpushim.nvidia.container import Container, decode, encode, open_container, state_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,6 +134,8 @@ def _own_dev(work: Container, path: str) -> set[bytes]:
 
 def update_ldcache(work: Container, options: Options) -> None:
     """Tell the loader about the libraries in some folders, those of the image's newer CUDA before all others."""
+    from gpushim.nvidia.folders import libraries  # other hooks do without
+
     machine = posix.uname().machine
     found: dict[int, Entries] = {32: [], 64: []}
     for folder in dict.fromkeys([*_chosen(work), *options.get("folder", [])]):
@@ -151,12 +152,16 @@ def _chosen(work: Container) -> list[str]:
 
 def create_soname_symlinks(work: Container, options: Options) -> None:
     """Make the links that libraries are loaded by."""
+    from gpushim.nvidia.folders import libraries
+
     for folder in options.get("folder", []):
         libraries(work, folder, posix.uname().machine)
 
 
 def enable_cuda_compat(work: Container, options: Options) -> None:
     """Let the image's own libcuda come first where it is newer than the host's and runs on its driver."""
+    from gpuhook import compat  # other hooks do without
+
     driver, cuda = _last(options, "host-driver-version"), _last(options, "host-cuda-version")
     folder = _last(options, "cuda-compat-container-root", compat.FOLDER).rstrip("/")
     if not folder.startswith("/") or "\n" in folder:

@@ -9,7 +9,6 @@ Out of scope: the loader's cache (finish.py). Not for the hot path: our own spec
 from __future__ import annotations
 
 import posix
-import sys
 
 from gpuhook import elf
 from gpuhook.finish import SYSTEM_FOLDERS, Work
@@ -17,6 +16,7 @@ from gpuhook.ldcache import compare
 from gpuhook.walk import mount_id
 from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
+from gpushim.nvidia.container import decode, encode
 
 
 def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, bytes]]:
@@ -93,13 +93,3 @@ def _link(work: Work, folder: str, soname: bytes, name: bytes, names: dict[str, 
         work.warn(f"{folder}/{own}", error)
         return place + name  # the cache can do without the link
     return place + soname
-
-
-def encode(path: str) -> bytes:
-    """Return a path of a command line as the kernel has it."""
-    return path.encode(sys.getfilesystemencoding(), "surrogateescape")
-
-
-def decode(path: bytes) -> str:
-    """Return a path of the kernel's as a command line has it."""
-    return path.decode(sys.getfilesystemencoding(), "surrogateescape")
