@@ -6,8 +6,8 @@ Imports as little as `configure` may, which container engines wait for. Out of s
 from __future__ import annotations
 
 from gpushim import selection
-from gpushim.errors import BUNDLE, REQUEST, REQUIREMENT, ROOTFS, GpushimError, quote
-from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, USAGE, parse
+from gpushim.errors import BUNDLE, REQUEST, REQUIREMENT, ROOTFS, USAGE, GpushimError, quote
+from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, parse
 from gpushim.request import AUTOMATIC_KIND
 
 TYPE_CHECKING = False

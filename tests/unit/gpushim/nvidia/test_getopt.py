@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 
 from fuzz.targets import options
-from gpushim.errors import GpushimError
+from gpushim.errors import USAGE, GpushimError
 from gpushim.nvidia import getopt
 from gpushim.nvidia.container_cli_options import COMMANDS
-from gpushim.nvidia.getopt import USAGE
 
 LINES = (
     "", "-", "--", "--pid=5 /r", "--pid 5 /r", "-p5 /r", "-p 5 /r", "/r --pid=5", "--pid= x", "--pid -c", "--pid",
