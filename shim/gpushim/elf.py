@@ -132,7 +132,8 @@ def _tags(read: Read, size: int, segments: list[tuple[int, int, int, int]], word
     offset, length = next(((offset, length) for kind, offset, _, length in segments if kind == _DYNAMIC), (0, 0))
     if not 0 < length <= bounds.ELF_DYNAMIC:
         raise ValueError("it has no dynamic segment of a sensible size")
-    data, found = _piece(read, size, offset, length), {}
+    data = _piece(read, size, offset, length)
+    found: dict[int, int] = {}
     for at in range(0, length - word, 2 * word):
         tag = _number(data, at, word)
         if not tag:
