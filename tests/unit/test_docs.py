@@ -19,6 +19,7 @@ from gpushim.cli import main
 INFOS = {"sh", "sh not-here", "text", "toml", "toml config", "yaml", "mermaid"}
 ENGINES = [pages.TOP / "docs" / f"{name}.md" for name in ("docker", "containerd", "podman", "kubernetes")]
 SYMPTOMS = pages.TOP / "docs/symptoms.md"
+LINKED = [*pages.PAGES, pages.TOP / "SECURITY.md", pages.TOP / "CONTRIBUTING.md"]
 SHORT = 180  # lines, but for pictures
 PICTURED = ("docker", "kubernetes", "symptoms")
 # Of Mermaid, what the pictures need: a node is a name with or without a text in ["..."], {"..."} or (["..."]).
@@ -26,7 +27,7 @@ NODE = r'[a-z]+(?:\["[^"]+"\]|\{"[^"]+"\}|\(\["[^"]+"\]\))?'
 EDGE = re.compile(rf'^  ({NODE}) -->(?:\|(?:"[^"]+"|[a-z]+)\|)? ({NODE})$')
 
 
-@pytest.mark.parametrize("page", [*pages.PAGES, pages.TOP / "SECURITY.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     """In the checkout; e2e/test_deb_build and test_rpm_build follow those of what packages lay down."""
     assert pages.broken(page) == []
