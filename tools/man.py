@@ -22,7 +22,7 @@ from gpushim import __version__, cli  # noqa: E402
 SECTIONS = {"1": "User Commands", "8": "System Administration"}
 FILES = (
     ("/etc/gpushim/config.toml", "The configuration; every setting has a default."),
-    ("/run/gpushim", "What gpushim knows of the host. All of it can be removed; it is made anew."),
+    ("/run/gpushim", "What gpushim knows of the host. All of it can be removed; it is made again."),
 )
 ENVIRONMENT = (
     ("GPUSHIM_CONFIG", "An absolute path instead of /etc/gpushim/config.toml."),
