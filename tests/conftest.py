@@ -1,4 +1,4 @@
-"""For every test: hypothesis without a wall-clock deadline, which a busy machine would miss; a process for hooks.
+"""For every test: examples of hypothesis, an order of files that keeps all workers busy, a process for hooks.
 
 Files of tests lie where scratch.py says, and no test makes links where this machine's own dockerd would find them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,8 +19,27 @@ from unit.gpuhook.sandbox import container
 # Where pytest makes directories for tests; read when the first one is.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(scratch.top()))
 
-settings.register_profile("gpushim", deadline=None, print_blob=True)
+# The same examples each time, and no deadline by the clock, which a busy machine would miss. With
+# --hypothesis-profile=search they are new each time; bytes that were never thought of are for tests/fuzz.
+settings.register_profile("gpushim", deadline=None, derandomize=True, database=None)
+settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("gpushim")
+
+# Files that take longest, in this order, before all others: a worker that meets one last keeps the others waiting.
+LONGEST = """
+e2e/test_docs e2e/test_vulnerable e2e/test_races e2e/test_deb_install e2e/test_configure_containerd e2e/test_gpus
+e2e/test_deb_life e2e/test_concurrent e2e/test_refresh_service e2e/test_strangers e2e/test_kubernetes_cri e2e/test_week
+e2e/test_faults_refresh e2e/test_faults_hook e2e/test_chroot_docker e2e/test_rpm e2e/test_doctor e2e/test_verbs
+unit/gpushim/doctor/test_fixes unit/gpushim/test_create unit/gpushim/inventory/test_freshness
+unit/gpushim/engines/test_sequences unit/gpushim/doctor/test_faults unit/gpushim/inventory/test_refresh
+""".split()
+RANK = {f"{name}.py": rank for rank, name in enumerate(LONGEST)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest files begin."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: RANK.get(item.path.relative_to(here).as_posix(), len(RANK)))
 
 
 @pytest.fixture(autouse=True, scope="session")
