@@ -26,20 +26,19 @@ settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("gpushim")
 
 # Files that take longest, in this order, before all others: a worker that meets one last keeps the others waiting.
-LONGEST = """
-e2e/test_docs e2e/test_vulnerable e2e/test_races e2e/test_deb_install e2e/test_configure_containerd e2e/test_gpus
-e2e/test_deb_life e2e/test_concurrent e2e/test_refresh_service e2e/test_strangers e2e/test_kubernetes_cri e2e/test_week
-e2e/test_faults_refresh e2e/test_faults_hook e2e/test_chroot_docker e2e/test_rpm e2e/test_doctor e2e/test_verbs
-unit/gpushim/doctor/test_fixes unit/gpushim/test_create unit/gpushim/inventory/test_freshness
-unit/gpushim/engines/test_sequences unit/gpushim/doctor/test_faults unit/gpushim/inventory/test_refresh
-""".split()
-RANK = {f"{name}.py": rank for rank, name in enumerate(LONGEST)}
+LONGEST = (
+    "e2e: docs vulnerable races deb_install configure_containerd gpus deb_life concurrent refresh_service strangers",
+    "e2e: kubernetes_cri week faults_refresh faults_hook chroot_docker rpm doctor verbs",
+    "unit/gpushim: doctor/fixes create inventory/freshness engines/sequences doctor/faults inventory/refresh",
+)
+FIRST = [f"{line.partition(':')[0]}/{name}" for line in LONGEST for name in line.split()[1:]]
+RANK = {name: rank for rank, name in enumerate(FIRST)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the longest files begin."""
     here = Path(__file__).parent
-    items.sort(key=lambda item: RANK.get(item.path.relative_to(here).as_posix(), len(RANK)))
+    items.sort(key=lambda item: RANK.get(item.path.relative_to(here).as_posix()[:-3].replace("test_", ""), len(RANK)))
 
 
 @pytest.fixture(autouse=True, scope="session")
