@@ -7,7 +7,7 @@ defences stand behind one another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ class Build:
         way: who applies the plan, of hostile.WAYS.
     """
 
-    changes: dict[str, str | tuple[str, str]]
+    changes: Mapping[str, str | tuple[str, str]]
     test: Callable[..., None]
     fails: str
     arguments: dict[str, Any] = field(default_factory=dict)
