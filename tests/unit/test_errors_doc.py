@@ -33,7 +33,7 @@ PASSED_ON = {
     "shim/gpushim/cli/ps.py: inventory['error']['sentence']",
     "shim/gpushim/cli/refresh.py: snapshot['error']['sentence']",
     "shim/gpushim/cli/system.py: '; '.join(notes)",
-    "shim/gpushim/engines/files.py: f'{path} {reason}'",
+    "shim/gpushim/engines/rewrite.py: f'{path} {reason}'",
     "shim/gpushim/inventory/renew.py: said",
     "shim/gpushim/inventory/renew.py: str(told['sentence'])",
     "shim/gpushim/policy.py: f'{path}: {trouble}'",

@@ -263,9 +263,7 @@ def test_bad_answers(private: Path, sent: bytes, answer: str) -> None:
     assert refused(private, sent) == answer
 
 
-@pytest.mark.parametrize(
-    "sent", [b"", b"OK 0", OK, OK + message(4)], ids=["nothing", "half", "none", "a signal"]
-)
+@pytest.mark.parametrize("sent", [b"", b"OK 0", OK, OK + message(4)], ids=["nothing", "half", "none", "a signal"])
 def test_no_answer_in_time(private: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(systemd, "DEADLINE", 0.1)
     monkeypatch.setattr(systemd, "SYSTEM", systemd.PRIVATE)
