@@ -17,8 +17,8 @@ def transform() -> None:
 
 
 @transform.command()
-@click.option("--from", "old", required=True, metavar="DIRECTORY", help="Where paths are below now.")
-@click.option("--to", "new", required=True, metavar="DIRECTORY", help="Where they shall be below.")
+@click.option("--from", "old", required=True, metavar="DIRECTORY", help="The directory that paths begin with now.")
+@click.option("--to", "new", required=True, metavar="DIRECTORY", help="What they are to begin with.")
 @click.option(
     "--relative-to",
     "where",
