@@ -1,0 +1,214 @@
+"""The types of what is JSON: the snapshot of the host with its policy, and what an OCI spec gets.
+
+For mypy alone: modules import this under TYPE_CHECKING, so it costs nothing at run time. What the members mean is in
+gpushim.inventory (the snapshot) and config.schema.json (the policy); a test holds all three against each other.
+Out of scope: what others write (config.json, CDI specs, the engines' files), which may have any shape.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, TypedDict, Union, final
+
+Node = list[int]  # of the host: major, minor, mode bits, uid, gid
+Identity = list[int]  # of a file, as stamp.identity returns it
+NodeFacts = list[int]  # as stamp.node returns them
+
+DriverPolicy = TypedDict(
+    "DriverPolicy",
+    {"root": str, "dev-root": str, "load-kernel-modules": bool, "csv-directory": str, "library-directory": str},
+)
+RuntimePolicy = TypedDict("RuntimePolicy", {"low-level": list[str]})
+RequestsPolicy = TypedDict(
+    "RequestsPolicy",
+    {
+        "profile": str,
+        "accept-env-when-unprivileged": bool,
+        "accept-annotations-when-unprivileged": bool,
+        "accept-volume-mounts": bool,
+        "swarm-variables": list[str],
+        "default-capabilities": list[str],
+        "ignore-imex-channel-requests": bool,
+        "disable-require": bool,
+        "list-devices-in-refusals": bool,
+    },
+)
+CdiPolicy = TypedDict(
+    "CdiPolicy",
+    {
+        "annotation-prefixes": list[str],
+        "kind": str,
+        "foreign-kinds": list[str],
+        "spec-dirs": list[str],
+        "write-spec": bool,
+        "output-directory": str,
+        "device-names": list[str],
+    },
+)
+MpsPolicy = TypedDict("MpsPolicy", {"enabled": bool, "pipe-directory": str})
+HookPolicy = TypedDict("HookPolicy", {"device-rules": bool})
+RefreshPolicy = TypedDict("RefreshPolicy", {"deadline-seconds": int})
+
+
+class LogPolicy(TypedDict):
+    """[log] of config.toml."""
+
+    file: str
+    format: str
+    level: str
+
+
+class Policy(TypedDict):
+    """config.toml with all defaults."""
+
+    driver: DriverPolicy
+    runtime: RuntimePolicy
+    requests: RequestsPolicy
+    cdi: CdiPolicy
+    mps: MpsPolicy
+    hook: HookPolicy
+    refresh: RefreshPolicy
+    log: LogPolicy
+
+
+class Driver(DriverPolicy):
+    """The driver: where it is, and what of it containers get in another form."""
+
+    version: str
+    cuda: str
+    params: str
+    empty: str
+
+
+@final
+class Gpu(TypedDict):
+    """A whole GPU."""
+
+    index: int
+    uuid: str
+    minor: int
+    pci: str
+    model: str
+    brand: str
+    arch: str
+    mig: bool
+    node: str
+    drm: list[str]
+    links: list[str]
+    problem: Optional[str]
+
+
+@final
+class MigInstance(TypedDict):
+    """A MIG instance; "gpu" is the index of the GPU that it is part of."""
+
+    uuid: str
+    legacy: str
+    gpu: int
+    index: int
+    gi: int
+    ci: int
+    profile: str
+    nodes: list[str]
+
+
+Device = Union[Gpu, MigInstance]
+
+_FileOptions = TypedDict("_FileOptions", {"soname": str, "links": list[str], "in": str}, total=False)
+
+
+class File(_FileOptions):
+    """A file, directory or socket of the driver."""
+
+    path: str
+    kind: str
+
+
+class Failure(TypedDict):
+    """Why this host cannot serve GPUs, and the exit code that says so."""
+
+    sentence: str
+    code: int
+
+
+Inputs = TypedDict(
+    "Inputs", {"config": str, "root": str, "dev-root": str, "sys": str, "times": bool, "nodes": list[str]}
+)
+
+
+class _Late(TypedDict, total=False):
+    """What refresh adds to a snapshot of the survey."""
+
+    hardlinks: str
+    told: list[object]
+
+
+class Snapshot(_Late):
+    """What the host has: inventory.json."""
+
+    version: int
+    gpushim: str
+    written: str
+    inputs: Inputs
+    stamp: list[object]
+    looked: float
+    life: int
+    source: str
+    notes: list[str]
+    missing: list[str]
+    platform: str
+    driver: Driver
+    error: Optional[Failure]
+    gpus: list[Gpu]
+    mig: list[MigInstance]
+    nodes: dict[str, Node]
+    mps: str
+    features: dict[str, list[str]]
+    imex: list[int]
+    files: dict[str, list[File]]
+    policy: Policy
+    runtime: str
+
+
+class _DeviceNodeOptions(TypedDict, total=False):
+    """What a CDI spec may leave to the host."""
+
+    type: str
+    major: int
+    minor: int
+    fileMode: int
+    uid: int
+    gid: int
+
+
+class DeviceNode(_DeviceNodeOptions):
+    """An entry of linux.devices."""
+
+    path: str
+
+
+class _MountOptions(TypedDict, total=False):
+    """What a mount may leave out."""
+
+    type: str
+    options: list[str]
+
+
+class Mount(_MountOptions):
+    """An entry of mounts."""
+
+    destination: str
+    source: str
+
+
+class _HookOptions(TypedDict, total=False):
+    """What a hook may leave out."""
+
+    args: list[str]
+    env: list[str]
+    timeout: int
+
+
+class Hook(_HookOptions):
+    """An entry of hooks.prestart, or of another stage."""
+
+    path: str
