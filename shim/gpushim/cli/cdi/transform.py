@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gpushim import hookargs
 from gpushim.cdi import form, text
 from gpushim.cdi import transform as moves
 from gpushim.cli.cdi import output
@@ -22,8 +23,8 @@ def transform() -> None:
 @click.option(
     "--relative-to",
     "where",
-    type=click.Choice([moves.HOST, moves.CONTAINER]),
-    default=moves.HOST,
+    type=click.Choice([hookargs.HOST, hookargs.CONTAINER]),
+    default=hookargs.HOST,
     show_default=True,
     help="Whether these are paths of the host or of containers.",
 )
