@@ -22,16 +22,29 @@ if TYPE_CHECKING:
 EBUSY = 16  # on every Linux; importing errno costs 0.1 ms
 
 
-def working_directory() -> str:
-    """Return the absolute path of the working directory.
+def absolute(path: str, base: str = "") -> str:
+    """Make a path absolute, against a base, or else the working directory.
 
     Raises:
-        GpushimError: it has been removed, or it lies where this process cannot see it.
+        GpushimError: that directory is gone, or lies where this process cannot see it.
     """
+    if path.startswith("/"):
+        return path
     try:
-        return posix.getcwd()
+        return f"{absolute(base) if base else posix.getcwd()}/{path}".rstrip("/")
     except OSError:
         raise GpushimError("the working directory is gone; change to one that is there") from None
+
+
+def missing(path: str) -> bool:
+    """Say whether there is no such file; one that cannot be looked at may be there."""
+    try:
+        posix.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def directory(path: str) -> int:

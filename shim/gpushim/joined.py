@@ -22,7 +22,7 @@ from types import CodeType
 CREATE = """
     gpushim. gpushim.errors gpushim.bounds gpushim.bundle gpushim.fastjson gpushim.selection gpushim.require
     gpushim.authorization gpushim.request gpushim.edits gpushim.plan gpushim.stamp gpushim.inventory.
-    gpushim.inventory.ensure gpushim.logfile gpushim.create
+    gpushim.inventory.ensure gpushim.logfile gpushim.decide gpushim.create
 """
 HOOK = """
     gpushim. gpushim.errors gpushim.bounds gpushim.fastjson gpuhook. gpuhook.walk gpuhook.rootfs gpuhook.roots
