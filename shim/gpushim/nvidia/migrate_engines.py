@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from gpushim.engines import docker, files, running, tomltext
 from gpushim.errors import GpushimError
-from gpushim.migrate import Row
+from gpushim.nvidia.migrate import Row
 
 RUNTIME = "nvidia-container-runtime"  # also with .cdi and .legacy behind it
 HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")

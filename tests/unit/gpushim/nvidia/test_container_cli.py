@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpushim import argp
-from gpushim.cli import container_cli
 from gpushim.errors import GpushimError
 from gpushim.inventory import present
+from gpushim.nvidia import container_cli, getopt
 from unit.gpushim.cdi import hosts
 from unit.gpushim.test_plan import UUIDS
 
@@ -55,7 +54,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def listed(host: dict[str, Any], line: str) -> list[str]:
-    return container_cli.paths(argp.parse(line.split(), container_cli.LIST)[0], host)
+    return container_cli.paths(getopt.parse(line.split(), container_cli.LIST)[0], host)
 
 
 def test_info_is_as_documented(host: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

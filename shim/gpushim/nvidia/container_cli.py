@@ -1,6 +1,6 @@
 """`nvidia-container-cli info` and `list`, in the forms that scripts for NVIDIA's program read.
 
-The options are getopt's, not click's, and so are the messages. Out of scope: configure (gpuhook.container_cli).
+The options are getopt's, not click's, and so are the messages. Out of scope: configure (container_cli_configure.py).
 """
 
 from __future__ import annotations
@@ -8,24 +8,25 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpushim import __version__, argp, plan, selection
-from gpushim.argp import NO, REQUIRED, USAGE
+from gpushim import __version__, plan, selection
 from gpushim.cli.program import guard
 from gpushim.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.inventory import present
+from gpushim.nvidia import getopt
+from gpushim.nvidia.getopt import NO, REQUIRED, USAGE
 from gpushim.request import AUTOMATIC_KIND, LAST_CHANNEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpushim.argp import Given, Options
+    from gpushim.nvidia.getopt import Given, Options
 
 PROC_CAPABILITIES = "/proc/driver/nvidia/capabilities"
 LABEL_WIDTH = 16
 DRIVER_NODES = ("/dev/nvidiactl", *plan.UVM_NODES, plan.MODESET_NODE)
 # In this order NVIDIA's program looks for libraries; what belongs to no capability comes last.
 ORDER = ("utility", "compute", "ngx", "video", "graphics", "display", "any")
-INFO: Options = {"csv": ("", NO), **argp.HELP}
+INFO: Options = {"csv": ("", NO), **getopt.HELP}
 LIST: Options = {
     "device": ("d", REQUIRED),
     "libraries": ("l", NO),
@@ -38,7 +39,7 @@ LIST: Options = {
     "imex-channel": ("", REQUIRED),
     "no-persistenced": ("", NO),
     "no-fabricmanager": ("", NO),
-    **argp.HELP,
+    **getopt.HELP,
 }
 USAGE_TEXT = f"""\
 Usage: nvidia-container-cli [OPTION...] COMMAND [ARG...]
@@ -54,7 +55,7 @@ This is gpushim's; `gpushim --help` shows what else there is.
        [--cuda-compat-mode=mount|ldconfig|disabled] [--ldconfig=PATH] ROOTFS
                                give a created container GPUs and driver
 
-Options: {" ".join("--" + name for name in argp.GLOBAL)}
+Options: {" ".join("--" + name for name in getopt.GLOBAL)}
 """
 
 
@@ -69,7 +70,7 @@ def main(words: list[str]) -> None:
         code = run(words)
         sys.stdout.flush()
     except GpushimError as error:
-        print(argp.sentence(error), file=sys.stderr)
+        print(getopt.sentence(error), file=sys.stderr)
         code = 1
     sys.exit(code)
 
@@ -80,7 +81,7 @@ def run(words: list[str]) -> int:
     Raises:
         GpushimError: the command line is wrong, or the host cannot be listed.
     """
-    given, rest = argp.parse(words, argp.GLOBAL, in_order=True)
+    given, rest = getopt.parse(words, getopt.GLOBAL, in_order=True)
     named = {name for name, _ in given}
     command = rest[0] if rest else ""
     if "version" in named:
@@ -91,14 +92,14 @@ def run(words: list[str]) -> int:
         return 0
     if command not in ("info", "list"):
         if command:
-            raise GpushimError(f"{quote(command)} is not a command; there are {', '.join(argp.COMMANDS)}", USAGE)
+            raise GpushimError(f"{quote(command)} is not a command; there are {', '.join(getopt.COMMANDS)}", USAGE)
         print(USAGE_TEXT, end="", file=sys.stderr)
         return 1
-    options, others = argp.parse(rest[1:], INFO if command == "info" else LIST)
+    options, others = getopt.parse(rest[1:], INFO if command == "info" else LIST)
     if others:
         raise GpushimError(f"{command} takes no {quote(others[0])}; see --help", USAGE)
     inventory = present.snapshot()
-    argp.check_root(given, inventory["driver"]["root"])
+    getopt.check_root(given, inventory["driver"]["root"])
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
     text = (
@@ -162,7 +163,7 @@ def paths(options: Given, inventory: dict[str, Any]) -> list[str]:
     found = _devices(options, inventory) if "device" in named else []
     found += _channels(options, inventory)
     for name, node in (("mig-config", plan.MIG_CONFIG_NODE), ("mig-monitor", plan.MIG_MONITOR_NODE)):
-        if argp.only_all(options, name):
+        if getopt.only_all(options, name):
             found += [f"{PROC_CAPABILITIES}/mig/{name[4:]}", *([node] if node in inventory["nodes"] else [])]
     wanted = [("binaries", "binary", ""), ("libraries", "library", "")]
     wanted += [("libraries", "library32", "32")] if "compat32" in named else []
@@ -186,7 +187,7 @@ def _devices(options: Given, inventory: dict[str, Any]) -> list[str]:
     nodes = inventory["nodes"]
     if inventory["platform"] != "native":
         return list(nodes)
-    words = argp.words_of(options, "device")
+    words = getopt.words_of(options, "device")
     if any(word.lower() == "all" for word in words):
         words = ["all"]
     items = selection.parse(words, (inventory["policy"]["cdi"]["kind"], AUTOMATIC_KIND))
@@ -205,7 +206,7 @@ def _devices(options: Given, inventory: dict[str, Any]) -> list[str]:
 
 def _channels(options: Given, inventory: dict[str, Any]) -> list[str]:
     found = []
-    for word in argp.words_of(options, "imex-channel"):
+    for word in getopt.words_of(options, "imex-channel"):
         path = f"/dev/nvidia-caps-imex-channels/channel{word}"
         if not 0 <= selection.number(word) <= LAST_CHANNEL or path not in inventory["nodes"]:
             raise GpushimError(f"--imex-channel={quote(word)}: there is no such channel on this host", FAILED)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpushim import argp
-from gpushim.argp import NO, OPTIONAL, REQUIRED, USAGE
 from gpushim.errors import BUNDLE, DRIVER, FAILED, INVENTORY, REQUEST, REQUIREMENT, ROOTFS, GpushimError
+from gpushim.nvidia import getopt
+from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, USAGE
 
 OPTIONS = {
     "pid": ("p", REQUIRED),
@@ -38,7 +38,7 @@ OPTIONS = {
     ],
 )
 def test_options_as_getopt_reads_them(line: str, given: list[tuple[str, str]], others: list[str]) -> None:
-    assert argp.parse(line.split(), OPTIONS) == (given, others)
+    assert getopt.parse(line.split(), OPTIONS) == (given, others)
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,16 @@ def test_options_as_getopt_reads_them(line: str, given: list[tuple[str, str]], o
 )
 def test_lines_that_are_wrong(line: str, text: str) -> None:
     if not text:
-        assert argp.parse([line], OPTIONS) == ([], [])
+        assert getopt.parse([line], OPTIONS) == ([], [])
         return
     with pytest.raises(GpushimError, match=text) as caught:
-        argp.parse(line.split(), OPTIONS)
+        getopt.parse(line.split(), OPTIONS)
     assert caught.value.exit_code == USAGE
 
 
 def test_global_options_end_at_the_command() -> None:
     words = ["--load-kmods", "--user", "--debug=/dev/stderr", "-l", "x", "configure", "--pid=5", "-d", "0", "/r"]
-    given, rest = argp.parse(words, argp.GLOBAL, in_order=True)
+    given, rest = getopt.parse(words, getopt.GLOBAL, in_order=True)
     assert given == [("load-kmods", ""), ("user", ""), ("debug", "/dev/stderr"), ("ldcache", "x")]
     assert rest == ["configure", "--pid=5", "-d", "0", "/r"]
 
@@ -83,19 +83,19 @@ def test_global_options_end_at_the_command() -> None:
     ],
 )
 def test_errors_have_their_kind(code: int, kind: str) -> None:
-    assert argp.sentence(GpushimError("x: y", code)) == f"nvidia-container-cli: {kind}: x: y"
-    assert argp.sentence(OSError("z")) == "nvidia-container-cli: mount error: z"
+    assert getopt.sentence(GpushimError("x: y", code)) == f"nvidia-container-cli: {kind}: x: y"
+    assert getopt.sentence(OSError("z")) == "nvidia-container-cli: mount error: z"
 
 
 @pytest.mark.parametrize(("root", "driver", "fits"), [("/", "/", True), ("/d/", "/d", True), ("/d", "/", False)])
 def test_another_driver_is_refused(root: str, driver: str, fits: bool) -> None:
     if fits:
-        argp.check_root([("root", root)], driver)
+        getopt.check_root([("root", root)], driver)
     else:
         with pytest.raises(GpushimError, match=r"set \[driver\] root"):
-            argp.check_root([("root", root)], driver)
+            getopt.check_root([("root", root)], driver)
 
 
 def test_words_of_repeated_options() -> None:
     given = [("device", "0, 1,,"), ("x", "9"), ("device", "2")]
-    assert argp.words_of(given, "device") == ["0", "1", "2"]
+    assert getopt.words_of(given, "device") == ["0", "1", "2"]

@@ -6,7 +6,7 @@ The options become a request; inventory, plan and the ways into the container ar
 With --pid, the container is that process's, which waits in a mount namespace of its own. Without, this process is in
 the container's mount namespace itself, as enroot and Apptainer call it.
 
-Out of scope: info and list (gpushim.cli.container_cli); the grammar of the command line (gpushim.argp).
+Out of scope: info and list (container_cli.py); the grammar of the command line (getopt.py).
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import time
 
 from gpuhook import prestart, standalone
 from gpuhook.confine import confine, exhausted
-from gpushim import argp, create, plan, selection, stamp
-from gpushim.argp import NO, REQUIRED, USAGE
+from gpushim import create, plan, selection, stamp
 from gpushim.authorization import Gate
 from gpushim.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.inventory import ensure
+from gpushim.nvidia import getopt
+from gpushim.nvidia.getopt import NO, REQUIRED, USAGE
 from gpushim.request import AUTOMATIC_KIND, CAPABILITIES, LAST_CHANNEL, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from gpushim.argp import Given, Options
+    from gpushim.nvidia.getopt import Given, Options
 
 COMPAT_MODES = ("mount", "ldconfig", "disabled")
 MAX_REQUIREMENTS = 32
@@ -53,7 +54,7 @@ OPTIONS: Options = {
     "no-gsp-firmware": ("", NO),
     "no-cntlibs": ("", NO),
     "cuda-compat-mode": ("", REQUIRED),
-    **argp.HELP,
+    **getopt.HELP,
 }
 # What these options leave out, as a part of the path in the container.
 LEFT_OUT = {
@@ -66,7 +67,7 @@ LEFT_OUT = {
 def command_of(words: list[str]) -> str:
     """Return the command of a command line, or "" if there is none or the line is wrong."""
     try:
-        given, rest = argp.parse(words, argp.GLOBAL, in_order=True)
+        given, rest = getopt.parse(words, getopt.GLOBAL, in_order=True)
     except GpushimError:
         return ""
     asks = any(name in ("help", "usage", "version") for name, _ in given)
@@ -104,8 +105,8 @@ def configure(words: list[str]) -> None:
         GpushimError: the command line is wrong, or the container cannot have what it says.
     """
     started = time.monotonic()
-    given, rest = argp.parse(words, argp.GLOBAL, in_order=True)
-    options, others = argp.parse(rest[1:], OPTIONS)
+    given, rest = getopt.parse(words, getopt.GLOBAL, in_order=True)
+    options, others = getopt.parse(rest[1:], OPTIONS)
     rootfs, pid = _rootfs(others), _pid(options)
     named = {name for name, _ in options}
     if not pid and "no-cgroups" not in named:
@@ -116,7 +117,7 @@ def configure(words: list[str]) -> None:
     line: dict[str, Any] = {"container": rootfs, "by": "nvidia-container-cli"}
     try:
         inventory = ensure.snapshot(stamp.config_path(), stamp.state_dir())
-        argp.check_root(given, inventory["driver"]["root"])
+        getopt.check_root(given, inventory["driver"]["root"])
     except GpushimError as error:
         from gpushim import refusal  # imports json and more
 
@@ -152,7 +153,7 @@ def request(options: Given, policy: dict[str, Any]) -> Request:
     Raises:
         GpushimError: a value is malformed.
     """
-    words = argp.words_of(options, "device")
+    words = getopt.words_of(options, "device")
     if [word for word in words if word.lower() == "all"]:
         words = ["all"]  # what stands before it is among them
     devices = selection.parse(words or ["none"], (policy["cdi"]["kind"], AUTOMATIC_KIND))
@@ -169,7 +170,8 @@ def request(options: Given, policy: dict[str, Any]) -> Request:
         raise GpushimError(f"more than {MAX_REQUIREMENTS} --require are given", USAGE)
     if policy["requests"]["disable-require"]:
         made.requirements = []
-    made.mig_config, made.mig_monitor = argp.only_all(options, "mig-config"), argp.only_all(options, "mig-monitor")
+    made.mig_config = getopt.only_all(options, "mig-config")
+    made.mig_monitor = getopt.only_all(options, "mig-monitor")
     if (made.mig_config or made.mig_monitor) and any(item[0].startswith("mig-") for item in devices):
         name = "mig-config" if made.mig_config else "mig-monitor"
         raise GpushimError(f"all: cannot enable {name} with specific MIG devices selected", REQUEST)
@@ -179,7 +181,7 @@ def request(options: Given, policy: dict[str, Any]) -> Request:
 
 
 def _channels(options: Given, gate: Gate) -> list[int]:
-    words = argp.words_of(options, "imex-channel")
+    words = getopt.words_of(options, "imex-channel")
     for word in words:
         if not 0 <= selection.number(word) <= LAST_CHANNEL:
             raise GpushimError(f"--imex-channel={quote(word)}: want a number from 0 to {LAST_CHANNEL}", USAGE)
@@ -238,7 +240,7 @@ def _land(
 
 def _say(error: Exception) -> int:
     try:
-        posix.write(2, (argp.sentence(error) + "\n").encode("utf-8", "backslashreplace"))
+        posix.write(2, (getopt.sentence(error) + "\n").encode("utf-8", "backslashreplace"))
     except OSError:
         pass  # nobody listens
     return 1

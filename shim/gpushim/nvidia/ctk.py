@@ -1,6 +1,6 @@
 """`nvidia-ctk`: the command line of NVIDIA's container toolkit, as a door to the commands of gpushim.
 
-What is called by container engines, `nvidia-ctk hook`, does not come here (gpuhook.cdihook). Options that mean
+What is called by container engines, `nvidia-ctk hook`, does not come here (cdi_hook.py). Options that mean
 nothing here are taken with a warning, so that scripts go on. Out of scope: doing anything itself.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 import click
 
-from gpushim import __version__, migrate, policy, stamp
+from gpushim import __version__, policy, stamp
 from gpushim.cli import show
 from gpushim.cli.cdi import cdi
 from gpushim.cli.configure import configure, file_option
@@ -22,6 +22,7 @@ from gpushim.cli.sections import Commands
 from gpushim.cli.system import create_dev_char_links, create_device_nodes
 from gpushim.engines import files
 from gpushim.errors import GpushimError, quote
+from gpushim.nvidia import migrate
 
 ENGINES = ("docker", "containerd", "crio")
 THEIRS = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")

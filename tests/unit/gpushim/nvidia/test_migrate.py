@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpushim import migrate, policy
+from gpushim import policy
 from gpushim.engines import files
 from gpushim.errors import GpushimError
+from gpushim.nvidia import migrate
 
 OURS = """\
 # the hall's second row
