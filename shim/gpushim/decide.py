@@ -94,10 +94,16 @@ class Decision:
 
     def _read(self, spec: dict[str, Any]) -> Optional[Request]:
         self.ignored = []
-        self.request = request.read(spec, self.inventory["policy"], self.ignored)
-        if self.request is not None and self.request.imex:
-            ensure.look_at_channels(self.inventory, self.request.imex)
-        return self.request
+        return self.take(request.read(spec, self.inventory["policy"], self.ignored))
+
+    def take(self, wanted: Optional[Request]) -> Optional[Request]:
+        """Take a request as it is, for the inventory that is set; returns it."""
+        self.request = wanted
+        if wanted is not None:
+            self.ignored = wanted.ignored
+            if wanted.imex:
+                ensure.look_at_channels(self.inventory, wanted.imex)
+        return wanted
 
     def plan(self, bundle: Bundle) -> None:
         """Decide what the request brings.
@@ -179,7 +185,7 @@ def of_items(items: list[Item], inventory: Snapshot, hook: str, capabilities: Se
     """
     decision = Decision()
     decision.inventory = inventory
-    decision.request = request.Request("the CDI spec", "", items, capabilities=capabilities)
+    decision.take(request.Request("the CDI spec", "", items, capabilities=capabilities))
     decision.plan({"rootfs": "", "userns": False, "hook": hook})
     return decision.edits
 

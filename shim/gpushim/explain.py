@@ -279,7 +279,7 @@ class _Told:
             return self._condition(name, value, wanted)
         if name == "NVIDIA_IMEX_CHANNELS":
             return self._imex(value, wanted)
-        for feature in request.FEATURES:
+        for feature in authorization.FEATURES:
             if name == f"NVIDIA_{feature.upper()}":
                 return self._feature(feature, value, wanted)
         if name in ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"):

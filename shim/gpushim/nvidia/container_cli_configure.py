@@ -16,8 +16,9 @@ import time
 
 from gpuhook import prestart, standalone
 from gpuhook.confine import confine, exhausted
-from gpushim import create, plan, selection, stamp
+from gpushim import selection, stamp
 from gpushim.authorization import Gate
+from gpushim.decide import Decision
 from gpushim.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.inventory import ensure
 from gpushim.nvidia import getopt
@@ -26,8 +27,10 @@ from gpushim.request import AUTOMATIC_KIND, CAPABILITIES, LAST_CHANNEL, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
+    from gpushim.edits import Edit
+    from gpushim.model import Policy
     from gpushim.nvidia.getopt import Given, Options
 
 COMPAT_MODES = ("mount", "ldconfig", "disabled")
@@ -107,43 +110,35 @@ def configure(words: list[str]) -> None:
     started = time.monotonic()
     given, rest = getopt.parse(words, getopt.GLOBAL, in_order=True)
     options, others = getopt.parse(rest[1:], OPTIONS)
-    rootfs, pid = _rootfs(others), _pid(options)
-    named = {name for name, _ in options}
-    if not pid and "no-cgroups" not in named:
+    rootfs = _rootfs(others)
+    if not _pid(options) and "no-cgroups" not in dict(options):
         raise GpushimError(
             "without --pid the container's cgroup is not known; add --no-cgroups, or name the container's process",
             USAGE,
         )
-    line: dict[str, Any] = {"container": rootfs, "by": "nvidia-container-cli"}
+    decision = Decision({"container": rootfs, "by": "nvidia-container-cli"}, started)
     try:
-        inventory = ensure.snapshot(stamp.config_path(), stamp.state_dir())
-        getopt.check_root(given, inventory["driver"]["root"])
+        _give(decision, rootfs, options, given)
     except GpushimError as error:
-        from gpushim import refusal  # imports json and more
-
-        refusal.record(str(error), line)
+        decision.record(str(error))
         raise
-    try:
-        wanted = request(options, inventory["policy"])
-        ensure.look_at_channels(inventory, wanted.imex)
-        line["request"] = f"{wanted.source}={wanted.text}"[:1000]
-        facts = {"rootfs": rootfs, "userns": False, "hook": ""}
-        planned, line["gpus"] = plan.plan(wanted, inventory, facts)
-        if not inventory["policy"]["hook"]["device-rules"]:
-            named.add("no-cgroups")
-        finishing = _options(planned, options, given)
-        confine(inventory["policy"]["log"]["file"], finishing.log)  # not before: a refresh needs more than a hook
-        _land(planned, named, finishing, pid, inventory["driver"]["dev-root"])
-    except GpushimError as error:
-        create.record(inventory, {"level": "error", "msg": str(error), **line})
-        raise
-    line["milliseconds"] = round((time.monotonic() - started) * 1000, 2)
-    if wanted.ignored:
-        line["ignored"] = wanted.ignored
-    create.record(inventory, {"level": "info", "msg": "GPU container", **line})
+    decision.record()
 
 
-def request(options: Given, policy: dict[str, Any]) -> Request:
+def _give(decision: Decision, rootfs: str, options: Given, given: Given) -> None:
+    host = decision.inventory = ensure.snapshot(stamp.config_path(), stamp.state_dir())
+    getopt.check_root(given, host["driver"]["root"])
+    decision.take(request(options, host["policy"]))
+    decision.plan({"rootfs": rootfs, "userns": False, "hook": ""})
+    named = {name for name, _ in options}
+    if not host["policy"]["hook"]["device-rules"]:
+        named.add("no-cgroups")
+    finishing = _options(decision.edits, options, given)
+    confine(host["policy"]["log"]["file"], finishing.log)  # not before: a refresh needs more than a hook
+    _land(decision.edits, named, finishing, _pid(options), host["driver"]["dev-root"])
+
+
+def request(options: Given, policy: Policy) -> Request:
     """Read options as what a container asks for.
 
     Args:
@@ -160,24 +155,27 @@ def request(options: Given, policy: dict[str, Any]) -> Request:
     foreign = [text for kind, _, text in devices or () if kind == "cdi"]
     if devices is None or foreign:  # the table lets no option name a CDI device
         raise GpushimError(f"{quote(foreign[0]) if foreign else 'void'}: unknown device", REQUEST)
-    made = Request()
-    made.source, made.text, made.devices, made.ignored = "--device", ",".join(words), devices, []
-    gate = Gate(lambda: True, policy, made.ignored)  # whoever may call this can do all that it does without it
-    named = {name for name, _ in options}
-    made.capabilities = [name for name in CAPABILITIES if name in named]
-    made.requirements = [("--require", value) for name, value in options if name == "require" and value.strip()]
-    if len(made.requirements) > MAX_REQUIREMENTS:
+    named = dict(options)
+    requirements = [("--require", value) for name, value in options if name == "require" and value.strip()]
+    if len(requirements) > MAX_REQUIREMENTS:
         raise GpushimError(f"more than {MAX_REQUIREMENTS} --require are given", USAGE)
-    if policy["requests"]["disable-require"]:
-        made.requirements = []
-    made.mig_config = getopt.only_all(options, "mig-config")
-    made.mig_monitor = getopt.only_all(options, "mig-monitor")
-    if (made.mig_config or made.mig_monitor) and any(item[0].startswith("mig-") for item in devices):
-        name = "mig-config" if made.mig_config else "mig-monitor"
+    mig_config, mig_monitor = getopt.only_all(options, "mig-config"), getopt.only_all(options, "mig-monitor")
+    if (mig_config or mig_monitor) and any(item[0].startswith("mig-") for item in devices):
+        name = "mig-config" if mig_config else "mig-monitor"
         raise GpushimError(f"all: cannot enable {name} with specific MIG devices selected", REQUEST)
-    made.imex = _channels(options, gate)
-    made.features, made.mps, made.legacy, made.privileged = [], "", False, True
-    return made
+    gate = Gate(lambda: True, policy, [])  # whoever may call this can do all that it does without it
+    return Request(
+        "--device",
+        ",".join(words),
+        devices,
+        capabilities=[name for name in CAPABILITIES if name in named],
+        requirements=[] if policy["requests"]["disable-require"] else requirements,
+        imex=_channels(options, gate),
+        mig_config=mig_config,
+        mig_monitor=mig_monitor,
+        privileged=True,
+        ignored=gate.ignored,
+    )
 
 
 def _channels(options: Given, gate: Gate) -> list[int]:
@@ -208,9 +206,9 @@ def _pid(options: Given) -> int:
     return pid
 
 
-def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> prestart.Options:
+def _options(planned: list[Edit], options: Given, given: Given) -> prestart.Options:
     """Return what is to be finished in the container: the plan's own hook, less what the options switch off."""
-    (hook,) = [value for kind, value in planned if kind == "hook"]
+    (hook,) = [edit.value for edit in planned if edit.kind == "hook"]
     found = prestart.Options(hook["args"][2:])
     for name, value in options:
         if name == "cuda-compat-mode" and value not in COMPAT_MODES:
@@ -223,17 +221,15 @@ def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> pr
     return found
 
 
-def _land(
-    planned: list[tuple[str, Any]], named: set[str], options: prestart.Options, pid: int, dev_root: str
-) -> None:
+def _land(planned: list[Edit], named: set[str], options: prestart.Options, pid: int, dev_root: str) -> None:
     """Give the container the edits of a plan that the options leave."""
     kinds = {"rule": "no-cgroups", "node": "no-devbind"}
     parts = [part for name, part in LEFT_OUT.items() if name in named]
     kept = [
-        (kind, value)
-        for kind, value in planned
-        if kinds.get(kind) not in named
-        and not (kind == "mount" and any(part in value["destination"] for part in parts))
+        edit
+        for edit in planned
+        if kinds.get(edit.kind) not in named
+        and not (edit.kind == "mount" and any(part in edit.value["destination"] for part in parts))
     ]
     standalone.land(kept, options, pid, dev_root)
 
