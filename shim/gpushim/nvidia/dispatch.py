@@ -26,9 +26,11 @@ def main(argv: list[str], top: str) -> None:
     """
     name = argv[0].rpartition("/")[2]
     if name == "nvidia-container-cli":
-        from gpushim.nvidia import container_cli_configure
+        from gpushim.nvidia.container_cli_options import command_of
 
-        if container_cli_configure.command_of(argv[1:]) == "configure":
+        if command_of(argv[1:]) == "configure":
+            from gpushim.nvidia import container_cli_configure
+
             container_cli_configure.main(argv[1:])
         _for_people("container_cli", top).main(argv[1:])
     elif name == "nvidia-ctk" and [word for word in argv[1:] if not word.startswith("-")][:1] != ["hook"]:

@@ -16,6 +16,7 @@ from gpushim import create
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 from gpushim.nvidia import container_cli_configure, getopt
+from gpushim.nvidia.container_cli_options import COMMANDS
 from gpushim.policy import defaults
 from gpushim.request import Request
 from unit.gpuhook.sandbox import HOOK, TOP, forked
@@ -29,7 +30,7 @@ ENROOT = "--no-cgroups --ldconfig=@/sbin/ldconfig.real --device=all --utility --
 def asked(line: str, **requests: Any) -> Request:
     policy = defaults()
     policy["requests"].update(requests)
-    return container_cli_configure.request(getopt.parse(line.split(), container_cli_configure.OPTIONS)[0], policy)
+    return container_cli_configure.request(getopt.parse(line.split(), COMMANDS["configure"])[0], policy)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushim.errors import BUNDLE, DRIVER, FAILED, INVENTORY, REQUEST, REQUIREMENT, ROOTFS, GpushimError
+from gpushim.errors import GpushimError
 from gpushim.nvidia import getopt
 from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, USAGE
 
@@ -60,42 +60,3 @@ def test_lines_that_are_wrong(line: str, text: str) -> None:
     with pytest.raises(GpushimError, match=text) as caught:
         getopt.parse(line.split(), OPTIONS)
     assert caught.value.exit_code == USAGE
-
-
-def test_global_options_end_at_the_command() -> None:
-    words = ["--load-kmods", "--user", "--debug=/dev/stderr", "-l", "x", "configure", "--pid=5", "-d", "0", "/r"]
-    given, rest = getopt.parse(words, getopt.GLOBAL, in_order=True)
-    assert given == [("load-kmods", ""), ("user", ""), ("debug", "/dev/stderr"), ("ldcache", "x")]
-    assert rest == ["configure", "--pid=5", "-d", "0", "/r"]
-
-
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        (USAGE, "input error"),
-        (REQUEST, "device error"),
-        (REQUIREMENT, "requirement error"),
-        (INVENTORY, "initialization error"),
-        (DRIVER, "initialization error"),
-        (BUNDLE, "container error"),
-        (ROOTFS, "mount error"),
-        (FAILED, "initialization error"),
-    ],
-)
-def test_errors_have_their_kind(code: int, kind: str) -> None:
-    assert getopt.sentence(GpushimError("x: y", code)) == f"nvidia-container-cli: {kind}: x: y"
-    assert getopt.sentence(OSError("z")) == "nvidia-container-cli: mount error: z"
-
-
-@pytest.mark.parametrize(("root", "driver", "fits"), [("/", "/", True), ("/d/", "/d", True), ("/d", "/", False)])
-def test_another_driver_is_refused(root: str, driver: str, fits: bool) -> None:
-    if fits:
-        getopt.check_root([("root", root)], driver)
-    else:
-        with pytest.raises(GpushimError, match=r"set \[driver\] root"):
-            getopt.check_root([("root", root)], driver)
-
-
-def test_words_of_repeated_options() -> None:
-    given = [("device", "0, 1,,"), ("x", "9"), ("device", "2")]
-    assert getopt.words_of(given, "device") == ["0", "1", "2"]
