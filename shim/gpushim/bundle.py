@@ -22,18 +22,27 @@ if TYPE_CHECKING:
 EBUSY = 16  # on every Linux; importing errno costs 0.1 ms
 
 
+def working_directory() -> str:
+    """Return the absolute path of the working directory.
+
+    Raises:
+        GpushimError: it has been removed, or it lies where this process cannot see it.
+    """
+    try:
+        return posix.getcwd()
+    except OSError:
+        raise GpushimError("the working directory is gone; change to one that is there") from None
+
+
 def absolute(path: str, base: str = "") -> str:
     """Make a path absolute, against a base, or else the working directory.
 
     Raises:
-        GpushimError: that directory is gone, or lies where this process cannot see it.
+        GpushimError: that directory is gone.
     """
     if path.startswith("/"):
         return path
-    try:
-        return f"{absolute(base) if base else posix.getcwd()}/{path}".rstrip("/")
-    except OSError:
-        raise GpushimError("the working directory is gone; change to one that is there") from None
+    return f"{absolute(base) if base else working_directory()}/{path}".rstrip("/")
 
 
 def missing(path: str) -> bool:

@@ -1,8 +1,8 @@
 """One decision: what a container asks for, what it gets and why, what it does not get, and the log's line about it.
 
-Whoever needs to know what a container gets asks here: a create, the hook alone, nvidia-container-cli, `gpushim explain`
-and the writer of CDI specs. The steps are `ask` (request.py, under the table of authorization.py, with a snapshot that
-is true now) and `plan` (plan.py).
+Whoever needs to know what a container gets asks here: a create, the hook alone, nvidia-container-cli, explain, and
+the writer of CDI specs. The steps are `ask` (request.py, under the table of authorization.py, with a snapshot that is
+true now) and `plan` (plan.py).
 
 On the create path: imports only its siblings. Out of scope: how edits land (edits.py), and what else a refusal does.
 """

@@ -19,7 +19,7 @@ as their specification demands, what is there under the same path gives way.
     "rdt"         {"closID", ...}                                           linux.intelRdt
 
 A second time changes nothing, if no two edits are about the same thing: see `last_counts`.
-On the create path: imports nothing but the errors. One class for all kinds: building ten would cost each start 0.05 ms.
+On the create path: imports nothing but the errors. One class serves all kinds: to build ten costs a start 0.05 ms.
 Out of scope: reading and writing the file.
 """
 
@@ -59,9 +59,11 @@ class Edit:
         self.kind, self.value, self.why = kind, value, why
 
     def __eq__(self, other: object) -> bool:
+        """Compare what the container gets."""
         return isinstance(other, Edit) and (self.kind, self.value) == (other.kind, other.value)
 
     def __repr__(self) -> str:
+        """Tell kind and value: the same for equal edits."""
         return f"Edit({self.kind!r}, {self.value!r})"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import posix
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuhook.finish import LOADERS
 from gpuhook.rootfs import Rootfs
@@ -17,7 +17,7 @@ from gpushim.errors import GpushimError
 from gpushim.require import PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gpushim.edits import Edit
     from gpushim.model import Gpu, MigInstance, Snapshot
@@ -52,7 +52,7 @@ def capabilities(wanted: Request, inventory: Snapshot) -> Rows:
 
 
 def _brought(
-    wanted: Request, names: list[str], devices: tuple[list[Gpu], list[MigInstance]], inventory: Snapshot
+    wanted: Request, names: Sequence[str], devices: tuple[list[Gpu], list[MigInstance]], inventory: Snapshot
 ) -> list[str]:
     """List the files and device nodes that a request with these capabilities would bring."""
     other = copy.copy(wanted)

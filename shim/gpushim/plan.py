@@ -169,7 +169,7 @@ def node_paths(
     nodes = inventory["nodes"]
     channels = channel_paths(request, inventory)
     if inventory["platform"] != "native":  # one node for all of WSL; on Tegra all that the CSV files name
-        return dict.fromkeys(nodes if gpus else (), [f"with any GPU on {inventory['platform']}"])
+        return {path: [f"with any GPU on {inventory['platform']}"] for path in nodes if gpus}
     found: dict[str, list[str]] = {}
     for path, why, reason in _needed(request, gpus, migs, inventory, meant or {}):
         if path not in nodes:

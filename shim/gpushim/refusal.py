@@ -1,6 +1,7 @@
 """A refusal's line in the GPU log ([log] file), beside those of containers that got what they asked for.
 
-Not on the create path: what it imports is for those who are refused. Out of scope: what else says why (create.py), the line (decide.py).
+Not on the create path: what it imports is for those who are refused. Out of scope: what else says why (create.py),
+and the line itself (decide.py).
 """
 
 from __future__ import annotations

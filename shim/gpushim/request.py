@@ -85,9 +85,7 @@ class Request:
         self.legacy, self.privileged, self.ignored = legacy, privileged, [] if ignored is None else ignored
 
 
-def read(
-    spec: Mapping[str, object], policy: Policy, ignored: Optional[list[str]] = None
-) -> Optional[Request]:
+def read(spec: Mapping[str, object], policy: Policy, ignored: Optional[list[str]] = None) -> Optional[Request]:
     """Read a container's request.
 
     Args:

@@ -311,7 +311,9 @@ def _find(item: Item, inventory: Snapshot) -> list[Device]:
     gpus = inventory["gpus"]
     if kind in ("uuid", "uuid-prefix"):
         return [gpu for gpu in gpus if gpu["uuid"].lower().startswith(name)]
-    return [gpu for gpu in gpus if (kind == "index" and gpu["index"] == value) or (kind == "pci" and gpu["pci"] == value)]
+    if kind == "index":
+        return [gpu for gpu in gpus if gpu["index"] == value]
+    return [gpu for gpu in gpus if kind == "pci" and gpu["pci"] == value]
 
 
 def _require_healthy(who: str, item: Item, device: Device, inventory: Snapshot) -> None:
@@ -355,7 +357,7 @@ def _or_all(inventory: Snapshot) -> str:
     return ", or all" if (whole or migs) and not unusable(inventory) else ""
 
 
-def _gpus(gpus: list[Device]) -> str:
+def _gpus(gpus: Sequence[Device]) -> str:
     return _listed([f"{gpu['index']} ({gpu['uuid']})" for gpu in gpus])
 
 

@@ -67,8 +67,8 @@ def spec(mode: str, inventory: Snapshot, named: str, merged: bool, hook: str = "
             channels[write.ALL] = [path for paths in channels.values() for path in paths]
         devices = [_device(name, _nodes(paths, inventory)) for name, paths in channels.items()]
     else:
-        edits = _nodes(inventory["features"].get(mode, []), inventory)
-        edits += [Edit("mount", mount(file, inventory["driver"]["root"])) for file in inventory["files"].get(mode, ())]
+        edits, root = _nodes(inventory["features"].get(mode, []), inventory), inventory["driver"]["root"]
+        edits += [Edit("mount", mount(file, root)) for file in inventory["files"].get(mode, ())]
         devices = [_device(write.ALL, edits)] if inventory["features"].get(mode) else []
     if not devices:
         raise GpushimError(f"this host has no device for the mode {mode}: is its kernel module loaded?", INVENTORY)

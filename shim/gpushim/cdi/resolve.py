@@ -18,12 +18,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Sequence
 
+    from gpushim.plan import Bundle
+
 SAFE_HOOK = "nvidia-cdi-hook"
 INSIDE = "startContainer"  # the one stage whose hooks are the container's own files
 _KINDS = {0o060000: "b", 0o020000: "c", 0o010000: "p"}  # S_IFBLK, S_IFCHR, S_IFIFO
 
 
-def edits(names: Sequence[str], directories: Sequence[str], bundle: dict[str, Any]) -> list[Edit]:
+def edits(names: Sequence[str], directories: Sequence[str], bundle: Bundle) -> list[Edit]:
     """Say what CDI devices bring.
 
     Args:
@@ -50,7 +52,7 @@ def edits(names: Sequence[str], directories: Sequence[str], bundle: dict[str, An
     return found
 
 
-def _edits(path: str, given: dict[str, Any], bundle: dict[str, Any], why: list[str]) -> list[Edit]:
+def _edits(path: str, given: dict[str, Any], bundle: Bundle, why: list[str]) -> list[Edit]:
     if given.get("netDevices"):
         raise GpushimError(
             f"{path} gives network devices, which runtimes of this host do not reliably move into containers; "

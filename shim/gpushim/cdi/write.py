@@ -123,9 +123,7 @@ def _by_depth(path: str) -> tuple[int, str]:
     return path.count("/"), path
 
 
-def _chosen(
-    inventory: Snapshot, kind: str, only: Optional[list[str]], notes: list[str]
-) -> list[Device]:
+def _chosen(inventory: Snapshot, kind: str, only: Optional[list[str]], notes: list[str]) -> list[Device]:
     """List entries of the snapshot: the GPUs that are not divided, then the MIG instances."""
     if only is not None:
         items = selection.parse(only, (kind,)) or []
@@ -140,9 +138,7 @@ def _chosen(
     return [*whole, *migs]
 
 
-def _plans(
-    devices: list[Device], inventory: Snapshot, hook: str, notes: list[str]
-) -> list[tuple[Device, Planned]]:
+def _plans(devices: list[Device], inventory: Snapshot, hook: str, notes: list[str]) -> list[tuple[Device, Planned]]:
     """Plan for each device alone; one that cannot be planned for is left out, unless it is the last."""
     plans = []
     trouble: Optional[GpushimError] = None

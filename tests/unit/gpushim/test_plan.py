@@ -87,8 +87,8 @@ def decide(*env: str, inventory: dict[str, Any] | None = None, spec: Any = None,
     assert wanted is not None
     found: dict[str, list[Any]] = {kind: [] for kind in ("node", "rule", "mount", "env", "gid", "hook")}
     found.update({kind: [] for kind in ("set-node", "set-mount", "stage-hook", "rdt")})
-    for kind, value in plan(wanted, inventory, {**BUNDLE, **bundle})[0]:
-        found[kind].append(value)
+    for edit in plan(wanted, inventory, {**BUNDLE, **bundle})[0]:
+        found[edit.kind].append(edit.value)
     return found
 
 
