@@ -13,7 +13,8 @@ from gpuhook import live
 from gpuhook.bundled import bundle_of
 from gpuhook.confine import confine
 from gpuhook.finish import finish
-from gpuhook.prestart import Options, open_container, process_of
+from gpuhook.options import Options
+from gpuhook.prestart import open_container, process_of
 from gpushim import bundle, edits, fastjson, plan
 from gpushim.decide import Decision, of_bundle
 from gpushim.errors import BUNDLE, REQUEST, ROOTFS, GpushimError

@@ -14,6 +14,7 @@ from gpushim.cdi import specs
 from gpushim.decide import Decision, gone, of_bundle
 from gpushim.edits import Edit, apply
 from gpushim.errors import BUNDLE, GpushimError, quote
+from gpushim.hookargs import OPTIONS
 from gpushim.inventory import present
 
 if TYPE_CHECKING:
@@ -26,13 +27,6 @@ CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 ROOTFS = "/rootfs"  # of a container that is not there yet
 REFUSED = "the request is refused"
 SHOWN = 200  # characters of a name or a value
-_HOOK_WORK = {
-    "--lib": "libraries linked by SONAME and named to the loader",
-    "--lib32": "32-bit libraries linked by SONAME and named to the loader",
-    "--link": "links",
-    "--node-link": "links to device nodes",
-    "--cover": "paths of /proc/driver/nvidia covered",
-}
 
 
 def explain(
@@ -148,7 +142,7 @@ def _edits(edits: list[Edit], spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
         there, why = not apply([copy.deepcopy(edit)], after), "; ".join(reasons[repr(edit)])
         if edit.kind == "hook":
             args = edit.value["args"]
-            work = [f"{args.count(word)} {what}" for word, what in _HOOK_WORK.items() if word in args]
+            work = [f"{args.count(word)} {what}" for word, (_, what) in OPTIONS.items() if what and word in args]
             why += f": {', '.join(work) or 'nothing to link or cover'}"
         yield {"kind": edit.kind, "value": edit.value, "why": why, "there": there}
 

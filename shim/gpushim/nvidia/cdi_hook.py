@@ -24,7 +24,7 @@ from gpuhook import compat, cover, nodes, owned, prestart
 from gpuhook.confine import confine
 from gpuhook.finish import PROFILES, folders_in
 from gpuhook.walk import OtherMountError, mount_id
-from gpushim.errors import GpushimError, quote
+from gpushim.errors import USAGE, GpushimError, quote
 from gpushim.nvidia.container import Container, open_container, state_from
 from gpushim.nvidia.folders import libraries
 
@@ -98,7 +98,7 @@ def parse(words: list[str], known: tuple[str, ...]) -> Options:
             continue
         text = value if equals else next(rest, None)
         if text is None:
-            raise GpushimError(f"--{name} has no value", prestart.USAGE)
+            raise GpushimError(f"--{name} has no value", USAGE)
         values = text.split(",") if name in LISTS else [text]
         found.setdefault(name, []).extend([one.strip() for one in values if one.strip()])
     return found
@@ -115,7 +115,7 @@ def create_symlinks(work: Container, options: Options) -> None:
         target, _, path = value.partition("::")
         directory, _, name = f"/{path.lstrip('/')}".rpartition("/")
         if not target or "::" in path or name in ("", ".", "..") or "\0" in value:
-            raise GpushimError(f"--link {quote(value)}: want TARGET::LINK", prestart.USAGE)
+            raise GpushimError(f"--link {quote(value)}: want TARGET::LINK", USAGE)
         links.append((target, directory, name))
     for target, directory, name in dict.fromkeys(links):
         try:
@@ -161,7 +161,7 @@ def enable_cuda_compat(work: Container, options: Options) -> None:
     driver, cuda = _last(options, "host-driver-version"), _last(options, "host-cuda-version")
     folder = _last(options, "cuda-compat-container-root", compat.FOLDER).rstrip("/")
     if not folder.startswith("/") or "\n" in folder:
-        raise GpushimError("--cuda-compat-container-root: want an absolute path", prestart.USAGE)
+        raise GpushimError("--cuda-compat-container-root: want an absolute path", USAGE)
     found = compat.choose(work.root, driver, cuda, work.warn, folder) if driver or cuda else []
     entries = [(_encode(soname), _encode(path)) for soname, path in found]
     work.attempt(f"/etc/ld.so.conf.d/{COMPAT}", _remember, work, _encode(folder) + b"\n" if entries else b"")
@@ -180,7 +180,7 @@ def chmod(work: Container, options: Options) -> None:
     text = _last(options, "mode", "-")
     mode = int(text, 8) if text.isascii() and text.isdecimal() and not set(text) & set("89") else -1
     if not 0 <= mode <= 0o7777:
-        raise GpushimError(f"--mode {quote(text)}: want an octal mode", prestart.USAGE)
+        raise GpushimError(f"--mode {quote(text)}: want an octal mode", USAGE)
     for path in options.get("path", []):
         try:
             place = work.root.reach(path)

@@ -15,10 +15,11 @@ from gpushim.errors import (
     REQUEST,
     REQUIREMENT,
     ROOTFS,
+    USAGE,
     GpushimError,
     quote,
 )
-from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, USAGE, parse
+from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, parse
 from gpushim.request import AUTOMATIC_KIND
 
 TYPE_CHECKING = False

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpushim.errors import GpushimError
+from gpushim.errors import USAGE, GpushimError
 from gpushim.nvidia import getopt
-from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, USAGE
+from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED
 
 OPTIONS = {
     "pid": ("p", REQUIRED),
