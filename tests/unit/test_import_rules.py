@@ -15,8 +15,7 @@ ROOMS = {
     "ground": ("gpushim", ""),
     "inventory": ("gpushim.inventory", "ground"),
     "decision": (
-        "gpushim.decide gpushim.plan gpushim.not_given gpushim.unread gpushim.refusal "
-        "gpushim.explain",
+        "gpushim.decide gpushim.plan gpushim.not_given gpushim.unread gpushim.refusal gpushim.explain",
         "ground inventory cdi",
     ),
     "create": ("gpushim.create gpushim.update gpushim.verbs gpushim.stub", "ground inventory decision refresh"),

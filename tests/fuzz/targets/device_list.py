@@ -49,7 +49,7 @@ def one(data: bytes) -> None:
         refused(error)
         assert expected is None, expected
         return
-    nodes = {value["path"] for kind, value in edits if kind == "node"}
+    nodes = {edit.value["path"] for edit in edits if edit.kind == "node"}
     gpus = {gpu["index"] for gpu in GPUS if gpu["node"] in nodes}
     migs = {number for number, mig in enumerate(MIGS) if set(mig["nodes"]) <= nodes}
     assert (gpus, migs) == _with_parents(expected), (gpus, migs, expected)

@@ -30,7 +30,10 @@ FOREIGN: list[Edit] = [
     Edit("set-mount", {"destination": "/opt", "source": "/o", "options": ["rbind"]}),
     Edit("env", ("A", "")),
     Edit("stage-hook", ("createContainer", {"path": "/bin/x", "env": ["A=1"]})),
-    Edit("stage-hook", ("prestart", {"path": "/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--lib", "x=y"]})),
+    Edit(
+        "stage-hook",
+        ("prestart", {"path": "/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--lib", "x=y"]}),
+    ),
     Edit("rdt", {"closID": "c"}),
     Edit("gid", 7),
 ]

@@ -77,7 +77,7 @@ def test_container_gets_by_the_spec_what_the_shim_gives(tmp_path: Path, name: st
     assert theirs == ours
 
 
-def config_of(decided: list[tuple[str, Any]]) -> dict[str, Any]:
+def config_of(decided: list[edits.Edit]) -> dict[str, Any]:
     """Apply edits to an empty config.json; returns what the order of its parts does not matter for."""
     spec: dict[str, Any] = {}
     edits.apply(decided, spec)
