@@ -102,7 +102,7 @@ class Decision:
         if wanted is not None:
             self.ignored = wanted.ignored
             if wanted.imex:
-                ensure.look_at_channels(self.inventory, wanted.imex)
+                ensure.look_at_channels(self.inventory, [*wanted.imex])
         return wanted
 
     def plan(self, bundle: Bundle) -> None:

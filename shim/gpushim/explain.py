@@ -148,10 +148,12 @@ def _edits(edits: list[Edit], spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _settings() -> Policy:
+    settings: Policy
     try:
-        return policy.load(stamp.config_path())
+        settings = policy.load(stamp.config_path())
     except GpushimError:
-        return policy.defaults()
+        settings = policy.defaults()
+    return settings
 
 
 def _nothing(report: dict[str, Any]) -> str:

@@ -44,12 +44,12 @@ def _beside_a_lost_gpu(place: Place, tmp_path: Path) -> None:
 STAMP = "shim/gpushim/stamp.py"
 BUILDS = {
     "T-fresh takes a GPU's address for its number": Build(
-        [(STAMP, 'bound = [[name, _inode(f"{sys}/bus/pci/drivers/nvidia/{name}")]', "bound = [[name, 1]")],
+        [(STAMP, 'name: _inode(f"{sys}/bus/pci/drivers/nvidia/{name}")', "name: 1")],
         _bound_in_the_other_order,
         "scene.given(0)",
     ),
     "T-fresh takes majors for settled": Build(
-        [(STAMP, "return [version, _majors(proc), bound", "return [version, [], bound")],
+        [(STAMP, '"majors": _majors(proc)', '"majors": []')],
         _another_major,
         "== {507}",
     ),

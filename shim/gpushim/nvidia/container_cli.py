@@ -20,6 +20,7 @@ from gpushim.request import LAST_CHANNEL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpushim.model import Snapshot
     from gpushim.nvidia.getopt import Given
 
 PROC_CAPABILITIES = "/proc/driver/nvidia/capabilities"
@@ -117,7 +118,7 @@ def _values(gpu: dict[str, Any]) -> tuple[object, ...]:
     return gpu["index"], gpu["minor"], gpu["model"], gpu["brand"], gpu["uuid"], gpu["pci"], gpu["arch"]
 
 
-def paths(options: Given, inventory: dict[str, Any]) -> list[str]:
+def paths(options: Given, inventory: Snapshot) -> list[str]:
     """List what NVIDIA's `list` lists, in its order.
 
     Args:
@@ -155,7 +156,7 @@ def _files(inventory: dict[str, Any], kind: str, suffix: str) -> Iterable[str]:
                 yield file["path"]
 
 
-def _devices(options: Given, inventory: dict[str, Any]) -> list[str]:
+def _devices(options: Given, inventory: Snapshot) -> list[str]:
     """List the nodes of the driver, and of the GPUs and MIG instances named."""
     nodes = inventory["nodes"]
     if inventory["platform"] != "native":

@@ -11,9 +11,9 @@ from gpushim.authorization import FEATURES
 from gpushim.errors import GpushimError
 
 # A line is a variable, or begins with # (destination of a mount of /dev/null), @ (annotation), ! (policy).
-INVENTORY = host()
+INVENTORY: Any = host()
 INVENTORY["policy"]["cdi"]["spec-dirs"] = []
-BUNDLE = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
+BUNDLE: Any = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
 SWITCHES: tuple[str, ...] = (
     "accept-volume-mounts",
     "accept-env-when-unprivileged",

@@ -85,7 +85,7 @@ SETTINGS = [
 ]
 
 
-def rules(holds: set[str]) -> dict[str, Any]:
+def rules(holds: set[str]) -> Any:
     """A policy under which exactly these conditions hold."""
     found = policy.defaults()
     for condition, (section, key, allows, _) in SWITCHES.items():
@@ -184,7 +184,7 @@ def test_what_has_no_cell_is_an_error(grant: str, source: str, privileged: bool)
 
 def test_every_variable_and_word_of_the_doctor_has_a_row() -> None:
     assert set(VARIABLES.values()) <= set(TABLE)
-    assert {*grants.DEVICES, *grants.BESIDE} == set(TABLE)
+    assert {*grants.DEVICES, *authorization.BESIDE} == set(TABLE)
     assert {f"NVIDIA_{name.upper()}" for name in authorization.FEATURES} <= set(VARIABLES)
 
 

@@ -18,7 +18,7 @@ from gpushim.decide import Decision, of_bundle
 from gpushim.edits import Edit
 from gpushim.errors import BUNDLE, CONFIG, INVENTORY, NOT_FOUND, REQUEST, GpushimError
 from gpushim.explain import described, explain
-from gpushim.inventory import refresh
+from gpushim.inventory import present
 from unit.gpushim import test_plan
 
 TOP = Path(__file__).parents[3]
@@ -43,7 +43,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     inventory = {**test_plan.drawing(files=test_plan.FILES), "runtime": "/bin/sh"}
     monkeypatch.setitem(posix.environ, b"GPUSHIM_CONFIG", b"/none.toml")
     monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", bytes(tmp_path / "state"))
-    monkeypatch.setattr(refresh, "look", lambda _: inventory)
+    monkeypatch.setattr(present, "look", lambda _: inventory)
     return inventory
 
 

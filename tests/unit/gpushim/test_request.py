@@ -17,14 +17,14 @@ DIR = "/var/run/nvidia-container-devices"
 ROOT_CAPABILITIES = {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}
 
 
-def policy(**rules: Any) -> dict[str, Any]:
+def policy(**rules: Any) -> Any:
     found = defaults()
     found["requests"].update((name.replace("_", "-"), value) for name, value in rules.items())
     found["cdi"]["foreign-kinds"] = ["*"]
     return found
 
 
-def with_kinds(*kinds: str) -> dict[str, Any]:
+def with_kinds(*kinds: str) -> Any:
     """A policy under which unprivileged containers may name devices of these kinds."""
     found = policy(accept_volume_mounts=True)
     found["cdi"]["foreign-kinds"] = list(kinds)

@@ -9,6 +9,7 @@ from gpushim.cdi import transform as moves
 from gpushim.cli.cdi import output
 from gpushim.cli.sections import Commands
 from gpushim.errors import GpushimError
+from gpushim.hookargs import CONTAINER, HOST
 
 
 @click.group(cls=Commands)
@@ -22,8 +23,8 @@ def transform() -> None:
 @click.option(
     "--relative-to",
     "where",
-    type=click.Choice([moves.HOST, moves.CONTAINER]),
-    default=moves.HOST,
+    type=click.Choice([HOST, CONTAINER]),
+    default=HOST,
     show_default=True,
     help="Whether these are paths of the host or of containers.",
 )

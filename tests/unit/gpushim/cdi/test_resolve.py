@@ -31,7 +31,7 @@ def resolved(directory: Path, device: Any, common: Any = None, userns: bool = Fa
     devices = [{"name": "a", "containerEdits": device}, {"name": "b", "containerEdits": {"env": ["B=1"]}}]
     document = {"cdiVersion": "1.1.0", "kind": "v/c", "devices": devices, "containerEdits": common}
     (directory / "v.json").write_text(json.dumps(document))
-    return resolve.edits(["v/c=a"], [str(directory)], {"userns": userns, "hook": f"{BIN}/gpushim-hook"})
+    return resolve.edits(["v/c=a"], [str(directory)], {"rootfs": "", "userns": userns, "hook": f"{BIN}/gpushim-hook"})
 
 
 def refusal(directory: Path, device: Any) -> str:
@@ -46,7 +46,7 @@ def test_a_specs_own_edits_come_once_before_those_of_its_first_device(directory:
     resolved(directory, {"env": ["A=1"]}, {"env": ["COMMON=1"]})
     other = {"cdiVersion": "0.3.0", "kind": "w/c", "devices": [{"name": "x", "containerEdits": {"env": ["X="]}}]}
     (directory / "w.json").write_text(json.dumps(other))
-    bundle = {"userns": False, "hook": f"{BIN}/gpushim-hook"}
+    bundle: Any = {"userns": False, "hook": f"{BIN}/gpushim-hook"}
     found = resolve.edits(["w/c=x", "v/c=b", "v/c=a"], [str(directory)], bundle)
     assert found == [Edit("env", pair) for pair in (("X", ""), ("COMMON", "1"), ("B", "1"), ("A", "1"))]
 
@@ -209,7 +209,7 @@ def test_network_devices_are_refused(directory: Path) -> None:
 
 def test_an_unknown_device_is_a_wrong_request(directory: Path) -> None:
     with pytest.raises(GpushimError, match='the device "v/c=z"; gpushim cdi list') as caught:
-        resolve.edits(["v/c=z"], [str(directory)], {})
+        resolve.edits(["v/c=z"], [str(directory)], {"rootfs": "", "userns": False, "hook": ""})
     assert caught.value.exit_code == REQUEST
 
 

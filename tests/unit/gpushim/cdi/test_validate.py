@@ -11,7 +11,7 @@ from gpushim.cdi import form, validate
 from unit.gpushim.cdi import hosts
 
 
-def spec(**changes: Any) -> dict[str, Any]:
+def spec(**changes: Any) -> Any:
     return hosts.foreign(**changes)
 
 
