@@ -5,7 +5,7 @@ Out of scope: printing and logging; `main` functions do that.
 
 from __future__ import annotations
 
-# Exit codes; docs/exit-codes.md says the same to users.
+# Exit codes; docs/errors.md says the same to users.
 FAILED = 1  # anything without a code of its own
 USAGE = 2  # the command line is wrong
 REQUEST = 10  # the container asks for something malformed, unknown or forbidden

@@ -13,7 +13,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim.inventory import elf, entries, rooted
+from gpushim.inventory import entries, rooted, sonames
 from gpushim.inventory.rooted import is_file
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _file(root: str, path: str) -> File:
     name = os.path.basename(host)
     if ".so" in name:
         try:
-            return {"path": path, "kind": "library", "soname": elf.soname(host) or name}
+            return {"path": path, "kind": "library", "soname": sonames.soname(host) or name}
         except (OSError, ValueError):
             pass  # a linker script, or a library for another machine
     return {"path": path, "kind": "data"}

@@ -12,7 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from gpushim.inventory import elf, entries, nvml, rooted
+from gpushim.inventory import entries, nvml, rooted, sonames
 from gpushim.inventory.rooted import is_file
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _library(root: str, path: str, notes: list[str]) -> Iterator[File]:
         return
     folder, _, name = path.rpartition("/")
     try:
-        soname = elf.soname(rooted.inside(root, real)) or name
+        soname = sonames.soname(rooted.inside(root, real)) or name
     except (OSError, ValueError) as error:
         notes.append(f"{rooted.inside(root, real)} is left out: {getattr(error, 'strerror', None) or error}")
         return

@@ -95,7 +95,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def info(inventory: dict[str, Any], csv: bool = False) -> list[str]:
+def info(inventory: Snapshot, csv: bool = False) -> list[str]:
     """Return the lines of NVIDIA's `info`.
 
     Args:
@@ -149,7 +149,7 @@ def paths(options: Given, inventory: Snapshot) -> list[str]:
     return [path for path in dict.fromkeys(found) if not cli.left_out(named, path)]
 
 
-def _files(inventory: dict[str, Any], kind: str, suffix: str) -> Iterable[str]:
+def _files(inventory: Snapshot, kind: str, suffix: str) -> Iterable[str]:
     for name in (*ORDER, "mps"):
         for file in inventory["files"].get(name + suffix, ()):
             if file["kind"] == kind:
@@ -173,7 +173,7 @@ def _devices(options: Given, inventory: Snapshot) -> list[str]:
     return found
 
 
-def _channels(options: Given, inventory: dict[str, Any]) -> list[str]:
+def _channels(options: Given, inventory: Snapshot) -> list[str]:
     found = []
     for word in cli.words_of(options, "imex-channel"):
         path = f"/dev/nvidia-caps-imex-channels/channel{word}"

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook import elf
 from gpuhook.finish import SYSTEM_FOLDERS, Work
 from gpuhook.ldcache import compare
 from gpuhook.walk import mount_id
-from gpushim import bounds
+from gpushim import bounds, elf
 from gpushim.errors import ROOTFS, GpushimError
 from gpushim.nvidia.container import decode, encode
 
@@ -74,12 +73,14 @@ def _soname(work: Work, path: str, machine: str, every: bool) -> tuple[int, byte
         try:
             if not every and mount_id(fd) == work.root.mount:
                 return None
-            bits, soname = elf.soname(fd, facts.st_size, machine)
+            machines = [machine, elf.COMPANIONS.get(machine, "")]
+            found, soname = elf.soname(lambda at, size: posix.pread(fd, size, at), facts.st_size, machines)
         finally:
             posix.close(fd)
     except (OSError, ValueError):
         return None
-    return bits, b"" if b"/" in soname or soname in (b".", b"..") or b"\n" in soname else soname
+    odd = b"/" in soname or soname in (b".", b"..") or b"\n" in soname
+    return 64 if found == machine else 32, b"" if odd else soname
 
 
 def _link(work: Work, folder: str, soname: bytes, name: bytes, names: dict[str, bool]) -> bytes:

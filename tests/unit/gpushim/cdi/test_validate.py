@@ -15,7 +15,7 @@ def spec(**changes: Any) -> Any:
     return hosts.foreign(**changes)
 
 
-def edits(**members: Any) -> dict[str, Any]:
+def edits(**members: Any) -> Any:
     """A spec whose one device has these edits."""
     return spec(devices=[{"name": "a", "containerEdits": members}], cdiVersion="0.5.0")
 
