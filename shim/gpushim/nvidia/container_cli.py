@@ -20,7 +20,7 @@ from gpushim.request import LAST_CHANNEL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpushim.model import Snapshot
+    from gpushim.model import Gpu, Snapshot
     from gpushim.nvidia.getopt import Given
 
 PROC_CAPABILITIES = "/proc/driver/nvidia/capabilities"
@@ -95,7 +95,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def info(inventory: Snapshot, csv: bool = False) -> list[str]:
+def info(inventory: Any, csv: bool = False) -> list[str]:
     """Return the lines of NVIDIA's `info`.
 
     Args:
@@ -114,7 +114,7 @@ def info(inventory: Snapshot, csv: bool = False) -> list[str]:
     return lines[1:]
 
 
-def _values(gpu: dict[str, Any]) -> tuple[object, ...]:
+def _values(gpu: Gpu) -> tuple[object, ...]:
     return gpu["index"], gpu["minor"], gpu["model"], gpu["brand"], gpu["uuid"], gpu["pci"], gpu["arch"]
 
 
