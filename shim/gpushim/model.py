@@ -13,7 +13,7 @@ Node = list[int]  # of the host: major, minor, mode bits, uid, gid
 Identity = list[int]  # of a file, as stamp.identity returns it
 NodeFacts = list[int]  # as stamp.node returns them
 Mig = dict[str, dict[str, dict[str, Optional[list[int]]]]]  # GPU, GPU instance, compute instance
-Told = dict[str, Optional[list[int]]]  # as ensure.told returns it
+Told = dict[str, Optional[list[Union[int, bool]]]]  # as ensure.told returns it
 
 DriverPolicy = TypedDict(
     "DriverPolicy",
