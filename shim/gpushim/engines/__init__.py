@@ -6,7 +6,7 @@ One module per engine, each with the same two functions, which the command line 
     verify(wish, plan) -> list[str]
                               ask the engine; one sentence for each thing that is missing, none when all is there
 
-`files.py` reads and replaces files of others where `places.py` trusts their directories, `running.py` finds the
+`files.py` changes files of others, each by `rewrite.py` where `places.py` trusts the way, `running.py` finds the
 engines that run, which `genuine.py` tells from strangers, `programs.py` the programs to ask; `jsontext.py` and
 `tomltext.py` edit text without touching the rest of it, `undo.py` decides what --remove takes back. `gpus.py` is for
 Docker alone; `hooksd.py` is about the hook's file for Podman and CRI-O. Out of scope: printing (cli/configure.py).

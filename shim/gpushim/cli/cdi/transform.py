@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
+from gpushim import hookargs
 from gpushim.cdi import form, text
 from gpushim.cdi import transform as moves
 from gpushim.cli.cdi import output
 from gpushim.cli.sections import Commands
 from gpushim.errors import GpushimError
-from gpushim.hookargs import CONTAINER, HOST
 
 
 @click.group(cls=Commands)
@@ -18,13 +18,13 @@ def transform() -> None:
 
 
 @transform.command()
-@click.option("--from", "old", required=True, metavar="DIRECTORY", help="Where paths are below now.")
-@click.option("--to", "new", required=True, metavar="DIRECTORY", help="Where they shall be below.")
+@click.option("--from", "old", required=True, metavar="DIRECTORY", help="The directory that paths begin with now.")
+@click.option("--to", "new", required=True, metavar="DIRECTORY", help="What they are to begin with.")
 @click.option(
     "--relative-to",
     "where",
-    type=click.Choice([HOST, CONTAINER]),
-    default=HOST,
+    type=click.Choice([hookargs.HOST, hookargs.CONTAINER]),
+    default=hookargs.HOST,
     show_default=True,
     help="Whether these are paths of the host or of containers.",
 )
