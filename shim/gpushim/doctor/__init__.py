@@ -20,6 +20,8 @@ from gpushim.inventory import modules, platforms, procfs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpushim.model import DriverPolicy, Policy
+
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
 UNITS = ("/etc", "/usr/lib", "/lib")
 HEAD_LIMIT = 4096  # bytes of a program that tell whose it is
@@ -76,7 +78,7 @@ class Host:
     top: str = ""
     config: str = stamp.CONFIG_FILE
     state: str = stamp.STATE_DIR
-    settings: dict[str, Any] = field(default_factory=policy.defaults)
+    settings: Policy = field(default_factory=policy.defaults)
     trouble: str = ""
     old_names: list[str] = field(default_factory=list)
     engines: list[running.Engine] = field(default_factory=list)
@@ -86,10 +88,9 @@ class Host:
     answers: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def driver(self) -> dict[str, Any]:
+    def driver(self) -> DriverPolicy:
         """The policy's section about the driver."""
-        section: dict[str, Any] = self.settings["driver"]
-        return section
+        return self.settings["driver"]
 
     @property
     def proc(self) -> str:

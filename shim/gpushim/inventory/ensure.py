@@ -25,7 +25,7 @@ FILE_TYPE = 0o170000  # S_IFMT
 NONE: Snapshot = {}  # type: ignore[typeddict-item] # where there is none that counts
 
 
-def snapshot(config: str, state: str) -> Any:
+def snapshot(config: str, state: str) -> Snapshot:
     """Return a snapshot that is true now.
 
     Args:
@@ -47,7 +47,7 @@ def snapshot(config: str, state: str) -> Any:
     return renew.renewed(config, state)
 
 
-def read(config: str, state: str) -> Any:
+def read(config: str, state: str) -> Snapshot | None:
     """Return the saved snapshot if it is ours and still true, else None.
 
     Args:
@@ -58,7 +58,7 @@ def read(config: str, state: str) -> Any:
     return None if stale else found
 
 
-def last(config: str, state: str) -> tuple[Any, str]:
+def last(config: str, state: str) -> tuple[Snapshot, str]:
     """Return the saved snapshot, and in which way it is stale.
 
     Args:
@@ -97,7 +97,7 @@ def told(state: str) -> Told:
     return found
 
 
-def look_at_channels(inventory: Any, channels: list[int]) -> None:
+def look_at_channels(inventory: Snapshot, channels: list[int]) -> None:
     """Bring mode and owner of IMEX channels up to date, which the stamp leaves out: there may be thousands.
 
     Args:

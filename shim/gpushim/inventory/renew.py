@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from gpushim import policy, stamp
 from gpushim.errors import INVENTORY, GpushimError
@@ -27,7 +27,7 @@ from gpushim.inventory import ensure, modules
 from gpushim.replace import replace
 
 if TYPE_CHECKING:
-    from gpushim.model import Belongs, Inputs
+    from gpushim.model import Belongs, Inputs, Snapshot
 
 LOCK, FAILURE = "lock", "failure"  # in the state directory
 STDERR_LIMIT = 8192  # bytes of what the child says last
@@ -42,7 +42,7 @@ SLOW = (
 )
 
 
-def renewed(config: str, state: str) -> Any:
+def renewed(config: str, state: str) -> Snapshot:
     """Return a snapshot that is true now, as `ensure.snapshot`, which has found none.
 
     Args:

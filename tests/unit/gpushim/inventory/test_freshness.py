@@ -55,7 +55,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def column(snapshot: dict[str, Any], name: str) -> list[Any]:
+def column(snapshot: Any, name: str) -> list[Any]:
     """All values of a member, and of a snapshot's own names of data."""
     names = sorted(snapshot[name.partition(".")[0]]) if name.partition(".")[0] in BY_DATA else []
     return [names, *(value for found, value in leaves(snapshot) if found == name)]

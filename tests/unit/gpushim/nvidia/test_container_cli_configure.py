@@ -29,7 +29,7 @@ ENROOT = "--no-cgroups --ldconfig=@/sbin/ldconfig.real --device=all --utility --
 
 
 def asked(line: str, **requests: Any) -> Request:
-    policy = defaults()
+    policy: Any = defaults()
     policy["requests"].update(requests)
     return container_cli_configure.request(getopt.parse(line.split(), COMMANDS["configure"])[0], policy)
 
