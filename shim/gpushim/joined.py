@@ -24,7 +24,7 @@ from gpushim.replace import replace
 CREATE = """
     gpushim. gpushim.errors gpushim.bounds gpushim.bundle gpushim.fastjson gpushim.selection gpushim.require
     gpushim.authorization gpushim.request gpushim.edits gpushim.hookargs gpushim.plan gpushim.stamp gpushim.inventory.
-    gpushim.inventory.ensure gpushim.logfile gpushim.create
+    gpushim.inventory.ensure gpushim.logfile gpushim.decide gpushim.create
 """
 HOOK = """
     gpushim. gpushim.errors gpushim.bounds gpushim.fastjson gpushim.hookargs gpuhook. gpuhook.options gpuhook.walk

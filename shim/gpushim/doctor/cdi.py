@@ -34,6 +34,8 @@ from gpushim.inventory import ensure
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpushim.model import Snapshot
+
 REFRESH = "gpushim refresh"
 # Version of an engine, and of CDI that releases from that one on read at least.
 READS = {
@@ -106,12 +108,12 @@ def _elsewhere(host: Host) -> str:
     return f"change output-directory under [cdi] in {shlex.quote(host.config)}; then {REFRESH}"
 
 
-def _other(host: Host, snapshot: dict[str, Any], path: str) -> str:
+def _other(host: Host, snapshot: Snapshot, path: str) -> str:
     wanted = _wanted(host, snapshot)
     return publish.conflicting(path, wanted)[0] if wanted else ""
 
 
-def _wanted(host: Host, snapshot: dict[str, Any]) -> dict[str, Any] | None:
+def _wanted(host: Host, snapshot: Snapshot) -> dict[str, Any] | None:
     wanted = host.settings["cdi"]
     try:
         return write.gpu_spec(snapshot, wanted["kind"], wanted["device-names"], [])

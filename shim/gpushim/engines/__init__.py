@@ -19,7 +19,7 @@ import posixpath
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpushim import bounds, create
+from gpushim import bounds, decide
 from gpushim.errors import NOT_FOUND, GpushimError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def installed(name: str, given: str = "") -> str:
         GpushimError: it is not there, not executable, or its path is relative: engines have other working
             directories.
     """
-    ours = os.path.dirname(create.hook_program())
+    ours = os.path.dirname(decide.hook_program())
     candidates = [given] if given else [f"{ours}/{name}", f"/usr/bin/{name}"]
     if not candidates[0].startswith("/"):
         raise GpushimError(

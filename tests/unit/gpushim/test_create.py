@@ -574,7 +574,7 @@ IMPORTS = {
     "gpushim", "gpushim.authorization", "gpushim.bounds", "gpushim.create", "gpushim.bundle", "gpushim.fastjson",
     "gpushim.plan", "gpushim.request", "gpushim.selection", "gpushim.require", "gpushim.edits", "gpushim.errors",
     "gpushim.stamp", "gpushim.hookargs", "gpushim.inventory", "gpushim.inventory.ensure", "gpushim.logfile",
-    "_json", "__future__",
+    "gpushim.decide", "_json", "__future__",
 }  # fmt: skip
 
 

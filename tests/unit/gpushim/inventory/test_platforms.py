@@ -310,10 +310,10 @@ def test_refresh_and_plan(machine: Machine, platform: str, env: str, nodes: list
     wanted = request.read({"process": {"env": [f"NVIDIA_VISIBLE_DEVICES={env}"]}}, snapshot["policy"])
     assert wanted is not None
     edits, _ = plan.plan(wanted, snapshot, {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"})
-    assert [value["path"] for kind, value in edits if kind == "node"] == nodes
-    (hook,) = [value for kind, value in edits if kind == "hook"]
+    assert [edit.value["path"] for edit in edits if edit.kind == "node"] == nodes
+    (hook,) = [edit.value for edit in edits if edit.kind == "hook"]
     assert not {"--cover", "--profile-mask"} & set(hook["args"])
-    mounted = [value["destination"] for kind, value in edits if kind == "mount"]
+    mounted = [edit.value["destination"] for edit in edits if edit.kind == "mount"]
     assert ("/usr/lib/wsl/lib/libcuda.so.1" in mounted) == (platform == "wsl")
 
 
