@@ -42,7 +42,6 @@ NOT_YET = {
 }
 CIRCLES = {  # an import that closes each
     ("gpuhook.standalone", "gpuhook.prestart"),
-    ("gpushim.inventory.renew", "gpushim.inventory.ensure"),
 }
 
 

@@ -1,7 +1,7 @@
-"""Hand a create the snapshot, brought up to date first if the host has changed since.
+"""Read the saved snapshot, and say whether it is still true.
 
-Budget: reading and comparing, well under a millisecond. The slow branch is imported when it is needed.
-Out of scope: that branch, which waits for a refresh (renew.py), and finding anything out (refresh.py).
+Budget: reading and comparing, well under a millisecond.
+Out of scope: waiting for one that is true (renew.py), and finding anything out (survey.py).
 """
 
 from __future__ import annotations
@@ -22,29 +22,7 @@ SCHEMA = 8
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 REGULAR = 0o100000  # S_IFREG
 FILE_TYPE = 0o170000  # S_IFMT
-NONE: Snapshot = {}  # type: ignore[typeddict-item] # where there is none that counts
-
-
-def snapshot(config: str, state: str) -> Snapshot:
-    """Return a snapshot that is true now.
-
-    Args:
-        config: path of config.toml.
-        state: directory of the snapshot.
-
-    Returns:
-        the snapshot, as the docstring of gpushim.inventory describes it; its "error" may say that the host cannot
-        serve GPUs.
-
-    Raises:
-        GpushimError: there is none and a refresh fails or takes too long; the refresh's own sentence and code.
-    """
-    found = read(config, state)
-    if found is not None:
-        return found
-    from gpushim.inventory import renew  # some 10 ms with what it imports, beside the hundreds of a refresh
-
-    return renew.renewed(config, state)
+NONE: Snapshot = {}  # type: ignore[typeddict-item]  # where there is none that counts
 
 
 def read(config: str, state: str) -> Snapshot | None:

@@ -19,8 +19,6 @@ SCHEMA = policy.schema()
 CHECK = jsonschema.Draft202012Validator(SCHEMA)
 # An old name becomes the new one.
 KEYS = {section: set(keys) for section, keys in cast(Any, policy.defaults()).items()}
-    section: set(keys) for section, keys in cast(Any, policy.defaults()).items()
-}  # an old name becomes the new one
 NEAR = (
     *(
         "",

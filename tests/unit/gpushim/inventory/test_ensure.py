@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def snapshot(machine: Machine) -> Any:
-    return ensure.snapshot(machine.config, machine.state)
+    return renew.snapshot(machine.config, machine.state)
 
 
 def refusal(machine: Machine) -> GpushimError:

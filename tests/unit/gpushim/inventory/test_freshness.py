@@ -17,7 +17,7 @@ import pytest
 
 from fakehost import Host, tree
 from fakehost.gpus import H100, describe
-from gpushim.inventory import ensure, survey
+from gpushim.inventory import ensure, renew, survey
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -249,7 +249,7 @@ def test_what_changed_is_never_handed_out_as_it_was(machine: Machine, change: st
     CHANGES[change](machine, host)
     if fact(name) == "life":
         age(machine)
-    given = ensure.snapshot(machine.config, machine.state)  # what a create is told
-    true = ensure.snapshot(machine.config, f"{machine.state}-of-another")  # what a first look tells
+    given = renew.snapshot(machine.config, machine.state)  # what a create is told
+    true = renew.snapshot(machine.config, f"{machine.state}-of-another")  # what a first look tells
     assert column(true, name) != column(before, name)
     assert column(given, name) == column(true, name)
