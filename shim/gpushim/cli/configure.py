@@ -13,7 +13,8 @@ import click
 
 from gpushim.cli import show
 from gpushim.cli.sections import Commands
-from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, gpus, installed, units
+from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, installed, units
+from gpushim.engines.docker import on_path
 from gpushim.errors import GpushimError
 
 
@@ -94,7 +95,7 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     }
     if not verify and not dry_run:
         report["notes"] += files.apply(plan.changes, undo=wish.remove)
-        links, notes = gpus.apply(plan.links)
+        links, notes = on_path.apply(plan.links)
         report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
         report["changed"] = bool(plan.changed or links)
         report["notes"] += _kept(plan, report["notes"]) if wish.remove else []
@@ -148,7 +149,7 @@ def _change(change: files.Change) -> dict[str, str]:
     return {"path": change.path, "done": done, "diff": files.diff([change])}
 
 
-def _link(link: gpus.Link) -> dict[str, str]:
+def _link(link: on_path.Link) -> dict[str, str]:
     return {"path": link.path, "done": "linked" if link.target else "removed", "command": link.command}
 
 

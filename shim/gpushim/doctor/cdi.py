@@ -17,8 +17,8 @@ from gpushim.doctor import (
     Host,
     ask,
     broken,
+    check_docker,
     corrected,
-    docker,
     entries,
     ok,
     skipped,
@@ -230,7 +230,7 @@ def _engines(host: Host) -> dict[str, tuple[int, ...]]:
     found = {}
     for engine in host.running(*READS):
         if engine.name == "dockerd":
-            found[engine.name] = docker.version_of(host, engine)
+            found[engine.name] = check_docker.version_of(host, engine)
         else:
             found[engine.name] = _version(programs.find(engine.name, engine))
     podman = host.program("podman")

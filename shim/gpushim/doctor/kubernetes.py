@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from gpushim import seen
 from gpushim.doctor import Finding, Host, ask, broken, listing, ok, restarting, skipped, text, then, warning
-from gpushim.engines import PROGRAM, containerd_services, units
+from gpushim.engines import PROGRAM, units
+from gpushim.engines.containerd import services
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,15 +83,13 @@ def runtime_class(host: Host) -> Iterator[Finding]:
 
 def template(host: Host) -> Iterator[Finding]:
     """Check that the settings which k3s and rke2 write anew at each start keep our runtime."""
-    for service in containerd_services.RANCHER:
-        config = host.top + containerd_services.CONFIGS[service]
+    for service in services.RANCHER:
+        config = host.top + services.CONFIGS[service]
         if not seen.exists(config):
             continue
         folder = os.path.dirname(config)
         engine = next((each for each in host.running("containerd") if each.seen(each.config) == config), None)
-        again = units.fix(
-            "restart" if engine else "start", containerd_services.unit(service, host.top), engine, host.top
-        )
+        again = units.fix("restart" if engine else "start", services.unit(service, host.top), engine, host.top)
         command = shlex.join(["gpushim", "configure", "containerd", f"--config={config}"])
         configure = restarting(command, again) if engine else then(command, again)
         imported = [f"{folder}/{name}" for name in IMPORTED if PROGRAM in text(f"{folder}/{name}")]

@@ -1,15 +1,12 @@
-"""Container engines: their settings, and what they themselves say about them.
+"""Container engines: what each is set to, how that is changed and taken back, and what it says of itself.
 
-One module per engine, each with the same two functions, which the command line calls:
+table.py has a row for each engine. Its module (or package) NAME has two functions, which `gpushim configure` calls:
 
     plan(wish) -> Plan        what to change, as plain data; nothing is written
     verify(wish, plan) -> list[str]
                               ask the engine; one sentence for each thing that is missing, none when all is there
 
-`files.py` reads and replaces files of others where `places.py` trusts their directories, `running.py` finds the
-engines that run, which `genuine.py` tells from strangers, `programs.py` the programs to ask; `jsontext.py` and
-`tomltext.py` edit text without touching the rest of it, `undo.py` decides what --remove takes back. `gpus.py` is for
-Docker alone; `hooksd.py` is about the hook's file for Podman and CRI-O. Out of scope: printing (cli/configure.py).
+and what the doctor's check_NAME.py asks of it. Out of scope: printing (cli/configure.py).
 """
 
 from __future__ import annotations
@@ -25,8 +22,8 @@ from gpushim.errors import NOT_FOUND, GpushimError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpushim.engines.docker.on_path import Link
     from gpushim.engines.files import Change
-    from gpushim.engines.gpus import Link
     from gpushim.engines.running import Engine
 
 PROGRAM = "gpushim-runtime"

@@ -20,7 +20,9 @@ import tomlkit
 from click.testing import CliRunner
 
 from gpushim.cli import main
-from gpushim.engines import containerd_daemon, docker, dropin, gpus, podman, programs, running, units
+from gpushim.engines import docker, dropin, podman, programs, running, units
+from gpushim.engines.containerd import process
+from gpushim.engines.docker import on_path
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import K3S
 
@@ -54,9 +56,9 @@ class Administrator:
         )
         patch.setattr(units, "restart", lambda arguments: self.restart(arguments[-1]))
         patch.setattr(docker, "_info", lambda path, *_, **__: patient.docker(path, "/info"))
-        patch.setattr(gpus, "SYSTEM", f"{patient.root}/usr/local/bin")
-        patch.setattr(gpus, "PATH", f"{patient.root}/usr/bin")
-        patch.setattr(containerd_daemon, "asked", lambda *_: (None, ""))
+        patch.setattr(on_path, "SYSTEM", f"{patient.root}/usr/local/bin")
+        patch.setattr(on_path, "PATH", f"{patient.root}/usr/bin")
+        patch.setattr(process, "asked", lambda *_: (None, ""))
         folders = [f"{patient.root}{folder}" for folder in podman.SYSTEM_DIRECTORIES]
         patch.setattr(podman, "default_config", lambda: f"{folders[-1]}/containers.conf.d/{podman.FILE}")
         listed = [f"{folder}/containers.conf{suffix}" for folder in folders for suffix in ("", ".d")]

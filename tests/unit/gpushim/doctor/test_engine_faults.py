@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from gpushim.doctor import checks, host
-from gpushim.engines import genuine, gpus, programs
+from gpushim.engines import genuine, programs
+from gpushim.engines.docker import on_path
 from gpushim.engines.running import Stranger
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
@@ -359,7 +360,7 @@ def test_the_fix_of_gpus_is_one_that_dockerds_path_allows(
     unlisted: Patient, monkeypatch: pytest.MonkeyPatch, path: str, fix: str
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(gpus, "SYSTEM", f"{unlisted.top}/local")
+    monkeypatch.setattr(on_path, "SYSTEM", f"{unlisted.top}/local")
     (unlisted.top / "usr/bin" / NVIDIA_HOOK).unlink()
     change(unlisted, 0, environ={"PATH": path.format(top=unlisted.top)})
     assert [found.fix for found in unlisted.said("docker-hook")] == [fix.format(top=unlisted.top)]

@@ -521,7 +521,7 @@ def test_a_file_with_which_dockerd_would_not_start_is_left_alone(
     failed = "echo unable to configure the Docker daemon with file /dev/stdin: no log-drver >&2; exit 1"
     dockerd.write_text(f"#!/bin/sh\nif grep -q log-drver; then {failed}; fi\n")
     dockerd.chmod(0o755)
-    monkeypatch.setattr("gpushim.engines.daemon_json.program", lambda *_: str(dockerd))
+    monkeypatch.setattr("gpushim.engines.docker.daemon_json.program", lambda *_: str(dockerd))
     config.write_text(text)
     told = str(call("docker", config).exception)
     assert says in told

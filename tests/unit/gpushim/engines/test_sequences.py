@@ -18,18 +18,18 @@ import pytest
 from gpushim.engines import (
     Wish,
     containerd,
-    containerd_daemon,
     crio,
     docker,
     files,
-    gpus,
     hooksd,
     is_ours,
     jsontext,
     podman,
     tomltext,
 )
-from gpushim.engines.containerd_files import CRI
+from gpushim.engines.containerd import process
+from gpushim.engines.containerd.imports import CRI
+from gpushim.engines.docker import on_path
 from gpushim.errors import GpushimError
 
 pytestmark = pytest.mark.slow
@@ -120,7 +120,7 @@ class Place:
         try:
             plan = self.engine.plan(wish)
             files.apply(plan.changes)
-            gpus.apply(plan.links)
+            on_path.apply(plan.links)
             self.known = self.known or NVIDIAS in text
         except GpushimError as refusal:
             if "--force" not in str(refusal):
@@ -135,11 +135,11 @@ class Place:
         before, text = self.marked, self.text
         plan = self.engine.plan(Wish(config=self.named, remove=True))
         files.apply(plan.changes, undo=True)
-        gpus.apply(plan.links)
+        on_path.apply(plan.links)
         self.is_without_ours(before, text)
         assert self.known or NVIDIAS in text or NVIDIAS not in self.text
         assert not self.hooks or "gpushim" not in hook_text(self.engine)
-        assert (self.leftovers, gpus.made()) == ([], [])
+        assert (self.leftovers, on_path.made()) == ([], [])
         self.known = self.cdi = False
 
     def is_without_ours(self, marked: set[str], text: str) -> None:
@@ -338,7 +338,7 @@ STEPS = ["configure"] * 4 + ["edit"] * 4 + [
 
 @pytest.fixture(autouse=True)
 def version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(containerd_daemon, "_version", lambda *_: (1, 7))
+    monkeypatch.setattr(process, "_version", lambda *_: (1, 7))
     monkeypatch.setattr(podman, "SYSTEM_DIRECTORIES", (f"{tmp_path}/share", f"{tmp_path}/containers"))
     for engine in (crio, podman):
         monkeypatch.setattr(engine, "HOOKS", f"{tmp_path}/hooks.d")

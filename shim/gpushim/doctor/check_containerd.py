@@ -11,7 +11,8 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, skipped, warning
-from gpushim.engines import containerd, containerd_services, files, programs, tomltext, units
+from gpushim.engines import containerd, files, programs, tomltext, units
+from gpushim.engines.containerd import services
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -47,11 +48,9 @@ def daemon(host: Host) -> Iterator[Finding]:
 def _absent(host: Host) -> Finding:
     if any(each.name == PROGRAM for each in host.strangers):
         return skipped("no containerd runs that is this user's (engine-processes says more)")
-    found = containerd_services.installed(host.top)
+    found = services.installed(host.top)
     which = f", and {' and '.join(found)} is installed" if found else ""
-    start = units.fix(
-        "start", containerd_services.unit(found[0], host.top) if found else containerd.UNIT, top=host.top
-    )
+    start = units.fix("start", services.unit(found[0], host.top) if found else containerd.UNIT, top=host.top)
     needed = "containerd" in host.named
     return broken(f"no containerd runs{which}", start) if needed else skipped(f"no containerd runs{which}")
 
@@ -131,11 +130,11 @@ def devices(host: Host) -> Iterator[Finding]:
         elif cri["enable_cdi"]:
             yield ok("containerd injects CDI devices")
         else:
-            service = containerd_services.of(_config(engine))
+            service = services.of(_config(engine))
             yield warning(
                 "enable_cdi of containerd is false: pods get no CDI devices",
                 f"upgrade {service} to a release whose containerd is 2.0 or newer, which does CDI by itself"
-                if service in containerd_services.RANCHER
+                if service in services.RANCHER
                 else _configure(host, engine, more=("--cdi",)),
             )
 
@@ -195,9 +194,7 @@ def _restart(host: Host, engine: Engine) -> str:
 def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
     """Say how our runtime comes into the settings that this containerd reads, and into containerd."""
     cri = next((cri for each, cri in _with_cri(host) if each is engine), {})
-    others = len(engines(host)) > 1 or (
-        containerd_services.installed(host.top) and not containerd_services.of(_config(engine))
-    )
+    others = len(engines(host)) > 1 or (services.installed(host.top) and not services.of(_config(engine)))
     options = (*more, f"--config={_config(engine)}") if others else more
     return entries.configure("containerd", _programs(cri), _restart(host, engine), name, options)
 

@@ -2,7 +2,7 @@
 
 Where the CRI's settings are depends on the file's version (containerd's docs/cri/config.md). How files add up depends
 on containerd's: since 2.0 later ones are merged into earlier ones, before that the whole table of a plugin, such as
-the CRI's, replaces the one of the files before. Out of scope: changing anything (containerd.py).
+the CRI's, replaces the one of the files before. Out of scope: changing anything (__init__.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpushim.engines import files, tomltext
 from gpushim.errors import GpushimError, quote
 
 if TYPE_CHECKING:
-    from gpushim.engines.containerd_daemon import Daemon
+    from gpushim.engines.containerd.process import Daemon
 
 CRI = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 OURS = "99-gpushim.toml"

@@ -9,8 +9,9 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, ours, skipped, warning
-from gpushim.engines import daemon_json, docker, files, gpus, is_ours, jsontext, programs, units
-from gpushim.engines.gpus import CDI_HOOK, HOOK
+from gpushim.engines import docker, files, is_ours, jsontext, programs, units
+from gpushim.engines.docker import daemon_json, on_path
+from gpushim.engines.docker.on_path import CDI_HOOK, HOOK
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from gpushim.engines.running import Engine
 
 WOULD_NOT = "would not start again"  # of a dockerd whose settings are to be corrected before anything else
-CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), gpus.CDI_SINCE  # versions of Docker
+CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), on_path.CDI_SINCE  # versions of Docker
 
 
 def daemon(host: Host) -> Iterator[Finding]:
@@ -132,7 +133,7 @@ def hook(host: Host) -> Iterator[Finding]:
         path = _hook(engine)
         where = f"the PATH of dockerd (process {engine.pid})"
         today = version_of(host, engine) >= CDI_GPUS
-        by_cdi = gpus.found(engine, CDI_HOOK) if today else ""
+        by_cdi = on_path.found(engine, CDI_HOOK) if today else ""
         if by_cdi:
             yield ok(f"{by_cdi} is on {where}: docker run --gpus uses CDI")
         elif not path:
@@ -160,14 +161,14 @@ def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
         return "docker run --runtime=nvidia, or --device nvidia.com/gpu=all, instead"
     if len(host.running("dockerd")) > 1:  # `configure` links for the one of this host
         return f"link gpushim-hook as {name} in a directory of that PATH; then {_restart(host, engine)}"
-    first = "" if gpus.folders(engine) else f"put {shlex.quote(gpus.SYSTEM)} on the PATH of dockerd; then "
+    first = "" if on_path.folders(engine) else f"put {shlex.quote(on_path.SYSTEM)} on the PATH of dockerd; then "
     return f"{first}{_configure(host, engine)}"
 
 
 def restarted(host: Host) -> Iterator[Finding]:
     """Check that dockerd started after what it looks at only then, and has the runtimes that its file has now."""
     for engine in host.running("dockerd"):
-        by_cdi = gpus.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
+        by_cdi = on_path.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
         late = [path for path in (by_cdi, _hook(engine)) if path and engine.before(path)]
         if late:
             told = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
@@ -326,7 +327,7 @@ def names(host: Host, engine: Engine) -> list[str]:
 
 def version_of(host: Host, engine: Engine) -> tuple[int, ...]:
     """Return the version that a dockerd says it is; () if it does not answer."""
-    return gpus.number(str(_info(host, engine).get("ServerVersion")))
+    return on_path.number(str(_info(host, engine).get("ServerVersion")))
 
 
 def socket_of(engine: Engine) -> str:
@@ -348,4 +349,4 @@ def _path(engine: Engine) -> str:
 
 
 def _hook(engine: Engine) -> str:
-    return gpus.found(engine, HOOK)
+    return on_path.found(engine, HOOK)

@@ -1,7 +1,7 @@
 """Docker: daemon.json, and what dockerd itself says (GET /info of its API, as `docker info` does).
 
 dockerd takes a setting from the file or from its command line, and does not start where both have it; so those are
-refused. Out of scope: what `docker run --gpus` needs beside them (gpus.py).
+refused. Out of scope: what `docker run --gpus` needs beside them (on_path.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from gpushim.engines import (
     HOOK,
     Plan,
     Wish,
-    daemon_json,
     files,
-    gpus,
     installed,
     is_ours,
     jsontext,
@@ -29,6 +27,7 @@ from gpushim.engines import (
     stays,
     undo,
 )
+from gpushim.engines.docker import daemon_json, on_path
 from gpushim.engines.files import Change
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
@@ -61,10 +60,10 @@ def plan(wish: Wish) -> Plan:
     old = files.read(path)
     base = undo.undone(KIND, path, old)
     # The names on PATH are this host's dockerd's, not those of a file that somebody named.
-    links: list[gpus.Link] = []
+    links: list[on_path.Link] = []
     if wish.remove:
         change = Change(path, old, base.content, lost=base.lost)
-        links = gpus.made()
+        links = on_path.made()
         if wish.config:
             links, notes = [], notes + stays(link.path for link in links)
     else:
@@ -74,14 +73,14 @@ def plan(wish: Wish) -> Plan:
         if engine and engine.root and not os.path.exists(engine.root + wish.program):
             notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {wish.program} is not")
         version = _version(path, engine) if engine else ""
-        if wish.cdi and () < gpus.number(version) < CDI_SINCE:
+        if wish.cdi and () < on_path.number(version) < CDI_SINCE:
             raise GpushimError(
                 f"Docker {version} does not do CDI, which needs version 25; leave --cdi out, and give containers "
                 f"their GPUs with docker run --runtime={wish.name}"
             )
         if not wish.config:
-            links, told = gpus.wanted(engine, installed(HOOK), version)
-            notes += [*told, *(gpus.said(version) if links or told else [])]
+            links, told = on_path.wanted(engine, installed(HOOK), version)
+            notes += [*told, *(on_path.said(version) if links or told else [])]
     return Plan(path, [change], notes, engine, links)
 
 

@@ -10,7 +10,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, ask, broken, entries, listing, ok, ours, skipped, warning
-from gpushim.doctor.podman import hook_of
+from gpushim.doctor.check_podman import hook_of
 from gpushim.engines import crio, dropin, hooksd, programs, tomltext, units
 from gpushim.engines.injected import SPEC_DIRECTORIES
 from gpushim.errors import GpushimError
