@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from gpushim.engines import docker, files, running, tomltext
+from gpushim.engines import files, running, tomltext
+from gpushim.engines.docker import dockerd
 from gpushim.errors import GpushimError
 from gpushim.migrate import Row
 
@@ -34,7 +35,7 @@ def rows(root: str = "") -> list[Row]:
     """
     engines = [] if root else running.find()
     found: list[Row] = []
-    found += _read(_files(root, (docker.SYSTEM_CONFIG,), "dockerd", engines), _json, _docker)
+    found += _read(_files(root, (dockerd.SYSTEM_CONFIG,), "dockerd", engines), _json, _docker)
     found += _read(_files(root, CONTAINERD, "containerd", engines), _toml, _containerd)
     found += _read(_files(root, CRIO, "crio", engines), _toml, _crio)
     found += _read(_files(root, HOOK_FILES, "", engines), _json, _hook)

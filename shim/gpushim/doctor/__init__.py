@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy, stamp
-from gpushim.engines import HOOK, PROGRAM, programs, running, units
+from gpushim.engines import HOOK, PROGRAM, programs, running, table, units
 from gpushim.errors import GpushimError
 from gpushim.inventory import modules, platforms, procfs
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
+KUBELET = "/var/lib/kubelet"  # the directory that tells a node of Kubernetes
 UNITS = ("/etc", "/usr/lib", "/lib")
 HEAD_LIMIT = 4096  # bytes of a program that tell whose it is
 
@@ -115,6 +116,18 @@ class Host:
             return ""
         places = [f"{self.top}{folder}/systemd/system/{name}" for folder in UNITS]
         return next((place for place in places if os.path.exists(place)), "")
+
+    def start(self, name: str) -> str:
+        """Say how an engine is started, by its name in table.ENGINES."""
+        return units.fix("start", table.ENGINES[name].unit, top=self.top)
+
+    def restart(self, engine: running.Engine) -> str:
+        """Say how an engine that runs is restarted."""
+        return units.fix("restart", table.of(engine.name).unit, engine, self.top)
+
+    def for_pods(self, name: str) -> bool:
+        """Say whether an engine is to have a handler of ours: somebody named it, or this is a node of Kubernetes."""
+        return bool({name, "kubernetes"} & {*self.named}) or os.path.isdir(self.top + KUBELET)
 
     def has_driver(self) -> bool:
         """Say whether NVIDIA's kernel module is loaded; checks of what belongs to it have nothing to say else."""

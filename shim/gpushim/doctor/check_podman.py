@@ -5,7 +5,6 @@ Out of scope: changing them (engines/podman.py).
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
@@ -22,11 +21,8 @@ from gpushim.doctor import (
     cdi,
     corrected,
     entries,
-    listing,
     ok,
-    ours,
     skipped,
-    text,
     untrusted,
     warning,
 )
@@ -87,22 +83,7 @@ def hooks(host: Host) -> Iterator[Finding]:
     if not host.program("podman"):
         return
     folders = _engine(host).get("hooks_dir") or [podman.HOOKS]
-    known = 0
-    for path in (path for folder in folders for path in listing(f"{host.top}{folder}")):
-        hook = hook_of(path)
-        if "gpushim" not in hook and "nvidia-container" not in hook:
-            continue
-        known += 1
-        if not os.access(f"{host.top}{hook}", os.X_OK):
-            yield broken(
-                f"{path} names {hook}, which is not there: no container of Podman's starts", f"rm {shlex.quote(path)}"
-            )
-        elif ours(f"{host.top}{hook}"):
-            yield ok(f"{path} makes Podman call {hook}")
-        else:
-            yield warning(f"{path} makes Podman call {hook}, which is not gpushim's", f"rm {shlex.quote(path)}")
-    if not known:
-        yield skipped("Podman calls no hook for GPUs, and needs none with the runtime or CDI")
+    yield from entries.hooks("Podman", folders, lambda path: f"{host.top}{path}", "no container of Podman's starts")
 
 
 def names(host: Host) -> list[str]:
@@ -170,11 +151,4 @@ def _engine(host: Host) -> dict[str, Any]:
     return found
 
 
-def hook_of(path: str) -> str:
-    """Return the program that a file of a hooks directory names (oci-hooks(5)), or ""."""
-    try:
-        found = json.loads(text(path))
-    except ValueError:
-        return ""
-    hook = found.get("hook") if isinstance(found, dict) else None
-    return str(hook.get("path") if isinstance(hook, dict) else hook or "")
+CHECKS = {"podman-program": program, "podman-runtime": runtime, "podman-hooks": hooks}

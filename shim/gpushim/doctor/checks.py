@@ -5,6 +5,7 @@ Out of scope: what a check does.
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from dataclasses import replace
@@ -20,10 +21,6 @@ from gpushim.doctor import (
     Host,
     broken,
     cdi,
-    check_containerd,
-    check_crio,
-    check_docker,
-    check_podman,
     device_nodes,
     driver,
     follows,
@@ -35,6 +32,7 @@ from gpushim.doctor import (
     state,
     warning,
 )
+from gpushim.engines import table as engines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,39 +77,8 @@ GENERAL: dict[str, Check] = {
     "nvidia-units": host.old_units,
 }
 ENGINES: dict[str, dict[str, Check]] = {
-    "docker": {
-        "docker-daemon": check_docker.daemon,
-        "docker-runtime": check_docker.runtime,
-        "docker-program": check_docker.program,
-        "docker-hook": check_docker.hook,
-        "docker-hook-alone": check_docker.alone,
-        "docker-restart": check_docker.restarted,
-        "docker-cdi": check_docker.devices,
-    },
-    "containerd": {
-        "containerd-daemon": check_containerd.daemon,
-        "containerd-runtime": check_containerd.runtime,
-        "containerd-cgroups": check_containerd.driver,
-        "containerd-restart": check_containerd.restarted,
-        "containerd-cdi": check_containerd.devices,
-    },
-    "crio": {
-        "crio-daemon": check_crio.daemon,
-        "crio-runtime": check_crio.runtime,
-        "crio-hooks": check_crio.hooks,
-        "crio-cdi": check_crio.devices,
-    },
-    "podman": {
-        "podman-program": check_podman.program,
-        "podman-runtime": check_podman.runtime,
-        "podman-hooks": check_podman.hooks,
-    },
-    "kubernetes": {
-        "kubernetes-node": kubernetes.node,
-        "kubernetes-device-plugin": kubernetes.device_plugin,
-        "kubernetes-runtime-class": kubernetes.runtime_class,
-        "kubernetes-template": kubernetes.template,
-    },
+    **{name: importlib.import_module(f"gpushim.doctor.check_{name}").CHECKS for name in engines.ENGINES},
+    "kubernetes": kubernetes.CHECKS,
 }
 # What says something about the driver below its root; about what config.toml says; about the state directory.
 OF_THE_DRIVER = (

@@ -1,6 +1,6 @@
 """Checks of the host beneath the engines: the low-level runtime, cgroups, SELinux, AppArmor.
 
-Out of scope: what each engine is set to (docker.py and its neighbours).
+Out of scope: what each engine is set to (check_docker.py and its neighbours).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of what a Kubernetes node and its cluster need, as far as a node can tell.
 
-Out of scope: containerd's settings (containerd.py), which `gpushim doctor kubernetes` checks as well.
+Out of scope: containerd's settings (check_containerd.py), which `gpushim doctor kubernetes` checks as well.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim import seen
-from gpushim.doctor import Finding, Host, ask, broken, listing, ok, restarting, skipped, text, then, warning
+from gpushim.doctor import KUBELET, Finding, Host, ask, broken, listing, ok, restarting, skipped, text, then, warning
 from gpushim.engines import PROGRAM, units
 from gpushim.engines.containerd import services
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-KUBELET = "/var/lib/kubelet"
 PLUGINS = f"{KUBELET}/device-plugins"
 KUBECONFIGS = ("/etc/kubernetes/admin.conf", "/etc/rancher/k3s/k3s.yaml", "/etc/rancher/rke2/rke2.yaml")
 # What k3s writes its containerd's settings from at each start, and what those import.
@@ -104,3 +103,11 @@ def template(host: Host) -> Iterator[Finding]:
             yield broken(told, configure)
         else:
             yield broken(f"{folder} does not know gpushim-runtime", configure)
+
+
+CHECKS = {
+    "kubernetes-node": node,
+    "kubernetes-device-plugin": device_plugin,
+    "kubernetes-runtime-class": runtime_class,
+    "kubernetes-template": template,
+}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim import policy
 from gpushim.doctor import Finding, Host, ask, broken, check_containerd, check_docker, check_podman, ok, some
 from gpushim.engines import PROGRAM, installed, places, programs
+from gpushim.engines.docker import dockerd
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -145,7 +146,11 @@ def _docker(host: Host, engine: Engine, scratch: str, root: str, name: str) -> a
     client = host.program("docker")
     if not client:
         return ask.Answer(None, "", programs.absent("docker", host.top))
-    words = [client, f"--config={scratch}", f"--host=unix://{places.socket_path(check_docker.socket_of(engine))}"]
+    words = [
+        client,
+        f"--config={scratch}",
+        f"--host=unix://{places.socket_path(dockerd.socket(engine))}",
+    ]
     archive = f"{scratch}/root.tar"
     with tarfile.open(archive, "w") as tar:
         tar.add(root, ".")

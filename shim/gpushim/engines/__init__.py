@@ -91,18 +91,28 @@ def stays(paths: Iterable[str]) -> list[str]:
 def is_ours(program: object) -> bool:
     """Say whether a path that stands in an engine's settings is that of gpushim-runtime, by its name alone.
 
-    This decides what may be edited; which program an engine executes, `leads_to_ours` says.
+    This decides what may be edited; which program an engine executes, `executes_ours` says.
     """
     return isinstance(program, str) and posixpath.basename(program) == PROGRAM
+
+
+def executes_ours(program: str, engine: Engine | None = None) -> bool:
+    """Say whether a program in an engine's settings is gpushim-runtime, or leads to it where the engine looks for it.
+
+    Args:
+        program: as the settings have it; "" is none.
+        engine: that has them; None for this process.
+    """
+    return is_ours(program) or leads_to_ours(engine.executable(program) if engine else program)
 
 
 def leads_to_ours(path: str) -> bool:
     """Say whether a file is gpushim-runtime or a link to it, as the compat package's names are.
 
     Args:
-        path: absolute; "" is no file.
+        path: of the file; one that is not absolute is none.
     """
-    for _ in range(bounds.LINKS):
+    for _ in range(bounds.LINKS if path.startswith("/") else 0):
         if is_ours(path):
             return True
         try:

@@ -14,8 +14,8 @@ from typing import Any
 
 from gpushim import explain
 from gpushim.cdi import specs
-from gpushim.engines import docker, injected, programs, running
-from gpushim.engines.docker import on_path
+from gpushim.engines import injected, programs, running
+from gpushim.engines.docker import dockerd, on_path
 from gpushim.errors import FAILED, NOT_FOUND, GpushimError, quote
 from gpushim.request import DEVICES
 
@@ -210,14 +210,14 @@ def _by_cdi(request: dict[str, Any], info: dict[str, Any]) -> list[str]:
     if (
         driver not in ("", "nvidia")
         or not since
-        or not (dockerd := _dockerd())
-        or not on_path.found(dockerd, on_path.CDI_HOOK)
+        or not (daemon := _dockerd())
+        or not on_path.found(daemon, on_path.CDI_HOOK)
     ):
         return []
     try:  # what no spec has, the hook is asked for, where there is one
         specs.find(names, _texts(info.get("CDISpecDirs")))
     except GpushimError:
-        return [] if on_path.found(dockerd, on_path.HOOK) else names
+        return [] if on_path.found(daemon, on_path.HOOK) else names
     return names
 
 
@@ -258,16 +258,16 @@ def _note_runtime(
     name = host.get("Runtime") or host.get("OCIRuntime") or info.get("DefaultRuntime")
     if name not in runtimes:
         return
-    dockerd = _dockerd() if engine == "docker" else None
-    ours = docker.ours(info, dockerd)
-    path = docker.program_of(_part(runtimes, name)) or name
+    daemon = _dockerd() if engine == "docker" else None
+    ours = dockerd.ours(info, daemon)
+    path = dockerd.program_of(_part(runtimes, name)) or name
     if name in ours:
         return
     if by_hook:
         found.by_hook = True
         found.notes.append(f"{engine} runs it with {quote(path)}: the hook that --gpus brings does what stands here")
         return
-    if not _part(runtimes, name).get("path") and not dockerd:
+    if not _part(runtimes, name).get("path") and not daemon:
         found.notes.append(f"{engine} does not tell which program its runtime {quote(str(name))} is; root can see it")
         return
     if by_engine:

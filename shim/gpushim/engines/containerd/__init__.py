@@ -29,7 +29,6 @@ from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
 
 PROGRAM = "containerd"
-UNIT = "containerd.service"
 # Where settings lie that nobody has named.
 USUAL = (process.SYSTEM_CONFIG, *services.CONFIGS.values())
 RUNC = "io.containerd.runc.v2"

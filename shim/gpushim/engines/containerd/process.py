@@ -96,16 +96,13 @@ def _service(default: str, engine: Engine | None) -> str:
     here_too = services.installed() if os.geteuid() == 0 else []
     if services.of(default) or not here_too:
         return ""
-    alone = engine is not None or os.path.exists(default) or _lies_in_system()
+    lies = programs.lying(NAME, folders=tuple(SYSTEM_PATH.split(":")))
+    alone = engine is not None or os.path.exists(default) or bool(lies)
     if not alone and len(here_too) == 1:
         return here_too[0]
     here = [f"{NAME} with {default}"] if alone else []
     found = [*here, *(f"{name} with {services.CONFIGS[name]}" for name in here_too)]
     raise GpushimError(f"{' and '.join(found)} are installed; say with --config whose settings you mean")
-
-
-def _lies_in_system() -> bool:
-    return any(os.path.isfile(f"{folder}/{NAME}") for folder in SYSTEM_PATH.split(":"))
 
 
 def dump(daemon: Daemon) -> dict[str, Any]:
@@ -198,7 +195,7 @@ def _version(engine: Engine | None, config: str) -> tuple[int, int]:
 def _call(engine: Engine | None, config: str, *arguments: str) -> subprocess.CompletedProcess[str] | None:
     """Run containerd's program with other arguments; None if it is in no directory where programs may be executed."""
     own = "" if engine else services.program(config)  # the system's may be of another version
-    program = own if own and places.program(own) else "" if own else programs.find(NAME, engine)
+    program = own if own and programs.trusted(own) else "" if own else programs.find(NAME, engine)
     # k3s is many programs in one, and its first argument tells which; hence the name.
     return _run([NAME, *arguments], executable=program) if program else None
 

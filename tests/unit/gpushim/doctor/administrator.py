@@ -20,7 +20,7 @@ import tomlkit
 from click.testing import CliRunner
 
 from gpushim.cli import main
-from gpushim.engines import docker, dropin, podman, programs, running, units
+from gpushim.engines import dropin, podman, programs, running, units
 from gpushim.engines.containerd import process
 from gpushim.engines.docker import on_path
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
@@ -51,11 +51,9 @@ class Administrator:
         self.answer = patient.docker
         patch.setattr(running, "look", lambda *_: (patient.host.engines, []))
         patch.setattr(programs, "DIRECTORIES", (f"{patient.root}/usr/bin", *programs.DIRECTORIES))
-        patch.setattr(
-            units, "command", lambda engine, unit: ["restart", engine.unit] if engine and engine.unit else []
-        )
+        words = units.systemctl
+        patch.setattr(units, "systemctl", lambda *args, top=patient.root: words(*args[:3], top=top))
         patch.setattr(units, "restart", lambda arguments: self.restart(arguments[-1]))
-        patch.setattr(docker, "_info", lambda path, *_, **__: patient.docker(path, "/info"))
         patch.setattr(on_path, "SYSTEM", f"{patient.root}/usr/local/bin")
         patch.setattr(on_path, "PATH", f"{patient.root}/usr/bin")
         patch.setattr(process, "asked", lambda *_: (None, ""))
@@ -99,7 +97,7 @@ class Administrator:
             patient.host.engines.append(next(each for each in self.engines if each.name == name))
             number = len(patient.host.engines) - 1
         patient.host.engines[number] = replace(patient.host.engines[number], started=time.time() + 60)
-        patient.patch.setattr("gpushim.doctor.ask.docker", self.answer)
+        patient.patch.setattr("gpushim.engines.docker.dockerd.ask", self.answer)
         if name == "dockerd":
             self._load(patient.host.engines[number])
 

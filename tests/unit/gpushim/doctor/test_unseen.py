@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.doctor import Finding, checks
+from gpushim.doctor import Finding, check_podman, checks
 from gpushim.engines.running import Stranger
 from gpushim.errors import GpushimError
 from unit import ordinary

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gpushim.cli.configure import configure
 from gpushim.engines import Plan, Wish, docker, files, units
+from gpushim.engines.docker import dockerd
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError
 
@@ -291,14 +292,14 @@ def test_a_dockerd_with_another_root_is_warned_about(
 def test_an_ordinary_user_has_a_file_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("XDG_CONFIG_HOME", "/home/u/.config")
-    assert docker.default_config() == "/home/u/.config/docker/daemon.json"
+    assert dockerd.default_config() == "/home/u/.config/docker/daemon.json"
 
 
 def test_the_snaps_file_counts_where_only_the_snap_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(docker, "SNAP", str(tmp_path))
-    monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(tmp_path / "none" / "daemon.json"))
-    assert docker.default_config() == docker.SNAP_CONFIG
+    monkeypatch.setattr(dockerd, "SNAP", str(tmp_path))
+    monkeypatch.setattr(dockerd, "SYSTEM_CONFIG", str(tmp_path / "none" / "daemon.json"))
+    assert dockerd.default_config() == dockerd.SNAP_CONFIG
 
 
 def test_json_reports_what_was_done(config: Path, call: Call) -> None:
@@ -451,8 +452,8 @@ def test_a_copy_from_before_is_named(config: Path, call: Call, words: list[str])
 
 def test_by_hand_restarts_the_engine(config: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "RUNNING", "/")
-    monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(config))
-    monkeypatch.setattr(docker, "SNAP", "/nonexistent")
+    monkeypatch.setattr(dockerd, "SYSTEM_CONFIG", str(config))
+    monkeypatch.setattr(dockerd, "SNAP", "/nonexistent")
     config.write_text("{}")
     ok(call("docker", config))
     said = ok(call("docker", None, "--remove", "--by-hand", "--files-only"))
@@ -493,7 +494,7 @@ def test_a_record_of_a_file_that_is_gone_is_not_believed(config: Path, call: Cal
 
 def answering(monkeypatch: pytest.MonkeyPatch, engines: list[Engine], config: Path, **info: Any) -> None:
     engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd",), uid=os.geteuid()))
-    monkeypatch.setattr(docker, "_info", lambda *_, **__: {"ServerVersion": "28.5.2", **info})
+    monkeypatch.setattr(dockerd, "info", lambda *_, **__: {"ServerVersion": "28.5.2", **info})
 
 
 @pytest.mark.parametrize(("version", "refused"), [("20.10.24+dfsg1", True), ("24.0.9", True), ("25.0.0", False)])
@@ -517,11 +518,11 @@ def test_a_file_with_which_dockerd_would_not_start_is_left_alone(
     config: Path, call: Call, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
     answering(monkeypatch, engines, config)
-    dockerd = config.parent / "dockerd"
+    program = config.parent / "dockerd"
     failed = "echo unable to configure the Docker daemon with file /dev/stdin: no log-drver >&2; exit 1"
-    dockerd.write_text(f"#!/bin/sh\nif grep -q log-drver; then {failed}; fi\n")
-    dockerd.chmod(0o755)
-    monkeypatch.setattr("gpushim.engines.docker.daemon_json.program", lambda *_: str(dockerd))
+    program.write_text(f"#!/bin/sh\nif grep -q log-drver; then {failed}; fi\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("gpushim.engines.docker.daemon_json.program", lambda *_: str(program))
     config.write_text(text)
     told = str(call("docker", config).exception)
     assert says in told

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from gpushim.engines import docker
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd, on_path
 from gpushim.engines.running import Engine
 
 Call = Callable[..., Result]
@@ -22,7 +21,7 @@ NAMES = ["nvidia-cdi-hook", "nvidia-container-runtime-hook"]
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The daemon.json of a dockerd that does not run."""
     path = tmp_path / "etc" / "daemon.json"
-    monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(path))
+    monkeypatch.setattr(dockerd, "SYSTEM_CONFIG", str(path))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return path
 
@@ -95,8 +94,8 @@ def test_a_link_of_ours_that_leads_nowhere_is_made_anew(local: Path, call: Call)
 def test_nothing_is_linked_without_being_asked_for(
     local: Path, call: Call, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    monkeypatch.setattr(docker, "ANSWER_SECONDS", 0.0)
-    monkeypatch.setattr(docker, "_info", lambda *_: {})
+    monkeypatch.setattr(dockerd, "SECONDS", 0.0)
+    monkeypatch.setattr(dockerd, "info", lambda *_, **__: {})
     output = call("docker", None, option).output
     assert (f"/gpushim-hook {local}/nvidia-cdi-hook\n" in output) is (option == "--dry-run")
     assert list(local.iterdir()) == []
@@ -177,7 +176,7 @@ def test_configure_says_what_this_docker_looks_for(
     call: Call, config: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, version: str, says: str
 ) -> None:
     engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd",)))
-    monkeypatch.setattr(docker, "_info", lambda *_: {"ServerVersion": version})
+    monkeypatch.setattr(dockerd, "info", lambda *_, **__: {"ServerVersion": version})
     output = ok(call("docker", None))
     assert says in output
     assert (" looks for " in output) is bool(says)
@@ -188,7 +187,7 @@ def test_it_does_not_say_it_where_the_names_are_there(
     local: Path, call: Call, config: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd",), environ={"PATH": str(local)}))
-    monkeypatch.setattr(docker, "_info", lambda *_: {"ServerVersion": version})
+    monkeypatch.setattr(dockerd, "info", lambda *_, **__: {"ServerVersion": version})
     assert " looks for " in ok(call("docker", None))
     assert " looks for " not in ok(call("docker", None))
 

@@ -29,7 +29,7 @@ from gpushim.engines import (
 )
 from gpushim.engines.containerd import process
 from gpushim.engines.containerd.imports import CRI
-from gpushim.engines.docker import on_path
+from gpushim.engines.docker import dockerd, on_path
 from gpushim.errors import GpushimError
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ class Place:
     def usual(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Make the file the one that the engine reads: hooks and links belong to it."""
         monkeypatch.setenv("CONTAINERS_CONF", str(self.config))
-        monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(self.config))
+        monkeypatch.setattr(dockerd, "SYSTEM_CONFIG", str(self.config))
         monkeypatch.setattr(crio, "CONFIG", f"{self.config.parents[1]}/crio.conf")
         monkeypatch.setattr(crio, "DIRECTORY", str(self.config.parent))
         self.named = self.named if self.engine is containerd else ""

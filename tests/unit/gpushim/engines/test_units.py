@@ -79,12 +79,12 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_which_unit(engine: Engine | None, arguments: list[str], systemctl: Path) -> None:
-    assert units.command(engine, "docker.service") == arguments
+    assert units.systemctl("restart", "docker.service", engine) == arguments
 
 
 def test_without_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "RUNNING", "/nonexistent")
-    assert units.command(None, "docker.service") == []
+    assert units.systemctl("restart", "docker.service") == []
 
 
 BY_HAND = "restart dockerd (process 17) the way it was started"
@@ -167,7 +167,7 @@ def test_a_dockerd_that_does_not_come_up(
     config: Path, call: Call, monkeypatch: pytest.MonkeyPatch, engines: list[Engine]
 ) -> None:
     engines.append(Engine("dockerd", 1, config=str(config), uid=os.geteuid(), argv=("dockerd",)))
-    monkeypatch.setattr("gpushim.engines.docker.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("gpushim.engines.docker.dockerd.SECONDS", 0.3)
     assert "dockerd does not answer on" in str(call("docker", config, "--verify").exception)
 
 
@@ -176,7 +176,7 @@ def test_verify_where_no_dockerd_runs(
     config: Path, call: Call, configured: bool, has: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, and it says what was looked at all the same."""
-    monkeypatch.setattr("gpushim.engines.docker.time.sleep", lambda _: pytest.fail("it waits for nobody"))
+    monkeypatch.setattr("gpushim.engines.docker.dockerd.time.sleep", lambda _: pytest.fail("it waits for nobody"))
     if configured:
         call("docker", config)
     said = str(call("docker", config, "--verify").exception)
