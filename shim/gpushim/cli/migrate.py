@@ -6,10 +6,11 @@ import json
 
 import click
 
-from gpushim import migrate as moving
-from gpushim import migrate_engines, stamp
+from gpushim import stamp
 from gpushim.cli import show
 from gpushim.engines import files
+from gpushim.nvidia import migrate as moving
+from gpushim.nvidia import migrate_engines
 
 COLUMNS = ("SETTING", "VALUE", "BECOMES")
 

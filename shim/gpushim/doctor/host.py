@@ -11,10 +11,11 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from gpushim import migrate, policy, seen
+from gpushim import policy, seen
 from gpushim.doctor import Finding, Host, ask, broken, corrected, listing, ok, ours, skipped, text, untrusted, warning
 from gpushim.engines import genuine, programs, units
 from gpushim.errors import GpushimError
+from gpushim.nvidia import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,14 +6,14 @@ import ctypes
 from typing import Sequence
 
 from fuzz.oracles import host, refused
-from gpuhook import cdihook, container_cli, prestart
-from gpushim import argp
+from gpuhook import prestart
 from gpushim.errors import GpushimError
+from gpushim.nvidia import cdi_hook, container_cli_configure, container_cli_options, getopt
 
 LENGTH = 512
 POLICY = host()["policy"]
-TAKES = {argp.NO: 0, argp.REQUIRED: 1, argp.OPTIONAL: 2}
-COMMANDS = (argp.GLOBAL, container_cli.OPTIONS)
+TAKES = {getopt.NO: 0, getopt.REQUIRED: 1, getopt.OPTIONAL: 2}
+COMMANDS = (container_cli_options.GLOBAL, container_cli_options.COMMANDS["configure"])
 FIRST = 1000  # of the numbers that stand for long options
 LIBRARY = ctypes.CDLL(None)
 
@@ -53,15 +53,15 @@ def one(data: bytes) -> None:
     for options in COMMANDS:
         for in_order in (False, True):
             try:
-                found = argp.parse(words, options, in_order)
+                found = getopt.parse(words, options, in_order)
             except GpushimError as error:
                 refused(error)
                 found = None
             expected = _getopt(words, options, in_order)
             assert found == expected, (found, expected)
-            if found and options is container_cli.OPTIONS:
+            if found and options is COMMANDS[1]:
                 _asked(found[0])
-    container_cli.command_of(words)
+    container_cli_options.command_of(words)
     for reader in (prestart.Options, _hook):
         try:
             reader(words)
@@ -70,19 +70,19 @@ def one(data: bytes) -> None:
 
 
 def _hook(words: list[str]) -> None:
-    cdihook.parse(words, ("link", "folder", "path", "mode", "host-driver-version"))
+    cdi_hook.parse(words, ("link", "folder", "path", "mode", "host-driver-version"))
 
 
-def _asked(given: argp.Given) -> None:
+def _asked(given: getopt.Given) -> None:
     try:
-        wanted = container_cli.request(given, POLICY)
+        wanted = container_cli_configure.request(given, POLICY)
         assert len(set(wanted.imex)) == len(wanted.imex)
-        container_cli._pid(given)
+        container_cli_configure._pid(given)
     except GpushimError as error:
         refused(error)
 
 
-def _getopt(words: Sequence[str], options: argp.Options, in_order: bool) -> tuple[argp.Given, list[str]] | None:
+def _getopt(words: Sequence[str], options: getopt.Options, in_order: bool) -> tuple[getopt.Given, list[str]] | None:
     """Read words as the C library does; None if it complains."""
     names = list(options)
     table = (Option * (len(names) + 1))(
@@ -97,7 +97,7 @@ def _getopt(words: Sequence[str], options: argp.Options, in_order: bool) -> tupl
     index, value = ctypes.c_int.in_dll(LIBRARY, "optind"), ctypes.c_char_p.in_dll(LIBRARY, "optarg")
     wrong = ctypes.c_int.in_dll(LIBRARY, "optopt")
     index.value = 0
-    given: argp.Given = []
+    given: getopt.Given = []
     while (code := LIBRARY.getopt_long(len(encoded), argv, short.encode(), table, None)) != -1:
         if code == ord("?") and wrong.value == ord("?"):
             given.append((letters["?"], ""))
@@ -105,7 +105,7 @@ def _getopt(words: Sequence[str], options: argp.Options, in_order: bool) -> tupl
             return None
         else:
             name = names[code - FIRST] if code >= FIRST else letters[chr(code)]
-            text = value.value if options[name][1] != argp.NO else None
+            text = value.value if options[name][1] != getopt.NO else None
             given.append((name, (text or b"").decode("utf-8", "surrogateescape")))
     rest = [argv[at] or b"" for at in range(index.value, len(encoded))]
     return given, [word.decode("utf-8", "surrogateescape") for word in rest]

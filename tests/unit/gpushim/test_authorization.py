@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpuhook import container_cli
 from gpushim import authorization, policy, request
 from gpushim.authorization import SOURCES, SWITCHES, TABLE, VARIABLES
 from gpushim.doctor import grants
 from gpushim.errors import GpushimError
+from gpushim.nvidia import container_cli_configure
 from gpushim.plan import plan
 from unit.gpushim.test_plan import BUNDLE, snapshot
 
@@ -132,7 +132,7 @@ def what_comes(grant: str, privileged: bool, ask: dict[str, Any], holds: set[str
     wanted = None
     with contextlib.suppress(GpushimError):
         if "options" in ask:
-            wanted = container_cli.request(ask["options"], settings)
+            wanted = container_cli_configure.request(ask["options"], settings)
         else:
             wanted = request.read(asking(grant, privileged, ask), settings)
     return granted(wanted, settings)

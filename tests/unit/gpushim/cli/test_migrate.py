@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from gpushim import migrate_engines
 from gpushim.cli import main
-from gpushim.migrate import Row
+from gpushim.nvidia import migrate_engines
+from gpushim.nvidia.migrate import Row
 from unit.gpushim.cli.commands import apart
 
 THEIRS = "disable-require = true\n[nvidia-container-cli]\nload-kmods = true\nldcache = '/etc/ld.so.cache'\n"

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gpushim import doctor, holders, migrate_engines
+from gpushim import doctor, holders
 from gpushim.cli import main, show
 from gpushim.doctor import checks
 from gpushim.engines import running
 from gpushim.errors import visible
-from gpushim.migrate import Row
+from gpushim.nvidia import migrate_engines
+from gpushim.nvidia.migrate import Row
 from unit.gpushim.cli.commands import Host, apart
 
 # A window's title, a control of eight bits, a mark that turns the line round, a byte that is not UTF-8, another line.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpushim import migrate
+from gpushim.nvidia import migrate
 from unit.gpushim.doctor.patient import RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import CONTAINERD, DAEMON, K3S, change, edit
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from unit.gpuhook.caches import image, ldconfig, library, listing
-from unit.gpuhook.cdicalls import done
 from unit.gpuhook.notes import libcuda
 from unit.gpuhook.sandbox import container, picture
 from unit.gpuhook.trees import DRV, MACHINE, entries, glibc, glibc_image
+from unit.gpushim.nvidia.cdicalls import done
 
 LIBS = f"/usr/lib/{MACHINE}-linux-gnu"
 

@@ -6,7 +6,7 @@ The options become a request; inventory, plan and the ways into the container ar
 With --pid, the container is that process's, which waits in a mount namespace of its own. Without, this process is in
 the container's mount namespace itself, as enroot and Apptainer call it.
 
-Out of scope: info and list (gpushim.cli.container_cli); the grammar of the command line (gpushim.argp).
+Out of scope: info and list (container_cli.py); which options there are (container_cli_options.py).
 """
 
 from __future__ import annotations
@@ -16,61 +16,22 @@ import time
 
 from gpuhook import prestart, standalone
 from gpuhook.confine import confine, exhausted
-from gpushim import argp, create, plan, selection, stamp
-from gpushim.argp import NO, REQUIRED, USAGE
+from gpushim import create, plan, selection, stamp
 from gpushim.authorization import Gate
 from gpushim.errors import FAILED, REQUEST, GpushimError, quote
 from gpushim.inventory import ensure
-from gpushim.request import AUTOMATIC_KIND, CAPABILITIES, LAST_CHANNEL, Request
+from gpushim.nvidia import container_cli_options as cli
+from gpushim.nvidia.getopt import USAGE, parse
+from gpushim.request import CAPABILITIES, LAST_CHANNEL, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from gpushim.argp import Given, Options
+    from gpushim.nvidia.getopt import Given
 
 COMPAT_MODES = ("mount", "ldconfig", "disabled")
 MAX_REQUIREMENTS = 32
-OPTIONS: Options = {
-    "pid": ("p", REQUIRED),
-    "device": ("d", REQUIRED),
-    "require": ("r", REQUIRED),
-    "ldconfig": ("l", REQUIRED),
-    "compute": ("c", NO),
-    "utility": ("u", NO),
-    "video": ("v", NO),
-    "graphics": ("g", NO),
-    "display": ("D", NO),
-    "ngx": ("n", NO),
-    "compat32": ("", NO),
-    "mig-config": ("", REQUIRED),
-    "mig-monitor": ("", REQUIRED),
-    "imex-channel": ("", REQUIRED),
-    "no-cgroups": ("", NO),
-    "no-devbind": ("", NO),
-    "no-persistenced": ("", NO),
-    "no-fabricmanager": ("", NO),
-    "no-gsp-firmware": ("", NO),
-    "no-cntlibs": ("", NO),
-    "cuda-compat-mode": ("", REQUIRED),
-    **argp.HELP,
-}
-# What these options leave out, as a part of the path in the container.
-LEFT_OUT = {
-    "no-persistenced": "/nvidia-persistenced/",
-    "no-fabricmanager": "/nvidia-fabricmanager/",
-    "no-gsp-firmware": "/firmware/nvidia/",
-}
-
-
-def command_of(words: list[str]) -> str:
-    """Return the command of a command line, or "" if there is none or the line is wrong."""
-    try:
-        given, rest = argp.parse(words, argp.GLOBAL, in_order=True)
-    except GpushimError:
-        return ""
-    asks = any(name in ("help", "usage", "version") for name, _ in given)
-    return rest[0] if rest and not asks and not {"--help", "-?", "--usage"} & set(rest) else ""
 
 
 def main(words: list[str]) -> NoReturn:
@@ -104,10 +65,9 @@ def configure(words: list[str]) -> None:
         GpushimError: the command line is wrong, or the container cannot have what it says.
     """
     started = time.monotonic()
-    given, rest = argp.parse(words, argp.GLOBAL, in_order=True)
-    options, others = argp.parse(rest[1:], OPTIONS)
-    rootfs, pid = _rootfs(others), _pid(options)
-    named = {name for name, _ in options}
+    given, rest = parse(words, cli.GLOBAL, in_order=True)
+    options, others = parse(rest[1:], cli.COMMANDS["configure"])
+    rootfs, pid, named = _rootfs(others), _pid(options), cli.names(options)
     if not pid and "no-cgroups" not in named:
         raise GpushimError(
             "without --pid the container's cgroup is not known; add --no-cgroups, or name the container's process",
@@ -116,7 +76,7 @@ def configure(words: list[str]) -> None:
     line: dict[str, Any] = {"container": rootfs, "by": "nvidia-container-cli"}
     try:
         inventory = ensure.snapshot(stamp.config_path(), stamp.state_dir())
-        argp.check_root(given, inventory["driver"]["root"])
+        cli.check_root(given, inventory["driver"]["root"])
     except GpushimError as error:
         from gpushim import refusal  # imports json and more
 
@@ -152,25 +112,18 @@ def request(options: Given, policy: dict[str, Any]) -> Request:
     Raises:
         GpushimError: a value is malformed.
     """
-    words = argp.words_of(options, "device")
-    if [word for word in words if word.lower() == "all"]:
-        words = ["all"]  # what stands before it is among them
-    devices = selection.parse(words or ["none"], (policy["cdi"]["kind"], AUTOMATIC_KIND))
-    foreign = [text for kind, _, text in devices or () if kind == "cdi"]
-    if devices is None or foreign:  # the table lets no option name a CDI device
-        raise GpushimError(f"{quote(foreign[0]) if foreign else 'void'}: unknown device", REQUEST)
     made = Request()
-    made.source, made.text, made.devices, made.ignored = "--device", ",".join(words), devices, []
+    made.source, made.ignored = "--device", []
+    made.text, made.devices = cli.devices(options, policy["cdi"]["kind"])
     gate = Gate(lambda: True, policy, made.ignored)  # whoever may call this can do all that it does without it
-    named = {name for name, _ in options}
-    made.capabilities = [name for name in CAPABILITIES if name in named]
+    made.capabilities = [name for name in CAPABILITIES if name in cli.names(options)]
     made.requirements = [("--require", value) for name, value in options if name == "require" and value.strip()]
     if len(made.requirements) > MAX_REQUIREMENTS:
         raise GpushimError(f"more than {MAX_REQUIREMENTS} --require are given", USAGE)
     if policy["requests"]["disable-require"]:
         made.requirements = []
-    made.mig_config, made.mig_monitor = argp.only_all(options, "mig-config"), argp.only_all(options, "mig-monitor")
-    if (made.mig_config or made.mig_monitor) and any(item[0].startswith("mig-") for item in devices):
+    made.mig_config, made.mig_monitor = cli.only_all(options, "mig-config"), cli.only_all(options, "mig-monitor")
+    if (made.mig_config or made.mig_monitor) and any(item[0].startswith("mig-") for item in made.devices):
         name = "mig-config" if made.mig_config else "mig-monitor"
         raise GpushimError(f"all: cannot enable {name} with specific MIG devices selected", REQUEST)
     made.imex = _channels(options, gate)
@@ -179,7 +132,7 @@ def request(options: Given, policy: dict[str, Any]) -> Request:
 
 
 def _channels(options: Given, gate: Gate) -> list[int]:
-    words = argp.words_of(options, "imex-channel")
+    words = cli.words_of(options, "imex-channel")
     for word in words:
         if not 0 <= selection.number(word) <= LAST_CHANNEL:
             raise GpushimError(f"--imex-channel={quote(word)}: want a number from 0 to {LAST_CHANNEL}", USAGE)
@@ -226,19 +179,17 @@ def _land(
 ) -> None:
     """Give the container the edits of a plan that the options leave."""
     kinds = {"rule": "no-cgroups", "node": "no-devbind"}
-    parts = [part for name, part in LEFT_OUT.items() if name in named]
     kept = [
         (kind, value)
         for kind, value in planned
-        if kinds.get(kind) not in named
-        and not (kind == "mount" and any(part in value["destination"] for part in parts))
+        if kinds.get(kind) not in named and not (kind == "mount" and cli.left_out(named, value["destination"]))
     ]
     standalone.land(kept, options, pid, dev_root)
 
 
 def _say(error: Exception) -> int:
     try:
-        posix.write(2, (argp.sentence(error) + "\n").encode("utf-8", "backslashreplace"))
+        posix.write(2, (cli.sentence(error) + "\n").encode("utf-8", "backslashreplace"))
     except OSError:
         pass  # nobody listens
     return 1

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook import cdihook
 from gpushim.errors import GpushimError
-from unit.gpuhook.cdicalls import call, done
+from gpushim.nvidia import cdi_hook
 from unit.gpuhook.sandbox import HOOK, container, picture
 from unit.gpuhook.trees import DRV, glibc_image
+from unit.gpushim.nvidia.cdicalls import call, done
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ def root(tmp_path: Path) -> Path:
     ],
 )
 def test_options(words: list[str], found: dict[str, list[str]]) -> None:
-    assert cdihook.parse(words, ("link", "folder", "mode")) == found
+    assert cdi_hook.parse(words, ("link", "folder", "mode")) == found
 
 
 def test_an_option_without_its_value() -> None:
     with pytest.raises(GpushimError, match="--link has no value"):
-        cdihook.parse(["--link"], ("link",))
+        cdi_hook.parse(["--link"], ("link",))
 
 
 @pytest.mark.parametrize(
@@ -217,4 +217,4 @@ def test_no_ordinary_start_pays_for_it() -> None:
     top = HOOK.parents[1]
     code = f"import sys; sys.path[:0] = ['{top}/hook', '{top}/shim']; import gpuhook.prestart; print(*sys.modules)"
     loaded = subprocess.run(["/usr/bin/python3", "-IBS", "-c", code], capture_output=True, check=True, text=True)
-    assert not {"gpuhook.cdihook", "gpuhook.within", "gpuhook.bundled", "gpuhook.nodes"} & set(loaded.stdout.split())
+    assert not {"gpushim.nvidia", "gpuhook.bundled", "gpuhook.nodes"} & set(loaded.stdout.split())

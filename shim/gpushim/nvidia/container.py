@@ -4,7 +4,7 @@ createContainer hooks run in the container's before pivot_root(2), where the hos
 rootfs is at its path on the host. prestart and createRuntime hooks run in the host's; the container's mounts are then
 behind /proc/<pid>/root. `process_of` tells which of the two it is.
 
-Out of scope: what is done in the container (cdihook.py). Not for the hot path.
+Out of scope: what is done in the container (cdi_hook.py). Not for the hot path.
 """
 
 from __future__ import annotations

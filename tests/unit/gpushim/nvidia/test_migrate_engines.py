@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim import migrate_engines
+from gpushim.nvidia import migrate_engines
 
 RUNTIME = "/usr/bin/nvidia-container-runtime"
 CRI2, CRI3 = 'plugins."io.containerd.grpc.v1.cri"', "plugins.'io.containerd.cri.v1.runtime'"

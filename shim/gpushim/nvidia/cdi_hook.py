@@ -11,8 +11,8 @@ a line on stderr, and the container starts.
 
 Such specs have them as createContainer hooks, but they do as well at the stages prestart and createRuntime.
 
-Out of scope: all else that NVIDIA's two programs do; the rootfs and its namespace (within.py). Not for the hot path:
-our own specs bring our own hook.
+Out of scope: all else that NVIDIA's two programs do; the rootfs and its namespace (container.py). Not for the hot
+path: our own specs bring our own hook.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import sys
 from gpuhook import compat, cover, nodes, owned, prestart
 from gpuhook.confine import confine
 from gpuhook.finish import PROFILES, folders_in
-from gpuhook.folders import libraries
 from gpuhook.walk import OtherMountError, mount_id
-from gpuhook.within import Container, open_container, state_from
 from gpushim.errors import GpushimError, quote
+from gpushim.nvidia.container import Container, open_container, state_from
+from gpushim.nvidia.folders import libraries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run(argv: list[str]) -> None:
     confine()
     words = _without_flags(argv[1:])
     if argv[0].rpartition("/")[2] == "nvidia-ctk":
-        words = _without_flags(words[1:])  # the first is "hook": doors.py
+        words = _without_flags(words[1:])  # the first is "hook": dispatch.py
     if not words or words[0] not in HOOKS:
         prestart.say(f"nothing is done: there is no hook {quote(words[0])!r}" if words else "no hook is named")
         return

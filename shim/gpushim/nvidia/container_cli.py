@@ -1,6 +1,7 @@
 """`nvidia-container-cli info` and `list`, in the forms that scripts for NVIDIA's program read.
 
-The options are getopt's, not click's, and so are the messages. Out of scope: configure (gpuhook.container_cli).
+The options are getopt's, not click's, and so are the messages. Out of scope: which options there are
+(container_cli_options.py); configure (container_cli_configure.py).
 """
 
 from __future__ import annotations
@@ -8,38 +9,25 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpushim import __version__, argp, plan, selection
-from gpushim.argp import NO, REQUIRED, USAGE
+from gpushim import __version__, plan, selection
 from gpushim.cli.program import guard
-from gpushim.errors import FAILED, REQUEST, GpushimError, quote
+from gpushim.errors import FAILED, GpushimError, quote
 from gpushim.inventory import present
-from gpushim.request import AUTOMATIC_KIND, LAST_CHANNEL
+from gpushim.nvidia import container_cli_options as cli
+from gpushim.nvidia.getopt import USAGE, parse
+from gpushim.request import LAST_CHANNEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpushim.argp import Given, Options
+    from gpushim.nvidia.getopt import Given
 
 PROC_CAPABILITIES = "/proc/driver/nvidia/capabilities"
 LABEL_WIDTH = 16
 DRIVER_NODES = ("/dev/nvidiactl", *plan.UVM_NODES, plan.MODESET_NODE)
 # In this order NVIDIA's program looks for libraries; what belongs to no capability comes last.
 ORDER = ("utility", "compute", "ngx", "video", "graphics", "display", "any")
-INFO: Options = {"csv": ("", NO), **argp.HELP}
-LIST: Options = {
-    "device": ("d", REQUIRED),
-    "libraries": ("l", NO),
-    "binaries": ("b", NO),
-    "ipcs": ("i", NO),
-    "firmwares": ("f", NO),
-    "compat32": ("", NO),
-    "mig-config": ("", REQUIRED),
-    "mig-monitor": ("", REQUIRED),
-    "imex-channel": ("", REQUIRED),
-    "no-persistenced": ("", NO),
-    "no-fabricmanager": ("", NO),
-    **argp.HELP,
-}
+LABELS = ("Device Index", "Device Minor", "Model", "Brand", "GPU UUID", "Bus Location", "Architecture")
 USAGE_TEXT = f"""\
 Usage: nvidia-container-cli [OPTION...] COMMAND [ARG...]
 This is gpushim's; `gpushim --help` shows what else there is.
@@ -54,7 +42,7 @@ This is gpushim's; `gpushim --help` shows what else there is.
        [--cuda-compat-mode=mount|ldconfig|disabled] [--ldconfig=PATH] ROOTFS
                                give a created container GPUs and driver
 
-Options: {" ".join("--" + name for name in argp.GLOBAL)}
+Options: {" ".join("--" + name for name in cli.GLOBAL)}
 """
 
 
@@ -69,7 +57,7 @@ def main(words: list[str]) -> None:
         code = run(words)
         sys.stdout.flush()
     except GpushimError as error:
-        print(argp.sentence(error), file=sys.stderr)
+        print(cli.sentence(error), file=sys.stderr)
         code = 1
     sys.exit(code)
 
@@ -80,66 +68,53 @@ def run(words: list[str]) -> int:
     Raises:
         GpushimError: the command line is wrong, or the host cannot be listed.
     """
-    given, rest = argp.parse(words, argp.GLOBAL, in_order=True)
-    named = {name for name, _ in given}
+    given, rest = parse(words, cli.GLOBAL, in_order=True)
+    named = cli.names(given)
     command = rest[0] if rest else ""
     if "version" in named:
         print(f"cli-version: {__version__}\nlib-version: {__version__}\nbuild flags: gpushim")
         return 0
-    if named & {"help", "usage"} or {"--help", "--usage", "-?"} & set(rest[1:]):
+    if named & {"help", "usage"} or cli.asks_for_help(rest[1:]):
         print(USAGE_TEXT, end="")
         return 0
     if command not in ("info", "list"):
         if command:
-            raise GpushimError(f"{quote(command)} is not a command; there are {', '.join(argp.COMMANDS)}", USAGE)
+            raise GpushimError(f"{quote(command)} is not a command; there are {', '.join(cli.COMMANDS)}", USAGE)
         print(USAGE_TEXT, end="", file=sys.stderr)
         return 1
-    options, others = argp.parse(rest[1:], INFO if command == "info" else LIST)
+    options, others = parse(rest[1:], cli.COMMANDS[command])
     if others:
         raise GpushimError(f"{command} takes no {quote(others[0])}; see --help", USAGE)
     inventory = present.snapshot()
-    argp.check_root(given, inventory["driver"]["root"])
+    cli.check_root(given, inventory["driver"]["root"])
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
-    text = (
-        info(inventory, bool(options))
-        if command == "info"
-        else "".join(f"{path}\n" for path in paths(options, inventory))
-    )
-    print(text, end="")
+    lines = paths(options, inventory) if command == "list" else info(inventory, csv=bool(options))
+    print("".join(f"{line}\n" for line in lines), end="")
     return 0
 
 
-def info(inventory: dict[str, Any], csv: bool = False) -> str:
-    """Write what NVIDIA's `info` writes.
+def info(inventory: dict[str, Any], csv: bool = False) -> list[str]:
+    """Return the lines of NVIDIA's `info`.
 
     Args:
         inventory: the snapshot.
         csv: the form for programs, in which nothing is quoted.
     """
     driver = inventory["driver"]
-    about = [("NVRM version", driver["version"]), ("CUDA version", driver["cuda"])]
-    gpus = [
-        [
-            ("Device Index", gpu["index"]),
-            ("Device Minor", gpu["minor"]),
-            ("Model", gpu["model"]),
-            ("Brand", gpu["brand"]),
-            ("GPU UUID", gpu["uuid"]),
-            ("Bus Location", gpu["pci"]),
-            ("Architecture", gpu["arch"]),
-        ]
-        for gpu in inventory["gpus"]
-    ]
-    if not csv:
-        blocks = [
-            "".join(f"{label + ':':{LABEL_WIDTH}}{value}\n" for label, value in rows) for rows in [about, *gpus]
-        ]
-        return "\n".join(blocks)
-    names = ["Device Index", "Device Minor", "Model", "Brand", "GPU UUID", "Bus Location", "Architecture"]
-    lines = [",".join(label for label, _ in about), ",".join(str(value) for _, value in about), "", ",".join(names)]
-    lines += [",".join(str(value) for _, value in rows) for rows in gpus]
-    return "".join(f"{line}\n" for line in lines)
+    about = {"NVRM version": driver["version"], "CUDA version": driver["cuda"]}
+    gpus = [dict(zip(LABELS, _values(gpu))) for gpu in inventory["gpus"]]
+    if csv:
+        rows = [about, about.values(), (), LABELS, *[gpu.values() for gpu in gpus]]
+        return [",".join(map(str, row)) for row in rows]
+    lines: list[str] = []
+    for facts in [about, *gpus]:
+        lines += ["", *[f"{label + ':':{LABEL_WIDTH}}{value}" for label, value in facts.items()]]
+    return lines[1:]
+
+
+def _values(gpu: dict[str, Any]) -> tuple[object, ...]:
+    return gpu["index"], gpu["minor"], gpu["model"], gpu["brand"], gpu["uuid"], gpu["pci"], gpu["arch"]
 
 
 def paths(options: Given, inventory: dict[str, Any]) -> list[str]:
@@ -155,14 +130,14 @@ def paths(options: Given, inventory: dict[str, Any]) -> list[str]:
     Raises:
         GpushimError: a device is unknown, or a value malformed.
     """
-    named = {name for name, _ in options}
+    named = cli.names(options)
     if not named - {"imex-channel"}:
         named |= {"libraries", "binaries", "ipcs", "firmwares", "compat32", "device"}
         options = [*options, ("device", "all")]
     found = _devices(options, inventory) if "device" in named else []
     found += _channels(options, inventory)
     for name, node in (("mig-config", plan.MIG_CONFIG_NODE), ("mig-monitor", plan.MIG_MONITOR_NODE)):
-        if argp.only_all(options, name):
+        if cli.only_all(options, name):
             found += [f"{PROC_CAPABILITIES}/mig/{name[4:]}", *([node] if node in inventory["nodes"] else [])]
     wanted = [("binaries", "binary", ""), ("libraries", "library", "")]
     wanted += [("libraries", "library32", "32")] if "compat32" in named else []
@@ -170,8 +145,7 @@ def paths(options: Given, inventory: dict[str, Any]) -> list[str]:
     for option, kind, suffix in wanted:
         if option in named:
             found += _files(inventory, kind, suffix)
-    left_out = [f"/nvidia-{name[3:]}/" for name in named if name in ("no-persistenced", "no-fabricmanager")]
-    return [path for path in dict.fromkeys(found) if not any(part in path for part in left_out)]
+    return [path for path in dict.fromkeys(found) if not cli.left_out(named, path)]
 
 
 def _files(inventory: dict[str, Any], kind: str, suffix: str) -> Iterable[str]:
@@ -186,12 +160,7 @@ def _devices(options: Given, inventory: dict[str, Any]) -> list[str]:
     nodes = inventory["nodes"]
     if inventory["platform"] != "native":
         return list(nodes)
-    words = argp.words_of(options, "device")
-    if any(word.lower() == "all" for word in words):
-        words = ["all"]
-    items = selection.parse(words, (inventory["policy"]["cdi"]["kind"], AUTOMATIC_KIND))
-    if items is None or any(item[0] == "cdi" for item in items):
-        raise GpushimError(f"{quote(','.join(words))}: unknown device", REQUEST)
+    _, items = cli.devices(options, inventory["policy"]["cdi"]["kind"])
     gpus, migs = selection.select(items, inventory, "--device")
     parents = {mig["gpu"] for mig in migs}
     chosen = [*gpus, *(gpu for gpu in inventory["gpus"] if gpu["index"] in parents and gpu not in gpus)]
@@ -205,7 +174,7 @@ def _devices(options: Given, inventory: dict[str, Any]) -> list[str]:
 
 def _channels(options: Given, inventory: dict[str, Any]) -> list[str]:
     found = []
-    for word in argp.words_of(options, "imex-channel"):
+    for word in cli.words_of(options, "imex-channel"):
         path = f"/dev/nvidia-caps-imex-channels/channel{word}"
         if not 0 <= selection.number(word) <= LAST_CHANNEL or path not in inventory["nodes"]:
             raise GpushimError(f"--imex-channel={quote(word)}: there is no such channel on this host", FAILED)

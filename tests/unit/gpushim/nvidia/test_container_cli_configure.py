@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpuhook import container_cli, live, standalone
+from gpuhook import live, standalone
 from gpuhook.rootfs import Rootfs
-from gpushim import argp, create
+from gpushim import create
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
+from gpushim.nvidia import container_cli_configure, getopt
+from gpushim.nvidia.container_cli_options import COMMANDS
 from gpushim.policy import defaults
 from gpushim.request import Request
 from unit.gpuhook.sandbox import HOOK, TOP, forked
@@ -28,7 +30,7 @@ ENROOT = "--no-cgroups --ldconfig=@/sbin/ldconfig.real --device=all --utility --
 def asked(line: str, **requests: Any) -> Request:
     policy = defaults()
     policy["requests"].update(requests)
-    return container_cli.request(argp.parse(line.split(), container_cli.OPTIONS)[0], policy)
+    return container_cli_configure.request(getopt.parse(line.split(), COMMANDS["configure"])[0], policy)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +114,14 @@ class Landed:
 def landed(monkeypatch: pytest.MonkeyPatch) -> Landed:
     found, logged = Landed(), []
     monkeypatch.setattr(standalone, "land", found.land)
-    monkeypatch.setattr(container_cli, "confine", lambda *_: None)  # this process has more to do
+    monkeypatch.setattr(container_cli_configure, "confine", lambda *_: None)  # this process has more to do
     monkeypatch.setattr(ensure, "snapshot", lambda _config, _state: snapshot())
     monkeypatch.setattr(create, "record", lambda _inventory, line: logged.append(line))
     return found
 
 
 def test_the_call_of_ctr(landed: Landed) -> None:
-    container_cli.configure(["--load-kmods", "configure", *CTR.split()])
+    container_cli_configure.configure(["--load-kmods", "configure", *CTR.split()])
     assert landed.pid == 77
     assert {"/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia-modeset"} <= set(landed.paths("node"))
     assert "/dev/nvidia0" not in landed.paths("node")
@@ -129,7 +131,7 @@ def test_the_call_of_ctr(landed: Landed) -> None:
 
 
 def test_the_call_of_enroot(landed: Landed) -> None:
-    container_cli.configure(["--user", "configure", *ENROOT.split()])
+    container_cli_configure.configure(["--user", "configure", *ENROOT.split()])
     assert landed.pid == 0
     assert {"/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia2"} <= set(landed.paths("node"))
     assert not [value for kind, value in landed.edits if kind == "rule"]
@@ -143,9 +145,9 @@ def test_the_call_of_enroot(landed: Landed) -> None:
     ],
 )
 def test_options_that_leave_something_out(landed: Landed, option: str, kind: str, path: str) -> None:
-    container_cli.configure(["configure", *CTR.split()])
+    container_cli_configure.configure(["configure", *CTR.split()])
     assert path in landed.paths(kind)
-    container_cli.configure(["configure", option, *CTR.split()])
+    container_cli_configure.configure(["configure", option, *CTR.split()])
     assert path not in landed.paths(kind)
 
 
@@ -153,9 +155,9 @@ def test_firmware_is_left_out(landed: Landed, monkeypatch: pytest.MonkeyPatch) -
     firmware = "/lib/firmware/nvidia/535.183.01/gsp_ga10x.bin"
     files = {"any": [{"path": firmware, "kind": "firmware"}]}
     monkeypatch.setattr(ensure, "snapshot", lambda _config, _state: snapshot(files=files))
-    container_cli.configure(["configure", "--pid=7", "/r"])
+    container_cli_configure.configure(["configure", "--pid=7", "/r"])
     assert landed.paths("mount") == [firmware]
-    container_cli.configure(["configure", "--pid=7", "--no-gsp-firmware", "/r"])
+    container_cli_configure.configure(["configure", "--pid=7", "--no-gsp-firmware", "/r"])
     assert landed.paths("mount") == []
     assert landed.paths("node") == ["/dev/nvidiactl"]
 
@@ -170,12 +172,12 @@ def test_firmware_is_left_out(landed: Landed, monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_the_images_own_libcuda(landed: Landed, option: str, kept: bool) -> None:
-    container_cli.configure(["configure", option, *CTR.split()])
+    container_cli_configure.configure(["configure", option, *CTR.split()])
     assert bool(landed.options.driver) == bool(landed.options.cuda) == kept
 
 
 def test_a_debug_file_is_the_log(landed: Landed) -> None:
-    container_cli.configure(["--debug=/dev/stderr", "configure", *CTR.split()])
+    container_cli_configure.configure(["--debug=/dev/stderr", "configure", *CTR.split()])
     assert landed.options.log == "/dev/stderr"
 
 
@@ -183,7 +185,7 @@ def test_policy_may_forbid_rules(landed: Landed, monkeypatch: pytest.MonkeyPatch
     host = snapshot()
     host["policy"]["hook"]["device-rules"] = False
     monkeypatch.setattr(ensure, "snapshot", lambda _config, _state: host)
-    container_cli.configure(["configure", *CTR.split()])
+    container_cli_configure.configure(["configure", *CTR.split()])
     assert not [value for kind, value in landed.edits if kind == "rule"]
 
 
@@ -212,7 +214,7 @@ def test_command_lines_that_are_wrong(line: str, text: str) -> None:
 
 def test_a_compat_mode_that_there_is_not(landed: Landed) -> None:
     with pytest.raises(GpushimError, match="want one of mount, ldconfig, disabled"):
-        container_cli.configure(["configure", "--cuda-compat-mode=x", *CTR.split()])
+        container_cli_configure.configure(["configure", "--cuda-compat-mode=x", *CTR.split()])
     assert landed.pid == -1
 
 
@@ -280,7 +282,8 @@ def test_a_shared_rootfs(refusal: Callable[[str, bool], str], process_1: dict[st
 
 def test_the_modules_that_it_imports() -> None:
     """An engine waits for it: what takes long to import stays out."""
-    code = f"import sys; sys.path[:0] = ['{TOP}/hook', '{TOP}/shim']; from gpuhook import doors, container_cli; "
+    code = f"import sys; sys.path[:0] = ['{TOP}/hook', '{TOP}/shim']; "
+    code += "from gpushim.nvidia import dispatch, container_cli_configure; "
     code += "print(*[name for name in ('click', 're', 'os', 'json', 'typing', 'subprocess') if name in sys.modules])"
     done = subprocess.run(["/usr/bin/python3", "-ISB", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

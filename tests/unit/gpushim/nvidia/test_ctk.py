@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from gpushim.cli import ctk
 from gpushim.engines import PROGRAM
 from gpushim.inventory import make_nodes, present, procfs
+from gpushim.nvidia import ctk
 from unit.gpushim.cdi import hosts
 from unit.gpushim.cli.commands import REPOSITORY, apart
 

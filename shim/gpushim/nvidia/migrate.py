@@ -16,9 +16,7 @@ from gpushim import policy, seen
 from gpushim.engines import files, tomltext
 from gpushim.engines.files import Change
 from gpushim.errors import CONFIG, LEFT_OUT, GpushimError, quote
-from gpushim.migrate_keys import GIVEN_UP, KINDS
-from gpushim.migrate_keys import KEYS as KEYS
-from gpushim.migrate_keys import Setting as Setting
+from gpushim.nvidia.migrate_keys import GIVEN_UP, KEYS, KINDS, Setting
 
 SYSTEM_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 NAMED = 10  # keys in one sentence

@@ -1,18 +1,17 @@
-"""`nvidia-ctk`: the command line of NVIDIA's container toolkit, as a door to the commands of gpushim.
+"""`nvidia-ctk`: the command line of NVIDIA's container toolkit, whose commands run those of gpushim.
 
-What is called by container engines, `nvidia-ctk hook`, does not come here (gpuhook.cdihook). Options that mean
-nothing here are taken with a warning, so that scripts go on. Out of scope: doing anything itself.
+Options that mean nothing here are taken with a warning, so that scripts go on. Out of scope: doing anything itself;
+`nvidia-ctk hook`, which container engines call (cdi_hook.py).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any, Callable
 
 import click
 
-from gpushim import __version__, migrate, policy, stamp
+from gpushim import __version__, policy, stamp
 from gpushim.cli import show
 from gpushim.cli.cdi import cdi
 from gpushim.cli.configure import configure, file_option
@@ -22,13 +21,15 @@ from gpushim.cli.sections import Commands
 from gpushim.cli.system import create_dev_char_links, create_device_nodes
 from gpushim.engines import files
 from gpushim.errors import GpushimError, quote
+from gpushim.nvidia import migrate
+from gpushim.nvidia.migrate_engines import is_nvidias
+from gpushim.nvidia.migrate_keys import KEYS
 
 ENGINES = ("docker", "containerd", "crio")
-THEIRS = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
 FALSE, TRUE = ("0", "f", "F", "FALSE", "false", "False"), ("1", "t", "T", "TRUE", "true", "True")  # strconv.ParseBool
 
 
-class _Door(Program, Commands):
+class _Commands(Program, Commands):
     """Commands, and for unknown ones what gpushim has instead."""
 
     failure = 1
@@ -66,7 +67,7 @@ def _run(command: click.Command, words: list[str]) -> None:
         command.invoke(ctx)
 
 
-@click.group("nvidia-ctk", cls=_Door, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("nvidia-ctk", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-v", "--version", message="nvidia-ctk of gpushim version %(version)s")
 @click.option("--debug", "-d", is_flag=True, hidden=True, expose_value=False)
 @click.option("--quiet", "-q", is_flag=True, hidden=True, expose_value=False)
@@ -110,7 +111,7 @@ def runtime_configure(
         raise GpushimError(
             f"--config-mode={quote(config_mode)} is not done here; gpushim configure podman --hooks registers a hook"
         )
-    if os.path.basename(path) in THEIRS:
+    if is_nvidias(path):
         show.say(f"warning: {path} is NVIDIA's name; the engine gets gpushim-runtime", error=True)
         path = ""
     words = ["--runtime-name", name, "--force"]
@@ -160,9 +161,9 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
 def _pair(word: str) -> tuple[str, Any]:
     """Read one --set: true may be left out, lists have colons, as NVIDIA's has it."""
     key, equals, value = word.partition("=")
-    if key not in migrate.KEYS:
+    if key not in KEYS:
         raise GpushimError(f"--set {quote(key)}: undefined field; gpushim config show lists gpushim's own")
-    kind = migrate.KEYS[key][0]
+    kind = KEYS[key][0]
     if kind is bool:
         if value not in (*TRUE, *FALSE) and equals:
             raise GpushimError(f"--set {quote(word)}: want true or false")

@@ -1,0 +1,1 @@
+"""What imitates NVIDIA's programs, or reads their settings."""
