@@ -20,6 +20,8 @@ from gpushim.inventory import modules, platforms, procfs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpushim.engines.running import Engine
+
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
 KUBELET = "/var/lib/kubelet"  # the directory that tells a node of Kubernetes
 UNITS = ("/etc", "/usr/lib", "/lib")
@@ -121,7 +123,7 @@ class Host:
         """Say how an engine is started, by its name in table.ENGINES."""
         return units.fix("start", table.ENGINES[name].unit, top=self.top)
 
-    def restart(self, engine: running.Engine) -> str:
+    def restart(self, engine: Engine) -> str:
         """Say how an engine that runs is restarted."""
         return units.fix("restart", table.of(engine.name).unit, engine, self.top)
 

@@ -9,7 +9,7 @@ import os
 import pwd
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpushim import stamp
 from gpushim.cdi import specs
@@ -26,7 +26,7 @@ from gpushim.doctor import (
     untrusted,
     warning,
 )
-from gpushim.engines import dropin, is_ours, leads_to_ours, podman, programs
+from gpushim.engines import is_ours, leads_to_ours, podman, programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +82,7 @@ def hooks(host: Host) -> Iterator[Finding]:
     """Check that the hooks which Podman calls for every container are there."""
     if not host.program("podman"):
         return
-    folders = _engine(host).get("hooks_dir") or [podman.HOOKS]
+    folders = podman.settings(host.top).get("hooks_dir") or [podman.HOOKS]
     yield from entries.hooks("Podman", folders, lambda path: f"{host.top}{path}", "no container of Podman's starts")
 
 
@@ -93,7 +93,7 @@ def names(host: Host) -> list[str]:
 
 def _runtimes(host: Host) -> dict[str, list[str]]:
     """Return the paths of the runtimes for GPUs, whosever they are, by their names."""
-    entries = _engine(host).get("runtimes") or {}
+    entries = podman.settings(host.top).get("runtimes") or {}
     lists = {name: [str(path) for path in paths] for name, paths in entries.items() if isinstance(paths, list)}
     return {
         name: paths
@@ -139,16 +139,6 @@ def _home(user: int) -> str:
 
 def _own(folder: str) -> bool:
     return folder.startswith("/") and os.path.isdir(folder) and os.stat(folder).st_uid == os.geteuid()
-
-
-def _engine(host: Host) -> dict[str, Any]:
-    folders = [f"{host.top}{folder}" for folder in podman.SYSTEM_DIRECTORIES]
-    if os.geteuid() and not host.top:
-        folders.append(os.path.dirname(os.path.dirname(podman.default_config())))
-    files = [f"{folder}/containers.conf{suffix}" for folder in folders for suffix in ("", ".d")]
-    files += [os.environ["CONTAINERS_CONF"]] if os.environ.get("CONTAINERS_CONF") and not host.top else []
-    found: dict[str, Any] = dropin.merged(files).get("engine") or {}
-    return found
 
 
 CHECKS = {"podman-program": program, "podman-runtime": runtime, "podman-hooks": hooks}

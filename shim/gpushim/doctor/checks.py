@@ -78,7 +78,7 @@ GENERAL: dict[str, Check] = {
 }
 ENGINES: dict[str, dict[str, Check]] = {
     **{name: importlib.import_module(f"gpushim.doctor.check_{name}").CHECKS for name in engines.ENGINES},
-    "kubernetes": kubernetes.CHECKS,
+    "kubernetes": {**kubernetes.CHECKS},
 }
 # What says something about the driver below its root; about what config.toml says; about the state directory.
 OF_THE_DRIVER = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpushim import holders, names
+from gpushim import holders, names, runtime_state
 from gpushim.engines import running
 from unit.gpushim import test_plan
 from unit.gpushim.test_holders import Machine, given
@@ -105,17 +105,17 @@ def test_a_users_docker_is_below_that_users_home() -> None:
 
 
 def test_names_are_looked_up_within_a_users_allowance(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = holders._Reader([], [], left := {"u": holders.ALLOWANCE}, "u", nobodys())
+    reader = runtime_state.Reader([], [], left := {"u": runtime_state.ALLOWANCE}, "u", nobodys())
     write(machine.folder / "x.json", ["x" * 9000])
     reader.json(f"{machine.folder}/x.json")
-    assert left["u"] < holders.ALLOWANCE - 9000
+    assert left["u"] < runtime_state.ALLOWANCE - 9000
 
 
 @pytest.fixture
 def opened(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of all files that are read, from now on, and the processes that are listed."""
     paths: list[str] = []
-    regular = holders._regular
+    regular = runtime_state._regular
 
     def opens(path: str, flags: int) -> int:
         paths.append(path)
@@ -125,7 +125,7 @@ def opened(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         paths.append("/proc")
         return []
 
-    monkeypatch.setattr(holders, "_regular", opens)
+    monkeypatch.setattr(runtime_state, "_regular", opens)
     monkeypatch.setattr(running, "find", finds)
     return paths
 
