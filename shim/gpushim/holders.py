@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import glob
 import itertools
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
 from gpuhook.owned import parse
 from gpuhook.walk import mountinfo
 from gpushim import names, runtime_state, seen
-from gpushim.engines import files, table
-from gpushim.errors import GpushimError
+from gpushim.engines import table
 from gpushim.runtime_state import Reader, objects
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def holders(
     notes: list[str] = []
     unseen: list[str] = []
     found = []
-    named = names.Names(_settings)
+    named = names.Names()
     places = [(each, _docker(each), "") for each in states] if states is not None else _places(unseen, named)
     left = {user: runtime_state.ALLOWANCE for _, _, user in places if user}
     for folder, engine, user in places:
@@ -102,22 +100,8 @@ def _docker(folder: str) -> str:
     return "docker" if os.path.basename(folder.rstrip("/")) == "moby" else ""
 
 
-def _settings(path: str) -> dict[str, Any]:
-    """Read daemon.json, if nobody else could have written it."""
-    try:
-        found = json.loads(files.read(path) or b"{}")
-    except (GpushimError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _holder(
-    name: str,
-    engine: str,
-    state: dict[str, Any],
-    inventory: dict[str, Any],
-    process: str,
-    reader: Reader,
+    name: str, engine: str, state: dict[str, Any], inventory: dict[str, Any], process: str, reader: Reader
 ) -> dict[str, Any] | None:
     """Say what a container has; None if it has no GPU: then nothing more is asked about it."""
     bundle = str(state["bundle"] or "")

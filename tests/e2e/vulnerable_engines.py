@@ -42,7 +42,7 @@ BUILDS = {
         {"name": "renamed, with settings"},
     ),
     "T-ENGINE executes what others could have put there": Build(
-        [(PROGRAMS, "if its and places.program(path):", "if its and os.access(path, os.X_OK):")],
+        [(PROGRAMS, "if its and trusted(path):", "if its and os.access(path, os.X_OK):")],
         PUT_THERE,
         "found.gone() == []",
         {"where": "/usr/local/sbin, with a group that may write"},
@@ -50,7 +50,7 @@ BUILDS = {
     "T-ENGINE executes what is on PATH": Build(
         [
             (PROGRAMS, '.split(":") if os.geteuid() else []', '.split(":")'),
-            (PROGRAMS, "if its and places.program(path):", "if its and os.access(path, os.X_OK):"),
+            (PROGRAMS, "if its and trusted(path):", "if its and os.access(path, os.X_OK):"),
             (PROGRAMS, "dict.fromkeys((*DIRECTORIES, *(", "dict.fromkeys((*own, *("),
         ],
         PUT_THERE,

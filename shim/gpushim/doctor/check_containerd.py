@@ -80,7 +80,7 @@ def runtime(host: Host) -> Iterator[Finding]:
 def driver(host: Host) -> Iterator[Finding]:
     """Check that our handler and runc's use the same cgroup driver."""
     for engine, cri in _with_cri(host):
-        runc = _runtimes(cri).get("runc", {}).get("options") or {}
+        runc = _options(cri).get("runc", {})
         for name, options in _handlers(engine, cri).items():
             theirs, mine = bool(runc.get("SystemdCgroup")), bool(options.get("SystemdCgroup"))
             if theirs == mine:
@@ -165,18 +165,18 @@ def _with_cri(host: Host) -> Iterator[tuple[Engine, dict[str, Any]]]:
                 break
 
 
-def _runtimes(cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _options(cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = (cri.get("containerd") or {}).get("runtimes") or {}
-    return {name: entry for name, entry in found.items() if isinstance(entry, dict)}
+    return {name: entry.get("options") or {} for name, entry in found.items() if isinstance(entry, dict)}
 
 
 def _programs(cri: dict[str, Any]) -> dict[str, str]:
-    return {name: str((each.get("options") or {}).get("BinaryName", "")) for name, each in _runtimes(cri).items()}
+    return {name: str(options.get("BinaryName", "")) for name, options in _options(cri).items()}
 
 
 def _handlers(engine: Engine, cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    found = {name: entry.get("options") or {} for name, entry in _runtimes(cri).items()}
-    return {name: each for name, each in found.items() if executes_ours(str(each.get("BinaryName", "")), engine)}
+    known = _programs(cri)
+    return {name: options for name, options in _options(cri).items() if executes_ours(known[name], engine)}
 
 
 def _config(engine: Engine) -> str:
@@ -192,11 +192,7 @@ def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str
 
 
 def _merged(host: Host, engine: Engine) -> dict[str, Any]:
-    key = f"containerd {engine.pid}"
-    if key not in host.answers:
-        host.answers[key] = _dump(engine)
-    found: dict[str, Any] = host.answers[key]
-    return found
+    return host.once(f"containerd {engine.pid}", lambda: _dump(engine))
 
 
 def _dump(engine: Engine) -> dict[str, Any]:

@@ -103,11 +103,7 @@ def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
 
 def _said(host: Host, engine: Engine) -> dict[str, Any]:
     """Return what CRI-O says of its settings; {} if it cannot be asked, {"error": why} if it does not answer well."""
-    key = f"crio {engine.pid}"
-    if key not in host.answers:
-        host.answers[key] = _asked(engine)
-    found: dict[str, Any] = host.answers[key]
-    return found
+    return host.once(f"crio {engine.pid}", lambda: _asked(engine))
 
 
 def _asked(engine: Engine) -> dict[str, Any]:

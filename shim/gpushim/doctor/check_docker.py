@@ -62,11 +62,8 @@ def _wrong(host: Host, path: str, engine: Engine | None = None) -> str:
         content = files.read(path)
     except GpushimError as error:
         return str(error)
-    key = f"{path}: {content!r}"
-    if key not in host.answers:
-        asked = daemon_json.program(engine, host.top)
-        host.answers[key] = daemon_json.wrong(content, path, asked, tuple(dockerd.added(engine)))
-    return str(host.answers[key])
+    asked, added = daemon_json.program(engine, host.top), tuple(dockerd.added(engine))
+    return host.once(f"{path}: {content!r}", lambda: daemon_json.wrong(content, path, asked, added))
 
 
 def runtime(host: Host) -> Iterator[Finding]:
@@ -87,7 +84,7 @@ def runtime(host: Host) -> Iterator[Finding]:
             yield broken(told, host.restart(engine))
         else:
             other = named.get("nvidia")
-            yield (warning if _hook(engine) else broken)(
+            yield (warning if on_path.found(engine, HOOK) else broken)(
                 f"{path}, which dockerd (process {engine.pid}) reads, does not name gpushim-runtime"
                 + (f"; its nvidia is {other}" if other else ""),
                 _configure(host, engine),
@@ -130,7 +127,7 @@ def _default(host: Host, engine: Engine) -> Iterator[Finding]:
 def hook(host: Host) -> Iterator[Finding]:
     """Check what `docker run --gpus` needs on the PATH of the dockerd that runs, by its version."""
     for engine in host.running("dockerd"):
-        path = _hook(engine)
+        path = on_path.found(engine, HOOK)
         where = f"the PATH of dockerd (process {engine.pid})"
         today = version_of(host, engine) >= CDI_GPUS
         by_cdi = on_path.found(engine, CDI_HOOK) if today else ""
@@ -169,7 +166,7 @@ def restarted(host: Host) -> Iterator[Finding]:
     """Check that dockerd started after what it looks at only then, and has the runtimes that its file has now."""
     for engine in host.running("dockerd"):
         by_cdi = on_path.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
-        late = [path for path in (by_cdi, _hook(engine)) if path and engine.before(path)]
+        late = [path for path in (by_cdi, on_path.found(engine, HOOK)) if path and engine.before(path)]
         if late:
             told = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
         elif not names(host, engine) and engine.before(dockerd.config(engine)):
@@ -241,7 +238,7 @@ def alone(host: Host) -> Iterator[Finding]:
     """Check whether device rules are only ever changed behind runc's back: `NVML: Unknown Error` after a reload."""
     for engine in host.running("dockerd"):
         info = _info(host, engine)
-        if names(host, engine) or not _hook(engine) or info.get("CgroupDriver") != "systemd":
+        if names(host, engine) or not on_path.found(engine, HOOK) or info.get("CgroupDriver") != "systemd":
             yield ok("containers need not get their GPUs from the hook alone")
         else:
             yield warning(
@@ -272,18 +269,18 @@ def _list(host: Host, engine: Engine, folders: list[str]) -> str:
 
 
 def _info(host: Host, engine: Engine) -> dict[str, Any]:
-    key = f"dockerd {engine.pid}"
-    if key not in host.answers:
-        try:
-            host.answers[key] = dockerd.info(engine, seconds=ask.SECONDS)
-        except (OSError, ValueError) as error:
-            host.answers[key] = {"error": str(error), "fix": ""}
-            if isinstance(error, PermissionError):
-                told, _, fix = str(error).rpartition("; ")  # places.py says who could have put the socket there
-                root = "run this as root, or as a user who may use that socket"
-                host.answers[key] = {"error": told or str(error), "fix": fix if told else root}
-    found: dict[str, Any] = host.answers[key]
-    return found
+    return host.once(f"dockerd {engine.pid}", lambda: _asked(engine))
+
+
+def _asked(engine: Engine) -> dict[str, Any]:
+    try:
+        return dockerd.info(engine, seconds=ask.SECONDS)
+    except PermissionError as error:
+        told, _, fix = str(error).rpartition("; ")  # places.py says who could have put the socket there
+        root = "run this as root, or as a user who may use that socket"
+        return {"error": told or str(error), "fix": fix if told else root}
+    except (OSError, ValueError) as error:
+        return {"error": str(error), "fix": ""}
 
 
 def names(host: Host, engine: Engine) -> list[str]:
@@ -294,10 +291,6 @@ def names(host: Host, engine: Engine) -> list[str]:
 def version_of(host: Host, engine: Engine) -> tuple[int, ...]:
     """Return the version that a dockerd says it is; () if it does not answer."""
     return on_path.number(str(_info(host, engine).get("ServerVersion")))
-
-
-def _hook(engine: Engine) -> str:
-    return on_path.found(engine, HOOK)
 
 
 CHECKS = {

@@ -60,7 +60,7 @@ def containers(host: Host) -> list[Finding]:
                 found += [replace(each, check=f"run-{name}") for each in judged(call())]
     except (GpushimError, OSError) as error:
         found.append(replace(broken(f"no test container can be made: {error}", "gpushim doctor"), check="run"))
-    return found
+    return list(dict.fromkeys(found))  # of several engines of a kind, the same is said once
 
 
 def judged(answer: ask.Answer) -> Iterator[Finding]:
@@ -146,11 +146,7 @@ def _docker(host: Host, engine: Engine, scratch: str, root: str, name: str) -> a
     client = host.program("docker")
     if not client:
         return ask.Answer(None, "", programs.absent("docker", host.top))
-    words = [
-        client,
-        f"--config={scratch}",
-        f"--host=unix://{places.socket_path(dockerd.socket(engine))}",
-    ]
+    words = [client, f"--config={scratch}", f"--host=unix://{places.socket_path(dockerd.socket(engine))}"]
     archive = f"{scratch}/root.tar"
     with tarfile.open(archive, "w") as tar:
         tar.add(root, ".")

@@ -208,13 +208,8 @@ def _hook_changes(wish: Wish, known: dict[str, Any], engine: Engine | None) -> l
 
 
 def _settings(text: str) -> list[undo.Setting]:
-    runtimes = tomltext.get(text, RUNTIMES)
-    entries = runtimes.items() if isinstance(runtimes, dict) else ()
-    names = [name for name, entry in entries if isinstance(entry, dict) and is_ours(entry.get("runtime_path"))]
-    return [
-        *(undo.Setting((*RUNTIMES, name), certain=True) for name in names),
-        undo.Setting(DEFAULT, certain=tomltext.get(text, DEFAULT) in names),
-    ]
+    programs = programs_of(tomltext.get(text, ()))
+    return dropin.settings(text, RUNTIMES, DEFAULT, [name for name, path in programs.items() if is_ours(path)])
 
 
 KIND = undo.Kind(tomltext, _settings, dropin.HEADER.format(engine="crio"))

@@ -126,13 +126,8 @@ def _change(wish: Wish, path: str) -> Change:
 
 
 def _settings(text: str) -> list[undo.Setting]:
-    runtimes = tomltext.get(text, RUNTIMES)
-    entries = runtimes.items() if isinstance(runtimes, dict) else ()
-    names = [name for name, paths in entries if _ours(paths)]
-    return [
-        *(undo.Setting((*RUNTIMES, name), certain=True) for name in names),
-        undo.Setting(DEFAULT, certain=tomltext.get(text, DEFAULT) in names),
-    ]
+    runtimes = dropin.table(tomltext.get(text, ()), *RUNTIMES)
+    return dropin.settings(text, RUNTIMES, DEFAULT, [name for name, paths in runtimes.items() if _ours(paths)])
 
 
 KIND = undo.Kind(tomltext, _settings, dropin.HEADER.format(engine="podman"))

@@ -251,7 +251,7 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger
         argv=argv,
         root=root and f"{proc}/{pid}/root",
         started=boot + _ticks(folder) / os.sysconf("SC_CLK_TCK"),
-        unit=_unit(folder),
+        unit=genuine.unit(folder),
         environ=_environ(folder),
     )
     given = engine.option(*CONFIG_OPTIONS[name])
@@ -281,17 +281,6 @@ def _within(root: str, path: str) -> os.stat_result:
 def _environ(folder: str) -> dict[str, str]:
     pairs = (os.fsdecode(pair).partition("=") for pair in genuine.data(f"{folder}/environ").split(b"\0"))
     return {name: value for name, _, value in pairs if name in VARIABLES}
-
-
-def _unit(folder: str) -> str:
-    """Return the systemd unit of a process: the last component of its cgroup path that is a service."""
-    for line in genuine.lines_of(f"{folder}/cgroup"):
-        number, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if number == "0" or controllers == "name=systemd":
-            for name in reversed(path.split("/")):
-                if name.endswith(".service"):
-                    return name
-    return ""
 
 
 def _ticks(folder: str) -> int:

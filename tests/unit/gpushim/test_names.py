@@ -32,11 +32,6 @@ def write(path: Path, what: Any) -> None:
     path.write_text(json.dumps(what))
 
 
-def nobodys() -> names.Names:
-    """Names where no dockerd runs."""
-    return names.Names(lambda _: {})
-
-
 def named(machine: Machine, states: str = "moby", **annotations: str) -> tuple[str, str]:
     """Return name and engine of a container of a state directory."""
     machine.states = machine.folder / states
@@ -83,7 +78,7 @@ def test_podman(machine: Machine, monkeypatch: pytest.MonkeyPatch, place: str) -
 
 @pytest.mark.parametrize("what", [None, {}, [{"id": ID}], [{"id": ID, "names": "web"}], ["x"]])
 def test_podman_that_does_not_tell(what: Any) -> None:
-    assert nobodys().of_podman(ID, f"/s/overlay-containers/{ID}/userdata", "", lambda _: what) == ""
+    assert names.Names().of_podman(ID, f"/s/overlay-containers/{ID}/userdata", "", lambda _: what) == ""
 
 
 @pytest.mark.parametrize("bundle", ["", "/s/overlay-containers/other/userdata", f"/s/x/{ID}/userdata", f"/{ID}"])
@@ -91,7 +86,7 @@ def test_what_is_no_bundle_of_podmans(bundle: str) -> None:
     def fail(path: str) -> None:
         raise AssertionError(path)
 
-    assert nobodys().of_podman(ID, bundle, "", fail) == ""
+    assert names.Names().of_podman(ID, bundle, "", fail) == ""
 
 
 def test_crio() -> None:
@@ -105,7 +100,7 @@ def test_a_users_docker_is_below_that_users_home() -> None:
 
 
 def test_names_are_looked_up_within_a_users_allowance(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = runtime_state.Reader([], [], left := {"u": runtime_state.ALLOWANCE}, "u", nobodys())
+    reader = runtime_state.Reader([], [], left := {"u": runtime_state.ALLOWANCE}, "u", names.Names())
     write(machine.folder / "x.json", ["x" * 9000])
     reader.json(f"{machine.folder}/x.json")
     assert left["u"] < runtime_state.ALLOWANCE - 9000
@@ -169,8 +164,10 @@ def test_dockerds_are_looked_for_once(machine: Machine, opened: list[str]) -> No
 def test_directories_are_those_of_the_daemons_own_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    daemon = running.Engine("dockerd", 1, argv=("dockerd", f"--{key}=/one"), root=str(tmp_path))
+    argv = ("dockerd", f"--{key}=/one")
+    daemon = running.Engine("dockerd", 1, argv=argv, root=str(tmp_path), config="/daemon.json")
+    write(tmp_path / "daemon.json", {key: "/two"})
     monkeypatch.setattr(running, "find", lambda: [daemon])
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    assert names.Names(lambda _: {key: "/two"}).directories(key) == [f"{tmp_path}/one", f"{tmp_path}/two"]
+    assert names.Names().directories(key) == [f"{tmp_path}/one", f"{tmp_path}/two"]

@@ -14,14 +14,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from gpushim.engines import (
-    Plan,
-    Wish,
-    dropin,
-    is_ours,
-    tomltext,
-    undo,
-)
+from gpushim.engines import Plan, Wish, dropin, is_ours, tomltext, undo
 from gpushim.engines.containerd import generated, imports, process, services
 from gpushim.engines.containerd.imports import File
 from gpushim.engines.containerd.process import Daemon
@@ -117,7 +110,7 @@ def _missing(wish: Wish, daemon: Daemon, settings: dict[str, Any]) -> list[str]:
     if wish.remove:
         return [f"containerd still reads the runtime {wish.name}"] if has else []
     missing = [] if has else [f"{daemon.shown()} does not read the runtime {wish.name} out of {daemon.config}"]
-    if _disabled(settings):
+    if imports.disabled(settings):
         missing.append(f"the CRI is disabled in {daemon.config} (disabled_plugins), so there are no pods")
     if wish.default and engine.get("default_runtime_name") != wish.name:
         missing.append(f"the default runtime is {engine.get('default_runtime_name')}; an imported file may set it")
@@ -135,7 +128,7 @@ def _check(wish: Wish, daemon: Daemon, tree: list[File]) -> None:
         raise GpushimError(
             f"{main.path} is of version {main.version}, which {daemon.shown()} does not read; write it in version 2"
         )
-    if daemon.merges and (main.version == 1 or (not main.version and _by_plugins(main))):
+    if daemon.merges and (main.version == 1 or (not main.version and imports.by_plugins(main))):
         raise GpushimError(
             f"{main.path} is of version 1, whose CRI settings {daemon.shown()} does not take; "
             "replace it with what `containerd config migrate` prints"
@@ -146,7 +139,7 @@ def _check(wish: Wish, daemon: Daemon, tree: list[File]) -> None:
 
 def _change(wish: Wish, daemon: Daemon, tree: list[File], notes: list[str]) -> Change:
     main, merges = tree[0], daemon.merges
-    if any(_disabled(file.data) for file in tree):
+    if any(imports.disabled(file.data) for file in tree):
         notes.append(f"the CRI is disabled in {daemon.seen(main.path)}: take it out of disabled_plugins to have pods")
     path = _target(wish.name, daemon, tree)
     if path.startswith("/run/") and path != main.path:
@@ -271,8 +264,8 @@ def _settings(text: str, key: tuple[str, str]) -> list[undo.Setting]:
     The entry of runc stays where another runtime would take the built-in one away.
     """
     own = text.startswith(dropin.HEADER.format(engine=PROGRAM))
-    engine = _table(text, (*key, "containerd"))
-    runtimes = _table(text, (*key, "containerd", "runtimes"))
+    engine = dropin.table(tomltext.get(text, ()), *key, "containerd")
+    runtimes = dropin.table(engine, "runtimes")
     names = [name for name, entry in runtimes.items() if _is_ours(entry)]
     keys = (*key, "containerd", "runtimes")
     settings = [undo.Setting((*keys, name), certain=True) for name in names]
@@ -291,24 +284,9 @@ def _program(entry: dict[str, Any]) -> str:
     return str(next((each for each in named if each), ""))
 
 
-def _table(text: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    table = tomltext.get(text, keys)
-    return table if isinstance(table, dict) else {}
-
-
 def _is_ours(entry: Any) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("options", {}), dict) and is_ours(_program(entry))
 
 
 def _plain(value: object) -> bool:
     return isinstance(value, (str, bool, int)) or (isinstance(value, list) and all(isinstance(v, str) for v in value))
-
-
-def _disabled(data: dict[str, Any]) -> bool:
-    plugins = data.get("disabled_plugins")
-    return isinstance(plugins, list) and any(name in plugins for name in imports.CRI.values())
-
-
-def _by_plugins(file: File) -> bool:
-    """Say whether a file says something that depends on its version."""
-    return any(file.data.get(key) for key in ("plugins", "disabled_plugins", "required_plugins"))

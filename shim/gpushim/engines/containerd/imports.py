@@ -134,6 +134,17 @@ def directory(daemon: Daemon, tree: list[File]) -> str:
     return ""
 
 
+def disabled(data: dict[str, Any]) -> bool:
+    """Say whether settings turn the CRI off."""
+    plugins = data.get("disabled_plugins")
+    return isinstance(plugins, list) and any(name in plugins for name in CRI.values())
+
+
+def by_plugins(file: File) -> bool:
+    """Say whether a file says something that depends on its version."""
+    return any(file.data.get(key) for key in ("plugins", "disabled_plugins", "required_plugins"))
+
+
 def _file(daemon: Daemon, path: str, importer: str) -> File:
     place = daemon.seen(path)
     content = files.read(place)

@@ -9,19 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from gpushim.engines import (
-    HOOK,
-    Plan,
-    Wish,
-    executes_ours,
-    files,
-    installed,
-    is_ours,
-    jsontext,
-    running,
-    stays,
-    undo,
-)
+from gpushim.engines import HOOK, Plan, Wish, executes_ours, files, installed, is_ours, jsontext, running, stays, undo
 from gpushim.engines.docker import daemon_json, dockerd, on_path
 from gpushim.engines.docker.dockerd import PROGRAM, added, program_of
 from gpushim.engines.files import Change
@@ -83,7 +71,7 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     Returns:
         a sentence for each thing that is missing.
     """
-    engine, entries = found.engine, dockerd.runtimes(found.config)
+    engine, entries = found.engine, dockerd.entries(dockerd.setting(found.config, "runtimes"))
     where = dockerd.socket(engine, found.config)
     try:
         info = dockerd.info(engine, found.config, patience=dockerd.SECONDS if engine else 0.0)

@@ -5,7 +5,6 @@ Out of scope: what is to be changed (__init__.py); whether it would start with a
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import time
@@ -44,56 +43,45 @@ def default_config(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def config(engine: Engine | None) -> str:
-    """Return the daemon.json of a dockerd, as this process opens it.
-
-    Args:
-        engine: the dockerd; None for one that does not run.
-    """
+    """Return the daemon.json of a dockerd, None for one that does not run, as this process opens it."""
     return engine.seen(engine.config or default_config(engine.environ)) if engine else default_config()
 
 
-def runtimes(path: str) -> dict[str, dict[str, Any]]:
-    """Return the runtimes of a daemon.json by name.
-
-    Args:
-        path: of the file, which need not exist.
+def setting(path: str, name: str) -> Any:
+    """Return a setting of a daemon.json, which need not exist; None if it does not have it.
 
     Raises:
         GpushimError: it cannot be read or understood.
     """
-    found = setting(path, "runtimes")
-    entries = found.items() if isinstance(found, dict) else ()
-    return {name: entry for name, entry in entries if isinstance(entry, dict)}
-
-
-def setting(path: str, name: str) -> Any:
-    """Return a setting of a daemon.json, None if it does not have it; raises as `runtimes` does."""
     return jsontext.get(jsontext.parse(files.read(path) or b"", path), (name,))
 
 
-def written(engine: Engine | None) -> dict[str, dict[str, Any]]:
-    """Return the runtimes in the file of a dockerd; none if they cannot be told.
-
-    Args:
-        engine: the dockerd; None where it cannot be seen, and with it what its file says.
-    """
+def told(path: str, name: str) -> Any:
+    """Return what `setting` does, and None where that cannot be told."""
     try:
-        return runtimes(config(engine)) if engine else {}
+        return setting(path, name)
     except GpushimError:
-        return {}
+        return None
 
 
-def programs(engine: Engine | None) -> dict[str, str]:
-    """Return the program of each runtime in the file of a dockerd, by name, as `written` has them."""
+def entries(found: object) -> dict[str, dict[str, Any]]:
+    """Return those of the setting `runtimes` that are entries, by name."""
+    listed = found.items() if isinstance(found, dict) else ()
+    return {name: entry for name, entry in listed if isinstance(entry, dict)}
+
+
+def written(engine: Engine | None) -> dict[str, dict[str, Any]]:
+    """Return the runtimes in the file of a dockerd; none without a dockerd, or if they cannot be told."""
+    return entries(told(config(engine), "runtimes")) if engine else {}
+
+
+def programs(engine: Engine) -> dict[str, str]:
+    """Return the program of each runtime in the file of a dockerd, by name."""
     return {name: program_of(entry) for name, entry in written(engine).items()}
 
 
 def added(engine: Engine | None) -> list[str]:
-    """List the runtimes that a dockerd has by its command line.
-
-    Args:
-        engine: the dockerd, if one runs.
-    """
+    """List the runtimes that a dockerd, if one runs, has by its command line."""
     return [each.partition("=")[0] for each in engine.option("--add-runtime")] if engine else []
 
 
@@ -125,7 +113,7 @@ def ours(info: dict[str, Any], engine: Engine | None) -> list[str]:
 
     Args:
         info: what it says.
-        engine: as `written` takes it.
+        engine: the dockerd; None where it cannot be seen, and with it what its file says.
     """
     return [name for name, program in loaded(info, written(engine)).items() if executes_ours(program, engine)]
 
@@ -138,10 +126,7 @@ def socket(engine: Engine | None, path: str = "") -> str:
         path: of its daemon.json; "" for the one that it reads.
     """
     seen, environ = (engine.seen, engine.environ) if engine else (str, os.environ)
-    try:
-        listed = setting(path or config(engine), "hosts")
-    except GpushimError:
-        listed = None
+    listed = told(path or config(engine), "hosts")
     for each in [*(engine.option("--host", "-H") if engine else []), *(listed if isinstance(listed, list) else [])]:
         if str(each).startswith("unix://"):
             return seen(str(each)[len("unix://") :])
@@ -174,6 +159,8 @@ def info(engine: Engine | None, path: str = "", seconds: float = SECONDS, patien
 
 def ask(address: str, what: str, seconds: float) -> dict[str, Any]:
     """Ask dockerd once, at its socket; the rest is as `info` has it."""
+    import http.client  # takes as long as all else that `gpushim ps` needs
+
     connection = http.client.HTTPConnection("localhost", timeout=seconds)
     try:
         connection.sock = places.connect(address, seconds)
