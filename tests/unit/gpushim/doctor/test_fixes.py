@@ -90,12 +90,7 @@ def done(patient: Patient, fix: str, name: str) -> None:
 
 @pytest.mark.parametrize(("check", "verdict", "evidence", "plant"), STATES, ids=NAMES)
 def test_fix(
-    patient: Patient,
-    made: dict[int, Site],
-    check: str,
-    verdict: str,
-    evidence: str,
-    plant: Callable[[Patient], None],
+    patient: Patient, made: dict[int, Site], check: str, verdict: str, evidence: str, plant: Callable[[Patient], None]
 ) -> None:
     plant(patient)
     said = list(checks.GENERAL[check](patient.host))

@@ -15,18 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.engines import (
-    Wish,
-    containerd,
-    crio,
-    docker,
-    files,
-    hooksd,
-    is_ours,
-    jsontext,
-    podman,
-    tomltext,
-)
+from gpushim.engines import Wish, containerd, crio, docker, files, hooksd, is_ours, jsontext, podman, tomltext
 from gpushim.engines.containerd import process
 from gpushim.engines.containerd.imports import CRI
 from gpushim.engines.docker import dockerd, on_path

@@ -121,9 +121,7 @@ def test_what_restarts_a_service(there: list[str], engine: Engine | None, said: 
 def test_restart_and_verify(
     config: Path, call: Call, program: str, dockerd: Dockerd, systemctl: Path, engines: list[Engine], tmp_path: Path
 ) -> None:
-    engines.append(
-        Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid(), argv=("dockerd",))
-    )
+    engines.append(Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid()))
     dockerd.info["Runtimes"]["nvidia"] = {"path": program}
     result = call("docker", config, "--restart")
     assert result.stdout == f"changed {config}\nverified: Docker has the runtime nvidia\n"
@@ -204,9 +202,7 @@ def test_verify_of_a_removal_takes_nothing_back(config: Path, call: Call, progra
 def test_a_removal_says_that_the_engine_that_runs_has_it_still(
     config: Path, call: Call, systemctl: Path, engines: list[Engine]
 ) -> None:
-    engines.append(
-        Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid(), argv=("dockerd",))
-    )
+    engines.append(Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid()))
     call("docker", config)
     said = call("docker", config, "--remove").output
     user = "--user " if os.geteuid() else ""
@@ -233,9 +229,7 @@ def test_a_runtime_that_is_ours_by_another_way(
 
 
 def test_a_restart_that_fails(config: Path, call: Call, systemctl: Path, engines: list[Engine]) -> None:
-    engines.append(
-        Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid(), argv=("dockerd",))
-    )
+    engines.append(Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid()))
     systemctl.write_text("#!/bin/sh\necho Job for docker.service failed. >&2\nexit 1\n")
     error = str(call("docker", config, "--restart").exception)
     assert "restart docker.service` failed: Job for docker.service failed.;" in error
