@@ -52,7 +52,9 @@ class Administrator:
         patch.setattr(running, "look", lambda *_: (patient.host.engines, []))
         patch.setattr(programs, "DIRECTORIES", (f"{patient.root}/usr/bin", *programs.DIRECTORIES))
         words = units.systemctl
-        patch.setattr(units, "systemctl", lambda *args, top=patient.root: words(*args[:3], top=top))
+        patch.setattr(
+            units, "systemctl", lambda verb, unit, engine=None, top=patient.root: words(verb, unit, engine, top)
+        )
         patch.setattr(units, "restart", lambda arguments: self.restart(arguments[-1]))
         patch.setattr(on_path, "SYSTEM", f"{patient.root}/usr/local/bin")
         patch.setattr(on_path, "PATH", f"{patient.root}/usr/bin")

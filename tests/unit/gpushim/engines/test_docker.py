@@ -204,7 +204,7 @@ def test_remove_leaves_what_others_wrote(old: str, steps: list[Any], left: str, 
         if isinstance(step, tuple):
             ok(call("docker", config, *step))
         else:
-            config.write_text(step if isinstance(step, str) else config.read_text().replace(*step, 1))
+            config.write_text(step if isinstance(step, str) else config.read_text().replace(step[0], step[1], 1))
     ok(call("docker", config, "--remove"))
     assert meaning(config.read_bytes()) == meaning(left.encode())
     assert os.listdir(config.parent) == ["daemon.json"]
