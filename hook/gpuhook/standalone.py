@@ -15,7 +15,8 @@ from gpuhook import live
 from gpuhook.bundled import bundle_of
 from gpuhook.confine import confine
 from gpuhook.finish import finish
-from gpuhook.prestart import Options, open_container, process_of
+from gpuhook.options import Options
+from gpuhook.prestart import open_container, process_of
 from gpushim import bundle, create, edits, fastjson, plan
 from gpushim.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
 

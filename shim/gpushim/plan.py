@@ -6,7 +6,7 @@ the host has (inventory/), what the CDI specs of others say (cdi/), and putting 
 
 from __future__ import annotations
 
-from gpushim import authorization, bounds, require, selection
+from gpushim import authorization, bounds, hookargs, require, selection
 from gpushim.edits import HOOK_NAME, last_counts
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.request import DEVICES, MPS_PIPES
@@ -276,38 +276,42 @@ def _hook(
     request: Request, nodes: list[str], files: list[dict[str, Any]], inventory: dict[str, Any], bundle: dict[str, Any]
 ) -> dict[str, Any]:
     """Write the hook's entry: all that it needs is in its arguments."""
+    words, displays = hookargs.words, DISPLAYING & set(request.capabilities)
     args = [HOOK_NAME, "prestart"]
     if bundle["rootfs"]:
-        args += ["--rootfs", bundle["rootfs"]]
+        args += words("--rootfs", bundle["rootfs"])
     log, driver = inventory["policy"]["log"]["file"], inventory["driver"]
     if log:
-        args += ["--log", log]
+        args += words("--log", log)
     for file in files:
         if file["kind"] in LIBRARY_OPTIONS:
-            at = f"::{HARDLINKS}/{file['in']}" if "in" in file else ""
-            args += [LIBRARY_OPTIONS[file["kind"]], f"{file['soname']}={file['path']}{at}"]
+            folder = [f"{HARDLINKS}/{file['in']}"] if "in" in file else []
+            args += words(LIBRARY_OPTIONS[file["kind"]], file["soname"], file["path"], *folder)
         for link in file.get("links", ()):
-            args += ["--link", link]
+            args += words("--link", link)
     if "compute" in request.capabilities:
         for option, version in (("--driver", driver["version"]), ("--cuda", driver["cuda"])):
             if version:
-                args += [option, version]
+                args += words(option, version)
     if driver["params"]:
-        args += ["--cover", f"{driver['params']}::/proc/driver/nvidia/params"]
-    if DISPLAYING & set(request.capabilities):
+        args += words("--cover", driver["params"], "/proc/driver/nvidia/params")
+    if displays:
         for gpu in inventory["gpus"]:
-            args += [word for link in gpu["links"] for word in ("--node-link", link)]  # made where the node is
+            for link in gpu["links"]:
+                args += words("--node-link", link)  # made where the node is
     if not bundle["rootfs"]:
-        gpus = [f"{gpu['minor']}={_proc_name(gpu)}" for gpu in inventory["gpus"] if gpu["pci"]]
-        args += [word for text in gpus for word in ("--gpu", text)] + ["--empty", driver["empty"]]
-    elif DISPLAYING & set(request.capabilities):
+        for gpu in inventory["gpus"]:
+            if gpu["pci"]:
+                args += words("--gpu", str(gpu["minor"]), _proc_name(gpu))
+        args += words("--empty", driver["empty"])
+    elif displays:
         # The mask that the driver takes has 64 bits: GPUs with higher minor numbers stay out of it.
         granted = {gpu["minor"] for gpu in inventory["gpus"] if gpu["node"] in nodes and gpu["minor"] < 64}
         if granted:
-            args += ["--profile-mask", hex(sum(1 << minor for minor in granted))]
+            args += words("--profile-mask", hex(sum(1 << minor for minor in granted)))
     for gpu in inventory["gpus"] if bundle["rootfs"] else ():
         if gpu["pci"] and gpu["node"] not in nodes:  # the container need not even read its UUID
-            args += ["--cover", f"{driver['empty']}::/proc/driver/nvidia/gpus/{_proc_name(gpu)}"]
+            args += words("--cover", driver["empty"], f"/proc/driver/nvidia/gpus/{_proc_name(gpu)}")
     return {"path": bundle["hook"], "args": args, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpushim import plan, selection
+from gpushim import hookargs, plan, selection
 from gpushim.cdi import resolve
 from gpushim.request import DEVICES, MPS_PIPES
 
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     Edit = tuple[str, Any]
 
 UNKNOWN = "reason not found; please report this"
-_HOOK_WORK = {
-    "--lib": "libraries linked by SONAME and named to the loader",
-    "--lib32": "32-bit libraries linked by SONAME and named to the loader",
-    "--link": "links",
-    "--node-link": "links to device nodes",
-    "--cover": "paths of /proc/driver/nvidia covered",
-}
 
 
 class Reasons:
@@ -156,7 +149,7 @@ class Reasons:
 
     def _hook(self, hook: dict[str, Any]) -> list[str]:
         args = hook["args"]
-        work = [f"{args.count(word)} {what}" for word, what in _HOOK_WORK.items() if word in args]
+        work = [f"{args.count(word)} {what}" for word, (_, what) in hookargs.OPTIONS.items() if what and word in args]
         return [f"finishes the container: {', '.join(work) or 'nothing to link or cover'}"]
 
 

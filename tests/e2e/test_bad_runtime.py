@@ -1,4 +1,4 @@
-"""Bad low-level runtimes, and signals (groups 31 and 32 of docs/bad-input.md)."""
+"""Bad low-level runtimes, and signals (groups 31 and 32 of docs/testing.md)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from gpushim.inventory import elf, rooted
+from gpushim.inventory import rooted, sonames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ def xorg(loader: Loader, version: str) -> list[dict[str, Any]]:
         paths = [f"{folder}/{place}/{name}" for folder in folders for place in places]
         for entry in _hits(loader.root, [(path, path) for path in paths], "data"):
             try:
-                elf.soname(rooted.inside(loader.root, entry["path"]), loader.machine)
+                sonames.soname(rooted.inside(loader.root, entry["path"]), loader.machine)
             except (OSError, ValueError):
                 continue
             if name == extension:

@@ -10,7 +10,8 @@ import platform
 import re
 from typing import Any
 
-from gpushim.inventory import data_files, elf, rooted
+from gpushim.elf import ForeignError
+from gpushim.inventory import data_files, rooted, sonames
 from gpushim.inventory.data_files import SOCKETS as SOCKETS
 from gpushim.inventory.libraries import LIBRARIES, Loader, read_cache
 from gpushim.inventory.libraries import TELLTALES as TELLTALES
@@ -106,8 +107,8 @@ def library(root: str, name: str, version: str, machine: str = "") -> str | None
     loader = Loader(root, machine, read_cache(root, []), [])
     for path in loader.candidates(name, version):
         try:
-            elf.soname(rooted.inside(root, path), machine)
-        except elf.ForeignError:
+            sonames.soname(rooted.inside(root, path), machine)
+        except ForeignError:
             continue
         except (OSError, ValueError):
             pass  # who loads it says what is wrong with it

@@ -15,7 +15,8 @@ import platform
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim.inventory import elf, ldcache_list, rooted
+from gpushim.elf import ForeignError
+from gpushim.inventory import ldcache_list, rooted, sonames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,8 +195,8 @@ class Loader:
         """
         for path in dict.fromkeys(self.candidates(name, version)):
             try:
-                return path, elf.soname(rooted.inside(self.root, path), self.machine) or os.path.basename(path)
-            except elf.ForeignError:
+                return path, sonames.soname(rooted.inside(self.root, path), self.machine) or os.path.basename(path)
+            except ForeignError:
                 continue  # RHEL has 32-bit libraries in /usr/lib, others have the 64-bit ones there
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or error

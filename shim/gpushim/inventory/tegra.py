@@ -13,7 +13,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from gpushim.inventory import elf, rooted
+from gpushim.inventory import rooted, sonames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,7 +179,7 @@ def _kind(host: str) -> dict[str, str]:
     name = os.path.basename(host)
     if ".so" in name:
         try:
-            return {"kind": "library", "soname": elf.soname(host) or name}
+            return {"kind": "library", "soname": sonames.soname(host) or name}
         except (OSError, ValueError):
             pass  # a linker script, or a library for another machine
     return {"kind": "data"}

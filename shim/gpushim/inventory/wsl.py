@@ -14,7 +14,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from gpushim.inventory import elf, rooted
+from gpushim.inventory import rooted, sonames
 from gpushim.inventory.gpus import BRANDS
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _library(root: str, path: str, notes: list[str]) -> Iterator[dict[str, Any]]
         return
     folder, _, name = path.rpartition("/")
     try:
-        soname = elf.soname(rooted.inside(root, real)) or name
+        soname = sonames.soname(rooted.inside(root, real)) or name
     except (OSError, ValueError) as error:
         notes.append(f"{rooted.inside(root, real)} is left out: {getattr(error, 'strerror', None) or error}")
         return

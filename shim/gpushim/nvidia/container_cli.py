@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__, plan, selection
 from gpushim.cli.program import guard
-from gpushim.errors import FAILED, GpushimError, quote
+from gpushim.errors import FAILED, USAGE, GpushimError, quote
 from gpushim.inventory import present
 from gpushim.nvidia import container_cli_options as cli
-from gpushim.nvidia.getopt import USAGE, parse
+from gpushim.nvidia.getopt import parse
 from gpushim.request import LAST_CHANNEL
 
 if TYPE_CHECKING:

@@ -16,12 +16,13 @@ import time
 
 from gpuhook import prestart, standalone
 from gpuhook.confine import confine, exhausted
+from gpuhook.options import Options
 from gpushim import create, plan, selection, stamp
 from gpushim.authorization import Gate
-from gpushim.errors import FAILED, REQUEST, GpushimError, quote
+from gpushim.errors import FAILED, REQUEST, USAGE, GpushimError, quote
 from gpushim.inventory import ensure
 from gpushim.nvidia import container_cli_options as cli
-from gpushim.nvidia.getopt import USAGE, parse
+from gpushim.nvidia.getopt import parse
 from gpushim.request import CAPABILITIES, LAST_CHANNEL, Request
 
 TYPE_CHECKING = False
@@ -159,10 +160,10 @@ def _pid(options: Given) -> int:
     return pid
 
 
-def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> prestart.Options:
+def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> Options:
     """Return what is to be finished in the container: the plan's own hook, less what the options switch off."""
     (hook,) = [value for kind, value in planned if kind == "hook"]
-    found = prestart.Options(hook["args"][2:])
+    found = Options(hook["args"][2:])
     for name, value in options:
         if name == "cuda-compat-mode" and value not in COMPAT_MODES:
             raise GpushimError(f"--cuda-compat-mode={quote(value)}: want one of {', '.join(COMPAT_MODES)}", USAGE)
@@ -174,9 +175,7 @@ def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> pr
     return found
 
 
-def _land(
-    planned: list[tuple[str, Any]], named: set[str], options: prestart.Options, pid: int, dev_root: str
-) -> None:
+def _land(planned: list[tuple[str, Any]], named: set[str], options: Options, pid: int, dev_root: str) -> None:
     """Give the container the edits of a plan that the options leave."""
     kinds = {"rule": "no-cgroups", "node": "no-devbind"}
     kept = [

@@ -6,19 +6,8 @@ Imports as little as `configure` may, which container engines wait for. Out of s
 from __future__ import annotations
 
 from gpushim import selection
-from gpushim.errors import (
-    BUNDLE,
-    CONFIG,
-    DRIVER,
-    INVENTORY,
-    NOT_FOUND,
-    REQUEST,
-    REQUIREMENT,
-    ROOTFS,
-    GpushimError,
-    quote,
-)
-from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, USAGE, parse
+from gpushim.errors import BUNDLE, REQUEST, REQUIREMENT, ROOTFS, USAGE, GpushimError, quote
+from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, parse
 from gpushim.request import AUTOMATIC_KIND
 
 TYPE_CHECKING = False
@@ -81,15 +70,11 @@ _LEFT_OUT = {
     "no-fabricmanager": "/nvidia-fabricmanager/",
     "no-gsp-firmware": "/firmware/nvidia/",
 }
-# What NVIDIA's program calls the kinds of its errors, by our exit codes.
+# What NVIDIA's program calls the kinds of its errors, by our exit codes; the others are of its initialization.
 _KINDS = {
     USAGE: "input error",
     REQUEST: "device error",
     REQUIREMENT: "requirement error",
-    INVENTORY: "initialization error",
-    DRIVER: "initialization error",
-    CONFIG: "initialization error",
-    NOT_FOUND: "initialization error",
     BUNDLE: "container error",
     ROOTFS: "mount error",
 }

@@ -114,15 +114,11 @@ def runtime_configure(
     if is_nvidias(path):
         show.say(f"warning: {path} is NVIDIA's name; the engine gets gpushim-runtime", error=True)
         path = ""
-    words = ["--runtime-name", name, "--force"]
+    words = [engine, "--runtime-name", name, "--force"]
     words += ["--config", config] if config else []
     words += ["--runtime-path", path] if path else []
     chosen = {"--set-as-default": default, "--cdi": cdi_, "--dry-run": dry_run}
-    words += [word for word, wanted in chosen.items() if wanted]
-    command = configure.get_command(click.get_current_context(), engine)
-    if command is None:
-        raise GpushimError(f"gpushim configure {engine} is missing; install gpushim again")
-    _run(command, words)
+    _run(configure, [*words, *[word for word, wanted in chosen.items() if wanted]])
 
 
 @main.group(invoke_without_command=True)
@@ -142,8 +138,8 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
         raise GpushimError(f"--output {quote(output)} is not done here; redirect stdout, or use --in-place")
     ours = stamp.config_path()
     if theirs:
-        show.say(f"warning: {theirs} is not read; gpushim's is {ours}, and gpushim migrate --from takes one over",
-                   error=True)  # fmt: skip
+        text = f"warning: {theirs} is not read; gpushim's is {ours}, and gpushim migrate --from takes one over"
+        show.say(text, error=True)
     found = [migrate.rows({key: value})[0] for key, value in map(_pair, sets)]
     for row in found:
         show.say(f"{row.key}: {row.becomes}", error=True)
@@ -153,8 +149,8 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
             click.echo(f"note: {note}", err=True)
         migrate.check(found, "--set", "leave it out")
         return
-    text = changes[0].new if changes else files.read(ours)
-    click.echo((text or b"# all is as by default; gpushim config show lists it\n").decode(), nl=False)
+    data = changes[0].new if changes else files.read(ours)
+    click.echo((data or b"# all is as by default; gpushim config show lists it\n").decode(), nl=False)
     migrate.check(found, "--set", "leave it out")
 
 
@@ -188,8 +184,9 @@ def system() -> None:
     """Make the driver's device nodes, and links to them."""
 
 
-def _dev_root(driver_root: str, dev_root: str) -> list[str]:
-    return ["--dev-root", dev_root or driver_root] if dev_root or driver_root else []
+def _words(driver_root: str, dev_root: str, dry_run: bool) -> list[str]:
+    root = dev_root or driver_root
+    return [*(["--dev-root", root] if root else []), *(["--dry-run"] if dry_run else [])]
 
 
 _DRIVER_ROOT = click.option("--driver-root", "--root", default="", envvar=["NVIDIA_DRIVER_ROOT", "DRIVER_ROOT"])
@@ -204,7 +201,7 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what is missi
 @_without_meaning(flags=("--control-devices", "--load-kernel-modules"))
 def device_nodes(driver_root: str, dev_root: str, dry_run: bool) -> None:
     """Make the nodes that are missing, as `gpushim system create-device-nodes`."""
-    _run(create_device_nodes, [*_dev_root(driver_root, dev_root), *(["--dry-run"] if dry_run else [])])
+    _run(create_device_nodes, _words(driver_root, dev_root, dry_run))
 
 
 @system.command("create-dev-char-symlinks")
@@ -218,5 +215,4 @@ def dev_char_symlinks(driver_root: str, dev_root: str, dry_run: bool, dev_char_p
     """Make the links below /dev/char, as `gpushim system create-dev-char-links`."""
     if dev_char_path.rstrip("/") != "/dev/char":
         raise GpushimError(f"--dev-char-path={quote(dev_char_path)} is not done here; links are made below /dev/char")
-    words = [*_dev_root(driver_root, dev_root), *(["--dry-run"] if dry_run else [])]
-    _run(create_device_nodes if nodes else create_dev_char_links, words)
+    _run(create_device_nodes if nodes else create_dev_char_links, _words(driver_root, dev_root, dry_run))

@@ -5,7 +5,7 @@ Python's own getopt knows no optional values before 3.14, and imports os, for wh
 
 from __future__ import annotations
 
-from gpushim.errors import GpushimError, quote
+from gpushim.errors import USAGE, GpushimError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     Options = Mapping[str, tuple[str, str]]  # long name: (letter or "", NO, REQUIRED or OPTIONAL)
     Given = list[tuple[str, str]]  # long name and value, in the order of the command line
 
-USAGE = 2  # exit code of GpushimError for a wrong command line; the program itself exits with 1, as NVIDIA's does
 NO, REQUIRED, OPTIONAL = "no", "required", "optional"
 
 

@@ -6,7 +6,7 @@ import ctypes
 from typing import Sequence
 
 from fuzz.oracles import host, refused
-from gpuhook import prestart
+from gpuhook.options import Options
 from gpushim.errors import GpushimError
 from gpushim.nvidia import cdi_hook, container_cli_configure, container_cli_options, getopt
 
@@ -62,7 +62,7 @@ def one(data: bytes) -> None:
             if found and options is COMMANDS[1]:
                 _asked(found[0])
     container_cli_options.command_of(words)
-    for reader in (prestart.Options, _hook):
+    for reader in (Options, _hook):
         try:
             reader(words)
         except GpushimError as error:

@@ -573,7 +573,8 @@ def test_a_runtime_that_cannot_be_executed(shim: Shim, tmp_path: Path) -> None:
 IMPORTS = {
     "gpushim", "gpushim.authorization", "gpushim.bounds", "gpushim.create", "gpushim.bundle", "gpushim.fastjson",
     "gpushim.plan", "gpushim.request", "gpushim.selection", "gpushim.require", "gpushim.edits", "gpushim.errors",
-    "gpushim.stamp", "gpushim.inventory", "gpushim.inventory.ensure", "gpushim.logfile", "_json", "__future__",
+    "gpushim.stamp", "gpushim.hookargs", "gpushim.inventory", "gpushim.inventory.ensure", "gpushim.logfile",
+    "_json", "__future__",
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 
 import fakehost
 from fakehost import smallelf
-from gpushim.inventory import elf, files, ldcache_list, rooted
+from gpushim.inventory import files, ldcache_list, rooted, sonames
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "inventory"
 NAMES = ("debian", "rhel", "split", "nixos", "container")
@@ -113,7 +113,7 @@ class Root:
                 real = rooted.resolve(self.settings["root"], f"{folder}/{name}")
                 for machine in ("i386", self.machine):
                     try:
-                        soname = elf.soname(self._at(real or ""), machine)
+                        soname = sonames.soname(self._at(real or ""), machine)
                     except (OSError, ValueError):
                         continue
                     if soname == name or name.endswith(".so"):

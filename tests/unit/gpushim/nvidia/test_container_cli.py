@@ -66,13 +66,6 @@ def test_info_is_as_documented(host: Any, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == CSV
 
 
-def test_info_parts_gpus_by_empty_lines(host: Any) -> None:
-    lines = container_cli.info(host)
-    assert [after for line, after in zip(lines, lines[1:]) if not line] == [
-        f"Device Index:   {index}" for index in range(3)
-    ]
-
-
 @pytest.mark.parametrize(
     ("line", "found"),
     [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpushim.errors import BUNDLE, DRIVER, FAILED, INVENTORY, REQUEST, REQUIREMENT, ROOTFS, GpushimError
+from gpushim.errors import BUNDLE, DRIVER, FAILED, INVENTORY, REQUEST, REQUIREMENT, ROOTFS, USAGE, GpushimError
 from gpushim.nvidia import container_cli_options as cli
-from gpushim.nvidia.getopt import USAGE, parse
+from gpushim.nvidia.getopt import parse
 
 
 def test_global_options_end_at_the_command() -> None:
