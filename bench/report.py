@@ -12,6 +12,12 @@ from typing import Any, Sequence
 from bench.rows import P, Row, S
 from bench.scenes import RUNC
 
+COSTS = {  # what docs/performance.md begins with: a kind of container, and its row
+    "without a GPU": "cycle, no request",
+    "1 GPU, utility and compute": "cycle, 1 GPU, utility and compute",
+    "1 GPU, all capabilities": "cycle, 1 GPU, all capabilities",
+    "1 GPU, all capabilities, `library-directory`": "cycle, 1 GPU, all capabilities, library-directory",
+}
 HEAD = ["", "median", "quartiles", "added", "floor", "aim", "met"]
 
 
@@ -97,6 +103,16 @@ def text(found: dict[str, Any]) -> str:
     lines = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in cells]
     first = f"{found['rounds']} rounds; milliseconds; S = {found['s']:.2f}, P = {found['p']:.2f}"
     return "\n".join([first, *lines, storm_line(found)])
+
+
+def costs(found: dict[str, Any]) -> str:
+    """Write the small table of docs/performance.md: what containers cost over plain runc."""
+    rows = {row["name"]: row for row in found["rows"]}
+    lines = ["| container | plain runc | with gpushim | added |", "| --- | --- | --- | --- |"]
+    for name, row in ((name, rows[place]) for name, place in COSTS.items()):
+        plain, added = row["median"] - row["added"], row["added"]
+        lines.append(f"| {name} | {plain:.0f} ms | {row['median']:.0f} ms | {added:.0f} ms |")
+    return "\n".join(lines)
 
 
 def markdown(found: dict[str, Any]) -> str:

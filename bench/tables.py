@@ -22,6 +22,7 @@ def main() -> None:
         "machine": f"{machine['date']}: {machine['cores']} cores ({machine['cpu']}), Linux {machine['kernel']}, runc "
         f"{machine['runc']}, Python {machine['python']}, {machine['sh']} as sh; {found['rounds']} rounds, "
         f"S = {found['s']:.2f} ms, P = {found['p']:.2f} ms.",
+        "costs": report.costs(found),
         "times": report.markdown(found),
         "instructions": f"```text\n{(folder / 'instructions').read_text().strip()}\n```",
         "phases": f"```text\n{(folder / 'phases').read_text().strip()}\n```",

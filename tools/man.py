@@ -22,7 +22,7 @@ from gpushim import __version__, cli  # noqa: E402
 SECTIONS = {"1": "User Commands", "8": "System Administration"}
 FILES = (
     ("/etc/gpushim/config.toml", "The configuration; every setting has a default."),
-    ("/run/gpushim", "What gpushim knows of the host. All of it can be removed; it is made anew."),
+    ("/run/gpushim", "What gpushim knows of the host. All of it can be removed; it is made again."),
 )
 ENVIRONMENT = (
     ("GPUSHIM_CONFIG", "An absolute path instead of /etc/gpushim/config.toml."),
@@ -50,7 +50,7 @@ def pages(main: click.Group, docs: Path) -> Iterator[tuple[str, str]]:
 
     Args:
         main: the group of all commands.
-        docs: the directory with exit-codes.md and man/.
+        docs: the directory with errors.md and man/.
 
     Yields:
         name of the file and its content, in ASCII.
@@ -76,7 +76,7 @@ def _command(group: click.Group, ctx: click.Context, name: str) -> click.Command
 def _front(main: click.Group, ctx: click.Context, docs: Path, names: list[str], others: list[str]) -> str:
     """Write the page of gpushim itself."""
     listed = "".join(_item(_bold(name), _short(_command(main, ctx, name))) for name in names)
-    rows = re.findall(r"^\| (\d+) \| (.*?) \|", (docs / "exit-codes.md").read_text(encoding="ascii"), re.MULTILINE)
+    rows = re.findall(r"^\| `(\d+)` \| (.*?) \|", (docs / "errors.md").read_text(encoding="utf-8"), re.MULTILINE)
     return (
         _body(main, ctx, "gpushim")
         + f".SH COMMANDS\n{listed}"

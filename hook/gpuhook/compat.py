@@ -4,8 +4,8 @@ NVIDIA's cuda-compat packages put it into /usr/local/cuda/compat, with a note th
 runs on. It is put first in the loader's cache, at its own place in the image: nothing is mounted or executed.
 A folder that lies on a volume is left alone.
 
-Out of scope: ELF (elf.py), writing the cache (ldcache.py, finish.py), whether a GPU model supports it (the note's
-"Device" list has numbers without a public meaning; CUDA itself says so with error 804).
+Out of scope: ELF (gpushim.elf), writing the cache (ldcache.py, finish.py), whether a GPU model supports it (the
+note's "Device" list has numbers without a public meaning; CUDA itself says so with error 804).
 
 Hot path: builtin modules only; finish.py imports this for images that have the directory.
 """
@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook import elf
-from gpushim import bounds
+from gpushim import bounds, elf
 from gpushim.errors import ROOTFS, GpushimError
 from gpushim.fastjson import loads
 
@@ -75,7 +74,8 @@ def _is_better(root: Rootfs, path: str, driver: str, cuda: str) -> bool:
     host, ours = version(driver), _libcuda_version(path.rpartition("/")[2])
     fd, status = root.open(path)
     try:
-        text = elf.note(fd, status.st_size, posix.uname().machine, SECTION, OWNER)
+        machine = posix.uname().machine
+        text = elf.note(lambda at, size: posix.pread(fd, size, at), status.st_size, machine, SECTION, OWNER)
     finally:
         posix.close(fd)
     if text is None:

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    from gpuhook.prestart import Library, Options
+    from gpuhook.options import Library, Options
     from gpuhook.rootfs import Directory, Rootfs
 
     Entries = list[tuple[bytes, bytes]]  # SONAME, path in the container
@@ -222,20 +222,20 @@ def finish(work: Work, options: Options) -> None:
         work: the container.
         options: the hook's arguments.
     """
-    folders32 = {place[1] for place in options.libs32} - {place[1] for place in options.libs}
-    entries32 = work.link_libraries(options.libs32) + work.link([one for one in options.links if one[1] in folders32])
-    entries = work.link_libraries(options.libs) + work.link([one for one in options.links if one[1] not in folders32])
+    folders32 = {place[1] for place in options.lib32} - {place[1] for place in options.lib}
+    entries32 = work.link_libraries(options.lib32) + work.link([one for one in options.link if one[1] in folders32])
+    entries = work.link_libraries(options.lib) + work.link([one for one in options.link if one[1] not in folders32])
     if entries or entries32:
         work.configure(entries, posix.uname().machine, options.driver, options.cuda, entries32)
-    mask, covers = options.profile_mask, options.covers
-    if options.node_links or options.gpus:
+    mask, covers = options.profile_mask, options.cover
+    if options.node_link or options.gpu:
         from gpuhook import nodes  # not needed where the arguments say which GPUs the container has
 
-        nodes.link(work.root, options.node_links, work.warn)
-        own = [minor for minor, _ in options.gpus if nodes.has_gpu(work.root, minor)]
-        others = [f"{GPUS}/{name}" for minor, name in options.gpus if minor not in own and options.empty]
+        nodes.link(work.root, options.node_link, work.warn)
+        own = [minor for minor, _ in options.gpu if nodes.has_gpu(work.root, minor)]
+        others = [f"{GPUS}/{name}" for minor, name in options.gpu if minor not in own and options.empty]
         covers = [*covers, *((options.empty, path) for path in others)]
-        if any(soname.startswith(DRAWING) for soname, *_ in options.libs):
+        if any(soname.startswith(DRAWING) for soname, *_ in options.lib):
             mask |= nodes.mask(own, work.warn)
     if mask:
         work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)

@@ -1,10 +1,4 @@
-"""The door of the hook: the container's state on stdin, everything else in the arguments.
-
-    gpushim-hook prestart [--rootfs DIR] [--log FILE] [--lib SONAME=PATH[::DIR]]... [--lib32 SONAME=PATH[::DIR]]...
-        [--link TARGET::PATH]... [--node-link TARGET::PATH]... [--driver VERSION] [--cuda VERSION]
-        [--profile-mask MASK] [--cover SOURCE::PATH]... [--gpu MINOR=PCINAME]... [--empty DIR]
-
-A library that is mounted in DIR, with others, gets a link at PATH, where it is on the host.
+"""The entry point of the hook: the container's state on stdin, everything else in the arguments (options.py).
 
 A hook that a CDI spec brings knows neither the rootfs nor the GPUs: the one is read from config.json, and of the
 GPUs named those are the container's whose nodes are in it.
@@ -33,111 +27,20 @@ import time
 from gpuhook import roots
 from gpuhook.confine import confine, exhausted
 from gpuhook.finish import Work, finish
+from gpuhook.options import Options, usage
 from gpuhook.rootfs import Rootfs
 from gpuhook.walk import held
 from gpushim import bounds
-from gpushim.errors import FAILED, ROOTFS, GpushimError, for_engines, visible
+from gpushim.errors import FAILED, ROOTFS, USAGE, GpushimError, for_engines, visible
 from gpushim.fastjson import loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    Library = tuple[str, str, str, str]  # SONAME, directory, file name; the directory it is mounted in, or ""
-
-USAGE = 2
 STATE_DEADLINE = 10.0  # seconds
 WAITING = (None, "creating", "created")  # runc's word and crun's while these hooks run
-VERSIONS, PATHS = ("--driver", "--cuda"), ("--rootfs", "--log", "--empty")
 SETTINGS = (b"GPUSHIM_CONFIG", b"GPUSHIM_STATE")
-
-
-class Options:
-    """What the arguments say.
-
-    Args:
-        argv: the words behind the verb.
-
-    Raises:
-        GpushimError: one of them cannot be understood.
-    """
-
-    __slots__ = (
-        *("covers", "cuda", "driver", "empty", "gpus", "libs", "libs32", "links", "log", "node_links"),
-        *("profile_mask", "rootfs"),
-    )
-
-    def __init__(self, argv: list[str]) -> None:
-        self.rootfs = self.log = self.empty = ""  # paths on the host
-        self.covers: list[tuple[str, str]] = []  # path on the host, path in the container
-        self.driver = self.cuda = ""  # versions of the host's, if a newer libcuda of the image's own may be used
-        self.profile_mask = 0  # bit n: the container's displays may use the GPU with minor number n
-        self.gpus: list[tuple[int, str]] = []  # minor number, name below /proc/driver/nvidia/gpus
-        self.libs: list[Library] = []
-        self.libs32: list[Library] = []  # for 32-bit programs
-        self.links: list[tuple[str, str, str]] = []  # text, directory, file name
-        self.node_links: list[tuple[str, str, str]] = []  # the same, below /dev
-        libraries = {"--lib": self.libs, "--lib32": self.libs32}
-        places = {"--link": self.links, "--node-link": self.node_links}
-        words = iter(argv)
-        for word in words:
-            value = next(words, "")
-            if word in libraries:
-                libraries[word].append(_library(word, value))
-            elif word in places:
-                places[word].append(_place(word, value))
-            elif word in VERSIONS or (word in PATHS and value.startswith("/")):
-                setattr(self, word[2:], value)
-            elif word == "--cover" and value.startswith("/") and "::/proc/" in value:
-                source, _, path = value.partition("::")
-                self.covers.append((source, path))
-            elif word == "--profile-mask":
-                self.profile_mask = _mask(value)
-            elif word == "--gpu":
-                self.gpus.append(_gpu(value))
-            else:
-                raise GpushimError(f"{word} {value}: not an option of prestart, or not an absolute path", USAGE)
-
-
-def _mask(value: str) -> int:
-    try:
-        mask = int(value, 16)
-    except ValueError:
-        mask = 0
-    if not 0 < mask < 1 << 64:
-        raise GpushimError(f"--profile-mask {value!r}: want a mask of 64 bits in hexadecimal", USAGE)
-    return mask
-
-
-def _gpu(value: str) -> tuple[int, str]:
-    minor, _, name = value.partition("=")
-    known = minor.isascii() and minor.isdecimal() and len(minor) < 8
-    if not known or name in ("", ".", "..") or "/" in name:
-        raise GpushimError(f"--gpu {value!r}: want MINOR=PCINAME", USAGE)
-    return int(minor), name
-
-
-def _library(word: str, value: str) -> Library:
-    soname, _, place = value.partition("=")
-    path, mark, source = place.partition("::")
-    directory, _, name = path.rpartition("/")
-    if _odd(soname, path, value) or "/" in soname or (mark and not source.startswith("/")):
-        raise GpushimError(f"{word} {value!r}: want SONAME=PATH with an absolute PATH", USAGE)
-    return soname, directory or "/", name, source
-
-
-def _place(word: str, value: str) -> tuple[str, str, str]:
-    text, _, path = value.partition("::")
-    node = word == "--node-link"
-    if _odd(text, path, value) or (node and (not path.startswith("/dev/") or ".." in path.split("/"))):
-        where = "a PATH below /dev/" if node else "an absolute PATH"
-        raise GpushimError(f"{word} {value!r}: want TARGET::PATH with {where}", USAGE)
-    directory, _, name = path.rpartition("/")
-    return text, directory or "/", name
-
-
-def _odd(left: str, path: str, value: str) -> bool:
-    return not left or not path.startswith("/") or path.endswith(("/", "/.", "/..")) or "\n" in value
 
 
 def read_state(fd: int, deadline: float = STATE_DEADLINE) -> dict[str, Any]:
@@ -294,11 +197,7 @@ def run(argv: list[str]) -> None:
         prestart(argv[1:], settings)
     elif verb not in ("poststart", "poststop"):
         raise GpushimError(
-            "usage: gpushim-hook prestart|createRuntime [[--rootfs DIR] [--log FILE] [--lib SONAME=PATH[::DIR]]... "
-            "[--lib32 SONAME=PATH[::DIR]]... [--link TARGET::PATH]... [--node-link TARGET::PATH]... "
-            "[--driver VERSION] [--cuda VERSION] [--profile-mask MASK] [--cover SOURCE::PATH]... "
-            "[--gpu MINOR=PCINAME]... [--empty DIR]]"
-            "  (or poststart, poststop: nothing to do)",
+            f"usage: gpushim-hook prestart|createRuntime [{usage()}]  (or poststart, poststop: nothing to do)",
             USAGE,
         )
 

@@ -163,7 +163,7 @@ class Rootfs:
 
         Args:
             path: in the container.
-            volumes: whether one on another mount is opened too: for libraries, of which little is read (elf.py).
+            volumes: whether one on another mount is opened too: for libraries, of which little is read (gpushim.elf).
 
         Returns:
             the fd, and what the file is.

@@ -1,4 +1,4 @@
-"""How much of what others write is read, in one place: docs/bad-input.md has the table, with what happens beyond.
+"""How much of what others write is read, in one place: docs/testing.md has the table, with what happens beyond.
 
 Each number is far above what is seen in the field and far below what costs a host anything. What an image brings is
 bounded so that the hook ends within a second and 64 MiB, whatever it is; if that should ever be wrong, the kernel

@@ -5,8 +5,9 @@ Out of scope: printing and logging; `main` functions do that.
 
 from __future__ import annotations
 
-# Exit codes; docs/exit-codes.md says the same to users.
+# Exit codes; docs/errors.md says the same to users.
 FAILED = 1  # anything without a code of its own
+USAGE = 2  # the command line is wrong
 REQUEST = 10  # the container asks for something malformed, unknown or forbidden
 REQUIREMENT = 11  # an NVIDIA_REQUIRE_* condition does not hold
 INVENTORY = 12  # what the host has cannot be found out: no driver, NVML trouble, deadline

@@ -18,32 +18,33 @@ import sys
 from importlib.util import MAGIC_NUMBER
 from types import CodeType
 
+from gpushim.replace import replace
+
 # In this order each finds those that it imports; packages end with a dot.
 CREATE = """
     gpushim. gpushim.errors gpushim.bounds gpushim.bundle gpushim.fastjson gpushim.selection gpushim.require
-    gpushim.authorization gpushim.request gpushim.edits gpushim.plan gpushim.stamp gpushim.inventory.
-    gpushim.inventory.ensure gpushim.logfile gpushim.create
+    gpushim.authorization gpushim.request gpushim.edits gpushim.hookargs gpushim.plan gpushim.stamp gpushim.inventory.
+    gpushim.inventory.ensure gpushim.logfile gpushim.decide gpushim.create
 """
 HOOK = """
-    gpushim. gpushim.errors gpushim.bounds gpushim.fastjson gpuhook. gpuhook.walk gpuhook.rootfs gpuhook.roots
-    gpuhook.ldcache gpuhook.finish gpuhook.cover gpuhook.confine gpuhook.prestart
+    gpushim. gpushim.errors gpushim.bounds gpushim.fastjson gpushim.hookargs gpuhook. gpuhook.options gpuhook.walk
+    gpuhook.rootfs gpuhook.roots gpuhook.ldcache gpuhook.finish gpuhook.cover gpuhook.confine gpuhook.prestart
 """
 
 # What the file starts with, as code that is run where the rest of the file is called `modules`.
 LOADER = """
 posix.close(fd)
-for name, file, size, changed, _ in modules:
-    status = posix.stat(roots[name.partition(".")[0]] + file)
+for root, file, size, changed, _, _, _ in modules:
+    status = posix.stat(roots[root] + file)
     if (status.st_size, status.st_mtime_ns) != (size, changed):
         raise ImportError
-for name, file, _, _, code in modules:
-    path, known = roots[name.partition(".")[0]] + file, name.rstrip(".")
-    module = sys.modules[known] = type(sys)(known)
-    module.__file__, module.__package__ = path, name.rpartition(".")[0]
-    if name != known:
-        module.__path__ = [path.rpartition("/")[0]]
+for root, file, _, _, name, package, code in modules:
+    module = sys.modules[name] = type(sys)(name)
+    module.__file__, module.__package__ = roots[root] + file, package
+    if name == package:
+        module.__path__ = [roots[root] + file[: -len("/__init__.py")]]
     exec(code, module.__dict__)
-    parent, _, last = known.rpartition(".")
+    parent, _, last = name.rpartition(".")
     if parent:
         setattr(sys.modules[parent], last, module)
 main = module.main
@@ -72,16 +73,15 @@ def write(roots: dict[str, str], names: str, where: str) -> None:
     """
     modules = []
     for name in names.split():
-        root = roots[name.partition(".")[0]]
-        file = "/" + name.rstrip(".").replace(".", "/") + ("/__init__.py" if name.endswith(".") else ".py")
-        status = os.stat(root + file)
-        modules.append((name, file, status.st_size, status.st_mtime_ns, compiled(root + file)))
-    package, _, last = name.rpartition(".")
-    place = f"{roots[package]}/{package}/__pycache__/{last}.{sys.implementation.cache_tag}.joined"
+        package, _, last = name.rpartition(".")
+        top = name.partition(".")[0]
+        file = "/" + package.replace(".", "/") + f"/{last or '__init__'}.py"
+        path = roots[top] + file
+        status = os.stat(path)
+        modules.append((top, file, status.st_size, status.st_mtime_ns, name.rstrip("."), package, compiled(path)))
+    place = f"{roots[top]}/{package}/__pycache__/{last}.{sys.implementation.cache_tag}.joined"
     loader = compile(where + LOADER, "<joined>", "exec", dont_inherit=True)
-    with open(place + ".new", "wb") as out:
-        out.write(MAGIC_NUMBER + marshal.dumps((loader, modules)))
-    os.rename(place + ".new", place)
+    replace(place, MAGIC_NUMBER + marshal.dumps((loader, modules)))
 
 
 def compiled(path: str) -> CodeType:

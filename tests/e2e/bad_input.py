@@ -3,7 +3,7 @@
 `Scene.answers` holds what must be true of every call, whatever its input: it ends, in bounded memory, with a
 documented exit code; a refusal is one printable sentence on stderr and in runc's --log; config.json is the old one
 or a complete new one that has everything of the old one; nothing else is left in the bundle; and a runtime that is
-reached sees what it would see if the engine had executed it. docs/bad-input.md says which test holds which input.
+reached sees what it would see if the engine had executed it. docs/testing.md says which test holds which input.
 Out of scope: faults of the kernel's answers (test_fault*.py), and what a hostile image is after (hostile.py).
 """
 
@@ -33,7 +33,7 @@ ALL = "NVIDIA_VISIBLE_DEVICES=all"
 CALL_SECONDS = 30.0
 MEMORY = 2 << 30  # bytes of address space; what runs on hosts is below a tenth of that but for huge files
 SENTENCE = 1500  # characters
-CODES = {0, *map(int, re.findall(r"^\| (\d+) \|", (TOP / "docs/exit-codes.md").read_text(), re.MULTILINE))}
+CODES = {0, *map(int, re.findall(r"^\| `(\d+)` \|", (TOP / "docs/errors.md").read_text(), re.MULTILINE))}
 OURS = ("NVIDIA_VISIBLE_DEVICES=", "CUDA_MPS_PIPE_DIRECTORY=")  # variables that a create sets
 
 

@@ -1,4 +1,4 @@
-"""Many at once (group 33 of docs/bad-input.md): creates beside each other, and beside what else writes.
+"""Many at once (group 33 of docs/testing.md): creates beside each other, and beside what else writes.
 
 Out of scope: a driver that changes under them (test_bad_host.py), and who is killed on the way (test_fault*.py).
 """

@@ -1,4 +1,4 @@
-"""Bad requests (groups 18 to 23 of docs/bad-input.md): variables, mounts and annotations that name devices.
+"""Bad requests (groups 18 to 23 of docs/testing.md): variables, mounts and annotations that name devices.
 
 Every value is answered in full or refused. What each form of a name means is in tests/unit (request, selection,
 require).

@@ -1,4 +1,4 @@
-"""The table of bounds in docs/bad-input.md is that of gpushim.bounds, and every test that it names is there."""
+"""The table of bounds in docs/testing.md is that of gpushim.bounds, and every test that it names is there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpushim import bounds
 
 TOP = Path(__file__).resolve().parents[2]
 ROWS = re.findall(
-    r"^\| `([A-Z_]+)` \| (.+?) \| (.+) \| (.+) \| (.+) \|$", (TOP / "docs/bad-input.md").read_text(), re.M
+    r"^\| `([A-Z_]+)` \| (.+?) \| (.+) \| (.+) \| (.+) \|$", (TOP / "docs/testing.md").read_text(), re.M
 )
 OWN = ("test_bounds", "test_confine")  # whose tests say which bound is theirs
 UNITS = {"": 0, " KiB": 10, " MiB": 20}

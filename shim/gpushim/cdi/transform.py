@@ -8,24 +8,13 @@ Out of scope: reading and writing specs (text.py).
 from __future__ import annotations
 
 import posixpath
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from gpushim.cdi import versions
 from gpushim.edits import HOOK_NAME
+from gpushim.hookargs import CONTAINER, FORMS, HOST, OPTIONS
 
 Move = Callable[[str], str]
-
-HOST, CONTAINER = "host", "container"
-# Options of our own hook with paths: a function of how to move host paths and container paths in the value.
-_OURS: dict[str, Callable[[str, Move, Move], str]] = {
-    "--lib": lambda value, host, container: _library(value, container),
-    "--lib32": lambda value, host, container: _library(value, container),
-    "--link": lambda value, host, container: _halves(value, container, container),
-    "--node-link": lambda value, host, container: _halves(value, container, container),
-    "--cover": lambda value, host, container: _halves(value, host, container),
-    "--empty": lambda value, host, container: host(value),
-    "--log": lambda value, host, container: host(value),
-}
 
 
 def root(spec: dict[str, Any], old: str, new: str, where: str) -> None:
@@ -82,23 +71,19 @@ def _node(node: dict[str, Any], host: Move, container: Move) -> None:
 
 def _arguments(args: list[str], host: Move, container: Move) -> list[str]:
     """Move paths among a hook's arguments: of others' hooks, they are the container's."""
-    ours = args[0].rpartition("/")[2] == HOOK_NAME
+    if args[0].rpartition("/")[2] != HOOK_NAME:
+        return [_parts(word, [container, container]) for word in args]
+    moves = {HOST: host, CONTAINER: container}
     found: list[str] = []
-    option: Optional[Callable[[str, Move, Move], str]] = None
+    form = ""  # of this word, if it is an option's value
     for word in args:
-        if not ours:
-            found.append(_halves(word, container, container))
-        else:
-            found.append(option(word, host, container) if option else word)
-            option = None if option else _OURS.get(word)
+        before, sign, places = word.partition("=") if "=" in form else ("", "", word)
+        found.append(before + sign + _parts(places, [moves[place] for place in FORMS.get(form, ())]))
+        form = "" if form else OPTIONS.get(word, ("",))[0]
     return found
 
 
-def _halves(word: str, left: Move, right: Move) -> str:
-    first, colons, second = word.partition("::")
-    return left(first) + colons + (right(second) if colons else "")
-
-
-def _library(word: str, move: Move) -> str:
-    soname, sign, places = word.partition("=")
-    return soname + sign + _halves(places, move, move)
+def _parts(places: str, moves: list[Move]) -> str:
+    """Move the paths of a value, which has "::" between them."""
+    texts = places.split("::", max(len(moves) - 1, 0))
+    return "::".join([move(text) for move, text in zip(moves, texts)] or texts)

@@ -9,27 +9,17 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
-from gpushim.authorization import OF_AN_IMAGE, TABLE, missing
+from gpushim.authorization import BESIDE, OF_AN_IMAGE, TABLE, missing
 from gpushim.doctor import Finding, Host, ok, warning
 from gpushim.errors import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What an image can name by itself, and what it can only make of a GPU that it has otherwise.
+    from gpushim.model import Policy
+
+# What an image can name by itself.
 DEVICES = {"gpu": "this host's GPUs", "own-cdi": "CDI devices of its kind", "foreign-cdi": "CDI devices of {}"}
-BESIDE = {
-    "capabilities": "the choice of the driver's files that come with a GPU",
-    "no-conditions": "its own NVIDIA_REQUIRE_* ignored",
-    "mig-config": "configuring MIG",
-    "mig-monitor": "monitoring MIG",
-    "imex": "IMEX channels",
-    "gds": "GDS",
-    "mofed": "MOFED",
-    "gdrcopy": "GDRCopy",
-    "nvswitch": "NVSwitch",
-    "mps": "MPS",
-}
 
 
 def images(host: Host) -> Iterator[Finding]:
@@ -51,7 +41,7 @@ def images(host: Host) -> Iterator[Finding]:
         yield ok(told)
 
 
-def reach(settings: dict[str, Any]) -> list[tuple[str, list[str]]]:
+def reach(settings: Policy) -> list[tuple[str, list[str]]]:
     """List what an image alone can get in an unprivileged container, with the sources by which it can.
 
     Args:
@@ -68,9 +58,10 @@ def reach(settings: dict[str, Any]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _changed(settings: dict[str, Any], profile: str) -> list[str]:
+def _changed(settings: Any, profile: str) -> list[str]:
     """Name the switches of a profile that config.toml sets otherwise."""
-    switches, defaults = policy.PROFILES["multi-tenant"], policy.defaults()
+    switches = policy.PROFILES["multi-tenant"]
+    defaults: Any = policy.defaults()
     meant = {section: {**defaults[section], **policy.PROFILES[profile].get(section, {})} for section in switches}
     return [
         f"[{section}] {key}"

@@ -15,11 +15,14 @@ import platform
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim.inventory import elf, ldcache_list, rooted
+from gpushim.elf import ForeignError
+from gpushim.inventory import ldcache_list, rooted, sonames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
+
+    from gpushim.model import File
+
 
 # By capability: libraries whose file names end with the driver's version.
 LIBRARIES = {
@@ -194,20 +197,20 @@ class Loader:
         """
         for path in dict.fromkeys(self.candidates(name, version)):
             try:
-                return path, elf.soname(rooted.inside(self.root, path), self.machine) or os.path.basename(path)
-            except elf.ForeignError:
+                return path, sonames.soname(rooted.inside(self.root, path), self.machine) or os.path.basename(path)
+            except ForeignError:
                 continue  # RHEL has 32-bit libraries in /usr/lib, others have the 64-bit ones there
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or error
                 _note(notes, rooted.inside(self.root, path), f"is left out: {reason}")
         return None
 
-    def entries(self, capability: str, version: str, notes: list[str]) -> list[dict[str, Any]]:
+    def entries(self, capability: str, version: str, notes: list[str]) -> list[File]:
         """List a capability's libraries, as the snapshot has them."""
         named = [(name, version) for name in LIBRARIES.get(capability, ())]
         named += [(name, "") for name in OWN_VERSION.get(capability, ())]
         named += [(name, version) for name in self._unlisted(version) if capability in UNLISTED]
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, File] = {}
         for name, ending in named:
             chosen = self.first(name, ending, notes)
             if chosen:
@@ -236,7 +239,7 @@ class Loader:
                 links.append(f"{os.path.basename(folder)}/{file}::{above}/{name}")
         return links
 
-    def _gbm_link(self, allocator: dict[str, Any]) -> str:
+    def _gbm_link(self, allocator: File) -> str:
         path, beside = allocator["path"], os.path.dirname(allocator["path"])
         for folder in (beside, *self.folders):
             if rooted.resolve(self.root, f"{folder}/{GBM}") == path:

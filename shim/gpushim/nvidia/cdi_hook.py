@@ -18,15 +18,13 @@ path: our own specs bring our own hook.
 from __future__ import annotations
 
 import posix
-import sys
 
-from gpuhook import compat, cover, nodes, owned, prestart
+from gpuhook import cover, nodes, owned, prestart
 from gpuhook.confine import confine
 from gpuhook.finish import PROFILES, folders_in
 from gpuhook.walk import OtherMountError, mount_id
-from gpushim.errors import GpushimError, quote
-from gpushim.nvidia.container import Container, open_container, state_from
-from gpushim.nvidia.folders import libraries
+from gpushim.errors import USAGE, GpushimError, quote
+from gpushim.nvidia.container import Container, decode, encode, open_container, state_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +96,7 @@ def parse(words: list[str], known: tuple[str, ...]) -> Options:
             continue
         text = value if equals else next(rest, None)
         if text is None:
-            raise GpushimError(f"--{name} has no value", prestart.USAGE)
+            raise GpushimError(f"--{name} has no value", USAGE)
         values = text.split(",") if name in LISTS else [text]
         found.setdefault(name, []).extend([one.strip() for one in values if one.strip()])
     return found
@@ -115,7 +113,7 @@ def create_symlinks(work: Container, options: Options) -> None:
         target, _, path = value.partition("::")
         directory, _, name = f"/{path.lstrip('/')}".rpartition("/")
         if not target or "::" in path or name in ("", ".", "..") or "\0" in value:
-            raise GpushimError(f"--link {quote(value)}: want TARGET::LINK", prestart.USAGE)
+            raise GpushimError(f"--link {quote(value)}: want TARGET::LINK", USAGE)
         links.append((target, directory, name))
     for target, directory, name in dict.fromkeys(links):
         try:
@@ -136,6 +134,8 @@ def _own_dev(work: Container, path: str) -> set[bytes]:
 
 def update_ldcache(work: Container, options: Options) -> None:
     """Tell the loader about the libraries in some folders, those of the image's newer CUDA before all others."""
+    from gpushim.nvidia.folders import libraries  # other hooks do without
+
     machine = posix.uname().machine
     found: dict[int, Entries] = {32: [], 64: []}
     for folder in dict.fromkeys([*_chosen(work), *options.get("folder", [])]):
@@ -147,24 +147,28 @@ def update_ldcache(work: Container, options: Options) -> None:
 
 def _chosen(work: Container) -> list[str]:
     named = folders_in(work.read_own(f"/etc/ld.so.conf.d/{COMPAT}"))
-    return [line.decode(sys.getfilesystemencoding(), "surrogateescape") for line in named[:1]]
+    return [decode(line) for line in named[:1]]
 
 
 def create_soname_symlinks(work: Container, options: Options) -> None:
     """Make the links that libraries are loaded by."""
+    from gpushim.nvidia.folders import libraries
+
     for folder in options.get("folder", []):
         libraries(work, folder, posix.uname().machine)
 
 
 def enable_cuda_compat(work: Container, options: Options) -> None:
     """Let the image's own libcuda come first where it is newer than the host's and runs on its driver."""
+    from gpuhook import compat  # other hooks do without
+
     driver, cuda = _last(options, "host-driver-version"), _last(options, "host-cuda-version")
     folder = _last(options, "cuda-compat-container-root", compat.FOLDER).rstrip("/")
     if not folder.startswith("/") or "\n" in folder:
-        raise GpushimError("--cuda-compat-container-root: want an absolute path", prestart.USAGE)
+        raise GpushimError("--cuda-compat-container-root: want an absolute path", USAGE)
     found = compat.choose(work.root, driver, cuda, work.warn, folder) if driver or cuda else []
-    entries = [(_encode(soname), _encode(path)) for soname, path in found]
-    work.attempt(f"/etc/ld.so.conf.d/{COMPAT}", _remember, work, _encode(folder) + b"\n" if entries else b"")
+    entries = [(encode(soname), encode(path)) for soname, path in found]
+    work.attempt(f"/etc/ld.so.conf.d/{COMPAT}", _remember, work, encode(folder) + b"\n" if entries else b"")
     if entries and work.root.exists("/etc/ld.so.cache"):  # without one, update-ldcache makes it
         work.attempt("/etc/ld.so.cache", work.merge_cache, entries, [], posix.uname().machine)
 
@@ -180,7 +184,7 @@ def chmod(work: Container, options: Options) -> None:
     text = _last(options, "mode", "-")
     mode = int(text, 8) if text.isascii() and text.isdecimal() and not set(text) & set("89") else -1
     if not 0 <= mode <= 0o7777:
-        raise GpushimError(f"--mode {quote(text)}: want an octal mode", prestart.USAGE)
+        raise GpushimError(f"--mode {quote(text)}: want an octal mode", USAGE)
     for path in options.get("path", []):
         try:
             place = work.root.reach(path)
@@ -211,10 +215,6 @@ def update_application_profile(work: Container, options: Options) -> None:
     mask = nodes.mask(nodes.gpus(work.root), work.warn)
     if mask:
         work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)
-
-
-def _encode(text: str) -> bytes:
-    return text.encode(sys.getfilesystemencoding(), "surrogateescape")
 
 
 HOOKS: dict[str, tuple[Callable[[Container, Options], None], tuple[str, ...]]] = {

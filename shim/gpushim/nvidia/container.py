@@ -10,6 +10,7 @@ Out of scope: what is done in the container (cdi_hook.py). Not for the hot path.
 from __future__ import annotations
 
 import posix
+import sys
 
 from gpuhook import prestart, roots
 from gpuhook.bundled import rootfs_of
@@ -133,3 +134,13 @@ def open_container(state: dict[str, Any]) -> Container:
         raise GpushimError(f"the rootfs {visible(path)} cannot be opened: {error.strerror}", ROOTFS) from None
     roots.check(root)
     return Container(root)
+
+
+def encode(path: str) -> bytes:
+    """Return a path of a command line as the kernel has it."""
+    return path.encode(sys.getfilesystemencoding(), "surrogateescape")
+
+
+def decode(path: bytes) -> str:
+    """Return a path of the kernel's as a command line has it."""
+    return path.decode(sys.getfilesystemencoding(), "surrogateescape")

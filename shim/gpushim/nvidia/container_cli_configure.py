@@ -1,12 +1,12 @@
 """`nvidia-container-cli configure`: give a created container what the command line says.
 
 So do `ctr run --gpus` before containerd 2.3 (through `containerd oci-hook`), nerdctl, enroot, Apptainer and scripts.
-The options become a request; inventory, plan and the ways into the container are those of the hook alone.
+The options become a request; the decision and the ways into the container are those of the hook alone.
 
 With --pid, the container is that process's, which waits in a mount namespace of its own. Without, this process is in
 the container's mount namespace itself, as enroot and Apptainer call it.
 
-Out of scope: info and list (container_cli.py); the grammar of the command line (getopt.py).
+Out of scope: info and list (container_cli.py); which options there are (container_cli_options.py).
 """
 
 from __future__ import annotations
@@ -16,62 +16,26 @@ import time
 
 from gpuhook import prestart, standalone
 from gpuhook.confine import confine, exhausted
-from gpushim import create, plan, selection, stamp
+from gpuhook.options import Options
+from gpushim import selection, stamp
 from gpushim.authorization import Gate
-from gpushim.errors import FAILED, REQUEST, GpushimError, quote
+from gpushim.decide import Decision
+from gpushim.errors import FAILED, REQUEST, USAGE, GpushimError, quote
 from gpushim.inventory import ensure
-from gpushim.nvidia import getopt
-from gpushim.nvidia.getopt import NO, REQUIRED, USAGE
-from gpushim.request import AUTOMATIC_KIND, CAPABILITIES, LAST_CHANNEL, Request
+from gpushim.nvidia import container_cli_options as cli
+from gpushim.nvidia.getopt import parse
+from gpushim.request import CAPABILITIES, LAST_CHANNEL, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
-    from gpushim.nvidia.getopt import Given, Options
+    from gpushim.edits import Edit
+    from gpushim.model import Policy, Snapshot
+    from gpushim.nvidia.getopt import Given
 
 COMPAT_MODES = ("mount", "ldconfig", "disabled")
 MAX_REQUIREMENTS = 32
-OPTIONS: Options = {
-    "pid": ("p", REQUIRED),
-    "device": ("d", REQUIRED),
-    "require": ("r", REQUIRED),
-    "ldconfig": ("l", REQUIRED),
-    "compute": ("c", NO),
-    "utility": ("u", NO),
-    "video": ("v", NO),
-    "graphics": ("g", NO),
-    "display": ("D", NO),
-    "ngx": ("n", NO),
-    "compat32": ("", NO),
-    "mig-config": ("", REQUIRED),
-    "mig-monitor": ("", REQUIRED),
-    "imex-channel": ("", REQUIRED),
-    "no-cgroups": ("", NO),
-    "no-devbind": ("", NO),
-    "no-persistenced": ("", NO),
-    "no-fabricmanager": ("", NO),
-    "no-gsp-firmware": ("", NO),
-    "no-cntlibs": ("", NO),
-    "cuda-compat-mode": ("", REQUIRED),
-    **getopt.HELP,
-}
-# What these options leave out, as a part of the path in the container.
-LEFT_OUT = {
-    "no-persistenced": "/nvidia-persistenced/",
-    "no-fabricmanager": "/nvidia-fabricmanager/",
-    "no-gsp-firmware": "/firmware/nvidia/",
-}
-
-
-def command_of(words: list[str]) -> str:
-    """Return the command of a command line, or "" if there is none or the line is wrong."""
-    try:
-        given, rest = getopt.parse(words, getopt.GLOBAL, in_order=True)
-    except GpushimError:
-        return ""
-    asks = any(name in ("help", "usage", "version") for name, _ in given)
-    return rest[0] if rest and not asks and not {"--help", "-?", "--usage"} & set(rest) else ""
 
 
 def main(words: list[str]) -> NoReturn:
@@ -105,45 +69,41 @@ def configure(words: list[str]) -> None:
         GpushimError: the command line is wrong, or the container cannot have what it says.
     """
     started = time.monotonic()
-    given, rest = getopt.parse(words, getopt.GLOBAL, in_order=True)
-    options, others = getopt.parse(rest[1:], OPTIONS)
-    rootfs, pid = _rootfs(others), _pid(options)
-    named = {name for name, _ in options}
+    given, rest = parse(words, cli.GLOBAL, in_order=True)
+    options, others = parse(rest[1:], cli.COMMANDS["configure"])
+    rootfs, pid, named = _rootfs(others), _pid(options), cli.names(options)
     if not pid and "no-cgroups" not in named:
         raise GpushimError(
             "without --pid the container's cgroup is not known; add --no-cgroups, or name the container's process",
             USAGE,
         )
-    line: dict[str, Any] = {"container": rootfs, "by": "nvidia-container-cli"}
+    decision = Decision({"container": rootfs, "by": "nvidia-container-cli"}, started)
     try:
-        inventory = ensure.snapshot(stamp.config_path(), stamp.state_dir())
-        getopt.check_root(given, inventory["driver"]["root"])
-    except GpushimError as error:
-        from gpushim import refusal  # imports json and more
-
-        refusal.record(str(error), line)
-        raise
-    try:
-        wanted = request(options, inventory["policy"])
-        ensure.look_at_channels(inventory, wanted.imex)
-        line["request"] = f"{wanted.source}={wanted.text}"[:1000]
-        facts = {"rootfs": rootfs, "userns": False, "hook": ""}
-        planned, line["gpus"] = plan.plan(wanted, inventory, facts)
-        if not inventory["policy"]["hook"]["device-rules"]:
+        decision.inventory = host = _inventory(stamp.config_path(), stamp.state_dir())
+        cli.check_root(given, host["driver"]["root"])
+        decision.take(request(options, host["policy"]))
+        decision.plan({"rootfs": rootfs, "userns": False, "hook": ""})
+        if not host["policy"]["hook"]["device-rules"]:
             named.add("no-cgroups")
-        finishing = _options(planned, options, given)
-        confine(inventory["policy"]["log"]["file"], finishing.log)  # not before: a refresh needs more than a hook
-        _land(planned, named, finishing, pid, inventory["driver"]["dev-root"])
+        finishing = _options(decision.edits, options, given)
+        confine(host["policy"]["log"]["file"], finishing.log)  # not before: a refresh needs more than a hook
+        _land(decision.edits, named, finishing, pid, host["driver"]["dev-root"])
     except GpushimError as error:
-        create.record(inventory, {"level": "error", "msg": str(error), **line})
+        decision.record(str(error))
         raise
-    line["milliseconds"] = round((time.monotonic() - started) * 1000, 2)
-    if wanted.ignored:
-        line["ignored"] = wanted.ignored
-    create.record(inventory, {"level": "info", "msg": "GPU container", **line})
+    decision.record()
 
 
-def request(options: Given, policy: dict[str, Any]) -> Request:
+def _inventory(config: str, state: str) -> Snapshot:
+    found = ensure.read(config, state)
+    if found is None:
+        from gpushim.inventory import renew  # some 10 ms with what it imports, beside the hundreds of a refresh
+
+        found = renew.snapshot(config, state)
+    return found
+
+
+def request(options: Given, policy: Policy) -> Request:
     """Read options as what a container asks for.
 
     Args:
@@ -153,35 +113,31 @@ def request(options: Given, policy: dict[str, Any]) -> Request:
     Raises:
         GpushimError: a value is malformed.
     """
-    words = getopt.words_of(options, "device")
-    if [word for word in words if word.lower() == "all"]:
-        words = ["all"]  # what stands before it is among them
-    devices = selection.parse(words or ["none"], (policy["cdi"]["kind"], AUTOMATIC_KIND))
-    foreign = [text for kind, _, text in devices or () if kind == "cdi"]
-    if devices is None or foreign:  # the table lets no option name a CDI device
-        raise GpushimError(f"{quote(foreign[0]) if foreign else 'void'}: unknown device", REQUEST)
-    made = Request()
-    made.source, made.text, made.devices, made.ignored = "--device", ",".join(words), devices, []
-    gate = Gate(lambda: True, policy, made.ignored)  # whoever may call this can do all that it does without it
-    named = {name for name, _ in options}
-    made.capabilities = [name for name in CAPABILITIES if name in named]
-    made.requirements = [("--require", value) for name, value in options if name == "require" and value.strip()]
-    if len(made.requirements) > MAX_REQUIREMENTS:
+    text, devices = cli.devices(options, policy["cdi"]["kind"])
+    requirements = [("--require", value) for name, value in options if name == "require" and value.strip()]
+    if len(requirements) > MAX_REQUIREMENTS:
         raise GpushimError(f"more than {MAX_REQUIREMENTS} --require are given", USAGE)
-    if policy["requests"]["disable-require"]:
-        made.requirements = []
-    made.mig_config = getopt.only_all(options, "mig-config")
-    made.mig_monitor = getopt.only_all(options, "mig-monitor")
-    if (made.mig_config or made.mig_monitor) and any(item[0].startswith("mig-") for item in devices):
-        name = "mig-config" if made.mig_config else "mig-monitor"
+    mig_config, mig_monitor = cli.only_all(options, "mig-config"), cli.only_all(options, "mig-monitor")
+    if (mig_config or mig_monitor) and any(item[0].startswith("mig-") for item in devices):
+        name = "mig-config" if mig_config else "mig-monitor"
         raise GpushimError(f"all: cannot enable {name} with specific MIG devices selected", REQUEST)
-    made.imex = _channels(options, gate)
-    made.features, made.mps, made.legacy, made.privileged = [], "", False, True
-    return made
+    gate = Gate(lambda: True, policy, [])  # whoever may call this can do all that it does without it
+    return Request(
+        "--device",
+        text,
+        devices,
+        capabilities=[name for name in CAPABILITIES if name in cli.names(options)],
+        requirements=[] if policy["requests"]["disable-require"] else requirements,
+        imex=_channels(options, gate),
+        mig_config=mig_config,
+        mig_monitor=mig_monitor,
+        privileged=True,
+        ignored=gate.ignored,
+    )
 
 
 def _channels(options: Given, gate: Gate) -> list[int]:
-    words = getopt.words_of(options, "imex-channel")
+    words = cli.words_of(options, "imex-channel")
     for word in words:
         if not 0 <= selection.number(word) <= LAST_CHANNEL:
             raise GpushimError(f"--imex-channel={quote(word)}: want a number from 0 to {LAST_CHANNEL}", USAGE)
@@ -208,10 +164,10 @@ def _pid(options: Given) -> int:
     return pid
 
 
-def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> prestart.Options:
+def _options(planned: list[Edit], options: Given, given: Given) -> Options:
     """Return what is to be finished in the container: the plan's own hook, less what the options switch off."""
-    (hook,) = [value for kind, value in planned if kind == "hook"]
-    found = prestart.Options(hook["args"][2:])
+    (hook,) = [edit.value for edit in planned if edit.kind == "hook"]
+    found = Options(hook["args"][2:])
     for name, value in options:
         if name == "cuda-compat-mode" and value not in COMPAT_MODES:
             raise GpushimError(f"--cuda-compat-mode={quote(value)}: want one of {', '.join(COMPAT_MODES)}", USAGE)
@@ -223,24 +179,21 @@ def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> pr
     return found
 
 
-def _land(
-    planned: list[tuple[str, Any]], named: set[str], options: prestart.Options, pid: int, dev_root: str
-) -> None:
+def _land(planned: list[Edit], named: set[str], options: Options, pid: int, dev_root: str) -> None:
     """Give the container the edits of a plan that the options leave."""
     kinds = {"rule": "no-cgroups", "node": "no-devbind"}
-    parts = [part for name, part in LEFT_OUT.items() if name in named]
     kept = [
-        (kind, value)
-        for kind, value in planned
-        if kinds.get(kind) not in named
-        and not (kind == "mount" and any(part in value["destination"] for part in parts))
+        edit
+        for edit in planned
+        if kinds.get(edit.kind) not in named
+        and not (edit.kind == "mount" and cli.left_out(named, edit.value["destination"]))
     ]
     standalone.land(kept, options, pid, dev_root)
 
 
 def _say(error: Exception) -> int:
     try:
-        posix.write(2, (getopt.sentence(error) + "\n").encode("utf-8", "backslashreplace"))
+        posix.write(2, (cli.sentence(error) + "\n").encode("utf-8", "backslashreplace"))
     except OSError:
         pass  # nobody listens
     return 1

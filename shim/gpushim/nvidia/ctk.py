@@ -1,12 +1,11 @@
-"""`nvidia-ctk`: the command line of NVIDIA's container toolkit, as a door to the commands of gpushim.
+"""`nvidia-ctk`: the command line of NVIDIA's container toolkit, whose commands run those of gpushim.
 
-What is called by container engines, `nvidia-ctk hook`, does not come here (cdi_hook.py). Options that mean
-nothing here are taken with a warning, so that scripts go on. Out of scope: doing anything itself.
+Options that mean nothing here are taken with a warning, so that scripts go on. Out of scope: doing anything itself;
+`nvidia-ctk hook`, which container engines call (cdi_hook.py).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any, Callable
 
@@ -23,13 +22,14 @@ from gpushim.cli.system import create_dev_char_links, create_device_nodes
 from gpushim.engines import files
 from gpushim.errors import GpushimError, quote
 from gpushim.nvidia import migrate
+from gpushim.nvidia.migrate_engines import is_nvidias
+from gpushim.nvidia.migrate_keys import KEYS
 
 ENGINES = ("docker", "containerd", "crio")
-THEIRS = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
 FALSE, TRUE = ("0", "f", "F", "FALSE", "false", "False"), ("1", "t", "T", "TRUE", "true", "True")  # strconv.ParseBool
 
 
-class _Door(Program, Commands):
+class _Commands(Program, Commands):
     """Commands, and for unknown ones what gpushim has instead."""
 
     failure = 1
@@ -67,7 +67,7 @@ def _run(command: click.Command, words: list[str]) -> None:
         command.invoke(ctx)
 
 
-@click.group("nvidia-ctk", cls=_Door, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("nvidia-ctk", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-v", "--version", message="nvidia-ctk of gpushim version %(version)s")
 @click.option("--debug", "-d", is_flag=True, hidden=True, expose_value=False)
 @click.option("--quiet", "-q", is_flag=True, hidden=True, expose_value=False)
@@ -111,18 +111,14 @@ def runtime_configure(
         raise GpushimError(
             f"--config-mode={quote(config_mode)} is not done here; gpushim configure podman --hooks registers a hook"
         )
-    if os.path.basename(path) in THEIRS:
+    if is_nvidias(path):
         show.say(f"warning: {path} is NVIDIA's name; the engine gets gpushim-runtime", error=True)
         path = ""
-    words = ["--runtime-name", name, "--force"]
+    words = [engine, "--runtime-name", name, "--force"]
     words += ["--config", config] if config else []
     words += ["--runtime-path", path] if path else []
     chosen = {"--set-as-default": default, "--cdi": cdi_, "--dry-run": dry_run}
-    words += [word for word, wanted in chosen.items() if wanted]
-    command = configure.get_command(click.get_current_context(), engine)
-    if command is None:
-        raise GpushimError(f"gpushim configure {engine} is missing; install gpushim again")
-    _run(command, words)
+    _run(configure, [*words, *[word for word, wanted in chosen.items() if wanted]])
 
 
 @main.group(invoke_without_command=True)
@@ -142,8 +138,8 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
         raise GpushimError(f"--output {quote(output)} is not done here; redirect stdout, or use --in-place")
     ours = stamp.config_path()
     if theirs:
-        show.say(f"warning: {theirs} is not read; gpushim's is {ours}, and gpushim migrate --from takes one over",
-                   error=True)  # fmt: skip
+        text = f"warning: {theirs} is not read; gpushim's is {ours}, and gpushim migrate --from takes one over"
+        show.say(text, error=True)
     found = [migrate.rows({key: value})[0] for key, value in map(_pair, sets)]
     for row in found:
         show.say(f"{row.key}: {row.becomes}", error=True)
@@ -153,17 +149,17 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
             click.echo(f"note: {note}", err=True)
         migrate.check(found, "--set", "leave it out")
         return
-    text = changes[0].new if changes else files.read(ours)
-    click.echo((text or b"# all is as by default; gpushim config show lists it\n").decode(), nl=False)
+    data = changes[0].new if changes else files.read(ours)
+    click.echo((data or b"# all is as by default; gpushim config show lists it\n").decode(), nl=False)
     migrate.check(found, "--set", "leave it out")
 
 
 def _pair(word: str) -> tuple[str, Any]:
     """Read one --set: true may be left out, lists have colons, as NVIDIA's has it."""
     key, equals, value = word.partition("=")
-    if key not in migrate.KEYS:
+    if key not in KEYS:
         raise GpushimError(f"--set {quote(key)}: undefined field; gpushim config show lists gpushim's own")
-    kind = migrate.KEYS[key][0]
+    kind = KEYS[key][0]
     if kind is bool:
         if value not in (*TRUE, *FALSE) and equals:
             raise GpushimError(f"--set {quote(word)}: want true or false")
@@ -176,7 +172,8 @@ def _pair(word: str) -> tuple[str, Any]:
 @config.command("default")
 def default_config() -> None:
     """Show gpushim's settings with their defaults."""
-    for section, entries in policy.defaults().items():
+    defaults: Any = policy.defaults()  # by names that are data
+    for section, entries in defaults.items():
         show.say(f"[{section}]")
         for key, value in entries.items():
             show.text(migrate.written(key, value))
@@ -188,8 +185,9 @@ def system() -> None:
     """Make the driver's device nodes, and links to them."""
 
 
-def _dev_root(driver_root: str, dev_root: str) -> list[str]:
-    return ["--dev-root", dev_root or driver_root] if dev_root or driver_root else []
+def _words(driver_root: str, dev_root: str, dry_run: bool) -> list[str]:
+    root = dev_root or driver_root
+    return [*(["--dev-root", root] if root else []), *(["--dry-run"] if dry_run else [])]
 
 
 _DRIVER_ROOT = click.option("--driver-root", "--root", default="", envvar=["NVIDIA_DRIVER_ROOT", "DRIVER_ROOT"])
@@ -204,7 +202,7 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what is missi
 @_without_meaning(flags=("--control-devices", "--load-kernel-modules"))
 def device_nodes(driver_root: str, dev_root: str, dry_run: bool) -> None:
     """Make the nodes that are missing, as `gpushim system create-device-nodes`."""
-    _run(create_device_nodes, [*_dev_root(driver_root, dev_root), *(["--dry-run"] if dry_run else [])])
+    _run(create_device_nodes, _words(driver_root, dev_root, dry_run))
 
 
 @system.command("create-dev-char-symlinks")
@@ -218,5 +216,4 @@ def dev_char_symlinks(driver_root: str, dev_root: str, dry_run: bool, dev_char_p
     """Make the links below /dev/char, as `gpushim system create-dev-char-links`."""
     if dev_char_path.rstrip("/") != "/dev/char":
         raise GpushimError(f"--dev-char-path={quote(dev_char_path)} is not done here; links are made below /dev/char")
-    words = [*_dev_root(driver_root, dev_root), *(["--dry-run"] if dry_run else [])]
-    _run(create_device_nodes if nodes else create_dev_char_links, words)
+    _run(create_device_nodes if nodes else create_dev_char_links, _words(driver_root, dev_root, dry_run))

@@ -26,9 +26,11 @@ def main(argv: list[str], top: str) -> None:
     """
     name = argv[0].rpartition("/")[2]
     if name == "nvidia-container-cli":
-        from gpushim.nvidia import container_cli_configure
+        from gpushim.nvidia.container_cli_options import command_of
 
-        if container_cli_configure.command_of(argv[1:]) == "configure":
+        if command_of(argv[1:]) == "configure":
+            from gpushim.nvidia import container_cli_configure
+
             container_cli_configure.main(argv[1:])
         _for_people("container_cli", top).main(argv[1:])
     elif name == "nvidia-ctk" and [word for word in argv[1:] if not word.startswith("-")][:1] != ["hook"]:
@@ -41,9 +43,11 @@ def main(argv: list[str], top: str) -> None:
 
 def _for_people(name: str, top: str) -> Any:
     """Import a program of this room that needs what `gpushim` does: the launcher left site-packages out."""
+    import gc
     import site
     from importlib import import_module
 
+    gc.enable()  # the launcher of a hook is without, too
     site.main()
     sys.path += [sys.path[0] + "/vendor", top + "/vendor"]
     return import_module("gpushim.nvidia." + name)

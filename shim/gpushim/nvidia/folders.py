@@ -9,14 +9,13 @@ Out of scope: the loader's cache (finish.py). Not for the hot path: our own spec
 from __future__ import annotations
 
 import posix
-import sys
 
-from gpuhook import elf
 from gpuhook.finish import SYSTEM_FOLDERS, Work
 from gpuhook.ldcache import compare
 from gpuhook.walk import mount_id
-from gpushim import bounds
+from gpushim import bounds, elf
 from gpushim.errors import ROOTFS, GpushimError
+from gpushim.nvidia.container import decode, encode
 
 
 def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, bytes]]:
@@ -41,7 +40,7 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
     except OSError as error:
         work.warn(path, error)
         return []
-    every = _encode(path) not in SYSTEM_FOLDERS
+    every = encode(path) not in SYSTEM_FOLDERS
     count = 0
     files: dict[tuple[int, bytes], bytes] = {}
     for name in sorted(name for name, regular in names.items() if regular and _is_library(name)):
@@ -52,14 +51,14 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
         if count > bounds.FOLDER_LIBRARIES:
             work.warn(path, GpushimError(f"there are more than {bounds.FOLDER_LIBRARIES} libraries", ROOTFS))
             break
-        key, text = (known[0], known[1] or _encode(name)), _encode(name)
+        key, text = (known[0], known[1] or encode(name)), encode(name)
         if key not in files or compare(text + b"\0", 0, files[key] + b"\0") > 0:
             files[key] = text
     found = [(bits, soname, _link(work, path, soname, name, names)) for (bits, soname), name in files.items()]
     for name in sorted(name for name, regular in names.items() if not regular and _is_library(name)):
         known = _soname(work, f"{path}/{name}", machine, every)  # of what the link leads to, now that all are made
-        if known and (known[0], _encode(name)) not in files and len(found) < bounds.FOLDER_LIBRARIES:
-            found.append((known[0], _encode(name), _encode(f"{path}/{name}")))
+        if known and (known[0], encode(name)) not in files and len(found) < bounds.FOLDER_LIBRARIES:
+            found.append((known[0], encode(name), encode(f"{path}/{name}")))
     return found
 
 
@@ -74,26 +73,24 @@ def _soname(work: Work, path: str, machine: str, every: bool) -> tuple[int, byte
         try:
             if not every and mount_id(fd) == work.root.mount:
                 return None
-            bits, soname = elf.soname(fd, facts.st_size, machine)
+            machines = [machine, elf.COMPANIONS.get(machine, "")]
+            found, soname = elf.soname(lambda at, size: posix.pread(fd, size, at), facts.st_size, machines)
         finally:
             posix.close(fd)
     except (OSError, ValueError):
         return None
-    return bits, b"" if b"/" in soname or soname in (b".", b"..") or b"\n" in soname else soname
+    odd = b"/" in soname or soname in (b".", b"..") or b"\n" in soname
+    return 64 if found == machine else 32, b"" if odd else soname
 
 
 def _link(work: Work, folder: str, soname: bytes, name: bytes, names: dict[str, bool]) -> bytes:
     """Make a SONAME link, unless a file has that name; return the path that the cache is to have."""
-    place, own = _encode(folder) + b"/", soname.decode(sys.getfilesystemencoding(), "surrogateescape")
+    place, own = encode(folder) + b"/", decode(soname)
     if soname == name or names.get(own):
         return place + name
     try:
-        work.directory(folder).symlink(name.decode(sys.getfilesystemencoding(), "surrogateescape"), own)
+        work.directory(folder).symlink(decode(name), own)
     except OSError as error:
         work.warn(f"{folder}/{own}", error)
         return place + name  # the cache can do without the link
     return place + soname
-
-
-def _encode(text: str) -> bytes:
-    return text.encode(sys.getfilesystemencoding(), "surrogateescape")

@@ -1,22 +1,11 @@
-"""The command line of nvidia-container-cli: options as getopt_long(3) reads them, and those that it has.
+"""Command lines as getopt_long(3) reads them: a beginning of a name will do, and options may stand behind words.
 
-Out of scope: what the options do. Imports nothing beyond gpushim's errors: container engines wait for `configure`.
+Python's own getopt knows no optional values before 3.14, and imports os, for which container engines would wait.
 """
 
 from __future__ import annotations
 
-from gpushim.errors import (
-    BUNDLE,
-    CONFIG,
-    DRIVER,
-    INVENTORY,
-    NOT_FOUND,
-    REQUEST,
-    REQUIREMENT,
-    ROOTFS,
-    GpushimError,
-    quote,
-)
+from gpushim.errors import USAGE, GpushimError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,34 +14,7 @@ if TYPE_CHECKING:
     Options = Mapping[str, tuple[str, str]]  # long name: (letter or "", NO, REQUIRED or OPTIONAL)
     Given = list[tuple[str, str]]  # long name and value, in the order of the command line
 
-USAGE = 2  # exit code of GpushimError for a wrong command line; the program itself exits with 1, as NVIDIA's does
 NO, REQUIRED, OPTIONAL = "no", "required", "optional"
-COMMANDS = ("configure", "info", "list")
-GLOBAL: Options = {
-    "debug": ("d", REQUIRED),
-    "load-kmods": ("k", NO),
-    "no-pivot": ("n", NO),
-    "user": ("u", OPTIONAL),
-    "root": ("r", REQUIRED),
-    "ldcache": ("l", REQUIRED),
-    "no-create-imex-channels": ("", NO),
-    "help": ("?", NO),
-    "usage": ("", NO),
-    "version": ("V", NO),
-}
-HELP: Options = {"help": ("?", NO), "usage": ("", NO)}
-# What NVIDIA's program calls the kinds of its errors, by our exit codes.
-CLASSES = {
-    USAGE: "input error",
-    REQUEST: "device error",
-    REQUIREMENT: "requirement error",
-    INVENTORY: "initialization error",
-    DRIVER: "initialization error",
-    CONFIG: "initialization error",
-    NOT_FOUND: "initialization error",
-    BUNDLE: "container error",
-    ROOTFS: "mount error",
-}
 
 
 def parse(words: Sequence[str], options: Options, in_order: bool = False) -> tuple[Given, list[str]]:
@@ -85,45 +47,6 @@ def parse(words: Sequence[str], options: Options, in_order: bool = False) -> tup
         else:
             others.append(word)
     return given, others
-
-
-def sentence(error: Exception) -> str:
-    """Write an error as nvidia-container-cli does, with the kind of error first."""
-    kind = CLASSES.get(error.exit_code, "initialization error") if isinstance(error, GpushimError) else "mount error"
-    return f"nvidia-container-cli: {kind}: {error}"
-
-
-def check_root(given: Given, driver_root: str) -> None:
-    """See that --root names the driver that gpushim knows.
-
-    Raises:
-        GpushimError: USAGE; it is another.
-    """
-    for name, value in given:
-        if name == "root" and (value.rstrip("/") or "/") != driver_root:
-            raise GpushimError(
-                f"--root={quote(value)}, but gpushim gives out the driver below {driver_root}; set [driver] root in "
-                "config.toml",
-                USAGE,
-            )
-
-
-def words_of(given: Given, name: str) -> list[str]:
-    """Collect the comma-separated words of an option that may be given more than once."""
-    return [word.strip() for key, value in given if key == name for word in value.split(",") if word.strip()]
-
-
-def only_all(given: Given, name: str) -> bool:
-    """Say whether an option is given whose only value is "all".
-
-    Raises:
-        GpushimError: USAGE; it has another.
-    """
-    words = words_of(given, name)
-    for word in words:
-        if word.lower() != "all":
-            raise GpushimError(f"--{name}={quote(word)}: only 'all' devices are currently supported", USAGE)
-    return bool(words)
 
 
 def _long(word: str, rest: list[str], options: Options) -> tuple[str, str]:

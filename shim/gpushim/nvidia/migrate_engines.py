@@ -9,18 +9,20 @@ import glob
 import json
 import os
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
-from gpushim.engines import docker, files, running, tomltext
+from gpushim.edits import OTHER_HOOKS
+from gpushim.engines import crio, files, running, tomltext
+from gpushim.engines.docker import dockerd
+from gpushim.engines.dropin import table
 from gpushim.errors import GpushimError
 from gpushim.nvidia.migrate import Row
 
 RUNTIME = "nvidia-container-runtime"  # also with .cdi and .legacy behind it
-HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 CONTAINERD = ("/etc/containerd/config.toml", "/etc/containerd/conf.d/*.toml")
-CRIO = ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*")
 HOOK_FILES = ("/usr/share/containers/oci/hooks.d/*.json", "/etc/containers/oci/hooks.d/*.json")
 _KEPT = (files.BEFORE, files.AFTER)
+_Found = Iterator[tuple[str, object, str]]  # a place in a file, what stands there, a command
 
 
 def rows(root: str = "") -> list[Row]:
@@ -34,35 +36,34 @@ def rows(root: str = "") -> list[Row]:
     """
     engines = [] if root else running.find()
     found: list[Row] = []
-    found += _read(_files(root, (docker.SYSTEM_CONFIG,), "dockerd", engines), _json, _docker)
-    found += _read(_files(root, CONTAINERD, "containerd", engines), _toml, _containerd)
-    found += _read(_files(root, CRIO, "crio", engines), _toml, _crio)
-    found += _read(_files(root, HOOK_FILES, "", engines), _json, _hook)
+    for process, patterns, parse, look in (
+        ("dockerd", (dockerd.SYSTEM_CONFIG,), _json, _docker),
+        ("containerd", CONTAINERD, _toml, _containerd),
+        ("crio", (crio.CONFIG, f"{crio.DIRECTORY}/*"), _toml, _crio),
+        ("", HOOK_FILES, _json, _hook),
+    ):
+        for path in _files(root, patterns, process, engines):
+            try:
+                data = parse(files.read(path) or b"", path)
+                hits = list(look(data if isinstance(data, dict) else {}))
+            except GpushimError as error:
+                found.append(Row(path, None, f"cannot be looked at: {error}"))
+            else:
+                found += [Row(f"{path}: {place}", value, command) for place, value, command in hits]
     return found
 
 
-def _files(root: str, patterns: tuple[str, ...], name: str, engines: list[running.Engine]) -> list[str]:
+def is_nvidias(program: object) -> bool:
+    """Say whether a path is that of NVIDIA's runtime, by its name."""
+    name = os.path.basename(program) if isinstance(program, str) else ""
+    return name == RUNTIME or name.startswith(RUNTIME + ".")
+
+
+def _files(root: str, patterns: tuple[str, ...], process: str, engines: list[running.Engine]) -> list[str]:
     paths = [path for pattern in patterns for path in sorted(glob.glob(root + pattern))]
-    paths += [engine.seen(engine.config) for engine in engines if engine.name == name and engine.config]
+    paths += [engine.seen(engine.config) for engine in engines if engine.name == process and engine.config]
     paths = [path for path in paths if os.path.exists(path) and not path.endswith(_KEPT)]
     return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
-
-
-def _read(
-    paths: list[str],
-    parse: Callable[[bytes, str], Any],
-    look: Callable[[dict[str, Any]], Iterator[tuple[str, str, str]]],
-) -> list[Row]:
-    found: list[Row] = []
-    for path in paths:
-        try:
-            data = parse(files.read(path) or b"", path)
-            hits = list(look(data)) if isinstance(data, dict) else []
-        except GpushimError as error:
-            found.append(Row(path, None, f"cannot be looked at: {error}"))
-            continue
-        found += [Row(f"{path}: {place}", value, command) for place, value, command in hits]
-    return found
 
 
 def _json(data: bytes, path: str) -> Any:
@@ -76,56 +77,50 @@ def _toml(data: bytes, path: str) -> Any:
     return tomltext.get(tomltext.parse(data, path), ())
 
 
-def _is_theirs(program: object) -> bool:
-    name = os.path.basename(program) if isinstance(program, str) else ""
-    return name == RUNTIME or name.startswith(RUNTIME + ".")
+def _docker(data: dict[str, Any]) -> _Found:
+    cdi = table(data, "features").get("cdi") is True
+    default = data.get("default-runtime")
+    return _runtimes("docker", "runtimes", table(data, "runtimes"), ("path",), default, cdi)
 
 
-def _table(owner: Any, *names: str) -> dict[str, Any]:
-    """Return a table within tables; an empty one for what is not there or no table."""
-    for name in names:
-        owner = owner.get(name) if isinstance(owner, dict) else None
-    return owner if isinstance(owner, dict) else {}
+def _containerd(data: dict[str, Any]) -> _Found:
+    for plugin in table(data, "plugins"):
+        owner = table(data, "plugins", plugin)
+        cri = table(owner, "containerd")
+        cdi, default = owner.get("enable_cdi") is True, cri.get("default_runtime_name")
+        place = f"{plugin}.containerd.runtimes"
+        yield from _runtimes("containerd", place, table(cri, "runtimes"), ("options", "BinaryName"), default, cdi)
 
 
-def _command(engine: str, name: str, default: bool, cdi: bool = False) -> str:
-    named = "" if name == "nvidia" else f" --runtime-name {name}"
-    more = (" --set-as-default" if default else "") + (" --cdi" if cdi else "")
-    return f"gpushim configure {engine}{named}{more} --force"
+def _crio(data: dict[str, Any]) -> _Found:
+    owner = table(data, "crio", "runtime")
+    place, default = "crio.runtime.runtimes", owner.get("default_runtime")
+    return _runtimes("crio", place, table(owner, "runtimes"), ("runtime_path",), default, False)
 
 
-def _docker(data: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    cdi = _table(data, "features").get("cdi") is True
-    for name in _table(data, "runtimes"):
-        program = _table(data, "runtimes", name).get("path")
-        if _is_theirs(program):
-            command = _command("docker", name, data.get("default-runtime") == name, cdi)
-            yield f"runtimes.{name}.path", str(program), command
+def _runtimes(
+    engine: str, place: str, runtimes: dict[str, Any], keys: tuple[str, ...], default: object, cdi: bool
+) -> _Found:
+    """Find NVIDIA's runtime among those of an engine.
+
+    Args:
+        engine: as `gpushim configure` calls it.
+        place: of `runtimes` in the file.
+        runtimes: tables by the name of the runtime.
+        keys: where each of them names its program.
+        default: name of the engine's default runtime.
+        cdi: whether the engine injects CDI devices.
+    """
+    for name in runtimes:
+        program = table(runtimes, name, *keys[:-1]).get(keys[-1])
+        if is_nvidias(program):
+            options = "" if name == "nvidia" else f" --runtime-name {name}"
+            options += (" --set-as-default" if default == name else "") + (" --cdi" if cdi else "")
+            yield ".".join((place, name, *keys)), program, f"gpushim configure {engine}{options} --force"
 
 
-def _containerd(data: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for plugin in _table(data, "plugins"):
-        table = _table(data, "plugins", plugin)
-        cri = _table(table, "containerd")
-        for name in _table(cri, "runtimes"):
-            program = _table(cri, "runtimes", name, "options").get("BinaryName")
-            if _is_theirs(program):
-                default = cri.get("default_runtime_name") == name
-                command = _command("containerd", name, default, table.get("enable_cdi") is True)
-                yield f"{plugin}.containerd.runtimes.{name}.options.BinaryName", str(program), command
-
-
-def _crio(data: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    runtime = _table(data, "crio", "runtime")
-    for name in _table(runtime, "runtimes"):
-        program = _table(runtime, "runtimes", name).get("runtime_path")
-        if _is_theirs(program):
-            command = _command("crio", name, runtime.get("default_runtime") == name)
-            yield f"crio.runtime.runtimes.{name}.runtime_path", str(program), command
-
-
-def _hook(data: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    program = _table(data, "hook").get("path", data.get("hook"))
-    if isinstance(program, str) and os.path.basename(program) in HOOKS:
+def _hook(data: dict[str, Any]) -> _Found:
+    program = table(data, "hook").get("path", data.get("hook"))
+    if isinstance(program, str) and os.path.basename(program) in OTHER_HOOKS:
         command = "remove this file, then gpushim configure podman (--hooks for containers without gpushim-runtime)"
         yield "hook.path", program, command

@@ -6,14 +6,14 @@ import ctypes
 from typing import Sequence
 
 from fuzz.oracles import host, refused
-from gpuhook import prestart
+from gpuhook.options import Options
 from gpushim.errors import GpushimError
-from gpushim.nvidia import cdi_hook, container_cli_configure, getopt
+from gpushim.nvidia import cdi_hook, container_cli_configure, container_cli_options, getopt
 
 LENGTH = 512
 POLICY = host()["policy"]
 TAKES = {getopt.NO: 0, getopt.REQUIRED: 1, getopt.OPTIONAL: 2}
-COMMANDS = (getopt.GLOBAL, container_cli_configure.OPTIONS)
+COMMANDS = (container_cli_options.GLOBAL, container_cli_options.COMMANDS["configure"])
 FIRST = 1000  # of the numbers that stand for long options
 LIBRARY = ctypes.CDLL(None)
 
@@ -59,10 +59,10 @@ def one(data: bytes) -> None:
                 found = None
             expected = _getopt(words, options, in_order)
             assert found == expected, (found, expected)
-            if found and options is container_cli_configure.OPTIONS:
+            if found and options is COMMANDS[1]:
                 _asked(found[0])
-    container_cli_configure.command_of(words)
-    for reader in (prestart.Options, _hook):
+    container_cli_options.command_of(words)
+    for reader in (Options, _hook):
         try:
             reader(words)
         except GpushimError as error:

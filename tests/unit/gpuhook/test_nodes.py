@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpuhook import finish, nodes
+from gpuhook.options import Options
 from gpuhook.owned import own_dev, own_mounts
-from gpuhook.prestart import Options, open_container
+from gpuhook.prestart import open_container
 from gpuhook.rootfs import Rootfs
 from unit.gpuhook.sandbox import as_root, container, forked, picture
 from unit.gpuhook.trees import glibc_image, run

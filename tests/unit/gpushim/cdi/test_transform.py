@@ -93,37 +93,6 @@ def test_moved_container_node_keeps_the_one_of_the_host() -> None:
     assert spec["devices"][0]["containerEdits"]["deviceNodes"] == [{"path": "/d/x0", "hostPath": "/dev/x0"}]
 
 
-OURS = [
-    *("gpushim-hook", "prestart", "--log", "/r/log", "--lib", "a.so=/r/a.so.1", "--link", "t::/r/l", "--driver", "5"),
-    *("--cover", "/r/params::/r/params", "--empty", "/r/empty", "--lib32", "b.so=/r/b.so::/r/all"),
-]
-
-
-@pytest.mark.parametrize(
-    ("where", "expected"),
-    [
-        ("host", {3: "/n/log", 11: "/n/params::/r/params", 13: "/n/empty"}),
-        ("container", {5: "a.so=/n/a.so.1", 7: "t::/n/l", 11: "/r/params::/n/params", 15: "b.so=/n/b.so::/n/all"}),
-    ],
-)
-def test_arguments_of_our_hook_move_by_what_they_mean(where: str, expected: dict[int, str]) -> None:
-    spec = hosts.foreign()
-    hook = {"hookName": "prestart", "path": "/usr/bin/gpushim-hook", "args": OURS}
-    spec["devices"][0]["containerEdits"]["hooks"] = [hook]
-    transform.root(spec, "/r", "/n", where)
-    assert hook["args"] == [expected.get(place, word) for place, word in enumerate(OURS)]
-
-
-def test_every_path_option_of_our_hook_is_known_here() -> None:
-    host = hosts.apart()
-    host["files"]["compat32"] = []
-    host["files"]["compute32"] = [{"path": "/usr/lib32/libcuda.so.5", "kind": "library32", "soname": "libcuda.so.1"}]
-    (hook,) = write.gpu_spec(host, hosts.KIND, ["index"], [])["containerEdits"]["hooks"]
-    args = hook["args"]
-    options = {word for word, value in zip(args, args[1:]) if word.startswith("--") and "/" in value}
-    assert options == set(transform._OURS)
-
-
 @pytest.mark.parametrize("host", ["mixed", "apart"])
 def test_own_spec_stays_valid(host: str) -> None:
     spec = write.gpu_spec(getattr(hosts, host)(), hosts.KIND, ["index"], [])

@@ -17,8 +17,8 @@ from unit.gpushim.inventory.machine import Machine
 pytestmark = pytest.mark.slow
 
 
-def snapshot(machine: Machine) -> dict[str, Any]:
-    return ensure.snapshot(machine.config, machine.state)
+def snapshot(machine: Machine) -> Any:
+    return renew.snapshot(machine.config, machine.state)
 
 
 def refusal(machine: Machine) -> GpushimError:
@@ -57,7 +57,7 @@ DOUBTS: dict[str, Callable[[Path], object]] = {
     "nested": lambda path: path.write_text("[" * 100000),
     "other schema": lambda path: edit(path, version=1),
     "other gpushim": lambda path: edit(path, gpushim="0.0.1"),
-    "other boot": lambda path: edit(path, stamp=["another boot", *json.loads(path.read_text())["stamp"][1:]]),
+    "other boot": lambda path: edit(path, stamp={**json.loads(path.read_text())["stamp"], "boot": "another boot"}),
     "other config": lambda path: edit(path, inputs={"config": "/etc/other.toml"}),
     "no inputs": lambda path: edit(path, inputs=None),
     "odd inputs": lambda path: edit(path, inputs={"config": str(path.parent.parent / "config.toml")}),
@@ -92,7 +92,7 @@ def test_what_is_no_file_is_replaced(fresh: Machine, make: Callable[[str], None]
 def test_a_state_directory_of_others_is_not_trusted_whatever_is_in_it(fresh: Machine, mode: int, uid: int) -> None:
     os.chmod(fresh.state, mode)
     os.chown(fresh.state, uid, -1)
-    assert ensure.last(fresh.config, fresh.state) == ({}, "policy")
+    assert ensure.last(fresh.config, fresh.state) == (ensure.NONE, "policy")
     assert "cannot be trusted" in str(refusal(fresh))
 
 
@@ -112,17 +112,17 @@ def test_who_may_not_renew_it_goes_by_the_facts(fresh: Machine, monkeypatch: pyt
     assert ensure.read(fresh.config, fresh.state) is None
     monkeypatch.setattr("posix.access", lambda path, mode: False)
     assert ensure.read(fresh.config, fresh.state) == fresh.saved()
-    edit(path, stamp=["another boot", *fresh.saved()["stamp"][1:]])
+    edit(path, stamp={**fresh.saved()["stamp"], "boot": "another boot"})
     assert ensure.read(fresh.config, fresh.state) is None
 
 
 def test_in_which_way_it_is_stale(fresh: Machine) -> None:
     assert ensure.last(fresh.config, fresh.state) == (fresh.saved(), "")
-    assert ensure.last("/etc/other.toml", fresh.state) == ({}, "policy")
+    assert ensure.last("/etc/other.toml", fresh.state) == (ensure.NONE, "policy")
     os.mknod(f"{fresh.root}/dev/gdrdrv", 0o020666, os.makedev(300, 0))
     assert ensure.last(fresh.config, fresh.state) == (fresh.saved(), "host")
     fresh.configure("[log]\n")
-    assert ensure.last(fresh.config, fresh.state) == ({}, "policy")
+    assert ensure.last(fresh.config, fresh.state) == (ensure.NONE, "policy")
 
 
 def test_host_that_cannot_serve_gpus_is_not_asked_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

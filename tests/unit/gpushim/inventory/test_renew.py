@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 IMPATIENT = "[refresh]\ndeadline-seconds = 1\n"
 
 
-def snapshot(machine: Machine) -> dict[str, Any]:
-    return ensure.snapshot(machine.config, machine.state)
+def snapshot(machine: Machine) -> Any:
+    return renew.snapshot(machine.config, machine.state)
 
 
 def refusal(machine: Machine) -> GpushimError:

@@ -12,14 +12,8 @@ import pytest
 from gpushim.errors import GpushimError
 from gpushim.nvidia import cdi_hook
 from unit.gpuhook.sandbox import HOOK, container, picture
-from unit.gpuhook.trees import DRV, glibc_image
+from unit.gpuhook.trees import DRV
 from unit.gpushim.nvidia.cdicalls import call, done
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text('{"root": {"path": "root"}}')
-    return glibc_image(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -211,10 +205,3 @@ def test_chmod_of_the_users_mounts(root: Path, tmp_path: Path) -> None:
     with container(f"mount --bind '{tmp_path}/volume' '{root}/d'") as other:
         assert "another mount" in done(root, other, "chmod", "--mode", "777", "--path", "/d")
     assert (tmp_path / "volume").stat().st_mode & 0o777 == 0o700
-
-
-def test_no_ordinary_start_pays_for_it() -> None:
-    top = HOOK.parents[1]
-    code = f"import sys; sys.path[:0] = ['{top}/hook', '{top}/shim']; import gpuhook.prestart; print(*sys.modules)"
-    loaded = subprocess.run(["/usr/bin/python3", "-IBS", "-c", code], capture_output=True, check=True, text=True)
-    assert not {"gpushim.nvidia", "gpuhook.bundled", "gpuhook.nodes"} & set(loaded.stdout.split())

@@ -11,16 +11,10 @@ import pytest
 from unit.gpuhook.caches import image, ldconfig, library, listing
 from unit.gpuhook.notes import libcuda
 from unit.gpuhook.sandbox import container, picture
-from unit.gpuhook.trees import DRV, MACHINE, entries, glibc, glibc_image
+from unit.gpuhook.trees import DRV, MACHINE, entries, glibc
 from unit.gpushim.nvidia.cdicalls import done
 
 LIBS = f"/usr/lib/{MACHINE}-linux-gnu"
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text('{"root": {"path": "root"}}')
-    return glibc_image(tmp_path)
 
 
 def test_the_cache_of_a_folder_of_the_drivers_own(root: Path, pid: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +12,7 @@ from gpushim import policy
 from gpushim.engines import files
 from gpushim.errors import GpushimError
 from gpushim.nvidia import migrate
+from gpushim.nvidia.migrate_keys import KEYS
 
 OURS = """\
 # the hall's second row
@@ -94,143 +95,102 @@ def test_their_defaults_are_ours(tmp_path: Path) -> None:
     """A file as the package installs it changes nothing, and every key of it is known."""
     plan = migrate.plan(theirs(tmp_path, EVERY_KEY), str(tmp_path / "config.toml"))
     assert plan.changes == []
-    assert {found.key for found in plan.rows} == set(migrate.KEYS)
+    assert {found.key for found in plan.rows} == set(KEYS)
     assert not [found for found in plan.rows if found.left_out]
     migrate.check(plan.rows, "/theirs", "")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "setting"),
-    [
-        ("disable-require", True, ("requests", "disable-require", True)),
-        ("swarm-resource", "A, B", ("requests", "swarm-variables", ["A", "B"])),
-        (
-            "accept-nvidia-visible-devices-envvar-when-unprivileged",
-            False,
-            ("requests", "accept-env-when-unprivileged", False),
-        ),
-        ("accept-nvidia-visible-devices-as-volume-mounts", True, ("requests", "accept-volume-mounts", True)),
-        ("nvidia-container-cli.root", "/run/nvidia/driver", ("driver", "root", "/run/nvidia/driver")),
-        ("nvidia-container-cli.environment", ["A=b", "CUDA_MPS_PIPE_DIRECTORY=/m/"], ("mps", "pipe-directory", "/m")),
-        ("nvidia-container-cli.load-kmods", False, ("driver", "load-kernel-modules", False)),
-        ("nvidia-container-cli.no-cgroups", True, ("hook", "device-rules", False)),
-        ("nvidia-container-runtime.log-level", "Trace", ("log", "level", "debug")),
-        ("nvidia-container-runtime.log-level", "panic", ("log", "level", "error")),
-        ("nvidia-container-runtime.log-level", "loud", ("log", "level", "info")),
-        ("nvidia-container-runtime.runtimes", ["/opt/crun"], ("runtime", "low-level", ["/opt/crun"])),
-        ("nvidia-container-runtime.modes.cdi.spec-dirs", ["/x"], ("cdi", "spec-dirs", ["/x"])),
-        ("nvidia-container-runtime.modes.cdi.default-kind", "a.com/b", ("cdi", "kind", "a.com/b")),
-        ("nvidia-container-runtime.modes.cdi.annotation-prefixes", ["a/"], ("cdi", "annotation-prefixes", ["a/"])),
-        ("nvidia-container-runtime.modes.csv.mount-spec-path", "/csv", ("driver", "csv-directory", "/csv")),
-        ("features.ignore-imex-channel-requests", True, ("requests", "ignore-imex-channel-requests", True)),
-    ],
-)
-def test_settings_that_become_ours(key: str, value: Any, setting: migrate.Setting) -> None:
-    found = row(key, value)
-    assert found.setting == setting
-    assert found.becomes.startswith(f"[{setting[0]}] {setting[1]} = ")
+# What a value of theirs becomes: a setting of ours, or the beginning of a sentence.
+CASES: list[tuple[str, Any, Any]] = [
+    ("disable-require", True, ("requests", "disable-require", True)),
+    ("swarm-resource", "A, B", ("requests", "swarm-variables", ["A", "B"])),
+    (
+        "accept-nvidia-visible-devices-envvar-when-unprivileged",
+        False,
+        ("requests", "accept-env-when-unprivileged", False),
+    ),
+    ("accept-nvidia-visible-devices-as-volume-mounts", True, ("requests", "accept-volume-mounts", True)),
+    ("nvidia-container-cli.root", "/run/nvidia/driver", ("driver", "root", "/run/nvidia/driver")),
+    ("nvidia-container-cli.environment", ["A=b", "CUDA_MPS_PIPE_DIRECTORY=/m/"], ("mps", "pipe-directory", "/m")),
+    ("nvidia-container-cli.load-kmods", False, ("driver", "load-kernel-modules", False)),
+    ("nvidia-container-cli.no-cgroups", True, ("hook", "device-rules", False)),
+    ("nvidia-container-runtime.log-level", "Trace", ("log", "level", "debug")),
+    ("nvidia-container-runtime.log-level", "panic", ("log", "level", "error")),
+    ("nvidia-container-runtime.log-level", "loud", ("log", "level", "info")),
+    ("nvidia-container-runtime.runtimes", ["/opt/crun"], ("runtime", "low-level", ["/opt/crun"])),
+    ("nvidia-container-runtime.modes.cdi.spec-dirs", ["/x"], ("cdi", "spec-dirs", ["/x"])),
+    ("nvidia-container-runtime.modes.cdi.default-kind", "a.com/b", ("cdi", "kind", "a.com/b")),
+    ("nvidia-container-runtime.modes.cdi.annotation-prefixes", ["a/"], ("cdi", "annotation-prefixes", ["a/"])),
+    ("nvidia-container-runtime.modes.csv.mount-spec-path", "/csv", ("driver", "csv-directory", "/csv")),
+    ("features.ignore-imex-channel-requests", True, ("requests", "ignore-imex-channel-requests", True)),
+    ("supported-driver-capabilities", "utility", "left out: a container may ask"),
+    ("supported-driver-capabilities", "all", "not needed"),
+    ("nvidia-container-cli.environment", ["A=b"], "not needed"),
+    ("nvidia-container-cli.ldconfig", "/sbin/ldconfig", "not needed"),
+    ("nvidia-container-runtime.debug", "/var/log/x", "not needed: [log] file"),
+    ("nvidia-container-runtime.mode", "legacy", "not needed"),
+    ("nvidia-container-runtime.mode", "foo", "left out"),
+    ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "disabled", "left out"),
+    ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "mount", "not needed"),
+    ("features.allow-ldconfig-from-container", True, "not needed: gpushim writes"),
+    ("features.allow-ldconfig-from-container", False, "not needed: it is off"),
+    ("nvidia-container-runtime.modes.cdi.default-kind", "x", "left out: [cdi] kind = "),
+    ("nvidia-container-runtime.runtimes", [], "left out: [runtime] low-level = []"),
+    ("nvidia-container-cli.root", "relative", "left out: [driver] root"),
+    ("disable-require", "yes", "left out: it is not true or false"),
+    ("nvidia-container-runtime.runtimes", ["runc", 5], "left out: it is not an array of strings"),
+    ("nvidia-container-runtime.runtimes", "runc", "left out: it is not an array of strings"),
+    ("features.no-additional-gids-for-device-nodes", True, "left out: a container gets the group"),
+    ("features.no-additional-gids-for-device-nodes", False, "not needed: it is off"),
+    ("nvidia-container-runtime.mode", "cdi", "left out: a GPU that no CDI spec names"),
+    ("nvidia-container-runtime.mode", "auto", "not needed: there is one mode"),
+    ("nvidia-container-cli.ldcache", "", "not needed: the cache is"),
+    ("nvidia-container-cli.ldcache", "/x", "left out: the cache is"),
+    ("nvidia-container-cli.ldcache", "/etc/ld.so.cache", "not needed: the cache is"),
+    ("nvidia-container-runtime.modes.csv.compat-container-root", "/usr/local/cuda/compat", "not needed"),
+    ("nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks", ["all"], "left out: gpushim has one hook"),
+    ("nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks", [], "not needed"),
+    ("made-up", 5, "left out: neither"),
+    ("nvidia-container-cli.made-up", "x", "left out: neither"),
+    ("features", 5, "left out: neither"),
+    ("nvidia-container-cli.debug", "/var/log/x", "not needed: [log] file"),
+    ("nvidia-container-cli.no-pivot", True, "not needed: no program runs"),
+    ("nvidia-container-cli.path", "/x", "not needed: gpushim calls no"),
+    ("nvidia-container-cli.user", "root:video", "not needed: NVML is never called"),
+    ("nvidia-container-runtime.modes.csv.compat-container-root", "/x", "left out: a newer libcuda"),
+    ("nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags", ["x"], "left out: gpushim has its own way"),
+    ("nvidia-container-runtime-hook.path", "/x", "not needed: gpushim finds"),
+    ("nvidia-container-runtime-hook.skip-mode-detection", True, "not needed: the hook has no modes"),
+    ("nvidia-ctk.path", "/x", "not needed: gpushim finds"),
+    ("features.allow-cuda-compat-libs-from-container", True, "not needed: the image's newer libcuda"),
+    ("features.allow-unknown-oci-spec-fields", True, "not needed: fields of config.json"),
+    ("features.disable-cuda-compat-lib-hook", True, "left out: the image's newer libcuda"),
+    ("features.disable-imex-channel-creation", True, "not needed: gpushim makes no"),
+]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "text"),
-    [
-        ("supported-driver-capabilities", "utility", "left out: a container may ask"),
-        ("supported-driver-capabilities", "all", "not needed"),
-        ("nvidia-container-cli.environment", ["A=b"], "not needed"),
-        ("nvidia-container-cli.ldconfig", "/sbin/ldconfig", "not needed"),
-        ("nvidia-container-runtime.debug", "/var/log/x", "not needed: [log] file"),
-        ("nvidia-container-runtime.mode", "legacy", "not needed"),
-        ("nvidia-container-runtime.mode", "foo", "left out"),
-        ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "disabled", "left out"),
-        ("nvidia-container-runtime.modes.legacy.cuda-compat-mode", "mount", "not needed"),
-        ("features.allow-ldconfig-from-container", True, "not needed: gpushim writes"),
-        ("features.allow-ldconfig-from-container", False, "not needed: it is off"),
-        ("nvidia-container-runtime.modes.cdi.default-kind", "x", "left out: [cdi] kind = "),
-        ("nvidia-container-runtime.runtimes", [], "left out: [runtime] low-level = []"),
-        ("nvidia-container-cli.root", "relative", "left out: [driver] root"),
-        ("disable-require", "yes", "left out: it is not true or false"),
-        ("nvidia-container-runtime.runtimes", ["runc", 5], "left out: it is not an array of strings"),
-        ("nvidia-container-runtime.runtimes", "runc", "left out: it is not an array of strings"),
-        ("features.no-additional-gids-for-device-nodes", True, "left out: a container gets the group"),
-        ("features.no-additional-gids-for-device-nodes", False, "not needed: it is off"),
-        ("nvidia-container-runtime.mode", "cdi", "left out: a GPU that no CDI spec names"),
-        ("nvidia-container-runtime.mode", "auto", "not needed: there is one mode"),
-        ("nvidia-container-cli.ldcache", "", "not needed: the cache is"),
-        ("nvidia-container-cli.ldcache", "/x", "left out: the cache is"),
-        ("nvidia-container-cli.ldcache", "/etc/ld.so.cache", "not needed: the cache is"),
-        ("nvidia-container-runtime.modes.csv.compat-container-root", "/usr/local/cuda/compat", "not needed"),
-        ("nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks", ["all"], "left out: gpushim has one hook"),
-        ("nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks", [], "not needed"),
-        ("made-up", 5, "left out: neither"),
-        ("nvidia-container-cli.made-up", "x", "left out: neither"),
-        ("features", 5, "left out: neither"),
-    ],
-)
-def test_settings_that_become_none(tmp_path: Path, key: str, value: Any, text: str) -> None:
-    """What is left out ends in an exit code that says so; what means nothing here does not."""
-    found = row(key, value)
-    assert found.setting is None
-    assert found.becomes.startswith(text)
-    with pytest.raises(GpushimError, match=key) if text.startswith("left out") else nullcontext() as raised:
+@pytest.mark.parametrize(("key", "value", "outcome"), CASES)
+def test_what_a_setting_becomes(tmp_path: Path, key: str, value: Any, outcome: Any) -> None:
+    """It is in config.toml afterwards, or asks for what happens here anyway, or is left out, which ends in 17."""
+    found, ours = row(key, value), tmp_path / "config.toml"
+    files.apply(migrate.changes([found], str(ours)))
+    if isinstance(outcome, tuple):
+        section, name, wanted = outcome
+        new = wanted != cast(Any, policy.defaults())[section][name]
+        assert (policy.given(str(ours)) or {}) == ({section: {name: wanted}} if new else {})
+        outcome = f"[{section}] {name} = "
+    else:
+        assert (found.setting, ours.exists()) == (None, False)
+    assert found.becomes.startswith(outcome)
+    with pytest.raises(GpushimError, match=key) if outcome.startswith("left out") else nullcontext() as raised:
         migrate.check([found], "/theirs", "take it out there")
     assert raised is None or raised.value.exit_code == 17
 
 
-# By key of theirs: a value that they take and that is not their default; what a migration makes of it.
-OTHERWISE = {
-    "disable-require": (True, "taken"),
-    "swarm-resource": ("A", "taken"),
-    "accept-nvidia-visible-devices-envvar-when-unprivileged": (False, "taken"),
-    "accept-nvidia-visible-devices-as-volume-mounts": (True, "taken"),
-    "supported-driver-capabilities": ("compute", "left out"),
-    "nvidia-container-cli.debug": ("/var/log/x", "not needed"),
-    "nvidia-container-cli.environment": (["A=b"], "not needed"),
-    "nvidia-container-cli.ldcache": ("/x", "left out"),
-    "nvidia-container-cli.ldconfig": ("@/sbin/ldconfig.real", "not needed"),
-    "nvidia-container-cli.load-kmods": (False, "taken"),
-    "nvidia-container-cli.no-cgroups": (True, "taken"),
-    "nvidia-container-cli.no-pivot": (True, "not needed"),
-    "nvidia-container-cli.path": ("/x", "not needed"),
-    "nvidia-container-cli.root": ("/run/nvidia/driver", "taken"),
-    "nvidia-container-cli.user": ("root:video", "not needed"),
-    "nvidia-container-runtime.debug": ("/var/log/x", "not needed"),
-    "nvidia-container-runtime.log-level": ("debug", "taken"),
-    "nvidia-container-runtime.mode": ("cdi", "left out"),
-    "nvidia-container-runtime.runtimes": (["crun"], "taken"),
-    "nvidia-container-runtime.modes.cdi.annotation-prefixes": (["a/"], "taken"),
-    "nvidia-container-runtime.modes.cdi.default-kind": ("a.com/b", "taken"),
-    "nvidia-container-runtime.modes.cdi.spec-dirs": (["/x"], "taken"),
-    "nvidia-container-runtime.modes.csv.compat-container-root": ("/x", "left out"),
-    "nvidia-container-runtime.modes.csv.mount-spec-path": ("/x", "taken"),
-    "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": (["x"], "left out"),
-    "nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": (["x"], "left out"),
-    "nvidia-container-runtime.modes.legacy.cuda-compat-mode": ("disabled", "left out"),
-    "nvidia-container-runtime-hook.path": ("/x", "not needed"),
-    "nvidia-container-runtime-hook.skip-mode-detection": (True, "not needed"),
-    "nvidia-ctk.path": ("/x", "not needed"),
-    "features.allow-cuda-compat-libs-from-container": (True, "not needed"),
-    "features.allow-ldconfig-from-container": (True, "not needed"),
-    "features.allow-unknown-oci-spec-fields": (True, "not needed"),
-    "features.disable-cuda-compat-lib-hook": (True, "left out"),
-    "features.disable-imex-channel-creation": (True, "not needed"),
-    "features.ignore-imex-channel-requests": (True, "taken"),
-    "features.no-additional-gids-for-device-nodes": (True, "left out"),
-}
-
-
-@pytest.mark.parametrize("key", migrate.KEYS)
-def test_every_key_set_otherwise(tmp_path: Path, key: str) -> None:
-    """Each is in config.toml afterwards, or asks for what happens here anyway, or ends in 17."""
-    value, outcome = OTHERWISE[key]
-    found, ours = row(key, value), tmp_path / "config.toml"
-    files.apply(migrate.changes([found], str(ours)))
-    if outcome == "taken":
-        section, name, wanted = found.setting or ("", "", None)
-        assert policy.given(str(ours)) == {section: {name: wanted}}
-    else:
-        assert (found.becomes.partition(":")[0], ours.exists()) == (outcome, False)
-        assert len(found.becomes) > 20
-    assert found.left_out == (outcome == "left out")
+def test_every_key_has_a_case_beside_its_default(tmp_path: Path) -> None:
+    plan = migrate.plan(theirs(tmp_path, EVERY_KEY), "/none")
+    defaults = {found.key: found.value for found in plan.rows}
+    assert {key for key, value, _ in CASES if key in defaults and value != defaults[key]} == set(KEYS)
 
 
 COUNTS = ["gives all of the driver to every container", "never looks at NVIDIA_REQUIRE_*"]

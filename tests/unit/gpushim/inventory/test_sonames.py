@@ -1,4 +1,4 @@
-"""Reading a SONAME, from real libraries and from broken ones."""
+"""SONAMEs of the host's libraries; what is wrong with broken ones is in test_elf.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 import fakehost
 from fakehost import smallelf
-from gpushim.inventory import elf
+from gpushim.elf import ForeignError
+from gpushim.inventory.sonames import soname
 
 
 @pytest.fixture(scope="module")
@@ -20,26 +21,26 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "soname"),
+    ("name", "wanted"),
     [
         ("libcuda.so.535.183.01", "libcuda.so.1"),
         ("libnvidia-nvvm.so.535.183.01", "libnvidia-nvvm.so.4"),
         ("libnvidia-gpucomp.so.535.183.01", "libnvidia-gpucomp.so.535.183.01"),
     ],
 )
-def test_reads_the_soname(libraries: Path, name: str, soname: str) -> None:
-    assert elf.soname(str(libraries / name)) == soname
+def test_reads_the_soname(libraries: Path, name: str, wanted: str) -> None:
+    assert soname(str(libraries / name)) == wanted
 
 
 def test_program_has_none() -> None:
-    assert elf.soname("/usr/bin/python3") == ""
+    assert soname("/usr/bin/python3") == ""
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64", "i386"])
-@pytest.mark.parametrize("soname", ["libcuda.so.1", ""])
-def test_every_machine(tmp_path: Path, machine: str, soname: str) -> None:
-    (tmp_path / "x").write_bytes(smallelf.library(machine, soname))
-    assert elf.soname(str(tmp_path / "x"), machine) == soname
+@pytest.mark.parametrize("name", ["libcuda.so.1", ""])
+def test_every_machine(tmp_path: Path, machine: str, name: str) -> None:
+    (tmp_path / "x").write_bytes(smallelf.library(machine, name))
+    assert soname(str(tmp_path / "x"), machine) == name
 
 
 def test_32_bit_library_of_a_real_linker(tmp_path: Path) -> None:
@@ -47,9 +48,9 @@ def test_32_bit_library_of_a_real_linker(tmp_path: Path) -> None:
     source.write_text("int f(void) { return 0; }\n")
     command = ["gcc", "-m32", "-nostdlib", "-fPIC", "-shared", "-Wl,-soname,liba.so.3", "-o", output, source]
     subprocess.run([str(word) for word in command], check=True)
-    assert elf.soname(str(output), "i386") == "liba.so.3"
-    with pytest.raises(elf.ForeignError, match="another machine"):
-        elf.soname(str(output), "x86_64")
+    assert soname(str(output), "i386") == "liba.so.3"
+    with pytest.raises(ForeignError, match="another machine"):
+        soname(str(output), "x86_64")
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,8 @@ def test_32_bit_library_of_a_real_linker(tmp_path: Path) -> None:
 )
 def test_library_for_another_machine(tmp_path: Path, actual: str, wanted: str) -> None:
     (tmp_path / "x").write_bytes(smallelf.library(actual, "libcuda.so.1"))
-    with pytest.raises(elf.ForeignError):
-        elf.soname(str(tmp_path / "x"), wanted)
+    with pytest.raises(ForeignError):
+        soname(str(tmp_path / "x"), wanted)
 
 
 def test_32_bits_of_a_64_bit_machine_are_foreign(tmp_path: Path) -> None:
@@ -67,8 +68,8 @@ def test_32_bits_of_a_64_bit_machine_are_foreign(tmp_path: Path) -> None:
     struct.pack_into("<H", data, 18, smallelf.MACHINES["x86_64"][1])  # x32 is such
     (tmp_path / "x").write_bytes(data)
     for machine in ("x86_64", "i386"):
-        with pytest.raises(elf.ForeignError):
-            elf.soname(str(tmp_path / "x"), machine)
+        with pytest.raises(ForeignError):
+            soname(str(tmp_path / "x"), machine)
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "i386"])
@@ -77,67 +78,35 @@ def test_every_truncation_of_a_small_one(tmp_path: Path, machine: str) -> None:
     for size in range(len(data)):
         (tmp_path / "x").write_bytes(data[:size])
         with pytest.raises(ValueError, match="it "):
-            elf.soname(str(tmp_path / "x"), machine)
+            soname(str(tmp_path / "x"), machine)
 
 
 def test_fifo_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x")
     with pytest.raises(ValueError, match="not an ELF file"):
-        elf.soname(str(tmp_path / "x"))
+        soname(str(tmp_path / "x"))
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/b"])
 def test_soname_that_is_a_path(tmp_path: Path, name: str) -> None:
     (tmp_path / "x").write_bytes(smallelf.library("x86_64", name))
     with pytest.raises(ValueError, match="its SONAME is a path"):
-        elf.soname(str(tmp_path / "x"), "x86_64")
+        soname(str(tmp_path / "x"), "x86_64")
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"\x7fELF\x01\x01" + bytes(60), b"#!/bin/sh\n" * 10])
 def test_not_a_library(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(ValueError, match="it "):
-        elf.soname(str(tmp_path / "x"))
-
-
-def test_every_truncation_is_refused_or_right(libraries: Path, tmp_path: Path) -> None:
-    data = (libraries / "libnvidia-nvvm.so.535.183.01").read_bytes()
-    for size in range(0, len(data), 61):
-        (tmp_path / "x").write_bytes(data[:size])
-        try:
-            assert elf.soname(str(tmp_path / "x")) == "libnvidia-nvvm.so.4"
-        except ValueError:
-            pass
+        soname(str(tmp_path / "x"))
 
 
 def test_library_that_lacks_its_last_byte_is_refused(libraries: Path, tmp_path: Path) -> None:
     data = (libraries / "libnvidia-nvvm.so.535.183.01").read_bytes()
     segments = struct.iter_unpack("=IIQQQQQQ", data[64 : 64 + 56 * struct.unpack_from("=H", data, 56)[0]])
-    end = max(offset + size for kind, _, offset, _, _, size, *_ in segments if kind == elf.PT_LOAD)
+    end = max(offset + size for kind, _, offset, _, _, size, *_ in segments if kind == 1)
     (tmp_path / "x").write_bytes(data[:end])
-    assert elf.soname(str(tmp_path / "x")) == "libnvidia-nvvm.so.4"
+    assert soname(str(tmp_path / "x")) == "libnvidia-nvvm.so.4"
     (tmp_path / "x").write_bytes(data[: end - 1])
     with pytest.raises(ValueError, match="shorter than its own headers say"):
-        elf.soname(str(tmp_path / "x"))
-
-
-@pytest.mark.parametrize("value", [0x01, 0xFF])
-def test_no_changed_byte_of_the_headers_does_harm(libraries: Path, tmp_path: Path, value: int) -> None:
-    data = (libraries / "libnvidia-nvvm.so.535.183.01").read_bytes()
-    (tmp_path / "x").write_bytes(data)
-    with open(tmp_path / "x", "r+b", buffering=0) as file:
-        for offset in range(64 + 56 * 12):
-            os.pwrite(file.fileno(), bytes([value]), offset)
-            try:
-                assert isinstance(elf.soname(str(tmp_path / "x")), str)
-            except ValueError:
-                pass
-            os.pwrite(file.fileno(), data[offset : offset + 1], offset)
-
-
-def test_offset_beyond_any_file(tmp_path: Path) -> None:
-    header = bytearray(smallelf.library("x86_64", "libcuda.so.1"))
-    struct.pack_into("=Q", header, 32, (1 << 64) - 1)
-    (tmp_path / "x").write_bytes(header)
-    with pytest.raises(ValueError, match="beyond its end"):
-        elf.soname(str(tmp_path / "x"), "x86_64")
+        soname(str(tmp_path / "x"))

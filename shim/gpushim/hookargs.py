@@ -1,0 +1,53 @@
+"""The options of `gpushim-hook prestart`: one table for all that write, parse, move, show or explain them.
+
+Out of scope: which options a container gets (plan.py), and what the hook does with them (gpuhook.finish).
+
+On the create path and the hook path: imports nothing.
+"""
+
+from __future__ import annotations
+
+HOST, CONTAINER = "host", "container"
+
+# What a value looks like in the usage, and the paths in it: behind the "=", if it has one, and parted by "::".
+FORMS: dict[str, tuple[str, ...]] = {
+    "DIR": (HOST,),
+    "FILE": (HOST,),
+    "VERSION": (),
+    "MASK": (),
+    "MINOR=PCINAME": (),
+    "SONAME=PATH[::DIR]": (CONTAINER, CONTAINER),
+    "TARGET::PATH": (CONTAINER, CONTAINER),
+    "TARGET::NODE": (CONTAINER, CONTAINER),
+    "SOURCE::PATH": (HOST, CONTAINER),
+}
+# The form of an option's value; what `gpushim explain` calls such values when it counts them, "" if it does not.
+# An option whose value has two parts may be repeated.
+OPTIONS: dict[str, tuple[str, str]] = {
+    "--rootfs": ("DIR", ""),
+    "--log": ("FILE", ""),
+    "--lib": ("SONAME=PATH[::DIR]", "libraries linked by SONAME and named to the loader"),
+    "--lib32": ("SONAME=PATH[::DIR]", "32-bit libraries linked by SONAME and named to the loader"),
+    "--link": ("TARGET::PATH", "links"),
+    "--node-link": ("TARGET::NODE", "links to device nodes"),
+    "--driver": ("VERSION", ""),  # the host's, if a newer libcuda of the image's own may be used
+    "--cuda": ("VERSION", ""),  # of that driver
+    "--profile-mask": ("MASK", ""),  # bit n: the container's displays may use the GPU with minor number n
+    "--cover": ("SOURCE::PATH", "paths of /proc/driver/nvidia covered"),
+    "--gpu": ("MINOR=PCINAME", ""),  # name below /proc/driver/nvidia/gpus
+    "--empty": ("DIR", ""),
+}
+
+
+def words(option: str, *parts: str) -> list[str]:
+    """Write an option with its value.
+
+    Args:
+        option: its name, with the dashes.
+        parts: of the value, as its form has them.
+
+    Raises:
+        KeyError: the table has no such option.
+    """
+    sign = "=" if "=" in OPTIONS[option][0] else "::"
+    return [option, sign.join(parts[:2]) + "".join(["::" + part for part in parts[2:]])]

@@ -1,0 +1,41 @@
+"""Read the SONAMEs of the host's libraries.
+
+Out of scope: ELF (gpushim.elf).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from gpushim import elf
+from gpushim.inventory import rooted
+
+
+def soname(path: str, machine: str = "") -> str:
+    """Read a library's SONAME.
+
+    Args:
+        path: of a regular file on the host.
+        machine: that it has to be for, as elf.MACHINES names it; this one by default.
+
+    Returns:
+        the SONAME, "" if it has none.
+
+    Raises:
+        ForeignError: it is for another machine.
+        ValueError: it is not such a library, or it is damaged.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", buffering=0, opener=rooted.nonblocking) as file:
+
+        def read(offset: int, length: int) -> bytes:
+            if offset:  # a FIFO cannot seek, and is refused for what it says at first
+                file.seek(offset)
+            return file.read(length)
+
+        size = os.fstat(file.fileno()).st_size
+        _, name = elf.soname(read, size, [machine or platform.machine()], program=True)
+    if b"/" in name:
+        raise ValueError("its SONAME is a path")
+    return name.decode("ascii", "strict")
