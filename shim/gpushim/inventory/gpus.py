@@ -1,6 +1,6 @@
 """GPUs and MIG instances, through NVML where it works, else whole GPUs through /proc.
 
-One sick GPU must not take the others along: each is asked by itself. Out of scope: device nodes (nodes.py).
+Each GPU is asked by itself, so that a sick one does not cost the others. Out of scope: device nodes (nodes.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 
 def read(root: str, proc: str, version: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
     """Find out which GPUs and MIG instances the host has.
-
-    Args:
-        root: the driver root.
-        proc: where the procfs that shows the driver is mounted.
-        version: of the loaded kernel module.
-        notes: gets a sentence for each thing that is not as it should be.
-        waiting: called with what is asked next, before each call that may take long.
 
     Raises:
         GpushimError: the kernel module and NVML's library are of different versions.
@@ -50,7 +43,7 @@ def read(root: str, proc: str, version: str, notes: list[str], waiting: Callable
 
 
 def mismatch(module: str, libraries: str) -> GpushimError:
-    """Say that kernel module and libraries differ; `libraries` is "", or the module's, if only NVML knows theirs."""
+    """Say that kernel module and libraries differ; `libraries` is "" or the module's if their version is unknown."""
     other = libraries if libraries not in ("", module) else "of another version"
     return GpushimError(
         f"the NVIDIA kernel module is {module} but its libraries are {other}: reboot, or reload the module "
@@ -105,7 +98,7 @@ def _gpu(session: Any, index: int, handle: Any) -> Gpu:
 
 
 def _sick_gpus(sick: dict[int, str], left: list[Gpu], notes: list[str], missing: list[str]) -> Iterator[Gpu]:
-    """Match GPUs that do not answer NVML with those of /proc that NVML did not tell; both are in PCI order."""
+    """Match GPUs that do not answer NVML with those of /proc that NVML did not list; both are in PCI order."""
     for (index, error), gpu in zip(sick.items(), left):
         problem = f"GPU {index} ({gpu['pci']}) does not answer NVML: {error}"
         notes.append(problem)
@@ -124,7 +117,7 @@ def _mig_instances(session: Any, proc: str, parent: Any, gpu: Gpu, missing: list
             handle = session.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
         except session.NVMLError as error:
             if error.value in (session.NVML_ERROR_NOT_FOUND, session.NVML_ERROR_INVALID_ARGUMENT):
-                continue  # no instance at this place
+                continue  # no instance with this number
             raise
         gi, ci = session.nvmlDeviceGetGpuInstanceId(handle), session.nvmlDeviceGetComputeInstanceId(handle)
         uuid = session.nvmlDeviceGetUUID(handle)
@@ -149,4 +142,4 @@ def _in_mig_mode(session: Any, handle: Any) -> bool:
         current, _pending = session.nvmlDeviceGetMigMode(handle)
     except (session.NVMLError_NotSupported, session.NVMLError_FunctionNotFound):
         return False
-    return bool(current)  # what is pending comes with the next reset
+    return bool(current)  # a pending mode comes with the next reset
