@@ -1,4 +1,4 @@
-"""See that a directory is the root that runc or crun have mounted for a container.
+"""Open a container's root, and see that it is the one that runc or crun have mounted for it.
 
 Out of scope: what is read and written below it (rootfs.py). Hot path: builtin modules only; of the mounts that a
 container sees, its own is looked up.
@@ -9,8 +9,42 @@ from __future__ import annotations
 import posix
 
 from gpuhook.rootfs import KERNELS, Rootfs, kind
-from gpuhook.walk import PLACE, mount_id
+from gpuhook.walk import PLACE, held, mount_id
 from gpushim.errors import ROOTFS, GpushimError, visible
+
+
+def process_of(pid: int) -> str:
+    """Hold a container's process: return its directory in /proc.
+
+    Raises:
+        GpushimError: there is no such process.
+    """
+    try:
+        return held(pid)
+    except OSError as error:
+        raise GpushimError(f"the container's process {pid} cannot be found: {error.strerror}", ROOTFS) from None
+
+
+def open_root(process: str, path: str) -> Rootfs:
+    """Open a created container's rootfs.
+
+    Args:
+        process: directory of the container's process in /proc, held open; "" if the caller is in its mount namespace.
+        path: of the rootfs.
+
+    Raises:
+        GpushimError: there is no such rootfs.
+    """
+    try:
+        return Rootfs(process, path)
+    except OSError as error:
+        raise GpushimError(f"the rootfs {visible(path)} cannot be opened: {error.strerror}", ROOTFS) from None
+
+
+def is_host_root(root: Rootfs) -> bool:
+    """Say whether this is no container's root, but the root directory of this process or of the container's."""
+    ours, tops = posix.fstat(root.fd), ["/", f"{root.process}/root"] if root.process else ["/"]
+    return any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in [posix.stat(path) for path in tops])
 
 
 def check(root: Rootfs) -> None:

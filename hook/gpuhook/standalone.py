@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import time
 
-from gpuhook import live
+from gpuhook import live, roots
 from gpuhook.bundled import bundle_of
 from gpuhook.confine import confine
-from gpuhook.finish import finish
+from gpuhook.finish import Work, finish
 from gpuhook.options import Options
-from gpuhook.prestart import open_container, process_of
 from gpushim import bundle, create, edits, fastjson, plan
 from gpushim.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
 
@@ -127,8 +126,9 @@ def land(planned: list[tuple[str, Any]], options: Options, pid: int, dev_root: s
     Raises:
         GpushimError: the container would lack something of its GPU.
     """
-    work = open_container(options, process_of(pid) if pid else "")
-    if work is None:
+    root = roots.open_root(roots.process_of(pid) if pid else "", options.rootfs)
+    if roots.is_host_root(root):
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
+    work = Work(root, options.log)
     live.apply(planned, work.root, dev_root, work.warn)
     finish(work, options)

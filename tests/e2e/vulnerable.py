@@ -150,12 +150,12 @@ BUILDS = {
     "T-23267 writes in place": Build(
         [
             (
-                "hook/gpuhook/rootfs.py",
+                "hook/gpuhook/directory.py",
                 "            new = TEMPORARY + posix.urandom(8).hex()",
                 "            new = name",
             ),
             (
-                "hook/gpuhook/rootfs.py",
+                "hook/gpuhook/directory.py",
                 "posix.open(new, NEW, mode",
                 "posix.open(new, posix.O_CREAT | posix.O_RDWR, mode",
             ),
@@ -170,17 +170,17 @@ BUILDS = {
     "T-24260 writes to the path of what it has found": Build(
         [
             (
-                "hook/gpuhook/rootfs.py",
+                "hook/gpuhook/directory.py",
                 '    __slots__ = ("cleared", "fd", "mount")',
                 '    __slots__ = ("cleared", "fd", "mount", "path")',
             ),
             (
-                "hook/gpuhook/rootfs.py",
+                "hook/gpuhook/directory.py",
                 "        self.cleared = False",
                 '        self.path = posix.readlink(f"/proc/self/fd/{fd}")\n        self.cleared = False',
             ),
             (
-                "hook/gpuhook/rootfs.py",
+                "hook/gpuhook/directory.py",
                 "posix.symlink(text, name, dir_fd=self.fd)",
                 'posix.symlink(text, self.path + "/" + name)',
             ),

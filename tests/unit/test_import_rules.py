@@ -49,7 +49,6 @@ NOT_YET = {
     "gpushim.nvidia.container_cli_configure imports gpushim.create",
 }
 CIRCLES = {  # an import that closes each
-    ("gpuhook.standalone", "gpuhook.prestart"),
     ("gpushim.cdi.resolve", "gpushim.plan"),
     ("gpushim.inventory.renew", "gpushim.inventory.ensure"),
 }
