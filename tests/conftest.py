@@ -1,4 +1,4 @@
-"""For every test: hypothesis without a wall-clock deadline, which a busy machine would miss; a process for hooks.
+"""For every test: examples of hypothesis, an order of files that keeps all workers busy, a process for hooks.
 
 Files of tests lie where scratch.py says, and no test makes links where this machine's own dockerd would find them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,8 +19,26 @@ from unit.gpuhook.sandbox import container
 # Where pytest makes directories for tests; read when the first one is.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(scratch.top()))
 
-settings.register_profile("gpushim", deadline=None, print_blob=True)
+# The same examples each time, and no deadline by the clock, which a busy machine would miss. With
+# --hypothesis-profile=search they are new each time; bytes that were never thought of are for tests/fuzz.
+settings.register_profile("gpushim", deadline=None, derandomize=True, database=None)
+settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("gpushim")
+
+# Files that take longest, in this order, before all others: a worker that meets one last keeps the others waiting.
+LONGEST = (
+    "e2e: docs vulnerable races deb_install configure_containerd gpus deb_life concurrent refresh_service strangers",
+    "e2e: kubernetes_cri week faults_refresh faults_hook chroot_docker rpm doctor verbs",
+    "unit/gpushim: doctor/fixes create inventory/freshness engines/sequences doctor/faults inventory/refresh",
+)
+FIRST = [f"{line.partition(':')[0]}/{name}" for line in LONGEST for name in line.split()[1:]]
+RANK = {name: rank for rank, name in enumerate(FIRST)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest files begin."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: RANK.get(item.path.relative_to(here).as_posix()[:-3].replace("test_", ""), len(RANK)))
 
 
 @pytest.fixture(autouse=True, scope="session")

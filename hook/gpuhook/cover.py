@@ -15,7 +15,7 @@ from __future__ import annotations
 import posix
 from errno import EINVAL
 
-from gpuhook.walk import DIRECTORY, PLACE, TYPE, OtherMountError, mount_id, read_proc
+from gpuhook.walk import DIRECTORY, PLACE, REGULAR, TYPE, OtherMountError, mount_id, read_proc
 from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
 
@@ -23,7 +23,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.rootfs import Rootfs
 
-REGULAR = 0o100000  # S_IFREG: inode(7)
 OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 PARAMS = "/proc/driver/nvidia/params"
 MODIFIES, MODIFIES_NOT = b"ModifyDeviceFiles: 1\n", b"ModifyDeviceFiles: 0\n"

@@ -14,7 +14,7 @@ import posix
 
 from gpuhook import devices, mounts, roots
 from gpuhook.owned import own_mounts
-from gpuhook.walk import DIRECTORY, TYPE, OtherMountError, mount_id, walk_to_place
+from gpuhook.walk import CHARACTER, DIRECTORY, REGULAR, SOCKET, TYPE, OtherMountError, mount_id, walk_to_place
 from gpushim.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.plan import NODE_OPTIONS
 from gpushim.stamp import in_user_namespace
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     Source = tuple[str, int, posix.stat_result]  # path on the host, O_PATH fd, what it is
 
-CHARACTER, REGULAR, SOCKET = 0o020000, 0o100000, 0o140000  # S_IFCHR, S_IFREG, S_IFSOCK: inode(7)
 NODEV = mounts.NODEV
 
 

@@ -24,6 +24,7 @@ from gpuhook.directory import Directory
 from gpuhook.walk import (
     DIRECTORY,
     LINK,
+    REGULAR,
     TYPE,
     OtherMountError,
     mount_id,
@@ -37,7 +38,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-_REGULAR = 0o100000  # S_IFREG: inode(7)
 _FOR_ALL, _THROUGH_FOR_ALL = 0o004, 0o001  # S_IROTH, S_IXOTH
 # File systems that show the kernel's own state: to open or read a file there can change it, wait, or tell secrets.
 KERNELS = (
@@ -170,7 +170,7 @@ class Rootfs:
         place = self.reach(path)
         try:
             facts = posix.fstat(place)
-            if facts.st_mode & TYPE != _REGULAR:
+            if facts.st_mode & TYPE != REGULAR:
                 raise OSError(EINVAL, "is not a regular file", path)
             self._admit(place, path, facts, volumes)
             # An O_PATH fd cannot be read; opened through /proc it is the same inode, whatever its name is now.

@@ -136,8 +136,10 @@ def test_what_it_says_and_logs_is_its_own(scene: Scene) -> None:
 # Group 32.
 @contextlib.contextmanager
 def slow(scene: Scene) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a create that must refresh first, which takes its time."""
+    """Start a create that must refresh first, which takes its time, and wait until it is at that."""
     scene.host.behave(delay_ms=1500)
+    opened = Path(scene.host.root, "usr/lib/fakehost/nvml.log")
+    opened.write_text("")
     shutil.rmtree(scene.state)
     words = [str(word) for word in (RUNTIME, *scene.words())]
     env = {**scene.env, "RECORD": str(scene.record)}
@@ -145,7 +147,7 @@ def slow(scene: Scene) -> Iterator[subprocess.Popen[bytes]]:
     try:
         heeds = recorder.ignore_only  # whoever started the tests may ignore some signals
         with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, preexec_fn=heeds) as process:
-            time.sleep(0.5)
+            assert soon(lambda: bool(opened.read_text()))
             yield process
             process.kill()
     finally:
@@ -167,7 +169,7 @@ def test_a_signal_ends_it(scene: Scene, number: int) -> None:
 def test_stopped_and_continued(scene: Scene) -> None:
     with slow(scene) as process:
         process.send_signal(signal.SIGSTOP)
-        time.sleep(0.3)
+        assert soon(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
         process.send_signal(signal.SIGCONT)
         assert process.wait(20) == 0
     assert scene.nodes

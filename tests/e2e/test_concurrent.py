@@ -8,7 +8,6 @@ import json
 import shutil
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ import fakehost
 from e2e import recorder
 from e2e.engines import SYSTEM_PATH
 from e2e.faults import Done, tree
+from e2e.leftovers import until
 from e2e.trees import TOP
 from e2e.witness import RUNC, settings
 from gpushim.errors import BUNDLE, DRIVER, INVENTORY
@@ -168,7 +168,8 @@ def test_creates_while_the_driver_changes(lab: Lab) -> None:
 
     def change() -> None:
         lab.build(next(numbers))
-        time.sleep(0.7)
+        wanted = counts.total() + 3
+        until(lambda: counts.total() >= wanted, 2)
 
     with beside(change) as changes:
         for number in range(1000):
@@ -261,10 +262,7 @@ def test_a_storm_beside_an_nvml_that_takes_longer_than_a_container_waits(slow: L
     assert {done.returncode for done in refused} == {INVENTORY}
     (said,) = {done.stderr for done in refused}
     assert "has waited 2 s for NVML to initialise, and goes on without this container" in said
-    end = time.monotonic() + 60
-    while not Path(slow.env["GPUSHIM_STATE"], "inventory.json").exists():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    assert until(Path(slow.env["GPUSHIM_STATE"], "inventory.json").exists, 60)
     assert slow.create(slow.lay("later")) == slow.clean
     assert openings(slow) == 1
 

@@ -37,10 +37,10 @@ def test_the_hooks_own_tests(error: str, names: tuple[str, ...]) -> None:
     assert denied(error, "-k", WITHOUT, *(str(UNIT / f"test_{name}.py") for name in names)) > 100
 
 
-@pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])
-def test_containers(error: str) -> None:
+def test_containers() -> None:
+    """Without the calls at all; EPERM leads to the same (mounts.ABSENT), which the hook's own tests show."""
     names = " or ".join(CONTAINERS)
-    assert denied(error, "-k", names, "tests/e2e/test_standalone.py") >= 10
+    assert denied("ENOSYS", "-k", names, "tests/e2e/test_standalone.py") >= 10
 
 
 def test_the_calls_are_denied() -> None:

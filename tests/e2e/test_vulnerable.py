@@ -39,3 +39,4 @@ def test_a_vulnerable_build_is_found_out(
     with pytest.raises(AssertionError) as caught:
         build.test(**{key: value for key, value in arguments.items() if key in names})
     assert build.fails in str(caught.traceback[-1].statement), caught.getrepr()
+    assert "internal error" not in str(caught.value), "the build is broken, not vulnerable"

@@ -44,24 +44,18 @@ def _beside_a_lost_gpu(place: Place, tmp_path: Path) -> None:
 STAMP = "shim/gpushim/stamp.py"
 BUILDS = {
     "T-fresh takes a GPU's address for its number": Build(
-        [(STAMP, 'bound = [[name, _inode(f"{sys}/bus/pci/drivers/nvidia/{name}")]', "bound = [[name, 1]")],
+        {STAMP: "_inode = lambda path: 1"},
         _bound_in_the_other_order,
         "scene.given(0)",
     ),
-    "T-fresh takes majors for settled": Build(
-        [(STAMP, "return [version, _majors(proc), bound", "return [version, [], bound")],
-        _another_major,
-        "== {507}",
-    ),
+    "T-fresh takes majors for settled": Build({STAMP: "_majors = lambda proc: []"}, _another_major, "== {507}"),
     "T-fresh takes a MIG instance for its place": Build(
-        [(STAMP, "return [status.st_ino, status.st_ctime_ns]", "return []")], _made_anew, "scene.ask(old)"
+        {STAMP: "_made = lambda path: []"}, _made_anew, "scene.ask(old)"
     ),
     "T-fresh has snapshots live for ever": Build(
-        [(STAMP, '    return not snapshot["life"] or ', "    return True or ")],
-        _beside_a_lost_gpu,
-        'scene.ask("all")',
+        {STAMP: "alive = lambda *_: True"}, _beside_a_lost_gpu, 'scene.ask("all")'
     ),
     "T-fresh gives fewer for all": Build(
-        [("shim/gpushim/selection.py", "    if lost:\n", "    if False:\n")], _beside_a_lost_gpu, 'scene.ask("all")'
+        {"shim/gpushim/selection.py": "unusable = lambda inventory: []"}, _beside_a_lost_gpu, 'scene.ask("all")'
     ),
 }

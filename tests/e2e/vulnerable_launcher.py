@@ -13,45 +13,38 @@ ASKS = "node.gpus() == 3"
 
 BUILDS = {
     "T-told executes what anybody wrote down": Build(
-        [(LAUNCHER, '[ -O "$_told" ] && [ -O "$_state" ]', '[ -O "$_state" ]')],
+        {LAUNCHER: ('[ -O "$_told" ] && [ -O "$_state" ]', '[ -O "$_state" ]')},
         STRANGER,
         NOT_EXECUTED,
         {"whose": "file", "words": STATE},
     ),
     "T-told executes what lies in anybody's directory": Build(
-        [(LAUNCHER, '[ -O "$_told" ] && [ -O "$_state" ]', '[ -O "$_told" ]')],
+        {LAUNCHER: ('[ -O "$_told" ] && [ -O "$_state" ]', '[ -O "$_told" ]')},
         STRANGER,
         NOT_EXECUTED,
         {"whose": "directory", "words": STATE},
     ),
     "T-told follows a link": Build(
-        [(LAUNCHER, ' && [ ! -L "$_told" ]', "")], STRANGER, NOT_EXECUTED, {"whose": "link", "words": STATE}
+        {LAUNCHER: (' && [ ! -L "$_told" ]', "")}, STRANGER, NOT_EXECUTED, {"whose": "link", "words": STATE}
     ),
     "T-told asks which is newer": Build(
-        [(LAUNCHER, ' || [ "$_toml" -ot "$_told" ]', "")],
+        {LAUNCHER: (' || [ "$_toml" -ot "$_told" ]', "")},
         test_launcher_told.test_a_configuration_with_an_old_time_counts,
         ASKS,
     ),
     "T-told a look that fails is a no": Build(
-        [
-            (
-                LAUNCHER,
+        {
+            LAUNCHER: (
                 '  if [ -f "$_config" ] &&',
                 '  [ -f "$_config" ] || exec "$_low" "$@"\n  if [ -f "$_config" ] &&',
             )
-        ],
+        },
         test_launcher_told.test_a_look_that_fails_never_costs_the_gpus,
         "nvidia0",
         {"file": "bundle/config.json", "error": "EIO"},
     ),
     "T-told goes on without its words": Build(
-        [
-            (
-                LAUNCHER,
-                "_triggers=$_state/triggers\n",
-                "_triggers=$_state/triggers\n  [ -f $_triggers ] || _triggers=''\n",
-            )
-        ],
+        {LAUNCHER: ("_state/triggers\n", "_state/triggers\n  [ -f $_triggers ] || _triggers=''\n")},
         test_launcher_told.test_what_is_gone_harms_one_create,
         ASKS,
         {"name": "triggers"},

@@ -7,13 +7,7 @@ from e2e.vulnerable import Build
 
 BUILDS = {
     "T-TERMINAL lets the terminal break lines": Build(
-        [
-            (
-                "shim/gpushim/cli/show.py",
-                "        if not empty and taken + _columns(part) > room:",
-                "        if False:",
-            )
-        ],
+        {"shim/gpushim/cli/show.py": "_broken = lambda words, first, columns: iter([first + words])"},
         test_output.test_no_row_is_theirs,
         "startswith(LINE)",
     ),

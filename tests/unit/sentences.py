@@ -4,6 +4,9 @@ What varies in a sentence is written as "...". A name that was assigned in the s
 call of a function of the same file; the rest, sentences that come from elsewhere, is told apart. Beside these there
 are sentences that a child returns with its code (inventory/ensure.py), the ends of some (PARTS), and what the schema
 of config.toml refuses.
+
+The source is read, and not what tests raise, because a quarter of these sentences come from child processes and from
+kernels and engines that unit tests do not have: a page held against what was raised would not miss them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,5 @@ def test_the_test_is_there(name: str) -> None:
 
 
 def test_all_vulnerable_builds_are_named_and_no_other() -> None:
-    found = {
-        name for source in SOURCES for name in re.findall(r'^    "((?:T|P)-[^"]+)": Build', source.read_text(), re.M)
-    }
+    found = {name for source in SOURCES for name in re.findall(r'^    "((?:T|P)-[^"]+)": ', source.read_text(), re.M)}
     assert found == BUILDS

@@ -16,15 +16,13 @@ from gpuhook import prestart, roots
 from gpuhook.bundled import rootfs_of
 from gpuhook.finish import Work, skipped
 from gpuhook.rootfs import Rootfs
-from gpuhook.walk import TYPE, held
+from gpuhook.walk import REGULAR, TYPE, held
 from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError, visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-REGULAR = 0o100000  # S_IFREG: inode(7)
 
 
 class Container(Work):

@@ -146,7 +146,7 @@ def test_a_sparse_file_of_terabytes_costs_nothing(tmp_path: Path) -> None:
     assert 0 < sum(sizes) < 1 << 16
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_flipped_words_never_crash(data: Any) -> None:
     whole = library(TEXT)

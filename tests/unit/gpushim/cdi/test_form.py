@@ -138,7 +138,7 @@ def trouble(name: str, data: bytes) -> str:
     return ""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
 @example(b"\xef\xbb\xbf{}")
 def test_any_document_is_good_or_has_a_reason(data: bytes) -> None:
@@ -146,7 +146,7 @@ def test_any_document_is_good_or_has_a_reason(data: bytes) -> None:
         assert trouble(name, data) != "it "
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PLACES, JSON)
 def test_any_value_in_any_place_is_good_or_has_a_reason(place: tuple[Any, ...], value: Any) -> None:
     assert trouble("x.json", json.dumps(changed(*place, value=value)).encode()) != "it "

@@ -305,7 +305,7 @@ EDITS = some(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EDITS, EDITS, st.booleans())
 def test_any_spec_is_refused_in_words_or_lands_for_good(
     directory: Path, device: Any, common: Any, userns: bool

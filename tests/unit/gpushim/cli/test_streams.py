@@ -13,6 +13,7 @@ from gpushim.cli.program import Program
 from unit.gpushim.cli import every, streamed
 from unit.gpushim.inventory.machine import Machine
 
+pytestmark = pytest.mark.slow
 ALL = {**every.WAYS, **every.MORE}
 Outcomes = dict[str, tuple[int, str, str]]
 
@@ -48,8 +49,8 @@ def test_what_is_well(well: Outcomes) -> None:
     ("way", "why"),
     [
         ("full stdout", "No space left on device"),
-        pytest.param("closed stdout", "Bad file descriptor", marks=pytest.mark.slow),
-        pytest.param("broken pipe", "", marks=pytest.mark.slow),
+        ("closed stdout", "Bad file descriptor"),
+        ("broken pipe", ""),
     ],
 )
 def test_output_that_cannot_be_written(machine: Machine, well: Outcomes, way: str, why: str) -> None:
@@ -63,7 +64,6 @@ def test_output_that_cannot_be_written(machine: Machine, well: Outcomes, way: st
             assert code == well[name][0], (name, said)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["full stderr", "closed stderr"])
 def test_complaints_that_cannot_be_written(machine: Machine, well: Outcomes, way: str) -> None:
     """Nobody can be told, so what is done and the exit code are as ever."""
@@ -71,14 +71,12 @@ def test_complaints_that_cannot_be_written(machine: Machine, well: Outcomes, way
         assert (code, out) == well[name][:2], name
 
 
-@pytest.mark.slow
 def test_input_that_is_closed(machine: Machine, well: Outcomes) -> None:
     for name, (code, out, said) in outcomes(machine, "closed stdin").items():
         assert "Traceback" not in said, (name, said)
         assert code == well[name][0] or "stdin cannot be read: Bad file descriptor" in out + said, (name, out, said)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", streamed.PLACES)
 def test_directories_that_are_not_there(machine: Machine, well: Outcomes, way: str) -> None:
     """No command needs them when its paths are absolute; the doctor alone tells what it cannot try."""

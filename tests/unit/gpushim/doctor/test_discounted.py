@@ -12,6 +12,8 @@ import pytest
 from gpushim.doctor import state
 from unit.gpushim.doctor.patient import Patient
 
+pytestmark = pytest.mark.slow
+
 
 def changed(**members: object) -> Callable[[Patient, Path], object]:
     return lambda patient, path: path.write_text(json.dumps({**json.loads(path.read_text()), **members}))

@@ -20,6 +20,7 @@ from unit.gpushim.doctor.engine_states import STATES
 from unit.gpushim.doctor.patient import Patient
 from unit.gpushim.doctor.test_fixes import PAGE
 
+pytestmark = pytest.mark.slow
 ROUNDS = 6  # of "what does the doctor say now"; a fix may bring a restart to light
 RAN: dict[str, tuple[str, str]] = {}  # by state: the check, and the fix that was tried
 OPTION = re.compile(
