@@ -117,11 +117,10 @@ def _check(root: Rootfs, proc: int, place: int, path: str) -> None:
     mount = mount_id(proc)
     if mount_id(place) != mount:
         raise OtherMountError(path)
-    words = root.mounted(mount)
-    if not words:
+    found = root.mounted(mount)
+    if not found:
         raise GpushimError("what is mounted there is unknown to the container's mount namespace", ROOTFS)
-    end = words.index(b"-", 6)
-    if words[end + 1] != b"proc" or words[3] != b"/":
+    if found.type != b"proc" or found.root != b"/":
         raise GpushimError("what is mounted there is not a procfs", ROOTFS)
-    if any(word.startswith(b"shared:") for word in words[6:end]):
+    if found.shared:
         raise GpushimError("the procfs there is shared with other mount namespaces", ROOTFS)

@@ -99,7 +99,8 @@ def _check_own_namespace(root: Rootfs) -> None:
             "host's: name the container's process with --pid",
             ROOTFS,
         )
-    if any(word.startswith(b"shared:") for word in root.mounted(root.mount)[6:]):
+    mount = root.mounted(root.mount)
+    if mount and mount.shared:
         raise GpushimError(
             "the rootfs lies on a shared mount, so mounts for the container would be others' too; make it private "
             "first (mount --make-rprivate)",

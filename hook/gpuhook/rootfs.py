@@ -20,6 +20,7 @@ from __future__ import annotations
 import posix
 from errno import EFBIG, EINVAL, ELOOP
 
+from gpuhook import mountinfo
 from gpuhook.directory import Directory
 from gpuhook.walk import (
     DIRECTORY,
@@ -28,7 +29,6 @@ from gpuhook.walk import (
     TYPE,
     OtherMountError,
     mount_id,
-    mountinfo,
     os_error,
     walk,
 )
@@ -74,20 +74,18 @@ class Rootfs:
         self._mounts = b""
 
     def mounts(self) -> bytes:
-        """Return the mountinfo of the container's mount namespace as it first was, with an empty line before it.
+        """Return the mountinfo of the container's mount namespace as it first was.
 
         Raises:
             OSError: the container's process has ended.
         """
         if not self._mounts:
-            self._mounts = b"\n" + mountinfo(self.process)
+            self._mounts = mountinfo.read(self.process)
         return self._mounts
 
-    def mounted(self, mount: bytes) -> list[bytes]:
-        """Return the words of a mount's line in the container's mountinfo (proc(5)); none if it is not there."""
-        text = self.mounts()
-        at = text.find(b"\n%s " % mount) + 1
-        return text[at : text.find(b"\n", at)].split(b" ") if at else []
+    def mounted(self, mount: bytes) -> mountinfo.Mount | None:
+        """Look a mount up in the container's mount namespace; None if it is not there."""
+        return mountinfo.find(self.mounts(), mount)
 
     def way(self, also: Collection[bytes] = ()) -> Callable[[int, posix.stat_result], None]:
         """Return what refuses steps of a walk (its `allow`) that would tell the container what it may not know.
@@ -118,8 +116,8 @@ class Rootfs:
         mount = mount_id(place)
         if mount == self.mount:
             return False
-        line = self.mounted(mount)
-        return not line or kind(line) in KERNELS
+        found = self.mounted(mount)
+        return not found or found.type in KERNELS
 
     def reach(self, path: str) -> int:
         """Open the place that a path names, its last link followed; the caller closes the O_PATH fd.
@@ -142,8 +140,8 @@ class Rootfs:
         mount = mount_id(place)
         if mount == self.mount:
             return
-        line = self.mounted(mount) if volumes and facts.st_mode & _FOR_ALL else []
-        if not line or kind(line) in KERNELS:
+        found = self.mounted(mount) if volumes and facts.st_mode & _FOR_ALL else None
+        if not found or found.type in KERNELS:
             raise OtherMountError(path)
 
     def exists(self, path: str) -> bool:
@@ -244,11 +242,6 @@ class Rootfs:
             posix.close(fd)
             raise
         return Directory(fd, mount)
-
-
-def kind(line: list[bytes]) -> bytes:
-    """Return the type of file system in a line of mountinfo; optional words come before it."""
-    return line[line.index(b"-", 6) + 1]
 
 
 def _read_all(fd: int, size: int, limit: int, path: str) -> bytes:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook.rootfs import KERNELS, Rootfs, kind
+from gpuhook.rootfs import KERNELS, Rootfs
 from gpuhook.walk import PLACE, held, mount_id
 from gpushim.errors import ROOTFS, GpushimError, visible
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.mountinfo import Mount
 
 
 def process_of(pid: int) -> str:
@@ -70,7 +74,7 @@ def check(root: Rootfs) -> None:
             )
     finally:
         posix.close(above)
-    if not here or kind(here) in KERNELS:
+    if not here or here.type in KERNELS:
         raise GpushimError(f"the rootfs {place} is on no file system for containers", ROOTFS)
     if _covered(root, here) and not (root.process and _is_hosts(root)):
         raise GpushimError(
@@ -90,13 +94,13 @@ def _is_hosts(root: Rootfs) -> bool:
         posix.close(hosts.fd)
 
 
-def _covered(root: Rootfs, here: list[bytes]) -> bool:
+def _covered(root: Rootfs, here: Mount) -> bool:
     """Say whether another directory is mounted below this mount, in the same place."""
     while True:
-        below = root.mounted(here[1])
-        if not below or below[0] == here[0] or below[4] != here[4]:
+        below = root.mounted(here.parent)
+        if not below or below.id == here.id or below.place != here.place:
             return False
-        if below[2:4] != here[2:4]:
+        if (below.device, below.root) != (here.device, here.root):
             return True
         here = below
 

@@ -78,18 +78,6 @@ def held(pid: int, proc: str = "/proc") -> str:
     return f"/proc/self/fd/{posix.open(f'{proc}/{pid}', posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)}"
 
 
-def mountinfo(process: str) -> bytes:
-    """Read which mounts a process sees (proc(5)).
-
-    Args:
-        process: its directory in /proc, or "" for the caller.
-
-    Raises:
-        OSError: the process has ended, or sees more mounts than any kernel allows (EFBIG).
-    """
-    return read_proc(f"{process or '/proc/self'}/mountinfo", bounds.MOUNT_TABLE)
-
-
 def read_proc(path: str, limit: int) -> bytes:
     """Read a file of /proc whole; the kernel gives a mount table in pieces of 4 KiB, of which there may be thousands.
 

@@ -18,8 +18,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from gpuhook.owned import parse
-from gpuhook.walk import held, mountinfo, read_proc
+from gpuhook import mountinfo
+from gpuhook.walk import held, read_proc
 from gpushim import names, seen
 from gpushim.engines import files
 from gpushim.errors import GpushimError
@@ -299,7 +299,7 @@ def _given(spec: dict[str, Any], inventory: dict[str, Any]) -> Iterator[str]:
 def _bound(process: str, inventory: dict[str, Any]) -> Iterator[str]:
     """List the inventory's nodes that a process has as mounts; raises PermissionError if this user may not look."""
     try:
-        mounts = parse(mountinfo(process))
+        mounts = mountinfo.parse(mountinfo.read(process))
     except PermissionError:
         raise
     except (OSError, ValueError, IndexError):

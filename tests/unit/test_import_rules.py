@@ -41,7 +41,7 @@ NOT_YET = {
     "gpushim.cdi.write imports gpushim.create",
     "gpushim.engines imports gpushim.create",
     "gpushim.explain imports gpushim.create",
-    "gpushim.holders imports gpuhook.owned",
+    "gpushim.holders imports gpuhook.mountinfo",
     "gpushim.holders imports gpuhook.walk",
     "gpushim.inventory.refresh imports gpushim.cdi.publish",
     "gpushim.not_given imports gpuhook.finish",

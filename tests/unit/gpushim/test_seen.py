@@ -103,7 +103,7 @@ def test_a_process_whose_mounts_are_hidden(machine: Machine, monkeypatch: pytest
     def refuse(_: str) -> Any:
         raise PermissionError(13, os.strerror(13))
 
-    monkeypatch.setattr(holders, "mountinfo", refuse)
+    monkeypatch.setattr(holders.mountinfo, "read", refuse)
     result = shown()
     assert f"/proc/{pid}" in result.stderr
     assert "may not look into" in result.stderr
