@@ -15,22 +15,23 @@ import posix
 from gpuhook import devices, mounts, roots
 from gpuhook.owned import own_mounts
 from gpuhook.walk import CHARACTER, DIRECTORY, REGULAR, SOCKET, TYPE, OtherMountError, mount_id, walk_to_place
+from gpushim.edits import NODE_OPTIONS
 from gpushim.errors import INVENTORY, ROOTFS, GpushimError
-from gpushim.plan import NODE_OPTIONS
 from gpushim.stamp import in_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Callable
 
     from gpuhook.rootfs import Rootfs
+    from gpushim.edits import Edit
 
     Source = tuple[str, int, posix.stat_result]  # path on the host, O_PATH fd, what it is
 
 NODEV = mounts.NODEV
 
 
-def apply(edits: list[tuple[str, Any]], root: Rootfs, dev_root: str, warn: Callable[[str, Exception], None]) -> None:
+def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, Exception], None]) -> None:
     """Give a created container its device nodes, rules and files; what is there already is left alone.
 
     Args:
@@ -49,7 +50,8 @@ def apply(edits: list[tuple[str, Any]], root: Rootfs, dev_root: str, warn: Calla
     roots.check(root)
     own = {one.id for one in own_mounts(root)}
     binds = []
-    for kind, value in edits:
+    for edit in edits:
+        kind, value = edit.kind, edit.value
         if kind == "node":
             path = value["path"]
             source = _open_node(path if dev_root == "/" else dev_root + path, value["major"], value["minor"])
@@ -58,7 +60,7 @@ def apply(edits: list[tuple[str, Any]], root: Rootfs, dev_root: str, warn: Calla
             binds += _bind(root, value["destination"], _open_file(value["source"]), value["options"], own)
         elif kind == "gid":
             warn(f"group {value} of the GPUs' nodes", GpushimError("a hook cannot add it; use --group-add"))
-    rules = [value[1:3] for kind, value in edits if kind == "rule"]  # of character devices, all of them
+    rules = [edit.value[1:3] for edit in edits if edit.kind == "rule"]  # of character devices, all of them
     if rules:
         devices.allow(root.process, rules, warn)
     if binds:

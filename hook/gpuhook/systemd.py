@@ -4,6 +4,10 @@ A cgroup that is a systemd unit gets its rules from systemd again at each `syste
 a property (`docker update`). Rules that systemd does not know are then gone, so it is told: SetUnitProperties
 of org.freedesktop.systemd1(5), over D-Bus as the D-Bus specification lays it out.
 
+By hand, for this takes 2 ms where `systemctl show` and `systemctl set-property` take 13, and systemctl answers
+"success" without doing anything where the engine has another root than systemd. busctl needs a bus daemon, which a
+host need not have: it does not speak to systemd's own socket.
+
 Out of scope: rules of the cgroup itself (devices.py). Not for the hot path: a socket; some milliseconds.
 """
 
@@ -13,7 +17,6 @@ import posix
 import time
 from _socket import AF_UNIX, SOCK_STREAM, socket
 from errno import ETIMEDOUT
-from struct import error as StructError  # noqa: N812 # an exception by its nature
 from struct import pack, unpack_from
 
 from gpushim.errors import GpushimError
@@ -28,77 +31,54 @@ DEADLINE = 0.3  # seconds for everything
 MESSAGE_LIMIT = 1 << 20  # bytes
 _NAME = "org.freedesktop.systemd1"
 _RETURN, _ERROR = 2, 3  # types of messages
-_PATH, _INTERFACE, _MEMBER, _ERROR_NAME, _REPLY_TO, _DESTINATION, _SIGNATURE = 1, 2, 3, 4, 5, 6, 8  # of fields
+_PATH, _INTERFACE, _MEMBER, _DESTINATION, _SIGNATURE = 1, 2, 3, 6, 8  # header fields
+_ERROR_NAME = b"\4\1s\0"  # how that field begins
+_AUTO, _NO_RULES = b"\1s\0\0\4\0\0\0auto\0", b"\5a(ss)\0\0\0\0\0\0"  # answers to Get
 
 
-def _pad(out: bytearray, size: int) -> None:
-    out += bytes(-len(out) % size)
+def _put(out: bytearray, *values: int | str | bytes) -> None:
+    """Append values: a number as UINT32, text as STRING, bytes as SIGNATURE."""
+    for value in values:
+        if isinstance(value, bytes):
+            out += bytes([len(value)]) + value + b"\0"
+            continue
+        data = b"" if isinstance(value, int) else value.encode("utf-8", "surrogateescape") + b"\0"
+        out += bytes(-len(out) % 4) + pack("<I", value if isinstance(value, int) else len(data) - 1) + data
 
 
-def _number(out: bytearray, value: int) -> None:
-    _pad(out, 4)
-    out += pack("<I", value)
+def _pad(out: bytearray) -> None:
+    """Go on where a structure may begin."""
+    out += bytes(-len(out) % 8)
 
 
-def _text(out: bytearray, text: str) -> None:
-    data = text.encode("utf-8", "surrogateescape")
-    _number(out, len(data))
-    out += data + b"\0"
-
-
-def _signature(out: bytearray, text: str) -> None:
-    out.append(len(text))
-    out += text.encode("ascii") + b"\0"
-
-
-def message(serial: int, destination: str, path: str, member: str, signature: str, body: bytes) -> bytes:
-    """Write a method call.
-
-    Args:
-        serial: its number, not 0.
-        destination: the bus name it is for.
-        path: of the object.
-        member: interface and method with a dot between.
-        signature: of the body.
-        body: the arguments, marshalled.
-
-    Returns:
-        the message in little endian order.
-    """
+def _message(serial: int, destination: str, path: str, member: str, signature: bytes, body: bytes) -> bytes:
+    """Write a method call in little endian order; `member` is interface and method with a dot between."""
     interface, _, method = member.rpartition(".")
     out = bytearray(b"l\1\0\1" + pack("<III", len(body), serial, 0))
-    fields = ((_PATH, "o", path), (_INTERFACE, "s", interface), (_MEMBER, "s", method))
-    for code, form, value in (*fields, (_DESTINATION, "s", destination)):
-        _pad(out, 8)
+    fields: list[tuple[int, bytes, str | bytes]] = [(_PATH, b"o", path), (_INTERFACE, b"s", interface)]
+    fields += [(_MEMBER, b"s", method), (_DESTINATION, b"s", destination)]
+    for code, form, value in [*fields, (_SIGNATURE, b"g", signature)] if signature else fields:
+        _pad(out)
         out.append(code)
-        _signature(out, form)
-        _text(out, value)
-    if signature:
-        _pad(out, 8)
-        out.append(_SIGNATURE)
-        _signature(out, "g")
-        _signature(out, signature)
+        _put(out, form, value)
     out[12:16] = pack("<I", len(out) - 16)
-    _pad(out, 8)
+    _pad(out)
     return bytes(out) + body
 
 
-def properties(unit: str, numbers: Iterable[tuple[int, int]]) -> bytes:
+def _properties(unit: str, numbers: Iterable[tuple[int, int]]) -> bytes:
     """Write the arguments of SetUnitProperties, `sba(sv)`: the unit, for this boot only, DeviceAllow as `a(ss)`.
 
     systemd appends to the list that the unit has.
     """
     out = bytearray()
-    _text(out, unit)
-    _number(out, 1)
+    _put(out, unit, 1)
     start = _array(out)
-    _text(out, "DeviceAllow")
-    _signature(out, "a(ss)")
+    _put(out, "DeviceAllow", b"a(ss)")
     inner = _array(out)
     for major, minor in sorted(set(numbers)):
-        _pad(out, 8)
-        _text(out, f"/dev/char/{major}:{minor}")
-        _text(out, "rw")
+        _pad(out)
+        _put(out, f"/dev/char/{major}:{minor}", "rw")
     for at in (inner, start):
         out[at - 4 : at] = pack("<I", len(out) - at - (-at % 8))
     return bytes(out)
@@ -106,9 +86,9 @@ def properties(unit: str, numbers: Iterable[tuple[int, int]]) -> bytes:
 
 def _array(out: bytearray) -> int:
     """Begin an array of structures; return where its length ends. The padding behind that does not count."""
-    _number(out, 0)
+    _put(out, 0)
     end = len(out)
-    _pad(out, 8)
+    _pad(out)
     return end
 
 
@@ -159,25 +139,25 @@ class Bus:
         if not data or len(self.buffer) > MESSAGE_LIMIT:
             raise GpushimError("the connection ended early" if not data else "an answer is too large")
 
-    def call(self, destination: str, path: str, member: str, signature: str, body: bytes) -> bytes:
-        """Call a method and return the body of its answer.
+    def call(self, destination: str, path: str, member: str, signature: bytes = b"", body: bytes = b"") -> bytes:
+        """Call a method and return the body of its answer, the only message of its type that comes meanwhile.
 
         Raises:
             OSError: no answer in time.
             GpushimError: the answer is an error, or no D-Bus message.
         """
         self.serial += 1
-        self._send(message(self.serial, destination, path, member, signature, body))
-        while True:
+        self._send(_message(self.serial, destination, path, member, signature, body))
+        kind = 0
+        while kind not in (_RETURN, _ERROR):  # but a signal
             while (size := _size(self.buffer)) > len(self.buffer):
                 self._receive()
-            kind, fields, answer = parse(self.buffer[:size])
-            self.buffer = self.buffer[size:]
-            if fields.get(_REPLY_TO) != self.serial:
-                continue  # a signal
-            if kind == _RETURN:
-                return answer
-            raise GpushimError(f"{member.rpartition('.')[2]}: {fields.get(_ERROR_NAME, 'an unknown error')}")
+            kind, answer, self.buffer = self.buffer[1], self.buffer[:size], self.buffer[size:]
+        body_size, _, fields = unpack_from("<III", answer, 4)
+        if kind == _RETURN:
+            return answer[size - body_size :]
+        name = answer[16 : 16 + fields].partition(_ERROR_NAME)[2][4:].partition(b"\0")[0].decode("utf-8", "replace")
+        raise GpushimError(f"{member.rpartition('.')[2]}: {name or 'an unknown error'}")
 
 
 def _size(data: bytes) -> int:
@@ -189,51 +169,6 @@ def _size(data: bytes) -> int:
     if data[:1] != b"l" or size > MESSAGE_LIMIT:
         raise GpushimError("the answer is no D-Bus message in this machine's byte order, or too large")
     return size
-
-
-def parse(data: bytes) -> tuple[int, dict[int, str | int], bytes]:
-    """Take a message apart.
-
-    Args:
-        data: the whole message, little endian.
-
-    Returns:
-        its type, its header fields, its body.
-
-    Raises:
-        GpushimError: it is none.
-    """
-    fields: dict[int, str | int] = {}
-    try:
-        at, end = 16, 16 + unpack_from("<I", data, 12)[0]
-        while at < end:
-            at += -at % 8
-            code, form = data[at], data[at + 1 : at + 4]
-            at += 4
-            if form == b"\1g\0":
-                fields[code] = _string(data, at, 1)
-                at += 2 + data[at]
-                continue
-            at += -at % 4
-            (number,) = unpack_from("<I", data, at)
-            at += 4
-            fields[code] = number
-            if form in (b"\1s\0", b"\1o\0"):
-                fields[code] = _string(data, at - 4, 4)
-                at += number + 1
-            elif form != b"\1u\0":
-                raise GpushimError("the answer has an unknown header field")
-    except (StructError, IndexError):
-        raise GpushimError("the answer is no D-Bus message") from None
-    return data[1], fields, data[end + (-end % 8) :]
-
-
-def _string(data: bytes, at: int, width: int) -> str:
-    length = data[at] if width == 1 else unpack_from("<I", data, at)[0]
-    text = data[at + width : at + width + length]
-    if len(text) < length:
-        raise IndexError
-    return str(text, "utf-8", "replace")
 
 
 def _escaped(unit: str) -> str:
@@ -251,16 +186,12 @@ def _restricts(bus: Bus, unit: str) -> bool:
     answers = []
     for name in ("DevicePolicy", "DeviceAllow"):
         body = bytearray()
-        _text(body, interface)
-        _text(body, name)
-        answers.append(bus.call(_NAME, path, "org.freedesktop.DBus.Properties.Get", "ss", bytes(body)))
+        _put(body, interface, name)
+        answers.append(bus.call(_NAME, path, "org.freedesktop.DBus.Properties.Get", b"ss", bytes(body)))
     policy, rules = answers
-    try:
-        if policy[:3] != b"\1s\0" or rules[:7] != b"\5a(ss)\0":
-            raise IndexError
-        return _string(policy, 4, 4) != "auto" or unpack_from("<I", rules, 8)[0] > 0
-    except (StructError, IndexError):
-        raise GpushimError("its answer about DevicePolicy or DeviceAllow has an unknown form") from None
+    if policy[:3] != _AUTO[:3] or rules[:7] != _NO_RULES[:7] or len(rules) < len(_NO_RULES):
+        raise GpushimError("its answer about DevicePolicy or DeviceAllow has an unknown form")
+    return policy != _AUTO or rules[: len(_NO_RULES)] != _NO_RULES
 
 
 def extend(unit: str, numbers: Iterable[tuple[int, int]]) -> None:
@@ -281,10 +212,10 @@ def extend(unit: str, numbers: Iterable[tuple[int, int]]) -> None:
             bus = Bus(SYSTEM, end)
         try:
             if bus.socket.getpeername() == SYSTEM:
-                bus.call("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus.Hello", "", b"")
+                bus.call("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus.Hello")
             if _restricts(bus, unit):
                 member = f"{_NAME}.Manager.SetUnitProperties"
-                bus.call(_NAME, "/org/freedesktop/systemd1", member, "sba(sv)", properties(unit, numbers))
+                bus.call(_NAME, "/org/freedesktop/systemd1", member, b"sba(sv)", _properties(unit, numbers))
         finally:
             bus.socket.close()
     except OSError as error:

@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Mapping, Optional
 
+    from gpushim.model import Policy
+
     Cell = tuple[str, ...]  # what must all hold
 
 # What a cell may ask for. A switch is (section, key, value that allows, whether it binds privileged containers too).
@@ -30,6 +32,8 @@ NO: Cell = (NEVER,)
 # Where a request comes from: process.env, mounts and annotations of config.json; options of nvidia-container-cli,
 # which only root can call to any effect; and the policy itself, for what no container can ask for.
 SOURCES = ("variable", "mount", "annotation", "option", "policy")
+# Features that a variable switches on, NVIDIA_GDS=enabled and its like: their names for people.
+FEATURES = {"gds": "GDS", "mofed": "MOFED", "gdrcopy": "GDRCopy", "nvswitch": "NVSwitch"}
 _ROWS: dict[str, tuple[Cell, Cell, Cell, Cell, Cell]] = {
     # grant:       variable         mount            annotation           option  policy
     "gpu":         ((ENV,),         (MOUNTS,),       (ANNOTATIONS,),      YES,    NO),
@@ -38,10 +42,7 @@ _ROWS: dict[str, tuple[Cell, Cell, Cell, Cell, Cell]] = {
     "mig-config":  ((PRIVILEGED,),  NO,              NO,                  YES,    NO),
     "mig-monitor": ((PRIVILEGED,),  NO,              NO,                  YES,    NO),
     "imex":        ((IMEX, ENV),    (IMEX, MOUNTS),  NO,                  (IMEX,), NO),
-    "gds":         ((ENV,),         NO,              NO,                  NO,     NO),
-    "mofed":       ((ENV,),         NO,              NO,                  NO,     NO),
-    "gdrcopy":     ((ENV,),         NO,              NO,                  NO,     NO),
-    "nvswitch":    ((ENV,),         NO,              NO,                  NO,     NO),
+    **dict.fromkeys(FEATURES, ((ENV,), NO,           NO,                  NO,     NO)),
     "mps":         (NO,             NO,              NO,                  NO,     (MPS,)),
     # Read-only files of the driver and the nodes for drawing of the GPUs that something else has granted.
     "capabilities": (YES,           NO,              NO,                  YES,    NO),
@@ -58,13 +59,20 @@ VARIABLES = {
     "NVIDIA_DRIVER_CAPABILITIES": "capabilities",
     "NVIDIA_DISABLE_REQUIRE": "no-conditions",
     "NVIDIA_IMEX_CHANNELS": "imex",
-    "NVIDIA_GDS": "gds",
-    "NVIDIA_MOFED": "mofed",
-    "NVIDIA_GDRCOPY": "gdrcopy",
-    "NVIDIA_NVSWITCH": "nvswitch",
+    **{"NVIDIA_" + name.upper(): name for name in FEATURES},
     "NVIDIA_MIG_CONFIG_DEVICES": "mig-config",
     "NVIDIA_MIG_MONITOR_DEVICES": "mig-monitor",
     "CUDA_MPS_PIPE_DIRECTORY": "mps",
+}
+# What of these an image can make of a GPU that it has otherwise, for people.
+BESIDE = {
+    "capabilities": "the choice of the driver's files that come with a GPU",
+    "no-conditions": "its own NVIDIA_REQUIRE_* ignored",
+    "mig-config": "configuring MIG",
+    "mig-monitor": "monitoring MIG",
+    "imex": "IMEX channels",
+    **FEATURES,
+    "mps": "MPS",
 }
 # What an image itself, not its user, can have in config.json: see docs/requests.md.
 OF_AN_IMAGE = ("variable", "annotation")
@@ -120,7 +128,7 @@ class Gate:
 
     __slots__ = ("_known", "_privileged", "ignored", "policy")
 
-    def __init__(self, privileged: Callable[[], bool], policy: Mapping[str, Any], ignored: list[str]) -> None:
+    def __init__(self, privileged: Callable[[], bool], policy: Policy, ignored: list[str]) -> None:
         self._privileged, self.policy, self.ignored = privileged, policy, ignored
         self._known: Optional[bool] = None
 

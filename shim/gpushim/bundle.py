@@ -34,6 +34,28 @@ def working_directory() -> str:
         raise GpushimError("the working directory is gone; change to one that is there") from None
 
 
+def absolute(path: str, base: str = "") -> str:
+    """Make a path absolute, against a base, or else the working directory.
+
+    Raises:
+        GpushimError: that directory is gone.
+    """
+    if path.startswith("/"):
+        return path
+    return f"{absolute(base) if base else working_directory()}/{path}".rstrip("/")
+
+
+def missing(path: str) -> bool:
+    """Say whether there is no such file; one that cannot be looked at may be there."""
+    try:
+        posix.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def directory(path: str) -> int:
     """Open the directory of a config.json: whatever becomes of its name, one file is read and replaced.
 

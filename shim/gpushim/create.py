@@ -1,8 +1,8 @@
 """From the launcher to runc: the whole story of a create, top to bottom.
 
 The launcher (a POSIX sh script) found the verb, the bundle and the host's runc, and saw a word in config.json
-that may concern a GPU. `main` reads the bundle, works out the request, plans, replaces config.json, and becomes
-runc. A container that asks for no GPU reaches runc with its config.json untouched.
+that may concern a GPU. `main` reads the bundle, has `decide` say what the container gets, replaces config.json, and
+becomes runc. A container that asks for no GPU reaches runc with its config.json untouched.
 
 Budget: half a Python start beyond Python's own. So this path imports a short list of modules, which a test
 pins, and nothing that imports `re`, `os` or `json`. NVML is never called here: refresh does that, in a child.
@@ -16,17 +16,15 @@ import _signal
 import posix
 import time
 
-from gpushim import bounds, bundle, fastjson, plan, request, stamp
+from gpushim import bundle, fastjson, stamp
+from gpushim.decide import Decision, gone, of_bundle
 from gpushim.edits import apply
-from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, NOT_FOUND, GpushimError, for_engines
-from gpushim.inventory import ensure
+from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, GpushimError, for_engines
 from gpushim.logfile import append, now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, NoReturn
-
-    Renew = Callable[[str, str], dict[str, Any]]  # paths of config.toml and of the state directory
+    from typing import NoReturn
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -88,124 +86,21 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
         folder = bundle.directory(path)
         data, status = bundle.read(path, folder)
     except GpushimError:
-        if missing(path):
+        if bundle.missing(path):
             return low
         raise
     spec = fastjson.loads(data, path)
     if not isinstance(spec, dict):
         raise GpushimError(f"{path} is not a JSON object", BUNDLE)
     bundle.check_spelling(spec, path)
-    ignored: list[str] = []
-    wanted, inventory = find_request(spec, ignored)
-    if wanted is None:
-        if ignored:
-            record(inventory, {"level": "warning", "msg": "no GPU", "container": container, "ignored": ignored})
-        return low
-    low = sought(inventory)
-    edits, chosen = plan.plan(wanted, inventory, facts(spec, bundle_path))
-    if apply(edits, spec):
-        bundle.replace(path, fastjson.dumps(spec), status, folder)
-    line: dict[str, Any] = {"level": "info", "msg": "GPU container", "container": container, "gpus": chosen}
-    line["request"] = f"{wanted.source}={wanted.text}"[:1000]
-    line["milliseconds"] = round((time.monotonic() - started) * 1000, 2)
-    if ignored:
-        line["ignored"] = ignored
-    record(inventory, line)
+    decision = Decision({"container": container}, started)
+    if decision.ask(spec) is not None:
+        low = decision.low_level()
+        decision.plan(of_bundle(spec, bundle_path))
+        if apply(decision.edits, spec):
+            bundle.replace(path, fastjson.dumps(spec), status, folder)
+    decision.record()
     return low
-
-
-def missing(path: str) -> bool:
-    """Say whether there is no such file; one that cannot be looked at may be there."""
-    try:
-        posix.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        pass
-    return False
-
-
-def find_request(
-    spec: dict[str, Any], ignored: list[str], renew: Renew | None = None
-) -> tuple[request.Request | None, dict[str, Any]]:
-    """Read the request under the policy in force, with an inventory that is true now.
-
-    A container that asks for nothing is never harmed by trouble of ours: it does not wait for a refresh, unless
-    the policy itself has changed, and not even then does a failing one stop it. Nor does one wait that asks for CDI
-    devices of others alone: what the inventory has to say does not concern it.
-
-    Args:
-        spec: a parsed config.json.
-        ignored: receives a sentence for each thing asked for that the policy forbids.
-        renew: called instead of `ensure.snapshot` for an inventory that is true now.
-
-    Returns:
-        the request, or None; and the inventory snapshot.
-
-    Raises:
-        GpushimError: the request is malformed, or the host's inventory cannot be had for it.
-    """
-    config, state = stamp.config_path(), stamp.state_dir()
-    inventory, stale = ensure.last(config, state)
-    if stale != "policy":
-        wanted = request.read(spec, inventory["policy"], ignored)
-        if wanted is None or not stale or plan.parts(wanted)[0] is None:
-            return _with_channels(wanted, inventory)
-    try:
-        inventory = (renew or ensure.snapshot)(config, state)
-    except GpushimError:
-        if stale == "policy":
-            from gpushim import unread  # imports json and more, and is for trouble only
-
-            if not unread.may_ask(spec, config, state):
-                return None, {}
-        raise
-    ignored.clear()
-    return _with_channels(request.read(spec, inventory["policy"], ignored), inventory)
-
-
-def _with_channels(
-    wanted: request.Request | None, inventory: dict[str, Any]
-) -> tuple[request.Request | None, dict[str, Any]]:
-    if wanted is not None and wanted.imex:
-        ensure.look_at_channels(inventory, wanted.imex)
-    return wanted, inventory
-
-
-def facts(spec: dict[str, Any], bundle_path: str) -> dict[str, Any]:
-    """Collect what a plan must know of the bundle: see `plan.plan`.
-
-    Raises:
-        GpushimError: config.json names no rootfs.
-    """
-    root = spec.get("root")
-    rootfs = root.get("path") if isinstance(root, dict) else None
-    if not isinstance(rootfs, str) or not rootfs:
-        raise GpushimError("config.json has no root.path", BUNDLE)
-    linux = spec.get("linux")
-    spaces = linux.get("namespaces") if isinstance(linux, dict) else None
-    listed = spaces if isinstance(spaces, list) else ()  # what else there may be is for runc to refuse
-    userns = any(isinstance(space, dict) and space.get("type") == "user" for space in listed)
-    return {"rootfs": absolute(rootfs, bundle_path), "userns": userns, "hook": hook_program()}
-
-
-def hook_program() -> str:
-    """Return the path of the gpushim-hook that belongs to this code: of a package, a checkout, pip or uv."""
-    top, _, last = absolute(__file__).rpartition("/gpushim/")[0].rpartition("/")
-    if last.endswith("-packages"):  # TOP/lib/python3.x/site-packages
-        return top.rpartition("/lib")[0] + "/bin/gpushim-hook"
-    return f"{top}/bin/gpushim-hook" if last == "shim" else "/usr/bin/gpushim-hook"
-
-
-def absolute(path: str, base: str = "") -> str:
-    """Make a path absolute, against a base, or else the working directory.
-
-    Raises:
-        GpushimError: that directory is gone.
-    """
-    if path.startswith("/"):
-        return path
-    return f"{absolute(base) if base else bundle.working_directory()}/{path}".rstrip("/")
 
 
 def configured_runtime(last: str, launcher: str) -> str:
@@ -235,22 +130,6 @@ def configured_runtime(last: str, launcher: str) -> str:
     return low
 
 
-def sought(inventory: dict[str, Any]) -> str:
-    """Return the low-level runtime; looks for it if the last refresh has not found one.
-
-    Args:
-        inventory: the snapshot.
-
-    Raises:
-        GpushimError: there is none.
-    """
-    if inventory["runtime"]:
-        return str(inventory["runtime"])
-    from gpushim import policy
-
-    return policy.low_level(inventory["policy"]["runtime"]["low-level"])
-
-
 def become(low: str, args: list[str], ignored: int) -> NoReturn:
     """Execute the low-level runtime with everything as the engine gave it to us.
 
@@ -275,18 +154,11 @@ def become(low: str, args: list[str], ignored: int) -> NoReturn:
         ) from None
 
 
-def gone(low: str) -> GpushimError:
-    """Say that the low-level runtime of this path is not there any more."""
-    return GpushimError(f"the low-level runtime {low} is gone; install it, or run gpushim refresh", NOT_FOUND)
-
-
 def refuse(sentence: str, verb: str, container: str, log: str, log_format: str) -> None:
     """Say why where people look, and of a container that is not made, in the GPU log too."""
     complain(sentence, log, log_format)
     if verb in ("create", "run"):
-        from gpushim import refusal  # imports json and more
-
-        refusal.record(sentence, {"container": container})
+        Decision({"container": container}).record(sentence)
 
 
 def complain(sentence: str, log: str, log_format: str) -> None:
@@ -300,11 +172,3 @@ def complain(sentence: str, log: str, log_format: str) -> None:
         posix.write(2, (sentence + "\n").encode("utf-8", "backslashreplace"))
     except OSError:
         pass  # stderr is closed, and there is nowhere else to say so
-
-
-def record(inventory: dict[str, Any], line: dict[str, Any]) -> None:
-    """Write the line about a container that asked, into the log that [log] names."""
-    ignored = line.get("ignored", ())
-    if len(ignored) > bounds.LISTED:  # an image can name thousands of channels
-        line = {**line, "ignored": [*ignored[: bounds.LISTED], f"and {len(ignored) - bounds.LISTED} more"]}
-    append(inventory["policy"]["log"]["file"], fastjson.dumps({"time": now(), **line}))

@@ -1,7 +1,7 @@
 """What a container would get and why, or why it is refused: the story of a create, told and not done.
 
-The steps are create.py's own: the request, the inventory, the plan, and how its edits land, here in a copy.
-Out of scope: printing (cli/explain.py), reasons of single edits (reasons.py), asking engines (engines/inspect.py).
+The decision is the create's own (decide.py), and its edits land here in a copy.
+Out of scope: printing (cli/explain.py), what is not given (not_given.py), asking engines (engines/inspect.py).
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from gpushim import authorization, create, not_given, plan, policy, request, require, stamp
+from gpushim import authorization, bundle, not_given, plan, policy, request, require, selection, stamp
 from gpushim.cdi import specs
-from gpushim.edits import apply
+from gpushim.decide import Decision, gone, of_bundle
+from gpushim.edits import Edit, apply
 from gpushim.errors import BUNDLE, GpushimError, quote
+from gpushim.hookargs import OPTIONS
 from gpushim.inventory import present
-from gpushim.reasons import Reasons
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from gpushim.model import Policy
     from gpushim.request import Request
 
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
@@ -29,7 +31,7 @@ SHOWN = 200  # characters of a name or a value
 
 def explain(
     spec: Any,
-    bundle: str = "",
+    directory: str = "",
     origins: Mapping[str, str] | None = None,
     rootfs: str | None = None,
     by_hook: bool = False,
@@ -38,7 +40,7 @@ def explain(
 
     Args:
         spec: config.json as parsed; it is not changed.
-        bundle: its directory, absolute or relative; "" is the working directory.
+        directory: of its bundle, absolute or relative; "" is the working directory.
         origins: who set a variable (also by NAME=VALUE), a mount or an annotation, by its name; config.json says so
             for the others.
         rootfs: absolute path of the rootfs where config.json does not name it; "" if it is not known.
@@ -62,7 +64,7 @@ def explain(
     try:
         if not isinstance(spec, dict):
             raise GpushimError("config.json is not a JSON object", BUNDLE)
-        _tell(report, spec, bundle, origins or {}, rootfs, by_hook)
+        _tell(report, spec, directory, origins or {}, rootfs, by_hook)
     except GpushimError as error:
         report["refusal"] = {"sentence": str(error), "exit_code": error.exit_code}
     return report
@@ -92,50 +94,66 @@ def described(
 def _tell(
     report: dict[str, Any],
     spec: dict[str, Any],
-    bundle: str,
+    directory: str,
     origins: Mapping[str, str],
     rootfs: str | None,
     by_hook: bool,
 ) -> None:
+    decision = Decision()
     try:
-        wanted, inventory = create.find_request(spec, report["ignored"], present.snapshot)
+        wanted = decision.ask(spec, present.snapshot)
     except GpushimError:
         report["asked"] = [*_looked_at(spec, _settings(), None, origins, refused=True)]
         raise
-    settings = inventory.get("policy") or policy.defaults()
+    finally:
+        report["ignored"] = decision.ignored
+    settings = decision.inventory["policy"] if decision.inventory else policy.defaults()
     report["asked"] = [*_looked_at(spec, settings, wanted, origins)]
     if wanted is None:
         report["nothing"] = _nothing(report)
         return
-    report["source"], report["notes"] = wanted.source, inventory["notes"]
-    if not by_hook and create.missing(low := create.sought(inventory)):
-        raise create.gone(low)
-    conditions = () if plan.parts(wanted)[0] is None else wanted.requirements
+    report["source"], report["notes"] = wanted.source, decision.inventory["notes"]
+    if not by_hook and bundle.missing(low := decision.low_level()):
+        raise gone(low)
+    own, foreign = plan.parts(wanted)
+    conditions = () if own is None else wanted.requirements
     report["requirements"] = [{"variable": name, "expression": text} for name, text in conditions]
-    facts = create.facts(spec, bundle)
-    edits, _ = plan.plan(wanted, inventory, facts)
-    reasons = Reasons(wanted, inventory, facts, edits)
-    report["not_given"] += not_given.capabilities(wanted, inventory)
-    report["not_given"] += not_given.programs(edits, inventory, facts["rootfs"] if rootfs is None else rootfs)
-    for item, means, found in reasons.devices:
-        report["devices"].append({"item": item, "means": means, "uuids": [device["uuid"] for device in found]})
-    named = plan.parts(wanted)[1]
-    report["cdi"] = [
-        {"name": name, "file": found[0]}
-        for name, found in zip(named, specs.find(named, settings["cdi"]["spec-dirs"]))
-    ]
+    facts = of_bundle(spec, directory)
+    decision.plan(facts)
+    report["not_given"] += not_given.capabilities(wanted, decision.inventory)
+    report["not_given"] += not_given.programs(
+        decision.edits, decision.inventory, facts["rootfs"] if rootfs is None else rootfs
+    )
+    for item, found in decision.devices.items():
+        means, uuids = ", ".join(map(selection.called, found)), [device["uuid"] for device in found]
+        report["devices"].append({"item": item, "means": means, "uuids": uuids})
+    places = specs.find(foreign, settings["cdi"]["spec-dirs"])
+    report["cdi"] = [{"name": name, "file": place[0]} for name, place in zip(foreign, places)]
+    report["edits"] = [*_edits(decision.edits, spec)]
+
+
+def _edits(edits: list[Edit], spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """List edits, of which equal ones have their reasons in common, as they land in a copy of config.json."""
+    reasons: dict[str, dict[str, None]] = {}
+    for edit in edits:
+        reasons.setdefault(repr(edit), {}).update(dict.fromkeys(edit.why))
     after = copy.deepcopy(spec)
-    for kind, value in copy.deepcopy(edits):
-        why = reasons.of(kind, value)
-        there = not apply([(kind, copy.deepcopy(value))], after)
-        report["edits"].append({"kind": kind, "value": value, "why": why, "there": there})
+    for edit in copy.deepcopy(edits):
+        there, why = not apply([copy.deepcopy(edit)], after), "; ".join(reasons[repr(edit)])
+        if edit.kind == "hook":
+            args = edit.value["args"]
+            work = [f"{args.count(word)} {what}" for word, (_, what) in OPTIONS.items() if what and word in args]
+            why += f": {', '.join(work) or 'nothing to link or cover'}"
+        yield {"kind": edit.kind, "value": edit.value, "why": why, "there": there}
 
 
-def _settings() -> dict[str, Any]:
+def _settings() -> Policy:
+    settings: Policy
     try:
-        return policy.load(stamp.config_path())
+        settings = policy.load(stamp.config_path())
     except GpushimError:
-        return policy.defaults()
+        settings = policy.defaults()
+    return settings
 
 
 def _nothing(report: dict[str, Any]) -> str:
@@ -154,7 +172,7 @@ def _nothing(report: dict[str, Any]) -> str:
 
 def _looked_at(
     spec: dict[str, Any],
-    settings: dict[str, Any],
+    settings: Policy,
     wanted: Request | None,
     origins: Mapping[str, str],
     refused: bool = False,
@@ -213,7 +231,7 @@ class _Told:
         channels: mounts name IMEX channels.
     """
 
-    def __init__(self, wanted: Request | None, settings: dict[str, Any], otherwise: str, channels: bool) -> None:
+    def __init__(self, wanted: Request | None, settings: Policy, otherwise: str, channels: bool) -> None:
         self._wanted, self._settings, self._otherwise, self._channels = wanted, settings, otherwise, channels
 
     def names(self, source: str, value: str, way: str) -> str:
@@ -257,7 +275,7 @@ class _Told:
             return self._condition(name, value, wanted)
         if name == "NVIDIA_IMEX_CHANNELS":
             return self._imex(value, wanted)
-        for feature in request.FEATURES:
+        for feature in authorization.FEATURES:
             if name == f"NVIDIA_{feature.upper()}":
                 return self._feature(feature, value, wanted)
         if name in ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"):

@@ -18,11 +18,13 @@ import sys
 from importlib.util import MAGIC_NUMBER
 from types import CodeType
 
+from gpushim.replace import replace
+
 # In this order each finds those that it imports; packages end with a dot.
 CREATE = """
     gpushim. gpushim.errors gpushim.bounds gpushim.bundle gpushim.fastjson gpushim.selection gpushim.require
     gpushim.authorization gpushim.request gpushim.edits gpushim.hookargs gpushim.plan gpushim.stamp gpushim.inventory.
-    gpushim.inventory.ensure gpushim.logfile gpushim.create
+    gpushim.inventory.ensure gpushim.logfile gpushim.decide gpushim.create
 """
 HOOK = """
     gpushim. gpushim.errors gpushim.bounds gpushim.fastjson gpushim.hookargs gpuhook. gpuhook.options gpuhook.walk
@@ -80,9 +82,7 @@ def write(roots: dict[str, str], names: str, where: str) -> None:
         modules.append((top, file, status.st_size, status.st_mtime_ns, name.rstrip("."), package, compiled(path)))
     place = f"{roots[top]}/{package}/__pycache__/{last}.{sys.implementation.cache_tag}.joined"
     loader = compile(where + LOADER, "<joined>", "exec", dont_inherit=True)
-    with open(place + ".new", "wb") as out:
-        out.write(MAGIC_NUMBER + marshal.dumps((loader, modules)))
-    os.rename(place + ".new", place)
+    replace(place, MAGIC_NUMBER + marshal.dumps((loader, modules)))
 
 
 def compiled(path: str) -> CodeType:

@@ -1,6 +1,6 @@
 """Set up logging of refresh and the command line: on stderr, as text or as JSON lines with runc's field names.
 
-Never on the create path: `logging` costs 13 ms. Out of scope: the log of GPU containers (create.py).
+Never on the create path: `logging` costs 13 ms. Out of scope: the log of GPU containers (decide.py).
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from typing import Optional, TypedDict, Union, final
 Node = list[int]  # of the host: major, minor, mode bits, uid, gid
 Identity = list[int]  # of a file, as stamp.identity returns it
 NodeFacts = list[int]  # as stamp.node returns them
+Mig = dict[str, dict[str, dict[str, Optional[list[int]]]]]  # GPU, GPU instance, compute instance
+Told = dict[str, Optional[list[Union[int, bool]]]]  # as ensure.told returns it
 
 DriverPolicy = TypedDict(
     "DriverPolicy",
@@ -123,6 +125,26 @@ class File(_FileOptions):
     kind: str
 
 
+class Platform(TypedDict):
+    """What a system has whose GPUs are no PCI cards; "watched" are paths on the host whose change makes it stale."""
+
+    platform: str
+    nodes: dict[str, Node]
+    files: dict[str, list[File]]
+    watched: list[str]
+
+
+class Listed(TypedDict):
+    """The GPUs of a host, and who told them."""
+
+    source: str
+    version: str
+    cuda: str
+    gpus: list[Gpu]
+    mig: list[MigInstance]
+    missing: list[str]
+
+
 class Failure(TypedDict):
     """Why this host cannot serve GPUs, and the exit code that says so."""
 
@@ -130,16 +152,50 @@ class Failure(TypedDict):
     code: int
 
 
-Inputs = TypedDict(
-    "Inputs", {"config": str, "root": str, "dev-root": str, "sys": str, "times": bool, "nodes": list[str]}
-)
+class Inputs(TypedDict):
+    """What stamp.current looks at."""
+
+    config: str
+    root: str
+    sys: str
+    times: bool
+    nodes: list[str]
+
+
+class DriverFacts(TypedDict):
+    """What stamp.driver returns."""
+
+    module: Optional[str]
+    majors: list[str]
+    gpus: dict[str, Optional[int]]
+    mig: Mig
+
+
+class Stamp(DriverFacts):
+    """What stamp.current returns."""
+
+    boot: Optional[str]
+    config: Optional[Identity]
+    libraries: Optional[Identity]
+    nodes: list[Optional[NodeFacts]]
+
+
+class Belongs(TypedDict):
+    """The state of the host that a failed refresh is about."""
+
+    inputs: Inputs
+    stamp: Stamp
 
 
 class _Late(TypedDict, total=False):
-    """What refresh adds to a snapshot of the survey."""
+    """What is added to a snapshot in the end; "hardlinks" and "told" when it is saved."""
 
+    inputs: Inputs
+    stamp: Stamp
+    looked: float
+    life: int
     hardlinks: str
-    told: list[object]
+    told: Told
 
 
 class Snapshot(_Late):
@@ -148,10 +204,6 @@ class Snapshot(_Late):
     version: int
     gpushim: str
     written: str
-    inputs: Inputs
-    stamp: list[object]
-    looked: float
-    life: int
     source: str
     notes: list[str]
     missing: list[str]

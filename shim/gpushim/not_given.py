@@ -1,14 +1,14 @@
 """What a container does not get, and why: capabilities that it does not ask for, programs that its image cannot run.
 
 Also names of variables that are nearly one that counts. What the policy forbids stands in `Request.ignored`.
-Out of scope: what is given (reasons.py), and deciding anything (plan.py).
+Out of scope: what is given (decide.py).
 """
 
 from __future__ import annotations
 
 import copy
 import posix
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuhook.finish import LOADERS
 from gpuhook.rootfs import Rootfs
@@ -17,14 +17,16 @@ from gpushim.errors import GpushimError
 from gpushim.require import PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from gpushim.edits import Edit
+    from gpushim.model import Gpu, MigInstance, Snapshot
     from gpushim.request import Request
 
     Rows = Iterator[dict[str, str]]
 
 
-def capabilities(wanted: Request, inventory: dict[str, Any]) -> Rows:
+def capabilities(wanted: Request, inventory: Snapshot) -> Rows:
     """List the capabilities that would bring something of this host, if they were asked for.
 
     Args:
@@ -49,18 +51,20 @@ def capabilities(wanted: Request, inventory: dict[str, Any]) -> Rows:
             yield {"what": f"capability {name}", "why": why}
 
 
-def _brought(wanted: Request, names: list[str], devices: tuple[list[Any], list[Any]], inventory: Any) -> list[str]:
+def _brought(
+    wanted: Request, names: Sequence[str], devices: tuple[list[Gpu], list[MigInstance]], inventory: Snapshot
+) -> list[str]:
     """List the files and device nodes that a request with these capabilities would bring."""
     other = copy.copy(wanted)
     other.capabilities, other.ignored = names, []
+    files = plan.driver_files(other, inventory)
     try:
-        nodes = plan.node_paths(other, *devices, inventory)
+        return [*plan.node_paths(other, *devices, inventory), *files]
     except GpushimError:  # with these it would be refused
-        nodes = []
-    return [*nodes, *(file["path"] for file in plan.driver_files(other, inventory))]
+        return [*files]
 
 
-def programs(edits: list[tuple[str, Any]], inventory: dict[str, Any], rootfs: str) -> Rows:
+def programs(edits: list[Edit], inventory: Snapshot, rootfs: str) -> Rows:
     """List the driver's programs of a plan, if the image cannot run them: they need glibc.
 
     Args:
@@ -72,7 +76,8 @@ def programs(edits: list[tuple[str, Any]], inventory: dict[str, Any], rootfs: st
         {"what", "why"} for all of them together, or nothing.
     """
     known = {file["path"] for files in inventory["files"].values() for file in files if file["kind"] == "binary"}
-    mounted = [value["destination"] for kind, value in edits if kind == "mount" and value["destination"] in known]
+    mounts = [edit.value["destination"] for edit in edits if edit.kind == "mount"]
+    mounted = [path for path in mounts if path in known]
     why = _no_glibc(rootfs) if mounted and rootfs else ""
     if why:
         yield {"what": "programs of the driver", "why": f"{', '.join(mounted)}: mounted, but cannot run: {why}"}

@@ -7,53 +7,57 @@ the host has (inventory/), what the CDI specs of others say (cdi/), and putting 
 from __future__ import annotations
 
 from gpushim import authorization, bounds, hookargs, require, selection
-from gpushim.edits import HOOK_NAME, last_counts
+from gpushim.edits import FILE_OPTIONS, HOOK_ENV, HOOK_NAME, NODE_OPTIONS, SOCKET_OPTIONS, Edit, last_counts
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.request import DEVICES, MPS_PIPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Iterable, Optional, Sequence, TypedDict
 
+    from gpushim.model import Device, File, Gpu, Hook, MigInstance, Mount, Snapshot
     from gpushim.request import Request
 
-# A file of the driver, and a socket or directory of one of its services.
-FILE_OPTIONS = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
-SOCKET_OPTIONS = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
-NODE_OPTIONS = ["nosuid", "noexec", "rbind", "rprivate"]
+    class Bundle(TypedDict):
+        """What a plan must know of a bundle.
+
+        With an empty rootfs the hook finds out by itself where the rootfs is and which of the GPUs it has, as one
+        must that is written down in a CDI spec.
+        """
+
+        rootfs: str  # absolute path
+        userns: bool  # the container has a user namespace of its own
+        hook: str  # absolute path of gpushim-hook
+
+
+EVERY = "every GPU container gets it"
 
 # Nodes beyond /dev/nvidiactl that some capabilities need.
 UVM_NODES = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 MODESET_NODE = "/dev/nvidia-modeset"
 
-DISPLAYING = {"graphics", "display"}  # capabilities
+DISPLAYING = ("display", "graphics")  # capabilities
 
 # Capabilities `config` and `monitor` of /proc/driver/nvidia-caps/mig-minors, the same on every driver with MIG.
 MIG_CONFIG_NODE = "/dev/nvidia-caps/nvidia-cap1"
 MIG_MONITOR_NODE = "/dev/nvidia-caps/nvidia-cap2"
 
-# runc and crun replace the hook's environment by this one; without it an image's could get in (CVE-2025-23266).
-HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
 HOOK_TIMEOUT = 60  # seconds
 LIBRARY_OPTIONS = {"library": "--lib", "library32": "--lib32"}
 # Where containers have the directories that refresh prepares with hard links to libraries.
 HARDLINKS = "/usr/lib/gpushim-driver"
 
 
-def plan(
-    request: Request, inventory: dict[str, Any], bundle: dict[str, Any]
-) -> tuple[list[tuple[str, Any]], list[str]]:
+def plan(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Edit], dict[str, list[Device]]]:
     """Decide what a container gets.
 
     Args:
         request: what it asks for.
         inventory: the snapshot of what the host has.
-        bundle: {"rootfs": absolute path, "userns": whether the container has a user namespace of its own,
-            "hook": absolute path of gpushim-hook}; with an empty rootfs the hook finds out by itself where the
-            rootfs is and which of the GPUs it has, as one must that is written down in a CDI spec.
+        bundle: what must be known of the container's bundle.
 
     Returns:
-        edits, as the docstring of edits.py describes them; and the UUIDs of the GPUs and MIG instances chosen.
+        edits, each with its reasons; and what each item of the request means, by its text.
 
     Raises:
         GpushimError: the request cannot be met in full; the sentence says which part and why.
@@ -63,14 +67,18 @@ def plan(
         return _own(request, inventory, bundle)
     from gpushim.cdi import resolve  # reads specs; most containers name no device of one
 
-    edits: list[tuple[str, Any]]
     # "void" tells whoever comes later to inject nothing, as specs of NVIDIA's tools do.
-    edits, chosen = ([("env", (DEVICES, "void"))], []) if own is None else _own(request, inventory, bundle)
-    edits += resolve.edits(foreign, inventory["policy"]["cdi"]["spec-dirs"], bundle)
-    return last_counts(edits), chosen
+    edits = [Edit("env", (DEVICES, "void"), ["tells whoever comes later to inject nothing"])]
+    meant: dict[str, list[Device]] = {}
+    if own is not None:
+        edits, meant = _own(request, inventory, bundle)
+    theirs = resolve.edits(foreign, inventory["policy"]["cdi"]["spec-dirs"], bundle)
+    # A variable of ours that one of them sets as well is theirs.
+    edits = [edit for edit in edits if edit.kind != "env" or edit not in theirs]
+    return last_counts([*edits, *theirs]), meant
 
 
-def parts(request: Request) -> tuple[list[Any] | None, list[str]]:
+def parts(request: Request) -> tuple[Optional[list[Any]], list[str]]:
     """Part the items of a request that mean this host's own GPUs from those that only CDI specs can explain.
 
     Returns:
@@ -82,30 +90,30 @@ def parts(request: Request) -> tuple[list[Any] | None, list[str]]:
     return [item for item in request.devices if item[0] not in ("cdi", "none")], foreign
 
 
-def _own(
-    request: Request, inventory: dict[str, Any], bundle: dict[str, Any]
-) -> tuple[list[tuple[str, Any]], list[str]]:
+def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Edit], dict[str, list[Device]]]:
     """Decide what a container gets of this host's own GPUs and their driver."""
     if inventory["error"]:
         raise GpushimError(
             f"{request.source} asks for GPUs: {inventory['error']['sentence']}", inventory["error"]["code"]
         )
-    gpus, migs = selection.select(_devices(request), inventory, request.source, request.ignored)
+    meant: dict[str, list[Device]] = {}
+    gpus, migs = selection.select(_devices(request), inventory, request.source, request.ignored, meant)
     require.check(request.requirements, facts(gpus, migs, inventory))
-    edits: list[tuple[str, Any]] = []
-    nodes = node_paths(request, gpus, migs, inventory)
-    for path in nodes:
-        edits += node_edits(path, inventory, bundle)
+    edits: list[Edit] = []
+    nodes = node_paths(request, gpus, migs, inventory, meant)
+    for path, why in nodes.items():
+        edits += node_edits(path, inventory, bundle["userns"], why)
     files = driver_files(request, inventory)
-    edits += [("mount", one) for one in mounts(files, inventory)]
-    edits.append(("env", (DEVICES, visible_devices(request, gpus, migs))))
-    if any(file["path"] == _pipes(inventory) for file in files) and not request.mps:
-        edits.append(("env", (MPS_PIPES, _pipes(inventory))))
-    edits.append(("hook", _hook(request, nodes, files, inventory, bundle)))
-    return edits, _names(gpus, migs)
+    edits += _mounts(files, inventory)
+    edits.append(Edit("env", (DEVICES, visible_devices(request, gpus, migs)), [_named_by(request)]))
+    if _pipes(inventory) in files and not request.mps:
+        edits.append(Edit("env", (MPS_PIPES, _pipes(inventory)), ["[mps] enabled is true"]))
+    hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle)
+    edits.append(Edit("hook", hook, ["finishes the container"]))
+    return edits, meant
 
 
-def facts(gpus: list[Any], migs: list[Any], inventory: dict[str, Any]) -> list[dict[str, Any]]:
+def facts(gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot) -> list[dict[str, str]]:
     """Collect what NVIDIA_REQUIRE_* is about: a {"cuda", "driver", "arch", "brand"} per GPU, or one without a GPU."""
     driver = inventory["driver"]
     common = {"cuda": driver["cuda"], "driver": driver["version"]}
@@ -115,74 +123,137 @@ def facts(gpus: list[Any], migs: list[Any], inventory: dict[str, Any]) -> list[d
     return [{**common, "arch": gpu["arch"], "brand": gpu["brand"]} for gpu in chosen.values()] or [common]
 
 
-def visible_devices(request: Request, gpus: list[Any], migs: list[Any]) -> str:
+def visible_devices(request: Request, gpus: list[Gpu], migs: list[MigInstance]) -> str:
     """Say what NVIDIA_VISIBLE_DEVICES becomes: its own value, or the UUIDs if the request came by another way."""
     if request.source == "env " + DEVICES:
-        return str(request.text)
-    return ",".join(_names(gpus, migs)) or "none"
+        return request.text
+    return ",".join(names([*gpus, *migs])) or "none"
+
+
+def _named_by(request: Request) -> str:
+    own = request.source == "env " + DEVICES
+    return "as asked for, and only once" if own else f"UUIDs of what was asked for by {request.source}"
 
 
 def _devices(request: Request) -> list[Any]:
     return parts(request)[0] or []
 
 
-def _names(gpus: list[Any], migs: list[Any]) -> list[str]:
-    # Without NVML, a GPU that nobody has used since the boot has no UUID yet.
-    return [str(device["uuid"] or device["index"]) for device in [*gpus, *migs]]
+def names(devices: Iterable[Device]) -> list[str]:
+    """List the UUIDs of GPUs and MIG instances; without NVML, a GPU that nobody has used since the boot has none."""
+    return [device["uuid"] or str(device["index"]) for device in devices]
 
 
-def node_paths(request: Request, gpus: list[Any], migs: list[Any], inventory: dict[str, Any]) -> list[str]:
-    """List the device nodes that a container gets, as paths in the container, without duplicates.
+def node_paths(
+    request: Request,
+    gpus: list[Gpu],
+    migs: list[MigInstance],
+    inventory: Snapshot,
+    meant: Optional[dict[str, list[Device]]] = None,
+) -> dict[str, list[str]]:
+    """List the device nodes that a container gets.
+
+    Args:
+        request: what it asks for.
+        gpus: those chosen, and
+        migs: those chosen, as selection.select returns them.
+        inventory: the snapshot.
+        meant: what select says of the items.
+
+    Returns:
+        reasons of each node, by its path in the container.
 
     Raises:
         GpushimError: one that it cannot do without is not on the host.
     """
     nodes = inventory["nodes"]
-    channels = channel_paths(request, nodes)
-    if inventory["platform"] != "native":
-        return list(nodes) if gpus else []  # one node for all of WSL; on Tegra all that the CSV files name
-    parents = {mig["gpu"] for mig in migs}
-    needed = [("/dev/nvidiactl", "every GPU container needs it")]
-    if "compute" in request.capabilities or "video" in request.capabilities:
-        needed.append((UVM_NODES[0], "CUDA needs it"))
-    needed += [(gpu["node"], f"it is GPU {gpu['index']}") for gpu in gpus]
-    needed += [(gpu["node"], "its MIG instances need it") for gpu in inventory["gpus"] if gpu["index"] in parents]
-    needed += [(node, f"MIG instance {mig['uuid']} needs it") for mig in migs for node in mig["nodes"]]
-    if request.mig_config:
-        needed.append((MIG_CONFIG_NODE, "NVIDIA_MIG_CONFIG_DEVICES asks for it"))
-    if request.mig_monitor:
-        needed.append((MIG_MONITOR_NODE, "NVIDIA_MIG_MONITOR_DEVICES asks for it"))
-    common = {"/dev/nvidiactl", UVM_NODES[0], MIG_CONFIG_NODE, MIG_MONITOR_NODE}  # they tell no GPU
-    for path, why in needed:
+    channels = channel_paths(request, inventory)
+    if inventory["platform"] != "native":  # one node for all of WSL; on Tegra all that the CSV files name
+        return {path: [f"with any GPU on {inventory['platform']}"] for path in nodes if gpus}
+    found: dict[str, list[str]] = {}
+    for path, why, reason in _needed(request, gpus, migs, inventory, meant or {}):
         if path not in nodes:
-            node, reason = path, f" ({why})"
-            if path not in common:
-                node, reason = selection.told(inventory, path, "a node of a GPU"), selection.told(inventory, reason)
-            raise GpushimError(
-                f"{node} is not on this host, or is not that device{reason}; run gpushim refresh as root, which "
-                "makes it or says why it cannot",
-                INVENTORY,
-            )
-    paths = [path for path, _ in needed]
-    if UVM_NODES[0] in paths and UVM_NODES[1] in nodes:
-        paths.append(UVM_NODES[1])
-    if DISPLAYING & set(request.capabilities):
-        drawing = [*gpus, *(gpu for gpu in inventory["gpus"] if _draws(gpu, migs))]
-        paths += [path for path in (MODESET_NODE, *(path for gpu in drawing for path in gpu["drm"])) if path in nodes]
-    paths += channels
-    if _devices(request):
-        paths += [path for feature in request.features for path in inventory["features"].get(feature, ())]
-    return list(dict.fromkeys(paths))
+            raise _absent(path, reason, inventory)
+        found.setdefault(path, []).append(why)
+    more: list[tuple[str, str]] = []
+    if UVM_NODES[0] in found:
+        more.append((UVM_NODES[1], found[UVM_NODES[0]][0]))
+    drawing = [name for name in DISPLAYING if name in request.capabilities]
+    if drawing:
+        why = capabilities(drawing)
+        more.append((MODESET_NODE, f"graphics need it: {why}"))
+        for gpu in [*gpus, *(gpu for gpu in inventory["gpus"] if _draws(gpu, migs))]:
+            more += [(path, f"DRM node of GPU {gpu['index']}: {why}") for path in gpu["drm"]]
+    more += channels
+    for name in request.features if _devices(request) else ():
+        more += [(path, feature(name)) for path in inventory["features"].get(name, ())]
+    for path, why in more:
+        if path in nodes:
+            found.setdefault(path, []).append(why)
+    return found
 
 
-def channel_paths(request: Request, nodes: dict[str, Any]) -> list[str]:
-    """List the nodes of the IMEX channels that a container asks for.
+def _needed(
+    request: Request,
+    gpus: list[Gpu],
+    migs: list[MigInstance],
+    inventory: Snapshot,
+    meant: dict[str, list[Device]],
+) -> list[tuple[str, str, str]]:
+    """List the nodes that a container cannot do without: path, reason, and the reason as a refusal gives it."""
+    asked: dict[int, str] = {}
+    for text, devices in meant.items():
+        for device in devices:
+            asked.setdefault(id(device), f'{selection.called(device)}, asked for as "{text}"')
+    needed = [("/dev/nvidiactl", "every GPU container needs it", "every GPU container needs it")]
+    cuda = [name for name in ("compute", "video") if name in request.capabilities]
+    if cuda:
+        needed.append((UVM_NODES[0], f"CUDA needs it: {capabilities(cuda)}", "CUDA needs it"))
+    needed += [(gpu["node"], asked.get(id(gpu), ""), f"it is GPU {gpu['index']}") for gpu in gpus]
+    for gpu in inventory["gpus"] if migs else ():
+        own = [asked.get(id(mig), "") for mig in migs if mig["gpu"] == gpu["index"]]
+        needed += [(gpu["node"], why, "its MIG instances need it") for why in own]
+    for mig in migs:
+        why, reason = asked.get(id(mig), ""), f"MIG instance {mig['uuid']} needs it"
+        needed += [(node, why, reason) for node in mig["nodes"]]
+    for wanted, path, name in (
+        (request.mig_config, MIG_CONFIG_NODE, "NVIDIA_MIG_CONFIG_DEVICES"),
+        (request.mig_monitor, MIG_MONITOR_NODE, "NVIDIA_MIG_MONITOR_DEVICES"),
+    ):
+        if wanted:
+            needed.append((path, f"{name}=all", f"{name} asks for it"))
+    return needed
+
+
+def _absent(path: str, reason: str, inventory: Snapshot) -> GpushimError:
+    node, why = path, f" ({reason})"
+    if path not in ("/dev/nvidiactl", UVM_NODES[0], MIG_CONFIG_NODE, MIG_MONITOR_NODE):  # these tell no GPU
+        node, why = selection.told(inventory, path, "a node of a GPU"), selection.told(inventory, why)
+    return GpushimError(
+        f"{node} is not on this host, or is not that device{why}; run gpushim refresh as root, which "
+        "makes it or says why it cannot",
+        INVENTORY,
+    )
+
+
+def capabilities(words: Sequence[str]) -> str:
+    """Say which capabilities are a reason."""
+    return f"{'capability' if len(words) == 1 else 'capabilities'} {' and '.join(words)}"
+
+
+def feature(name: str) -> str:
+    """Say that a feature is a reason."""
+    return f"feature {name}: NVIDIA_{name.upper()}=enabled"
+
+
+def channel_paths(request: Request, inventory: Snapshot) -> list[tuple[str, str]]:
+    """List the nodes of the IMEX channels that a container asks for, each with its reason.
 
     Raises:
         GpushimError: one is not on the host.
     """
-    paths = [f"/dev/nvidia-caps-imex-channels/channel{channel}" for channel in request.imex]
-    missing = [path for path in paths if path not in nodes]
+    paths = [(f"/dev/nvidia-caps-imex-channels/channel{number}", f"IMEX channel {number}") for number in request.imex]
+    missing = [path for path, _ in paths if path not in inventory["nodes"]]
     if missing:
         names = ", ".join(path.rpartition("channel")[2] for path in missing[: bounds.LISTED])
         more = f" and {len(missing) - bounds.LISTED} more" if len(missing) > bounds.LISTED else ""
@@ -194,75 +265,82 @@ def channel_paths(request: Request, nodes: dict[str, Any]) -> list[str]:
     return paths
 
 
-def _draws(gpu: dict[str, Any], migs: list[Any]) -> bool:
+def _draws(gpu: Gpu, migs: list[MigInstance]) -> bool:
     """Say whether a MIG instance among these may use the graphics of its GPU: its profile says so."""
     return any(mig["gpu"] == gpu["index"] and mig["profile"].endswith("+gfx") for mig in migs)
 
 
-def driver_files(request: Request, inventory: dict[str, Any]) -> list[dict[str, Any]]:
-    """List the driver's files that a container gets, as entries of the snapshot, each once."""
-    names = ["any", *request.capabilities]
-    if "display" in names and "graphics" not in names:
-        names.append("graphics")
+def driver_files(request: Request, inventory: Snapshot) -> dict[str, tuple[File, list[str]]]:
+    """List the driver's files that a container gets: entries of the snapshot with their reasons, by path."""
+    names = {"any": EVERY, **{name: f"capability {name}" for name in request.capabilities}}
+    if "display" in names:
+        names.setdefault("graphics", "capability display brings graphics")
     if _devices(request):
-        names += request.features
-    lacks = authorization.missing("mps", "policy", lambda: request.privileged, inventory["policy"])
-    if _devices(request) and not lacks:
-        names.append("mps")
-        if inventory["mps"] and inventory["mps"] not in request.ignored:
-            request.ignored.append(inventory["mps"])
+        names.update({name: feature(name) for name in request.features})
+        if not authorization.missing("mps", "policy", lambda: request.privileged, inventory["policy"]):
+            names["mps"] = "MPS: [mps] enabled is true"
+            if inventory["mps"] and inventory["mps"] not in request.ignored:
+                request.ignored.append(inventory["mps"])
     if "compat32" in names:
-        names += [name + "32" for name in names]
-    found = {file["path"]: file for name in names for file in inventory["files"].get(name, ())}
+        names.update({name + "32": f"{why}, with compat32" for name, why in names.items()})
+    lists = [(why, inventory["files"].get(name, [])) for name, why in names.items()]
     if "video" in names:  # libnvcuvid and its kin load libcuda
-        found.update((file["path"], file) for file in inventory["files"].get("compute", ()) if "soname" in file)
-    return list(found.values())
+        libraries = [file for file in inventory["files"].get("compute", ()) if "soname" in file]
+        lists.append((names.get("compute", "capability video loads it"), libraries))
+    found: dict[str, tuple[File, list[str]]] = {}
+    for why, files in lists:
+        alone = [why]
+        for file in files:
+            path = file["path"]
+            found[path] = (file, [*found[path][1], why] if path in found else alone)
+    return found
 
 
-def _pipes(inventory: dict[str, Any]) -> str:
-    return str(inventory["policy"]["mps"]["pipe-directory"])
+def _pipes(inventory: Snapshot) -> str:
+    return inventory["policy"]["mps"]["pipe-directory"]
 
 
-def node_edits(path: str, inventory: dict[str, Any], bundle: dict[str, Any]) -> list[tuple[str, Any]]:
-    """List the edits for one device node of the snapshot."""
+def node_edits(path: str, inventory: Snapshot, userns: bool, why: Sequence[str] = ()) -> list[Edit]:
+    """List the edits for one device node of the snapshot.
+
+    Args:
+        path: of the node in the container.
+        inventory: the snapshot.
+        userns: the container has a user namespace of its own.
+        why: reasons for the node.
+    """
     major, minor, mode, uid, gid = inventory["nodes"][path]
     dev_root = inventory["driver"]["dev-root"]
-    edits: list[tuple[str, Any]] = []
-    if bundle["userns"] and dev_root != "/":
+    if userns and dev_root != "/":
         # In a user namespace nobody can mknod, so runc binds the host's node of the same path, which is not ours.
         bound = {"destination": path, "source": dev_root + path, "type": "bind", "options": NODE_OPTIONS}
-        edits.append(("mount", bound))
+        edits = [Edit("mount", bound, why)]
     else:
-        node = {
-            "path": path,
-            "type": "c",
-            "major": major,
-            "minor": minor,
-            "fileMode": mode,
-            "uid": uid,
-            "gid": gid,
-        }
-        edits.append(("node", node))
-    edits.append(("rule", ("c", major, minor, "rw")))
+        numbers = {"path": path, "type": "c", "major": major, "minor": minor}
+        edits = [Edit("node", {**numbers, "fileMode": mode, "uid": uid, "gid": gid}, why)]
+    edits.append(Edit("rule", ("c", major, minor, "rw"), [f"lets it open {path}"]))
     if mode & 0o006 != 0o006 and gid:
-        edits.append(("gid", gid))  # what the group may do, the container's user may too
+        edits.append(Edit("gid", gid, [f"group of {path}"]))  # what the group may do, the container's user may too
     return edits
 
 
-def mounts(files: list[dict[str, Any]], inventory: dict[str, Any]) -> list[dict[str, Any]]:
-    """Write the mounts of some of the snapshot's files; those in one of the directories of hard links have one."""
-    found = {}
-    for file in files:
-        if "in" in file:
-            path = f"{HARDLINKS}/{file['in']}"
-            source = f"{inventory['hardlinks']}/{file['in']}"
-            found[path] = {"destination": path, "source": source, "type": "bind", "options": FILE_OPTIONS}
-        else:
-            found[file["path"]] = mount(file, inventory["driver"]["root"])
+def _mounts(files: dict[str, tuple[File, list[str]]], inventory: Snapshot) -> list[Edit]:
+    """Mount some of the snapshot's files; those in one of the directories of hard links have one mount."""
+    found: dict[str, Edit] = {}
+    root = inventory["driver"]["root"]
+    for path, (file, why) in files.items():
+        if "in" not in file:
+            found[path] = Edit("mount", mount(file, root), why)
+            continue
+        path = f"{HARDLINKS}/{file['in']}"
+        source = f"{inventory['hardlinks']}/{file['in']}"
+        why = [*found[path].why, *why] if path in found else why
+        linked = {"destination": path, "source": source, "type": "bind", "options": FILE_OPTIONS}
+        found[path] = Edit("mount", linked, why)
     return list(found.values())
 
 
-def mount(file: dict[str, Any], root: str) -> dict[str, Any]:
+def mount(file: File, root: str) -> Mount:
     """Write the mount of one of the snapshot's files, of a driver below this root."""
     return {
         "destination": file["path"],
@@ -273,10 +351,10 @@ def mount(file: dict[str, Any], root: str) -> dict[str, Any]:
 
 
 def _hook(
-    request: Request, nodes: list[str], files: list[dict[str, Any]], inventory: dict[str, Any], bundle: dict[str, Any]
-) -> dict[str, Any]:
+    request: Request, nodes: dict[str, list[str]], files: list[File], inventory: Snapshot, bundle: Bundle
+) -> Hook:
     """Write the hook's entry: all that it needs is in its arguments."""
-    words, displays = hookargs.words, DISPLAYING & set(request.capabilities)
+    words, displays = hookargs.words, not {*DISPLAYING}.isdisjoint(request.capabilities)
     args = [HOOK_NAME, "prestart"]
     if bundle["rootfs"]:
         args += words("--rootfs", bundle["rootfs"])
@@ -315,7 +393,7 @@ def _hook(
     return {"path": bundle["hook"], "args": args, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}
 
 
-def _proc_name(gpu: dict[str, Any]) -> str:
+def _proc_name(gpu: Gpu) -> str:
     """Return a GPU's PCI address as the kernel names it below /proc: four digits of domain, more if need be."""
     domain, _, rest = gpu["pci"].partition(":")
     return f"{domain.lstrip('0'):0>4}:{rest}"

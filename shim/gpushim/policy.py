@@ -22,6 +22,8 @@ from gpushim.stamp import config_path as config_path  # shared with the create p
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpushim.model import DriverPolicy, Policy
+
 CONFIG_LIMIT = 1 << 20  # bytes
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Where engines have programs of their own, their runtimes among them.
@@ -70,12 +72,12 @@ def schema() -> dict[str, Any]:
     return parsed
 
 
-def defaults() -> dict[str, Any]:
+def defaults() -> Any:
     """Return the policy of a host without a config.toml; each call gives new objects."""
     return _completed({})
 
 
-def load(path: str) -> dict[str, Any]:
+def load(path: str) -> Any:
     """Read, check and complete a config.toml.
 
     Args:
@@ -90,7 +92,7 @@ def load(path: str) -> dict[str, Any]:
     return loaded(path)[0]
 
 
-def loaded(path: str) -> tuple[dict[str, Any], list[str]]:
+def loaded(path: str) -> tuple[Any, list[str]]:
     """Read a config.toml once, for what it means and for its old names.
 
     Args:
@@ -153,25 +155,25 @@ def checked(data: bytes, path: str) -> dict[str, Any]:
     return found
 
 
-def absent(driver: dict[str, Any]) -> str:
+def absent(driver: Any) -> str:
     """Say which directory of the section [driver] does not exist, or cannot be seen, or "".
 
     Args:
         driver: the section, as `load` returns it.
     """
-    for key in ("root", "dev-root"):
+    for key, path in (("root", driver["root"]), ("dev-root", driver["dev-root"])):
         try:
-            there = stat.S_ISDIR(os.stat(driver[key]).st_mode)
+            there = stat.S_ISDIR(os.stat(path).st_mode)
         except PermissionError:  # it may well be there
-            return f"driver.{key} is {driver[key]!a}, which user {os.geteuid()} may not look into"
+            return f"driver.{key} is {path!a}, which user {os.geteuid()} may not look into"
         except (OSError, ValueError):
             there = False
         if not there:
-            return f"driver.{key} is {driver[key]!a}, which is no directory of this host"
+            return f"driver.{key} is {path!a}, which is no directory of this host"
     return ""
 
 
-def check_directories(driver: dict[str, Any], path: str) -> None:
+def check_directories(driver: DriverPolicy, path: str) -> None:
     """Refuse a section [driver] whose directories do not exist on this host: nothing there is the driver's.
 
     Args:
@@ -396,9 +398,9 @@ def _meant(name: str, known: list[str]) -> str:
     return path if likeness >= 0.85 else ""
 
 
-def _completed(given: dict[str, Any]) -> dict[str, Any]:
+def _completed(given: dict[str, Any]) -> Policy:
     profile = PROFILES[given.get("requests", {}).get("profile", "default")]
-    policy = {
+    policy: Any = {
         section: {
             **{key: entry["default"] for key, entry in rule["properties"].items() if "default" in entry},
             **profile.get(section, {}),
@@ -406,10 +408,11 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         }
         for section, rule in schema()["properties"].items()
     }
-    driver = policy["driver"]
+    completed: Policy = policy
+    driver = completed["driver"]
     driver["root"] = _cleaned(driver["root"])
     driver["dev-root"] = _cleaned(driver["dev-root"] or driver["root"])
-    return policy
+    return completed
 
 
 def named(given: dict[str, Any], section: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A refusal's line in the GPU log ([log] file), beside those of containers that got what they asked for.
 
-Not on the create path: what it imports is for those who are refused. Out of scope: what else says why (create.py).
+Not on the create path: what it imports is for those who are refused. Out of scope: what else says why (create.py),
+and the line itself (decide.py).
 """
 
 from __future__ import annotations
@@ -8,22 +9,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gpushim import bounds, fastjson, policy, stamp
+from gpushim import fastjson, policy, stamp
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 from gpushim.logfile import append, now
 
 
-def record(sentence: str, line: dict[str, Any]) -> None:
-    """Write the line.
-
-    Args:
-        sentence: why.
-        line: what else is known of the container.
-    """
-    told = {"time": now(), "level": "error", "msg": sentence[: bounds.LOG_TEXT], **line}
+def record(line: dict[str, Any]) -> None:
+    """Write the line, which lacks nothing but the time."""
     try:
-        append(_log(), fastjson.dumps(told))
+        append(_log(), fastjson.dumps({"time": now(), **line}))
     except Exception:  # noqa: BLE001, S110 - whatever a log costs, the refusal itself must reach who waits for it
         pass
 

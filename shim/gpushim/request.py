@@ -11,15 +11,16 @@ from __future__ import annotations
 import posix
 
 from gpushim import authorization, bounds
-from gpushim.authorization import Gate
+from gpushim.authorization import FEATURES, Gate
 from gpushim.errors import BUNDLE, REQUEST, GpushimError, quote
 from gpushim.require import PREFIX, gather
 from gpushim.selection import is_qualified, number, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Mapping, Optional, Sequence, TypeVar
+    from typing import Mapping, Optional, Sequence, TypeVar
 
+    from gpushim.model import Policy
     from gpushim.selection import Item
 
     Asked = tuple[str, str, list[str]]  # source, value as given, names
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
-FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
 DEVICE_LIST = "/var/run/nvidia-container-devices"
 AUTOMATIC_KIND = "runtime.nvidia.com/gpu"  # how NVIDIA's toolkit names devices it describes while it runs
 LAST_CHANNEL = 2**20 - 1
@@ -41,7 +41,7 @@ _MOUNT_RULE = "[requests] accept-volume-mounts is false"
 class Request:
     """What a container asks for, independent of any host.
 
-    Attributes:
+    Args:
         source: where the devices are named, for people: "env NAME", "mounts" or "annotations".
         text: the list as given.
         devices: selection's items in order without duplicates; [] asks for the driver without a GPU.
@@ -49,7 +49,7 @@ class Request:
         requirements: (variable, expression) for require.check.
         mps: CUDA_MPS_PIPE_DIRECTORY as the container has it, or ""; it brings nothing.
         imex: channel numbers in order without duplicates.
-        features: out of FEATURES, in that order.
+        features: out of authorization.FEATURES, in that order.
         mig_config: MIG may be configured from the container.
         mig_monitor: MIG may be monitored from the container.
         legacy: the image has CUDA_VERSION but no NVIDIA_REQUIRE_CUDA.
@@ -62,24 +62,30 @@ class Request:
         "privileged", "requirements", "source", "text",
     )  # fmt: skip
 
-    source: str
-    text: str
-    devices: list[Item]
-    capabilities: list[str]
-    requirements: list[tuple[str, str]]
-    imex: list[int]
-    features: list[str]
-    mps: str
-    mig_config: bool
-    mig_monitor: bool
-    legacy: bool
-    privileged: bool
-    ignored: list[str]
+    def __init__(
+        self,
+        source: str,
+        text: str,
+        devices: list[Item],
+        *,
+        capabilities: Sequence[str] = (),
+        requirements: Sequence[tuple[str, str]] = (),
+        imex: Sequence[int] = (),
+        features: Sequence[str] = (),
+        mps: str = "",
+        mig_config: bool = False,
+        mig_monitor: bool = False,
+        legacy: bool = False,
+        privileged: bool = False,
+        ignored: Optional[list[str]] = None,
+    ) -> None:
+        self.source, self.text, self.devices, self.imex = source, text, devices, imex
+        self.capabilities, self.features, self.requirements = capabilities, features, requirements
+        self.mps, self.mig_config, self.mig_monitor = mps, mig_config, mig_monitor
+        self.legacy, self.privileged, self.ignored = legacy, privileged, [] if ignored is None else ignored
 
 
-def read(
-    spec: Mapping[str, object], policy: Mapping[str, Any], ignored: Optional[list[str]] = None
-) -> Optional[Request]:
+def read(spec: Mapping[str, object], policy: Policy, ignored: Optional[list[str]] = None) -> Optional[Request]:
     """Read a container's request.
 
     Args:
@@ -111,10 +117,7 @@ def read(
     if devices is None:
         return None
     _check_kinds(devices, asked[0], gate)
-    request = Request()
-    request.source, request.text, request.devices, request.ignored = asked[0], asked[1], devices, ignored
-    _complete(request, env, mounted, gate)
-    return request
+    return _completed(asked[0], asked[1], devices, env, mounted, gate)
 
 
 def is_true(value: str) -> bool:
@@ -136,23 +139,38 @@ def _check_kinds(devices: Sequence[Item], source: str, gate: Gate) -> None:
             )
 
 
-def _complete(request: Request, env: Mapping[str, str], mounted: list[str], gate: Gate) -> None:
-    request.privileged = gate.privileged
-    request.legacy = _legacy(env)
-    request.capabilities = _capabilities(env, request.legacy, gate.policy["requests"]["default-capabilities"])
-    disabled = gate.policy["requests"]["disable-require"] or is_true(env.get("NVIDIA_DISABLE_REQUIRE", ""))
-    request.requirements = [] if disabled else gather(env, request.legacy)
-    request.imex = _imex(env, mounted, gate)
-    request.features = []
+def _completed(
+    source: str, text: str, devices: list[Item], env: Mapping[str, str], mounted: list[str], gate: Gate
+) -> Request:
+    """Read what else a request has, which names the devices."""
+    rules = gate.policy["requests"]
+    legacy, mps = _legacy(env), env.get(MPS_PIPES, "")
+    capabilities = _capabilities(env, legacy, rules["default-capabilities"])
+    disabled = rules["disable-require"] or is_true(env.get("NVIDIA_DISABLE_REQUIRE", ""))
+    requirements = [] if disabled else gather(env, legacy)
+    imex = _imex(env, mounted, gate)
+    features = []
     for name in FEATURES:
         variable = "NVIDIA_" + name.upper()
         if env.get(variable) == "enabled" and gate.lets(name, "variable", f"{variable} adds nothing"):
-            request.features.append(name)
-    request.mps = env.get(MPS_PIPES, "")
-    if request.mps.rstrip("/") in (gate.policy["mps"]["pipe-directory"], CUDAS_PIPES):
+            features.append(name)
+    if mps.rstrip("/") in (gate.policy["mps"]["pipe-directory"], CUDAS_PIPES):
         gate.lets("mps", "policy", f"{MPS_PIPES} does not let the container take part in the host's MPS")
-    request.mig_config = _mig(env, "NVIDIA_MIG_CONFIG_DEVICES", gate)
-    request.mig_monitor = _mig(env, "NVIDIA_MIG_MONITOR_DEVICES", gate)
+    return Request(
+        source,
+        text,
+        devices,
+        capabilities=capabilities,
+        requirements=requirements,
+        imex=imex,
+        features=features,
+        mps=mps,
+        mig_config=_mig(env, "NVIDIA_MIG_CONFIG_DEVICES", gate),
+        mig_monitor=_mig(env, "NVIDIA_MIG_MONITOR_DEVICES", gate),
+        legacy=legacy,
+        privileged=gate.privileged,
+        ignored=gate.ignored,
+    )
 
 
 def _member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:

@@ -11,14 +11,14 @@ from gpushim.errors import INVENTORY, REQUEST, GpushimError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn, Optional, Sequence
+    from typing import NoReturn, Optional, Sequence
+
+    from gpushim.model import Device, Gpu, MigInstance, Snapshot
 
     # (kind, value, text for messages). Kinds and values: "all" None; "none" None; "index" int;
     # "uuid" and "uuid-prefix" str with an upper-case GPU- and lower-case digits; "pci" str such as
     # 00000000:3b:00.0; "mig-index" (int, int); "mig-uuid" and "mig-legacy" str; "cdi" and "unknown" str.
     Item = tuple[str, object, str]
-    Device = dict[str, Any]  # one entry of the snapshot's "gpus" or "mig"
-
 
 _DIGITS = "0123456789"
 _HEX = "0123456789abcdef"
@@ -175,10 +175,11 @@ def _pci(text: str) -> str:
 
 def select(
     devices: Sequence[Item],
-    inventory: dict[str, Any],
+    inventory: Snapshot,
     source: str = "env NVIDIA_VISIBLE_DEVICES",
     notes: Optional[list[str]] = None,
-) -> tuple[list[Device], list[Device]]:
+    meant: Optional[dict[str, list[Device]]] = None,
+) -> tuple[list[Gpu], list[MigInstance]]:
     """Find the requested devices on this host.
 
     Args:
@@ -187,6 +188,7 @@ def select(
         source: Request.source, for messages.
         notes: if given, receives a sentence for each GPU in MIG mode that "all" leaves out because it has no
             instance, or that is named by itself.
+        meant: if given, receives what each item means, by its text.
 
     Returns:
         GPUs and MIG instances, as entries of the snapshot, each once: in the request's order, or in index
@@ -201,25 +203,36 @@ def select(
         found_none = f"no GPU was found on this host{why}; check the driver with nvidia-smi"
         raise GpushimError(f"the container asks for a GPU, but {found_none}", INVENTORY)
     who = _who(source)
-    gpus: list[Device] = []
-    migs: list[Device] = []
+    gpus: list[Gpu] = []
+    migs: list[MigInstance] = []
     notes = [] if notes is None else notes
+    meant = {} if meant is None else meant
     for item in devices:
         if item[0] == "all":
-            return _all(inventory, notes)
-        chosen = migs if item[0].startswith("mig-") else gpus
+            whole, instances = _all(inventory, notes)
+            meant["all"] = [*whole, *instances]
+            return whole, instances
         found = _find(item, inventory)
         if len(found) != 1:
             _refuse(who, item, found, inventory)
-        _require_healthy(who, item, found[0], inventory)
-        if found[0] not in chosen:
-            chosen.append(found[0])
-            if found[0].get("mig"):
-                notes.append(_divided(found[0]["index"], inventory))
+        (device,) = meant[item[2]] = found
+        _require_healthy(who, item, device, inventory)
+        if "gi" in device:
+            if device not in migs:
+                migs.append(device)
+        elif device not in gpus:
+            gpus.append(device)
+            if device["mig"]:
+                notes.append(_divided(device["index"], inventory))
     return gpus, migs
 
 
-def _divided(index: int, inventory: dict[str, Any]) -> str:
+def called(device: Device) -> str:
+    """Name a GPU or MIG instance for people."""
+    return f"MIG instance {device['gpu']}:{device['index']}" if "gi" in device else f"GPU {device['index']}"
+
+
+def _divided(index: int, inventory: Snapshot) -> str:
     """Say what a GPU in MIG mode is worth that is asked for by itself: NVIDIA's tools give its node alone, too."""
     migs = [f"{mig['gpu']}:{mig['index']}" for mig in inventory["mig"] if mig["gpu"] == index]
     fix = (
@@ -228,7 +241,7 @@ def _divided(index: int, inventory: dict[str, Any]) -> str:
     return f"GPU {index} comes without its MIG instances, so CUDA finds no device in it: it is in MIG mode; {fix}"
 
 
-def told(inventory: dict[str, Any], devices: str, otherwise: str = "") -> str:
+def told(inventory: Snapshot, devices: str, otherwise: str = "") -> str:
     """Choose what a refusal says: of this host's devices it tells nothing but what the container named itself.
 
     Args:
@@ -243,7 +256,7 @@ def _who(source: str) -> str:
     return source[4:] + " asks for" if source.startswith("env ") else f"the container asks in its {source} for"
 
 
-def _all(inventory: dict[str, Any], notes: list[str]) -> tuple[list[Device], list[Device]]:
+def _all(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
     whole, migs, empty = usable(inventory)
     lost = unusable(inventory)
     names = _listed([str(device["uuid"] or device["index"]) for device in [*whole, *migs]])
@@ -261,7 +274,7 @@ def _all(inventory: dict[str, Any], notes: list[str]) -> tuple[list[Device], lis
     return whole, migs
 
 
-def usable(inventory: dict[str, Any]) -> tuple[list[Device], list[Device], list[int]]:
+def usable(inventory: Snapshot) -> tuple[list[Gpu], list[MigInstance], list[int]]:
     """List the GPUs that are not divided and the MIG instances that can be handed out, in index order.
 
     Returns:
@@ -276,7 +289,7 @@ def usable(inventory: dict[str, Any]) -> tuple[list[Device], list[Device], list[
     return whole, sorted(migs, key=lambda mig: (mig["gpu"], mig["index"])), sorted(empty)
 
 
-def unusable(inventory: dict[str, Any]) -> list[str]:
+def unusable(inventory: Snapshot) -> list[str]:
     """List why GPUs and MIG instances that the host has cannot be handed out, a reason for each."""
     sick = [
         gpu["problem"] if gpu["problem"].startswith("GPU ") else f"GPU {gpu['index']}: {gpu['problem']}"
@@ -286,29 +299,32 @@ def unusable(inventory: dict[str, Any]) -> list[str]:
     return [*sick, *inventory.get("missing", ())]
 
 
-def _find(item: Item, inventory: dict[str, Any]) -> list[Device]:
+def _find(item: Item, inventory: Snapshot) -> list[Device]:
     kind, value, _ = item
-    gpus: list[Device] = inventory["gpus"]
-    migs: list[Device] = inventory["mig"]
-    if kind == "mig-index":
-        return [mig for mig in migs if (mig["gpu"], mig["index"]) == value]
     name = str(value).lower()
-    if kind in ("mig-uuid", "mig-legacy"):
-        return [mig for mig in migs if mig[kind[4:]].lower() == name]
+    if kind == "mig-index":
+        return [mig for mig in inventory["mig"] if (mig["gpu"], mig["index"]) == value]
+    if kind == "mig-uuid":
+        return [mig for mig in inventory["mig"] if mig["uuid"].lower() == name]
+    if kind == "mig-legacy":
+        return [mig for mig in inventory["mig"] if mig["legacy"].lower() == name]
+    gpus = inventory["gpus"]
     if kind in ("uuid", "uuid-prefix"):
         return [gpu for gpu in gpus if gpu["uuid"].lower().startswith(name)]
-    return [gpu for gpu in gpus if kind in ("index", "pci") and gpu[kind] == value]
+    if kind == "index":
+        return [gpu for gpu in gpus if gpu["index"] == value]
+    return [gpu for gpu in gpus if kind == "pci" and gpu["pci"] == value]
 
 
-def _require_healthy(who: str, item: Item, device: Device, inventory: dict[str, Any]) -> None:
-    index = device["gpu"] if item[0].startswith("mig-") else device["index"]
+def _require_healthy(who: str, item: Item, device: Device, inventory: Snapshot) -> None:
+    index = device["gpu"] if "gi" in device else device["index"]
     for gpu in inventory["gpus"]:
         if gpu["index"] == index and gpu["problem"]:
             why = told(inventory, f": {gpu['problem']}; name another GPU", f"; name another GPU, {SHOWN} why")
             raise GpushimError(f'{who} GPU "{quote(item[2])}", which cannot be used{why}', REQUEST)
 
 
-def _refuse(who: str, item: Item, found: list[Device], inventory: dict[str, Any]) -> NoReturn:
+def _refuse(who: str, item: Item, found: list[Device], inventory: Snapshot) -> NoReturn:
     asked = quote(item[2])
     if found:
         these = told(inventory, f"{len(found)} GPUs: {_gpus(found)}", "more than one GPU")
@@ -336,16 +352,16 @@ def _refuse(who: str, item: Item, found: list[Device], inventory: dict[str, Any]
     raise GpushimError(f'{who} MIG instance "{asked}", but this host {have}', REQUEST)
 
 
-def _or_all(inventory: dict[str, Any]) -> str:
+def _or_all(inventory: Snapshot) -> str:
     whole, migs, _ = usable(inventory)
     return ", or all" if (whole or migs) and not unusable(inventory) else ""
 
 
-def _gpus(gpus: list[Device]) -> str:
+def _gpus(gpus: Sequence[Device]) -> str:
     return _listed([f"{gpu['index']} ({gpu['uuid']})" for gpu in gpus])
 
 
-def _notes(inventory: dict[str, Any]) -> str:
+def _notes(inventory: Snapshot) -> str:
     return "".join(f" ({note})" for note in inventory["notes"][: bounds.LISTED])
 
 

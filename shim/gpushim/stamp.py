@@ -1,7 +1,7 @@
 """Cheap facts that change when the inventory would: what a create compares instead of asking NVML.
 
-Each thing that a plan takes from the snapshot has a fact here, or the snapshot has a short life: `COVER` says which,
-and a test changes one after the other on a simulated host (test_freshness.py).
+Each thing that a plan takes from the snapshot has a fact here, or the snapshot has a short life: `survey.COVER` says
+which, and a test changes one after the other on a simulated host (test_freshness.py).
 
 Budget: under 0.2 ms for one GPU and 0.4 ms for eight; a handful of stats and short reads of /proc.
 On the create path: imports only `posix`, `time` and the error. Out of scope: finding anything out (inventory/).
@@ -16,7 +16,7 @@ from gpushim.errors import CONFIG, GpushimError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from gpushim.model import DriverFacts, Identity, Inputs, Mig, NodeFacts, Snapshot, Stamp
 
 CONFIG_FILE = "/etc/gpushim/config.toml"
 STATE_DIR = "/run/gpushim"
@@ -26,32 +26,7 @@ DIRECTORY, REGULAR, LINK = 0o040000, 0o100000, 0o120000  # S_IFDIR, S_IFREG, S_I
 FILE_TYPE = 0o170000  # S_IFMT
 OTHERS_WRITE = 0o022  # S_IWGRP | S_IWOTH: to what only root may decide about
 _OVERFLOW = 65534  # /proc/sys/kernel/overflowuid, which nobody changes
-CONFIG_IDENTITY = 1  # where `current` has the facts about config.toml
 DEVICES_LIMIT = 1 << 16  # bytes of /proc/devices, which has about 1 KiB
-# What `current` answers, in its order.
-FACTS = ("boot", "config", "module", "majors", "gpus", "mig", "libraries", "nodes")
-# Seconds that a snapshot holds at most, counted by the clock that runs during a suspend too.
-PASSING = 30  # of what may be over in a moment: NVML failed, a GPU is sick or in MIG mode without an instance
-SETTLED = 300  # of what changes seldom, and leaves no trace outside NVML: MIG mode without instances, health
-# By member of the snapshot, the fact that changes with it; "life" if none does; "own" for what says nothing about the
-# host. Members of members, and of the objects in lists, follow a dot; where names are data, there is a star.
-COVER = {
-    **dict.fromkeys(("version", "gpushim", "written", "inputs", "stamp", "looked", "life", "told"), "own"),
-    **dict.fromkeys(("source", "notes", "missing", "mps", "error", "gpus.problem", "gpus.mig"), "life"),
-    "platform": "boot",
-    "driver.version": "module",
-    "driver.cuda": "libraries",
-    "driver.*": "config",
-    "driver.params": "gpus",  # parameters change when the module is loaded, and then all GPUs are bound anew
-    "driver.empty": "own",
-    **dict.fromkeys(("gpus.index", "gpus.uuid", "gpus.minor", "gpus.pci", "gpus.model", "gpus.brand"), "gpus"),
-    **dict.fromkeys(("gpus.arch", "gpus.node"), "gpus"),
-    **dict.fromkeys(("mig.uuid", "mig.legacy", "mig.gpu", "mig.index", "mig.gi", "mig.ci", "mig.profile"), "mig"),
-    "mig.nodes": "mig",
-    **dict.fromkeys(("gpus.drm", "gpus.links", "nodes.*", "features.*", "imex", "hardlinks", "runtime"), "nodes"),
-    **dict.fromkeys(("files.*.path", "files.*.kind", "files.*.soname", "files.*.links", "files.*.in"), "nodes"),
-    "policy.*": "config",
-}
 
 
 def config_path() -> str:
@@ -72,7 +47,7 @@ def state_dir() -> str:
     return _from_environment(b"GPUSHIM_STATE", STATE_DIR)
 
 
-def current(inputs: dict[str, Any]) -> list[Any]:
+def current(inputs: Inputs) -> Stamp:
     """Gather the facts that decide whether a snapshot still tells the truth.
 
     Args:
@@ -81,21 +56,20 @@ def current(inputs: dict[str, Any]) -> list[Any]:
             host whose coming, going or changing matters).
 
     Returns:
-        plain data that survives JSON, in the order of FACTS. Two equal lists mean that the snapshot holds, unless
-        its life is over.
+        plain data that survives JSON; "libraries" is the identity of the library cache, and "nodes" has what `node`
+        returns for each path. Two equal stamps mean that the snapshot holds, unless its life is over.
     """
     root = inputs["root"]
-    cache = "/etc/ld.so.cache" if root == "/" else root + "/etc/ld.so.cache"
-    return [
-        _text(BOOT_ID, 64),
-        identity(inputs["config"]),
-        *driver(proc_dir(root), inputs["sys"], inputs["times"]),
-        identity(cache),
-        [node(path) for path in inputs["nodes"]],
-    ]
+    return {
+        "boot": _text(BOOT_ID, 64),
+        "config": identity(inputs["config"]),
+        **driver(proc_dir(root), inputs["sys"], inputs["times"]),
+        "libraries": identity("/etc/ld.so.cache" if root == "/" else root + "/etc/ld.so.cache"),
+        "nodes": [node(path) for path in inputs["nodes"]],
+    }
 
 
-def alive(snapshot: dict[str, Any], ahead: float = 0) -> bool:
+def alive(snapshot: Snapshot, ahead: float = 0) -> bool:
     """Say whether a snapshot is younger than its life, of which 0 is no end, and will be for so many seconds.
 
     The clock of the boot neither jumps nor stops during a suspend. Where it is behind the snapshot, as in a time
@@ -109,7 +83,7 @@ def clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def driver(proc: str, sys: str, times: bool) -> list[Any]:
+def driver(proc: str, sys: str, times: bool) -> DriverFacts:
     """Gather the facts that the kernel tells: the module's version, major numbers, GPUs, MIG instances.
 
     Which GPU has which minor number is settled when the driver is bound to it. sysfs gives each binding a link with
@@ -122,13 +96,16 @@ def driver(proc: str, sys: str, times: bool) -> list[Any]:
         times: whether procfs keeps the times of its entries.
 
     Returns:
-        [text of the version file or null, lines of /proc/devices, [[GPU, inode number of its binding or null]],
-        [[GPU, [[GPU instance, [[compute instance, its identity]]]]]]].
+        "module": text of the version file or null; "majors": lines of /proc/devices; "gpus": inode number of the
+        binding or null, by GPU; "mig": what `_made` returns, by GPU, GPU instance and compute instance.
     """
     nvidia = proc + "/driver/nvidia"
-    bound = [[name, _inode(f"{sys}/bus/pci/drivers/nvidia/{name}")] for name in _names(nvidia + "/gpus")]
-    version = _text(nvidia + "/version", VERSION_LIMIT)
-    return [version, _majors(proc), bound, _mig(nvidia + "/capabilities", times)]
+    return {
+        "module": _text(nvidia + "/version", VERSION_LIMIT),
+        "majors": _majors(proc),
+        "gpus": {name: _inode(f"{sys}/bus/pci/drivers/nvidia/{name}") for name in _names(nvidia + "/gpus")},
+        "mig": _mig(nvidia + "/capabilities", times),
+    }
 
 
 def proc_dir(root: str) -> str:
@@ -142,7 +119,7 @@ def proc_dir(root: str) -> str:
     return root + "/proc"
 
 
-def node(path: str) -> list[int] | None:
+def node(path: str) -> NodeFacts | None:
     """Return what a create compares of a node, file or directory; None if there is none."""
     try:
         status = posix.lstat(path)
@@ -182,7 +159,7 @@ def in_user_namespace() -> bool:
     return (_text("/proc/self/uid_map", 256) or "").split() != ["0", "0", "4294967295"]
 
 
-def same_from_here(then: list[Any], now: list[Any]) -> bool:
+def same_from_here(then: Stamp, now: Stamp) -> bool:
     """Compare facts without the owners of nodes, which look different in a user namespace.
 
     Args:
@@ -192,8 +169,8 @@ def same_from_here(then: list[Any], now: list[Any]) -> bool:
     return in_user_namespace() and _ownerless(then) == _ownerless(now)
 
 
-def _ownerless(facts: list[Any]) -> list[Any]:
-    return [*facts[:-1], [node and node[:2] for node in facts[-1]]]
+def _ownerless(facts: Stamp) -> Stamp:
+    return {**facts, "nodes": [node and node[:2] for node in facts["nodes"]]}
 
 
 def _from_environment(name: bytes, default: str) -> str:
@@ -207,7 +184,7 @@ def _from_environment(name: bytes, default: str) -> str:
     return str(value, "utf-8", "surrogateescape")
 
 
-def identity(path: str) -> list[int] | None:
+def identity(path: str) -> Identity | None:
     """Return what a file's replacement or change changes; None if there is no such name.
 
     Returns:
@@ -244,7 +221,7 @@ def _text(path: str, limit: int) -> str | None:
 
 def _names(path: str, prefix: str = "") -> list[str]:
     try:
-        return sorted(name for name in posix.listdir(path) if name.startswith(prefix))
+        return [name for name in posix.listdir(path) if name.startswith(prefix)]
     except OSError:
         return []
 
@@ -262,17 +239,17 @@ def _inode(path: str) -> int | None:
         return None
 
 
-def _mig(capabilities: str, times: bool) -> list[Any]:
+def _mig(capabilities: str, times: bool) -> Mig:
     """List GPUs in MIG mode with their instances; a GPU that is not has no gi directory."""
-    found = []
+    found: Mig = {}
     for gpu in _names(capabilities, "gpu"):
         mig = f"{capabilities}/{gpu}/mig"
-        instances = [
-            [gi, [[ci, _made(f"{mig}/{gi}/{ci}") if times else None] for ci in _computes(f"{mig}/{gi}")]]
+        instances = {
+            gi: {ci: _made(f"{mig}/{gi}/{ci}") if times else None for ci in _computes(f"{mig}/{gi}")}
             for gi in _names(mig, "gi")
-        ]
+        }
         if instances:
-            found.append([gpu, instances])
+            found[gpu] = instances
     return found
 
 

@@ -40,7 +40,7 @@ def may_ask(spec: dict[str, Any], config: str, state: str) -> bool:
         return True
 
 
-def _widest(spec: dict[str, Any], texts: list[str | None]) -> dict[str, Any]:
+def _widest(spec: dict[str, Any], texts: list[str | None]) -> Any:
     """Make the policy under which everything counts that these texts may name; None may name anything."""
     variables = {name for name, value in _variables(spec) if _is_device(value)}
     annotations = [key for key, value in _annotations(spec) if _is_device(value, "cdi")]

@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
 
         joined.main()
     else:
-        from gpushim.inventory import refresh
+        from gpushim import refresh
 
         sys.path += [root + "/vendor", root + "/../vendor"]  # private dependencies
         refresh.main(argv)

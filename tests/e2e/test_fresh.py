@@ -182,7 +182,7 @@ def test_the_clock_of_the_wall_does_not(scene: Scene) -> None:
 
 def test_a_snapshot_of_another_boot_is_looked_at_again(scene: Scene) -> None:
     found = scene.saved()
-    found["stamp"][0], found["looked"] = "another boot", 1e9
+    found["stamp"]["boot"], found["looked"] = "another boot", 1e9
     (scene.state / "inventory.json").write_text(json.dumps(found))
     assert scene.ask("all")[0].returncode == 0
     assert scene.saved()["looked"] < 1e9

@@ -52,7 +52,7 @@ def test_explain_says_what_runc_then_gets(bundle: Bundle, asked: str) -> None:
     report = say(explain, str(bundle.directory))
     assert bundle.spec == spec
     bundle.run()
-    edits.apply([(edit["kind"], edit["value"]) for edit in report["edits"]], spec)
+    edits.apply([edits.Edit(edit["kind"], edit["value"]) for edit in report["edits"]], spec)
     assert bundle.spec == spec
 
 

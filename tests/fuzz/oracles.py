@@ -20,7 +20,7 @@ def refused(error: GpushimError) -> None:
     assert error.exit_code in (1, 2, *range(10, 17), 126, 127)
 
 
-def host(**changes: Any) -> dict[str, Any]:
+def host(**changes: Any) -> Any:
     """Return the snapshot of a host with three GPUs, which logs nowhere."""
     found = snapshot(runtime="/usr/sbin/runc", **changes)
     found["policy"]["log"]["file"] = ""

@@ -22,7 +22,7 @@ from gpushim import errors
 TOP = Path(__file__).resolve().parents[2]
 USAGE = 2
 # Files where a sentence's end is one of a dict's values, and that dict.
-PARTS = {"shim/gpushim/engines/files.py": "_REASONS"}
+PARTS = {"shim/gpushim/engines/rewrite.py": "_REASONS"}
 # Generators whose sentences follow the name of a file, and the code that they are raised with.
 FOLLOWING = {"shim/gpushim/policy.py": ("_troubles", errors.CONFIG)}
 

@@ -21,7 +21,7 @@ ENDS = (";", ",", ":", " (", " [[")
 # What a program passes on: the sentence of another place of the source, or of the kernel.
 PASSED_ON = {
     "hook/gpuhook/systemd.py: error.strerror",
-    "hook/gpuhook/systemd.py: f\"{member.rpartition('.')[2]}: {fields.get(_ERROR_NAME, 'an unknown error')}\"",
+    "hook/gpuhook/systemd.py: f\"{member.rpartition('.')[2]}: {name or 'an unknown error'}\"",
     "shim/gpushim/cdi/text.py: str(error)",
     "shim/gpushim/cdi/text.py: f'{shown} {error}'",
     "shim/gpushim/cdi/write.py: inventory['error']['sentence']",
@@ -33,7 +33,7 @@ PASSED_ON = {
     "shim/gpushim/cli/ps.py: inventory['error']['sentence']",
     "shim/gpushim/cli/refresh.py: snapshot['error']['sentence']",
     "shim/gpushim/cli/system.py: '; '.join(notes)",
-    "shim/gpushim/engines/files.py: f'{path} {reason}'",
+    "shim/gpushim/engines/rewrite.py: f'{path} {reason}'",
     "shim/gpushim/inventory/renew.py: said",
     "shim/gpushim/inventory/renew.py: str(told['sentence'])",
     "shim/gpushim/policy.py: f'{path}: {trouble}'",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import gpushim
-from gpushim import create, policy
+from gpushim import decide, policy
 
 TOP = Path(__file__).parents[2]
 VERSION = gpushim.__version__
@@ -112,5 +112,5 @@ def test_the_configuration_has_every_key() -> None:
     ],
 )
 def test_the_hook_of_this_code(monkeypatch: pytest.MonkeyPatch, place: str, hook: str) -> None:
-    monkeypatch.setattr(create, "__file__", place)
-    assert create.hook_program() == hook
+    monkeypatch.setattr(decide, "__file__", place)
+    assert decide.hook_program() == hook

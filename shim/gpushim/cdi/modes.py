@@ -6,19 +6,23 @@ Out of scope: GPUs (write.py).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpushim import request
+from gpushim.authorization import FEATURES
 from gpushim.cdi import write
-from gpushim.create import hook_program
+from gpushim.decide import hook_program, of_items
+from gpushim.edits import Edit
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.plan import mount, node_edits
+
+if TYPE_CHECKING:
+    from gpushim.model import Snapshot
 
 MANAGEMENT, IMEX = "management", "imex"
 PLATFORMS = {"nvml": "native", "wsl": "wsl", "csv": "tegra"}  # modes that write GPUs: the platform they are about
 VENDOR, CLASS = "nvidia.com", "gpu"
-CLASSES = {IMEX: "imex-channel", **{feature: feature for feature in request.FEATURES}}
-MODES = ("auto", *PLATFORMS, MANAGEMENT, IMEX, *request.FEATURES)
+CLASSES = {IMEX: "imex-channel", **{feature: feature for feature in FEATURES}}
+MODES = ("auto", *PLATFORMS, MANAGEMENT, IMEX, *FEATURES)
 
 
 def kind(mode: str, default: str, vendor: str, category: str) -> str:
@@ -37,11 +41,11 @@ def kind(mode: str, default: str, vendor: str, category: str) -> str:
     return f"{vendor or own[0]}/{category or own[1]}"
 
 
-def spec(mode: str, inventory: dict[str, Any], named: str, merged: bool, hook: str = "") -> dict[str, Any]:
+def spec(mode: str, inventory: Snapshot, named: str, merged: bool, hook: str = "") -> dict[str, Any]:
     """Write the spec of a mode that is not about GPUs.
 
     Args:
-        mode: "management", "imex", or one of request.FEATURES.
+        mode: "management", "imex", or one of FEATURES.
         inventory: the snapshot.
         named: kind of the devices.
         merged: whether a device "all" stands for all IMEX channels; the other modes have only that one.
@@ -63,8 +67,8 @@ def spec(mode: str, inventory: dict[str, Any], named: str, merged: bool, hook: s
             channels[write.ALL] = [path for paths in channels.values() for path in paths]
         devices = [_device(name, _nodes(paths, inventory)) for name, paths in channels.items()]
     else:
-        edits = _nodes(inventory["features"].get(mode, []), inventory)
-        edits += [("mount", mount(file, inventory["driver"]["root"])) for file in inventory["files"].get(mode, ())]
+        edits, root = _nodes(inventory["features"].get(mode, []), inventory), inventory["driver"]["root"]
+        edits += [Edit("mount", mount(file, root)) for file in inventory["files"].get(mode, ())]
         devices = [_device(write.ALL, edits)] if inventory["features"].get(mode) else []
     if not devices:
         raise GpushimError(f"this host has no device for the mode {mode}: is its kernel module loaded?", INVENTORY)
@@ -73,23 +77,23 @@ def spec(mode: str, inventory: dict[str, Any], named: str, merged: bool, hook: s
     return write.finished(named, devices, env)
 
 
-def _management(inventory: dict[str, Any], named: str, hook: str) -> dict[str, Any]:
+def _management(inventory: Snapshot, named: str, hook: str) -> dict[str, Any]:
     """Give every node of the driver, also to whom may change MIG or the nodes themselves; no graphics."""
-    others = {path for feature in request.FEATURES for path in inventory["features"].get(feature, ())}
+    others = {path for feature in FEATURES for path in inventory["features"].get(feature, ())}
     nodes = [path for path in inventory["nodes"] if path not in others]
     if not nodes:
         raise GpushimError("this host has no device node of the driver: is it loaded? See gpushim refresh", INVENTORY)
-    open_handed = {**inventory, "driver": {**inventory["driver"], "params": ""}}
-    edits = write.planned([], open_handed, hook or hook_program(), ["compute", "ngx", "utility", "video"])
-    common = [edit for edit in edits if edit[0] not in ("node", "rule", "gid")]
+    open_handed: Snapshot = {**inventory, "driver": {**inventory["driver"], "params": ""}}
+    edits = of_items([], open_handed, hook or hook_program(), ["compute", "ngx", "utility", "video"])
+    common = [edit for edit in edits if edit.kind not in ("node", "rule", "gid")]
     device = _device(write.ALL, _nodes(nodes, inventory))
     device["containerEdits"] = write.container_edits(device["containerEdits"], inventory)
     return write.finished(named, [device], write.container_edits(common, inventory, [write.INJECTED]))
 
 
-def _device(name: str, edits: list[write.Edit]) -> dict[str, Any]:
+def _device(name: str, edits: list[Edit]) -> dict[str, Any]:
     return {"name": name, "containerEdits": edits}
 
 
-def _nodes(paths: list[str], inventory: dict[str, Any]) -> list[write.Edit]:
-    return [edit for path in paths for edit in node_edits(path, inventory, {"userns": False})]
+def _nodes(paths: list[str], inventory: Snapshot) -> list[Edit]:
+    return [edit for path in paths for edit in node_edits(path, inventory, userns=False)]

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from gpushim import stamp
 from gpushim.cdi import form, specs, text, write, written
 from gpushim.errors import FAILED, GpushimError
 from gpushim.replace import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpushim.model import Snapshot
 
 DEFAULT_DIRECTORY = "/var/run/cdi"
 CHOICE = (
@@ -21,7 +26,7 @@ CHOICE = (
 )
 
 
-def on_refresh(snapshot: dict[str, Any]) -> None:
+def on_refresh(snapshot: Snapshot) -> None:
     """Write the spec of a snapshot that has just been published, as the policy says; remove what it has outdated.
 
     Args:
@@ -48,7 +53,7 @@ def _remove_others(path: str, notes: list[str]) -> None:
             notes.append(f"{other}, which refresh had written, cannot be removed ({error.strerror}), but {why}")
 
 
-def path_of(policy: dict[str, Any]) -> str:
+def path_of(policy: Mapping[str, Any]) -> str:
     """Say where refresh writes: the file's name is the one that the CDI specification's authors advise."""
     directory: str = policy["cdi"]["output-directory"]
     if not directory:
@@ -59,7 +64,7 @@ def path_of(policy: dict[str, Any]) -> str:
     return os.path.join(directory, policy["cdi"]["kind"].replace("/", "-") + ".json")
 
 
-def _write(snapshot: dict[str, Any], path: str, notes: list[str]) -> bool:
+def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
     """Write the spec, or let another's have its place; returns whether one is there now that is of this snapshot."""
     policy = snapshot["policy"]["cdi"]
     try:

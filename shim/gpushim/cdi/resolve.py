@@ -11,21 +11,21 @@ from __future__ import annotations
 import posix
 
 from gpushim.cdi import specs
+from gpushim.edits import HOOK_ENV, NODE_OPTIONS, Edit
 from gpushim.errors import INVENTORY, GpushimError
-from gpushim.plan import HOOK_ENV, NODE_OPTIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Sequence
 
-    Edit = tuple[str, Any]
+    from gpushim.plan import Bundle
 
 SAFE_HOOK = "nvidia-cdi-hook"
 INSIDE = "startContainer"  # the one stage whose hooks are the container's own files
 _KINDS = {0o060000: "b", 0o020000: "c", 0o010000: "p"}  # S_IFBLK, S_IFCHR, S_IFIFO
 
 
-def edits(names: Sequence[str], directories: Sequence[str], bundle: dict[str, Any]) -> list[Edit]:
+def edits(names: Sequence[str], directories: Sequence[str], bundle: Bundle) -> list[Edit]:
     """Say what CDI devices bring.
 
     Args:
@@ -41,23 +41,25 @@ def edits(names: Sequence[str], directories: Sequence[str], bundle: dict[str, An
             followed on this host.
     """
     found: list[Edit] = []
-    begun = set()
-    for path, document, device in specs.find(names, directories):
-        if path not in begun:
-            begun.add(path)
-            found += _edits(path, document.get("containerEdits") or {}, bundle)
-        found += _edits(path, device.get("containerEdits") or {}, bundle)
+    reasons: dict[str, list[str]] = {}  # of what a spec brings whichever of its devices is named
+    for name, (path, document, device) in zip(names, specs.find(names, directories)):
+        why = [f"CDI device {name}"]
+        if path not in reasons:
+            reasons[path] = []
+            found += _edits(path, document.get("containerEdits") or {}, bundle, reasons[path])
+        reasons[path] += why
+        found += _edits(path, device.get("containerEdits") or {}, bundle, why)
     return found
 
 
-def _edits(path: str, given: dict[str, Any], bundle: dict[str, Any]) -> list[Edit]:
+def _edits(path: str, given: dict[str, Any], bundle: Bundle, why: list[str]) -> list[Edit]:
     if given.get("netDevices"):
         raise GpushimError(
             f"{path} gives network devices, which runtimes of this host do not reliably move into containers; "
             "let the engine do that, or remove netDevices",
             INVENTORY,
         )
-    found: list[Edit] = []
+    found: list[tuple[str, Any]] = []
     for entry in given.get("env") or ():
         name, _, value = entry.partition("=")
         found.append(("env", (name, value)))
@@ -68,14 +70,14 @@ def _edits(path: str, given: dict[str, Any], bundle: dict[str, Any]) -> list[Edi
     if given.get("intelRdt"):
         found.append(("rdt", _given(given["intelRdt"])))
     found += [("gid", gid) for gid in given.get("additionalGids") or () if gid]
-    return found
+    return [Edit(kind, value, why) for kind, value in found]
 
 
 def _given(members: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in members.items() if value is not None and (not names or key in names)}
 
 
-def _node(spec: str, given: dict[str, Any], userns: bool) -> list[Edit]:
+def _node(spec: str, given: dict[str, Any], userns: bool) -> list[tuple[str, Any]]:
     host = given.get("hostPath") or given["path"]
     kind, major, minor, mode = _facts(spec, given, host)
     node = {"path": given["path"], "type": kind, "fileMode": mode, **_given(given, "fileMode", "uid", "gid")}
@@ -86,7 +88,7 @@ def _node(spec: str, given: dict[str, Any], userns: bool) -> list[Edit]:
     if userns and host != given["path"]:
         # In a user namespace nobody can mknod, so runc binds the host's node of the same path, which is not this one.
         mount = {"destination": given["path"], "source": host, "type": "bind", "options": NODE_OPTIONS}
-        found: list[Edit] = [("set-mount", mount)]
+        found: list[tuple[str, Any]] = [("set-mount", mount)]
     else:
         found = [("set-node", node)]
     if kind != "p":

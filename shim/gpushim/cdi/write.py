@@ -5,17 +5,18 @@ Out of scope: deciding what a container gets (gpushim.plan), other kinds of devi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from gpushim import request, selection
 from gpushim.cdi import versions
-from gpushim.create import hook_program
+from gpushim.decide import hook_program, of_items
+from gpushim.edits import Edit
 from gpushim.errors import INVENTORY, GpushimError
-from gpushim.plan import plan
 
-Edit = tuple[str, Any]
-Planned = dict[str, Edit]  # by what tells whether two are the same
+if TYPE_CHECKING:
+    from gpushim.model import Device, DeviceNode, Mount, Snapshot
+
+    Planned = dict[str, Edit]  # by what tells whether two are the same
 
 # What says that someone has injected already, to gpushim-runtime and to NVIDIA's.
 INJECTED = f"{request.DEVICES}=void"
@@ -23,7 +24,7 @@ ALL = "all"
 
 
 def gpu_spec(
-    inventory: dict[str, Any],
+    inventory: Snapshot,
     kind: str,
     names: list[str],
     notes: list[str],
@@ -52,7 +53,7 @@ def gpu_spec(
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
     chosen = _chosen(inventory, kind, only, notes)
     named = [device for device in chosen if _named(device, names, kind)]
-    nameless = [_called(device) for device in chosen if device not in named]
+    nameless = [selection.called(device) for device in chosen if device not in named]
     notes += [f"{who} is left out of the CDI spec: it has no UUID" for who in nameless]
     plans = _plans(named, inventory, hook or hook_program(), notes)
     shared = _shared(plans, inventory, hook or hook_program())
@@ -78,7 +79,7 @@ def finished(kind: str, devices: list[dict[str, Any]], common: dict[str, Any]) -
     return spec
 
 
-def container_edits(edits: list[Edit], inventory: dict[str, Any], env: Optional[list[str]] = None) -> dict[str, Any]:
+def container_edits(edits: list[Edit], inventory: Snapshot, env: Optional[list[str]] = None) -> dict[str, Any]:
     """Say edits in CDI's words.
 
     Args:
@@ -90,27 +91,30 @@ def container_edits(edits: list[Edit], inventory: dict[str, Any], env: Optional[
         containerEdits; keys without a value are left out.
     """
     root = inventory["driver"]["dev-root"]
-    access = {rule[:3]: rule[3] for kind, rule in edits if kind == "rule"}
-    nodes = [_node(value, root, access) for kind, value in edits if kind == "node"]
-    mounts = [_mount(value) for kind, value in edits if kind == "mount"]
-    variables = [f"{value[0]}={value[1]}" for kind, value in edits if kind == "env" and value[0] != request.DEVICES]
+    values: dict[str, list[Any]] = {}
+    for edit in edits:
+        values.setdefault(edit.kind, []).append(edit.value)
+    access = {rule[:3]: rule[3] for rule in values.get("rule", ())}
+    nodes = [_node(node, root, access) for node in values.get("node", ())]
+    mounts = [_mount(mount) for mount in values.get("mount", ())]
+    variables = [f"{name}={value}" for name, value in values.get("env", ()) if name != request.DEVICES]
     found = {
         "env": [*(env or []), *variables],
         "deviceNodes": sorted(nodes, key=lambda node: _by_depth(node["path"])),
         "mounts": sorted(mounts, key=lambda mount: _by_depth(mount["containerPath"])),
-        "hooks": [{"hookName": "prestart", **value} for kind, value in edits if kind == "hook"],
-        "additionalGids": sorted({value for kind, value in edits if kind == "gid"}),
+        "hooks": [{"hookName": "prestart", **hook} for hook in values.get("hook", ())],
+        "additionalGids": sorted({*values.get("gid", ())}),
     }
     return {key: value for key, value in found.items() if value}
 
 
-def _node(node: dict[str, Any], root: str, access: dict[Any, str]) -> dict[str, Any]:
+def _node(node: DeviceNode, root: str, access: dict[Any, str]) -> dict[str, Any]:
     permissions = access.get((node["type"], node["major"], node["minor"]), "rw")
     host = {} if root == "/" else {"hostPath": root + node["path"]}
     return {"path": node["path"], **host, **node, "permissions": permissions}
 
 
-def _mount(mount: dict[str, Any]) -> dict[str, Any]:
+def _mount(mount: Mount) -> dict[str, Any]:
     # Without a type: "rbind" among the options says it, and it would need version 0.4.0.
     return {"hostPath": mount["source"], "containerPath": mount["destination"], "options": mount["options"]}
 
@@ -119,9 +123,7 @@ def _by_depth(path: str) -> tuple[int, str]:
     return path.count("/"), path
 
 
-def _chosen(
-    inventory: dict[str, Any], kind: str, only: Optional[list[str]], notes: list[str]
-) -> list[dict[str, Any]]:
+def _chosen(inventory: Snapshot, kind: str, only: Optional[list[str]], notes: list[str]) -> list[Device]:
     """List entries of the snapshot: the GPUs that are not divided, then the MIG instances."""
     if only is not None:
         items = selection.parse(only, (kind,)) or []
@@ -136,20 +138,18 @@ def _chosen(
     return [*whole, *migs]
 
 
-def _plans(
-    devices: list[dict[str, Any]], inventory: dict[str, Any], hook: str, notes: list[str]
-) -> list[tuple[dict[str, Any], Planned]]:
+def _plans(devices: list[Device], inventory: Snapshot, hook: str, notes: list[str]) -> list[tuple[Device, Planned]]:
     """Plan for each device alone; one that cannot be planned for is left out, unless it is the last."""
     plans = []
     trouble: Optional[GpushimError] = None
     for device in devices:
         item = ("mig-index", (device["gpu"], device["index"])) if "gi" in device else ("index", device["index"])
         try:
-            edits = planned([(*item, str(item[1]))], inventory, hook)
+            edits = of_items([(*item, str(item[1]))], inventory, hook, request.CAPABILITIES)
             plans.append((device, {repr(edit): edit for edit in edits}))
         except GpushimError as error:
             trouble = error
-            notes.append(f"{_called(device)} is left out of the CDI spec: {error}")
+            notes.append(f"{selection.called(device)} is left out of the CDI spec: {error}")
     if not plans:
         raise trouble or GpushimError(
             "there is no GPU or MIG instance to describe; gpushim list says what the host has", INVENTORY
@@ -157,20 +157,7 @@ def _plans(
     return plans
 
 
-def planned(
-    items: list[Any], inventory: dict[str, Any], hook: str, capabilities: Sequence[str] = request.CAPABILITIES
-) -> list[Edit]:
-    """Plan for a container that asks for these items of `selection` and nothing else."""
-    wanted = request.Request()
-    wanted.source, wanted.text, wanted.devices = "the CDI spec", "", items
-    wanted.capabilities = list(capabilities)
-    wanted.requirements, wanted.imex, wanted.features, wanted.ignored = [], [], [], []
-    wanted.mps = ""
-    wanted.mig_config = wanted.mig_monitor = wanted.legacy = wanted.privileged = False
-    return plan(wanted, inventory, {"rootfs": "", "userns": False, "hook": hook})[0]
-
-
-def _shared(plans: list[tuple[dict[str, Any], Planned]], inventory: dict[str, Any], hook: str) -> set[str]:
+def _shared(plans: list[tuple[Device, Planned]], inventory: Snapshot, hook: str) -> set[str]:
     """Say which edits all devices have in common: of nodes, those that a container without a GPU has too.
 
     Where one node is all there is (WSL), or lists name them all (Tegra), they stay with the devices: a device that
@@ -179,8 +166,8 @@ def _shared(plans: list[tuple[dict[str, Any], Planned]], inventory: dict[str, An
     common = set.intersection(*(set(edits) for _, edits in plans))
     control = set()
     if inventory["platform"] == "native":
-        control = {repr(edit) for edit in planned([], inventory, hook)}
-    about_nodes = {key for key, edit in plans[0][1].items() if edit[0] in ("node", "rule", "gid")}
+        control = {repr(edit) for edit in of_items([], inventory, hook, request.CAPABILITIES)}
+    about_nodes = {key for key, edit in plans[0][1].items() if edit.kind in ("node", "rule", "gid")}
     return (common - about_nodes) | (common & control)
 
 
@@ -188,12 +175,8 @@ def _without(shared: set[str], edits: Planned) -> list[Edit]:
     return [edit for key, edit in edits.items() if key not in shared]
 
 
-def _named(device: dict[str, Any], strategies: list[str], kind: str) -> list[str]:
+def _named(device: Device, strategies: list[str], kind: str) -> list[str]:
     part = f"{device['gpu']}:{device['index']}" if "gi" in device else str(device["index"])
     forms = {"index": part, "type-index": ("mig" if "gi" in device else "gpu") + part, "uuid": device["uuid"]}
     # Old drivers' names of MIG instances have slashes, which CDI does not allow.
     return [forms[name] for name in dict.fromkeys(strategies) if selection.is_qualified(f"{kind}={forms[name]}")]
-
-
-def _called(device: dict[str, Any]) -> str:
-    return f"MIG instance {device['gpu']}:{device['index']}" if "gi" in device else f"GPU {device['index']}"

@@ -6,10 +6,9 @@ import json
 
 import click
 
+from gpushim import refresh as inventory
 from gpushim.cli import show
 from gpushim.errors import INVENTORY, GpushimError
-from gpushim.inventory import refresh as inventory
-from gpushim.inventory import survey
 
 
 @click.command()
@@ -39,6 +38,6 @@ def refresh(force: bool, unattended: bool, no_modules: bool, form: str) -> None:
         click.echo(json.dumps({"gpus": gpus, "mig": migs, "driver": version, "notes": notes}, indent=2))
     elif not unattended:  # the log has the notes, and all that there is to say of the units' refreshes
         show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}")
-    trouble = survey.trouble(snapshot)
+    trouble = inventory.trouble(snapshot)
     if trouble:
         raise GpushimError(f"not all could be listed: {trouble}; when that is fixed, run gpushim refresh", INVENTORY)

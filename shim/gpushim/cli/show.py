@@ -58,7 +58,7 @@ def text(lines: str) -> None:
         click.echo(visible(line, "\t"))
 
 
-def emit(form: str, data: object, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def emit(form: str, data: object, columns: Sequence[str] = (), rows: Sequence[Sequence[object]] = ()) -> None:
     """Print what a command found.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +14,8 @@ from gpushim.inventory import make_nodes, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    _Listing = Callable[[str, str], list[str]]
 
 _ROOT = click.option(
     "--dev-root",
@@ -43,11 +44,13 @@ def create_device_nodes(dev_root: str, dry_run: bool, form: str) -> None:
 
     Numbers, mode and owner are those that the loaded driver tells in /proc. Nodes that are right stay as they are.
     """
-    root, proc = _places(dev_root)
-    before, made, notes = _make(
-        lambda: make_nodes.missing_nodes(root, proc) + _links(root, proc), make_nodes.make, root, proc, dry_run
+    _run(
+        lambda root, proc: make_nodes.missing_nodes(root, proc) + _links(root, proc),
+        make_nodes.make,
+        dev_root,
+        dry_run,
+        form,
     )
-    _report(before, made, notes, dry_run, form)
 
 
 @system.command("create-dev-char-links")
@@ -60,9 +63,7 @@ def create_dev_char_links(dev_root: str, dry_run: bool, form: str) -> None:
     Some releases of systemd and runc look for a device by this link; without it a container loses its GPU at the next
     systemctl daemon-reload.
     """
-    root, proc = _places(dev_root)
-    before, made, notes = _make(lambda: _links(root, proc), make_nodes.link, root, proc, dry_run)
-    _report(before, made, notes, dry_run, form)
+    _run(_links, make_nodes.link, dev_root, dry_run, form)
 
 
 def _places(dev_root: str) -> tuple[str, str]:
@@ -83,22 +84,17 @@ def _links(root: str, proc: str) -> list[str]:
     return [host for host, _, _ in make_nodes.missing_links(root, proc)]
 
 
-def _make(
-    missing: Callable[[], list[str]], make: Callable[[str, str], list[str]], root: str, proc: str, dry_run: bool
-) -> tuple[list[str], list[str], list[str]]:
-    """Make what is missing; returns what was, what of it is made (or would be), and notes."""
-    before = missing()
+def _run(missing: _Listing, make: _Listing, dev_root: str, dry_run: bool, form: str) -> None:
+    """Make what is missing, and say what was made, or would be; both functions take the device root and a /proc."""
+    root, proc = _places(dev_root)
+    before = missing(root, proc)
     notes = [] if dry_run else make(root, proc)
-    after = [] if dry_run else missing()
-    return before, [path for path in before if path not in after], notes
-
-
-def _report(before: list[str], made: list[str], notes: list[str], dry_run: bool, form: str) -> None:
-    """Say what was made."""
+    left = before if dry_run else missing(root, proc)
+    made = [path for path in before if path not in left]
     if form == "json":
-        click.echo(json.dumps({"missing": before, "made": [] if dry_run else made}, indent=2))
+        show.emit(form, {"missing": before, "made": made})
     else:
-        for path in made:
+        for path in before if dry_run else made:
             show.say(f"{'would make' if dry_run else 'made'} {path}")
     if notes:
         raise GpushimError("; ".join(notes), FAILED)

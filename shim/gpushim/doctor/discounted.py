@@ -37,7 +37,7 @@ def why(path: str, config: str) -> str:
     try:
         if found["inputs"]["config"] != config:
             return f"it was made with {found['inputs']['config']}"
-        if found["stamp"][stamp.CONFIG_IDENTITY] != stamp.current(found["inputs"])[stamp.CONFIG_IDENTITY]:
+        if found["stamp"]["config"] != stamp.current(found["inputs"])["config"]:
             return f"{config} has changed since"
         if found["told"] != ensure.told(os.path.dirname(path)):
             return "a file beside it, which launcher or hook read, has changed"

@@ -9,27 +9,15 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
-from gpushim.authorization import OF_AN_IMAGE, TABLE, missing
+from gpushim.authorization import BESIDE, OF_AN_IMAGE, TABLE, missing
 from gpushim.doctor import Finding, Host, ok, warning
 from gpushim.errors import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What an image can name by itself, and what it can only make of a GPU that it has otherwise.
+# What an image can name by itself.
 DEVICES = {"gpu": "this host's GPUs", "own-cdi": "CDI devices of its kind", "foreign-cdi": "CDI devices of {}"}
-BESIDE = {
-    "capabilities": "the choice of the driver's files that come with a GPU",
-    "no-conditions": "its own NVIDIA_REQUIRE_* ignored",
-    "mig-config": "configuring MIG",
-    "mig-monitor": "monitoring MIG",
-    "imex": "IMEX channels",
-    "gds": "GDS",
-    "mofed": "MOFED",
-    "gdrcopy": "GDRCopy",
-    "nvswitch": "NVSwitch",
-    "mps": "MPS",
-}
 
 
 def images(host: Host) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """Checks of the host beneath the engines: the low-level runtime, cgroups, SELinux, AppArmor.
 
-Out of scope: what each engine is set to (docker.py and its neighbours).
+Out of scope: what each engine is set to (check_docker.py and its neighbours).
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ _THEIRS = re.compile(r"\+ds|ubuntu|deb\d|\.el\d|\.fc\d|\.amzn|suse|rhaos")
 SHOWN = 16  # processes that only look like an engine
 MIGRATE = "gpushim migrate --write"
 # Settings of NVIDIA's toolkit with which somebody took rights from containers, as `gpushim migrate` writes them.
-HARDENING = (
-    ("requests", "accept-env-when-unprivileged", False),
-    ("requests", "ignore-imex-channel-requests", True),
-)
+HARDENING = (("requests", "accept-env-when-unprivileged", False), ("requests", "ignore-imex-channel-requests", True))
 # Keys of theirs that take rights from containers where they are set, and that nothing here does.
 WITHHOLDING = (
     "supported-driver-capabilities",

@@ -6,7 +6,7 @@ Out of scope: the deadline, which is the caller's.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import json
 import os
 import sys
@@ -29,40 +29,24 @@ def ask(root: str, proc: str, version: str) -> dict[str, Any]:
         "persistence": by GPU, true, false, or null for what NVML does not tell.
     """
     from gpushim.errors import GpushimError
-    from gpushim.inventory import files, gpus
+    from gpushim.inventory import files, gpus, nvml
 
     notes: list[str] = []
     found: dict[str, Any] = {"seconds": 0.0, "error": "", "persistence": [], "notes": notes}
-    begin = time.monotonic()
-    nvml = _started(files.library(root, "libnvidia-ml.so", version), root)
-    found["seconds"] = time.monotonic() - begin
-    try:
-        found.update(gpus.read(root, proc, version, notes, lambda what: None))
-    except GpushimError as error:
-        found["error"] = str(error)
-        return found
-    if nvml and found["source"] == "nvml":
-        found["persistence"] = [_persistence(nvml, gpu["index"]) for gpu in found["gpus"]]
-    return found
-
-
-def _started(path: str | None, root: str) -> Any:
-    """Initialise NVML, so that later initialisations cost nothing; None if it cannot be."""
-    try:
-        import pynvml
-
-        from gpushim.inventory import files
-
-        if path is None:
-            return None
-        ctypes.CDLL(files.inside(root, path), mode=ctypes.RTLD_GLOBAL)
+    path = files.library(root, "libnvidia-ml.so", version)
+    with contextlib.ExitStack() as stack:
+        begin, session = time.monotonic(), None
+        with contextlib.suppress(nvml.UnusableError):  # gpus.read says it
+            session = path and stack.enter_context(nvml.session(files.inside(root, path), lambda what: None))
+        found["seconds"] = time.monotonic() - begin
         try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError:
-            return None  # gpus.read says it
-        return pynvml
-    except (ImportError, OSError):
-        return None
+            found.update(gpus.read(root, proc, version, notes, lambda what: None))  # initialised, it costs nothing
+        except GpushimError as error:
+            found["error"] = str(error)
+            return found
+        if session and found["source"] == "nvml":
+            found["persistence"] = [_persistence(session, gpu["index"]) for gpu in found["gpus"]]
+    return found
 
 
 def _persistence(nvml: Any, index: int) -> bool | None:

@@ -37,11 +37,17 @@ THEN = f"do what it says, if that is not done yet; then {REFRESH}"
 PYTHON = "/usr/bin/python3"  # what the launcher starts
 OLDEST = (3, 9)
 NEEDED = 1 << 20  # bytes that must be free where bundles and snapshot are
-# Of the stamp, in its order: stamp.current.
-FACTS = (
-    *("the boot", "config.toml", "the module", "the major numbers", "the GPUs", "the MIG instances", "ld.so.cache"),
-    "the device nodes or files",
-)
+# What a fact of the stamp is about.
+FACTS = {
+    "boot": "the boot",
+    "config": "config.toml",
+    "module": "the module",
+    "majors": "the major numbers",
+    "gpus": "the GPUs",
+    "mig": "the MIG instances",
+    "libraries": "ld.so.cache",
+    "nodes": "the device nodes or files",
+}
 
 
 def config(host: Host) -> Iterator[Finding]:
@@ -95,8 +101,8 @@ def snapshot(host: Host) -> Iterator[Finding]:
     """Check that the snapshot is there, true, and that it has GPUs."""
     path = f"{host.state}/{ensure.SNAPSHOT}"
     found, stale = ensure.last(host.config, host.state)
-    now = stamp.current(found["inputs"]) if stale == "host" else ()  # the same if only its life is over
-    changed = [name for name, then, fact in zip(FACTS, found.get("stamp", ()), now) if then != fact]
+    now = stamp.current(found["inputs"]).items() if stale == "host" else ()  # the same if only its life is over
+    changed = [FACTS[name] for name, fact in now if found["stamp"][name] != fact]
     if os.path.lexists(host.state) and not stamp.ours(host.state):
         yield skipped(f"{path} does not count, for state-directory is broken")
     elif not os.path.lexists(path):

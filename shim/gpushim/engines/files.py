@@ -13,33 +13,21 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import errno
 import fcntl
 import os
 import shlex
-import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpushim import replace
-from gpushim.engines import places
+from gpushim.engines import places, rewrite
 from gpushim.engines.places import Place
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LIMIT = 1 << 20  # bytes; the largest settings seen in the field have some 20 KiB
 BEFORE, AFTER, KEPT = ".before-gpushim", ".after-gpushim", ".kept-gpushim"
-NEW_MODE = 0o644
-_REASONS = {
-    errno.EROFS: "lies on a read-only file system; make the change where that file system is made",
-    errno.EPERM: "is immutable (lsattr shows it) or belongs to another user; chattr -i, or run this as its owner",
-    errno.EACCES: "may not be written by this user; run this as its owner, for the system's engines as root",
-    errno.EBUSY: "is a mount point of its own; change the file that is mounted there",
-    errno.ENOSPC: "does not fit: no space is left on the file system",
-    errno.EDQUOT: "does not fit: the disk quota is used up",
-}
 
 
 @dataclass(frozen=True)
@@ -79,7 +67,7 @@ def read(path: str) -> bytes | None:
     """
     try:
         with places.place(path) as place:
-            content = _content(path, place)
+            content = rewrite.content(path, place)
             if content is None and place.link:
                 raise places.dangling(path, place.path)
             return content
@@ -87,26 +75,6 @@ def read(path: str) -> bytes | None:
         return None
     except OSError as error:
         raise GpushimError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _content(path: str, place: Place) -> bytes | None:
-    # O_NONBLOCK: a FIFO must not hang us; regular files do not care (open(2)).
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
-    try:
-        fd = os.open(place.name, flags, dir_fd=place.folder)
-    except FileNotFoundError:
-        return None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
-        places.check_file(path, status)
-        data = os.read(fd, LIMIT + 1)
-    finally:
-        os.close(fd)
-    if len(data) > LIMIT:
-        raise GpushimError(f"{path} is larger than {LIMIT >> 20} MiB; that is no engine's settings")
-    return data
 
 
 def before(path: str) -> bytes | None:
@@ -149,22 +117,22 @@ def apply(changes: list[Change], *, undo: bool = False, first: bool = False) -> 
             _sweep(change.path)
             if change.new == change.old and (undo or not (first or _is_recorded(change))):
                 continue
-            with _writable(change) as place, _locked(place.folder), _beside(place) as folder:
-                if _content(change.path, place) != change.old:
+            with _writable(change) as place, _locked(place.folder), rewrite.beside(place) as folder:
+                if rewrite.content(change.path, place) != change.old:
                     raise GpushimError(f"{change.path} has been changed by somebody else meanwhile; try again")
                 records = _records(place, folder, change) if change.recorded and not undo else []
                 for suffix, record in [*_kept(place, folder, change, notes), *records]:
-                    _put(_record(place, folder, suffix), record, like=place)
+                    rewrite.put(record.path, _record(place, folder, suffix), record.new, like=place)
                     done.append((change.path, suffix, record))
                 if change.new != change.old:
-                    notes += _put(place, change)
+                    notes += rewrite.put(change.path, place, change.new)
             done.append((change.path, "", change))
     except (GpushimError, OSError) as error:
         for path, suffix, made in reversed(done):
-            with places.place(path) as place, _beside(place) as folder:
+            with places.place(path) as place, rewrite.beside(place) as folder:
                 where = _record(place, folder, suffix) if suffix else place
-                _put(where, Change(made.path, made.new, made.old))
-        raise _refusal(change.path, error) if isinstance(error, OSError) else error from None
+                rewrite.put(made.path, where, made.old)
+        raise rewrite.refusal(change.path, error) if isinstance(error, OSError) else error from None
     if undo:
         for change in changes:
             _forget(change)
@@ -200,10 +168,10 @@ def _by_hand(change: Change) -> str:
 def kept(path: str) -> list[str]:
     """List the copies of a file with what somebody had written into gpushim's entry, in the order of their making."""
     found: list[str] = []
-    with contextlib.suppress(FileNotFoundError), places.place(path) as place, _beside(place) as folder:
+    with contextlib.suppress(FileNotFoundError), places.place(path) as place, rewrite.beside(place) as folder:
         while True:
             record = _record(place, folder, KEPT + (f".{len(found) + 1}" if found else ""))
-            if _status(record) is None:
+            if rewrite.status(record) is None:
                 break
             found.append(record.path)
     return found
@@ -214,7 +182,7 @@ def _records(place: Place, folder: int, change: Change) -> list[tuple[str, Chang
     records = []
     for suffix, content in ((BEFORE, change.before), (AFTER, change.new)):
         record = _record(place, folder, suffix)
-        old = _content(record.path, record)
+        old = rewrite.content(record.path, record)
         if old != content:
             records.append((suffix, Change(record.path, old, content)))
     return records
@@ -227,7 +195,7 @@ def _kept(place: Place, folder: int, change: Change, notes: list[str]) -> list[t
     suffix, number = KEPT, 1
     while True:
         record = _record(place, folder, suffix)
-        there = _content(record.path, record)
+        there = rewrite.content(record.path, record)
         if there in (None, change.old):
             break
         number += 1
@@ -253,44 +221,29 @@ def _is_recorded(change: Change) -> bool:
 def _forget(change: Change) -> None:
     for suffix in (BEFORE, AFTER) if change.recorded else ():
         try:
-            with places.place(change.path) as place, _beside(place) as folder:
+            with places.place(change.path) as place, rewrite.beside(place) as folder:
                 os.unlink(place.name + suffix, dir_fd=folder)
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise _refusal(change.path + suffix, error) from None
+            raise rewrite.refusal(change.path + suffix, error) from None
 
 
 def _sweep(path: str) -> None:
     """Remove what was being written for a file, or for a record of it, by a process that was killed."""
-    with contextlib.suppress(FileNotFoundError), places.place(path) as place, _beside(place) as folder:
+    with contextlib.suppress(FileNotFoundError), places.place(path) as place, rewrite.beside(place) as folder:
         for each in (place.folder, folder):
-            fd = _opened(each)
-            try:
+            with rewrite.opened(each) as fd:
                 replace.sweep("", place.name, fd)
-            finally:
-                os.close(fd)
 
 
 def _recorded(path: str, suffix: str) -> bytes | None:
     try:
-        with places.place(path) as place, _beside(place) as folder:
+        with places.place(path) as place, rewrite.beside(place) as folder:
             record = _record(place, folder, suffix)
-            return _content(record.path, record)
+            return rewrite.content(record.path, record)
     except FileNotFoundError:
         return None
-
-
-@contextlib.contextmanager
-def _beside(place: Place) -> Iterator[int]:
-    """Open the directory of a file's records: its own, or the one above if an engine reads its own as a whole."""
-    name = ".." if os.path.dirname(place.path).endswith(".d") else "."
-    folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
-    try:
-        places.check(place.path, folder, os.fstat(folder))
-        yield folder
-    finally:
-        os.close(folder)
 
 
 @contextlib.contextmanager
@@ -300,8 +253,8 @@ def _writable(change: Change) -> Iterator[Place]:
         try:
             place = stack.enter_context(places.place(change.path, make=change.old is None))
         except OSError as error:
-            raise _refusal(change.path, error) from None
-        status = _status(place)
+            raise rewrite.refusal(change.path, error) from None
+        status = rewrite.status(place)
         if status and not status.st_mode & 0o222 and change.new != change.old:
             raise GpushimError(
                 f"{change.path} is read-only, so somebody wants it unchanged; chmod u+w, or --config another"
@@ -312,116 +265,9 @@ def _writable(change: Change) -> Iterator[Place]:
 @contextlib.contextmanager
 def _locked(folder: int) -> Iterator[None]:
     """Hold off another `gpushim configure`; others do not know of this lock (flock(2) on the directory)."""
-    fd = _opened(folder)
-    try:
+    with rewrite.opened(folder) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(fd)
-
-
-def _put(place: Place, change: Change, like: Place | None = None) -> list[str]:
-    """Replace, make or delete a file; `like` is the file whose mode and owner a new one gets."""
-    notes: list[str] = []
-    try:
-        if change.new is None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(place.name, dir_fd=place.folder)
-        else:
-            lost = _replace(place, change.new, like or place)
-            notes += [f"{change.path} has lost its attribute {name}: {reason}" for name, reason in lost.items()]
-        folder = _opened(place.folder)
-        try:
-            os.fsync(folder)  # the new name survives a power cut too
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise _refusal(change.path, error) from None
-    return notes
-
-
-def _replace(place: Place, data: bytes, like: Place) -> dict[str, str]:
-    try:
-        with _beside(place) as folder:
-            return _written(folder, place, data, like)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        return _written(place.folder, place, data, like)  # something is mounted on the directory
-
-
-def _written(folder: int, place: Place, data: bytes, like: Place) -> dict[str, str]:
-    """Write a file in one directory, and rename it to where it goes."""
-    scratch, fd = replace.made("", place.name, folder)
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-            lost = _take_after(fd, like)
-            file.flush()
-            os.fsync(fd)
-            os.rename(scratch, place.name, src_dir_fd=folder, dst_dir_fd=place.folder)
-    except BaseException:
-        os.unlink(scratch, dir_fd=folder)
-        raise
-    return lost
-
-
-def _take_after(fd: int, like: Place) -> dict[str, str]:
-    """Give a new file the mode, owner and extended attributes of another; returns what `_attributes` does."""
-    try:
-        old = os.open(like.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=like.folder)
-    except FileNotFoundError:
-        os.fchmod(fd, NEW_MODE)
-        return {}
-    try:
-        status, own = os.fstat(old), os.fstat(fd)
-        if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
-            os.fchown(fd, status.st_uid, status.st_gid)
-        os.fchmod(fd, stat.S_IMODE(status.st_mode))
-        return _attributes(fd, old)
-    finally:
-        os.close(old)
-
-
-def _attributes(fd: int, like: int) -> dict[str, str]:
-    """Give a file the extended attributes (SELinux label, ACL) of another.
-
-    Returns:
-        the reason for each that it does not have now; the policy may have given it some already.
-    """
-    lost: dict[str, str] = {}
-    try:
-        names = os.listxattr(like)
-    except OSError:  # the file system knows none
-        return lost
-    for name in names:
-        value = None
-        try:
-            value = os.getxattr(like, name)
-            os.setxattr(fd, name, value)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                if os.getxattr(fd, name) == value:
-                    continue
-            lost[name] = error.strerror or str(error)
-    return lost
-
-
-def _opened(folder: int) -> int:
-    """Open a directory again, for what an O_PATH fd does not do."""
-    return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-
-
-def _status(place: Place) -> os.stat_result | None:
-    try:
-        return place.status()
-    except FileNotFoundError:
-        return None
-
-
-def _refusal(path: str, error: OSError) -> GpushimError:
-    reason = _REASONS.get(error.errno or 0, f"cannot be replaced: {error.strerror}")
-    return GpushimError(f"{path} {reason}")
 
 
 def _diff(change: Change) -> str:

@@ -1,7 +1,9 @@
 """JSON as text: read strictly, and edited so that all that is not edited stays as it was written.
 
 Strictly means as Go's decoder does, which Docker uses, and without names that occur twice: Go takes the last of two
-values but mixes two objects, so nobody can say what was meant. Out of scope: files; what the settings mean.
+values but mixes two objects, so nobody can say what was meant. By hand, because Python's decoder tells neither where
+a value stands nor which of two names is the second; what it writes again has other blanks, escapes and numbers.
+Out of scope: files; what the settings mean.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public in all versions, missing in typeshed
-from typing import Any
+from typing import Any, NamedTuple
 
+from gpushim.engines.textedit import Keys, decoded, newline, risky, within
 from gpushim.errors import GpushimError, quote
 
 BOM = "\ufeff"
@@ -22,22 +24,17 @@ _ATOM = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]
 _STEP = "  "  # of indentation, where the text shows none
 
 
-@dataclass
-class Node:
-    """A value and where it stands: text[start:end].
-
-    Attributes:
-        members: of an object: name to (where the name starts, value); None for other values.
-    """
+class Node(NamedTuple):
+    """A value, text[start:end]: an object's members by their names, and where the name of a member begins."""
 
     start: int
-    end: int = 0
-    members: dict[str, tuple[int, Node]] | None = None
-    items: list[Node] = field(default_factory=list)
+    end: int
+    members: dict[str, Node] = {}  # noqa: RUF012 - never changed
+    name: int = 0
 
 
 def parse(data: bytes, path: str) -> str:
-    """Check that bytes are a JSON object, and decode them; text without anything but space is "".
+    """Check that bytes are a JSON object, and decode them; text without anything but space is taken too.
 
     Args:
         data: of the file.
@@ -46,24 +43,18 @@ def parse(data: bytes, path: str) -> str:
     Raises:
         GpushimError: they are not UTF-8, or no JSON object, or a name occurs twice, with the line.
     """
+    text = decoded(data, path)
     try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise GpushimError(f"{path}, line {line}: is not UTF-8; save it as UTF-8") from None
-    if _blank(text):
-        return text
-    try:
-        root = _root(text)
+        root = None if _blank(text) else _root(text)
     except _Wrong as wrong:
         line = text.count("\n", 0, wrong.place) + 1
         raise GpushimError(f"{path}, line {line}: {wrong}; correct it first") from None
-    if root.members is None:
+    if root and text[root.start] != "{":
         raise GpushimError(f"{path}, line 1: is {quote(text[root.start : root.end][:20])}, not an object")
     return text
 
 
-def get(text: str, keys: tuple[str, ...], default: Any = None) -> Any:
+def get(text: str, keys: Keys, default: Any = None) -> Any:
     """Return a value as Python's data, numbers as tuples of their text, which may be of any length.
 
     Args:
@@ -74,16 +65,11 @@ def get(text: str, keys: tuple[str, ...], default: Any = None) -> Any:
     node = _find(text, keys)
     if node is None:
         return default if keys else {}
-    return json.loads(text[node.start : node.end], parse_int=_number, parse_float=_number)
+    return _data(text[node.start : node.end])
 
 
 def same(text: str, other: str) -> bool:
-    """Say whether two texts say the same.
-
-    Args:
-        text: from `parse`.
-        other: the same.
-    """
+    """Say whether two texts, each from `parse`, say the same."""
     return bool(get(text, ()) == get(other, ()))
 
 
@@ -97,85 +83,62 @@ def without_comment(text: str, comment: str) -> str:
     return text
 
 
-def copy(text: str, keys: tuple[str, ...], source: str) -> str:
-    """Set a value to the one of the same name in another text, as it is written there.
+def put(text: str, keys: Keys, value: object) -> str:
+    """Set a value, in the style of what stands around it; objects on the way to it are made.
 
     Args:
-        text: from `parse`.
+        text: from `parse`, as in the other edits.
         keys: at least one.
-        source: from `parse`, with such a value.
-    """
-    wanted, other = _with(text, keys, get(source, keys)), _find(source, keys)
-    assert other is not None, keys
-    node = _find(text, keys)
-    if node is None:
-        text = put(text, keys, None)
-        node = _find(text, keys)
-    assert node is not None, keys
-    return _checked(text[: node.start] + source[other.start : other.end] + text[node.end :], wanted, keys)
-
-
-def put(text: str, keys: tuple[str, ...], value: object) -> str:
-    """Set a value; objects on the way to it are made.
-
-    Args:
-        text: from `parse`.
-        keys: at least one; those before the last name objects where they exist.
         value: Python's data.
-
-    Returns:
-        the text with this value, in the style of what stands around it.
 
     Raises:
         GpushimError: the text is of a form that cannot be edited safely.
     """
-    wanted = _with(text, keys, json.loads(json.dumps(value), parse_int=_number, parse_float=_number))
-    return _checked(_put(text, keys, value), wanted, keys)
+    return _checked(_put(text, keys, value), _with(text, keys, _data(json.dumps(value))), keys)
 
 
-def _put(text: str, keys: tuple[str, ...], value: object) -> str:
+def copy(text: str, keys: Keys, source: str) -> str:
+    """Set a value as `put` does, to the one of the same name in another text, as it is written there."""
+    edited = _put(text, keys, None)
+    node, other = _find(edited, keys), _find(source, keys)
+    assert node, keys
+    assert other, keys
+    edited = edited[: node.start] + source[other.start : other.end] + edited[node.end :]
+    return _checked(edited, _with(text, keys, get(source, keys)), keys)
+
+
+def drop(text: str, keys: Keys) -> str:
+    """Take a member out, with the errors of `put`; nothing happens if it is not there."""
+    owner = _find(text, keys[:-1])
+    if owner is None or keys[-1] not in owner.members:
+        return text
+    wanted = get(text, ())
+    del within(wanted, keys[:-1])[keys[-1]]
+    return _checked(_cut(text, owner, keys[-1]), wanted, keys)
+
+
+def _put(text: str, keys: Keys, value: object) -> str:
     if _blank(text):
         mark = BOM if text.startswith(BOM) else ""
-        return mark + _rendered(_nested(keys, value), _newline(text), _STEP) + _newline(text)
+        return mark + _rendered(_nested(keys, value), newline(text), _STEP) + newline(text)
     node, at = _root(text), 0
-    while at < len(keys) and keys[at] in (node.members or {}):
-        node, at = (node.members or {})[keys[at]][1], at + 1
+    while at < len(keys) and keys[at] in node.members:
+        node, at = node.members[keys[at]], at + 1
     if at == len(keys):
-        gap, step = _style(text, node)
-        return text[: node.start] + _rendered(value, gap, step) + text[node.end :]
+        return text[: node.start] + _rendered(value, *_style(text, node)) + text[node.end :]
     return _inserted(text, node, keys[at], _nested(keys[at + 1 :], value))
 
 
-def drop(text: str, keys: tuple[str, ...]) -> str:
-    """Take a member out; nothing happens if it is not there.
-
-    Args:
-        text: from `parse`.
-        keys: at least one.
-
-    Raises:
-        GpushimError: the text is of a form that cannot be edited safely.
-    """
-    owner = _find(text, keys[:-1])
-    members = (owner and owner.members) or {}
-    if owner is None or keys[-1] not in members:
-        return text
-    wanted = get(text, ())
-    del _within(wanted, keys[:-1])[keys[-1]]
-    return _checked(_cut(text, owner, members, keys), wanted, keys)
-
-
-def _cut(text: str, owner: Node, members: dict[str, tuple[int, Node]], keys: tuple[str, ...]) -> str:
-    names = list(members)
-    place = names.index(keys[-1])
-    if len(names) == 1:
+def _cut(text: str, owner: Node, name: str) -> str:
+    members, place = list(owner.members.values()), list(owner.members).index(name)
+    if len(members) == 1:
         return text[: owner.start] + "{}" + text[owner.end :]
     if place == 0:  # up to the next name, whose indentation is this one's
-        return text[: members[names[0]][0]] + text[members[names[1]][0] :]
-    return text[: members[names[place - 1]][1].end] + text[members[names[place]][1].end :]
+        return text[: members[0].name] + text[members[1].name :]
+    return text[: members[place - 1].end] + text[members[place].end :]
 
 
-def _with(text: str, keys: tuple[str, ...], value: object) -> Any:
+def _with(text: str, keys: Keys, value: object) -> Any:
     """Return what a text is to say once a value is set; objects take the place of what is none on the way."""
     data = inner = get(text, ())
     for key in keys[:-1]:
@@ -186,24 +149,17 @@ def _with(text: str, keys: tuple[str, ...], value: object) -> Any:
     return data
 
 
-def _within(data: Any, keys: tuple[str, ...]) -> Any:
-    for key in keys:
-        data = data[key]
-    return data
-
-
-def _checked(edited: str, wanted: Any, keys: tuple[str, ...]) -> str:
+def _checked(edited: str, wanted: Any, keys: Keys) -> str:
     """Refuse an edit after which a text would say anything but what it should."""
     try:
-        right = get(edited, ()) == wanted
+        if get(edited, ()) == wanted:
+            return edited
     except (_Wrong, ValueError):
-        right = False
-    if not right:
-        raise GpushimError(f"{'.'.join(keys)} cannot be changed in this file without risk; change it by hand")
-    return edited
+        pass
+    raise risky(keys)
 
 
-def _nested(keys: tuple[str, ...], value: object) -> object:
+def _nested(keys: Keys, value: object) -> object:
     for key in reversed(keys):
         value = {key: value}
     return value
@@ -213,17 +169,16 @@ def _inserted(text: str, owner: Node, key: str, value: object) -> str:
     """Add a member behind the others of an object."""
     gap, step = _style(text, owner)
     name = json.dumps(key)
-    members = list((owner.members or {}).values())
-    if members:
-        start, end = members[-1][0], members[-1][1].end
-        inner = text[_before(text, start) : start]
+    if owner.members:
+        last = list(owner.members.values())[-1]
+        inner = text[_before(text, last.name) : last.name]
         if "\n" in inner:
-            inner = _newline(text) + inner.rpartition("\n")[2]
-            return f"{text[:end]},{inner}{name}: {_rendered(value, inner, step)}{text[end:]}"
-        inner = " " if len(members) == 1 else inner  # {"a": 1} becomes {"a": 1, "b": 2}
-        return f"{text[:end]},{inner}{name}: {_rendered(value, '', step)}{text[end:]}"
+            inner = gap = newline(text) + inner.rpartition("\n")[2]
+        else:
+            inner, gap = " " if len(owner.members) == 1 else inner, ""  # {"a": 1} becomes {"a": 1, "b": 2}
+        return f"{text[: last.end]},{inner}{name}: {_rendered(value, gap, step)}{text[last.end :]}"
     if not gap and owner.start == _root(text).start:
-        gap = _newline(text)
+        gap = newline(text)
     inner = gap + step if gap else ""
     return f"{text[: owner.start]}{{{inner}{name}: {_rendered(value, inner, step)}{gap}}}{text[owner.end :]}"
 
@@ -233,24 +188,20 @@ def _style(text: str, node: Node) -> tuple[str, str]:
 
     The first is "" for text that is all on one line.
     """
-    first = next(iter((_root(text).members or {}).values()), None)
-    step = text[_before(text, first[0]) : first[0]] if first else ""
+    first = next(iter(_root(text).members.values()), None)
+    step = text[_before(text, first.name) : first.name] if first else ""
     if "\n" not in step:
         return "", _STEP
     line = text[text.rfind("\n", 0, node.end) + 1 : node.end]
-    return _newline(text) + line[: len(line) - len(line.lstrip(" \t"))], step.rpartition("\n")[2] or _STEP
-
-
-def _newline(text: str) -> str:
-    return "\r\n" if "\r\n" in text else "\n"
+    return newline(text) + line[: len(line) - len(line.lstrip(" \t"))], step.rpartition("\n")[2] or _STEP
 
 
 def _blank(text: str) -> bool:
     return not text.removeprefix(BOM).strip(" \t\r\n")
 
 
-def _number(text: str) -> tuple[str]:
-    return (text,)
+def _data(text: str) -> Any:
+    return json.loads(text, parse_int=lambda number: (number,), parse_float=lambda number: (number,))
 
 
 def _before(text: str, place: int) -> int:
@@ -260,9 +211,7 @@ def _before(text: str, place: int) -> int:
 
 def _rendered(value: object, gap: str, step: str) -> str:
     """Write a value; `gap` is the newline and indentation of its own line, "" for all on one line."""
-    if not gap:
-        return json.dumps(value)
-    return json.dumps(value, indent=step).replace("\n", gap)
+    return json.dumps(value, indent=step).replace("\n", gap) if gap else json.dumps(value)
 
 
 class _Wrong(Exception):  # noqa: N818, only of this file
@@ -279,10 +228,10 @@ def _root(text: str) -> Node:
     return node
 
 
-def _find(text: str, keys: tuple[str, ...]) -> Node | None:
+def _find(text: str, keys: Keys) -> Node | None:
     node = None if _blank(text) else _root(text)
     for key in keys:
-        node = (node.members or {}).get(key, (0, None))[1] if node else None
+        node = node and node.members.get(key)
     return node
 
 
@@ -292,48 +241,37 @@ def _skip(text: str, place: int) -> int:
 
 
 def _value(text: str, place: int, depth: int) -> Node:
-    opening = text[place : place + 1]
     if depth > DEPTH:
         raise _Wrong("is nested too deeply", place)
-    if opening == "{":
-        return _object(text, place, depth)
-    if opening == "[":
-        return _array(text, place, depth)
+    opening = text[place : place + 1]
+    if opening in ("{", "["):
+        return _collection(text, place, depth)
     if opening == '"':
         return Node(place, _string(text, place)[1])
-    match = _ATOM.match(text, place)
-    if not match:
-        raise _Wrong(_unexpected(text, place), place)
-    return Node(place, match.end())
+    if match := _ATOM.match(text, place):
+        return Node(place, match.end())
+    raise _Wrong(_unexpected(text, place), place)
 
 
-def _object(text: str, start: int, depth: int) -> Node:
-    members: dict[str, tuple[int, Node]] = {}
-    place = _skip(text, start + 1)
-    while text[place : place + 1] != "}":
-        if members:
+def _collection(text: str, start: int, depth: int) -> Node:
+    members: dict[str, Node] = {}
+    is_object = text[start] == "{"
+    place = first = _skip(text, start + 1)
+    while text[place : place + 1] != ("}" if is_object else "]"):
+        if place > first:
             place = _skip(text, _expect(text, place, ","))
-        if text[place : place + 1] != '"':
-            raise _Wrong(_unexpected(text, place, "a name in quotation marks"), place)
-        name, end = _string(text, place)
-        if name in members:
-            raise _Wrong(f"the name {quote(name)} occurs twice in one object", place)
-        node = _value(text, _skip(text, _expect(text, _skip(text, end), ":")), depth + 1)
-        members[name] = (place, node)
+        name, begin = "", place
+        if is_object:
+            _expect(text, begin, '"', "a name in quotation marks")
+            name, place = _string(text, begin)
+            if name in members:
+                raise _Wrong(f"the name {quote(name)} occurs twice in one object", begin)
+            place = _skip(text, _expect(text, _skip(text, place), ":"))
+        node = _value(text, place, depth + 1)
+        if is_object:
+            members[name] = node._replace(name=begin)
         place = _skip(text, node.end)
     return Node(start, place + 1, members)
-
-
-def _array(text: str, start: int, depth: int) -> Node:
-    node = Node(start)
-    place = _skip(text, start + 1)
-    while text[place : place + 1] != "]":
-        if node.items:
-            place = _skip(text, _expect(text, place, ","))
-        node.items.append(_value(text, place, depth + 1))
-        place = _skip(text, node.items[-1].end)
-    node.end = place + 1
-    return node
 
 
 def _string(text: str, place: int) -> tuple[str, int]:
@@ -344,9 +282,9 @@ def _string(text: str, place: int) -> tuple[str, int]:
     return value, end
 
 
-def _expect(text: str, place: int, sign: str) -> int:
+def _expect(text: str, place: int, sign: str, wanted: str = "") -> int:
     if text[place : place + 1] != sign:
-        raise _Wrong(_unexpected(text, place, sign), place)
+        raise _Wrong(_unexpected(text, place, wanted or sign), place)
     return place + 1
 
 

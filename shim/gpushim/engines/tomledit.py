@@ -1,26 +1,26 @@
 """Edits of a TOML text by the places where things stand (tomlscan.py), each in one form; none is checked here.
 
-Lines go and come whole, and comments stay: those of lines that go get lines of their own. Out of scope: whether the
-result says what it should (tomltext.py).
+Lines go and come whole, and comments stay: those of lines that go get lines of their own. Each text must be one that
+tomli takes. Out of scope: whether the result says what it should (tomltext.py).
 """
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from gpushim.engines.textedit import Keys, newline
 from gpushim.engines.tomlscan import Item, Scan, scan, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-Keys = tuple[str, ...]
 
 
 def additions(text: str, table: Keys, pairs: dict[Keys, str]) -> Iterator[str]:
     """Write values into a text, in each form that might do, the best first.
 
     Args:
-        text: that tomli takes.
+        text: to be edited.
         table: that has the values.
         pairs: each value as it is to be written, by its whole key; none makes the table alone.
     """
@@ -30,24 +30,14 @@ def additions(text: str, table: Keys, pairs: dict[Keys, str]) -> Iterator[str]:
 
 
 def without_header(text: str, table: Keys) -> str:
-    """Take out the header of a table if nothing is below it.
-
-    Args:
-        text: that tomli takes.
-        table: whose header is meant.
-    """
+    """Take out the header of a table if nothing is below it."""
     found = scan(text)
     section = [item for item in found.items if item.table == table]
     return _without_lines(found, section[0]) if len(section) == 1 and section[0].is_header else text
 
 
 def without_comment(text: str, comment: str) -> str:
-    """Take out the lines of a comment that stands alone in them.
-
-    Args:
-        text: that tomli takes.
-        comment: with its sign, without a newline.
-    """
+    """Take out the lines of a comment, given with its sign, that stands alone in them."""
     starts = [start for start, end in scan(text).comments if text[start:end] == comment]
     for place in reversed(starts):
         start, end = _line(text, place)
@@ -57,12 +47,7 @@ def without_comment(text: str, comment: str) -> str:
 
 
 def as_written(text: str, keys: Keys) -> str:
-    """Return a value as it is written; "" if it stands in several places, or has comments within.
-
-    Args:
-        text: that tomli takes.
-        keys: of the value.
-    """
+    """Return a value as it is written; "" if it stands in several places, or has comments within."""
     found = scan(text)
     item = found.find(keys)
     if item and not _comments_within(found, item.value, item.end, ""):
@@ -71,12 +56,7 @@ def as_written(text: str, keys: Keys) -> str:
 
 
 def cut(text: str, keys: Keys) -> str:
-    """Take out the lines of a value, or of a table and those below it, and the blank line before a header.
-
-    Args:
-        text: that tomli takes.
-        keys: of the value or table.
-    """
+    """Take out the lines of a value, or of a table and those below it, and the blank line before a header."""
     found = scan(text)
     for item in reversed(found.items):
         if item.path[: len(keys)] == keys:
@@ -102,7 +82,7 @@ def _in_section(found: Scan, table: Keys, pairs: dict[Keys, str]) -> str:
     """Add lines behind the last one below the table's header, or below none before the first."""
     text = found.text
     rows = [item for item in found.items if item.table == table]
-    lines = [f"{written(keys[len(table) :])} = {value}" for keys, value in pairs.items()]
+    lines = _lines(table, pairs)
     if rows:
         return _below(text, rows[-1], lines)
     if table or not found.items:
@@ -110,18 +90,15 @@ def _in_section(found: Scan, table: Keys, pairs: dict[Keys, str]) -> str:
     start, _ = _line(text, found.items[0].start)
     while start and text[: start - 1].rpartition("\n")[2].lstrip().startswith("#"):
         start, _ = _line(text, start - 1)  # the comment above a header is about it
-    newline = _newline(text)
-    return text[:start] + newline.join([*lines, "", ""]) + text[start:]
+    return text[:start] + newline(text).join([*lines, "", ""]) + text[start:]
 
 
 def _in_inline_table(found: Scan, table: Keys, pairs: dict[Keys, str]) -> str:
-    text, owner = found.text, None
-    for length in range(1, len(table) + 1):
-        item = found.find(table[:length])
-        owner = item if item and item.members is not None else owner
+    text, above = found.text, [found.find(table[:length]) for length in range(1, len(table) + 1)]
+    owner = next((item for item in reversed(above) if item and item.members is not None), None)
     if not owner:
         return ""
-    added = ", ".join(f"{written(keys[len(owner.path) :])} = {value}" for keys, value in pairs.items())
+    added = ", ".join(_lines(owner.path, pairs))
     if owner.members:
         end = owner.members[-1].end
         return f"{text[:end]}, {added}{text[end:]}"
@@ -130,32 +107,33 @@ def _in_inline_table(found: Scan, table: Keys, pairs: dict[Keys, str]) -> str:
 
 def _beside_dotted(found: Scan, table: Keys, pairs: dict[Keys, str]) -> str:
     """Add lines behind one whose dotted key makes the table, or one on the way to it."""
-    best: tuple[int, Item] | None = None
-    for item in found.items:
-        shared = _shared(item.path, table)
-        if shared > len(item.table) and item.table == table[: len(item.table)] and shared >= (best or (0,))[0]:
-            best = shared, item
-    if not best:
+    beside = [
+        item
+        for item in reversed(found.items)
+        if item.table == table[: len(item.table)] and _shared(item.path, table) > len(item.table)
+    ]
+    if not beside:
         return ""
-    item = best[1]
-    lines = [f"{written(keys[len(item.table) :])} = {value}" for keys, value in pairs.items()]
-    return _below(found.text, item, lines)
+    item = max(beside, key=lambda item: _shared(item.path, table))
+    return _below(found.text, item, _lines(item.table, pairs))
 
 
 def _appended(found: Scan, table: Keys, pairs: dict[Keys, str]) -> str:
-    text, newline = found.text, _newline(found.text)
-    lines = [f"{written(keys[len(table) :])} = {value}" for keys, value in pairs.items()]
-    if table:
-        lines.insert(0, f"[{written(table)}]")
-    gap = "" if not text else newline if text.endswith("\n") else newline * 2
-    return text + gap + newline.join(lines) + newline
+    text, end = found.text, newline(found.text)
+    gap = "" if not text else end if text.endswith("\n") else end * 2
+    header = [f"[{written(table)}]"] if table else []
+    return text + gap + end.join(header + _lines(table, pairs)) + end
+
+
+def _lines(table: tuple[Any, ...], pairs: dict[Keys, str]) -> list[str]:
+    """Write values with their keys as they are within a table."""
+    return [f"{written(keys[len(table) :])} = {value}" for keys, value in pairs.items()]
 
 
 def _below(text: str, item: Item, lines: list[str]) -> str:
     start, end = _line(text, item.start)[0], _line(text, item.end)[1]
-    newline, indent = _newline(text), text[start : item.start]
-    head = text[:end] if text[:end].endswith("\n") else text[:end] + newline
-    return head + "".join(indent + line + newline for line in lines) + text[end:]
+    head = text[:end] if text[:end].endswith("\n") else text[:end] + newline(text)
+    return head + "".join(text[start : item.start] + line + newline(text) for line in lines) + text[end:]
 
 
 def _without_lines(found: Scan, item: Item) -> str:
@@ -187,7 +165,7 @@ def _cut_member(text: str, owner: Item, keys: Keys) -> str:
 def _comments_within(found: Scan, start: int, end: int, indent: str) -> str:
     """Return the comments of a part of a text as lines of their own."""
     inside = [found.text[begin:close] for begin, close in found.comments if start <= begin < end]
-    return "".join(f"{indent}{comment}{_newline(found.text)}" for comment in inside)
+    return "".join(f"{indent}{comment}{newline(found.text)}" for comment in inside)
 
 
 def _line(text: str, place: int) -> tuple[int, int]:
@@ -195,13 +173,6 @@ def _line(text: str, place: int) -> tuple[int, int]:
     return text.rfind("\n", 0, place) + 1, (text.find("\n", place) + 1) or len(text)
 
 
-def _newline(text: str) -> str:
-    return "\r\n" if "\r\n" in text else "\n"
-
-
 def _shared(path: tuple[Any, ...], keys: Keys) -> int:
     """Count the names that two paths begin with together."""
-    count = 0
-    while count < min(len(path), len(keys)) and path[count] == keys[count]:
-        count += 1
-    return count
+    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(path, keys)))

@@ -75,11 +75,7 @@ class Scan:
 
 
 def scan(text: str) -> Scan:
-    """Find all that stands in a text.
-
-    Args:
-        text: that tomli takes.
-    """
+    """Find all that stands in a text that tomli takes."""
     found = Scan(text)
     arrays: dict[Path, int] = {}
     table: Path = ()
@@ -184,11 +180,7 @@ def _end(pattern: re.Pattern[str], text: str, place: int) -> int:
 
 
 def written(names: tuple[str, ...]) -> str:
-    """Write names as a key.
-
-    Args:
-        names: at least one.
-    """
+    """Write names, at least one, as a key."""
     return ".".join(
         name if _BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")
         for name in names

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpushim.engines import files
+from gpushim.engines.textedit import Keys, leaves
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 MISSING = object()
-Keys = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ def _dropped(form: ModuleType, text: str, keys: Keys, old: str | None) -> str:
 
 def _merged(form: ModuleType, text: str, keys: Keys, old: str, made: str) -> str:
     """Give back each value of an entry that gpushim changed, unless somebody has changed it since."""
-    leaves = {leaf for each in (old, made) for leaf, _ in _leaves(form.get(each, keys), keys)}
-    for leaf in sorted(leaves):
+    names = {leaf for each in (old, made) for leaf, _ in leaves(form.get(each, keys), keys)}
+    for leaf in sorted(names):
         now, then, was = (_at(form, each, leaf) for each in (text, old, made))
         if now == was and was != then and then is MISSING:
             text = _dropped(form, text, leaf, old)
@@ -169,7 +169,7 @@ def _merged(form: ModuleType, text: str, keys: Keys, old: str, made: str) -> str
 
 def _lost(form: ModuleType, text: str, left: str, made: str | None) -> Iterator[Keys]:
     """List the values that are gone and that gpushim did not write."""
-    for keys, value in _leaves(form.get(text, ()), ()):
+    for keys, value in leaves(form.get(text, ()), ()):
         if value != {} and _at(form, left, keys) != value and _at(form, made, keys) != value:
             yield keys
 
@@ -183,12 +183,3 @@ def _is_idle(kind: Kind, text: str) -> bool:
 
 def _at(form: ModuleType, text: str | None, keys: Keys) -> Any:
     return MISSING if text is None else form.get(text, keys, MISSING)
-
-
-def _leaves(value: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:
-    """List the values in a table that are no tables, and tables without any."""
-    if not isinstance(value, dict) or not value:
-        yield keys, value
-        return
-    for name, each in value.items():
-        yield from _leaves(each, (*keys, name))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpushim.inventory import rooted, sonames
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpushim.inventory.libraries import Loader
+    from gpushim.model import File
 
 BINARIES = {
     "utility": (
@@ -67,9 +68,9 @@ FIRMWARE_PATH = "/sys/module/firmware_class/parameters/path"
 PATH_LIMIT = 4096  # bytes, PATH_MAX
 
 
-def binaries(root: str, capability: str) -> list[dict[str, Any]]:
+def binaries(root: str, capability: str) -> list[File]:
     """List a capability's programs: of each name the first there is."""
-    found = []
+    found: list[File] = []
     for name in BINARIES.get(capability, ()):
         # NixOS has its programs where no container looks: there they are linked to.
         places = [(f"{folder}/{name}", f"{folder}/{name}") for folder in BINARY_DIRS]
@@ -78,7 +79,7 @@ def binaries(root: str, capability: str) -> list[dict[str, Any]]:
     return found
 
 
-def configs(root: str, capability: str, arch: str) -> list[dict[str, Any]]:
+def configs(root: str, capability: str, arch: str) -> list[File]:
     """List a capability's configuration and data files, each at every path where the host has it.
 
     Args:
@@ -98,7 +99,7 @@ def configs(root: str, capability: str, arch: str) -> list[dict[str, Any]]:
     return list(_hits(root, places, "data"))
 
 
-def xorg(loader: Loader, version: str) -> list[dict[str, Any]]:
+def xorg(loader: Loader, version: str) -> list[File]:
     """List the driver's modules of the X server: of each the first that is for this machine."""
     folders = list(dict.fromkeys([*loader.folders, *XORG_DIRS]))
     extension = f"libglxserver_nvidia.so.{version}"
@@ -118,11 +119,11 @@ def xorg(loader: Loader, version: str) -> list[dict[str, Any]]:
     return found
 
 
-def firmware(root: str, version: str) -> list[dict[str, Any]]:
+def firmware(root: str, version: str) -> list[File]:
     """List the GSP's firmware: of each file the one that the kernel loads (fw_path in firmware_loader/main.c)."""
     release = os.uname().release
     below = (f"/updates/{release}", "/updates", f"/{release}", "")
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, File] = {}
     for place in (*_firmware_path(root), *("/lib/firmware" + name for name in below)):
         folder = f"{place}/nvidia/{version}"
         for name in rooted.listing(root, folder):
@@ -145,13 +146,15 @@ def _firmware_path(root: str) -> list[str]:
     return []
 
 
-def sockets(root: str) -> list[dict[str, Any]]:
+def sockets(root: str) -> list[File]:
     """List the sockets of the driver's services."""
     resolved = [rooted.resolve(root, path) or rooted.resolve(root, "/var" + path) for path in SOCKETS]
-    return [{"path": path, "kind": "socket"} for path in resolved if rooted.kind(root, path) == stat.S_IFSOCK]
+    return [
+        {"path": path, "kind": "socket"} for path in resolved if path and rooted.kind(root, path) == stat.S_IFSOCK
+    ]
 
 
-def gds(root: str) -> list[dict[str, Any]]:
+def gds(root: str) -> list[File]:
     """List what GPUDirect Storage needs beside its nodes: its configuration, and udev's knowledge of disks."""
     found = list(_hits(root, [(CUFILE,) * 2], "data"))
     if rooted.kind(root, rooted.resolve(root, "/run/udev")) == stat.S_IFDIR:
@@ -159,7 +162,7 @@ def gds(root: str) -> list[dict[str, Any]]:
     return found
 
 
-def mps(root: str, pipes: str) -> list[dict[str, Any]]:
+def mps(root: str, pipes: str) -> list[File]:
     """List what MPS needs: the directory of the daemon's pipes, if it runs and can be trusted, and the programs.
 
     Args:
@@ -197,7 +200,7 @@ def mps_trouble(root: str, pipes: str) -> str:
     return ""
 
 
-def _hits(root: str, places: list[tuple[str, str]], kind: str) -> Iterator[dict[str, Any]]:
+def _hits(root: str, places: list[tuple[str, str]], kind: str) -> Iterator[File]:
     """Find the files among (place on the host, path where programs look for it); no path twice."""
     known = set()
     for place, path in places:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpushim.inventory import procfs
+
+if TYPE_CHECKING:
+    from gpushim.model import Gpu
 
 FOLDER = "/dev/dri"
 _NODE = re.compile(r"card\d+|renderD\d+")
 
 
-def add(gpus: list[dict[str, Any]], sys: str, dev_root: str) -> None:
+def add(gpus: list[Gpu], sys: str, dev_root: str) -> None:
     """Fill in the members "drm" and "links" of GPUs.
 
     Args:

@@ -15,14 +15,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpushim.model import Snapshot, Told
+
 SNAPSHOT = "inventory.json"
-SCHEMA = 7
+SCHEMA = 8
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 REGULAR = 0o100000  # S_IFREG
 FILE_TYPE = 0o170000  # S_IFMT
+NONE: Snapshot = {}  # type: ignore[typeddict-item] # where there is none that counts
 
 
-def snapshot(config: str, state: str) -> dict[str, Any]:
+def snapshot(config: str, state: str) -> Any:
     """Return a snapshot that is true now.
 
     Args:
@@ -44,7 +47,7 @@ def snapshot(config: str, state: str) -> dict[str, Any]:
     return renew.renewed(config, state)
 
 
-def read(config: str, state: str) -> dict[str, Any] | None:
+def read(config: str, state: str) -> Any:
     """Return the saved snapshot if it is ours and still true, else None.
 
     Args:
@@ -55,7 +58,7 @@ def read(config: str, state: str) -> dict[str, Any] | None:
     return None if stale else found
 
 
-def last(config: str, state: str) -> tuple[dict[str, Any], str]:
+def last(config: str, state: str) -> tuple[Any, str]:
     """Return the saved snapshot, and in which way it is stale.
 
     Args:
@@ -66,33 +69,35 @@ def last(config: str, state: str) -> tuple[dict[str, Any], str]:
         the snapshot and "" (it is true) or "host" (the host has changed since, or may have; the policy in it still
         holds); {} and "policy" if there is none of ours, or config.toml or what was told the launcher has changed.
     """
-    found = own(f"{state}/{SNAPSHOT}") if stamp.ours(state) else {}
+    found: Any = own(f"{state}/{SNAPSHOT}") if stamp.ours(state) else {}
     if found.get("version") != SCHEMA or found.get("gpushim") != __version__:
-        return {}, "policy"
+        return NONE, "policy"
     try:
         if found["inputs"]["config"] != config or found["told"] != told(state):
-            return {}, "policy"
+            return NONE, "policy"
         then, now = found["stamp"], stamp.current(found["inputs"])
         if then == now or stamp.same_from_here(then, now):
             # Whoever may not renew it, as a rootless engine, goes by the facts alone.
             return found, "" if stamp.alive(found) or not posix.access(state, posix.W_OK) else "host"
-        return (found, "host") if then[stamp.CONFIG_IDENTITY] == now[stamp.CONFIG_IDENTITY] else ({}, "policy")
+        return (found, "host") if then["config"] == now["config"] else (NONE, "policy")
     except (KeyError, IndexError, TypeError, ValueError):  # of an odd shape, or a path with a NUL
-        return {}, "policy"
+        return NONE, "policy"
 
 
-def told(state: str) -> list[Any]:
+def told(state: str) -> Told:
     """Gather facts about what launcher and hook read, which change when somebody has touched it since the refresh.
 
     Args:
         state: directory of the snapshot.
     """
-    facts = (stamp.node(f"{state}/{name}") for name in ("runtime", "triggers", "params", "empty"))
-    owned = [fact and [*fact[:2], stamp.trusted(fact[2])] for fact in facts]  # owners look different in a namespace
-    return [*owned, stamp.identity(state + "/config")]
+    found: Told = {"config": stamp.identity(state + "/config")}
+    for name in ("runtime", "triggers", "params", "empty"):
+        fact = stamp.node(f"{state}/{name}")
+        found[name] = fact and [*fact[:2], stamp.trusted(fact[2])]  # owners look different in a namespace
+    return found
 
 
-def look_at_channels(inventory: dict[str, Any], channels: list[int]) -> None:
+def look_at_channels(inventory: Any, channels: list[int]) -> None:
     """Bring mode and owner of IMEX channels up to date, which the stamp leaves out: there may be thousands.
 
     Args:
@@ -107,7 +112,7 @@ def look_at_channels(inventory: dict[str, Any], channels: list[int]) -> None:
             listed[2:] = [found[1] & 0o777, *found[2:]]
 
 
-def own(path: str) -> dict[str, Any]:
+def own(path: str) -> Any:
     """Read a JSON object of the state directory; {} if there is none, or others can have written it.
 
     Args:

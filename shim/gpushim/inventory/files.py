@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpushim.elf import ForeignError
 from gpushim.inventory import data_files, rooted, sonames
@@ -17,6 +17,9 @@ from gpushim.inventory.libraries import LIBRARIES, Loader, read_cache
 from gpushim.inventory.libraries import TELLTALES as TELLTALES
 from gpushim.inventory.rooted import inside as inside
 from gpushim.inventory.rooted import resolve as resolve
+
+if TYPE_CHECKING:
+    from gpushim.model import File
 
 CAPABILITIES = tuple(LIBRARIES)
 # Of the libraries that a driver's others are of no use without: what containers lack then.
@@ -29,9 +32,7 @@ LASTING = ("library", "library32", "binary", "firmware", "data")  # kinds of ent
 CROWDED = ("/", "/etc")  # directories where things come and go that are not ours
 
 
-def find(
-    root: str, version: str, notes: list[str], *, mps: str = "", machine: str = ""
-) -> dict[str, list[dict[str, Any]]]:
+def find(root: str, version: str, notes: list[str], *, mps: str = "", machine: str = "") -> dict[str, list[File]]:
     """Find the files of each capability.
 
     Args:
@@ -67,7 +68,7 @@ def find(
     return found
 
 
-def watched(root: str, found: dict[str, list[dict[str, Any]]]) -> list[str]:
+def watched(root: str, found: dict[str, list[File]]) -> list[str]:
     """List the directories that change when one of these files comes or goes, and files in crowded directories.
 
     Libraries that come are the library cache's matter.

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpushim import stamp
 from gpushim.errors import INVENTORY, GpushimError
@@ -25,13 +25,15 @@ from gpushim.inventory import rooted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpushim.model import File, Snapshot
+
 KINDS = ("library", "library32")
 RECORDS = "/var/lib/gpushim"  # outlives a boot, as hard links do
 UNFINISHED = ".gpushim-unfinished"  # of a refresh that was killed; a name that nobody else has there
 _MADE = re.compile(r"([0-9a-f]{8})-[0-9a-f]{16}")  # the boot, what is in it
 
 
-def add(snapshot: dict[str, Any]) -> None:
+def add(snapshot: Snapshot) -> None:
     """Make the directories of a snapshot, or find them made, and say in it where they are.
 
     Args:
@@ -40,9 +42,9 @@ def add(snapshot: dict[str, Any]) -> None:
             directories cannot be made, its "notes" get a sentence and nothing else changes.
     """
     top, root = snapshot["policy"]["driver"]["library-directory"], snapshot["driver"]["root"]
-    boot = snapshot["stamp"][0]  # null where /proc cannot be read, and no container can run
-    groups = _groups(snapshot["files"]) if top and boot and snapshot["platform"] == "native" else {}
-    if not groups:
+    boot = snapshot["stamp"]["boot"]  # null where /proc cannot be read, and no container can run
+    groups = _groups(snapshot["files"]) if top and snapshot["platform"] == "native" else {}
+    if not groups or not boot:
         return
     try:
         place = _ready(top, boot[:8], root, groups)
@@ -54,14 +56,14 @@ def add(snapshot: dict[str, Any]) -> None:
         for file in files:
             file["in"] = name
         snapshot["inputs"]["nodes"].append(f"{place}/{name}")
-        snapshot["stamp"][-1].append(stamp.node(f"{place}/{name}"))
+        snapshot["stamp"]["nodes"].append(stamp.node(f"{place}/{name}"))
 
 
-def _groups(files: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+def _groups(files: dict[str, list[File]]) -> dict[str, list[File]]:
     """Choose what goes into the directory of each capability: libraries of which no two have a name in common."""
     groups = {}
     for capability, entries in files.items():
-        chosen: dict[str, dict[str, Any]] = {}
+        chosen: dict[str, File] = {}
         for file in entries:
             names = {os.path.basename(file["path"]), file.get("soname", "")}
             if file["kind"] in KINDS and not names & {*chosen, "", ".", ".."} and "::" not in file["path"]:
@@ -72,7 +74,7 @@ def _groups(files: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, 
     return groups
 
 
-def _ready(top: str, boot: str, root: str, groups: dict[str, list[dict[str, Any]]]) -> str:
+def _ready(top: str, boot: str, root: str, groups: dict[str, list[File]]) -> str:
     """Return the directory for these libraries, made now or earlier; those of former boots go."""
     lock = _open_top(top)
     try:
@@ -130,7 +132,7 @@ def _open_top(top: str) -> int:
     )
 
 
-def _wanted(root: str, groups: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, Any]]:
+def _wanted(root: str, groups: dict[str, list[File]]) -> Iterator[tuple[str, list[int] | str]]:
     """List what has to be in the directory: each path in it, with the file's identity or the link's text."""
     for capability, files in groups.items():
         for file in files:
@@ -140,7 +142,7 @@ def _wanted(root: str, groups: dict[str, list[dict[str, Any]]]) -> Iterator[tupl
                 yield f"{capability}/{file['soname']}", name
 
 
-def _found(place: str) -> Iterator[tuple[str, Any]]:
+def _found(place: str) -> Iterator[tuple[str, list[int] | str]]:
     for capability in os.listdir(place):
         for name in os.listdir(f"{place}/{capability}"):
             yield f"{capability}/{name}", _identity(f"{place}/{capability}/{name}")
@@ -153,7 +155,7 @@ def _identity(path: str) -> list[int] | str:
     return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns]
 
 
-def _make(place: str, root: str, groups: dict[str, list[dict[str, Any]]]) -> None:
+def _make(place: str, root: str, groups: dict[str, list[File]]) -> None:
     os.mkdir(place)
     for capability, files in groups.items():
         folder = f"{place}/{capability}"

@@ -20,7 +20,9 @@ from gpushim.inventory import ldcache_list, rooted, sonames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
+
+    from gpushim.model import File
+
 
 # By capability: libraries whose file names end with the driver's version.
 LIBRARIES = {
@@ -203,12 +205,12 @@ class Loader:
                 _note(notes, rooted.inside(self.root, path), f"is left out: {reason}")
         return None
 
-    def entries(self, capability: str, version: str, notes: list[str]) -> list[dict[str, Any]]:
+    def entries(self, capability: str, version: str, notes: list[str]) -> list[File]:
         """List a capability's libraries, as the snapshot has them."""
         named = [(name, version) for name in LIBRARIES.get(capability, ())]
         named += [(name, "") for name in OWN_VERSION.get(capability, ())]
         named += [(name, version) for name in self._unlisted(version) if capability in UNLISTED]
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, File] = {}
         for name, ending in named:
             chosen = self.first(name, ending, notes)
             if chosen:
@@ -237,7 +239,7 @@ class Loader:
                 links.append(f"{os.path.basename(folder)}/{file}::{above}/{name}")
         return links
 
-    def _gbm_link(self, allocator: dict[str, Any]) -> str:
+    def _gbm_link(self, allocator: File) -> str:
         path, beside = allocator["path"], os.path.dirname(allocator["path"])
         for folder in (beside, *self.folders):
             if rooted.resolve(self.root, f"{folder}/{GBM}") == path:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpushim.inventory import entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from gpushim.model import Node
 
 NODE_LIMIT = 8192  # nodes; a rack-scale host may have 2048 IMEX channels
 IMEX_DIR = "/dev/nvidia-caps-imex-channels"
@@ -63,7 +67,7 @@ _NEIGHBOURS = (
 FRONTEND_MAJOR = 195  # registered with the kernel (Documentation/admin-guide/devices.txt)
 
 
-def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) -> dict[str, list[int]]:
+def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) -> dict[str, Node]:
     """Find the device nodes.
 
     Args:
@@ -76,7 +80,7 @@ def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) ->
         path in a container to [major, minor, mode bits, uid, gid], sorted by path.
     """
     known = majors(proc)
-    found: dict[str, list[int]] = {}
+    found: dict[str, Node] = {}
     for path in [*_listed(dev_root, notes), *drm]:
         host = path if dev_root == "/" else dev_root + path
         try:
@@ -89,23 +93,22 @@ def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) ->
         if trouble:
             notes.append(f"{host} is left out: {trouble}")
         else:
-            numbers = [os.major(status.st_rdev), os.minor(status.st_rdev)]
-            found[path] = [*numbers, status.st_mode & 0o777, status.st_uid, status.st_gid]
+            found[path] = entries.node(status)
     return found
 
 
-def features(nodes: dict[str, list[int]]) -> dict[str, list[str]]:
+def features(nodes: dict[str, Node]) -> dict[str, list[str]]:
     """Sort the nodes of the driver's neighbours by the feature that a container asks for."""
     return {feature: [path for path in nodes if pattern.fullmatch(path)] for feature, pattern in FEATURES.items()}
 
 
-def imex_channels(nodes: dict[str, list[int]]) -> list[int]:
+def imex_channels(nodes: dict[str, Node]) -> list[int]:
     """List the numbers of the IMEX channels among the nodes, in order."""
     prefix = IMEX_DIR + "/channel"
     return sorted(int(path[len(prefix) :]) for path in nodes if path.startswith(prefix))
 
 
-def watched(nodes: dict[str, Any], more: list[str]) -> list[str]:
+def watched(nodes: dict[str, Node], more: list[str]) -> list[str]:
     """List the paths that a snapshot's stamp looks at.
 
     Channels and capability nodes come and go with their directory's time stamp, so there may be thousands for

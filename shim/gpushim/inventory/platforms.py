@@ -12,23 +12,21 @@ from gpushim.inventory import tegra, wsl
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpushim.model import Listed, Platform
 
-def find(driver: dict[str, Any], notes: list[str]) -> dict[str, Any] | None:
+
+def find(driver: Any, notes: list[str]) -> Platform | None:
     """Find nodes and files, if this is such a system; a stat and two short reads tell that it is none.
 
     Args:
         driver: "root", "dev-root" and "csv-directory", as the policy has them.
         notes: gets a sentence for each thing that is not as it should be.
-
-    Returns:
-        "platform", "nodes" and "files" as the snapshot has them, and "watched": paths on the host whose change makes
-        it stale; None on an ordinary system.
     """
     root, dev_root = driver["root"], driver["dev-root"]
     return wsl.find(root, dev_root, notes) or tegra.find(root, dev_root, driver["csv-directory"], notes)
 
 
-def gpus(found: dict[str, Any], root: str, notes: list[str], waiting: Callable[[str], None]) -> dict[str, Any]:
+def gpus(found: Platform, root: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
     """List the GPUs of such a system.
 
     Args:
@@ -36,9 +34,6 @@ def gpus(found: dict[str, Any], root: str, notes: list[str], waiting: Callable[[
         root: the driver root.
         notes: gets a sentence for each thing that is not as it should be.
         waiting: called with what is asked next, before each call that may take long.
-
-    Returns:
-        {"source", "version", "cuda", "gpus"} as the snapshot has them.
     """
     if found["platform"] == "wsl":
         return wsl.gpus(root, notes, waiting)

@@ -1,18 +1,21 @@
 """What the host has now, for commands that show things: nothing is saved, loaded or made.
 
-Out of scope: bringing the saved snapshot up to date (ensure.py, refresh.py).
+Out of scope: bringing the saved snapshot up to date (gpushim.refresh).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpushim import policy, stamp
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
+if TYPE_CHECKING:
+    pass
 
-def snapshot(config: str = "", state: str = "") -> dict[str, Any]:
+
+def snapshot(config: str = "", state: str = "") -> Any:
     """Return the saved snapshot if it is true, else look at the host.
 
     Args:
@@ -27,14 +30,10 @@ def snapshot(config: str = "", state: str = "") -> dict[str, Any]:
     """
     config = config or stamp.config_path()
     found = ensure.read(config, state or stamp.state_dir())
-    if found is not None:
-        return found
-    from gpushim.inventory import refresh  # much, beside a snapshot that is true
-
-    return refresh.look(policy.load(config))
+    return look(policy.load(config)) if found is None else found
 
 
-def anyhow(notes: list[str]) -> dict[str, Any]:
+def anyhow(notes: list[str]) -> Any:
     """Return a snapshot as `snapshot`, with the defaults where the configuration is wrong.
 
     Args:
@@ -43,10 +42,21 @@ def anyhow(notes: list[str]) -> dict[str, Any]:
     try:
         return snapshot()
     except GpushimError as error:
-        from gpushim.inventory import refresh
-
         notes.append(f"{error}; the host is looked at as without a configuration")
-        return refresh.look(policy.defaults())
+        return look(policy.defaults())
+
+
+def look(settings: Any) -> Any:
+    """List the host and save nothing; it ends the process as a refresh does if it takes too long.
+
+    Args:
+        settings: the policy.
+    """
+    from gpushim.inventory import deadline, survey  # much, beside a snapshot that is true
+
+    config, seconds = stamp.config_path(), settings["refresh"]["deadline-seconds"]
+    with deadline.deadline(seconds, config, lambda error: None) as waiting:
+        return survey.survey(config, settings, waiting)
 
 
 def age(config: str, state: str) -> tuple[str, str]:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpushim.inventory import entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from gpushim.model import Gpu
 
 FILE_LIMIT = 1 << 20  # bytes; mig-minors, the longest, has about 0.3 MiB
 GPU_LIMIT = 256
@@ -39,7 +43,7 @@ def restricted_params(proc: str) -> str:
     return _MAY_MODIFY.sub(r"\g<1>0", text) if _MAY_MODIFY.search(text) else ""
 
 
-def gpus(proc: str, notes: list[str]) -> list[dict[str, Any]]:
+def gpus(proc: str, notes: list[str]) -> list[Gpu]:
     """List whole GPUs in PCI order, as the snapshot has them; what only NVML knows is empty.
 
     Args:
@@ -51,7 +55,7 @@ def gpus(proc: str, notes: list[str]) -> list[dict[str, Any]]:
         names = sorted(os.listdir(folder), key=pci_address)[:GPU_LIMIT]
     except OSError:
         return []
-    found: list[dict[str, Any]] = []
+    found: list[Gpu] = []
     for name in names:
         fields = _fields(_text(f"{folder}/{name}/information") or "")
         if fields.get("GPU Excluded") == "Yes":
@@ -62,20 +66,15 @@ def gpus(proc: str, notes: list[str]) -> list[dict[str, Any]]:
             continue
         uuid = fields.get("GPU UUID", "")
         found.append(
-            {
-                "index": len(found),
-                "uuid": "" if "?" in uuid else uuid,  # the module fills it in when the GPU is first used
-                "minor": int(minor),
-                "pci": pci_address(fields.get("Bus Location", name)),
-                "model": fields.get("Model", ""),
-                "brand": "",
-                "arch": "",
-                "mig": bool(_names(f"{proc}/driver/nvidia/capabilities/gpu{int(minor)}/mig", "gi")),
-                "node": f"/dev/nvidia{int(minor)}",
-                "drm": [],
-                "links": [],
-                "problem": None,
-            }
+            entries.gpu(
+                len(found),
+                f"/dev/nvidia{int(minor)}",
+                uuid="" if "?" in uuid else uuid,  # the module fills it in when the GPU is first used
+                minor=int(minor),
+                pci=pci_address(fields.get("Bus Location", name)),
+                model=fields.get("Model", ""),
+                mig=bool(_names(f"{proc}/driver/nvidia/capabilities/gpu{int(minor)}/mig", "gi")),
+            )
         )
     return found
 

@@ -19,12 +19,15 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpushim import policy, stamp
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure, modules
 from gpushim.replace import replace
+
+if TYPE_CHECKING:
+    from gpushim.model import Belongs, Inputs
 
 LOCK, FAILURE = "lock", "failure"  # in the state directory
 STDERR_LIMIT = 8192  # bytes of what the child says last
@@ -39,7 +42,7 @@ SLOW = (
 )
 
 
-def renewed(config: str, state: str) -> dict[str, Any]:
+def renewed(config: str, state: str) -> Any:
     """Return a snapshot that is true now, as `ensure.snapshot`, which has found none.
 
     Args:
@@ -74,7 +77,7 @@ def command() -> list[str]:
     return [sys.executable or "/usr/bin/python3", "-IB", stub, "refresh"]
 
 
-def facts(config: str) -> dict[str, Any]:
+def facts(config: str) -> Belongs:
     """Gather what a failure belongs to: a host or a configuration that has changed since may have none.
 
     Args:
@@ -84,18 +87,11 @@ def facts(config: str) -> dict[str, Any]:
         root = policy.load(config)["driver"]["root"]
     except GpushimError:
         root = "/"
-    inputs = {
-        "config": config,
-        "root": root,
-        "dev-root": root,
-        "sys": modules.sys_dir(root),
-        "times": False,
-        "nodes": [],
-    }
+    inputs: Inputs = {"config": config, "root": root, "sys": modules.sys_dir(root), "times": False, "nodes": []}
     return {"inputs": inputs, "stamp": stamp.current(inputs)}
 
 
-def record(state: str, belongs: dict[str, Any], error: GpushimError) -> None:
+def record(state: str, belongs: Belongs, error: GpushimError) -> None:
     """Tell those who wait why a refresh has failed; the caller holds the lock.
 
     Args:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpushim import bounds, stamp
+
+if TYPE_CHECKING:
+    from gpushim.model import File
 
 
 def resolve(root: str, path: str) -> str | None:
@@ -65,6 +68,11 @@ def kind(root: str, path: str | None) -> int:
     return stat.S_IFMT(status.st_mode)
 
 
+def is_file(root: str, path: str) -> bool:
+    """Say whether a path, links and all, leads to a regular file that is not empty."""
+    return kind(root, resolve(root, path)) == stat.S_IFREG
+
+
 def mistrust(root: str, path: str) -> str:
     """Say why others than root may decide what a directory is and has in it; "" if they may not.
 
@@ -104,7 +112,7 @@ def nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def entry(root: str, path: str, real: str, kind: str) -> dict[str, Any]:
+def entry(root: str, path: str, real: str, kind: str) -> File:
     """Write the snapshot's entry of a file that programs know under another path than its own.
 
     Args:

@@ -1,14 +1,14 @@
-"""Find out what the host has: a whole snapshot, which refresh.py saves.
+"""Find out what the host has: a whole snapshot.
 
-Out of scope: what is where (gpus.py, nodes.py, drm.py, files.py), and changing anything on the host.
+Out of scope: what is where (gpus.py, nodes.py, drm.py, files.py), changing anything on the host, saving (save.py).
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpushim import __version__, policy, selection, stamp
+from gpushim import __version__, policy, stamp
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.inventory import data_files, drm, ensure, files, gpus, modules, nodes, platforms, procfs, rooted
 from gpushim.logfile import now
@@ -16,12 +16,36 @@ from gpushim.logfile import now
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpushim.model import Failure, Inputs, Listed, MpsPolicy, Platform, Policy, Snapshot, Stamp
+
 ATTEMPTS = 3  # when the host changes while it is looked at, as it does when NVML makes device nodes
 MOMENT = 0.02  # seconds, in which the kernel's clock for files goes on
-LONGEST_LIFE = 1800  # seconds of a snapshot, where a look takes long
+# Seconds that a snapshot holds at most, counted by the clock that runs during a suspend too.
+PASSING = 30  # of what may be over in a moment: NVML failed, a GPU is sick or in MIG mode without an instance
+SETTLED = 300  # of what changes seldom, and leaves no trace outside NVML: MIG mode without instances, health
+LONGEST_LIFE = 1800  # where a look takes long
+# By member of the snapshot, the fact that changes with it; "life" if none does; "own" for what says nothing about the
+# host. Members of members, and of the objects in lists, follow a dot; where names are data, there is a star.
+COVER = {
+    **dict.fromkeys(("version", "gpushim", "written", "inputs", "stamp", "looked", "life", "told"), "own"),
+    **dict.fromkeys(("source", "notes", "missing", "mps", "error", "gpus.problem", "gpus.mig"), "life"),
+    "platform": "boot",
+    "driver.version": "module",
+    "driver.cuda": "libraries",
+    "driver.*": "config",
+    "driver.params": "gpus",  # parameters change when the module is loaded, and then all GPUs are bound anew
+    "driver.empty": "own",
+    **dict.fromkeys(("gpus.index", "gpus.uuid", "gpus.minor", "gpus.pci", "gpus.model", "gpus.brand"), "gpus"),
+    **dict.fromkeys(("gpus.arch", "gpus.node"), "gpus"),
+    **dict.fromkeys(("mig.uuid", "mig.legacy", "mig.gpu", "mig.index", "mig.gi", "mig.ci", "mig.profile"), "mig"),
+    "mig.nodes": "mig",
+    **dict.fromkeys(("gpus.drm", "gpus.links", "nodes.*", "features.*", "imex", "hardlinks", "runtime"), "nodes"),
+    **dict.fromkeys(("files.*.path", "files.*.kind", "files.*.soname", "files.*.links", "files.*.in"), "nodes"),
+    "policy.*": "config",
+}
 
 
-def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]) -> dict[str, Any]:
+def survey(config: str, settings: Policy, waiting: Callable[[str], None]) -> Snapshot:
     """Find out what the host has.
 
     Args:
@@ -37,18 +61,17 @@ def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]
         runtime = policy.low_level(settings["runtime"]["low-level"])
     except GpushimError as trouble:  # only containers need one
         notes.append(str(trouble))
-    root, dev_root = settings["driver"]["root"], settings["driver"]["dev-root"]
+    root = settings["driver"]["root"]
     proc, sys = stamp.proc_dir(root), modules.sys_dir(root)
     times = keeps_times(proc, sys)
     for _ in range(ATTEMPTS):
         before, started = stamp.driver(proc, sys, times), stamp.clock()
-        snapshot = _ask_driver(settings, proc, waiting)
-        paths = [*_watched(snapshot, proc), *_mps_control(root, settings["mps"]), *filter(None, (runtime,))]
-        inputs = {"config": config, "root": root, "dev-root": dev_root, "sys": sys, "times": times, "nodes": paths}
-        facts = stamp.current(inputs)
-        # Those of the driver from before it was asked: a change since then makes the snapshot stale, never wrong.
-        then = [facts[0], facts[1], *before, *facts[-2:]]
-        snapshot.update(inputs=inputs, stamp=then, runtime=runtime, policy=settings)
+        snapshot, other = _begun(settings, proc, waiting)
+        paths = [*_watched(snapshot, other, proc), *_mps_control(root, settings["mps"]), *filter(None, (runtime,))]
+        inputs: Inputs = {"config": config, "root": root, "sys": sys, "times": times, "nodes": paths}
+        # The driver's facts are from before it was asked: a change since then makes the snapshot stale, never wrong.
+        then: Stamp = {**stamp.current(inputs), **before}
+        snapshot["inputs"], snapshot["stamp"], snapshot["runtime"] = inputs, then, runtime
         snapshot["notes"] += notes
         _add_nodes_and_files(snapshot, proc)
         snapshot["looked"] = stamp.clock()
@@ -58,7 +81,7 @@ def survey(config: str, settings: dict[str, Any], waiting: Callable[[str], None]
     return snapshot
 
 
-def life(snapshot: dict[str, Any], took: float) -> int:
+def life(snapshot: Snapshot, took: float) -> int:
     """Say how many seconds a snapshot holds, if no fact changes; 0 is without end.
 
     Args:
@@ -67,16 +90,16 @@ def life(snapshot: dict[str, Any], took: float) -> int:
             two looks an hour.
     """
     if is_passing(snapshot):
-        return stamp.PASSING
+        return PASSING
     if snapshot["platform"] != "native":
         return 0
-    unbound = any(inode is None for _, inode in snapshot["stamp"][stamp.FACTS.index("gpus")])
+    unbound = None in snapshot["stamp"]["gpus"].values()
     if unbound or (snapshot["mig"] and not snapshot["inputs"]["times"]):
-        return stamp.PASSING  # a fact is not to be had here
-    return max(stamp.SETTLED, min(LONGEST_LIFE, round(100 * took)))
+        return PASSING  # a fact is not to be had here
+    return max(SETTLED, min(LONGEST_LIFE, round(100 * took)))
 
 
-def is_passing(snapshot: dict[str, Any]) -> bool:
+def is_passing(snapshot: Snapshot) -> bool:
     """Say whether something is not as it should be that may be over in a moment."""
     parents = {mig["gpu"] for mig in snapshot["mig"]}
     return bool(
@@ -88,12 +111,6 @@ def is_passing(snapshot: dict[str, Any]) -> bool:
     )
 
 
-def trouble(snapshot: dict[str, Any]) -> str:
-    """Say what failed that may well not fail the next time, or ""."""
-    failed = [note for note in snapshot["notes"] if note.startswith(gpus.NVML_FAILS)]
-    return next(iter([*selection.unusable(snapshot), *failed]), "")
-
-
 def keeps_times(proc: str, sys: str) -> bool:
     """Say whether procfs keeps the times of its entries: old kernels make them anew for each look.
 
@@ -102,48 +119,60 @@ def keeps_times(proc: str, sys: str) -> bool:
         sys: where the sysfs that shows the GPUs is mounted.
     """
     before = stamp.driver(proc, sys, True)
-    if not before[-1]:
+    if not before["mig"]:
         return True
     time.sleep(MOMENT)
     return before == stamp.driver(proc, sys, True)
 
 
-def _ask_driver(settings: dict[str, Any], proc: str, waiting: Callable[[str], None]) -> dict[str, Any]:
-    """Begin a snapshot with what the kernel module and NVML tell."""
-    root = settings["driver"]["root"]
+def _begun(settings: Policy, proc: str, waiting: Callable[[str], None]) -> tuple[Snapshot, Platform | None]:
+    """Begin a snapshot with what the kernel module and NVML tell, or another platform."""
+    driver, state = settings["driver"], stamp.state_dir()
     notes: list[str] = []
+    said: list[str] = []  # what is wrong with a platform's files is said when they are listed, below
     version = procfs.module_version(proc)
-    found: dict[str, Any] = {"platform": "native", "source": "proc", "version": version or "", "cuda": ""}
-    found.update(gpus=[], mig=[], missing=[])
-    error = None
-    state = stamp.state_dir()
-    covers = {"params": f"{state}/params" if procfs.restricted_params(proc) else "", "empty": f"{state}/empty"}
+    found: Listed = {"source": "proc", "version": version or "", "cuda": "", "gpus": [], "mig": [], "missing": []}
+    other: Platform | None = None
+    error: Failure | None = None
     try:
-        policy.check_directories(settings["driver"], stamp.config_path())
-        said: list[str] = []  # what is wrong with its files is said when they are listed, below
-        other = platforms.find(settings["driver"], said)
+        policy.check_directories(driver, stamp.config_path())
+        other = platforms.find(driver, said)
         if other:
-            found.update(platforms.gpus(other, root, notes, waiting), platform=other["platform"])
+            found = platforms.gpus(other, driver["root"], notes, waiting)
         else:
             notes += said
-            _check_driver(version, root, proc)
-            found.update(gpus.read(root, proc, version or "", notes, waiting))
-            drm.add(found["gpus"], modules.sys_dir(root), settings["driver"]["dev-root"])
+            _check_driver(version, driver["root"], proc)
+            found = gpus.read(driver["root"], proc, version or "", notes, waiting)
+            drm.add(found["gpus"], modules.sys_dir(driver["root"]), driver["dev-root"])
     except GpushimError as trouble:
         error = {"sentence": str(trouble), "code": trouble.exit_code}
-    return {
+    snapshot: Snapshot = {
         "version": ensure.SCHEMA,
         "gpushim": __version__,
         "written": now(),
-        "platform": found["platform"],
+        "platform": other["platform"] if other else "native",
         "source": found["source"],
         "notes": notes,
         "missing": found["missing"],
-        "driver": {"version": found["version"], "cuda": found["cuda"], **covers, **settings["driver"]},
+        "driver": {
+            "version": found["version"],
+            "cuda": found["cuda"],
+            "params": f"{state}/params" if procfs.restricted_params(proc) else "",
+            "empty": f"{state}/empty",
+            **driver,
+        },
         "error": error,
         "gpus": found["gpus"],
         "mig": found["mig"],
+        "nodes": {},
+        "mps": "",
+        "features": {},
+        "imex": [],
+        "files": {},
+        "policy": settings,
+        "runtime": "",
     }
+    return snapshot, other
 
 
 def _check_driver(version: str | None, root: str, proc: str) -> None:
@@ -166,11 +195,10 @@ def _check_driver(version: str | None, root: str, proc: str) -> None:
     )
 
 
-def _watched(snapshot: dict[str, Any], proc: str) -> list[str]:
+def _watched(snapshot: Snapshot, other: Platform | None, proc: str) -> list[str]:
     driver = snapshot["driver"]
-    other = platforms.find(driver, []) if snapshot["platform"] != "native" else None
     if other:
-        return list(other["watched"])
+        return other["watched"]
     watched = nodes.watched(nodes.find(driver["dev-root"], proc, [], _drm(snapshot)), _nodes_in_use(snapshot))
     found = {} if snapshot["error"] else files.find(driver["root"], driver["version"], [])
     return [files.inside(driver["dev-root"], path) for path in watched] + [
@@ -178,40 +206,39 @@ def _watched(snapshot: dict[str, Any], proc: str) -> list[str]:
     ]
 
 
-def _mps_control(root: str, mps: dict[str, Any]) -> list[str]:
+def _mps_control(root: str, mps: MpsPolicy) -> list[str]:
     """List the path by which a stamp sees MPS come and go: nothing that others than root can make come and go."""
     pipes = mps["pipe-directory"]
     watched = mps["enabled"] and not rooted.mistrust(root, pipes)
     return [files.inside(root, pipes) + "/control"] if watched else []
 
 
-def _nodes_in_use(snapshot: dict[str, Any]) -> list[str]:
+def _nodes_in_use(snapshot: Snapshot) -> list[str]:
     return [gpu["node"] for gpu in snapshot["gpus"]] + [node for mig in snapshot["mig"] for node in mig["nodes"]]
 
 
-def _drm(snapshot: dict[str, Any]) -> list[str]:
+def _drm(snapshot: Snapshot) -> list[str]:
     return [path for gpu in snapshot["gpus"] for path in gpu["drm"]]
 
 
-def _add_nodes_and_files(snapshot: dict[str, Any], proc: str) -> None:
+def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
     driver, notes = snapshot["driver"], snapshot["notes"]
     other = platforms.find(driver, notes) if snapshot["platform"] != "native" else None
     if other:
-        snapshot.update(nodes=other["nodes"], files=other["files"], features={}, imex=[], mps="")
+        snapshot["nodes"], snapshot["files"] = other["nodes"], other["files"]
         return
     found = nodes.find(driver["dev-root"], proc, notes, _drm(snapshot))
     for gpu in snapshot["gpus"]:
         if gpu["node"] not in found and gpu["problem"] is None:
-            gpu["problem"] = (
+            problem = (
                 f"GPU {gpu['index']} has no usable device node {gpu['node']}; run gpushim refresh as root, "
                 f"which makes it, or nvidia-modprobe -c {gpu['minor']}"
             )
-            notes.append(gpu["problem"])
+            gpu["problem"] = problem
+            notes.append(problem)
     snapshot["nodes"] = found
     snapshot["features"] = nodes.features(found)
     snapshot["imex"] = nodes.imex_channels(found)
-    snapshot["files"] = {}
-    snapshot["mps"] = ""
     if not snapshot["error"]:
         mps = snapshot["policy"]["mps"]
         pipes = mps["pipe-directory"] if mps["enabled"] else ""

@@ -11,12 +11,15 @@ from __future__ import annotations
 import fnmatch
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpushim.inventory import rooted, sonames
+from gpushim.inventory import entries, rooted, sonames
+from gpushim.inventory.rooted import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from gpushim.model import File, Listed, Node, Platform
 
 RELEASE = "/etc/nv_tegra_release"
 FAMILY = "/sys/devices/soc0/family"
@@ -30,7 +33,7 @@ NOTE_LIMIT = 32  # lines that are mentioned each by itself
 _GLOB = "*?["
 
 
-def find(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> dict[str, Any] | None:
+def find(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Platform | None:
     """Find what a Tegra system gives to containers; None if this is none.
 
     Args:
@@ -38,14 +41,10 @@ def find(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> dict
         dev_root: the directory whose dev/ has the nodes.
         csv_directory: where the CSV files are, inside the root.
         notes: gets a sentence for each thing that is not as it should be.
-
-    Returns:
-        "platform", "nodes" and "files" as the snapshot has them, and "watched": paths on the host whose change makes
-        it stale.
     """
     if not _is_tegra(root):
         return None
-    lists = [path for path in (f"{csv_directory}/{name}" for name in LISTS) if _is_file(root, path)]
+    lists = [path for path in (f"{csv_directory}/{name}" for name in LISTS) if is_file(root, path)]
     if not lists:
         notes.append(f"this is a Tegra system, but none of {', '.join(LISTS)} is in {csv_directory}")
         return None
@@ -64,28 +63,24 @@ def find(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> dict
     }
 
 
-def gpus(root: str, nodes: dict[str, list[int]]) -> dict[str, Any]:
+def gpus(root: str, nodes: dict[str, Node]) -> Listed:
     """Tell the one GPU of a Tegra system, which is named by its model.
 
     Args:
         root: the driver root.
         nodes: what `find` found.
-
-    Returns:
-        {"source", "version", "cuda", "gpus"} as the snapshot has them.
     """
     model = _text(root, MODEL, 256).rstrip("\0\n ") or "Tegra"
-    unknown = {"uuid": "", "minor": 0, "pci": "", "model": model, "brand": "", "arch": "", "mig": False}
-    gpu = {"index": 0, **unknown, "node": next(iter(nodes), ""), "drm": [], "links": [], "problem": None}
-    return {"source": "proc", "version": "", "cuda": "", "gpus": [gpu]}
+    gpu = entries.gpu(0, next(iter(nodes), ""), model=model)
+    return {"source": "proc", "version": "", "cuda": "", "gpus": [gpu], "mig": [], "missing": []}
 
 
 def _listed(
     root: str, dev_root: str, lines: list[tuple[str, str]], left_out: list[str]
-) -> tuple[dict[str, list[int]], list[dict[str, Any]]]:
+) -> tuple[dict[str, Node], list[File]]:
     """Find what the lines name; one list serves many boards, so what this one lacks is no news."""
-    nodes: dict[str, list[int]] = {}
-    found: dict[str, dict[str, Any]] = {}
+    nodes: dict[str, Node] = {}
+    found: dict[str, File] = {}
     _add_file(root, RELEASE, found, left_out)
     for kind, pattern in lines:
         for path in _expand(dev_root if kind == "dev" else root, pattern):
@@ -100,11 +95,7 @@ def _listed(
 
 
 def _is_tegra(root: str) -> bool:
-    return _is_file(root, RELEASE) or _text(root, FAMILY, 64).lower().startswith("tegra")
-
-
-def _is_file(root: str, path: str) -> bool:
-    return rooted.kind(root, rooted.resolve(root, path)) == stat.S_IFREG
+    return is_file(root, RELEASE) or _text(root, FAMILY, 64).lower().startswith("tegra")
 
 
 def _text(root: str, path: str, limit: int) -> str:
@@ -144,7 +135,7 @@ def _expand(root: str, pattern: str) -> list[str]:
     return [f"{folder}/{one}" for one in rooted.listing(root, folder) if fnmatch.fnmatchcase(one, name)]
 
 
-def _add_node(dev_root: str, path: str, nodes: dict[str, list[int]], left_out: list[str]) -> None:
+def _add_node(dev_root: str, path: str, nodes: dict[str, Node], left_out: list[str]) -> None:
     try:
         status = os.lstat(rooted.inside(dev_root, path))
     except OSError:
@@ -152,11 +143,10 @@ def _add_node(dev_root: str, path: str, nodes: dict[str, list[int]], left_out: l
     if not path.startswith("/dev/") or not stat.S_ISCHR(status.st_mode):
         left_out.append(f"{path}: it is not a character device below /dev")
         return
-    numbers = [os.major(status.st_rdev), os.minor(status.st_rdev)]
-    nodes[path] = [*numbers, status.st_mode & 0o777, status.st_uid, status.st_gid]
+    nodes[path] = entries.node(status)
 
 
-def _add_file(root: str, path: str, found: dict[str, dict[str, Any]], left_out: list[str]) -> None:
+def _add_file(root: str, path: str, found: dict[str, File], left_out: list[str]) -> None:
     """Add what a path leads to, and the path itself as a link where it is one."""
     real = rooted.resolve(root, path)
     if real is None:
@@ -166,7 +156,7 @@ def _add_file(root: str, path: str, found: dict[str, dict[str, Any]], left_out: 
         if kind == stat.S_IFDIR and real != "/":
             found[real] = {"path": real, "kind": "directory"}
         elif kind == stat.S_IFREG:
-            found[real] = {"path": real, **_kind(rooted.inside(root, real))}
+            found[real] = _file(root, real)
         else:
             left_out.append(f"{path}: it is neither a file nor a directory")
             return
@@ -174,12 +164,13 @@ def _add_file(root: str, path: str, found: dict[str, dict[str, Any]], left_out: 
         found[real].setdefault("links", []).append(f"{real}::{path}")
 
 
-def _kind(host: str) -> dict[str, str]:
+def _file(root: str, path: str) -> File:
     """Say what a regular file is: lib lines name programs and data too, which have no place in the loader's cache."""
+    host = rooted.inside(root, path)
     name = os.path.basename(host)
     if ".so" in name:
         try:
-            return {"kind": "library", "soname": sonames.soname(host) or name}
+            return {"path": path, "kind": "library", "soname": sonames.soname(host) or name}
         except (OSError, ValueError):
             pass  # a linker script, or a library for another machine
-    return {"kind": "data"}
+    return {"path": path, "kind": "data"}

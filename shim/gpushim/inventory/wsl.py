@@ -8,17 +8,17 @@ Out of scope: MIG and CUDA forward compatibility, which WSL2 does not have.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from gpushim.inventory import rooted, sonames
-from gpushim.inventory.gpus import BRANDS
+from gpushim.inventory import entries, nvml, rooted, sonames
+from gpushim.inventory.rooted import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from gpushim.model import File, Gpu, Listed, Platform
 
 NODE = "/dev/dxg"
 LIB = "/usr/lib/wsl/lib"
@@ -47,17 +47,13 @@ STORED = (
 STORE_LIMIT = 1024  # adapters, graphics and others; a laptop has three
 
 
-def find(root: str, dev_root: str, notes: list[str]) -> dict[str, Any] | None:
+def find(root: str, dev_root: str, notes: list[str]) -> Platform | None:
     """Find the node and the files of a WSL2 system; None if this is none.
 
     Args:
         root: the driver root.
         dev_root: the directory whose dev/ has the node.
         notes: gets a sentence for each thing that is not as it should be.
-
-    Returns:
-        "platform", "nodes" and "files" as the snapshot has them, and "watched": paths on the host whose change makes
-        it stale.
     """
     node = rooted.inside(dev_root, NODE)
     try:
@@ -66,85 +62,63 @@ def find(root: str, dev_root: str, notes: list[str]) -> dict[str, Any] | None:
         return None
     if not stat.S_ISCHR(status.st_mode):
         return None
-    if not _is_file(root, f"{LIB}/{DXCORE}"):
+    if not is_file(root, f"{LIB}/{DXCORE}"):
         notes.append(f"there is {node}, but no {rooted.inside(root, LIB)}/{DXCORE}: update WSL, if this is WSL2")
         return None
-    numbers = [os.major(status.st_rdev), os.minor(status.st_rdev)]
     return {
         "platform": "wsl",
-        "nodes": {NODE: [*numbers, status.st_mode & 0o777, status.st_uid, status.st_gid]},
+        "nodes": {NODE: entries.node(status)},
         "files": _listed(root, notes),
         "watched": [node, rooted.inside(root, LIB), rooted.inside(root, STORE)],
     }
 
 
-def gpus(root: str, notes: list[str], waiting: Callable[[str], None]) -> dict[str, Any]:
+def gpus(root: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
     """Ask NVML for the GPUs; where it cannot be used, there is one of which nothing is known.
 
     Args:
         root: the driver root.
         notes: gets a sentence for each thing that is not as it should be.
         waiting: called with what is asked next, before each call that may take long.
-
-    Returns:
-        {"source", "version", "cuda", "gpus"} as the snapshot has them.
     """
-    if not any(_is_file(root, f"{LIB}/{name}") for name in (NVML, CUDA)):
+    found: Listed = {"source": "proc", "version": "", "cuda": "", "gpus": [], "mig": [], "missing": []}
+    if not any(is_file(root, f"{LIB}/{name}") for name in (NVML, CUDA)):
         notes.append(f"there is neither {CUDA} nor {NVML} in {LIB}: install NVIDIA's driver in Windows")
-        return {"source": "proc", "version": "", "cuda": "", "gpus": []}
+        return found
     try:
-        import pynvml
-    except ImportError as error:
-        return _unasked(f"Python's nvidia-ml-py cannot be used ({error})", notes)
-    waiting("NVML to initialise")
-    try:
-        # pynvml asks for the library by its SONAME, and gets the one that is loaded already.
-        ctypes.CDLL(rooted.inside(root, f"{LIB}/{NVML}"), mode=ctypes.RTLD_GLOBAL)
-        pynvml.nvmlInit()
-    except (OSError, pynvml.NVMLError) as error:
-        return _unasked(f"NVML cannot be used ({error})", notes)
-    try:
-        return {
-            "source": "nvml",
-            "version": pynvml.nvmlSystemGetDriverVersion(),
-            "cuda": _cuda(pynvml.nvmlSystemGetCudaDriverVersion_v2()),
-            "gpus": [_gpu(pynvml, index, waiting) for index in range(pynvml.nvmlDeviceGetCount())],
-        }
-    except (pynvml.NVMLError, UnicodeDecodeError) as error:
-        return _unasked(f"NVML failed ({error})", notes)
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        with nvml.session(rooted.inside(root, f"{LIB}/{NVML}"), waiting) as session:
+            version, cuda = session.nvmlSystemGetDriverVersion(), nvml.cuda(session)
+            gpus = [_gpu(session, index, waiting) for index in range(session.nvmlDeviceGetCount())]
+            return {**found, "source": "nvml", "version": version, "cuda": cuda, "gpus": gpus}
+    except nvml.UnusableError as error:
+        notes.append(f"{error}: this system's GPUs are listed as one")
+        return {**found, "gpus": [entries.gpu(0, NODE)]}
 
 
-def _is_file(root: str, path: str) -> bool:
-    return rooted.kind(root, rooted.resolve(root, path)) == stat.S_IFREG
-
-
-def _listed(root: str, notes: list[str]) -> dict[str, list[dict[str, Any]]]:
-    found = {
+def _listed(root: str, notes: list[str]) -> dict[str, list[File]]:
+    found: dict[str, list[File]] = {
         capability: [entry for name in names for entry in _library(root, f"{LIB}/{name}", notes)]
         for capability, names in LIBRARIES.items()
     }
     stores = [f"{STORE}/{name}" for name in rooted.listing(root, STORE)[:STORE_LIMIT]]
-    stores = [store for store in stores if _is_file(root, f"{store}/{STORED[0]}")]
+    stores = [store for store in stores if is_file(root, f"{store}/{STORED[0]}")]
     if not stores:
         notes.append(f"no directory below {STORE} has {STORED[0]}: CUDA will not find NVIDIA's driver")
     found["any"] += [
         {"path": f"{store}/{name}", "kind": "data"}
         for store in stores
         for name in STORED
-        if _is_file(root, f"{store}/{name}")
+        if is_file(root, f"{store}/{name}")
     ]
     for folder in (LIB, *stores):
-        if _is_file(root, f"{folder}/nvidia-smi"):
+        if is_file(root, f"{folder}/nvidia-smi"):
             link = f"{folder}/nvidia-smi::/usr/bin/nvidia-smi"
             found["utility"].append({"path": f"{folder}/nvidia-smi", "kind": "binary", "links": [link]})
             break
     return found
 
 
-def _library(root: str, path: str, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _library(root: str, path: str, notes: list[str]) -> Iterator[File]:
     real = rooted.resolve(root, path)
     if real is None or rooted.kind(root, real) != stat.S_IFREG:
         return
@@ -158,30 +132,14 @@ def _library(root: str, path: str, notes: list[str]) -> Iterator[dict[str, Any]]
     yield {"path": real, "kind": "library", "soname": soname, "links": links}
 
 
-def _unasked(why: str, notes: list[str]) -> dict[str, Any]:
-    notes.append(f"{why}: this system's GPUs are listed as one")
-    return {"source": "proc", "version": "", "cuda": "", "gpus": [_entry(0)]}
-
-
-def _entry(index: int, **facts: Any) -> dict[str, Any]:
-    """Write a GPU as the snapshot has it; what has no meaning beside the one node is empty."""
-    unknown = {"uuid": "", "minor": 0, "pci": "", "model": "", "brand": "", "arch": ""}
-    empty = {"mig": False, "node": NODE, "drm": [], "links": [], "problem": None}
-    return {"index": index, **unknown, **empty, **facts}
-
-
-def _gpu(nvml: Any, index: int, waiting: Callable[[str], None]) -> dict[str, Any]:
+def _gpu(session: Any, index: int, waiting: Callable[[str], None]) -> Gpu:
     waiting(f"GPU {index} to answer NVML")
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    number = nvml.nvmlDeviceGetBrand(handle)
-    return _entry(
+    handle = session.nvmlDeviceGetHandleByIndex(index)
+    return entries.gpu(
         index,
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-        model=nvml.nvmlDeviceGetName(handle),
-        brand=BRANDS[number] if number < len(BRANDS) else BRANDS[0],
-        arch="{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        NODE,
+        uuid=session.nvmlDeviceGetUUID(handle),
+        model=session.nvmlDeviceGetName(handle),
+        brand=nvml.brand(session, handle),
+        arch=nvml.arch(session, handle),
     )
-
-
-def _cuda(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"

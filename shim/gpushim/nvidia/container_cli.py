@@ -20,6 +20,7 @@ from gpushim.request import LAST_CHANNEL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpushim.model import Gpu, Snapshot
     from gpushim.nvidia.getopt import Given
 
 PROC_CAPABILITIES = "/proc/driver/nvidia/capabilities"
@@ -94,7 +95,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def info(inventory: dict[str, Any], csv: bool = False) -> list[str]:
+def info(inventory: Any, csv: bool = False) -> list[str]:
     """Return the lines of NVIDIA's `info`.
 
     Args:
@@ -113,11 +114,11 @@ def info(inventory: dict[str, Any], csv: bool = False) -> list[str]:
     return lines[1:]
 
 
-def _values(gpu: dict[str, Any]) -> tuple[object, ...]:
+def _values(gpu: Gpu) -> tuple[object, ...]:
     return gpu["index"], gpu["minor"], gpu["model"], gpu["brand"], gpu["uuid"], gpu["pci"], gpu["arch"]
 
 
-def paths(options: Given, inventory: dict[str, Any]) -> list[str]:
+def paths(options: Given, inventory: Snapshot) -> list[str]:
     """List what NVIDIA's `list` lists, in its order.
 
     Args:
@@ -148,14 +149,14 @@ def paths(options: Given, inventory: dict[str, Any]) -> list[str]:
     return [path for path in dict.fromkeys(found) if not cli.left_out(named, path)]
 
 
-def _files(inventory: dict[str, Any], kind: str, suffix: str) -> Iterable[str]:
+def _files(inventory: Snapshot, kind: str, suffix: str) -> Iterable[str]:
     for name in (*ORDER, "mps"):
         for file in inventory["files"].get(name + suffix, ()):
             if file["kind"] == kind:
                 yield file["path"]
 
 
-def _devices(options: Given, inventory: dict[str, Any]) -> list[str]:
+def _devices(options: Given, inventory: Snapshot) -> list[str]:
     """List the nodes of the driver, and of the GPUs and MIG instances named."""
     nodes = inventory["nodes"]
     if inventory["platform"] != "native":
@@ -172,7 +173,7 @@ def _devices(options: Given, inventory: dict[str, Any]) -> list[str]:
     return found
 
 
-def _channels(options: Given, inventory: dict[str, Any]) -> list[str]:
+def _channels(options: Given, inventory: Snapshot) -> list[str]:
     found = []
     for word in cli.words_of(options, "imex-channel"):
         path = f"/dev/nvidia-caps-imex-channels/channel{word}"

@@ -1,7 +1,7 @@
 """`nvidia-container-cli configure`: give a created container what the command line says.
 
 So do `ctr run --gpus` before containerd 2.3 (through `containerd oci-hook`), nerdctl, enroot, Apptainer and scripts.
-The options become a request; inventory, plan and the ways into the container are those of the hook alone.
+The options become a request; the decision and the ways into the container are those of the hook alone.
 
 With --pid, the container is that process's, which waits in a mount namespace of its own. Without, this process is in
 the container's mount namespace itself, as enroot and Apptainer call it.
@@ -17,8 +17,9 @@ import time
 from gpuhook import prestart, standalone
 from gpuhook.confine import confine, exhausted
 from gpuhook.options import Options
-from gpushim import create, plan, selection, stamp
+from gpushim import selection, stamp
 from gpushim.authorization import Gate
+from gpushim.decide import Decision
 from gpushim.errors import FAILED, REQUEST, USAGE, GpushimError, quote
 from gpushim.inventory import ensure
 from gpushim.nvidia import container_cli_options as cli
@@ -27,8 +28,10 @@ from gpushim.request import CAPABILITIES, LAST_CHANNEL, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
+    from gpushim.edits import Edit
+    from gpushim.model import Policy
     from gpushim.nvidia.getopt import Given
 
 COMPAT_MODES = ("mount", "ldconfig", "disabled")
@@ -74,36 +77,24 @@ def configure(words: list[str]) -> None:
             "without --pid the container's cgroup is not known; add --no-cgroups, or name the container's process",
             USAGE,
         )
-    line: dict[str, Any] = {"container": rootfs, "by": "nvidia-container-cli"}
+    decision = Decision({"container": rootfs, "by": "nvidia-container-cli"}, started)
     try:
-        inventory = ensure.snapshot(stamp.config_path(), stamp.state_dir())
-        cli.check_root(given, inventory["driver"]["root"])
-    except GpushimError as error:
-        from gpushim import refusal  # imports json and more
-
-        refusal.record(str(error), line)
-        raise
-    try:
-        wanted = request(options, inventory["policy"])
-        ensure.look_at_channels(inventory, wanted.imex)
-        line["request"] = f"{wanted.source}={wanted.text}"[:1000]
-        facts = {"rootfs": rootfs, "userns": False, "hook": ""}
-        planned, line["gpus"] = plan.plan(wanted, inventory, facts)
-        if not inventory["policy"]["hook"]["device-rules"]:
+        host = decision.inventory = ensure.snapshot(stamp.config_path(), stamp.state_dir())
+        cli.check_root(given, host["driver"]["root"])
+        decision.take(request(options, host["policy"]))
+        decision.plan({"rootfs": rootfs, "userns": False, "hook": ""})
+        if not host["policy"]["hook"]["device-rules"]:
             named.add("no-cgroups")
-        finishing = _options(planned, options, given)
-        confine(inventory["policy"]["log"]["file"], finishing.log)  # not before: a refresh needs more than a hook
-        _land(planned, named, finishing, pid, inventory["driver"]["dev-root"])
+        finishing = _options(decision.edits, options, given)
+        confine(host["policy"]["log"]["file"], finishing.log)  # not before: a refresh needs more than a hook
+        _land(decision.edits, named, finishing, pid, host["driver"]["dev-root"])
     except GpushimError as error:
-        create.record(inventory, {"level": "error", "msg": str(error), **line})
+        decision.record(str(error))
         raise
-    line["milliseconds"] = round((time.monotonic() - started) * 1000, 2)
-    if wanted.ignored:
-        line["ignored"] = wanted.ignored
-    create.record(inventory, {"level": "info", "msg": "GPU container", **line})
+    decision.record()
 
 
-def request(options: Given, policy: dict[str, Any]) -> Request:
+def request(options: Given, policy: Policy) -> Request:
     """Read options as what a container asks for.
 
     Args:
@@ -113,23 +104,27 @@ def request(options: Given, policy: dict[str, Any]) -> Request:
     Raises:
         GpushimError: a value is malformed.
     """
-    made = Request()
-    made.source, made.ignored = "--device", []
-    made.text, made.devices = cli.devices(options, policy["cdi"]["kind"])
-    gate = Gate(lambda: True, policy, made.ignored)  # whoever may call this can do all that it does without it
-    made.capabilities = [name for name in CAPABILITIES if name in cli.names(options)]
-    made.requirements = [("--require", value) for name, value in options if name == "require" and value.strip()]
-    if len(made.requirements) > MAX_REQUIREMENTS:
+    text, devices = cli.devices(options, policy["cdi"]["kind"])
+    requirements = [("--require", value) for name, value in options if name == "require" and value.strip()]
+    if len(requirements) > MAX_REQUIREMENTS:
         raise GpushimError(f"more than {MAX_REQUIREMENTS} --require are given", USAGE)
-    if policy["requests"]["disable-require"]:
-        made.requirements = []
-    made.mig_config, made.mig_monitor = cli.only_all(options, "mig-config"), cli.only_all(options, "mig-monitor")
-    if (made.mig_config or made.mig_monitor) and any(item[0].startswith("mig-") for item in made.devices):
-        name = "mig-config" if made.mig_config else "mig-monitor"
+    mig_config, mig_monitor = cli.only_all(options, "mig-config"), cli.only_all(options, "mig-monitor")
+    if (mig_config or mig_monitor) and any(item[0].startswith("mig-") for item in devices):
+        name = "mig-config" if mig_config else "mig-monitor"
         raise GpushimError(f"all: cannot enable {name} with specific MIG devices selected", REQUEST)
-    made.imex = _channels(options, gate)
-    made.features, made.mps, made.legacy, made.privileged = [], "", False, True
-    return made
+    gate = Gate(lambda: True, policy, [])  # whoever may call this can do all that it does without it
+    return Request(
+        "--device",
+        text,
+        devices,
+        capabilities=[name for name in CAPABILITIES if name in cli.names(options)],
+        requirements=[] if policy["requests"]["disable-require"] else requirements,
+        imex=_channels(options, gate),
+        mig_config=mig_config,
+        mig_monitor=mig_monitor,
+        privileged=True,
+        ignored=gate.ignored,
+    )
 
 
 def _channels(options: Given, gate: Gate) -> list[int]:
@@ -160,9 +155,9 @@ def _pid(options: Given) -> int:
     return pid
 
 
-def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> Options:
+def _options(planned: list[Edit], options: Given, given: Given) -> Options:
     """Return what is to be finished in the container: the plan's own hook, less what the options switch off."""
-    (hook,) = [value for kind, value in planned if kind == "hook"]
+    (hook,) = [edit.value for edit in planned if edit.kind == "hook"]
     found = Options(hook["args"][2:])
     for name, value in options:
         if name == "cuda-compat-mode" and value not in COMPAT_MODES:
@@ -175,13 +170,14 @@ def _options(planned: list[tuple[str, Any]], options: Given, given: Given) -> Op
     return found
 
 
-def _land(planned: list[tuple[str, Any]], named: set[str], options: Options, pid: int, dev_root: str) -> None:
+def _land(planned: list[Edit], named: set[str], options: Options, pid: int, dev_root: str) -> None:
     """Give the container the edits of a plan that the options leave."""
     kinds = {"rule": "no-cgroups", "node": "no-devbind"}
     kept = [
-        (kind, value)
-        for kind, value in planned
-        if kinds.get(kind) not in named and not (kind == "mount" and cli.left_out(named, value["destination"]))
+        edit
+        for edit in planned
+        if kinds.get(edit.kind) not in named
+        and not (edit.kind == "mount" and cli.left_out(named, edit.value["destination"]))
     ]
     standalone.land(kept, options, pid, dev_root)
 

@@ -43,9 +43,11 @@ def main(argv: list[str], top: str) -> None:
 
 def _for_people(name: str, top: str) -> Any:
     """Import a program of this room that needs what `gpushim` does: the launcher left site-packages out."""
+    import gc
     import site
     from importlib import import_module
 
+    gc.enable()  # the launcher of a hook is without, too
     site.main()
     sys.path += [sys.path[0] + "/vendor", top + "/vendor"]
     return import_module("gpushim.nvidia." + name)

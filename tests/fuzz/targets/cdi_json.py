@@ -16,7 +16,7 @@ from unit.gpushim.cdi.hosts import foreign
 DATA = Path(__file__).parents[2] / "data" / "cdi"
 SPECS = scratch()
 FILE = SPECS / "x.json"
-BUNDLE = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
+BUNDLE: Any = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
 CONFIG = b'{"root":{"path":"/r"},"process":{"user":{"uid":1},"env":["A=1"]},"mounts":[{"destination":"/usr"}]}'
 VALUES: tuple[Any, ...] = (
     *(

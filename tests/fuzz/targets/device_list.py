@@ -9,9 +9,9 @@ from fuzz.oracles import host, refused
 from gpushim import plan, request
 from gpushim.errors import GpushimError
 
-INVENTORY = host()
+INVENTORY: Any = host()
 POLICY = INVENTORY["policy"]
-BUNDLE = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
+BUNDLE: Any = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
 LENGTH = 256
 QUALIFIED = re.compile(r"[a-z]([\w.-]*[a-z\d])?/[a-z]([\w.-]*[a-z\d])?=([a-z\d]([\w.:-]*[a-z\d])?)", re.ASCII | re.I)
 NUMBER = r"(0|[1-9][0-9]{0,8})"
@@ -49,7 +49,7 @@ def one(data: bytes) -> None:
         refused(error)
         assert expected is None, expected
         return
-    nodes = {value["path"] for kind, value in edits if kind == "node"}
+    nodes = {edit.value["path"] for edit in edits if edit.kind == "node"}
     gpus = {gpu["index"] for gpu in GPUS if gpu["node"] in nodes}
     migs = {number for number, mig in enumerate(MIGS) if set(mig["nodes"]) <= nodes}
     assert (gpus, migs) == _with_parents(expected), (gpus, migs, expected)

@@ -7,12 +7,13 @@ from typing import Any
 
 from fuzz.oracles import host, refused
 from gpushim import plan, request
+from gpushim.authorization import FEATURES
 from gpushim.errors import GpushimError
 
 # A line is a variable, or begins with # (destination of a mount of /dev/null), @ (annotation), ! (policy).
-INVENTORY = host()
+INVENTORY: Any = host()
 INVENTORY["policy"]["cdi"]["spec-dirs"] = []
-BUNDLE = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
+BUNDLE: Any = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
 SWITCHES: tuple[str, ...] = (
     "accept-volume-mounts",
     "accept-env-when-unprivileged",
@@ -68,7 +69,7 @@ def _sound(wanted: request.Request) -> None:
     assert wanted.source
     assert len({item[:2] for item in wanted.devices}) == len(wanted.devices)
     assert [word for word in request.CAPABILITIES if word in wanted.capabilities] == wanted.capabilities
-    assert [word for word in request.FEATURES if word in wanted.features] == wanted.features
+    assert [word for word in FEATURES if word in wanted.features] == wanted.features
     assert len(set(wanted.imex)) == len(wanted.imex)
     assert all(0 <= channel <= request.LAST_CHANNEL for channel in wanted.imex)
     assert wanted.privileged or not (wanted.mig_config or wanted.mig_monitor)

@@ -17,8 +17,8 @@ import pytest
 
 from gpuhook import devices, live, mounts
 from gpuhook.rootfs import Rootfs
+from gpushim.edits import FILE_OPTIONS, Edit
 from gpushim.errors import ROOTFS, GpushimError
-from gpushim.plan import FILE_OPTIONS
 from unit.gpuhook.sandbox import as_root, container, forked, picture
 
 LIBRARY = "/usr/lib/drv/libcuda.so.5"
@@ -43,8 +43,12 @@ class Case:
         (self.volume / "secret").write_text("secret")
         (self.volume / "nvidia1").touch()
         self.warned: list[str] = []
-        self.edits: list[tuple[str, Any]] = [("node", {"path": NODE, "major": NUMBER[0], "minor": NUMBER[1]})]
-        self.edits += [("mount", self.mount(LIBRARY)), ("env", ("NVIDIA_VISIBLE_DEVICES", "0")), ("hook", {})]
+        self.edits: list[Edit] = [Edit("node", {"path": NODE, "major": NUMBER[0], "minor": NUMBER[1]})]
+        self.edits += [
+            Edit("mount", self.mount(LIBRARY)),
+            Edit("env", ("NVIDIA_VISIBLE_DEVICES", "0")),
+            Edit("hook", {}),
+        ]
 
     def mount(self, destination: str) -> dict[str, Any]:
         return {"destination": destination, "source": str(self.host / "lib"), "options": FILE_OPTIONS}
@@ -111,7 +115,7 @@ def test_a_second_time_changes_nothing(case: Case) -> None:
 
 
 def test_rules_come_first_and_groups_are_named(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    case.edits += [("rule", ("c", 195, 0, "rw")), ("gid", 44), ("rule", ("c", 195, 255, "rw"))]
+    case.edits += [Edit("rule", ("c", 195, 0, "rw")), Edit("gid", 44), Edit("rule", ("c", 195, 255, "rw"))]
 
     def allow(_process: str, numbers: object, _warn: object) -> None:
         raise GpushimError(f"told {numbers}", ROOTFS)

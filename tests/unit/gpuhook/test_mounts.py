@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpuhook import mounts
+from gpushim.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS
 from gpushim.errors import ROOTFS, GpushimError
-from gpushim.plan import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS
 from unit.gpuhook.sandbox import container, forked, open_fds
 from unit.gpuhook.seccomp import deny
 

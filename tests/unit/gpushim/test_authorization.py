@@ -36,7 +36,7 @@ ASKS: dict[tuple[str, str], dict[str, Any]] = {
     ("mig-monitor", "variable"): {"env": ["NVIDIA_MIG_MONITOR_DEVICES=all"]},
     ("imex", "variable"): {"env": ["NVIDIA_IMEX_CHANNELS=3"]},
     ("imex", "mount"): {"mounts": [f"{DIR}/imex/3"]},
-    **{(name, "variable"): {"env": [f"NVIDIA_{name.upper()}=enabled"]} for name in request.FEATURES},
+    **{(name, "variable"): {"env": [f"NVIDIA_{name.upper()}=enabled"]} for name in authorization.FEATURES},
     ("mps", "variable"): {"env": ["CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps"]},
     ("mps", "policy"): {"env": []},
     ("capabilities", "variable"): {"env": ["NVIDIA_DRIVER_CAPABILITIES=video"]},
@@ -66,7 +66,7 @@ EXPECTED: dict[tuple[str, str], tuple[set[str] | None, set[str] | None]] = {
     ("mig-monitor", "variable"): (None, set()),
     ("imex", "variable"): ({ENV, IMEX}, {IMEX}),
     ("imex", "mount"): ({MOUNTS, IMEX}, {MOUNTS, IMEX}),
-    **{(name, "variable"): ({ENV}, set()) for name in request.FEATURES},
+    **{(name, "variable"): ({ENV}, set()) for name in authorization.FEATURES},
     ("mps", "variable"): (None, None),
     ("mps", "policy"): ({MPS}, {MPS}),
     ("capabilities", "variable"): (set(), set()),
@@ -85,7 +85,7 @@ SETTINGS = [
 ]
 
 
-def rules(holds: set[str]) -> dict[str, Any]:
+def rules(holds: set[str]) -> Any:
     """A policy under which exactly these conditions hold."""
     found = policy.defaults()
     for condition, (section, key, allows, _) in SWITCHES.items():
@@ -121,7 +121,7 @@ def granted(wanted: request.Request | None, settings: dict[str, Any]) -> set[str
     inventory["files"] = {**inventory["files"], "mps": [{"path": "/run/nvidia-mps", "kind": "directory"}]}
     if "cdi" not in {form for form, _ in items} and not wanted.mig_config and not wanted.mig_monitor:
         edits, _ = plan(wanted, inventory, BUNDLE)
-        places = [value["destination"] for kind, value in edits if kind == "mount"]
+        places = [edit.value["destination"] for edit in edits if edit.kind == "mount"]
         found |= {"mps"} if "/run/nvidia-mps" in places else set()
     return found | set(wanted.features)
 
@@ -184,8 +184,8 @@ def test_what_has_no_cell_is_an_error(grant: str, source: str, privileged: bool)
 
 def test_every_variable_and_word_of_the_doctor_has_a_row() -> None:
     assert set(VARIABLES.values()) <= set(TABLE)
-    assert {*grants.DEVICES, *grants.BESIDE} == set(TABLE)
-    assert {f"NVIDIA_{name.upper()}" for name in request.FEATURES} <= set(VARIABLES)
+    assert {*grants.DEVICES, *authorization.BESIDE} == set(TABLE)
+    assert {f"NVIDIA_{name.upper()}" for name in authorization.FEATURES} <= set(VARIABLES)
 
 
 @pytest.mark.parametrize(("condition", "words"), [

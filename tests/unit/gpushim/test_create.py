@@ -574,7 +574,7 @@ IMPORTS = {
     "gpushim", "gpushim.authorization", "gpushim.bounds", "gpushim.create", "gpushim.bundle", "gpushim.fastjson",
     "gpushim.plan", "gpushim.request", "gpushim.selection", "gpushim.require", "gpushim.edits", "gpushim.errors",
     "gpushim.stamp", "gpushim.hookargs", "gpushim.inventory", "gpushim.inventory.ensure", "gpushim.logfile",
-    "_json", "__future__",
+    "gpushim.decide", "_json", "__future__",
 }  # fmt: skip
 
 
@@ -655,7 +655,7 @@ def test_devices_of_another_vendor_do_not_wait_for_the_gpus(vendor: Shim) -> Non
     assert vendor.create().returncode == 0
     written = (vendor.state / "inventory.json").stat().st_mtime_ns
     stale = json.loads((vendor.state / "inventory.json").read_text())
-    stale["stamp"][0] = "another boot"
+    stale["stamp"]["boot"] = "another boot"
     (vendor.state / "inventory.json").write_text(json.dumps(stale))
     before = (vendor.state / "inventory.json").stat().st_mtime_ns
     vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")

@@ -6,32 +6,36 @@ from typing import Any
 import pytest
 
 from gpushim import edits
+from gpushim.edits import Edit
 from gpushim.errors import GpushimError
 
 NODE = {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0, "fileMode": 438, "uid": 0, "gid": 0}
 MOUNT = {"destination": "/usr/bin/nvidia-smi", "source": "/d/usr/bin/nvidia-smi", "type": "bind", "options": ["ro"]}
 HOOK = {"path": "/usr/bin/gpushim-hook", "args": ["gpushim-hook", "prestart"], "env": ["PATH=/bin"]}
-ALL: list[tuple[str, Any]] = [
-    ("node", NODE),
-    ("rule", ("c", 195, 0, "rw")),
-    ("mount", MOUNT),
-    ("env", ("NVIDIA_VISIBLE_DEVICES", "0")),
-    ("gid", 44),
-    ("hook", HOOK),
+ALL: list[Edit] = [
+    Edit("node", NODE),
+    Edit("rule", ("c", 195, 0, "rw")),
+    Edit("mount", MOUNT),
+    Edit("env", ("NVIDIA_VISIBLE_DEVICES", "0")),
+    Edit("gid", 44),
+    Edit("hook", HOOK),
 ]
 
 
 SET_NODE = {"path": "/dev/x", "type": "b", "major": 7, "minor": 1}
 OWNED = {"uid": 5, "gid": 6}
-FOREIGN: list[tuple[str, Any]] = [
-    ("set-node", SET_NODE),
-    ("rule", ("b", 7, 1, "rwm")),
-    ("set-mount", {"destination": "/opt", "source": "/o", "options": ["rbind"]}),
-    ("env", ("A", "")),
-    ("stage-hook", ("createContainer", {"path": "/bin/x", "env": ["A=1"]})),
-    ("stage-hook", ("prestart", {"path": "/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--lib", "x=y"]})),
-    ("rdt", {"closID": "c"}),
-    ("gid", 7),
+FOREIGN: list[Edit] = [
+    Edit("set-node", SET_NODE),
+    Edit("rule", ("b", 7, 1, "rwm")),
+    Edit("set-mount", {"destination": "/opt", "source": "/o", "options": ["rbind"]}),
+    Edit("env", ("A", "")),
+    Edit("stage-hook", ("createContainer", {"path": "/bin/x", "env": ["A=1"]})),
+    Edit(
+        "stage-hook",
+        ("prestart", {"path": "/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--lib", "x=y"]}),
+    ),
+    Edit("rdt", {"closID": "c"}),
+    Edit("gid", 7),
 ]
 
 
@@ -50,7 +54,7 @@ def test_all_kinds_land_in_an_empty_spec() -> None:
 
 
 @pytest.mark.parametrize("given", [ALL, FOREIGN, ALL + FOREIGN, FOREIGN + ALL], ids=["own", "cdi", "both", "turned"])
-def test_a_second_time_changes_nothing(given: list[tuple[str, Any]]) -> None:
+def test_a_second_time_changes_nothing(given: list[Edit]) -> None:
     spec: dict[str, Any] = {"process": {"env": ["A=1"]}, "hooks": {"prestart": [{"path": "/x"}], "createRuntime": []}}
     edits.apply(copy.deepcopy(given), spec)
     before = copy.deepcopy(spec)
@@ -64,9 +68,9 @@ def test_what_cdi_specs_bring_lands_in_an_empty_spec() -> None:
     allow = {"allow": True, "type": "b", "major": 7, "minor": 1, "access": "rwm"}
     assert spec == {
         "linux": {"devices": [SET_NODE], "resources": {"devices": [allow]}, "intelRdt": {"closID": "c"}},
-        "mounts": [FOREIGN[2][1]],
+        "mounts": [FOREIGN[2].value],
         "process": {"env": ["A="], "user": {"additionalGids": [7]}},
-        "hooks": {"createContainer": [FOREIGN[4][1][1]], "prestart": [FOREIGN[5][1][1]]},
+        "hooks": {"createContainer": [FOREIGN[4].value[1]], "prestart": [FOREIGN[5].value[1]]},
     }
 
 
@@ -84,9 +88,9 @@ def test_what_cdi_specs_bring_lands_in_an_empty_spec() -> None:
 )
 def test_a_node_of_a_cdi_spec_takes_the_place_of_another(devices: list[Any], user: Any, result: list[Any]) -> None:
     spec: dict[str, Any] = {"process": {"user": user}, "linux": {"devices": copy.deepcopy(devices)}}
-    assert edits.apply([("set-node", SET_NODE)], spec) is (devices != result)
+    assert edits.apply([Edit("set-node", SET_NODE)], spec) is (devices != result)
     assert spec["linux"]["devices"] == result
-    assert not edits.apply([("set-node", SET_NODE)], spec)
+    assert not edits.apply([Edit("set-node", SET_NODE)], spec)
 
 
 @pytest.mark.parametrize(
@@ -111,36 +115,36 @@ def test_a_mount_of_a_cdi_spec_takes_the_place_of_another_and_hides_none(
 
 
 def test_an_equal_hook_of_a_stage_stays_alone() -> None:
-    hook = FOREIGN[4][1][1]
+    hook = FOREIGN[4].value[1]
     spec: dict[str, Any] = {"hooks": {"createContainer": [{"path": "/a"}, hook, {"path": "/b"}]}}
     assert not edits.apply([FOREIGN[4]], spec)
-    assert edits.apply([("stage-hook", ("createContainer", {**hook, "args": ["x"]}))], spec)
+    assert edits.apply([Edit("stage-hook", ("createContainer", {**hook, "args": ["x"]}))], spec)
     assert len(spec["hooks"]["createContainer"]) == 4
 
 
 def test_of_two_edits_about_the_same_thing_the_later_counts() -> None:
-    mount = ("set-mount", {**MOUNT, "source": "/mine"})
-    node = ("set-node", {**NODE, "minor": 9})
-    both = [*ALL, mount, node, ("env", ("NVIDIA_VISIBLE_DEVICES", "void")), ("env", ("A", "1"))]
+    mount = Edit("set-mount", {**MOUNT, "source": "/mine"})
+    node = Edit("set-node", {**NODE, "minor": 9})
+    both = [*ALL, mount, node, Edit("env", ("NVIDIA_VISIBLE_DEVICES", "void")), Edit("env", ("A", "1"))]
     assert edits.last_counts(both) == [ALL[1], ALL[4], ALL[5], *both[6:]]
 
 
 def test_the_engines_own_node_is_kept() -> None:
     theirs = {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0, "fileMode": 384}
     spec = {"linux": {"devices": [theirs]}}
-    assert not edits.apply([("node", NODE)], spec)
+    assert not edits.apply([Edit("node", NODE)], spec)
     assert spec == {"linux": {"devices": [theirs]}}
 
 
 def test_another_device_under_our_path_is_refused() -> None:
     spec = {"linux": {"devices": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 3}]}}
     with pytest.raises(GpushimError, match=r"/dev/nvidia0, as device 195:3 instead of 195:0"):
-        edits.apply([("node", NODE)], spec)
+        edits.apply([Edit("node", NODE)], spec)
 
 
 def test_the_users_mount_of_the_same_destination_is_kept() -> None:
     spec = {"mounts": [{"destination": "/usr/bin/nvidia-smi", "source": "/mine"}]}
-    assert not edits.apply([("mount", MOUNT)], spec)
+    assert not edits.apply([Edit("mount", MOUNT)], spec)
 
 
 DENY_ALL = {"allow": False, "access": "rwm"}
@@ -170,7 +174,7 @@ ALLOW_ALL = {"allow": True, "access": "rwm"}
 )
 def test_a_rule_is_added_only_where_the_device_is_not_allowed_yet(rules: list[Any], added: bool) -> None:
     spec: dict[str, Any] = {"linux": {"resources": {"devices": list(rules)}}}
-    assert edits.apply([("rule", ("c", 195, 0, "rw"))], spec) is added
+    assert edits.apply([Edit("rule", ("c", 195, 0, "rw"))], spec) is added
     assert len(spec["linux"]["resources"]["devices"]) == len(rules) + added
 
 
@@ -186,7 +190,7 @@ def test_a_rule_is_added_only_where_the_device_is_not_allowed_yet(rules: list[An
 )
 def test_a_rule_of_any_type_and_access(rule: dict[str, Any], wanted: tuple[Any, ...], added: bool) -> None:
     spec: dict[str, Any] = {"linux": {"resources": {"devices": [{"allow": True, **rule}]}}}
-    assert edits.apply([("rule", wanted)], spec) is added
+    assert edits.apply([Edit("rule", wanted)], spec) is added
 
 
 @pytest.mark.parametrize(
@@ -202,7 +206,7 @@ def test_a_rule_of_any_type_and_access(rule: dict[str, Any], wanted: tuple[Any, 
 )
 def test_a_variable_ends_up_once(env: list[str], result: list[str]) -> None:
     spec = {"process": {"env": list(env)}}
-    assert edits.apply([("env", ("N", "0"))], spec) is (env != result)
+    assert edits.apply([Edit("env", ("N", "0"))], spec) is (env != result)
     assert spec["process"]["env"] == result
 
 
@@ -211,7 +215,7 @@ def test_a_variable_ends_up_once(env: list[str], result: list[str]) -> None:
 def test_another_nvidia_hook_makes_room_for_ours(stage: str, name: str) -> None:
     other = {"path": "/usr/sbin/setkey"}
     spec: dict[str, Any] = {"hooks": {stage: [{"path": f"/opt/{name}", "args": [name, "prestart"]}, other]}}
-    assert edits.apply([("hook", HOOK)], spec)
+    assert edits.apply([Edit("hook", HOOK)], spec)
     assert [hook["path"] for hook in spec["hooks"]["prestart"]][-1] == "/usr/bin/gpushim-hook"
     assert sum(len(hooks) for hooks in spec["hooks"].values()) == 2
     assert other in spec["hooks"][stage]
@@ -221,7 +225,7 @@ def test_a_hook_of_an_older_version_is_replaced() -> None:
     spec: dict[str, Any] = {
         "hooks": {"prestart": [{**HOOK, "args": ["gpushim-hook", "prestart", "--rootfs", "/old"]}]}
     }
-    assert edits.apply([("hook", HOOK)], spec)
+    assert edits.apply([Edit("hook", HOOK)], spec)
     assert spec["hooks"]["prestart"] == [HOOK]
 
 

@@ -13,10 +13,12 @@ import pytest
 
 import fakehost
 from e2e.witness import settings
-from gpushim import create, edits, plan, reasons, request
+from gpushim import edits, request
+from gpushim.decide import Decision, of_bundle
+from gpushim.edits import Edit
 from gpushim.errors import BUNDLE, CONFIG, INVENTORY, NOT_FOUND, REQUEST, GpushimError
 from gpushim.explain import described, explain
-from gpushim.inventory import refresh
+from gpushim.inventory import present
 from unit.gpushim import test_plan
 
 TOP = Path(__file__).parents[3]
@@ -41,7 +43,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     inventory = {**test_plan.drawing(files=test_plan.FILES), "runtime": "/bin/sh"}
     monkeypatch.setitem(posix.environ, b"GPUSHIM_CONFIG", b"/none.toml")
     monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", bytes(tmp_path / "state"))
-    monkeypatch.setattr(refresh, "look", lambda _: inventory)
+    monkeypatch.setattr(present, "look", lambda _: inventory)
     return inventory
 
 
@@ -49,14 +51,16 @@ def shape(env: list[str], privileged: bool = True) -> dict[str, Any]:
     return described(env, privileged, {}, [])
 
 
-def told(report: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(edit["kind"], edit["value"]) for edit in report["edits"]]
+def told(report: dict[str, Any]) -> list[Edit]:
+    return [Edit(edit["kind"], edit["value"]) for edit in report["edits"]]
 
 
-def decided(spec: dict[str, Any], inventory: dict[str, Any]) -> list[tuple[str, Any]]:
-    wanted = request.read(spec, inventory["policy"])
-    assert wanted is not None
-    return plan.plan(wanted, inventory, create.facts(spec, ""))[0]
+def decided(spec: dict[str, Any], inventory: Any) -> list[Edit]:
+    decision = Decision()
+    decision.inventory = inventory
+    decision.take(request.read(spec, inventory["policy"]))
+    decision.plan(of_bundle(spec, ""))
+    return decision.edits
 
 
 @pytest.mark.parametrize("env", [*NODES, *([f"{DEVICES}=0", *env] for env in FILES)])
@@ -65,7 +69,7 @@ def test_it_is_the_same_plan_with_a_reason_for_each_edit(known: dict[str, Any], 
     report = explain(copy.deepcopy(spec))
     assert report["refusal"] is None
     assert told(report) == decided(spec, known)
-    assert [edit["value"] for edit in report["edits"] if edit["why"] == reasons.UNKNOWN] == []
+    assert [edit["value"] for edit in report["edits"] if not edit["why"]] == []
 
 
 @pytest.mark.parametrize("env", REFUSED)
@@ -127,7 +131,7 @@ def test_cdi_devices_are_told_with_their_file(known: dict[str, Any], tmp_path: P
         edit["kind"]: edit["why"] for edit in report["edits"] if edit["value"] in (("NET", "a"), ("c", 1, 3, "rwm"))
     }
     assert whys == {"env": "CDI device vendor.com/net=a", "rule": "CDI device vendor.com/net=a"}
-    assert reasons.UNKNOWN not in [edit["why"] for edit in report["edits"]]
+    assert all(edit["why"] for edit in report["edits"])
 
 
 @pytest.mark.parametrize("spec", test_plan.FOREIGN_ONLY)
@@ -305,7 +309,7 @@ def test_a_real_create_does_exactly_that(here: Real, env: list[str]) -> None:
     changed = edits.apply(told(report), spec)
     assert changed == bool(env and not refusal)
     assert json.loads((here.bundle / "config.json").read_text()) == json.loads(json.dumps(spec))
-    assert reasons.UNKNOWN not in [edit["why"] for edit in report["edits"]]
+    assert all(edit["why"] for edit in report["edits"])
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def gpu(index: int, minor: int, **changes: Any) -> dict[str, Any]:
     return {"index": index, "uuid": UUIDS[index], **node, **facts, **changes}
 
 
-def snapshot(**changes: Any) -> dict[str, Any]:
+def snapshot(**changes: Any) -> Any:
     """A host with three GPUs, the third divided by MIG."""
     node = {f"/dev/nvidia{minor}": [195, minor, 0o666, 0, 0] for minor in range(3)}
     node["/dev/nvidiactl"] = [195, 255, 0o666, 0, 0]
@@ -76,10 +76,10 @@ def snapshot(**changes: Any) -> dict[str, Any]:
     }
 
 
-BUNDLE = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
+BUNDLE: Any = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
 
 
-def decide(*env: str, inventory: dict[str, Any] | None = None, spec: Any = None, **bundle: Any) -> Any:
+def decide(*env: str, inventory: Any = None, spec: Any = None, **bundle: Any) -> Any:
     """Plan for a container with this environment; returns the edits by kind."""
     inventory = inventory or snapshot()
     capabilities = {"bounding": ["CAP_SYS_ADMIN"]}
@@ -87,8 +87,8 @@ def decide(*env: str, inventory: dict[str, Any] | None = None, spec: Any = None,
     assert wanted is not None
     found: dict[str, list[Any]] = {kind: [] for kind in ("node", "rule", "mount", "env", "gid", "hook")}
     found.update({kind: [] for kind in ("set-node", "set-mount", "stage-hook", "rdt")})
-    for kind, value in plan(wanted, inventory, {**BUNDLE, **bundle})[0]:
-        found[kind].append(value)
+    for edit in plan(wanted, inventory, BUNDLE | bundle)[0]:
+        found[edit.kind].append(edit.value)
     return found
 
 
@@ -154,7 +154,7 @@ def test_an_imex_channel_that_the_host_lacks_is_refused(channels: str, platform:
     assert len(str(caught.value)) < 400
 
 
-def drawing(**changes: Any) -> dict[str, Any]:
+def drawing(**changes: Any) -> Any:
     """A host whose GPUs 0 and 2 have DRM nodes; the latter has a MIG instance that draws."""
     inventory = snapshot(**changes)
     for index, number in ((0, 1), (2, 3)):
@@ -522,7 +522,7 @@ def test_every_mount_comes_from_the_inventory() -> None:
     assert {mount["source"] for mount in found["mount"]} == known
 
 
-def with_specs(directory: Path, **changes: Any) -> dict[str, Any]:
+def with_specs(directory: Path, **changes: Any) -> Any:
     """The host with CDI specs: devices vendor.com/net=a and nvidia.com/gpu=special."""
     for kind, name, env in (("vendor.com/net", "a", "NET=a"), ("nvidia.com/gpu", "special", DEVICES + "=void")):
         device = {"name": name, "containerEdits": {"env": [env], "deviceNodes": [{"path": "/dev/null"}]}}

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushim import errors, request
+from gpushim.authorization import FEATURES
 from gpushim.policy import defaults, schema
 
 UUID = "GPU-11111111-1111-1111-1111-111111111111"
@@ -16,14 +17,14 @@ DIR = "/var/run/nvidia-container-devices"
 ROOT_CAPABILITIES = {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}
 
 
-def policy(**rules: Any) -> dict[str, Any]:
+def policy(**rules: Any) -> Any:
     found = defaults()
     found["requests"].update((name.replace("_", "-"), value) for name, value in rules.items())
     found["cdi"]["foreign-kinds"] = ["*"]
     return found
 
 
-def with_kinds(*kinds: str) -> dict[str, Any]:
+def with_kinds(*kinds: str) -> Any:
     """A policy under which unprivileged containers may name devices of these kinds."""
     found = policy(accept_volume_mounts=True)
     found["cdi"]["foreign-kinds"] = list(kinds)
@@ -554,7 +555,7 @@ def test_ignored_imex_channels_are_mentioned() -> None:
         ([], []),
         (["NVIDIA_GDS=enabled"], ["gds"]),
         (["NVIDIA_NVSWITCH=enabled", "NVIDIA_GDRCOPY=enabled"], ["gdrcopy", "nvswitch"]),
-        ([f"NVIDIA_{name}=enabled" for name in ("NVSWITCH", "GDRCOPY", "MOFED", "GDS")], list(request.FEATURES)),
+        ([f"NVIDIA_{name}=enabled" for name in ("NVSWITCH", "GDRCOPY", "MOFED", "GDS")], list(FEATURES)),
         *[([f"NVIDIA_GDS={word}"], []) for word in ("", "1", "true", "Enabled", "enabled ", "disabled")],
         (["NVIDIA_GDS=enabled", "NVIDIA_GDS=no"], []),
         (["NVIDIA_FOO=enabled"], []),

@@ -124,12 +124,12 @@ def parts(spec: dict[str, Any]) -> dict[str, list[Any]]:
     }
 
 
-def edited(spec: dict[str, Any], inventory: dict[str, Any], **bundle: Any) -> dict[str, Any]:
+def edited(spec: dict[str, Any], inventory: Any, **bundle: Any) -> dict[str, Any]:
     """What the low-level runtime reads: edited, written and read again."""
     wanted = request.read(spec, inventory["policy"])
     assert wanted is not None
     result = copy.deepcopy(spec)
-    apply(plan(wanted, inventory, {**BUNDLE, **bundle})[0], result)
+    apply(plan(wanted, inventory, BUNDLE | bundle)[0], result)
     parsed: dict[str, Any] = json.loads(fastjson.dumps(result))
     return parsed
 

@@ -25,7 +25,8 @@ def gpu(index: int, **changes: Any) -> dict[str, Any]:
 
 
 def mig(parent: int, index: int, uuid: str = MIG) -> dict[str, Any]:
-    return {"uuid": uuid, "legacy": f"MIG-{UUIDS[parent]}/{index + 1}/0", "gpu": parent, "index": index}
+    place = {"gpu": parent, "index": index, "gi": index + 1}
+    return {"uuid": uuid, "legacy": f"MIG-{UUIDS[parent]}/{index + 1}/0", **place}
 
 
 def host(*gpus: dict[str, Any], migs: tuple[dict[str, Any], ...] = (), notes: tuple[str, ...] = ()) -> Any:

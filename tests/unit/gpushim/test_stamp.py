@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 
 from gpushim import stamp
+from gpushim.doctor import state
 from gpushim.errors import CONFIG, GpushimError
+from gpushim.inventory import survey
+from gpushim.model import Stamp
 
 
 @pytest.fixture
@@ -52,10 +55,10 @@ def make_anew(folder: Path) -> None:
     folder.mkdir()
 
 
-def facts(tree: Path) -> list[Any]:
+def facts(tree: Path) -> Stamp:
     nodes = [f"{tree}/dev/{name}" for name in ("nvidia0", "nvidia1", "caps")]
-    inputs = {"config": f"{tree}/config.toml", "root": str(tree), "sys": f"{tree}/sys", "times": True, "nodes": nodes}
-    return stamp.current(inputs)
+    root, sys = str(tree), f"{tree}/sys"
+    return stamp.current({"config": f"{root}/config.toml", "root": root, "sys": sys, "times": True, "nodes": nodes})
 
 
 def make_node(path: Path, minor: int) -> None:
@@ -160,13 +163,13 @@ def test_survives_json(tree: Path) -> None:
 
 def test_version_is_bounded(tree: Path) -> None:
     (tree / "proc/driver/nvidia/version").write_text("x" * 5000)
-    assert len(facts(tree)[2]) == stamp.VERSION_LIMIT
+    assert len(facts(tree)["module"] or "") == stamp.VERSION_LIMIT
 
 
 def test_fifos_do_not_hang(tree: Path) -> None:
     (tree / "proc/driver/nvidia/version").unlink()
     os.mkfifo(tree / "proc/driver/nvidia/version")
-    assert facts(tree)[2] == ""
+    assert facts(tree)["module"] == ""
 
 
 def test_proc_of_a_driver_root_without_its_own(tmp_path: Path) -> None:
@@ -205,7 +208,7 @@ def test_imports_nothing_slow() -> None:
 
 
 IDENTITY = "         0          0 4294967295\n"
-FACTS = ["boot", [1, 2], "535", [], [], None, [[195, 0o20666, 0, 44], None]]
+FACTS: Any = {"boot": "boot", "module": "535", "nodes": [[195, 0o20666, 0, 44], None]}
 
 
 @pytest.mark.parametrize(("uid_map", "uid", "trusted"), [
@@ -225,9 +228,8 @@ def test_the_hosts_root_is_trusted_in_a_user_namespace_too(
 @pytest.mark.parametrize(("uid_map", "same"), [(IDENTITY, False), ("0 1000 1\n", True)])
 def test_owners_count_only_on_the_host(monkeypatch: pytest.MonkeyPatch, uid_map: str, same: bool) -> None:
     monkeypatch.setattr(stamp, "_text", lambda path, limit: uid_map)
-    here = [*FACTS[:-1], [[195, 0o20666, 65534, 65534], None]]
-    assert stamp.same_from_here(FACTS, here) is same
-    assert not stamp.same_from_here(FACTS, [*FACTS[:-1], [[195, 0o20600, 65534, 65534], None]])
+    here: list[Any] = [{**FACTS, "nodes": [[195, mode, 65534, 65534], None]} for mode in (0o20666, 0o20600)]
+    assert [stamp.same_from_here(FACTS, facts) for facts in here] == [same, False]
 
 
 @pytest.mark.parametrize(("life", "age", "alive"), [
@@ -237,7 +239,8 @@ def test_owners_count_only_on_the_host(monkeypatch: pytest.MonkeyPatch, uid_map:
     (30, -1, False),  # of another boot, or of a time namespace
 ])  # fmt: skip
 def test_a_life_is_counted_from_the_look(life: int, age: float, alive: bool) -> None:
-    assert stamp.alive({"life": life, "looked": stamp.clock() - age}) is alive
+    snapshot: Any = {"life": life, "looked": stamp.clock() - age}
+    assert stamp.alive(snapshot) is alive
 
 
 def test_without_times_an_instance_is_its_place(tree: Path) -> None:
@@ -247,10 +250,9 @@ def test_without_times_an_instance_is_its_place(tree: Path) -> None:
     assert stamp.driver(proc, sys, False) == before
 
 
-def test_the_facts_have_their_names(tree: Path) -> None:
-    assert len(facts(tree)) == len(stamp.FACTS)
-    assert stamp.FACTS[stamp.CONFIG_IDENTITY] == "config"
-    assert set(stamp.COVER.values()) <= {*stamp.FACTS, "life", "own"}
+def test_what_covers_a_member_is_a_fact(tree: Path) -> None:
+    assert set(survey.COVER.values()) - {"life", "own"} == set(facts(tree)) - {"majors"}
+    assert set(state.FACTS) == set(facts(tree))
 
 
 @pytest.mark.parametrize(("mode", "uid", "expected"), [(0o755, 0, True), (0o777, 0, False), (0o755, 1234, False)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import click
 
@@ -12,8 +12,11 @@ from gpushim.cdi import modes, publish, write
 from gpushim.cli import show
 from gpushim.cli.cdi import output
 from gpushim.errors import GpushimError
-from gpushim.inventory import refresh
+from gpushim.inventory import present
 from gpushim.selection import is_qualified
+
+if TYPE_CHECKING:
+    from gpushim.model import Policy, Snapshot
 
 # Options that scripts for nvidia-ctk have, and that cannot mean anything here: with a value, and as flags.
 _VALUES = (
@@ -141,7 +144,7 @@ def generate(
     output.put(spec, target, form or "")
 
 
-def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: list[str]) -> dict[str, Any]:
+def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: list[str]) -> Any:
     settings = policy.load(stamp.config_path())
     for path in (driver_root, dev_root):
         if path and not path.startswith("/"):
@@ -158,13 +161,13 @@ def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: l
     return settings
 
 
-def _listed(settings: dict[str, Any]) -> dict[str, Any]:
+def _listed(settings: Policy) -> Any:
     """List the host, and save nothing."""
     logs.start(settings["log"]["format"], settings["log"]["level"])
-    return refresh.look(settings)
+    return present.look(settings)
 
 
-def _check_platform(mode: str, snapshot: dict[str, Any]) -> None:
+def _check_platform(mode: str, snapshot: Snapshot) -> None:
     wanted = modes.PLATFORMS.get(mode, snapshot["platform"])
     if wanted != snapshot["platform"]:
         raise GpushimError(f"--mode {mode} is for another platform: this host is {snapshot['platform']}; use auto")

@@ -19,9 +19,9 @@ from gpushim.cli.cdi import output
     multiple=True,
     callback=output.words,
     envvar=output.SPEC_DIRS_VARIABLE,
-    help="Directory of specs; several, or with commas, and the later count more. [default: [cdi] spec-dirs]",
+    help="Directory of specs; several, or with commas: the last counts most. [default: [cdi] spec-dirs]",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@show.format_option("text", "json")
 def list_devices(directories: list[str], form: str) -> None:
     """List the devices that can be asked for, sorted, one per line."""
     found, troubles = specs.load(output.spec_dirs(directories))
@@ -33,7 +33,7 @@ def list_devices(directories: list[str], form: str) -> None:
     for name, hits in sorted(places.items()):
         best = [path for priority, path in hits if priority == max(hits)[0]]
         if len(best) > 1:
-            troubles.append(f"{name} is in both {' and '.join(best)}, and is none until one of them is removed")
+            troubles.append(f"{name} is in both {' and '.join(best)}, so it cannot be used; remove one of them")
         else:
             devices[name] = os.path.normpath(best[0])
     for trouble in troubles:

@@ -12,7 +12,7 @@ import click
 from gpushim import policy, stamp
 from gpushim.cdi import text
 from gpushim.cli import show
-from gpushim.engines import places
+from gpushim.engines import places, rewrite
 from gpushim.errors import GpushimError
 from gpushim.replace import replace
 
@@ -60,8 +60,5 @@ def _save(path: str, content: str) -> None:
             if not stat.S_ISREG(status.st_mode):
                 raise GpushimError(f"{path} is not a regular file")
             places.check_file(path, status)
-        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
-        try:
+        with rewrite.opened(place.folder) as folder:
             replace(place.name, content.encode(), folder=folder)
-        finally:
-            os.close(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gpushim import hookargs
 from gpushim.cdi import form, text
 from gpushim.cdi import transform as moves
 from gpushim.cli.cdi import output
@@ -17,13 +18,13 @@ def transform() -> None:
 
 
 @transform.command()
-@click.option("--from", "old", required=True, metavar="DIRECTORY", help="Where paths are below now.")
-@click.option("--to", "new", required=True, metavar="DIRECTORY", help="Where they shall be below.")
+@click.option("--from", "old", required=True, metavar="DIRECTORY", help="The directory that paths begin with now.")
+@click.option("--to", "new", required=True, metavar="DIRECTORY", help="What they are to begin with.")
 @click.option(
     "--relative-to",
     "where",
-    type=click.Choice([moves.HOST, moves.CONTAINER]),
-    default=moves.HOST,
+    type=click.Choice([hookargs.HOST, hookargs.CONTAINER]),
+    default=hookargs.HOST,
     show_default=True,
     help="Whether these are paths of the host or of containers.",
 )

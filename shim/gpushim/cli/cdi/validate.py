@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 
@@ -35,7 +34,7 @@ def validate(paths: tuple[str, ...], form: str) -> None:
             if sentence:
                 found.append({"file": file, "level": level, "sentence": sentence})
     if form == "json":
-        click.echo(json.dumps(found, indent=2))
+        show.emit(form, found)
     else:
         for one in found:
             show.say(f"{one['file']}: {one['level']}: {one['sentence']}")

@@ -11,12 +11,12 @@ HOOK = "/usr/bin/gpushim-hook"
 KIND = "nvidia.com/gpu"
 
 
-def mixed(**changes: Any) -> dict[str, Any]:
+def mixed(**changes: Any) -> Any:
     """Two whole GPUs, and a third with one MIG instance."""
     return {**copy.deepcopy(snapshot()), "source": "nvml", "imex": [3], "inputs": {}, **changes}
 
 
-def apart() -> dict[str, Any]:
+def apart() -> Any:
     """A driver container, nodes elsewhere, which only a group may use."""
     host = mixed(gpus=[gpu(0, 1, drm=["/dev/dri/card1"], links=["../card1::/dev/dri/by-path/pci-0-card"])], mig=[])
     host["driver"].update({"root": "/run/nvidia/driver", "dev-root": "/run/nvidia", "params": "/run/gpushim/params"})
@@ -25,18 +25,18 @@ def apart() -> dict[str, Any]:
     return host
 
 
-def wsl() -> dict[str, Any]:
+def wsl() -> Any:
     """WSL2: one node for all GPUs."""
     nodes = {"/dev/dxg": [10, 125, 0o666, 0, 0]}
     return mixed(platform="wsl", gpus=[gpu(0, 0, node="/dev/dxg", pci="")], mig=[], nodes=nodes, features={}, imex=[])
 
 
-def proc() -> dict[str, Any]:
+def proc() -> Any:
     """A host whose NVML is out of order: two GPUs without UUIDs are listed, of three, and nothing of MIG."""
     return mixed(source="proc", gpus=[gpu(0, 1, uuid=""), gpu(1, 2, uuid="")], mig=[])
 
 
-def eight_by_seven() -> dict[str, Any]:
+def eight_by_seven() -> Any:
     """Eight GPUs with seven MIG instances each."""
     host = mixed(gpus=[], mig=[])
     for index in range(8):
@@ -51,7 +51,7 @@ def eight_by_seven() -> dict[str, Any]:
     return host
 
 
-def foreign(**changes: Any) -> dict[str, Any]:
+def foreign(**changes: Any) -> Any:
     """A spec of another vendor with one of each."""
     node = {"path": "/dev/x0", "hostPath": "/host/dev/x0", "type": "c", "major": 10, "minor": 1, "permissions": "rw"}
     mount = {"hostPath": "/host/lib/x.so", "containerPath": "/usr/lib/x.so", "options": ["ro", "bind"]}

@@ -12,7 +12,7 @@ from unit.gpushim.cdi import hosts
 CHANNEL = "/dev/nvidia-caps-imex-channels/channel"
 
 
-def spec(mode: str, host: dict[str, Any] | None = None, merged: bool = True) -> dict[str, Any]:
+def spec(mode: str, host: Any = None, merged: bool = True) -> dict[str, Any]:
     kind = modes.kind(mode, hosts.KIND, "", "")
     return modes.spec(mode, host or hosts.mixed(), kind, merged, hosts.HOOK)
 

@@ -36,7 +36,7 @@ SWAPPED = hosts.mixed(
 )
 
 
-def refresh(directory: Path, host: dict[str, Any] | None = None, **policy: Any) -> list[str]:
+def refresh(directory: Path, host: Any = None, **policy: Any) -> list[str]:
     """Publish a snapshot; returns the notes that this brings."""
     host = host or hosts.mixed()
     host["policy"]["cdi"].update({"output-directory": str(directory), **policy})

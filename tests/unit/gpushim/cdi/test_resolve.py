@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gpushim import edits
 from gpushim.cdi import resolve
+from gpushim.edits import HOOK_ENV, NODE_OPTIONS, Edit
 from gpushim.errors import INVENTORY, REQUEST, GpushimError
-from gpushim.plan import HOOK_ENV, NODE_OPTIONS
 
 BIN = "/opt/gpushim/bin"
 
@@ -26,12 +26,12 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def resolved(directory: Path, device: Any, common: Any = None, userns: bool = False) -> list[tuple[str, Any]]:
+def resolved(directory: Path, device: Any, common: Any = None, userns: bool = False) -> list[Edit]:
     """Say what a device with these edits brings."""
     devices = [{"name": "a", "containerEdits": device}, {"name": "b", "containerEdits": {"env": ["B=1"]}}]
     document = {"cdiVersion": "1.1.0", "kind": "v/c", "devices": devices, "containerEdits": common}
     (directory / "v.json").write_text(json.dumps(document))
-    return resolve.edits(["v/c=a"], [str(directory)], {"userns": userns, "hook": f"{BIN}/gpushim-hook"})
+    return resolve.edits(["v/c=a"], [str(directory)], {"rootfs": "", "userns": userns, "hook": f"{BIN}/gpushim-hook"})
 
 
 def refusal(directory: Path, device: Any) -> str:
@@ -46,9 +46,9 @@ def test_a_specs_own_edits_come_once_before_those_of_its_first_device(directory:
     resolved(directory, {"env": ["A=1"]}, {"env": ["COMMON=1"]})
     other = {"cdiVersion": "0.3.0", "kind": "w/c", "devices": [{"name": "x", "containerEdits": {"env": ["X="]}}]}
     (directory / "w.json").write_text(json.dumps(other))
-    bundle = {"userns": False, "hook": f"{BIN}/gpushim-hook"}
+    bundle: Any = {"userns": False, "hook": f"{BIN}/gpushim-hook"}
     found = resolve.edits(["w/c=x", "v/c=b", "v/c=a"], [str(directory)], bundle)
-    assert found == [("env", pair) for pair in (("X", ""), ("COMMON", "1"), ("B", "1"), ("A", "1"))]
+    assert found == [Edit("env", pair) for pair in (("X", ""), ("COMMON", "1"), ("B", "1"), ("A", "1"))]
 
 
 NULL = {"path": "/dev/null", "type": "c", "major": 1, "minor": 3, "fileMode": 0o666}
@@ -76,12 +76,12 @@ NULL = {"path": "/dev/null", "type": "c", "major": 1, "minor": 3, "fileMode": 0o
 def test_a_node_is_completed_from_the_hosts(
     directory: Path, given_: Any, node: dict[str, Any], rule: tuple[Any, ...]
 ) -> None:
-    assert resolved(directory, {"deviceNodes": [given_]}) == [("set-node", node), ("rule", rule)]
+    assert resolved(directory, {"deviceNodes": [given_]}) == [Edit("set-node", node), Edit("rule", rule)]
 
 
 def test_a_fifo_has_neither_numbers_nor_a_rule(directory: Path) -> None:
     node = {"path": "/dev/pipe", "type": "p", "fileMode": 384}
-    assert resolved(directory, {"deviceNodes": [node]}) == [("set-node", node)]
+    assert resolved(directory, {"deviceNodes": [node]}) == [Edit("set-node", node)]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_a_node_that_the_host_lacks_is_refused(directory: Path, given_: Any, wor
 def test_in_a_user_namespace_a_node_of_another_path_is_mounted(directory: Path) -> None:
     given_ = [{"path": "/dev/x", "hostPath": "/dev/null"}, {"path": "/dev/null"}]
     mount = {"destination": "/dev/x", "source": "/dev/null", "type": "bind", "options": NODE_OPTIONS}
-    rule = ("rule", ("c", 1, 3, "rwm"))
+    rule = Edit("rule", ("c", 1, 3, "rwm"))
     assert resolved(directory, {"deviceNodes": given_}, userns=True) == [
-        ("set-mount", mount), rule, ("set-node", NULL), rule,
+        Edit("set-mount", mount), rule, Edit("set-node", NULL), rule,
     ]  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_in_a_user_namespace_a_node_of_another_path_is_mounted(directory: Path) 
 )
 def test_a_mount(directory: Path, given_: dict[str, Any], mount: dict[str, Any]) -> None:
     found = resolved(directory, {"mounts": [{"hostPath": "/lib/x", "containerPath": "/y", **given_}]})
-    assert found == [("set-mount", {"destination": "/y", "source": "/lib/x", **mount})]
+    assert found == [Edit("set-mount", {"destination": "/y", "source": "/lib/x", **mount})]
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,11 @@ def test_a_hook_without_an_environment_gets_one(directory: Path) -> None:
         {"hookName": "startContainer", "path": "/missing/in/the/container", "env": ["A=1"]},
     ]
     assert resolved(directory, {"hooks": hooks}) == [
-        ("stage-hook", ("createContainer", {"path": "/bin/x", "args": ["x", "y"], "timeout": 3, "env": HOOK_ENV})),
-        ("stage-hook", ("poststop", {"path": "/bin/x", "env": HOOK_ENV})),
-        ("stage-hook", ("startContainer", {"path": "/missing/in/the/container", "env": ["A=1"]})),
+        Edit(
+            "stage-hook", ("createContainer", {"path": "/bin/x", "args": ["x", "y"], "timeout": 3, "env": HOOK_ENV})
+        ),
+        Edit("stage-hook", ("poststop", {"path": "/bin/x", "env": HOOK_ENV})),
+        Edit("stage-hook", ("startContainer", {"path": "/missing/in/the/container", "env": ["A=1"]})),
     ]
 
 
@@ -176,7 +178,7 @@ def test_hooks_of_nvidias_tools_run_through_ours(
 ) -> None:
     given_ = {"hookName": "createContainer", "path": path, "args": args, "env": ["NVIDIA_CTK_DEBUG=false"]}
     hook = {"path": f"{BIN}/nvidia-cdi-hook", "args": ours, "env": ["NVIDIA_CTK_DEBUG=false"]}
-    assert resolved(directory, {"hooks": [given_]}) == [("stage-hook", ("createContainer", hook))]
+    assert resolved(directory, {"hooks": [given_]}) == [Edit("stage-hook", ("createContainer", hook))]
 
 
 @pytest.mark.parametrize(
@@ -190,13 +192,14 @@ def test_hooks_of_nvidias_tools_run_through_ours(
 )
 def test_other_hooks_are_left_alone(directory: Path, stage: str, path: str, args: list[str] | None) -> None:
     given_ = {"hookName": stage, "path": path, "args": args}
-    ((_, (at, hook)),) = resolved(directory, {"hooks": [given_]})
+    (edit,) = resolved(directory, {"hooks": [given_]})
+    at, hook = edit.value
     assert (at, hook["path"], hook.get("args")) == (stage, path, args)
 
 
 def test_groups_and_rdt(directory: Path) -> None:
     given_ = {"additionalGids": [0, 44], "intelRdt": {"closID": "x", "l3CacheSchema": None, "enableMBM": False}}
-    assert resolved(directory, given_) == [("rdt", {"closID": "x", "enableMBM": False}), ("gid", 44)]
+    assert resolved(directory, given_) == [Edit("rdt", {"closID": "x", "enableMBM": False}), Edit("gid", 44)]
 
 
 def test_network_devices_are_refused(directory: Path) -> None:
@@ -206,7 +209,7 @@ def test_network_devices_are_refused(directory: Path) -> None:
 
 def test_an_unknown_device_is_a_wrong_request(directory: Path) -> None:
     with pytest.raises(GpushimError, match='the device "v/c=z"; gpushim cdi list') as caught:
-        resolve.edits(["v/c=z"], [str(directory)], {})
+        resolve.edits(["v/c=z"], [str(directory)], {"rootfs": "", "userns": False, "hook": ""})
     assert caught.value.exit_code == REQUEST
 
 

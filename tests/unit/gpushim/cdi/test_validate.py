@@ -11,11 +11,11 @@ from gpushim.cdi import form, validate
 from unit.gpushim.cdi import hosts
 
 
-def spec(**changes: Any) -> dict[str, Any]:
+def spec(**changes: Any) -> Any:
     return hosts.foreign(**changes)
 
 
-def edits(**members: Any) -> dict[str, Any]:
+def edits(**members: Any) -> Any:
     """A spec whose one device has these edits."""
     return spec(devices=[{"name": "a", "containerEdits": members}], cdiVersion="0.5.0")
 

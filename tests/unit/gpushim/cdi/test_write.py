@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parents[3] / "data/cdi"
 BOTH = ["index", "uuid"]
 
 
-def spec(host: dict[str, Any], names: list[str] | None = None, **options: Any) -> dict[str, Any]:
+def spec(host: Any, names: list[str] | None = None, **options: Any) -> dict[str, Any]:
     return write.gpu_spec(host, options.pop("kind", hosts.KIND), names or BOTH, [], hosts.HOOK, **options)
 
 

@@ -68,7 +68,7 @@ def test_container_gets_by_the_spec_what_the_shim_gives(tmp_path: Path, name: st
     env = [f"NVIDIA_VISIBLE_DEVICES={name}", "NVIDIA_DRIVER_CAPABILITIES=all"]
     wanted = request.read({"process": {"env": env}}, inventory["policy"])
     assert wanted is not None
-    bundle = {"rootfs": "", "userns": False, "hook": str(REPOSITORY / "bin/gpushim-hook")}
+    bundle: Any = {"rootfs": "", "userns": False, "hook": str(REPOSITORY / "bin/gpushim-hook")}
     ours, theirs = (
         config_of(plan(wanted, inventory, bundle)[0]),
         config_of(resolve.edits([f"example.org/gpu={name}"], [f"{tmp_path}/state/cdi"], bundle)),
@@ -77,7 +77,7 @@ def test_container_gets_by_the_spec_what_the_shim_gives(tmp_path: Path, name: st
     assert theirs == ours
 
 
-def config_of(decided: list[tuple[str, Any]]) -> dict[str, Any]:
+def config_of(decided: list[edits.Edit]) -> dict[str, Any]:
     """Apply edits to an empty config.json; returns what the order of its parts does not matter for."""
     spec: dict[str, Any] = {}
     edits.apply(decided, spec)

@@ -16,7 +16,7 @@ from unit.gpushim.cli.looking import run
 from unit.gpushim.inventory.machine import Machine
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
-DEAR = {"gpushim.engines.inspect", "gpushim.inventory.refresh", "http.client", "shutil"}  # half of the time, together
+DEAR = {"gpushim.engines.inspect", "gpushim.inventory.survey", "http.client", "shutil"}  # half of the time, together
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import pytest
 
 from gpuhook import walk
 from gpushim import replace
-from gpushim.engines import files
+from gpushim.engines import files, rewrite
 from gpushim.engines.files import Change, apply, diff, read
 from gpushim.errors import GpushimError
 
@@ -127,7 +127,7 @@ def test_what_is_no_file(make: object, tmp_path: Path) -> None:
 
 
 def test_a_huge_file(file: Path) -> None:
-    os.truncate(file, files.LIMIT + 1)
+    os.truncate(file, rewrite.LIMIT + 1)
     with pytest.raises(GpushimError, match="is larger than 1 MiB"):
         read(str(file))
 

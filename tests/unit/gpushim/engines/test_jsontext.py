@@ -100,7 +100,7 @@ def test_numbers_are_compared_as_they_are_written() -> None:
 @pytest.mark.parametrize("edit", ["put", "drop", "copy"])
 def test_an_edit_that_says_anything_else_is_refused(edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsontext, "_put", lambda text, keys, value: '{"a": 2}')
-    monkeypatch.setattr(jsontext, "_cut", lambda text, owner, members, keys: "{")
+    monkeypatch.setattr(jsontext, "_cut", lambda text, owner, name: "{")
     calls = {
         "put": lambda: jsontext.put('{"theirs": 1}', ("a",), 2),
         "drop": lambda: jsontext.drop('{"theirs": 1, "a": 2}', ("a",)),

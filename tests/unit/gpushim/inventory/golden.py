@@ -28,7 +28,6 @@ import stat
 import struct
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from pyfakefs.fake_filesystem import FakeFilesystem
 from pyfakefs.fake_filesystem_unittest import Patcher
@@ -36,6 +35,7 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 import fakehost
 from fakehost import smallelf
 from gpushim.inventory import files, ldcache_list, rooted, sonames
+from gpushim.model import File
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "inventory"
 NAMES = ("debian", "rhel", "split", "nixos", "container")
@@ -66,7 +66,7 @@ class Root:
         for word, *rest in self.lines:
             getattr(self, "_" + word)(fs, *rest)
 
-    def find(self) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    def find(self) -> tuple[dict[str, list[File]], list[str]]:
         """Return what is found, and the notes."""
         notes: list[str] = []
         of_root = self.settings
@@ -139,7 +139,7 @@ def read(name: str, machine: str) -> Root:
     return Root((DATA / f"{name}.root").read_text(encoding="utf-8"), machine)
 
 
-def dump(found: dict[str, list[dict[str, Any]]]) -> str:
+def dump(found: dict[str, list[File]]) -> str:
     """Write what was found with a line for each file."""
     groups = []
     for key, entries in found.items():

@@ -62,11 +62,10 @@ class Machine:
         _, said = process.communicate(timeout=60)
         return process.returncode, said
 
-    def saved(self) -> dict[str, Any]:
-        snapshot: dict[str, Any] = json.loads((self.folder / "state/inventory.json").read_text())
-        return snapshot
+    def saved(self) -> Any:
+        return json.loads((self.folder / "state/inventory.json").read_text())
 
-    def refreshed(self) -> dict[str, Any]:
+    def refreshed(self) -> Any:
         code, said = self.refresh()
         assert code == 0, said
         return self.saved()

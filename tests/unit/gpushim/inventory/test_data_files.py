@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ import fakehost
 from fakehost import smallelf
 from gpushim.inventory import data_files
 from gpushim.inventory.libraries import Loader
+from gpushim.model import File
 
 VERSION = "535.183.01"
 
@@ -32,7 +32,7 @@ def listen(path: Path) -> None:
     os.close(fd)
 
 
-def paths(entries: list[dict[str, Any]]) -> list[str]:
+def paths(entries: list[File]) -> list[str]:
     return [entry["path"] for entry in entries]
 
 

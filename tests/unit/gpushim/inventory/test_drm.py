@@ -22,11 +22,11 @@ def host(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def gpu(index: int, count: int = 3) -> dict[str, Any]:
+def gpu(index: int, count: int = 3) -> Any:
     return {"pci": described.describe(count, None)[index].nvml_bus_id.lower(), "drm": [], "links": []}
 
 
-def add(host: Path, *gpus: dict[str, Any]) -> None:
+def add(host: Path, *gpus: Any) -> None:
     drm.add(list(gpus), f"{host}/sys", str(host))
 
 

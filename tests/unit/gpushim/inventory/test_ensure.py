@@ -17,7 +17,7 @@ from unit.gpushim.inventory.machine import Machine
 pytestmark = pytest.mark.slow
 
 
-def snapshot(machine: Machine) -> dict[str, Any]:
+def snapshot(machine: Machine) -> Any:
     return ensure.snapshot(machine.config, machine.state)
 
 
@@ -57,7 +57,7 @@ DOUBTS: dict[str, Callable[[Path], object]] = {
     "nested": lambda path: path.write_text("[" * 100000),
     "other schema": lambda path: edit(path, version=1),
     "other gpushim": lambda path: edit(path, gpushim="0.0.1"),
-    "other boot": lambda path: edit(path, stamp=["another boot", *json.loads(path.read_text())["stamp"][1:]]),
+    "other boot": lambda path: edit(path, stamp={**json.loads(path.read_text())["stamp"], "boot": "another boot"}),
     "other config": lambda path: edit(path, inputs={"config": "/etc/other.toml"}),
     "no inputs": lambda path: edit(path, inputs=None),
     "odd inputs": lambda path: edit(path, inputs={"config": str(path.parent.parent / "config.toml")}),
@@ -112,7 +112,7 @@ def test_who_may_not_renew_it_goes_by_the_facts(fresh: Machine, monkeypatch: pyt
     assert ensure.read(fresh.config, fresh.state) is None
     monkeypatch.setattr("posix.access", lambda path, mode: False)
     assert ensure.read(fresh.config, fresh.state) == fresh.saved()
-    edit(path, stamp=["another boot", *fresh.saved()["stamp"][1:]])
+    edit(path, stamp={**fresh.saved()["stamp"], "boot": "another boot"})
     assert ensure.read(fresh.config, fresh.state) is None
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import fakehost
 from gpushim.inventory import files
+from gpushim.model import File
 
 VERSION = "535.183.01"
 LIB = "usr/lib/x86_64-linux-gnu"
@@ -21,12 +21,12 @@ def root(tmp_path: Path) -> Path:
     return Path(fakehost.build(str(tmp_path), 1).root)
 
 
-def find(root: Path, version: str = VERSION) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+def find(root: Path, version: str = VERSION) -> tuple[dict[str, list[File]], list[str]]:
     notes: list[str] = []
     return files.find(str(root), version, notes), notes
 
 
-def entry(found: dict[str, list[dict[str, Any]]], ending: str) -> dict[str, Any]:
+def entry(found: dict[str, list[File]], ending: str) -> File:
     of_64_bits = [group for key, group in found.items() if not key.endswith("32")]
     match, *others = [file for group in of_64_bits for file in group if file["path"].endswith(ending)]
     assert all(other == match for other in others)  # the plan takes any of them
@@ -65,7 +65,7 @@ def test_default_capabilities_get_nothing_of_the_others(root: Path) -> None:
 
 def test_a_path_under_two_capabilities_has_one_entry(root: Path) -> None:
     found, _ = find(root)
-    of_path: dict[str, dict[str, Any]] = {}
+    of_path: dict[str, File] = {}
     for group in found.values():
         assert all(of_path.setdefault(file["path"], file) == file for file in group)
 

@@ -1,6 +1,6 @@
 """No create gets what was true once: each member of a real snapshot changes on the host, one at a time.
 
-The members are those of the snapshot of a simulated host with all there is; `stamp.COVER` says which fact changes
+The members are those of the snapshot of a simulated host with all there is; `survey.COVER` says which fact changes
 with each. What has none has a life, which is over here before the create.
 """
 
@@ -17,8 +17,7 @@ import pytest
 
 from fakehost import Host, tree
 from fakehost.gpus import H100, describe
-from gpushim import stamp
-from gpushim.inventory import ensure
+from gpushim.inventory import ensure, survey
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -44,11 +43,11 @@ def make(host: Host, name: str, major: int, minor: int = 0) -> None:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """List a snapshot's members by the names that stamp.COVER has for them."""
+    """List a snapshot's members by the names that survey.COVER has for them."""
     if isinstance(value, list) and (name == "files.*" or (value and isinstance(value[0], dict))):
         for one in value:
             yield from leaves(one, name)
-    elif isinstance(value, dict) and stamp.COVER.get(name) != "own" and name.count(".") < 1 + (name == "files.*"):
+    elif isinstance(value, dict) and survey.COVER.get(name) != "own" and name.count(".") < 1 + (name == "files.*"):
         for key, one in value.items():
             word = "*" if name in BY_DATA else key
             yield from leaves(one, f"{name}.{word}" if name else key)
@@ -65,7 +64,7 @@ def column(snapshot: dict[str, Any], name: str) -> list[Any]:
 def fact(name: str) -> str:
     """Return what covers a member; all but a few of "driver" and "policy" are settings."""
     top = name.partition(".")[0]
-    return stamp.COVER.get(name) or stamp.COVER.get(top) or stamp.COVER[f"{top}.*"]
+    return survey.COVER.get(name) or survey.COVER.get(top) or survey.COVER[f"{top}.*"]
 
 
 def regpu(host: Host, index: int, **changes: Any) -> None:
@@ -120,7 +119,7 @@ def forget(machine: Machine, boot: str) -> None:
     """Let the snapshot be of another boot."""
     path = Path(machine.state, ensure.SNAPSHOT)
     saved = json.loads(path.read_text())
-    saved["stamp"][0] = boot
+    saved["stamp"]["boot"] = boot
     path.write_text(json.dumps(saved))
 
 
@@ -230,9 +229,9 @@ def test_every_member_is_covered_and_changed(members: dict[str, Any]) -> None:
 
 
 def test_the_cover_names_nothing_that_is_not_there(members: dict[str, Any]) -> None:
-    gone = [name for name in stamp.COVER if name not in members and not name.endswith(".*")]
+    gone = [name for name in survey.COVER if name not in members and not name.endswith(".*")]
     assert gone == []
-    assert {name.partition(" ")[0] for name in CHANGES} <= set(stamp.COVER) | set(members)
+    assert {name.partition(" ")[0] for name in CHANGES} <= set(survey.COVER) | set(members)
 
 
 @pytest.mark.parametrize("change", CHANGES)

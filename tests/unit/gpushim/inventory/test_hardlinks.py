@@ -11,6 +11,7 @@ import pytest
 
 from gpushim import stamp
 from gpushim.inventory import ensure, hardlinks
+from gpushim.model import File
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -144,7 +145,7 @@ def test_without_the_setting_nothing_is_made(machine: Machine) -> None:
     assert (inside(snapshot), "hardlinks" in snapshot) == ([], False)
 
 
-def library(path: str, soname: str) -> dict[str, Any]:
+def library(path: str, soname: str) -> File:
     return {"path": path, "kind": "library", "soname": soname}
 
 
@@ -159,7 +160,7 @@ def library(path: str, soname: str) -> dict[str, Any]:
         {"path": "/usr/bin/nvidia-smi", "kind": "binary"},
     ],
 )
-def test_what_cannot_be_in_one_directory_with_the_others(other: dict[str, Any]) -> None:
+def test_what_cannot_be_in_one_directory_with_the_others(other: File) -> None:
     fit = [library("/usr/lib/liba.so.5", "liba.so.1"), library("/usr/lib/libb.so.5", "libb.so.5")]
     assert hardlinks._groups({"compute": [*fit, other]}) == {"compute": fit}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ import fakehost
 from fakehost import smallelf
 from gpushim.inventory import files, libraries
 from gpushim.inventory.ldcache_list import ABIS
+from gpushim.model import File
 from unit.gpushim.inventory.golden import LIBC6, loader_cache
 
 VERSION = "535.183.01"
@@ -30,7 +30,7 @@ def cache(root: Path, *entries: tuple[str, str, str]) -> None:
     (root / "etc/ld.so.cache").write_bytes(loader_cache(listed))
 
 
-def entries(root: Path, capability: str, machine: str = "x86_64") -> dict[str, dict[str, Any]]:
+def entries(root: Path, capability: str, machine: str = "x86_64") -> dict[str, File]:
     data = libraries.read_cache(str(root), [])
     loader = libraries.Loader(str(root), machine, data, [])
     loader.settle(VERSION)

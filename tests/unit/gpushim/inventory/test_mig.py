@@ -29,7 +29,7 @@ def build(machine: Machine, layout: str) -> tuple[Host, list[str]]:
     return host, [device if isinstance(device, str) else device[2] for device in devices]
 
 
-def select(snapshot: dict[str, Any], name: str) -> tuple[list[Any], list[Any]]:
+def select(snapshot: Any, name: str) -> tuple[list[Any], list[Any]]:
     return selection.select(selection.parse([name], ["nvidia.com/gpu"]) or [], snapshot)
 
 

@@ -16,6 +16,7 @@ import pytest
 from fakehost import Host, build, platforms
 from gpushim import plan, request
 from gpushim.inventory import tegra, wsl
+from gpushim.model import File, Listed
 from unit.gpushim.inventory.machine import Machine
 
 CUDA_LINK = "libcuda.so.1::/usr/lib/wsl/lib/libcuda.so"
@@ -34,7 +35,7 @@ def find_wsl(host: Host) -> tuple[Any, list[str]]:
     return wsl.find(host.root, host.root, notes), notes
 
 
-def names(entries: list[dict[str, Any]]) -> list[str]:
+def names(entries: list[File]) -> list[str]:
     return [os.path.basename(entry["path"]) for entry in entries]
 
 
@@ -127,7 +128,7 @@ def fail(*_: Any) -> None:
     raise FakeNvml.NVMLError("GPU access blocked by the operating system")
 
 
-def wsl_gpus(host: Host, nvml: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], list[str]]:
+def wsl_gpus(host: Host, nvml: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Listed, list[str]]:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(ctypes, "CDLL", lambda path, mode: path)
     notes: list[str] = []
@@ -309,10 +310,10 @@ def test_refresh_and_plan(machine: Machine, platform: str, env: str, nodes: list
     wanted = request.read({"process": {"env": [f"NVIDIA_VISIBLE_DEVICES={env}"]}}, snapshot["policy"])
     assert wanted is not None
     edits, _ = plan.plan(wanted, snapshot, {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"})
-    assert [value["path"] for kind, value in edits if kind == "node"] == nodes
-    (hook,) = [value for kind, value in edits if kind == "hook"]
+    assert [edit.value["path"] for edit in edits if edit.kind == "node"] == nodes
+    (hook,) = [edit.value for edit in edits if edit.kind == "hook"]
     assert not {"--cover", "--profile-mask"} & set(hook["args"])
-    mounted = [value["destination"] for kind, value in edits if kind == "mount"]
+    mounted = [edit.value["destination"] for edit in edits if edit.kind == "mount"]
     assert ("/usr/lib/wsl/lib/libcuda.so.1" in mounted) == (platform == "wsl")
 
 

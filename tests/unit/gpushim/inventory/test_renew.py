@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 IMPATIENT = "[refresh]\ndeadline-seconds = 1\n"
 
 
-def snapshot(machine: Machine) -> dict[str, Any]:
+def snapshot(machine: Machine) -> Any:
     return ensure.snapshot(machine.config, machine.state)
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import fakehost
+from gpushim import refresh
 from gpushim.errors import GpushimError
-from gpushim.inventory import ensure, gpus, modules, refresh, still, survey
+from gpushim.inventory import ensure, gpus, modules, still, survey
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -114,7 +115,9 @@ def test_the_order_of_an_upgrade(
     names = ["nvidia_uvm", "nvidia_modeset", "nvidia"]
     caches(host)
     busy(lambda number: host.unload(*names[: number + 1]), 3, 0.3)
-    assert "no NVIDIA driver is loaded" in refresh.unattended(load=False)["error"]["sentence"]
+    error = refresh.unattended(load=False)["error"]
+    assert error is not None
+    assert "no NVIDIA driver is loaded" in error["sentence"]
     assert (asked, fakehost.kernel.loads(host.root)) == ([], [])
 
 

@@ -7,36 +7,35 @@ from typing import Any
 
 import pytest
 
-from gpushim import stamp
+from gpushim import refresh, stamp
 from gpushim.inventory import survey
 
 GPU = {"index": 0, "mig": False, "problem": None}
-BOUND = [["0000:07:00.0", 4711]]
+BOUND = {"0000:07:00.0": 4711}
 
 
-def snapshot(**changes: Any) -> dict[str, Any]:
-    facts: list[Any] = [None] * len(stamp.FACTS)
-    facts[stamp.FACTS.index("gpus")] = changes.pop("bound", BOUND)
+def snapshot(**changes: Any) -> Any:
+    facts = {"gpus": changes.pop("bound", BOUND)}
     healthy = {"platform": "native", "source": "nvml", "error": None, "missing": [], "gpus": [GPU], "mig": []}
     healthy["runtime"] = "/usr/bin/runc"
     return {**healthy, "notes": [], "inputs": {"times": True}, "stamp": facts, **changes}
 
 
 @pytest.mark.parametrize(("changes", "took", "life"), [
-    ({}, 0.3, stamp.SETTLED),
+    ({}, 0.3, survey.SETTLED),
     ({}, 12, 1200),
     ({}, 25, 1800),
-    ({"source": "proc"}, 20, stamp.PASSING),
-    ({"error": {"sentence": "no driver", "code": 12}}, 0, stamp.PASSING),
-    ({"missing": ["GPU 1 is left out"]}, 0, stamp.PASSING),
-    ({"runtime": ""}, 0, stamp.PASSING),
-    ({"gpus": [{**GPU, "problem": "it fell off the bus"}]}, 0, stamp.PASSING),
-    ({"gpus": [{**GPU, "mig": True}]}, 0, stamp.PASSING),
-    ({"gpus": [{**GPU, "mig": True}], "mig": [{"gpu": 0}]}, 0, stamp.SETTLED),
-    ({"gpus": [{**GPU, "mig": True}], "mig": [{"gpu": 0}], "inputs": {"times": False}}, 0, stamp.PASSING),
-    ({"bound": [["0000:07:00.0", None]]}, 0, stamp.PASSING),
+    ({"source": "proc"}, 20, survey.PASSING),
+    ({"error": {"sentence": "no driver", "code": 12}}, 0, survey.PASSING),
+    ({"missing": ["GPU 1 is left out"]}, 0, survey.PASSING),
+    ({"runtime": ""}, 0, survey.PASSING),
+    ({"gpus": [{**GPU, "problem": "it fell off the bus"}]}, 0, survey.PASSING),
+    ({"gpus": [{**GPU, "mig": True}]}, 0, survey.PASSING),
+    ({"gpus": [{**GPU, "mig": True}], "mig": [{"gpu": 0}]}, 0, survey.SETTLED),
+    ({"gpus": [{**GPU, "mig": True}], "mig": [{"gpu": 0}], "inputs": {"times": False}}, 0, survey.PASSING),
+    ({"bound": {"0000:07:00.0": None}}, 0, survey.PASSING),
     ({"platform": "tegra", "source": "proc"}, 0, 0),
-    ({"platform": "wsl", "error": {"sentence": "no library", "code": 12}}, 0, stamp.PASSING),
+    ({"platform": "wsl", "error": {"sentence": "no library", "code": 12}}, 0, survey.PASSING),
 ])  # fmt: skip
 def test_life(changes: dict[str, Any], took: float, life: int) -> None:
     assert survey.life(snapshot(**changes), took) == life
@@ -51,7 +50,7 @@ def test_life(changes: dict[str, Any], took: float, life: int) -> None:
     ({"gpus": [{**GPU, "mig": True}]}, ""),
 ])  # fmt: skip
 def test_what_fails_a_refresh(changes: dict[str, Any], said: str) -> None:
-    assert survey.trouble(snapshot(**changes)) == said
+    assert refresh.trouble(snapshot(**changes)) == said
 
 
 def test_a_kernel_that_keeps_no_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

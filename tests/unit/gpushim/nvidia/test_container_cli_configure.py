@@ -12,7 +12,8 @@ import pytest
 
 from gpuhook import live, standalone
 from gpuhook.rootfs import Rootfs
-from gpushim import create
+from gpushim.decide import Decision
+from gpushim.edits import Edit
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 from gpushim.nvidia import container_cli_configure, getopt
@@ -98,25 +99,25 @@ class Landed:
     """What would be put into the container."""
 
     def __init__(self) -> None:
-        self.edits: list[tuple[str, Any]] = []
+        self.edits: list[Edit] = []
         self.options: Any = None
         self.pid = -1
 
-    def land(self, edits: list[tuple[str, Any]], options: Any, pid: int, dev_root: str) -> None:
+    def land(self, edits: list[Edit], options: Any, pid: int, dev_root: str) -> None:
         self.edits, self.options, self.pid = edits, options, pid
 
     def paths(self, kind: str) -> list[str]:
         name = "path" if kind == "node" else "destination"
-        return [value[name] for each, value in self.edits if each == kind]
+        return [edit.value[name] for edit in self.edits if edit.kind == kind]
 
 
 @pytest.fixture
 def landed(monkeypatch: pytest.MonkeyPatch) -> Landed:
-    found, logged = Landed(), []
+    found = Landed()
     monkeypatch.setattr(standalone, "land", found.land)
     monkeypatch.setattr(container_cli_configure, "confine", lambda *_: None)  # this process has more to do
     monkeypatch.setattr(ensure, "snapshot", lambda _config, _state: snapshot())
-    monkeypatch.setattr(create, "record", lambda _inventory, line: logged.append(line))
+    monkeypatch.setattr(Decision, "record", lambda *_: None)
     return found
 
 
@@ -126,7 +127,7 @@ def test_the_call_of_ctr(landed: Landed) -> None:
     assert {"/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia-modeset"} <= set(landed.paths("node"))
     assert "/dev/nvidia0" not in landed.paths("node")
     assert "/usr/bin/nvidia-smi" in landed.paths("mount")
-    assert ("rule", ("c", 195, 1, "rw")) in landed.edits
+    assert Edit("rule", ("c", 195, 1, "rw")) in landed.edits
     assert (landed.options.rootfs, landed.options.driver) == ("/r", "535.183.01")
 
 
@@ -134,7 +135,7 @@ def test_the_call_of_enroot(landed: Landed) -> None:
     container_cli_configure.configure(["--user", "configure", *ENROOT.split()])
     assert landed.pid == 0
     assert {"/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia2"} <= set(landed.paths("node"))
-    assert not [value for kind, value in landed.edits if kind == "rule"]
+    assert not [edit for edit in landed.edits if edit.kind == "rule"]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_policy_may_forbid_rules(landed: Landed, monkeypatch: pytest.MonkeyPatch
     host["policy"]["hook"]["device-rules"] = False
     monkeypatch.setattr(ensure, "snapshot", lambda _config, _state: host)
     container_cli_configure.configure(["configure", *CTR.split()])
-    assert not [value for kind, value in landed.edits if kind == "rule"]
+    assert not [edit for edit in landed.edits if edit.kind == "rule"]
 
 
 @pytest.mark.parametrize(

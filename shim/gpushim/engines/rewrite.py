@@ -1,0 +1,186 @@
+"""One settings file of others: read with limits, and rewritten whole, with the owner, mode and attributes it has.
+
+Done in a directory that places.py has walked to and holds open. Out of scope: which files, and what is recorded of
+them (files.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from gpushim import replace
+from gpushim.engines import places
+from gpushim.errors import GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpushim.engines.places import Place
+
+LIMIT = 1 << 20  # bytes; the largest settings seen in the field have some 20 KiB
+NEW_MODE, PRIVATE = 0o644, 0o600
+_REASONS = {
+    errno.EROFS: "lies on a read-only file system; make the change where that file system is made",
+    errno.EPERM: "is immutable (lsattr shows it) or belongs to another user; chattr -i, or run this as its owner",
+    errno.EACCES: "may not be written by this user; run this as its owner, for the system's engines as root",
+    errno.EBUSY: "is a mount point of its own; change the file that is mounted there",
+    errno.ENOSPC: "does not fit: no space is left on the file system",
+    errno.EDQUOT: "does not fit: the disk quota is used up",
+}
+
+
+def content(path: str, place: Place) -> bytes | None:
+    """Read a file; None if there is none.
+
+    Args:
+        path: as somebody named it, for messages.
+        place: of the file.
+
+    Raises:
+        GpushimError: it is no regular file, too large, or others could change it.
+        OSError: it cannot be read.
+    """
+    # O_NONBLOCK: a FIFO must not hang us; regular files do not care (open(2)).
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
+    try:
+        fd = os.open(place.name, flags, dir_fd=place.folder)
+    except FileNotFoundError:
+        return None
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise GpushimError(f"{path} is not a regular file; an engine could not read it either")
+        places.check_file(path, facts)
+        data = os.read(fd, LIMIT + 1)
+    finally:
+        os.close(fd)
+    if len(data) > LIMIT:
+        raise GpushimError(f"{path} is larger than {LIMIT >> 20} MiB; that is no engine's settings")
+    return data
+
+
+def put(path: str, place: Place, data: bytes | None, like: Place | None = None) -> list[str]:
+    """Replace, make or delete a file.
+
+    Args:
+        path: as somebody named it, for messages.
+        place: of the file.
+        data: to be in it; None to delete it.
+        like: the file whose mode and owner it gets; None for its own.
+
+    Returns:
+        a sentence for each attribute that could not be set.
+
+    Raises:
+        GpushimError: it may not be replaced.
+    """
+    lost: dict[str, str] = {}
+    try:
+        if data is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place.name, dir_fd=place.folder)
+        else:
+            lost = _replace(place, data, like or place)
+        with opened(place.folder) as folder:
+            os.fsync(folder)  # the new name survives a power cut too
+    except OSError as error:
+        raise refusal(path, error) from None
+    return [f"{path} has lost its attribute {name}: {reason}" for name, reason in lost.items()]
+
+
+def _replace(place: Place, data: bytes, like: Place) -> dict[str, str]:
+    lost: dict[str, str] = {}
+
+    def finish(fd: int) -> None:
+        lost.update(_take_after(fd, like))
+
+    with beside(place) as above, opened(above) as scratch, opened(place.folder) as folder:
+        try:
+            replace.replace(place.name, data, PRIVATE, folder=scratch, into=folder, finish=finish)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            # Something is mounted on the directory.
+            replace.replace(place.name, data, PRIVATE, folder=folder, finish=finish)
+    return lost
+
+
+def _take_after(fd: int, like: Place) -> dict[str, str]:
+    """Give a new file the mode, owner and extended attributes of another; returns what `_attributes` does."""
+    try:
+        old = os.open(like.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=like.folder)
+    except FileNotFoundError:
+        os.fchmod(fd, NEW_MODE)
+        return {}
+    try:
+        status, own = os.fstat(old), os.fstat(fd)
+        if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
+            os.fchown(fd, status.st_uid, status.st_gid)
+        os.fchmod(fd, stat.S_IMODE(status.st_mode))
+        return _attributes(fd, old)
+    finally:
+        os.close(old)
+
+
+def _attributes(fd: int, like: int) -> dict[str, str]:
+    """Give a file the extended attributes (SELinux label, ACL) of another.
+
+    Returns:
+        the reason for each that it does not have now; the policy may have given it some already.
+    """
+    lost: dict[str, str] = {}
+    try:
+        names = os.listxattr(like)
+    except OSError:  # the file system knows none
+        return lost
+    for name in names:
+        value = None
+        try:
+            value = os.getxattr(like, name)
+            os.setxattr(fd, name, value)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                if os.getxattr(fd, name) == value:
+                    continue
+            lost[name] = error.strerror or str(error)
+    return lost
+
+
+@contextlib.contextmanager
+def beside(place: Place) -> Iterator[int]:
+    """Open the directory of a file's records: its own, or the one above if an engine reads its own as a whole."""
+    name = ".." if os.path.dirname(place.path).endswith(".d") else "."
+    folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
+    try:
+        places.check(place.path, folder, os.fstat(folder))
+        yield folder
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def opened(folder: int) -> Iterator[int]:
+    """Open a directory again, for what an O_PATH fd does not do."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def status(place: Place) -> os.stat_result | None:
+    """Look at a file; None if there is none."""
+    try:
+        return place.status()
+    except FileNotFoundError:
+        return None
+
+
+def refusal(path: str, error: OSError) -> GpushimError:
+    """Say why a file may not be replaced."""
+    reason = _REASONS.get(error.errno or 0, f"cannot be replaced: {error.strerror}")
+    return GpushimError(f"{path} {reason}")

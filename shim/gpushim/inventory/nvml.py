@@ -1,0 +1,99 @@
+"""A session with NVML: the library of one driver root, initialised and shut down, and what its numbers mean.
+
+NVML's hanging is the caller's matter: `waiting` tells what is being waited for.
+Out of scope: which GPUs there are (gpus.py, wsl.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# nvml.h, nvmlBrandType_t; the names are those that CUDA images compare in NVIDIA_REQUIRE_*, whatever their case.
+BRANDS = (
+    *("Unknown", "Quadro", "Tesla", "NVS", "GRID", "GeForce", "Titan"),
+    *("NvidiaVApps", "NvidiaVPC", "NvidiaVCS", "NvidiaVWS", "NvidiaCloudGaming"),
+    *("QuadroRTX", "NvidiaRTX", "Nvidia", "GeForceRTX", "TitanRTX"),
+)
+FAILS = "NVML"  # begins the sentence that NVML is there and does not work
+
+
+class UnusableError(Exception):
+    """Why NVML cannot be asked.
+
+    Args:
+        sentence: what is wrong, without a full stop.
+        mismatch: whether the kernel module is of another version than the library.
+    """
+
+    def __init__(self, sentence: str, mismatch: bool = False) -> None:
+        super().__init__(sentence)
+        self.mismatch = mismatch
+
+
+def bindings() -> Any:
+    """Import pynvml: the one module here that is not Python's own.
+
+    Raises:
+        UnusableError: this host lacks it.
+    """
+    try:
+        import pynvml
+    except ImportError as error:
+        raise UnusableError(f"Python's nvidia-ml-py cannot be used ({error})") from None
+    return pynvml
+
+
+@contextlib.contextmanager
+def session(library: str, waiting: Callable[[str], None]) -> Iterator[Any]:
+    """Initialise NVML for the body, which gets pynvml.
+
+    Args:
+        library: path of libnvidia-ml.so on the host.
+        waiting: called with what is asked next, before each call that may take long.
+
+    Raises:
+        UnusableError: NVML cannot be initialised, or the body has failed with an error of NVML's.
+    """
+    nvml = bindings()
+    waiting("NVML to initialise")
+    try:
+        # pynvml asks the loader for libnvidia-ml.so.1 and gets the library of that SONAME that is loaded already:
+        # the one of this driver root and version, whichever others there are.
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        nvml.nvmlInit()
+    except (OSError, nvml.NVMLError) as error:
+        value = getattr(error, "value", "")
+        mismatch = value == getattr(nvml, "NVML_ERROR_LIB_RM_VERSION_MISMATCH", None)
+        raise UnusableError(f"{FAILS} cannot be used ({error})", mismatch) from None
+    try:
+        yield nvml
+    except (nvml.NVMLError, UnicodeDecodeError) as error:
+        raise UnusableError(f"{FAILS} failed ({error})") from None
+    finally:
+        with contextlib.suppress(nvml.NVMLError):  # a lost GPU's complaint; nothing is left to do about it
+            nvml.nvmlShutdown()
+
+
+def cuda(nvml: Any) -> str:
+    """Return the newest version of CUDA that the driver supports, as 12.2."""
+    number = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def arch(nvml: Any, handle: Any) -> str:
+    """Return a GPU's compute capability, as 8.6."""
+    return "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
+
+
+def brand(nvml: Any, handle: Any) -> str:
+    """Return the name of a GPU's brand; "Unknown" for one that came after BRANDS."""
+    try:
+        number = nvml.nvmlDeviceGetBrand(handle)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        number = 0
+    return BRANDS[number] if number < len(BRANDS) else BRANDS[0]

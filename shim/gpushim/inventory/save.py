@@ -1,0 +1,127 @@
+"""Save a snapshot, and the small files that launcher and hook read.
+
+Out of scope: what is in the snapshot (survey.py), reading it (ensure.py), CDI specs (gpushim.cdi.publish).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING
+
+from gpushim import policy, stamp
+from gpushim.errors import INVENTORY, GpushimError
+from gpushim.inventory import ensure, procfs, renew
+from gpushim.replace import replace
+
+if TYPE_CHECKING:
+    from gpushim.model import Snapshot
+
+
+def prepare(state: str) -> None:
+    """Make the state directory, and refuse one where others could put a snapshot."""
+    try:
+        os.mkdir(state)
+        os.chmod(state, 0o755)  # noqa: S103 - the launcher reads it in rootless engines too; mkdir minds the umask
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise GpushimError(
+            f"{state} cannot be made: {error.strerror}; run gpushim refresh as root, or set GPUSHIM_STATE to a "
+            "directory of your own",
+            INVENTORY,
+        ) from None
+    if not stamp.ours(state):
+        os.lstat(state)  # raises if it was removed meanwhile, and refresh begins anew
+        raise GpushimError(
+            f"{state} cannot be trusted: it is no directory that only root can write to; remove it",
+            INVENTORY,
+        )
+    if os.statvfs(state).f_flag & os.ST_RDONLY:
+        raise GpushimError(
+            f"the snapshot in {state} is out of date, and the file system there is mounted read-only: mount it "
+            "writable, or set GPUSHIM_STATE to a directory elsewhere",
+            INVENTORY,
+        )
+    if not os.access(state, os.W_OK):
+        raise GpushimError(
+            f"the snapshot in {state} is out of date, and this user may not renew it: run gpushim refresh as root, "
+            "or set GPUSHIM_STATE to a directory of your own",
+            INVENTORY,
+        )
+
+
+def save(state: str, snapshot: Snapshot) -> None:
+    """Save a snapshot, and before it what launcher and hook read: a true snapshot means that those are true too."""
+    driver = snapshot["driver"]
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(driver["empty"], 0o555)
+    if driver["params"]:
+        _replace(driver["params"], procfs.restricted_params(stamp.proc_dir(driver["root"])))
+    _tell_launcher(state, snapshot)
+    _remove(f"{state}/{renew.FAILURE}")
+    _replace(f"{state}/{ensure.SNAPSHOT}", json.dumps(snapshot, separators=(",", ":")) + "\n")
+
+
+def _tell_launcher(state: str, snapshot: Snapshot) -> None:
+    """Write what the launcher reads: `triggers`; `config`, a link to the configuration, if there is one; `runtime`.
+
+    The latter has the configuration's time, and so vouches for all: a shell can compare times, not read them. With
+    other words or another link than before it is taken away first, so that it never vouches for what it was not made
+    with.
+    """
+    requests, cdi = snapshot["policy"]["requests"], snapshot["policy"]["cdi"]
+    known = policy.defaults()["cdi"]["annotation-prefixes"]
+    words = [*requests["swarm-variables"], *(word for word in cdi["annotation-prefixes"] if word not in known)]
+    text, runtime = "".join(f"{word}\n" for word in words), state + "/runtime"
+    identity = snapshot["stamp"]["config"]
+    target, time = (os.path.realpath(snapshot["inputs"]["config"]), identity[2]) if identity else ("", None)
+    if stamp.identity(target) != identity:  # another came since it was read, maybe with the same time
+        target, time = "", None
+    low = snapshot["runtime"] or _stand_in(runtime)
+    if _told(state) != (text, target):
+        _remove(runtime)
+        _remove(state + "/config")
+        if target:
+            os.symlink(target, state + "/config")
+        _replace(state + "/triggers", text)
+    _replace(runtime, low + "\n", time)
+    if time is not None and os.stat(runtime).st_mtime_ns != time:
+        snapshot["notes"].append(
+            f"the file system of {state} keeps times less exactly than that of {target}, so every call of "
+            "gpushim-runtime starts Python; let GPUSHIM_STATE name a directory on a tmpfs"
+        )
+    snapshot["told"] = ensure.told(state)
+
+
+def _stand_in(path: str) -> str:
+    """Find what containers that are there shall get instead of a runtime that is absent, if there is one."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            last = file.readline().rstrip("\n")
+    except OSError:
+        last = ""
+    try:
+        return policy.stand_in([], last)
+    except GpushimError:
+        return last
+
+
+def _told(state: str) -> tuple[str, str] | None:
+    """Read the words and the configuration's path that the launcher was told last."""
+    try:
+        with open(state + "/triggers", encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(), os.readlink(state + "/config") if os.path.lexists(state + "/config") else ""
+    except OSError:
+        return None
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _replace(path: str, text: str, time: int | None = None) -> None:
+    """Put a file of the state directory in place; `time` is to be its mtime, in nanoseconds."""
+    replace(path, os.fsencode(text), time=time)
