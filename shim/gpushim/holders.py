@@ -21,6 +21,8 @@ from gpushim.runtime_state import Reader, objects
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpushim.model import Snapshot
+
 RUNTIMES = ("runc", "crun")
 # Where they keep the state of containers, by who calls them; moby is Docker's containerd namespace.
 STATES = (
@@ -38,7 +40,7 @@ ENGINES = tuple(each for row in reversed(list(table.ENGINES.values())) for each 
 
 
 def holders(
-    inventory: dict[str, Any], states: list[str] | None = None, proc: str = "/proc"
+    inventory: Snapshot, states: list[str] | None = None, proc: str = "/proc"
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """List the live containers that have a GPU.
 
@@ -100,7 +102,7 @@ def _docker(folder: str) -> str:
 
 
 def _holder(
-    name: str, engine: str, state: dict[str, Any], inventory: dict[str, Any], process: str, reader: Reader
+    name: str, engine: str, state: dict[str, Any], inventory: Snapshot, process: str, reader: Reader
 ) -> dict[str, Any] | None:
     """Say what a container has; None if it has no GPU: then nothing more is asked about it."""
     bundle = str(state["bundle"] or "")
@@ -133,7 +135,7 @@ def _holder(
     }
 
 
-def _given(spec: dict[str, Any], inventory: dict[str, Any]) -> Iterator[str]:
+def _given(spec: dict[str, Any], inventory: Snapshot) -> Iterator[str]:
     """List the inventory's nodes that a config.json gives: as devices, or as mounts, in a user namespace."""
     linux = spec.get("linux")
     numbers = {(str(node[0]), str(node[1])): path for path, node in inventory["nodes"].items()}
@@ -146,7 +148,7 @@ def _given(spec: dict[str, Any], inventory: dict[str, Any]) -> Iterator[str]:
             yield str(mount["destination"])
 
 
-def _bound(process: str, inventory: dict[str, Any]) -> Iterator[str]:
+def _bound(process: str, inventory: Snapshot) -> Iterator[str]:
     """List the inventory's nodes that a process has as mounts; raises PermissionError if this user may not look."""
     try:
         mounts = mountinfo.parse(mountinfo.read(process))
@@ -161,7 +163,7 @@ def _bound(process: str, inventory: dict[str, Any]) -> Iterator[str]:
             yield place
 
 
-def devices(paths: set[str], inventory: dict[str, Any]) -> list[str]:
+def devices(paths: set[str], inventory: Snapshot) -> list[str]:
     """Say which GPUs and MIG instances one has who has these nodes.
 
     Args:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gpushim.engines.running import Engine
+    from gpushim.model import DriverPolicy, Policy
 
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
 T = TypeVar("T")
@@ -80,7 +81,7 @@ class Host:
     top: str = ""
     config: str = stamp.CONFIG_FILE
     state: str = stamp.STATE_DIR
-    settings: dict[str, Any] = field(default_factory=policy.defaults)
+    settings: Policy = field(default_factory=policy.defaults)
     trouble: str = ""
     old_names: list[str] = field(default_factory=list)
     engines: list[running.Engine] = field(default_factory=list)
@@ -90,10 +91,9 @@ class Host:
     answers: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def driver(self) -> dict[str, Any]:
+    def driver(self) -> DriverPolicy:
         """The policy's section about the driver."""
-        section: dict[str, Any] = self.settings["driver"]
-        return section
+        return self.settings["driver"]
 
     @property
     def proc(self) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpushim.model import Snapshot
+
     Reads = tuple[tuple[tuple[int, int], str], ...]  # as table.py has it
 
 REFRESH = "gpushim refresh"

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from gpushim import policy, seen
 from gpushim.doctor import Finding, Host, ask, broken, corrected, listing, ok, ours, skipped, text, untrusted, warning
@@ -192,7 +192,7 @@ def old_config(host: Host) -> Iterator[Finding]:
 
 
 def _left_behind(host: Host, theirs: str) -> list[migrate.Row]:
-    given = policy.given(host.config) or {}
+    given, settings = policy.given(host.config) or {}, cast(Any, host.settings)  # by names that are data
     return [
         row
         for row in migrate.plan(theirs, host.config).rows
@@ -200,7 +200,7 @@ def _left_behind(host: Host, theirs: str) -> list[migrate.Row]:
         or (
             row.setting
             and row.setting[1] not in given.get(row.setting[0], {})
-            and host.settings[row.setting[0]][row.setting[1]] != row.setting[2]
+            and settings[row.setting[0]][row.setting[1]] != row.setting[2]
         )
     ]
 
