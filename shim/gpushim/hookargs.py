@@ -37,6 +37,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--gpu": ("MINOR=PCINAME", ""),  # name below /proc/driver/nvidia/gpus
     "--empty": ("DIR", ""),
 }
+_SIGNS = {option: "=" if "=" in form else "::" for option, (form, _) in OPTIONS.items()}
 
 
 def words(option: str, *parts: str) -> list[str]:
@@ -49,5 +50,6 @@ def words(option: str, *parts: str) -> list[str]:
     Raises:
         KeyError: the table has no such option.
     """
-    sign = "=" if "=" in OPTIONS[option][0] else "::"
-    return [option, sign.join(parts[:2]) + "".join(["::" + part for part in parts[2:]])]
+    if len(parts) > 2:
+        return [option, f"{parts[0]}{_SIGNS[option]}{'::'.join(parts[1:])}"]
+    return [option, _SIGNS[option].join(parts)]
