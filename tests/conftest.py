@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 import scratch
-from gpushim.engines import gpus
+from gpushim.engines.docker import on_path
 from unit.gpuhook.sandbox import container
 
 # Where pytest makes directories for tests; read when the first one is.
@@ -44,14 +44,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def no_links_on_this_machine() -> Iterator[None]:
     """Let a test fail whose `configure docker` would make or remove links below /usr/local."""
-    make = gpus._apply
+    make = on_path._apply
 
-    def guarded(link: gpus.Link) -> None:
+    def guarded(link: on_path.Link) -> None:
         assert not link.path.startswith("/usr/local/"), f"a test touches {link.path}"
         make(link)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpus, "_apply", guarded)
+        patch.setattr(on_path, "_apply", guarded)
         yield
 
 

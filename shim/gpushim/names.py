@@ -14,13 +14,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpushim.engines import running
+from gpushim.engines.docker import dockerd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Read = Callable[[str], Any]  # reads a JSON file; None if it is not there, or not to be had
 
-DOCKER_CONFIG = "/etc/docker/daemon.json"
 DOCKER_ROOT, USERS_DOCKER_ROOT = "/var/lib/docker", ".local/share/docker"
 PODMAN_RUN = "/run/containers/storage"
 ANNOTATIONS = (
@@ -40,20 +40,14 @@ def annotated(annotations: dict[str, Any]) -> str:
 
 
 class Names:
-    """Names of containers; what an engine keeps of several in one place is found out once.
+    """Names of containers; what an engine keeps of several in one place is found out once."""
 
-    Args:
-        settings: reads a daemon.json.
-    """
-
-    def __init__(self, settings: Callable[[str], dict[str, Any]]) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._lists: dict[str, dict[str, str]] = {}
 
     @cached_property
-    def _dockerds(self) -> list[tuple[running.Engine, dict[str, Any]]]:
-        found = [engine for engine in running.find() if engine.name == "dockerd"]
-        return [(engine, self._settings(engine.seen(engine.config or DOCKER_CONFIG))) for engine in found]
+    def _dockerds(self) -> list[running.Engine]:
+        return [engine for engine in running.find() if engine.name == dockerd.PROGRAM]
 
     def directories(self, key: str) -> list[str]:
         """List the directories that dockerds which run were told to use.
@@ -63,8 +57,8 @@ class Names:
         """
         said = [
             (engine, root)
-            for engine, written in self._dockerds
-            for root in [*engine.option(f"--{key}"), written.get(key)]
+            for engine in self._dockerds
+            for root in [*engine.option(f"--{key}"), dockerd.told(dockerd.config(engine), key)]
         ]
         return [engine.seen(root) for engine, root in said if isinstance(root, str) and root.startswith("/")]
 

@@ -72,12 +72,12 @@ def schema() -> dict[str, Any]:
     return parsed
 
 
-def defaults() -> Any:
+def defaults() -> Policy:
     """Return the policy of a host without a config.toml; each call gives new objects."""
     return _completed({})
 
 
-def load(path: str) -> Any:
+def load(path: str) -> Policy:
     """Read, check and complete a config.toml.
 
     Args:
@@ -92,7 +92,7 @@ def load(path: str) -> Any:
     return loaded(path)[0]
 
 
-def loaded(path: str) -> tuple[Any, list[str]]:
+def loaded(path: str) -> tuple[Policy, list[str]]:
     """Read a config.toml once, for what it means and for its old names.
 
     Args:
@@ -155,7 +155,7 @@ def checked(data: bytes, path: str) -> dict[str, Any]:
     return found
 
 
-def absent(driver: Any) -> str:
+def absent(driver: DriverPolicy) -> str:
     """Say which directory of the section [driver] does not exist, or cannot be seen, or "".
 
     Args:

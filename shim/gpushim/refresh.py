@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from gpushim import logs, policy, stamp
 from gpushim.cdi import publish
@@ -116,7 +116,7 @@ def unattended(load: bool) -> Snapshot:
     return snapshot
 
 
-def trouble(snapshot: Any) -> str:
+def trouble(snapshot: Snapshot) -> str:
     """Say what failed that may well not fail the next time, or ""."""
     failed = [note for note in snapshot["notes"] if note.startswith(nvml.FAILS)]
     return next(iter([*unusable(snapshot), *failed]), "")
@@ -146,14 +146,14 @@ def _renewed(
         saved = None if ahead is None else _saved(config, state, ahead)
         if saved is not None:  # the other refresh did it
             _warn(notes)
-            publish.on_refresh(cast(Any, saved))  # and its spec may have been removed since
+            publish.on_refresh(saved)  # and its spec may have been removed since
             return saved
         snapshot = survey.survey(config, settings, _discreet(telling, settings))
         snapshot["stamp"]["config"] = identity
         snapshot["notes"] += notes
         hardlinks.add(snapshot)
         save.save(state, snapshot)
-        publish.on_refresh(cast(Any, snapshot))
+        publish.on_refresh(snapshot)
     if snapshot["error"]:  # who called this says it; what else is missing follows from it, and is in the snapshot
         _warn(notes)
         return snapshot

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpushim import policy, request, selection
 from gpushim.errors import GpushimError
+
+if TYPE_CHECKING:
+    from gpushim.model import Policy
 
 _WORD = re.compile(r"[A-Za-z0-9._/-]+")
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)  # elsewhere a # may be part of a string that has no end
@@ -40,7 +43,7 @@ def may_ask(spec: dict[str, Any], config: str, state: str) -> bool:
         return True
 
 
-def _widest(spec: dict[str, Any], texts: list[str | None]) -> Any:
+def _widest(spec: dict[str, Any], texts: list[str | None]) -> Policy:
     """Make the policy under which everything counts that these texts may name; None may name anything."""
     variables = {name for name, value in _variables(spec) if _is_device(value)}
     annotations = [key for key, value in _annotations(spec) if _is_device(value, "cdi")]

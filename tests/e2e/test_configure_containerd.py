@@ -20,7 +20,7 @@ from e2e import chroots, engines, leftovers, trees
 from e2e.engines import Containerd, Done
 from e2e.expect import INSIDE, PROBE, probe, sees_exactly, sees_nothing
 from fakehost import Host
-from gpushim.engines.containerd_files import CRI
+from gpushim.engines.containerd.imports import CRI
 
 RUNTIME = trees.TOP / "bin" / "gpushim-runtime"
 SITE = Path(click.__file__).parents[1]  # click and tomlkit, which the chroots do not have

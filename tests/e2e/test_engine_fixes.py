@@ -22,7 +22,8 @@ from fakehost import Host
 from gpushim import doctor
 from gpushim.cli import main
 from gpushim.doctor import Finding, checks
-from gpushim.engines import daemon_json, gpus, running
+from gpushim.engines import running
+from gpushim.engines.docker import daemon_json, on_path
 
 LOOK = running.look
 GONE = "/gone/gpushim-runtime"
@@ -34,7 +35,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpushim_env: dict[str
     """A directory for an engine; of those of this machine, the ones that have it as theirs are looked at alone."""
     for name, value in gpushim_env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(gpus, "SYSTEM", f"{tmp_path}/bin")  # where `configure` makes links
+    monkeypatch.setattr(on_path, "SYSTEM", f"{tmp_path}/bin")  # where `configure` makes links
     with leftovers.state() as state:
         monkeypatch.setattr(
             running, "look", lambda *_: ([each for each in LOOK()[0] if each.config.startswith(str(state))], [])

@@ -23,7 +23,7 @@ ROOMS = {
     "refresh": ("gpushim.refresh", "ground inventory cdi"),
     "cdi": ("gpushim.cdi", "ground decision gpushim.inventory.ensure"),
     "engines": ("gpushim.engines", "ground cdi decision gpuhook.walk"),
-    "holders": ("gpushim.holders gpushim.names", "ground engines"),
+    "holders": ("gpushim.holders gpushim.names gpushim.runtime_state", "ground engines"),
     "doctor": ("gpushim.doctor", "ground inventory cdi engines migrate"),
     "hook": ("gpuhook", "ground decision"),
     "migrate": (
@@ -37,12 +37,12 @@ ROOMS = {
 NOT_YET = {
     "gpushim.holders imports gpuhook.owned",
     "gpushim.holders imports gpuhook.walk",
+    "gpushim.runtime_state imports gpuhook.walk",
     "gpushim.not_given imports gpuhook.finish",
     "gpushim.not_given imports gpuhook.rootfs",
 }
 CIRCLES = {  # an import that closes each
     ("gpuhook.standalone", "gpuhook.prestart"),
-    ("gpushim.inventory.renew", "gpushim.inventory.ensure"),
 }
 
 

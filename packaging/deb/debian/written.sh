@@ -53,7 +53,7 @@ remove_hardlinks() {
   rmdir "$DPKG_ROOT/var/lib/gpushim" 2>/dev/null || true
 }
 
-# What `gpushim configure docker` has linked for docker run --gpus (engines/gpus.py); as long as Docker's settings name
+# What `gpushim configure docker` has linked for docker run --gpus (docker/on_path.py); as long as Docker's settings name
 # gpushim it stays, as they do.
 remove_links() {
   if grep -qs gpushim-runtime "$DPKG_ROOT/etc/docker/daemon.json"; then return 0; fi

@@ -23,9 +23,10 @@ def show_config(form: str) -> None:
     """Show every setting with its value, and whether config.toml, the profile or the default says so."""
     path = stamp.config_path()
     given = policy.given(path) or {}
+    settings: Any = policy.load(path)  # by names that are data
     rows = [
         (f"{section}.{key}", value, _source(given, section, key, path))
-        for section, entries in policy.load(path).items()
+        for section, entries in settings.items()
         for key, value in entries.items()
     ]
     data = {name: {"value": value, "from": source} for name, value, source in rows}

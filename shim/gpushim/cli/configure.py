@@ -13,7 +13,8 @@ import click
 
 from gpushim.cli import show
 from gpushim.cli.sections import Commands
-from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, gpus, installed, units
+from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, installed, table, units
+from gpushim.engines.docker import on_path
 from gpushim.errors import GpushimError
 
 
@@ -43,20 +44,20 @@ def file_option(*names: str, **more: Any) -> Callable[[Any], Any]:
     return click.option(*names, metavar="FILE", callback=given, **more)
 
 
-def _command(name: str, title: str, *more: Any) -> None:
+def _command(name: str, row: table.Row) -> None:
     """Add the command of one engine; its module is gpushim.engines.NAME."""
 
     def run(**options: Any) -> None:
-        _run(name, title, options)
+        _run(name, row, options)
 
-    run.__doc__ = f"Make {title} use gpushim-runtime, or take that back."
+    run.__doc__ = f"Make {row.title} use gpushim-runtime, or take that back."
     options = [
         file_option("--config", help="The only file to edit, not those the engine reads."),
         click.option("--runtime-name", default="nvidia", show_default=True, help="What users call the runtime."),
         file_option("--runtime-path", help="Another gpushim-runtime than the one here."),
         click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it."),
         click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),
-        *more,
+        *([HOOKS_OPTION] if row.hooks else []),
         click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's."),
         click.option("--remove", is_flag=True, help="Take back what gpushim added, and nothing else."),
         click.option("--by-hand", is_flag=True, help="With --remove: change nothing, and say how to do it by hand."),
@@ -75,13 +76,13 @@ def _command(name: str, title: str, *more: Any) -> None:
     configure.command(name)(run)
 
 
-def _run(name: str, title: str, options: dict[str, Any]) -> None:
+def _run(name: str, row: table.Row, options: dict[str, Any]) -> None:
     engine = importlib.import_module(f"gpushim.engines.{name}")
     _check(options)
     wish = _wish(options)
     verify, dry_run, restart = options["verify"], options["dry_run"], options["restart"]
     if options["by_hand"]:
-        _by_hand(engine, wish)
+        _by_hand(engine, row, wish)
         return
     plan: Plan = engine.plan(Wish(config=wish.config, remove=True) if verify else wish)
     report: dict[str, Any] = {
@@ -94,20 +95,20 @@ def _run(name: str, title: str, options: dict[str, Any]) -> None:
     }
     if not verify and not dry_run:
         report["notes"] += files.apply(plan.changes, undo=wish.remove)
-        links, notes = gpus.apply(plan.links)
+        links, notes = on_path.apply(plan.links)
         report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
         report["changed"] = bool(plan.changed or links)
         report["notes"] += _kept(plan, report["notes"]) if wish.remove else []
     if verify or (restart and not dry_run):
-        report["missing"] = _asked(engine, wish, plan, restart and not verify)
-    elif report["changed"] and hasattr(engine, "UNIT"):
-        knows = f"{title} still has the old settings" if wish.remove else f"{title} does not know yet"
+        report["missing"] = _asked(engine, row, wish, plan, restart and not verify)
+    elif report["changed"] and row.unit:
+        knows = f"{row.title} still has the old settings" if wish.remove else f"{row.title} does not know yet"
         asks = "--remove --verify" if wish.remove else "--verify"
-        report["notes"].append(f"{knows}: {_advice(engine, wish, plan)}; then {asks} asks it")
-    _print(options["form"], title, wish, report, dry_run)
+        report["notes"].append(f"{knows}: {_advice(row, wish, plan)}; then {asks} asks it")
+    _print(options["form"], row.title, wish, report, dry_run)
     if report["missing"]:
         only = "; nothing was taken back, for --verify only asks" if verify and wish.remove else ""
-        raise GpushimError(f"{title} is not verified: {'; '.join(report['missing'])}{only}")
+        raise GpushimError(f"{row.title} is not verified: {'; '.join(report['missing'])}{only}")
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -120,15 +121,15 @@ def _check(options: dict[str, Any]) -> None:
                 raise click.UsageError(f"--verify {why}; leave out --verify or --{name.replace('_', '-')}")
 
 
-def _by_hand(engine: Any, wish: Wish) -> None:
+def _by_hand(engine: Any, row: table.Row, wish: Wish) -> None:
     """Say how to take gpushim out of settings once it is gone, and keep what that needs."""
     if not wish.remove:
         raise click.UsageError("--by-hand goes with --remove")
     plan = engine.plan(wish)
     commands = [*files.prepare(plan.changes), *(link.command for link in plan.links)]
-    if commands and hasattr(engine, "UNIT"):
-        arguments = _restarting(engine, wish, plan)
-        commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {engine.PROGRAM}")
+    if commands and row.unit:
+        arguments = _restarting(row, wish, plan)
+        commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {row.process}")
     for line in [*commands, *(f"# note: {sentence}" for sentence in _kept(plan, []))]:
         show.text(line)
     if not commands:
@@ -148,7 +149,7 @@ def _change(change: files.Change) -> dict[str, str]:
     return {"path": change.path, "done": done, "diff": files.diff([change])}
 
 
-def _link(link: gpus.Link) -> dict[str, str]:
+def _link(link: on_path.Link) -> dict[str, str]:
     return {"path": link.path, "done": "linked" if link.target else "removed", "command": link.command}
 
 
@@ -167,27 +168,32 @@ def _wish(options: dict[str, Any]) -> Wish:
     )
 
 
-def _asked(engine: Any, wish: Wish, plan: Plan, restart: bool) -> list[str]:
+def _asked(engine: Any, row: table.Row, wish: Wish, plan: Plan, restart: bool) -> list[str]:
     """Restart an engine that has a daemon, and ask it; returns what is missing."""
-    if restart and hasattr(engine, "UNIT"):
-        arguments = _restarting(engine, wish, plan)
+    if restart and row.unit:
+        arguments = _restarting(row, wish, plan)
         if not arguments:
-            return [_advice(engine, wish, plan) + "; then --verify asks it"]
+            return [_advice(row, wish, plan) + "; then --verify asks it"]
         units.restart(arguments)
         plan = engine.plan(Wish(config=wish.config, remove=True))  # another process now
     missing: list[str] = engine.verify(wish, plan)
     return missing
 
 
-def _restarting(engine: Any, wish: Wish, plan: Plan) -> list[str]:
+def _restarting(row: table.Row, wish: Wish, plan: Plan) -> list[str]:
     # The default unit need not read a file that somebody named, nor one of a service that does not run.
-    return units.command(plan.engine, engine.UNIT) if plan.engine or not (wish.config or plan.stopped) else []
+    known = plan.engine or not (wish.config or plan.stopped)
+    return units.systemctl("restart", row.unit, plan.engine) if known else []
 
 
-def _advice(engine: Any, wish: Wish, plan: Plan) -> str:
+def _advice(row: table.Row, wish: Wish, plan: Plan) -> str:
     if plan.stopped:
         return f"{plan.stopped} does not run; start it"
-    return units.advice(engine.PROGRAM, plan.engine, _restarting(engine, wish, plan))
+    if arguments := _restarting(row, wish, plan):
+        return f"restart it with `systemctl {' '.join(arguments)}`, which --restart does too"
+    if plan.engine:
+        return f"{units.fix('restart', row.unit, plan.engine)}, as systemd does not run it here"
+    return f"no running {row.process} reads these settings; start one that does"
 
 
 def _print(form: str, title: str, wish: Wish, report: dict[str, Any], dry_run: bool) -> None:
@@ -220,7 +226,5 @@ _NOT_WITH_VERIFY = {
 HOOKS_OPTION = click.option(
     "--hooks", is_flag=True, help="Register the hook too, for containers whose runtime is not gpushim-runtime."
 )
-_command("docker", "Docker")
-_command("containerd", "containerd")
-_command("crio", "CRI-O", HOOKS_OPTION)
-_command("podman", "Podman", HOOKS_OPTION)
+for _name, _row in table.ENGINES.items():
+    _command(_name, _row)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpushim.cli import show
 from gpushim.errors import GpushimError
 from gpushim.inventory import modules, present, procfs
+
+if TYPE_CHECKING:
+    from gpushim.model import Gpu, Snapshot
 
 COLUMNS = ("INDEX", "MODEL", "UUID", "BUS ID", "MINOR", "NODES", "NUMA", "PROBLEM")
 
@@ -34,11 +37,12 @@ def list_gpus(form: str) -> None:
     show.emit(form, gpus, COLUMNS, rows)
 
 
-def _gpu(gpu: dict[str, Any], inventory: dict[str, Any], sys: str) -> dict[str, Any]:
+def _gpu(gpu: Gpu, inventory: Snapshot, sys: str) -> dict[str, Any]:
     """Return what is shown of a GPU: what the snapshot has, its NUMA node, and its MIG instances."""
     names = ("index", "model", "uuid", "pci", "minor", "node", "drm", "problem")
     migs = [mig for mig in inventory["mig"] if mig["gpu"] == gpu["index"]]
-    shown = {name: gpu[name] for name in names}
+    known = dict(gpu)
+    shown = {name: known[name] for name in names}
     return {**shown, "numa": _numa(sys, gpu["pci"]), "mig_mode": gpu["mig"], "mig": migs}
 
 

@@ -10,17 +10,22 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpushim import policy, stamp
-from gpushim.engines import HOOK, PROGRAM, programs, running, units
+from gpushim.engines import HOOK, PROGRAM, programs, running, table, units
 from gpushim.errors import GpushimError
 from gpushim.inventory import modules, platforms, procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from gpushim.engines.running import Engine
+    from gpushim.model import DriverPolicy, Policy
 
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
+T = TypeVar("T")
+KUBELET = "/var/lib/kubelet"  # the directory that tells a node of Kubernetes
 UNITS = ("/etc", "/usr/lib", "/lib")
 HEAD_LIMIT = 4096  # bytes of a program that tell whose it is
 
@@ -76,7 +81,7 @@ class Host:
     top: str = ""
     config: str = stamp.CONFIG_FILE
     state: str = stamp.STATE_DIR
-    settings: dict[str, Any] = field(default_factory=policy.defaults)
+    settings: Policy = field(default_factory=policy.defaults)
     trouble: str = ""
     old_names: list[str] = field(default_factory=list)
     engines: list[running.Engine] = field(default_factory=list)
@@ -86,10 +91,9 @@ class Host:
     answers: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def driver(self) -> dict[str, Any]:
+    def driver(self) -> DriverPolicy:
         """The policy's section about the driver."""
-        section: dict[str, Any] = self.settings["driver"]
-        return section
+        return self.settings["driver"]
 
     @property
     def proc(self) -> str:
@@ -115,6 +119,25 @@ class Host:
             return ""
         places = [f"{self.top}{folder}/systemd/system/{name}" for folder in UNITS]
         return next((place for place in places if os.path.exists(place)), "")
+
+    def start(self, name: str) -> str:
+        """Say how an engine is started, by its name in table.ENGINES."""
+        return units.fix("start", table.ENGINES[name].unit, top=self.top)
+
+    def restart(self, engine: Engine) -> str:
+        """Say how an engine that runs is restarted."""
+        return units.fix("restart", table.of(engine.name).unit, engine, self.top)
+
+    def for_pods(self, name: str) -> bool:
+        """Say whether an engine is to have a handler of ours: somebody named it, or this is a node of Kubernetes."""
+        return bool({name, "kubernetes"} & {*self.named}) or os.path.isdir(self.top + KUBELET)
+
+    def once(self, key: str, ask: Callable[[], T]) -> T:
+        """Return an answer, which is asked for once."""
+        if key not in self.answers:
+            self.answers[key] = ask()
+        found: T = self.answers[key]
+        return found
 
     def has_driver(self) -> bool:
         """Say whether NVIDIA's kernel module is loaded; checks of what belongs to it have nothing to say else."""

@@ -6,23 +6,19 @@ Out of scope: what the answers mean.
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import os
 import signal
 import socket
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpushim.engines import places
 from gpushim.policy import SYSTEM_PATH
 
 if TYPE_CHECKING:
     from typing import IO
 
 SECONDS = 10.0
-ANSWER_LIMIT = 16 << 20  # bytes
 # Names that a client of an engine needs to find its user's files; nothing else of the environment is handed on.
 HANDED_ON = (
     *("HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF"),
@@ -81,32 +77,6 @@ def program(argv: list[str], seconds: float = SECONDS, feed: IO[bytes] | None = 
         _abandon(child)
         return Answer(None, "", f"`{' '.join(argv)[:200]}` has not ended within {seconds:g} s")
     return Answer(child.returncode, out.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
-
-
-def docker(path: str, what: str, seconds: float = SECONDS) -> dict[str, Any]:
-    """Ask dockerd.
-
-    Args:
-        path: of its socket.
-        what: such as "/info".
-        seconds: how long each step may take.
-
-    Raises:
-        OSError: it does not answer, or somebody else could.
-        ValueError: what it answers is no JSON object.
-    """
-    connection = http.client.HTTPConnection("localhost", timeout=seconds)
-    try:
-        connection.sock = places.connect(path, seconds)
-        connection.request("GET", what)
-        answer = json.loads(connection.getresponse().read(ANSWER_LIMIT))
-    except http.client.HTTPException as error:
-        raise ValueError(f"no HTTP ({type(error).__name__})") from None
-    finally:
-        connection.close()
-    if not isinstance(answer, dict):
-        raise ValueError("no JSON object")
-    return answer
 
 
 def listens(path: str) -> bool:

@@ -1,6 +1,6 @@
 """Checks of the CDI specs in the directories that engines read.
 
-Out of scope: whether an engine does CDI (docker.py and its neighbours); the schema (`gpushim cdi validate`).
+Out of scope: whether an engine does CDI (check_docker.py and its neighbours); the schema (`gpushim cdi validate`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpushim.doctor import (
     Host,
     ask,
     broken,
+    check_docker,
     corrected,
-    docker,
     entries,
     ok,
     skipped,
@@ -26,7 +26,8 @@ from gpushim.doctor import (
     untrusted,
     warning,
 )
-from gpushim.engines import programs
+from gpushim.engines import programs, table
+from gpushim.engines.docker import dockerd
 from gpushim.engines.injected import SPEC_DIRECTORIES
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
@@ -36,13 +37,9 @@ if TYPE_CHECKING:
 
     from gpushim.model import Snapshot
 
+    Reads = tuple[tuple[tuple[int, int], str], ...]  # as table.py has it
+
 REFRESH = "gpushim refresh"
-# Version of an engine, and of CDI that releases from that one on read at least.
-READS = {
-    "podman": (((4, 1), "0.5.0"), ((4, 6), "0.6.0"), ((5, 1), "0.7.0"), ((5, 3), "0.8.0"), ((5, 6), "1.0.0")),
-    "dockerd": (((25, 0), "0.6.0"), ((27, 0), "0.7.0"), ((28, 0), "0.8.0"), ((28, 3), "1.0.0")),
-    "containerd": (((1, 7), "0.5.0"), ((2, 0), "0.8.0"), ((2, 1), "1.0.0")),
-}
 
 
 def directories(host: Host) -> list[str]:
@@ -209,8 +206,8 @@ def readable(host: Host) -> Iterator[Finding]:
     """Check that the engines here are new enough for the specs."""
     found = [(path, document["cdiVersion"]) for path, _, document in specs.load(directories(host))[0]]
     old = 0
-    for name, version in _engines(host).items():
-        reads = next((cdi for least, cdi in reversed(READS[name]) if version >= least), "") if version else "any"
+    for name, (version, known) in _engines(host).items():
+        reads = next((cdi for least, cdi in reversed(known) if version >= least), "") if version else "any"
         late = [
             path for path, cdi in found if reads and reads != "any" and versions.number(cdi) > versions.number(reads)
         ]
@@ -227,16 +224,18 @@ def readable(host: Host) -> Iterator[Finding]:
         yield ok(f"cdiVersion {some(sorted({cdi for _, cdi in found}))}: the engines here can read it")
 
 
-def _engines(host: Host) -> dict[str, tuple[int, ...]]:
-    """Return the versions of the engines here, by name; () for one that is not known."""
+def _engines(host: Host) -> dict[str, tuple[tuple[int, ...], Reads]]:
+    """Return the versions of the engines here, () for one that is not known, and what each reads, by name."""
     found = {}
-    for engine in host.running(*READS):
-        if engine.name == "dockerd":
-            found[engine.name] = docker.version_of(host, engine)
-        else:
-            found[engine.name] = _version(programs.find(engine.name, engine))
-    podman = host.program("podman")
-    return {**found, **({"podman": _version(podman)} if podman else {})}
+    for engine in host.engines:
+        if reads := table.of(engine.name).cdi:
+            asked = engine.name == dockerd.PROGRAM
+            version = check_docker.version_of(host, engine) if asked else _version(programs.find(engine.name, engine))
+            found[engine.name] = (version, reads)
+    for name, row in table.ENGINES.items():
+        if not row.process and row.cdi and (program := host.program(name)):
+            found[name] = (_version(program), row.cdi)
+    return found
 
 
 def _version(program: str) -> tuple[int, ...]:

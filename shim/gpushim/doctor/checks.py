@@ -5,6 +5,7 @@ Out of scope: what a check does.
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from dataclasses import replace
@@ -20,21 +21,18 @@ from gpushim.doctor import (
     Host,
     broken,
     cdi,
-    containerd,
-    crio,
-    docker,
+    device_nodes,
     driver,
     follows,
     grants,
     host,
     kubernetes,
     mig,
-    nodes,
-    podman,
     skipped,
     state,
     warning,
 )
+from gpushim.engines import table as engines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,8 +49,8 @@ GENERAL: dict[str, Check] = {
     "mig": mig.instances,
     "persistence": driver.persistence,
     "library-cache": driver.cache,
-    "device-nodes": nodes.existing,
-    "dev-char-links": nodes.links,
+    "device-nodes": device_nodes.existing,
+    "dev-char-links": device_nodes.links,
     "grants": grants.images,
     "state-directory": state.directory,
     "snapshot": state.snapshot,
@@ -79,39 +77,8 @@ GENERAL: dict[str, Check] = {
     "nvidia-units": host.old_units,
 }
 ENGINES: dict[str, dict[str, Check]] = {
-    "docker": {
-        "docker-daemon": docker.daemon,
-        "docker-runtime": docker.runtime,
-        "docker-program": docker.program,
-        "docker-hook": docker.hook,
-        "docker-hook-alone": docker.alone,
-        "docker-restart": docker.restarted,
-        "docker-cdi": docker.devices,
-    },
-    "containerd": {
-        "containerd-daemon": containerd.daemon,
-        "containerd-runtime": containerd.runtime,
-        "containerd-cgroups": containerd.driver,
-        "containerd-restart": containerd.restarted,
-        "containerd-cdi": containerd.devices,
-    },
-    "crio": {
-        "crio-daemon": crio.daemon,
-        "crio-runtime": crio.runtime,
-        "crio-hooks": crio.hooks,
-        "crio-cdi": crio.devices,
-    },
-    "podman": {
-        "podman-program": podman.program,
-        "podman-runtime": podman.runtime,
-        "podman-hooks": podman.hooks,
-    },
-    "kubernetes": {
-        "kubernetes-node": kubernetes.node,
-        "kubernetes-device-plugin": kubernetes.device_plugin,
-        "kubernetes-runtime-class": kubernetes.runtime_class,
-        "kubernetes-template": kubernetes.template,
-    },
+    **{name: importlib.import_module(f"gpushim.doctor.check_{name}").CHECKS for name in engines.ENGINES},
+    "kubernetes": {**kubernetes.CHECKS},
 }
 # What says something about the driver below its root; about what config.toml says; about the state directory.
 OF_THE_DRIVER = (

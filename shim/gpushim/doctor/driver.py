@@ -78,10 +78,7 @@ def more_modules(host: Host) -> Iterator[Finding]:
     elif "nvidia-uvm" not in known:
         yield broken("nvidia_uvm is not loaded: CUDA cannot start", _load(host, "nvidia_uvm"))
     elif there is not None and "nvidia_modeset" not in there and "nvidia-modeset" not in known:
-        yield warning(
-            "nvidia_modeset is not loaded: graphics and display do not work",
-            _load(host, "nvidia_modeset"),
-        )
+        yield warning("nvidia_modeset is not loaded: graphics and display do not work", _load(host, "nvidia_modeset"))
     else:
         yield ok("nvidia_uvm and nvidia_modeset are loaded")
 
@@ -195,10 +192,7 @@ def cache(host: Host) -> Iterator[Finding]:
 
 def asked(host: Host) -> dict[str, Any]:
     """Return what NVML says, as listing.py prints it; it is asked once."""
-    if "nvml" not in host.answers:
-        host.answers["nvml"] = _asked(host)
-    answer: dict[str, Any] = host.answers["nvml"]
-    return answer
+    return host.once("nvml", lambda: _asked(host))
 
 
 def _asked(host: Host) -> dict[str, Any]:

@@ -1,28 +1,24 @@
-"""What checks of several engines say of an engine's settings: whose a runtime is, how it becomes gpushim's, CDI.
+"""What checks of several engines say of its settings: whose a runtime is, how it becomes gpushim's, hooks, CDI.
 
-Out of scope: reading those settings (docker.py and its neighbours).
+Out of scope: reading those settings (each engine's own check_NAME.py).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from typing import TYPE_CHECKING
 
 from gpushim.cdi import publish
-from gpushim.doctor import restarting
-from gpushim.engines import is_ours, leads_to_ours
+from gpushim.doctor import broken, listing, ok, ours, restarting, skipped, text, warning
+from gpushim.engines import executes_ours, hooksd, is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from gpushim.doctor import Host
+    from gpushim.doctor import Finding, Host
     from gpushim.engines.running import Engine
-
-
-def ours(engine: Engine, program: str) -> bool:
-    """Say whether a program in an engine's settings is gpushim-runtime, or a link to it."""
-    return is_ours(program) or leads_to_ours(engine.executable(program))
 
 
 def for_gpus(engine: Engine, programs: dict[str, str]) -> dict[str, str]:
@@ -35,7 +31,7 @@ def for_gpus(engine: Engine, programs: dict[str, str]) -> dict[str, str]:
     return {
         name: program
         for name, program in programs.items()
-        if ours(engine, program) or (program and "nvidia" in name + program)
+        if executes_ours(program, engine) or (program and "nvidia" in name + program)
     }
 
 
@@ -81,3 +77,41 @@ def moved(host: Host, folder: str) -> str:
     """
     where = f"under [cdi] in {shlex.quote(host.config)}"
     return f"set output-directory {where} to {shlex.quote(folder)}; then gpushim refresh"
+
+
+def hooks(title: str, folders: list[str], seen: Callable[[str], str], then: str, own: str = "") -> Iterator[Finding]:
+    """Check that the hooks which an engine calls for every container are there (oci-hooks(5)).
+
+    Args:
+        title: of the engine.
+        folders: from which it takes hooks.
+        seen: returns the path under which this process opens a file of the engine's.
+        then: what comes of a hook that is not there.
+        own: command that writes gpushim's own file again; "" for none.
+    """
+    known = 0
+    for path in (path for folder in folders for path in listing(seen(folder))):
+        hook = _hook_of(path)
+        if "gpushim" not in hook and "nvidia-container" not in hook:
+            continue
+        known += 1
+        remove = f"rm {shlex.quote(path)}"
+        if not os.access(seen(hook), os.X_OK):
+            mine = os.path.basename(path) == hooksd.FILE and "gpushim" in hook
+            yield broken(f"{path} names {hook}, which is not there: {then}", (own if mine else "") or remove)
+        elif ours(seen(hook)):
+            yield ok(f"{path} makes {title} call {hook}")
+        else:
+            yield warning(f"{path} makes {title} call {hook}, which is not gpushim's", remove)
+    if not known:
+        yield skipped(f"{title} calls no hook for GPUs, and needs none with the runtime or CDI")
+
+
+def _hook_of(path: str) -> str:
+    """Return the program that a file of a hooks directory names, or ""."""
+    try:
+        found = json.loads(text(path))
+    except ValueError:
+        return ""
+    hook = found.get("hook") if isinstance(found, dict) else None
+    return str(hook.get("path") if isinstance(hook, dict) else hook or "")

@@ -8,14 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpushim.doctor import BROKEN, docker
+from gpushim.doctor import BROKEN, check_docker
 
 if TYPE_CHECKING:
     from gpushim.doctor import Finding
 
 # What is broken, with what in its finding; and how the checks of those that follow begin, with what in their fixes.
 FIRST = (
-    ("docker-runtime", docker.WOULD_NOT, "docker-", ("",)),  # a restart, and what configure writes, would end Docker
+    (
+        "docker-runtime",
+        check_docker.WOULD_NOT,
+        "docker-",
+        ("",),
+    ),  # a restart, and what configure writes, would end Docker
     ("programs", "", "", ("gpushim configure", "gpushim-hook")),
     ("programs", "", "cdi-paths", ("gpushim refresh",)),  # it writes the same hook again
     ("driver-libraries", "reboot", "library-cache", ("ldconfig",)),

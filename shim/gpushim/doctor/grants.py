@@ -16,6 +16,8 @@ from gpushim.errors import quote
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpushim.model import Policy
+
 # What an image can name by itself.
 DEVICES = {"gpu": "this host's GPUs", "own-cdi": "CDI devices of its kind", "foreign-cdi": "CDI devices of {}"}
 
@@ -39,7 +41,7 @@ def images(host: Host) -> Iterator[Finding]:
         yield ok(told)
 
 
-def reach(settings: dict[str, Any]) -> list[tuple[str, list[str]]]:
+def reach(settings: Policy) -> list[tuple[str, list[str]]]:
     """List what an image alone can get in an unprivileged container, with the sources by which it can.
 
     Args:
@@ -56,9 +58,10 @@ def reach(settings: dict[str, Any]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _changed(settings: dict[str, Any], profile: str) -> list[str]:
+def _changed(settings: Any, profile: str) -> list[str]:
     """Name the switches of a profile that config.toml sets otherwise."""
-    switches, defaults = policy.PROFILES["multi-tenant"], policy.defaults()
+    switches = policy.PROFILES["multi-tenant"]
+    defaults: Any = policy.defaults()
     meant = {section: {**defaults[section], **policy.PROFILES[profile].get(section, {})} for section in switches}
     return [
         f"[{section}] {key}"

@@ -1,6 +1,6 @@
 """Checks of the host beneath the engines: the low-level runtime, cgroups, SELinux, AppArmor.
 
-Out of scope: what each engine is set to (docker.py and its neighbours).
+Out of scope: what each engine is set to (check_docker.py and its neighbours).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from gpushim import policy, seen
 from gpushim.doctor import Finding, Host, ask, broken, corrected, listing, ok, ours, skipped, text, untrusted, warning
@@ -35,10 +35,7 @@ _THEIRS = re.compile(r"\+ds|ubuntu|deb\d|\.el\d|\.fc\d|\.amzn|suse|rhaos")
 SHOWN = 16  # processes that only look like an engine
 MIGRATE = "gpushim migrate --write"
 # Settings of NVIDIA's toolkit with which somebody took rights from containers, as `gpushim migrate` writes them.
-HARDENING = (
-    ("requests", "accept-env-when-unprivileged", False),
-    ("requests", "ignore-imex-channel-requests", True),
-)
+HARDENING = (("requests", "accept-env-when-unprivileged", False), ("requests", "ignore-imex-channel-requests", True))
 # Keys of theirs that take rights from containers where they are set, and that nothing here does.
 WITHHOLDING = (
     "supported-driver-capabilities",
@@ -195,7 +192,7 @@ def old_config(host: Host) -> Iterator[Finding]:
 
 
 def _left_behind(host: Host, theirs: str) -> list[migrate.Row]:
-    given = policy.given(host.config) or {}
+    given, settings = policy.given(host.config) or {}, cast(Any, host.settings)  # by names that are data
     return [
         row
         for row in migrate.plan(theirs, host.config).rows
@@ -203,7 +200,7 @@ def _left_behind(host: Host, theirs: str) -> list[migrate.Row]:
         or (
             row.setting
             and row.setting[1] not in given.get(row.setting[0], {})
-            and host.settings[row.setting[0]][row.setting[1]] != row.setting[2]
+            and settings[row.setting[0]][row.setting[1]] != row.setting[2]
         )
     ]
 

@@ -1,6 +1,6 @@
 """Checks of what a Kubernetes node and its cluster need, as far as a node can tell.
 
-Out of scope: containerd's settings (containerd.py), which `gpushim doctor kubernetes` checks as well.
+Out of scope: containerd's settings (check_containerd.py), which `gpushim doctor kubernetes` checks as well.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim import seen
-from gpushim.doctor import Finding, Host, ask, broken, listing, ok, restarting, skipped, text, then, warning
-from gpushim.engines import PROGRAM, containerd_services, units
+from gpushim.doctor import KUBELET, Finding, Host, ask, broken, listing, ok, restarting, skipped, text, then, warning
+from gpushim.engines import PROGRAM, units
+from gpushim.engines.containerd import services
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-KUBELET = "/var/lib/kubelet"
 PLUGINS = f"{KUBELET}/device-plugins"
 KUBECONFIGS = ("/etc/kubernetes/admin.conf", "/etc/rancher/k3s/k3s.yaml", "/etc/rancher/rke2/rke2.yaml")
 # What k3s writes its containerd's settings from at each start, and what those import.
@@ -82,15 +82,13 @@ def runtime_class(host: Host) -> Iterator[Finding]:
 
 def template(host: Host) -> Iterator[Finding]:
     """Check that the settings which k3s and rke2 write anew at each start keep our runtime."""
-    for service in containerd_services.RANCHER:
-        config = host.top + containerd_services.CONFIGS[service]
+    for service in services.RANCHER:
+        config = host.top + services.CONFIGS[service]
         if not seen.exists(config):
             continue
         folder = os.path.dirname(config)
         engine = next((each for each in host.running("containerd") if each.seen(each.config) == config), None)
-        again = units.fix(
-            "restart" if engine else "start", containerd_services.unit(service, host.top), engine, host.top
-        )
+        again = units.fix("restart" if engine else "start", services.unit(service, host.top), engine, host.top)
         command = shlex.join(["gpushim", "configure", "containerd", f"--config={config}"])
         configure = restarting(command, again) if engine else then(command, again)
         imported = [f"{folder}/{name}" for name in IMPORTED if PROGRAM in text(f"{folder}/{name}")]
@@ -105,3 +103,11 @@ def template(host: Host) -> Iterator[Finding]:
             yield broken(told, configure)
         else:
             yield broken(f"{folder} does not know gpushim-runtime", configure)
+
+
+CHECKS = {
+    "kubernetes-node": node,
+    "kubernetes-device-plugin": device_plugin,
+    "kubernetes-runtime-class": runtime_class,
+    "kubernetes-template": template,
+}

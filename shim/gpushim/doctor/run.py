@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
-from gpushim.doctor import Finding, Host, ask, broken, containerd, docker, ok, podman, some
+from gpushim.doctor import Finding, Host, ask, broken, check_containerd, check_docker, check_podman, ok, some
 from gpushim.engines import PROGRAM, installed, places, programs
+from gpushim.engines.docker import dockerd
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def containers(host: Host) -> list[Finding]:
                 found += [replace(each, check=f"run-{name}") for each in judged(call())]
     except (GpushimError, OSError) as error:
         found.append(replace(broken(f"no test container can be made: {error}", "gpushim doctor"), check="run"))
-    return found
+    return list(dict.fromkeys(found))  # of several engines of a kind, the same is said once
 
 
 def judged(answer: ask.Answer) -> Iterator[Finding]:
@@ -115,7 +116,7 @@ def _calls(host: Host, program: str, scratch: str, root: str) -> Iterator[tuple[
         yield "runc", functools.partial(_alone, host, program, scratch, root, name)
     for engine in host.running("dockerd") if "docker" in wanted else ():
         yield "docker", functools.partial(_docker, host, engine, scratch, root, name)
-    for engine in containerd.engines(host) if wanted & {"containerd", "kubernetes"} else ():
+    for engine in check_containerd.engines(host) if wanted & {"containerd", "kubernetes"} else ():
         yield "containerd", functools.partial(_containerd, host, engine, program, root, name)
     if "podman" in wanted and host.program("podman"):
         yield "podman", functools.partial(_podman, host, root, name)
@@ -145,7 +146,7 @@ def _docker(host: Host, engine: Engine, scratch: str, root: str, name: str) -> a
     client = host.program("docker")
     if not client:
         return ask.Answer(None, "", programs.absent("docker", host.top))
-    words = [client, f"--config={scratch}", f"--host=unix://{places.socket_path(docker.socket_of(engine))}"]
+    words = [client, f"--config={scratch}", f"--host=unix://{places.socket_path(dockerd.socket(engine))}"]
     archive = f"{scratch}/root.tar"
     with tarfile.open(archive, "w") as tar:
         tar.add(root, ".")
@@ -154,7 +155,7 @@ def _docker(host: Host, engine: Engine, scratch: str, root: str, name: str) -> a
             made = ask.program([*words, "import", "-", f"{name}:test"], SECONDS, feed)
         if made.code != 0:
             return made
-        known = docker.names(host, engine)
+        known = check_docker.names(host, engine)
         gpus = [f"--runtime={known[0]}", f"--env={REQUEST}"] if known else ["--gpus=all"]
         run = ["run", "--rm", f"--name={name}", "--network=none", *gpus, f"{name}:test", *COMMAND]
         return ask.program([*words, *run], SECONDS)
@@ -167,7 +168,7 @@ def _containerd(host: Host, engine: Engine, program: str, root: str, name: str) 
     client = host.program("ctr")
     if not client:
         return ask.Answer(None, "", programs.absent("ctr", host.top))
-    words = [client, f"--address={places.socket_path(containerd.socket_of(host, engine))}"]
+    words = [client, f"--address={places.socket_path(check_containerd.socket_of(host, engine))}"]
     run = ["run", "--rm", "--rootfs", f"--runc-binary={program}", f"--env={REQUEST}", root, name, *COMMAND]
     try:
         return ask.program([*words, *run], SECONDS)
@@ -177,7 +178,7 @@ def _containerd(host: Host, engine: Engine, program: str, root: str, name: str) 
 
 
 def _podman(host: Host, root: str, name: str) -> ask.Answer:
-    known = podman.names(host)
+    known = check_podman.names(host)
     gpus = [f"--env={REQUEST}"] if known else [f"--device={host.settings['cdi']['kind']}=all"]
     words = [host.program("podman"), *([f"--runtime={known[0]}"] if known else [])]
     run = ["run", "--rm", f"--name={name}", "--network=none", *gpus, "--rootfs", root, *COMMAND]

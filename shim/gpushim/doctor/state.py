@@ -37,11 +37,17 @@ THEN = f"do what it says, if that is not done yet; then {REFRESH}"
 PYTHON = "/usr/bin/python3"  # what the launcher starts
 OLDEST = (3, 9)
 NEEDED = 1 << 20  # bytes that must be free where bundles and snapshot are
-# Of the stamp, in its order: stamp.current.
-FACTS = (
-    *("the boot", "config.toml", "the module", "the major numbers", "the GPUs", "the MIG instances", "ld.so.cache"),
-    "the device nodes or files",
-)
+# What a fact of the stamp is about.
+FACTS = {
+    "boot": "the boot",
+    "config": "config.toml",
+    "module": "the module",
+    "majors": "the major numbers",
+    "gpus": "the GPUs",
+    "mig": "the MIG instances",
+    "libraries": "ld.so.cache",
+    "nodes": "the device nodes or files",
+}
 
 
 def config(host: Host) -> Iterator[Finding]:
@@ -50,8 +56,8 @@ def config(host: Host) -> Iterator[Finding]:
     if host.trouble:
         yield broken(host.trouble, _corrected(host.config))
     elif absent:
-        for key in ("root", "dev-root"):
-            seen.exists(host.driver[key])  # what this user may not look up is a warning (checks.py)
+        for path in (host.driver["root"], host.driver["dev-root"]):
+            seen.exists(path)  # what this user may not look up is a warning (checks.py)
         yield broken(absent, f"{corrected(host.config)}, or start what puts the driver there; then {REFRESH}")
     elif os.path.exists(host.config):
         yield from (warning(sentence, f"do that in {shlex.quote(host.config)}") for sentence in host.old_names)
@@ -95,8 +101,10 @@ def snapshot(host: Host) -> Iterator[Finding]:
     """Check that the snapshot is there, true, and that it has GPUs."""
     path = f"{host.state}/{ensure.SNAPSHOT}"
     found, stale = ensure.last(host.config, host.state)
-    now = stamp.current(found["inputs"]) if stale == "host" else ()  # the same if only its life is over
-    changed = [name for name, then, fact in zip(FACTS, found.get("stamp", ()), now) if then != fact]
+    changed: list[str] = []
+    if stale == "host":  # nothing, if only its life is over
+        then, now = dict(found["stamp"]), dict(stamp.current(found["inputs"]))
+        changed = [words for fact, words in FACTS.items() if then[fact] != now[fact]]
     if os.path.lexists(host.state) and not stamp.ours(host.state):
         yield skipped(f"{path} does not count, for state-directory is broken")
     elif not os.path.lexists(path):

@@ -1,15 +1,12 @@
-"""Container engines: their settings, and what they themselves say about them.
+"""Container engines: what each is set to, how that is changed and taken back, and what it says of itself.
 
-One module per engine, each with the same two functions, which the command line calls:
+table.py has a row for each engine. Its module (or package) NAME has two functions, which `gpushim configure` calls:
 
     plan(wish) -> Plan        what to change, as plain data; nothing is written
     verify(wish, plan) -> list[str]
                               ask the engine; one sentence for each thing that is missing, none when all is there
 
-`files.py` changes files of others, each by `rewrite.py` where `places.py` trusts the way, `running.py` finds the
-engines that run, which `genuine.py` tells from strangers, `programs.py` the programs to ask; `jsontext.py` and
-`tomltext.py` edit text without touching the rest of it, `undo.py` decides what --remove takes back. `gpus.py` is for
-Docker alone; `hooksd.py` is about the hook's file for Podman and CRI-O. Out of scope: printing (cli/configure.py).
+and what the doctor's check_NAME.py asks of it. Out of scope: printing (cli/configure.py).
 """
 
 from __future__ import annotations
@@ -25,8 +22,8 @@ from gpushim.errors import NOT_FOUND, GpushimError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpushim.engines.docker.on_path import Link
     from gpushim.engines.files import Change
-    from gpushim.engines.gpus import Link
     from gpushim.engines.running import Engine
 
 PROGRAM = "gpushim-runtime"
@@ -94,18 +91,28 @@ def stays(paths: Iterable[str]) -> list[str]:
 def is_ours(program: object) -> bool:
     """Say whether a path that stands in an engine's settings is that of gpushim-runtime, by its name alone.
 
-    This decides what may be edited; which program an engine executes, `leads_to_ours` says.
+    This decides what may be edited; which program an engine executes, `executes_ours` says.
     """
     return isinstance(program, str) and posixpath.basename(program) == PROGRAM
+
+
+def executes_ours(program: str, engine: Engine | None = None) -> bool:
+    """Say whether a program in an engine's settings is gpushim-runtime, or leads to it where the engine looks for it.
+
+    Args:
+        program: as the settings have it; "" is none.
+        engine: that has them; None for this process.
+    """
+    return is_ours(program) or leads_to_ours(engine.executable(program) if engine else program)
 
 
 def leads_to_ours(path: str) -> bool:
     """Say whether a file is gpushim-runtime or a link to it, as the compat package's names are.
 
     Args:
-        path: absolute; "" is no file.
+        path: of the file; one that is not absolute is none.
     """
-    for _ in range(bounds.LINKS):
+    for _ in range(bounds.LINKS if path.startswith("/") else 0):
         if is_ours(path):
             return True
         try:

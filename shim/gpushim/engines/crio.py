@@ -21,7 +21,6 @@ from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
 
 PROGRAM = "crio"
-UNIT = "crio.service"
 CONFIG, DIRECTORY = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
 FILE = "99-gpushim.toml"
 HOOKS = hooksd.DIRECTORY
@@ -45,7 +44,7 @@ def plan(wish: Wish) -> Plan:
     engine, notes = (None, []) if wish.files_only else running.reading(PROGRAM, "", CONFIG)
     main, folder = places(engine)
     path = wish.config or (f"{folder}/{FILE}" if folder else main)
-    known = dropin.merged([main, folder] if folder else [main])
+    known = settings(engine)
     if wish.remove:
         changes = [dropin.take_out(KIND, path)]
     else:
@@ -78,18 +77,23 @@ def places(engine: Engine | None) -> tuple[str, str]:
     return main, folder
 
 
-def handlers(known: dict[str, Any]) -> dict[str, str]:
-    """List the runtimes that are gpushim-runtime.
+def programs_of(known: dict[str, Any]) -> dict[str, str]:
+    """Return the program of each runtime, by name; "" where the settings name none.
 
     Args:
         known: CRI-O's settings.
-
-    Returns:
-        path by name.
     """
     runtimes = dropin.table(known, *RUNTIMES)
-    found = {name: dropin.table(runtimes, name).get("runtime_path") for name in runtimes}
-    return {name: str(program) for name, program in found.items() if is_ours(program)}
+    return {name: str(dropin.table(runtimes, name).get("runtime_path") or "") for name in runtimes}
+
+
+def settings(engine: Engine | None) -> dict[str, Any]:
+    """Return what the files of a CRI-O say.
+
+    Args:
+        engine: as `places` takes it.
+    """
+    return dropin.merged([path for path in places(engine) if path])
 
 
 def hook_directories(known: dict[str, Any]) -> list[str]:
@@ -204,13 +208,8 @@ def _hook_changes(wish: Wish, known: dict[str, Any], engine: Engine | None) -> l
 
 
 def _settings(text: str) -> list[undo.Setting]:
-    runtimes = tomltext.get(text, RUNTIMES)
-    entries = runtimes.items() if isinstance(runtimes, dict) else ()
-    names = [name for name, entry in entries if isinstance(entry, dict) and is_ours(entry.get("runtime_path"))]
-    return [
-        *(undo.Setting((*RUNTIMES, name), certain=True) for name in names),
-        undo.Setting(DEFAULT, certain=tomltext.get(text, DEFAULT) in names),
-    ]
+    programs = programs_of(tomltext.get(text, ()))
+    return dropin.settings(text, RUNTIMES, DEFAULT, [name for name, path in programs.items() if is_ours(path)])
 
 
 KIND = undo.Kind(tomltext, _settings, dropin.HEADER.format(engine="crio"))

@@ -52,6 +52,19 @@ def take_out(kind: undo.Kind, path: str) -> Change:
     return Change(path, old, base.content, lost=base.lost)
 
 
+def settings(text: str, runtimes: tuple[str, ...], default: tuple[str, ...], ours: list[str]) -> list[undo.Setting]:
+    """List the settings that may be ours: each runtime that is gpushim-runtime, and the default if that is one.
+
+    Args:
+        text: of the file.
+        runtimes: key of the table of runtimes.
+        default: key of the default one's name.
+        ours: names of the runtimes that are gpushim-runtime.
+    """
+    found = [undo.Setting((*runtimes, name), certain=True) for name in ours]
+    return [*found, undo.Setting(default, certain=tomltext.get(text, default) in ours)]
+
+
 def merged(paths: list[str]) -> dict[str, Any]:
     """Read files as an engine does that lets later ones win, table by table.
 

@@ -84,6 +84,17 @@ def _groups(folder: str) -> list[str]:
     return sorted(paths, key=len, reverse=True) or ["unknown"] * bool(lines)
 
 
+def unit(folder: str) -> str:
+    """Return the systemd unit of a process: the last component of its cgroup path that is a service."""
+    for line in lines_of(f"{folder}/cgroup"):
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if number == "0" or controllers == "name=systemd":
+            for name in reversed(path.split("/")):
+                if name.endswith(".service"):
+                    return name
+    return ""
+
+
 def _of(uid: int) -> re.Pattern[str]:
     return re.compile(_USERS.format(uid), re.ASCII)
 

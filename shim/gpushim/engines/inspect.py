@@ -14,7 +14,8 @@ from typing import Any
 
 from gpushim import explain
 from gpushim.cdi import specs
-from gpushim.engines import docker, gpus, injected, programs, running
+from gpushim.engines import injected, programs, running
+from gpushim.engines.docker import dockerd, on_path
 from gpushim.errors import FAILED, NOT_FOUND, GpushimError, quote
 from gpushim.request import DEVICES
 
@@ -26,7 +27,7 @@ BY_CDI, BY_HOOK = (
     "nvidia.cdi",
     "nvidia.runtime-hook",
 )  # the two halves of "nvidia", which have names since Docker 29.2
-VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until gpus.CDI_SINCE
+VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until on_path.CDI_SINCE
 
 
 @dataclass
@@ -118,7 +119,7 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
         rest += [] if names else [request]
     _note_runtime(found, engine, host, info, bool(by_engine), bool(rest))
     for request in rest:
-        _add_gpus(found, request, gpus.number(str(info.get("ServerVersion", ""))))
+        _add_gpus(found, request, on_path.number(str(info.get("ServerVersion", ""))))
     injected.add(found, engine, by_engine, _texts(info.get("CDISpecDirs")))
     _tell_which_counts(found, env, earlier)
     return found
@@ -205,18 +206,18 @@ def _by_cdi(request: dict[str, Any], info: dict[str, Any]) -> list[str]:
     names = [each if "=" in each else f"nvidia.com/gpu={each}" for each in ids]
     if driver == BY_CDI:
         return names
-    since = gpus.number(str(info.get("ServerVersion", ""))) >= gpus.CDI_SINCE
+    since = on_path.number(str(info.get("ServerVersion", ""))) >= on_path.CDI_SINCE
     if (
         driver not in ("", "nvidia")
         or not since
-        or not (dockerd := _dockerd())
-        or not gpus.found(dockerd, gpus.CDI_HOOK)
+        or not (daemon := _dockerd())
+        or not on_path.found(daemon, on_path.CDI_HOOK)
     ):
         return []
     try:  # what no spec has, the hook is asked for, where there is one
         specs.find(names, _texts(info.get("CDISpecDirs")))
     except GpushimError:
-        return [] if gpus.found(dockerd, gpus.HOOK) else names
+        return [] if on_path.found(daemon, on_path.HOOK) else names
     return names
 
 
@@ -224,12 +225,12 @@ def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -
     """Add what dockerd makes of a device request, as GPU_DRIVER's source says: variables behind all others."""
     driver = request.get("Driver") or ""
     lists = [names for names in request.get("Capabilities") or () if {*names} <= {*GPU_DRIVER}]
-    known = ("", "nvidia", BY_HOOK, BY_CDI) if version >= gpus.CDI_SINCE else ("", "nvidia")
+    known = ("", "nvidia", BY_HOOK, BY_CDI) if version >= on_path.CDI_SINCE else ("", "nvidia")
     if driver not in known or not (lists or driver):
         found.notes.append(f"Docker refuses --gpus with driver {quote(driver)} and these capabilities")
         return
     value = ",".join(_ids(request))
-    if not value and VOID_SINCE <= version < gpus.CDI_SINCE:
+    if not value and VOID_SINCE <= version < on_path.CDI_SINCE:
         value = "void"
     elif not value:
         found.notes.append("docker run --gpus 0 sets nothing in this Docker: what image and container say counts")
@@ -257,16 +258,16 @@ def _note_runtime(
     name = host.get("Runtime") or host.get("OCIRuntime") or info.get("DefaultRuntime")
     if name not in runtimes:
         return
-    dockerd = _dockerd() if engine == "docker" else None
-    ours = docker.ours(info, dockerd)
-    path = docker.program_of(_part(runtimes, name)) or name
+    daemon = _dockerd() if engine == "docker" else None
+    ours = dockerd.ours(info, daemon)
+    path = dockerd.program_of(_part(runtimes, name)) or name
     if name in ours:
         return
     if by_hook:
         found.by_hook = True
         found.notes.append(f"{engine} runs it with {quote(path)}: the hook that --gpus brings does what stands here")
         return
-    if not _part(runtimes, name).get("path") and not dockerd:
+    if not _part(runtimes, name).get("path") and not daemon:
         found.notes.append(f"{engine} does not tell which program its runtime {quote(str(name))} is; root can see it")
         return
     if by_engine:

@@ -117,17 +117,6 @@ def check(path: str, fd: int, status: os.stat_result, output: bool = False) -> N
     )
 
 
-def program(path: str) -> bool:
-    """Say whether a path is an executable file that nobody else could have put there."""
-    try:
-        with place(path) as found:
-            status = found.status()
-            check_file(path, status)
-    except (OSError, GpushimError):
-        return False
-    return stat.S_ISREG(status.st_mode) and bool(status.st_mode & stat.S_IXUSR)
-
-
 def check_file(path: str, status: os.stat_result) -> None:
     """Refuse a file that somebody else owns or may write; its directory has been checked.
 

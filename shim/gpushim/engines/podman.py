@@ -61,6 +61,19 @@ def default_config() -> str:
     return f"{_own_directory()}/containers.conf.d/{FILE}"
 
 
+def settings(top: str = "") -> dict[str, Any]:
+    """Return what the files of this user's Podman say of its engine.
+
+    Args:
+        top: what stands before the host's directories: "" but for tests.
+    """
+    folders = [f"{top}{folder}" for folder in SYSTEM_DIRECTORIES]
+    if os.geteuid() and not top:
+        folders.append(os.path.dirname(os.path.dirname(default_config())))
+    named = "" if top else os.environ.get("CONTAINERS_CONF", "")
+    return dropin.table(dropin.merged([*_files(folders), *([named] if named else [])]), "engine")
+
+
 def verify(wish: Wish, found: Plan) -> list[str]:
     """Ask Podman whether it has what somebody wanted.
 
@@ -113,13 +126,8 @@ def _change(wish: Wish, path: str) -> Change:
 
 
 def _settings(text: str) -> list[undo.Setting]:
-    runtimes = tomltext.get(text, RUNTIMES)
-    entries = runtimes.items() if isinstance(runtimes, dict) else ()
-    names = [name for name, paths in entries if _ours(paths)]
-    return [
-        *(undo.Setting((*RUNTIMES, name), certain=True) for name in names),
-        undo.Setting(DEFAULT, certain=tomltext.get(text, DEFAULT) in names),
-    ]
+    runtimes = dropin.table(tomltext.get(text, ()), *RUNTIMES)
+    return dropin.settings(text, RUNTIMES, DEFAULT, [name for name, paths in runtimes.items() if _ours(paths)])
 
 
 KIND = undo.Kind(tomltext, _settings, dropin.HEADER.format(engine="podman"))
@@ -131,7 +139,10 @@ def _ours(paths: object) -> bool:
 
 def _read_by_podman(path: str) -> list[str]:
     """List the files and directories that Podman reads, in its order (containers.conf(5)); `path` is ours."""
-    folders = list(dict.fromkeys([*SYSTEM_DIRECTORIES, os.path.dirname(os.path.dirname(path))]))
+    return _files(list(dict.fromkeys([*SYSTEM_DIRECTORIES, os.path.dirname(os.path.dirname(path))])))
+
+
+def _files(folders: list[str]) -> list[str]:
     return [f"{folder}/containers.conf{suffix}" for folder in folders for suffix in ("", ".d")]
 
 

@@ -7,9 +7,11 @@ variable names. Out of scope: what is asked of them; the low-level runtime, whic
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from gpushim.engines import places
+from gpushim.errors import GpushimError
 from gpushim.policy import ENGINES, SYSTEM_PATH
 
 if TYPE_CHECKING:
@@ -53,22 +55,36 @@ def find(name: str, engine: Engine | None = None, top: str = "") -> str:
     for path in _candidates(name, top):
         # An upgrade replaces the file, not its path.
         its = engine is None or not engine.exe or engine.exe in (path, os.path.realpath(path))
-        if its and places.program(path):
+        if its and trusted(path):
             return path
     return ""
 
 
-def lying(name: str, top: str = "") -> str:
+def trusted(path: str) -> bool:
+    """Say whether a path is an executable file that nobody else could have put there."""
+    try:
+        with places.place(path) as found:
+            status = found.status()
+            places.check_file(path, status)
+    except (OSError, GpushimError):
+        return False
+    return stat.S_ISREG(status.st_mode) and bool(status.st_mode & stat.S_IXUSR)
+
+
+def lying(name: str, top: str = "", folders: tuple[str, ...] = ()) -> str:
     """Find where a program lies, whoever made it: for what only says so, and does not execute it.
 
     Args:
         name: such as "dockerd".
         top: as `find` takes it.
+        folders: to look in; () for all where programs may lie.
 
     Returns:
         a path; "" if there is none.
     """
-    return next((path for path in _candidates(name, top) if os.path.isfile(path) and os.access(path, os.X_OK)), "")
+    return next(
+        (path for path in _candidates(name, top, folders) if os.path.isfile(path) and os.access(path, os.X_OK)), ""
+    )
 
 
 def absent(name: str, top: str = "") -> str:
@@ -84,5 +100,5 @@ def absent(name: str, top: str = "") -> str:
     return f"{name} is not installed in a directory whose programs gpushim executes"
 
 
-def _candidates(name: str, top: str) -> list[str]:
-    return [f"{top}{folder}/{name}" for folder in directories()]
+def _candidates(name: str, top: str, folders: tuple[str, ...] = ()) -> list[str]:
+    return [f"{top}{folder}/{name}" for folder in folders or directories()]

@@ -4,7 +4,7 @@ Whatever a process says of itself, it is an engine only if root (for an ordinary
 started it where it is: by its user ids, its namespaces, its cgroup, and by who may write its program. Others that
 bear an engine's name are strangers: nothing that they name is opened. No path of any process is ever executed.
 What runs in a PID namespace of its own (an engine inside a container) is somebody else's.
-Out of scope: what the settings say; asking the engine (docker.py and its neighbours).
+Out of scope: what the settings say; asking the engine (its own module).
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ import time
 from dataclasses import dataclass, field, replace
 
 from gpuhook.walk import walk
-from gpushim.engines import genuine
+from gpushim.engines import genuine, table
 from gpushim.errors import GpushimError
 
-# Names of processes, and the options that tell each where its settings are. k3s and rke2 start a containerd of their
-# own, whose settings they write anew each time from a template.
+# Programs that are several engines' in one: their first argument, which is root's word then, tells which. They start
+# a containerd of their own, whose settings they write anew each time from a template.
+MANY = ("k3s", "rke2")
+# Names of processes, and the options that tell each where its settings are.
 CONFIG_OPTIONS = {
-    "dockerd": ("--config-file",),
-    "containerd": ("--config", "-config", "-c"),
-    "crio": ("--config", "-config", "-c"),
-    "k3s": (),
-    "rke2": (),
+    name: table.of(name).options for name in (*(row.process for row in table.ENGINES.values()), *MANY) if name
 }
 # Nothing else of an environment is kept: it holds secrets.
-VARIABLES = ("PATH", "HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR")
-# Programs that are several engines' in one: their first argument, which is root's word then, tells which.
-MANY = ("k3s", "rke2")
+VARIABLES = {"PATH", "HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"}
+VARIABLES.update(name for row in table.ENGINES.values() for name in row.variables)
 NOTED = 8  # users whose engines are told of
 SLACK = 2.0  # seconds by which somebody may set the clock, so that a start seems to be earlier than it was
 
@@ -254,7 +251,7 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger
         argv=argv,
         root=root and f"{proc}/{pid}/root",
         started=boot + _ticks(folder) / os.sysconf("SC_CLK_TCK"),
-        unit=_unit(folder),
+        unit=genuine.unit(folder),
         environ=_environ(folder),
     )
     given = engine.option(*CONFIG_OPTIONS[name])
@@ -284,17 +281,6 @@ def _within(root: str, path: str) -> os.stat_result:
 def _environ(folder: str) -> dict[str, str]:
     pairs = (os.fsdecode(pair).partition("=") for pair in genuine.data(f"{folder}/environ").split(b"\0"))
     return {name: value for name, _, value in pairs if name in VARIABLES}
-
-
-def _unit(folder: str) -> str:
-    """Return the systemd unit of a process: the last component of its cgroup path that is a service."""
-    for line in genuine.lines_of(f"{folder}/cgroup"):
-        number, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if number == "0" or controllers == "name=systemd":
-            for name in reversed(path.split("/")):
-                if name.endswith(".service"):
-                    return name
-    return ""
 
 
 def _ticks(folder: str) -> int:

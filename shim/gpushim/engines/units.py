@@ -22,24 +22,8 @@ INITS = "/etc/init.d"  # of sysvinit and OpenRC
 SECONDS = 180
 
 
-def command(engine: Engine | None, unit: str) -> list[str]:
-    """Return the arguments of systemctl that restart an engine.
-
-    Args:
-        engine: the running one, if any.
-        unit: that it has by default.
-
-    Returns:
-        such as ["restart", "docker.service"]; none if systemd does not run the engine.
-    """
-    if not os.path.isdir(RUNNING) or (engine and not engine.unit):
-        return []
-    rootless = engine is not None and engine.uid != 0
-    return [*(["--user"] if rootless else []), "restart", engine.unit if engine else unit]
-
-
-def fix(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> str:
-    """Say how somebody starts or restarts a service on this host.
+def systemctl(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> list[str]:
+    """Return the arguments of systemctl that start or restart a service.
 
     Args:
         verb: "start" or "restart".
@@ -48,11 +32,28 @@ def fix(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> st
         top: what stands before the host's directories: "" but for tests.
 
     Returns:
+        such as ["restart", "docker.service"]; none if systemd does not run the engine.
+    """
+    if not os.path.isdir(top + RUNNING) or (engine and not engine.unit):
+        return []
+    return [*(["--user"] if engine and engine.uid else []), verb, engine.unit if engine else unit]
+
+
+def fix(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> str:
+    """Say how somebody starts or restarts a service on this host.
+
+    Args:
+        verb: as `systemctl` takes it, and all others.
+        unit: of the service.
+        engine: the running one.
+        top: of the host.
+
+    Returns:
         a command of systemd's or of the init that started it; else a sentence that names the process.
     """
-    name = (engine.unit if engine and engine.unit else unit).removesuffix(".service")
-    if os.path.isdir(top + RUNNING) and (engine is None or engine.unit):
-        return f"systemctl {'--user ' if engine and engine.uid else ''}{verb} {shlex.quote(name)}"
+    if arguments := systemctl(verb, unit, engine, top=top):
+        return shlex.join(["systemctl", *arguments]).removesuffix(".service")
+    name = unit.removesuffix(".service")
     if _by_init(name, engine, top):
         return f"service {name} {verb}" if programs.lying("service", top) else f"{INITS}/{name} {verb}"
     if engine:
@@ -77,7 +78,7 @@ def restart(arguments: list[str]) -> None:
     """Restart a unit.
 
     Args:
-        arguments: of systemctl, from `command`.
+        arguments: of systemctl, from `systemctl`.
 
     Raises:
         GpushimError: it does not come up.
@@ -95,18 +96,3 @@ def restart(arguments: list[str]) -> None:
         raise GpushimError(
             f"`{shown}` failed: {reason}; the engine's reason is in its journal; --remove takes our change back"
         )
-
-
-def advice(name: str, engine: Engine | None, arguments: list[str]) -> str:
-    """Say how somebody restarts an engine.
-
-    Args:
-        name: of its program.
-        engine: the running one, if any.
-        arguments: from `command`.
-    """
-    if arguments:
-        return f"restart it with `systemctl {' '.join(arguments)}`, which --restart does too"
-    if engine:
-        return f"{fix('restart', name, engine)}, as systemd does not run it here"
-    return f"no running {name} reads these settings; start one that does"

@@ -1,7 +1,7 @@
-"""Hand a create the snapshot, brought up to date first if the host has changed since.
+"""Read the saved snapshot, and say whether it is still true.
 
-Budget: reading and comparing, well under a millisecond. The slow branch is imported when it is needed.
-Out of scope: that branch, which waits for a refresh (renew.py), and finding anything out (refresh.py).
+Budget: reading and comparing, well under a millisecond.
+Out of scope: waiting for one that is true (renew.py), and finding anything out (survey.py).
 """
 
 from __future__ import annotations
@@ -22,32 +22,10 @@ SCHEMA = 8
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 REGULAR = 0o100000  # S_IFREG
 FILE_TYPE = 0o170000  # S_IFMT
-NONE: Snapshot = {}  # type: ignore[typeddict-item] # where there is none that counts
+NONE: Snapshot = {}  # type: ignore[typeddict-item]  # where there is none that counts
 
 
-def snapshot(config: str, state: str) -> Any:
-    """Return a snapshot that is true now.
-
-    Args:
-        config: path of config.toml.
-        state: directory of the snapshot.
-
-    Returns:
-        the snapshot, as the docstring of gpushim.inventory describes it; its "error" may say that the host cannot
-        serve GPUs.
-
-    Raises:
-        GpushimError: there is none and a refresh fails or takes too long; the refresh's own sentence and code.
-    """
-    found = read(config, state)
-    if found is not None:
-        return found
-    from gpushim.inventory import renew  # some 10 ms with what it imports, beside the hundreds of a refresh
-
-    return renew.renewed(config, state)
-
-
-def read(config: str, state: str) -> Any:
+def read(config: str, state: str) -> Snapshot | None:
     """Return the saved snapshot if it is ours and still true, else None.
 
     Args:
@@ -58,7 +36,7 @@ def read(config: str, state: str) -> Any:
     return None if stale else found
 
 
-def last(config: str, state: str) -> tuple[Any, str]:
+def last(config: str, state: str) -> tuple[Snapshot, str]:
     """Return the saved snapshot, and in which way it is stale.
 
     Args:
@@ -97,7 +75,7 @@ def told(state: str) -> Told:
     return found
 
 
-def look_at_channels(inventory: Any, channels: list[int]) -> None:
+def look_at_channels(inventory: Snapshot, channels: list[int]) -> None:
     """Bring mode and owner of IMEX channels up to date, which the stamp leaves out: there may be thousands.
 
     Args:

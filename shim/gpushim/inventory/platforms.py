@@ -5,17 +5,17 @@ Out of scope: what is particular to one of them (wsl.py, tegra.py).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpushim.inventory import tegra, wsl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpushim.model import Listed, Platform
+    from gpushim.model import DriverPolicy, Listed, Platform
 
 
-def find(driver: Any, notes: list[str]) -> Platform | None:
+def find(driver: DriverPolicy, notes: list[str]) -> Platform | None:
     """Find nodes and files, if this is such a system; a stat and two short reads tell that it is none.
 
     Args:

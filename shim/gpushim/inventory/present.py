@@ -5,17 +5,20 @@ Out of scope: bringing the saved snapshot up to date (gpushim.refresh).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpushim import policy, stamp
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
+    from gpushim.model import Policy, Snapshot
+
+if TYPE_CHECKING:
     pass
 
 
-def snapshot(config: str = "", state: str = "") -> Any:
+def snapshot(config: str = "", state: str = "") -> Snapshot:
     """Return the saved snapshot if it is true, else look at the host.
 
     Args:
@@ -33,7 +36,7 @@ def snapshot(config: str = "", state: str = "") -> Any:
     return look(policy.load(config)) if found is None else found
 
 
-def anyhow(notes: list[str]) -> Any:
+def anyhow(notes: list[str]) -> Snapshot:
     """Return a snapshot as `snapshot`, with the defaults where the configuration is wrong.
 
     Args:
@@ -46,7 +49,7 @@ def anyhow(notes: list[str]) -> Any:
         return look(policy.defaults())
 
 
-def look(settings: Any) -> Any:
+def look(settings: Policy) -> Snapshot:
     """List the host and save nothing; it ends the process as a refresh does if it takes too long.
 
     Args:

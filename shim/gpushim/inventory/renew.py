@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from gpushim import policy, stamp
 from gpushim.errors import INVENTORY, GpushimError
@@ -27,7 +27,7 @@ from gpushim.inventory import ensure, modules
 from gpushim.replace import replace
 
 if TYPE_CHECKING:
-    from gpushim.model import Belongs, Inputs
+    from gpushim.model import Belongs, Inputs, Snapshot
 
 LOCK, FAILURE = "lock", "failure"  # in the state directory
 STDERR_LIMIT = 8192  # bytes of what the child says last
@@ -42,16 +42,23 @@ SLOW = (
 )
 
 
-def renewed(config: str, state: str) -> Any:
-    """Return a snapshot that is true now, as `ensure.snapshot`, which has found none.
+def snapshot(config: str, state: str) -> Snapshot:
+    """Return a snapshot that is true now.
 
     Args:
         config: path of config.toml.
         state: directory of the snapshot.
 
+    Returns:
+        the snapshot; its "error" may say that the host cannot serve GPUs.
+
     Raises:
-        GpushimError: the refresh that was waited for has failed, or goes on for longer than a create waits.
+        GpushimError: there is none, and the refresh that was waited for has failed, with its own sentence and code,
+            or goes on for longer than a create waits.
     """
+    found = ensure.read(config, state)
+    if found is not None:
+        return found
     wait, lock = _Wait(config), _opened(state)
     try:
         for _ in range(ATTEMPTS):

@@ -7,7 +7,7 @@ The options are getopt's, not click's, and so are the messages. Out of scope: wh
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpushim import __version__, plan, selection
 from gpushim.cli.program import guard
@@ -95,7 +95,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def info(inventory: Any, csv: bool = False) -> list[str]:
+def info(inventory: Snapshot, csv: bool = False) -> list[str]:
     """Return the lines of NVIDIA's `info`.
 
     Args:
@@ -103,7 +103,7 @@ def info(inventory: Any, csv: bool = False) -> list[str]:
         csv: the form for programs, in which nothing is quoted.
     """
     driver = inventory["driver"]
-    about = {"NVRM version": driver["version"], "CUDA version": driver["cuda"]}
+    about: dict[str, object] = {"NVRM version": driver["version"], "CUDA version": driver["cuda"]}
     gpus = [dict(zip(LABELS, _values(gpu))) for gpu in inventory["gpus"]]
     if csv:
         rows = [about, about.values(), (), LABELS, *[gpu.values() for gpu in gpus]]

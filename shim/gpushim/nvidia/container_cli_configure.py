@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpushim.edits import Edit
-    from gpushim.model import Policy
+    from gpushim.model import Policy, Snapshot
     from gpushim.nvidia.getopt import Given
 
 COMPAT_MODES = ("mount", "ldconfig", "disabled")
@@ -79,7 +79,7 @@ def configure(words: list[str]) -> None:
         )
     decision = Decision({"container": rootfs, "by": "nvidia-container-cli"}, started)
     try:
-        host = decision.inventory = ensure.snapshot(stamp.config_path(), stamp.state_dir())
+        decision.inventory = host = _inventory(stamp.config_path(), stamp.state_dir())
         cli.check_root(given, host["driver"]["root"])
         decision.take(request(options, host["policy"]))
         decision.plan({"rootfs": rootfs, "userns": False, "hook": ""})
@@ -92,6 +92,15 @@ def configure(words: list[str]) -> None:
         decision.record(str(error))
         raise
     decision.record()
+
+
+def _inventory(config: str, state: str) -> Snapshot:
+    found = ensure.read(config, state)
+    if found is None:
+        from gpushim.inventory import renew  # some 10 ms with what it imports, beside the hundreds of a refresh
+
+        found = renew.snapshot(config, state)
+    return found
 
 
 def request(options: Given, policy: Policy) -> Request:

@@ -172,7 +172,8 @@ def _pair(word: str) -> tuple[str, Any]:
 @config.command("default")
 def default_config() -> None:
     """Show gpushim's settings with their defaults."""
-    for section, entries in policy.defaults().items():
+    defaults: Any = policy.defaults()  # by names that are data
+    for section, entries in defaults.items():
         show.say(f"[{section}]")
         for key, value in entries.items():
             show.text(migrate.written(key, value))

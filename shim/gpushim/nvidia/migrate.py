@@ -174,7 +174,7 @@ def changes(found: list[Row], ours: str) -> list[Change]:
     policy.given(ours)  # says what is wrong with it
     old = files.read(ours)
     text = before = tomltext.parse(old or b"", ours)
-    defaults = policy.defaults()
+    defaults: Any = policy.defaults()  # by names that are data
     for section, key, value in [row.setting for row in found if row.setting]:
         if tomltext.get(text, (section, key), defaults[section][key]) != value:
             text = tomltext.put(text, (section, key), value)
@@ -211,7 +211,8 @@ def _row(key: str, value: Any) -> Row:
     trouble = _trouble(tomltext.put("", (section, name), ours))
     if trouble:
         return Row(key, value, f"{GIVEN_UP}: [{section}] {becomes} is not allowed ({trouble})")
-    if policy.defaults()[section][name] == ours:
+    defaults: Any = policy.defaults()
+    if defaults[section][name] == ours:
         becomes += ", the default"
     return Row(key, value, f"[{section}] {becomes}", answer)
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpushim.edits import OTHER_HOOKS
-from gpushim.engines import crio, docker, files, running, tomltext
+from gpushim.engines import crio, files, running, tomltext
+from gpushim.engines.docker import dockerd
 from gpushim.engines.dropin import table
 from gpushim.errors import GpushimError
 from gpushim.nvidia.migrate import Row
@@ -36,7 +37,7 @@ def rows(root: str = "") -> list[Row]:
     engines = [] if root else running.find()
     found: list[Row] = []
     for process, patterns, parse, look in (
-        ("dockerd", (docker.SYSTEM_CONFIG,), _json, _docker),
+        ("dockerd", (dockerd.SYSTEM_CONFIG,), _json, _docker),
         ("containerd", CONTAINERD, _toml, _containerd),
         ("crio", (crio.CONFIG, f"{crio.DIRECTORY}/*"), _toml, _crio),
         ("", HOOK_FILES, _json, _hook),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import tomllib
@@ -17,7 +17,8 @@ DATA = Path(__file__).parents[2] / "data"
 FILE = scratch() / "config.toml"
 SCHEMA = policy.schema()
 CHECK = jsonschema.Draft202012Validator(SCHEMA)
-KEYS = {section: set(keys) for section, keys in policy.defaults().items()}  # an old name becomes the new one
+# An old name becomes the new one.
+KEYS = {section: set(keys) for section, keys in cast(Any, policy.defaults()).items()}
 NEAR = (
     *(
         "",
@@ -34,7 +35,7 @@ def seeds() -> list[bytes]:
     """Return a file with all defaults, near misses, and files of other programs."""
     sections = [
         f"[{section}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in keys.items())
-        for section, keys in policy.defaults().items()
+        for section, keys in cast(Any, policy.defaults()).items()
     ]
     others = sorted((DATA / "engines" / "containerd").glob("*.toml"))
     texts = ["".join(sections), *sections, *NEAR]
@@ -57,7 +58,7 @@ def one(data: bytes) -> None:
         assert not _valid(data), "it is valid"
         return
     assert _valid(data), "it is not valid"
-    assert {section: set(keys) for section, keys in loaded.items()} == KEYS
+    assert {section: set(keys) for section, keys in cast(Any, loaded).items()} == KEYS
     assert re.match("/[^/]|/$", loaded["driver"]["dev-root"])
 
 

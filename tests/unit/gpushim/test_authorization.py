@@ -87,7 +87,7 @@ SETTINGS = [
 
 def rules(holds: set[str]) -> Any:
     """A policy under which exactly these conditions hold."""
-    found = policy.defaults()
+    found: Any = policy.defaults()
     for condition, (section, key, allows, _) in SWITCHES.items():
         found[section][key] = allows if condition in holds else not allows
     found["cdi"]["foreign-kinds"] = ["vendor.com/card"] if KIND in holds else []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpushim import holders
+from gpushim import holders, runtime_state
 from gpushim.engines import running
 from unit.gpushim import test_plan
 
@@ -136,7 +136,7 @@ def test_a_mount_whose_name_looks_like_a_line(machine: Machine, name: str) -> No
 def test_another_process_with_the_number(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the number between one look and the next; what it has is not the container's."""
     pid, other = machine.process(), machine.process(mounts="30 29 0:5 /nvidia1 /dev/nvidia1 rw - devtmpfs dev rw")
-    lives = holders._lives
+    lives = runtime_state._lives
 
     def then_ends(state: dict[str, Any], process: str) -> bool:
         said = lives(state, process)
@@ -144,7 +144,7 @@ def test_another_process_with_the_number(machine: Machine, monkeypatch: pytest.M
         (machine.proc / str(other)).rename(machine.proc / str(pid))
         return said
 
-    monkeypatch.setattr(holders, "_lives", then_ends)
+    monkeypatch.setattr(runtime_state, "_lives", then_ends)
     machine.runc("a", {}, pid)
     assert machine.held() == {}
 
@@ -250,7 +250,7 @@ def test_where_dockerd_says_that_it_keeps_its_state(tmp_path: Path, monkeypatch:
         looked.append(folder)
         return []
 
-    monkeypatch.setattr(holders, "_listing", look)
+    monkeypatch.setattr(runtime_state, "listing", look)
     assert holders.holders(inventory) == ([], [])
     assert looked == [f"{tmp_path}/{name}/runtime-runc/moby" for name in ("one", "two")]
 
@@ -281,7 +281,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_of_a_users_states_no_more_is_read_than_the_allowance(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of 16 MiB can have any number of names."""
-    monkeypatch.setattr(holders, "ALLOWANCE", 5 * holders.LOOK)
+    monkeypatch.setattr(runtime_state, "ALLOWANCE", 5 * runtime_state.LOOK)
     for number in range(9):
         (user / "runc" / str(number)).mkdir(parents=True)
     looked: list[str] = []
@@ -290,7 +290,7 @@ def test_of_a_users_states_no_more_is_read_than_the_allowance(user: Path, monkey
         looked.append(path)
         return os.open(os.devnull, os.O_RDONLY)
 
-    monkeypatch.setattr(holders, "_regular", opened)
+    monkeypatch.setattr(runtime_state, "_regular", opened)
     _, notes = holders.holders(test_plan.snapshot())
     assert len(looked) < 9
     assert notes == [f"{user}/runc has more than is read of one user's states, so not all there is listed"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpushim import holders, names
+from gpushim import holders, names, runtime_state
 from gpushim.engines import running
 from unit.gpushim import test_plan
 from unit.gpushim.test_holders import Machine, given
@@ -30,11 +30,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def write(path: Path, what: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(what))
-
-
-def nobodys() -> names.Names:
-    """Names where no dockerd runs."""
-    return names.Names(lambda _: {})
 
 
 def named(machine: Machine, states: str = "moby", **annotations: str) -> tuple[str, str]:
@@ -83,7 +78,7 @@ def test_podman(machine: Machine, monkeypatch: pytest.MonkeyPatch, place: str) -
 
 @pytest.mark.parametrize("what", [None, {}, [{"id": ID}], [{"id": ID, "names": "web"}], ["x"]])
 def test_podman_that_does_not_tell(what: Any) -> None:
-    assert nobodys().of_podman(ID, f"/s/overlay-containers/{ID}/userdata", "", lambda _: what) == ""
+    assert names.Names().of_podman(ID, f"/s/overlay-containers/{ID}/userdata", "", lambda _: what) == ""
 
 
 @pytest.mark.parametrize("bundle", ["", "/s/overlay-containers/other/userdata", f"/s/x/{ID}/userdata", f"/{ID}"])
@@ -91,7 +86,7 @@ def test_what_is_no_bundle_of_podmans(bundle: str) -> None:
     def fail(path: str) -> None:
         raise AssertionError(path)
 
-    assert nobodys().of_podman(ID, bundle, "", fail) == ""
+    assert names.Names().of_podman(ID, bundle, "", fail) == ""
 
 
 def test_crio() -> None:
@@ -105,17 +100,17 @@ def test_a_users_docker_is_below_that_users_home() -> None:
 
 
 def test_names_are_looked_up_within_a_users_allowance(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = holders._Reader([], [], left := {"u": holders.ALLOWANCE}, "u", nobodys())
+    reader = runtime_state.Reader([], [], left := {"u": runtime_state.ALLOWANCE}, "u", names.Names())
     write(machine.folder / "x.json", ["x" * 9000])
     reader.json(f"{machine.folder}/x.json")
-    assert left["u"] < holders.ALLOWANCE - 9000
+    assert left["u"] < runtime_state.ALLOWANCE - 9000
 
 
 @pytest.fixture
 def opened(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of all files that are read, from now on, and the processes that are listed."""
     paths: list[str] = []
-    regular = holders._regular
+    regular = runtime_state._regular
 
     def opens(path: str, flags: int) -> int:
         paths.append(path)
@@ -125,7 +120,7 @@ def opened(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         paths.append("/proc")
         return []
 
-    monkeypatch.setattr(holders, "_regular", opens)
+    monkeypatch.setattr(runtime_state, "_regular", opens)
     monkeypatch.setattr(running, "find", finds)
     return paths
 
@@ -169,8 +164,10 @@ def test_dockerds_are_looked_for_once(machine: Machine, opened: list[str]) -> No
 def test_directories_are_those_of_the_daemons_own_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    daemon = running.Engine("dockerd", 1, argv=("dockerd", f"--{key}=/one"), root=str(tmp_path))
+    argv = ("dockerd", f"--{key}=/one")
+    daemon = running.Engine("dockerd", 1, argv=argv, root=str(tmp_path), config="/daemon.json")
+    write(tmp_path / "daemon.json", {key: "/two"})
     monkeypatch.setattr(running, "find", lambda: [daemon])
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    assert names.Names(lambda _: {key: "/two"}).directories(key) == [f"{tmp_path}/one", f"{tmp_path}/two"]
+    assert names.Names().directories(key) == [f"{tmp_path}/one", f"{tmp_path}/two"]

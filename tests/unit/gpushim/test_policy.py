@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import pytest
@@ -44,13 +44,13 @@ def test_the_documentation_names_every_key_with_its_default(config: Path) -> Non
     assert policy.load(str(config)) == policy.defaults()
     documented = policy._parse(text.encode(), "the documentation")
     assert {name: set(keys) for name, keys in documented.items()} == {
-        name: set(keys) for name, keys in policy.defaults().items()
+        name: set(keys) for name, keys in cast(Any, policy.defaults()).items()
     }
 
 
 def test_a_profile_sets_its_switches(config: Path) -> None:
     config.write_text('[requests]\nprofile = "multi-tenant"\n')
-    found, default = policy.load(str(config)), policy.defaults()
+    found, default = cast(Any, policy.load(str(config))), cast(Any, policy.defaults())
     changed = {key: value for key, value in found["requests"].items() if value != default["requests"][key]}
     assert changed == {
         "profile": "multi-tenant",
@@ -131,7 +131,8 @@ def test_defaults_pass_the_schema() -> None:
 )
 def test_accepted(config: Path, text: str, section: str, key: str, value: object) -> None:
     config.write_bytes(text.encode())
-    assert policy.load(str(config))[section][key] == value
+    found: Any = policy.load(str(config))
+    assert found[section][key] == value
 
 
 @pytest.mark.parametrize(

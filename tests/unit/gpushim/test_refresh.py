@@ -53,7 +53,7 @@ def test_a_configuration_that_comes_while_it_looks_makes_it_stale(
     machine.build(1)
     real = policy.loaded
 
-    def loaded(path: str) -> tuple[dict[str, Any], list[str]]:
+    def loaded(path: str) -> tuple[Any, list[str]]:
         found = real(path)
         Path(path).write_text("")
         return found

@@ -18,7 +18,7 @@ ROOT_CAPABILITIES = {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}
 
 
 def policy(**rules: Any) -> Any:
-    found = defaults()
+    found: Any = defaults()
     found["requests"].update((name.replace("_", "-"), value) for name, value in rules.items())
     found["cdi"]["foreign-kinds"] = ["*"]
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +17,7 @@ DOCUMENT = (REPOSITORY / "docs/cdi.md").read_text()
 
 
 def test_commands_of_the_document_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings: dict[str, Any] = policy.defaults()
+    settings = policy.defaults()
     settings["cdi"]["spec-dirs"] = [f"{tmp_path}/etc/cdi"]
     monkeypatch.setattr(policy, "load", lambda _: settings)
     commands = re.findall(r"^gpushim (.*?)(?:\s+#.*)?$", DOCUMENT, re.MULTILINE)

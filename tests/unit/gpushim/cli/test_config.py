@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -25,7 +26,7 @@ def test_show_tells_where_each_value_comes_from(toml: Path) -> None:
     assert found["driver.dev-root"] == {"value": "/run/nvidia/driver", "from": "driver.root"}
     assert found["mps.enabled"] == {"value": False, "from": str(toml)}
     assert found["runtime.low-level"] == {"value": ["runc", "crun"], "from": "default"}
-    assert len(found) == sum(len(entries) for entries in policy.defaults().values())
+    assert len(found) == sum(len(entries) for entries in cast(Any, policy.defaults()).values())
 
 
 def test_show_tells_what_a_profile_sets(toml: Path) -> None:

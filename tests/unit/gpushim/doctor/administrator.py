@@ -20,7 +20,9 @@ import tomlkit
 from click.testing import CliRunner
 
 from gpushim.cli import main
-from gpushim.engines import containerd_daemon, docker, dropin, gpus, podman, programs, running, units
+from gpushim.engines import dropin, podman, programs, running, units
+from gpushim.engines.containerd import process
+from gpushim.engines.docker import on_path
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import K3S
 
@@ -49,14 +51,14 @@ class Administrator:
         self.answer = patient.docker
         patch.setattr(running, "look", lambda *_: (patient.host.engines, []))
         patch.setattr(programs, "DIRECTORIES", (f"{patient.root}/usr/bin", *programs.DIRECTORIES))
+        words = units.systemctl
         patch.setattr(
-            units, "command", lambda engine, unit: ["restart", engine.unit] if engine and engine.unit else []
+            units, "systemctl", lambda verb, unit, engine=None, top=patient.root: words(verb, unit, engine, top)
         )
         patch.setattr(units, "restart", lambda arguments: self.restart(arguments[-1]))
-        patch.setattr(docker, "_info", lambda path, *_, **__: patient.docker(path, "/info"))
-        patch.setattr(gpus, "SYSTEM", f"{patient.root}/usr/local/bin")
-        patch.setattr(gpus, "PATH", f"{patient.root}/usr/bin")
-        patch.setattr(containerd_daemon, "asked", lambda *_: (None, ""))
+        patch.setattr(on_path, "SYSTEM", f"{patient.root}/usr/local/bin")
+        patch.setattr(on_path, "PATH", f"{patient.root}/usr/bin")
+        patch.setattr(process, "asked", lambda *_: (None, ""))
         folders = [f"{patient.root}{folder}" for folder in podman.SYSTEM_DIRECTORIES]
         patch.setattr(podman, "default_config", lambda: f"{folders[-1]}/containers.conf.d/{podman.FILE}")
         listed = [f"{folder}/containers.conf{suffix}" for folder in folders for suffix in ("", ".d")]
@@ -97,7 +99,7 @@ class Administrator:
             patient.host.engines.append(next(each for each in self.engines if each.name == name))
             number = len(patient.host.engines) - 1
         patient.host.engines[number] = replace(patient.host.engines[number], started=time.time() + 60)
-        patient.patch.setattr("gpushim.doctor.ask.docker", self.answer)
+        patient.patch.setattr("gpushim.engines.docker.dockerd.ask", self.answer)
         if name == "dockerd":
             self._load(patient.host.engines[number])
 

@@ -22,7 +22,7 @@ def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patient
     """A healthy host, listed by a refresh."""
     found = Patient(tmp_path)
     found.patch = monkeypatch
-    monkeypatch.setattr("gpushim.doctor.ask.docker", found.docker)
+    monkeypatch.setattr("gpushim.engines.docker.dockerd.ask", found.docker)
     with found.listening():
         yield found
 
@@ -32,6 +32,6 @@ def unlisted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patien
     """A healthy host before its first refresh, which is enough for checks of engines."""
     found = Patient(tmp_path, refreshed=False)
     found.patch = monkeypatch
-    monkeypatch.setattr("gpushim.doctor.ask.docker", found.docker)
+    monkeypatch.setattr("gpushim.engines.docker.dockerd.ask", found.docker)
     with found.listening():
         yield found

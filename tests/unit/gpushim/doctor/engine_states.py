@@ -30,14 +30,14 @@ def both(patient: Patient, path: str) -> None:
 @fault("docker-daemon", "warning", "none would start")
 def dockerd_is_down_for_its_file(patient: Patient) -> None:
     patient.write("etc/docker/daemon.json", '{"runtimes":')
-    patient.patch.setattr("gpushim.engines.docker.default_config", lambda: "/etc/docker/daemon.json")
+    patient.patch.setattr("gpushim.engines.docker.dockerd.default_config", lambda *_: "/etc/docker/daemon.json")
     del patient.host.engines[0]
 
 
 @fault("docker-daemon", "warning", "there is no runtime nvidia")
 def dockerd_is_down_for_its_default(patient: Patient) -> None:
     daemon(patient, **{"default-runtime": "nvidia"})
-    patient.patch.setattr("gpushim.engines.docker.default_config", lambda: "/etc/docker/daemon.json")
+    patient.patch.setattr("gpushim.engines.docker.dockerd.default_config", lambda *_: "/etc/docker/daemon.json")
     del patient.host.engines[0]
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from gpushim.doctor import checks, host
-from gpushim.engines import genuine, gpus, programs
+from gpushim.engines import genuine, programs
+from gpushim.engines.docker import on_path
 from gpushim.engines.running import Stranger
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
@@ -50,7 +51,7 @@ def only_runc(patient: Patient) -> None:
 
 @fault("docker-daemon", "broken", "does not answer")
 def dockerd_is_deaf(patient: Patient) -> None:
-    patient.patch.setattr("gpushim.doctor.ask.docker", deaf)
+    patient.patch.setattr("gpushim.engines.docker.dockerd.ask", deaf)
 
 
 def deaf(*_: Any) -> dict[str, Any]:
@@ -254,11 +255,11 @@ def test_an_engine_that_was_named_and_is_not_there(unlisted: Patient, engine: st
 def test_a_rootless_dockerd_is_asked_where_it_listens(unlisted: Patient) -> None:
     asked: list[str] = []
 
-    def answer(path: str, _: str) -> dict[str, Any]:
+    def answer(path: str, *_: Any) -> dict[str, Any]:
         asked.append(path)
         return unlisted.info
 
-    unlisted.patch.setattr("gpushim.doctor.ask.docker", answer)
+    unlisted.patch.setattr("gpushim.engines.docker.dockerd.ask", answer)
     change(unlisted, 0, uid=1000, environ={"XDG_RUNTIME_DIR": "/run/user/1000"})
     unlisted.said("docker-daemon")
     assert asked == ["/run/user/1000/docker.sock"]
@@ -359,7 +360,7 @@ def test_the_fix_of_gpus_is_one_that_dockerds_path_allows(
     unlisted: Patient, monkeypatch: pytest.MonkeyPatch, path: str, fix: str
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(gpus, "SYSTEM", f"{unlisted.top}/local")
+    monkeypatch.setattr(on_path, "SYSTEM", f"{unlisted.top}/local")
     (unlisted.top / "usr/bin" / NVIDIA_HOOK).unlink()
     change(unlisted, 0, environ={"PATH": path.format(top=unlisted.top)})
     assert [found.fix for found in unlisted.said("docker-hook")] == [fix.format(top=unlisted.top)]

@@ -64,7 +64,9 @@ def containerd_has_a_name_of_the_compat_package(patient: Patient) -> None:
 
 @well("containerd-daemon", "with what is built in: there is no")
 def containerd_without_a_file(patient: Patient) -> None:
-    patient.patch.setattr("gpushim.doctor.containerd.CONFIG", f"{patient.root}/etc/containerd/config.toml")
+    patient.patch.setattr(
+        "gpushim.engines.containerd.process.SYSTEM_CONFIG", f"{patient.root}/etc/containerd/config.toml"
+    )
     patient.patch.setattr("gpushim.engines.programs.DIRECTORIES", (f"{patient.root}/usr/bin",))
     patient.script("usr/bin/containerd", '[ "$*" = "config default" ] && echo version = 2')
     change(patient, 1, config="")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpushim import doctor
-from gpushim.doctor import Finding, cdi, checks, driver, grants, host, nodes, state
+from gpushim.doctor import Finding, cdi, checks, device_nodes, driver, grants, host, state
 from unit.gpushim.doctor import hands
 from unit.gpushim.doctor.patient import REPOSITORY, Patient
 from unit.gpushim.doctor.states import STATES, libraries_where_the_loader_does_not_look
@@ -24,7 +24,7 @@ from unit.gpushim.doctor.test_faults import cache_of_before
 
 pytestmark = pytest.mark.slow
 DOC = REPOSITORY / "docs/doctor.md"
-MODULES = (driver, nodes, state, host, cdi, grants)
+MODULES = (driver, device_nodes, state, host, cdi, grants)
 NAMES = [plant.__name__ for *_, plant in STATES]
 Site = tuple[str, int]  # file and line of a call of `warning` or `broken`
 RELATED = ("state-directory", "snapshot", "cdi-spec", "cdi-files", "cdi-conflicts", "cdi-paths")
@@ -90,12 +90,7 @@ def done(patient: Patient, fix: str, name: str) -> None:
 
 @pytest.mark.parametrize(("check", "verdict", "evidence", "plant"), STATES, ids=NAMES)
 def test_fix(
-    patient: Patient,
-    made: dict[int, Site],
-    check: str,
-    verdict: str,
-    evidence: str,
-    plant: Callable[[Patient], None],
+    patient: Patient, made: dict[int, Site], check: str, verdict: str, evidence: str, plant: Callable[[Patient], None]
 ) -> None:
     plant(patient)
     said = list(checks.GENERAL[check](patient.host))

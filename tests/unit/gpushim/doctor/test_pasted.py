@@ -39,7 +39,7 @@ def hostile(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("GPUSHIM_STATE", str(folder / "state"))
     found = Patient(folder, refreshed=getattr(request, "param", False))
     found.patch = monkeypatch
-    monkeypatch.setattr("gpushim.doctor.ask.docker", found.docker)
+    monkeypatch.setattr("gpushim.engines.docker.dockerd.ask", found.docker)
     with found.listening():
         yield found
 

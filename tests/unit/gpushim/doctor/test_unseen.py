@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.doctor import Finding, checks, podman
+from gpushim.doctor import Finding, check_podman, checks
 from gpushim.engines.running import Stranger
 from gpushim.errors import GpushimError
 from unit import ordinary
@@ -112,7 +112,7 @@ def test_podman_with_directories_of_somebody_else(monkeypatch: pytest.MonkeyPatc
         (folder / "own").mkdir()
         (folder / "own").chmod(0o777)
         with ordinary.user():
-            fix = podman._environment()
+            fix = check_podman._environment()
         look = fix.replace("gpushim doctor podman", 'test -O "$HOME" && test -O "$XDG_RUNTIME_DIR"')
         environment = {"PATH": "/usr/bin:/bin", "TMPDIR": f"{folder}/own"}
         user = None if os.geteuid() else ordinary.UID

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpushim.cli.configure import configure
-from gpushim.engines import gpus, running
+from gpushim.engines import running
+from gpushim.engines.docker import on_path
 
 Configure = Callable[..., Result]
 
@@ -19,7 +20,7 @@ def local(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     """The directory for links, alone on the PATH of a dockerd that does not run yet."""
     folder = tmp_path_factory.mktemp("local")
     for name in ("SYSTEM", "PATH"):
-        monkeypatch.setattr(gpus, name, str(folder))
+        monkeypatch.setattr(on_path, name, str(folder))
     return folder
 
 

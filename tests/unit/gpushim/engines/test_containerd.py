@@ -14,8 +14,9 @@ from click.testing import Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushim.engines import Plan, Wish, containerd, containerd_daemon, containerd_files, files, programs, tomltext
-from gpushim.engines.containerd_daemon import Daemon
+from gpushim.engines import Plan, Wish, containerd, files, programs, tomltext
+from gpushim.engines.containerd import imports, process
+from gpushim.engines.containerd.process import Daemon
 from gpushim.engines.running import Engine, Stranger
 from gpushim.errors import GpushimError
 
@@ -43,7 +44,7 @@ REFUSED = {
 TAKEN = sorted(path.name for path in DATA.glob("*.toml") if path.name not in REFUSED)
 KEYS = {"version-1.toml": 1, "docker-package.toml": 1, "version-3.toml": 3}
 SYSTEMD = {"kubeadm", "crlf", "tabs", "version-1", "version-3", "dotted", "inline", "quoted", "arrays"}
-ASK_VERSION = containerd_daemon._version
+ASK_VERSION = process._version
 RUNC = {"runtime_type": "io.containerd.runc.v2"}
 
 
@@ -52,7 +53,7 @@ def version(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Say which containerd is installed; 1.7 unless a test says otherwise."""
 
     def version(*numbers: int) -> None:
-        monkeypatch.setattr(containerd_daemon, "_version", lambda *_: numbers)
+        monkeypatch.setattr(process, "_version", lambda *_: numbers)
 
     version(1, 7)
     return version
@@ -88,7 +89,7 @@ def meaning(path: Path) -> dict[str, Any]:
 
 
 def plugin(data: dict[str, Any], number: int) -> dict[str, Any]:
-    table: dict[str, Any] = data["plugins"][containerd_files.CRI[number]]
+    table: dict[str, Any] = data["plugins"][imports.CRI[number]]
     return table
 
 
@@ -104,7 +105,7 @@ def write(path: Path, *lines: str) -> bytes:
 
 
 def table(number: int, *more: str) -> str:
-    return f"[plugins.'{containerd_files.CRI[number]}'{''.join(f'.{name}' for name in more)}]"
+    return f"[plugins.'{imports.CRI[number]}'{''.join(f'.{name}' for name in more)}]"
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -178,22 +179,16 @@ def test_runc_counts_where_the_default_is_of_another_kind(call: Call, config: Pa
     assert runtimes(config)["nvidia"]["options"]["Root"] == "/run/containerd/runc"
 
 
-def test_nvidias_entry_is_replaced_by_force_and_comes_back(call: Call, config: Path, program: str) -> None:
-    content = (DATA / "nvidias.toml").read_bytes()
-    config.write_bytes(content)
+@pytest.mark.parametrize("since", ["", "\n[ttrpc]\naddress = '/run/ttrpc'\n"])
+def test_nvidias_entry_is_replaced_and_comes_back(since: str, call: Call, config: Path, program: str) -> None:
+    content = (DATA / "nvidias.toml").read_text()
+    config.write_text(content)
     ok(call("containerd", config, "--force"))
     assert runtimes(config)["nvidia"]["options"] == {"BinaryName": program, "SystemdCgroup": True}
+    config.write_text(config.read_text() + since)
     ok(call("containerd", config, "--remove"))
-    assert config.read_bytes() == content
-
-
-def test_nvidias_entry_comes_back_although_the_file_was_changed_since(call: Call, config: Path) -> None:
-    config.write_bytes((DATA / "nvidias.toml").read_bytes())
-    old = meaning(config)
-    ok(call("containerd", config, "--force"))
-    config.write_text(config.read_text() + "\n[ttrpc]\naddress = '/run/ttrpc'\n")
-    ok(call("containerd", config, "--remove"))
-    assert meaning(config) == {**old, "ttrpc": {"address": "/run/ttrpc"}}
+    assert tomlkit.parse(config.read_text()).unwrap() == tomlkit.parse(content + since).unwrap()
+    assert since or config.read_text() == content
 
 
 def test_another_name_beside_nvidias(call: Call, config: Path, program: str) -> None:
@@ -228,20 +223,20 @@ def test_names_that_no_runtime_class_can_have(name: str, call: Call, config: Pat
     assert "cannot be the name" in refused(call("containerd", config, f"--runtime-name={name}"))
 
 
-def test_version_3_is_not_for_containerd_1(call: Call, config: Path) -> None:
-    config.write_bytes((DATA / "version-3.toml").read_bytes())
-    assert "version 3, which containerd 1.7 does not read" in refused(call("containerd", config))
-
-
-def test_version_1_is_not_for_containerd_2(call: Call, config: Path, version: Callable[..., None]) -> None:
-    version(2, 1)
-    config.write_bytes((DATA / "version-1.toml").read_bytes())
-    assert "`containerd config migrate`" in refused(call("containerd", config))
-
-
-def test_cdi_is_not_for_containerd_1_6(call: Call, config: Path, version: Callable[..., None]) -> None:
-    version(1, 6)
-    assert "needs 1.7" in refused(call("containerd", config, "--cdi"))
+@pytest.mark.parametrize(
+    ("installed", "name", "options", "says"),
+    [
+        ((1, 7), "version-3.toml", (), "version 3, which containerd 1.7 does not read"),
+        ((2, 1), "version-1.toml", (), "`containerd config migrate`"),
+        ((1, 6), "kubeadm.toml", ("--cdi",), "needs 1.7"),
+    ],
+)
+def test_what_a_version_cannot(
+    installed: Any, name: str, options: Any, says: str, call: Call, config: Path, version: Any
+) -> None:
+    version(*installed)
+    config.write_bytes((DATA / name).read_bytes())
+    assert says in refused(call("containerd", config, *options))
 
 
 def test_cdi_turned_off_is_turned_on(call: Call, config: Path, version: Callable[..., None]) -> None:
@@ -575,8 +570,8 @@ def test_verify(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engines.append(Engine("containerd", 7, started=1.0))
-    monkeypatch.setattr(containerd_daemon, "dump", lambda daemon: dump)
-    monkeypatch.setattr(containerd_daemon, "asked", lambda daemon, dump, name: answer)
+    monkeypatch.setattr(process, "dump", lambda daemon: dump)
+    monkeypatch.setattr(process, "asked", lambda daemon, dump, name: answer)
     assert expected in "".join(containerd.verify(wish, Plan("/none")))
     assert bool(containerd.verify(wish, Plan("/none"))) is bool(expected)
 
@@ -597,8 +592,8 @@ def test_verify_sees_that_containerd_runs_since_before(
     write(config, "version = 2")
     os.utime(config, (0, 0))  # as `cp -p` leaves it
     engines.append(Engine("containerd", 7, started=config.stat().st_ctime - later))
-    monkeypatch.setattr(containerd_daemon, "dump", lambda daemon: DUMP_WITH)
-    monkeypatch.setattr(containerd_daemon, "asked", lambda *_: answer)
+    monkeypatch.setattr(process, "dump", lambda daemon: DUMP_WITH)
+    monkeypatch.setattr(process, "asked", lambda *_: answer)
     said = "".join(containerd.verify(Wish(), Plan(str(config))))
     assert says in said if says else said == ""
 
@@ -623,20 +618,20 @@ def script(path: Path, text: str) -> str:
 def test_the_version_of_the_running_program(
     printed: str, expected: tuple[int, int], tmp_path: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containerd_daemon, "_version", ASK_VERSION)
+    monkeypatch.setattr(process, "_version", ASK_VERSION)
     monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
     engines.append(Engine("containerd", 7, exe=script(tmp_path / "containerd", f'echo "{printed}"')))
-    assert containerd_daemon.find("").version == expected
+    assert process.find("").version == expected
 
 
 def test_a_program_elsewhere_is_not_executed(
     tmp_path: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containerd_daemon, "_version", ASK_VERSION)
+    monkeypatch.setattr(process, "_version", ASK_VERSION)
     engines.append(Engine("containerd", 7, exe=script(tmp_path / "containerd", f"touch {tmp_path}/marker")))
-    assert containerd_daemon.find("").version == (0, 0)
+    assert process.find("").version == (0, 0)
     with pytest.raises(GpushimError, match="link the program of the running one to /usr"):
-        containerd_daemon.dump(containerd_daemon.find(""))
+        process.dump(process.find(""))
     assert not (tmp_path / "marker").exists()
 
 
@@ -644,18 +639,18 @@ def test_one_in_another_root_is_not_asked(tmp_path: Path, monkeypatch: pytest.Mo
     """Its files have other names here; what the message advises works where it is."""
     monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
     program = script(tmp_path / "containerd", f"touch {tmp_path}/marker")
-    daemon = containerd_daemon.Daemon("/x.toml", Engine("containerd", 7, exe=program, root="/proc/7/root"))
+    daemon = process.Daemon("/x.toml", Engine("containerd", 7, exe=program, root="/proc/7/root"))
     with pytest.raises(GpushimError, match=f"nsenter --target 7 --mount --root {program} config default` says"):
-        containerd_daemon.dump(daemon)
+        process.dump(daemon)
     assert not (tmp_path / "marker").exists()
 
 
 def test_settings_that_containerd_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
     program = script(tmp_path / "containerd", "echo 'containerd: failed to load TOML' >&2; exit 1")
-    daemon = containerd_daemon.Daemon("/etc/containerd/config.toml", Engine("containerd", 7, exe=program))
+    daemon = process.Daemon("/etc/containerd/config.toml", Engine("containerd", 7, exe=program))
     with pytest.raises(GpushimError, match="failed to load TOML; it would not start either"):
-        containerd_daemon.dump(daemon)
+        process.dump(daemon)
 
 
 def listening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
@@ -681,7 +676,7 @@ def test_what_crictl_says(
 ) -> None:
     script(tmp_path / "crictl", f"echo '{info}'")
     daemon = listening(tmp_path, monkeypatch)
-    assert containerd_daemon.asked(daemon, {}, "nvidia") == expected
+    assert process.asked(daemon, {}, "nvidia") == expected
 
 
 @pytest.mark.parametrize(("state", "wrong"), [("ok", False), ("error", True)])
@@ -689,15 +684,13 @@ def test_what_ctr_says(state: str, wrong: bool, tmp_path: Path, monkeypatch: pyt
     row = f"io.containerd.grpc.v1           cri            linux/amd64    {state}"
     script(tmp_path / "ctr", f'[ "$1" = --address={tmp_path}/x.sock ] && echo "{row}"')
     daemon = listening(tmp_path, monkeypatch)
-    program, trouble = containerd_daemon.asked(daemon, {}, "nvidia")
+    program, trouble = process.asked(daemon, {}, "nvidia")
     assert program is None
     assert bool(trouble) is wrong
 
 
 VALUES = st.one_of(st.booleans(), st.integers(-(2**40), 2**40), st.text(max_size=8), st.lists(st.text(max_size=3)))
-NAMES = st.sampled_from(
-    ["plugins", "cri", *containerd_files.CRI.values(), "grpc", "a b", "x.y", "ü", "#", "imports2"]
-)
+NAMES = st.sampled_from(["plugins", "cri", *imports.CRI.values(), "grpc", "a b", "x.y", "ü", "#", "imports2"])
 TREES = st.dictionaries(NAMES, st.dictionaries(NAMES, st.one_of(VALUES, st.dictionaries(NAMES, VALUES)), max_size=3))
 
 
@@ -709,14 +702,12 @@ def test_settings_without_ours_are_the_old_ones(
     """Whatever is in the file, and also where something was added since."""
     version(*((2, 1) if number == 3 else (1, 7)))
     config = tmp_path / "config.toml"
-    if not isinstance(data.get("plugins", {}).get(containerd_files.CRI[number], {}), dict):
+    if not isinstance(data.get("plugins", {}).get(imports.CRI[number], {}), dict):
         return
     old = tomlkit.dumps({"version": number, **data}).encode()
     config.write_bytes(old)
     files.apply(containerd.plan(Wish("/usr/bin/gpushim-runtime", config=str(config), default=True, cdi=True)).changes)
-    assert tomltext.get(
-        config.read_text(), ("plugins", containerd_files.CRI[number], "containerd", "runtimes", "nvidia")
-    )
+    assert tomltext.get(config.read_text(), ("plugins", imports.CRI[number], "containerd", "runtimes", "nvidia"))
     if later:
         config.write_text(config.read_text() + "\n[later]\nx = 1\n")
     files.apply(containerd.plan(Wish(config=str(config), remove=True)).changes, undo=True)

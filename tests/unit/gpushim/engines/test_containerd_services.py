@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from gpushim.engines import containerd_daemon, containerd_services, programs, units
+from gpushim.engines import programs, units
+from gpushim.engines.containerd import process, services
 from gpushim.engines.running import Engine
 
 Call = Callable[..., Result]
@@ -19,20 +20,20 @@ GENERATED = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtim
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A host on which nothing is installed yet; root's, whoever runs this."""
-    paths = {name: str(tmp_path) + path for name, path in containerd_services.CONFIGS.items()}
-    own = {name: str(tmp_path) + path for name, path in containerd_services._PROGRAMS.items()}
-    monkeypatch.setattr(containerd_services, "CONFIGS", paths)
-    monkeypatch.setattr(containerd_services, "_PROGRAMS", own)
+    paths = {name: str(tmp_path) + path for name, path in services.CONFIGS.items()}
+    own = {name: str(tmp_path) + path for name, path in services._PROGRAMS.items()}
+    monkeypatch.setattr(services, "CONFIGS", paths)
+    monkeypatch.setattr(services, "_PROGRAMS", own)
     monkeypatch.setattr(programs, "DIRECTORIES", (f"{tmp_path}/bin",))
-    monkeypatch.setattr(containerd_daemon, "SYSTEM_PATH", f"{tmp_path}/bin")
-    monkeypatch.setattr(containerd_daemon, "SYSTEM_CONFIG", f"{tmp_path}/etc/containerd/config.toml")
+    monkeypatch.setattr(process, "SYSTEM_PATH", f"{tmp_path}/bin")
+    monkeypatch.setattr(process, "SYSTEM_CONFIG", f"{tmp_path}/etc/containerd/config.toml")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return tmp_path
 
 
 def install(name: str) -> Path:
     """Lay down what a service has made at its first start."""
-    config = Path(containerd_services.CONFIGS[name])
+    config = Path(services.CONFIGS[name])
     config.parent.mkdir(parents=True)
     config.write_text(GENERATED.format("io.containerd.runc.v2"))
     if name == "microk8s":
@@ -64,7 +65,7 @@ def test_two_services_need_a_word(host: Path, call: Call) -> None:
     for name in ("k3s", "rke2"):
         install(name)
     assert "say with --config whose settings you mean" in str(call("containerd", None).exception)
-    assert call("containerd", Path(containerd_services.CONFIGS["rke2"])).exit_code == 0
+    assert call("containerd", Path(services.CONFIGS["rke2"])).exit_code == 0
 
 
 @pytest.mark.parametrize("by", ["program", "settings", "process"])
@@ -100,7 +101,7 @@ def test_its_own_program_tells_the_version(host: Path, call: Call) -> None:
         config.read_text().replace("version = 2", "version = 3").replace("grpc.v1.cri", "cri.v1.runtime")
     )
     program(host / "bin/containerd", "1.6.20")
-    program(Path(containerd_services._PROGRAMS["k3s"]), "2.1.4")
+    program(Path(services._PROGRAMS["k3s"]), "2.1.4")
     assert call("containerd", config).exit_code == 0
     assert "gpushim-runtime" in config.with_name("config-v3.toml.tmpl").read_text()
 
@@ -120,4 +121,4 @@ def test_the_unit_of_an_agent(wanted: str, unit: str, tmp_path: Path) -> None:
     folder = tmp_path / "etc/systemd/system/multi-user.target.wants"
     folder.mkdir(parents=True)
     (folder / wanted).touch()
-    assert containerd_services.unit("k3s", str(tmp_path)) == unit
+    assert services.unit("k3s", str(tmp_path)) == unit

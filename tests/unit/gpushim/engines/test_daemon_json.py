@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.engines import daemon_json
+from gpushim.engines.docker import daemon_json
 
 PATH = "/etc/docker/daemon.json"
 WRONG = {

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gpushim.cli.configure import configure
 from gpushim.engines import Plan, Wish, docker, files, units
+from gpushim.engines.docker import dockerd
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError
 
@@ -134,7 +135,7 @@ def test_a_file_that_did_not_exist_is_made_and_deleted_again(config: Path, call:
     assert (
         config.read_text() == f'{{\n  "runtimes": {{\n    "nvidia": {{\n      "path": "{program}"\n    }}\n  }}\n}}\n'
     )
-    ok(call("docker", config, "--remove"))
+    assert f"removed {config}\n" in ok(call("docker", config, "--remove"))
     assert os.listdir(config.parent) == []
 
 
@@ -180,42 +181,33 @@ def test_defect_a_run_without_an_option_loses_what_an_earlier_one_set(config: Pa
     assert meaning(config.read_bytes())["features"] == {"cdi": True}
 
 
-def test_the_backup_is_of_the_first_run(config: Path, call: Call) -> None:
-    config.write_text('{"debug": true}')
-    ok(call("docker", config))
-    ok(call("docker", config, "--cdi", "--runtime-name=gpu"))
-    assert Path(f"{config}{files.BEFORE}").read_text() == '{"debug": true}'
+CRUN, THEIRS = ((DATA / name).read_text() for name in ("default-crun.json", "nvidias.json"))
+MTU = ("{", '{"mtu": 1400,')
+
+
+# What the file has at first; a call's options, a whole file or an edit of somebody's, in order; what then is left.
+@pytest.mark.parametrize(
+    ("old", "steps", "left"),
+    [
+        ("{}", [("--cdi",), ("--runtime-name=gpu",)], "{}"),
+        ('{"mtu": 1}', [(), ["1", '1, "features": {"cdi": true}']], '{"mtu": 1, "features": {"cdi": true}}'),
+        (CRUN, [("--set-as-default",), ['": "nvidia"', '": "runc"']], CRUN.replace('": "crun"', '": "runc"')),
+        (THEIRS, [("--force",), [*MTU]], THEIRS.replace(*MTU, 1)),
+        (THEIRS, [("--force",), [*MTU], ("--force", "--cdi")], THEIRS.replace(*MTU, 1)),
+        ("", [(), '{"log-driver": "journald"}', ()], '{"log-driver": "journald"}'),
+        ('{"debug": true}', [(), '{"mtu": 1400, "debug": false}', ("--cdi",)], '{"mtu": 1400, "debug": false}'),
+    ],
+)
+def test_remove_leaves_what_others_wrote(old: str, steps: list[Any], left: str, config: Path, call: Call) -> None:
+    config.write_text(old)
+    for step in steps:
+        if isinstance(step, tuple):
+            ok(call("docker", config, *step))
+        else:
+            config.write_text(step if isinstance(step, str) else config.read_text().replace(step[0], step[1], 1))
     ok(call("docker", config, "--remove"))
-    assert config.read_text() == '{"debug": true}'
-
-
-def test_somebody_elses_runtime_is_replaced_by_force_and_comes_back(config: Path, call: Call, program: str) -> None:
-    old = (DATA / "nvidias.json").read_bytes()
-    config.write_bytes(old)
-    ok(call("docker", config, "--force"))
-    assert meaning(config.read_bytes())["runtimes"] == {"nvidia": {"path": program}}
-    config.write_bytes(config.read_bytes().replace(b"{", b'{"mtu": 1400,', 1))
-    ok(call("docker", config, "--remove"))
-    assert meaning(config.read_bytes()) == {"mtu": "1400", **meaning(old)}
-
-
-def test_remove_leaves_a_cdi_that_somebody_turned_on_since(config: Path, call: Call) -> None:
-    config.write_text('{"debug": true}')
-    ok(call("docker", config))
-    config.write_text(config.read_text().replace("true", 'true, "features": {"cdi": true}'))
-    ok(call("docker", config, "--remove"))
-    assert config.read_text() == '{"debug": true, "features": {"cdi": true}}'
-
-
-def test_remove_leaves_a_default_that_somebody_chose_since(config: Path, call: Call) -> None:
-    config.write_bytes((DATA / "default-crun.json").read_bytes())
-    ok(call("docker", config, "--set-as-default"))
-    config.write_text(config.read_text().replace('"default-runtime": "nvidia"', '"default-runtime": "runc"'))
-    ok(call("docker", config, "--remove"))
-    assert meaning(config.read_bytes()) == {
-        "default-runtime": "runc",
-        "runtimes": {"crun": {"path": "/usr/bin/crun"}},
-    }
+    assert meaning(config.read_bytes()) == meaning(left.encode())
+    assert os.listdir(config.parent) == ["daemon.json"]
 
 
 def test_remove_works_without_the_backup(config: Path, call: Call) -> None:
@@ -291,14 +283,14 @@ def test_a_dockerd_with_another_root_is_warned_about(
 def test_an_ordinary_user_has_a_file_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("XDG_CONFIG_HOME", "/home/u/.config")
-    assert docker.default_config() == "/home/u/.config/docker/daemon.json"
+    assert dockerd.default_config() == "/home/u/.config/docker/daemon.json"
 
 
 def test_the_snaps_file_counts_where_only_the_snap_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(docker, "SNAP", str(tmp_path))
-    monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(tmp_path / "none" / "daemon.json"))
-    assert docker.default_config() == docker.SNAP_CONFIG
+    monkeypatch.setattr(dockerd, "SNAP", str(tmp_path))
+    monkeypatch.setattr(dockerd, "SYSTEM_CONFIG", str(tmp_path / "none" / "daemon.json"))
+    assert dockerd.default_config() == dockerd.SNAP_CONFIG
 
 
 def test_json_reports_what_was_done(config: Path, call: Call) -> None:
@@ -340,39 +332,6 @@ def test_any_object_survives_byte_for_byte(
     assert docker.plan(wish).changed == []
     files.apply(docker.plan(Wish(config=str(config), remove=True)).changes, undo=True)
     assert config.read_bytes() == old
-
-
-def test_a_file_that_somebody_has_replaced_since_stays(config: Path, call: Call) -> None:
-    ok(call("docker", config))
-    config.write_text('{"log-driver": "journald"}')
-    ok(call("docker", config))
-    assert f"changed {config}" in ok(call("docker", config, "--remove"))
-    assert config.read_text() == '{"log-driver": "journald"}'
-    assert os.listdir(config.parent) == ["daemon.json"]
-
-
-def test_an_older_file_that_somebody_has_put_back_stays(config: Path, call: Call) -> None:
-    config.write_text('{"debug": true}')
-    ok(call("docker", config))
-    config.write_text('{"mtu": 1400, "debug": false}')
-    ok(call("docker", config, "--cdi"))
-    ok(call("docker", config, "--remove"))
-    assert config.read_text() == '{"mtu": 1400, "debug": false}'
-
-
-def test_an_entry_replaced_by_force_comes_back_after_a_second_run(config: Path, call: Call) -> None:
-    old = (DATA / "nvidias.json").read_bytes()
-    config.write_bytes(old)
-    ok(call("docker", config, "--force"))
-    config.write_bytes(config.read_bytes().replace(b"{", b'{"mtu": 1400,', 1))
-    ok(call("docker", config, "--force", "--cdi"))
-    ok(call("docker", config, "--remove"))
-    assert meaning(config.read_bytes()) == {"mtu": "1400", **meaning(old)}
-
-
-def test_a_file_that_goes_is_called_removed(config: Path, call: Call) -> None:
-    ok(call("docker", config))
-    assert f"removed {config}\n" in ok(call("docker", config, "--remove"))
 
 
 @pytest.mark.parametrize("before", [None, b"{}", b'{"debug": true, "mtu": 1}', b"not JSON", b'{"runtimes": 5}'])
@@ -451,8 +410,8 @@ def test_a_copy_from_before_is_named(config: Path, call: Call, words: list[str])
 
 def test_by_hand_restarts_the_engine(config: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "RUNNING", "/")
-    monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(config))
-    monkeypatch.setattr(docker, "SNAP", "/nonexistent")
+    monkeypatch.setattr(dockerd, "SYSTEM_CONFIG", str(config))
+    monkeypatch.setattr(dockerd, "SNAP", "/nonexistent")
     config.write_text("{}")
     ok(call("docker", config))
     said = ok(call("docker", None, "--remove", "--by-hand", "--files-only"))
@@ -493,7 +452,7 @@ def test_a_record_of_a_file_that_is_gone_is_not_believed(config: Path, call: Cal
 
 def answering(monkeypatch: pytest.MonkeyPatch, engines: list[Engine], config: Path, **info: Any) -> None:
     engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd",), uid=os.geteuid()))
-    monkeypatch.setattr(docker, "_info", lambda *_, **__: {"ServerVersion": "28.5.2", **info})
+    monkeypatch.setattr(dockerd, "info", lambda *_, **__: {"ServerVersion": "28.5.2", **info})
 
 
 @pytest.mark.parametrize(("version", "refused"), [("20.10.24+dfsg1", True), ("24.0.9", True), ("25.0.0", False)])
@@ -517,11 +476,11 @@ def test_a_file_with_which_dockerd_would_not_start_is_left_alone(
     config: Path, call: Call, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
     answering(monkeypatch, engines, config)
-    dockerd = config.parent / "dockerd"
+    program = config.parent / "dockerd"
     failed = "echo unable to configure the Docker daemon with file /dev/stdin: no log-drver >&2; exit 1"
-    dockerd.write_text(f"#!/bin/sh\nif grep -q log-drver; then {failed}; fi\n")
-    dockerd.chmod(0o755)
-    monkeypatch.setattr("gpushim.engines.daemon_json.program", lambda *_: str(dockerd))
+    program.write_text(f"#!/bin/sh\nif grep -q log-drver; then {failed}; fi\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("gpushim.engines.docker.daemon_json.program", lambda *_: str(program))
     config.write_text(text)
     told = str(call("docker", config).exception)
     assert says in told

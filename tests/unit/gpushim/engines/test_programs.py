@@ -10,23 +10,24 @@ from typing import Any
 
 import pytest
 
-from gpushim.doctor import Host, cdi, kubernetes, podman, report
+from gpushim.doctor import Host, cdi, check_podman, kubernetes, report
 from gpushim.engines import Plan as Planned
-from gpushim.engines import Wish, containerd_daemon, crio, inspect, programs, units
+from gpushim.engines import Wish, crio, inspect, programs, units
 from gpushim.engines import podman as podman_settings
+from gpushim.engines.containerd import process
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError
 
 NAMES = ("podman", "docker", "dockerd", "systemctl", "kubectl", "k3s", "containerd", "ctr", "crictl", "crio")
 WISH, PLAN = Wish("nvidia", "/usr/bin/gpushim-runtime"), Planned("/x", [], [])
 CALLERS: dict[str, Callable[[Host], Any]] = {
-    "doctor, podman": lambda host: list(podman.program(host)),
+    "doctor, podman": lambda host: list(check_podman.program(host)),
     "doctor, versions of engines": cdi._engines,
     "doctor, report": report._versions,
     "doctor, RuntimeClass": lambda host: list(kubernetes.runtime_class(host)),
     "configure podman": lambda _: podman_settings.verify(WISH, PLAN),
     "configure crio": lambda _: crio.verify(WISH, PLAN),
-    "configure containerd": lambda _: containerd_daemon.dump(containerd_daemon.Daemon("/x")),
+    "configure containerd": lambda _: process.dump(process.Daemon("/x")),
     "configure --restart": lambda _: units.restart(["restart", "docker"]),
     "explain": lambda _: inspect.inspect("web"),
 }

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpushim.engines import Plan, Wish, containerd, containerd_daemon, crio, files, is_ours, podman, tomltext
-from gpushim.engines.containerd_files import CRI
+from gpushim.engines import Plan, Wish, containerd, crio, files, is_ours, podman, tomltext
+from gpushim.engines.containerd import process
+from gpushim.engines.containerd.imports import CRI
 from gpushim.errors import GpushimError
 from unit.gpushim.engines.randomtoml import Document, meaning
 
@@ -46,7 +47,7 @@ ENGINES: dict[str, tuple[Any, Vocabulary]] = {
 
 @pytest.fixture(autouse=True)
 def version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containerd_daemon, "_version", lambda *_: (1, 7))
+    monkeypatch.setattr(process, "_version", lambda *_: (1, 7))
 
 
 def planned(engine: Any, wish: Wish) -> Plan | None:

@@ -15,21 +15,10 @@ from typing import Any
 
 import pytest
 
-from gpushim.engines import (
-    Wish,
-    containerd,
-    containerd_daemon,
-    crio,
-    docker,
-    files,
-    gpus,
-    hooksd,
-    is_ours,
-    jsontext,
-    podman,
-    tomltext,
-)
-from gpushim.engines.containerd_files import CRI
+from gpushim.engines import Wish, containerd, crio, docker, files, hooksd, is_ours, jsontext, podman, tomltext
+from gpushim.engines.containerd import process
+from gpushim.engines.containerd.imports import CRI
+from gpushim.engines.docker import dockerd, on_path
 from gpushim.errors import GpushimError
 
 pytestmark = pytest.mark.slow
@@ -61,7 +50,7 @@ class Place:
     def usual(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Make the file the one that the engine reads: hooks and links belong to it."""
         monkeypatch.setenv("CONTAINERS_CONF", str(self.config))
-        monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(self.config))
+        monkeypatch.setattr(dockerd, "SYSTEM_CONFIG", str(self.config))
         monkeypatch.setattr(crio, "CONFIG", f"{self.config.parents[1]}/crio.conf")
         monkeypatch.setattr(crio, "DIRECTORY", str(self.config.parent))
         self.named = self.named if self.engine is containerd else ""
@@ -120,7 +109,7 @@ class Place:
         try:
             plan = self.engine.plan(wish)
             files.apply(plan.changes)
-            gpus.apply(plan.links)
+            on_path.apply(plan.links)
             self.known = self.known or NVIDIAS in text
         except GpushimError as refusal:
             if "--force" not in str(refusal):
@@ -135,11 +124,11 @@ class Place:
         before, text = self.marked, self.text
         plan = self.engine.plan(Wish(config=self.named, remove=True))
         files.apply(plan.changes, undo=True)
-        gpus.apply(plan.links)
+        on_path.apply(plan.links)
         self.is_without_ours(before, text)
         assert self.known or NVIDIAS in text or NVIDIAS not in self.text
         assert not self.hooks or "gpushim" not in hook_text(self.engine)
-        assert (self.leftovers, gpus.made()) == ([], [])
+        assert (self.leftovers, on_path.made()) == ([], [])
         self.known = self.cdi = False
 
     def is_without_ours(self, marked: set[str], text: str) -> None:
@@ -338,7 +327,7 @@ STEPS = ["configure"] * 4 + ["edit"] * 4 + [
 
 @pytest.fixture(autouse=True)
 def version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(containerd_daemon, "_version", lambda *_: (1, 7))
+    monkeypatch.setattr(process, "_version", lambda *_: (1, 7))
     monkeypatch.setattr(podman, "SYSTEM_DIRECTORIES", (f"{tmp_path}/share", f"{tmp_path}/containers"))
     for engine in (crio, podman):
         monkeypatch.setattr(engine, "HOOKS", f"{tmp_path}/hooks.d")

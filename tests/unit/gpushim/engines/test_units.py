@@ -79,12 +79,12 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_which_unit(engine: Engine | None, arguments: list[str], systemctl: Path) -> None:
-    assert units.command(engine, "docker.service") == arguments
+    assert units.systemctl("restart", "docker.service", engine) == arguments
 
 
 def test_without_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "RUNNING", "/nonexistent")
-    assert units.command(None, "docker.service") == []
+    assert units.systemctl("restart", "docker.service") == []
 
 
 BY_HAND = "restart dockerd (process 17) the way it was started"
@@ -121,9 +121,7 @@ def test_what_restarts_a_service(there: list[str], engine: Engine | None, said: 
 def test_restart_and_verify(
     config: Path, call: Call, program: str, dockerd: Dockerd, systemctl: Path, engines: list[Engine], tmp_path: Path
 ) -> None:
-    engines.append(
-        Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid(), argv=("dockerd",))
-    )
+    engines.append(Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid()))
     dockerd.info["Runtimes"]["nvidia"] = {"path": program}
     result = call("docker", config, "--restart")
     assert result.stdout == f"changed {config}\nverified: Docker has the runtime nvidia\n"
@@ -167,7 +165,7 @@ def test_a_dockerd_that_does_not_come_up(
     config: Path, call: Call, monkeypatch: pytest.MonkeyPatch, engines: list[Engine]
 ) -> None:
     engines.append(Engine("dockerd", 1, config=str(config), uid=os.geteuid(), argv=("dockerd",)))
-    monkeypatch.setattr("gpushim.engines.docker.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("gpushim.engines.docker.dockerd.SECONDS", 0.3)
     assert "dockerd does not answer on" in str(call("docker", config, "--verify").exception)
 
 
@@ -176,7 +174,7 @@ def test_verify_where_no_dockerd_runs(
     config: Path, call: Call, configured: bool, has: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, and it says what was looked at all the same."""
-    monkeypatch.setattr("gpushim.engines.docker.time.sleep", lambda _: pytest.fail("it waits for nobody"))
+    monkeypatch.setattr("gpushim.engines.docker.dockerd.time.sleep", lambda _: pytest.fail("it waits for nobody"))
     if configured:
         call("docker", config)
     said = str(call("docker", config, "--verify").exception)
@@ -204,9 +202,7 @@ def test_verify_of_a_removal_takes_nothing_back(config: Path, call: Call, progra
 def test_a_removal_says_that_the_engine_that_runs_has_it_still(
     config: Path, call: Call, systemctl: Path, engines: list[Engine]
 ) -> None:
-    engines.append(
-        Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid(), argv=("dockerd",))
-    )
+    engines.append(Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid()))
     call("docker", config)
     said = call("docker", config, "--remove").output
     user = "--user " if os.geteuid() else ""
@@ -233,9 +229,7 @@ def test_a_runtime_that_is_ours_by_another_way(
 
 
 def test_a_restart_that_fails(config: Path, call: Call, systemctl: Path, engines: list[Engine]) -> None:
-    engines.append(
-        Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid(), argv=("dockerd",))
-    )
+    engines.append(Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid()))
     systemctl.write_text("#!/bin/sh\necho Job for docker.service failed. >&2\nexit 1\n")
     error = str(call("docker", config, "--restart").exception)
     assert "restart docker.service` failed: Job for docker.service failed.;" in error

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def snapshot(machine: Machine) -> Any:
-    return ensure.snapshot(machine.config, machine.state)
+    return renew.snapshot(machine.config, machine.state)
 
 
 def refusal(machine: Machine) -> GpushimError:
@@ -92,7 +92,7 @@ def test_what_is_no_file_is_replaced(fresh: Machine, make: Callable[[str], None]
 def test_a_state_directory_of_others_is_not_trusted_whatever_is_in_it(fresh: Machine, mode: int, uid: int) -> None:
     os.chmod(fresh.state, mode)
     os.chown(fresh.state, uid, -1)
-    assert ensure.last(fresh.config, fresh.state) == ({}, "policy")
+    assert ensure.last(fresh.config, fresh.state) == (ensure.NONE, "policy")
     assert "cannot be trusted" in str(refusal(fresh))
 
 
@@ -118,11 +118,11 @@ def test_who_may_not_renew_it_goes_by_the_facts(fresh: Machine, monkeypatch: pyt
 
 def test_in_which_way_it_is_stale(fresh: Machine) -> None:
     assert ensure.last(fresh.config, fresh.state) == (fresh.saved(), "")
-    assert ensure.last("/etc/other.toml", fresh.state) == ({}, "policy")
+    assert ensure.last("/etc/other.toml", fresh.state) == (ensure.NONE, "policy")
     os.mknod(f"{fresh.root}/dev/gdrdrv", 0o020666, os.makedev(300, 0))
     assert ensure.last(fresh.config, fresh.state) == (fresh.saved(), "host")
     fresh.configure("[log]\n")
-    assert ensure.last(fresh.config, fresh.state) == ({}, "policy")
+    assert ensure.last(fresh.config, fresh.state) == (ensure.NONE, "policy")
 
 
 def test_host_that_cannot_serve_gpus_is_not_asked_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

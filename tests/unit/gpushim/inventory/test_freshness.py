@@ -17,7 +17,7 @@ import pytest
 
 from fakehost import Host, tree
 from fakehost.gpus import H100, describe
-from gpushim.inventory import ensure, survey
+from gpushim.inventory import ensure, renew, survey
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def column(snapshot: dict[str, Any], name: str) -> list[Any]:
+def column(snapshot: Any, name: str) -> list[Any]:
     """All values of a member, and of a snapshot's own names of data."""
     names = sorted(snapshot[name.partition(".")[0]]) if name.partition(".")[0] in BY_DATA else []
     return [names, *(value for found, value in leaves(snapshot) if found == name)]
@@ -249,7 +249,7 @@ def test_what_changed_is_never_handed_out_as_it_was(machine: Machine, change: st
     CHANGES[change](machine, host)
     if fact(name) == "life":
         age(machine)
-    given = ensure.snapshot(machine.config, machine.state)  # what a create is told
-    true = ensure.snapshot(machine.config, f"{machine.state}-of-another")  # what a first look tells
+    given = renew.snapshot(machine.config, machine.state)  # what a create is told
+    true = renew.snapshot(machine.config, f"{machine.state}-of-another")  # what a first look tells
     assert column(true, name) != column(before, name)
     assert column(given, name) == column(true, name)

@@ -8,7 +8,7 @@ import pytest
 
 from fakehost import H100, RTX_PRO_6000, Host, ci_cap, gi_cap
 from gpushim import plan, request, selection
-from gpushim.inventory import ensure
+from gpushim.inventory import ensure, renew
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -79,7 +79,7 @@ def test_another_layout_is_noticed_and_its_nodes_are_made(machine: Machine) -> N
     host.nodes = False  # from here on nobody makes nodes but the refresh
     host.set_mig(0, ["2g.10gb", "1g.5gb", "1g.5gb"])
     assert ensure.read(machine.config, machine.state) is None
-    new = ensure.snapshot(machine.config, machine.state)
+    new = renew.snapshot(machine.config, machine.state)
     assert [mig["profile"] for mig in new["mig"]] == ["2g.10gb", "1g.5gb", "1g.5gb"]
     assert {path for mig in new["mig"] for path in mig["nodes"]} <= set(new["nodes"])
     assert old["mig"][0]["uuid"] not in {mig["uuid"] for mig in new["mig"]}

@@ -23,7 +23,7 @@ IMPATIENT = "[refresh]\ndeadline-seconds = 1\n"
 
 
 def snapshot(machine: Machine) -> Any:
-    return ensure.snapshot(machine.config, machine.state)
+    return renew.snapshot(machine.config, machine.state)
 
 
 def refusal(machine: Machine) -> GpushimError:

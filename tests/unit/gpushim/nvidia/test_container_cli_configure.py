@@ -29,7 +29,7 @@ ENROOT = "--no-cgroups --ldconfig=@/sbin/ldconfig.real --device=all --utility --
 
 
 def asked(line: str, **requests: Any) -> Request:
-    policy = defaults()
+    policy: Any = defaults()
     policy["requests"].update(requests)
     return container_cli_configure.request(getopt.parse(line.split(), COMMANDS["configure"])[0], policy)
 
@@ -116,7 +116,7 @@ def landed(monkeypatch: pytest.MonkeyPatch) -> Landed:
     found = Landed()
     monkeypatch.setattr(standalone, "land", found.land)
     monkeypatch.setattr(container_cli_configure, "confine", lambda *_: None)  # this process has more to do
-    monkeypatch.setattr(ensure, "snapshot", lambda _config, _state: snapshot())
+    monkeypatch.setattr(ensure, "read", lambda _config, _state: snapshot())
     monkeypatch.setattr(Decision, "record", lambda *_: None)
     return found
 
@@ -155,7 +155,7 @@ def test_options_that_leave_something_out(landed: Landed, option: str, kind: str
 def test_firmware_is_left_out(landed: Landed, monkeypatch: pytest.MonkeyPatch) -> None:
     firmware = "/lib/firmware/nvidia/535.183.01/gsp_ga10x.bin"
     files = {"any": [{"path": firmware, "kind": "firmware"}]}
-    monkeypatch.setattr(ensure, "snapshot", lambda _config, _state: snapshot(files=files))
+    monkeypatch.setattr(ensure, "read", lambda _config, _state: snapshot(files=files))
     container_cli_configure.configure(["configure", "--pid=7", "/r"])
     assert landed.paths("mount") == [firmware]
     container_cli_configure.configure(["configure", "--pid=7", "--no-gsp-firmware", "/r"])
@@ -185,7 +185,7 @@ def test_a_debug_file_is_the_log(landed: Landed) -> None:
 def test_policy_may_forbid_rules(landed: Landed, monkeypatch: pytest.MonkeyPatch) -> None:
     host = snapshot()
     host["policy"]["hook"]["device-rules"] = False
-    monkeypatch.setattr(ensure, "snapshot", lambda _config, _state: host)
+    monkeypatch.setattr(ensure, "read", lambda _config, _state: host)
     container_cli_configure.configure(["configure", *CTR.split()])
     assert not [edit for edit in landed.edits if edit.kind == "rule"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -176,7 +176,7 @@ def test_what_a_setting_becomes(tmp_path: Path, key: str, value: Any, outcome: A
     files.apply(migrate.changes([found], str(ours)))
     if isinstance(outcome, tuple):
         section, name, wanted = outcome
-        new = wanted != policy.defaults()[section][name]
+        new = wanted != cast(Any, policy.defaults())[section][name]
         assert (policy.given(str(ours)) or {}) == ({section: {name: wanted}} if new else {})
         outcome = f"[{section}] {name} = "
     else:

@@ -1,6 +1,6 @@
 """k3s, rke2 and MicroK8s, which run a containerd of their own: where its settings and its program are.
 
-Each of them writes the settings at each start; what they are made of is in containerd_template.py.
+Each of them writes the settings at each start; what they are made of is in generated.py.
 Out of scope: those that run, whose command lines tell (running.py); installations in other directories, which only a
 running one tells.
 """

@@ -5,13 +5,11 @@ Out of scope: changing them (engines/crio.py).
 
 from __future__ import annotations
 
-import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import Finding, Host, ask, broken, entries, listing, ok, ours, skipped, warning
-from gpushim.doctor.podman import hook_of
-from gpushim.engines import crio, dropin, hooksd, programs, tomltext, units
+from gpushim.doctor import Finding, Host, ask, broken, entries, ok, skipped, warning
+from gpushim.engines import crio, dropin, executes_ours, programs, tomltext
 from gpushim.engines.injected import SPEC_DIRECTORIES
 from gpushim.errors import GpushimError
 
@@ -20,10 +18,8 @@ if TYPE_CHECKING:
 
     from gpushim.engines.running import Engine
 
-KUBELET = "/var/lib/kubelet"
 LISTEN = "/var/run/crio/crio.sock"
 RUNTIME = crio.DEFAULT[:-1]
-TRIED = ("runc", "crun")  # what gpushim-runtime was tried with
 
 
 def daemon(host: Host) -> Iterator[Finding]:
@@ -32,23 +28,23 @@ def daemon(host: Host) -> Iterator[Finding]:
         said = _said(host, engine)
         who = f"CRI-O (process {engine.pid})"
         if "error" in said:
-            yield broken(f"{who} does not say its settings: {said['error']}", _restart(host, engine))
+            yield broken(f"{who} does not say its settings: {said['error']}", host.restart(engine))
         else:
             told = "" if said else ", which is not asked, as its program is not the system's"
             yield ok(f"{who} runs, with {' and '.join(filter(None, crio.places(engine)))}{told}")
     if not host.running("crio"):
         told = "no CRI-O runs"
-        yield broken(told, units.fix("start", crio.UNIT, top=host.top)) if "crio" in host.named else skipped(told)
+        yield broken(told, host.start("crio")) if "crio" in host.named else skipped(told)
 
 
 def runtime(host: Host) -> Iterator[Finding]:
     """Check that CRI-O has a handler of ours, has read it, and that it means the same low-level runtime as others."""
     for engine in host.running("crio"):
         who, said = f"CRI-O (process {engine.pid})", _said(host, engine)
-        named = entries.for_gpus(engine, _programs(_files(engine)))
-        loaded = entries.for_gpus(engine, _programs(said)) if said and "error" not in said else named
-        mine = [name for name, path in (*named.items(), *loaded.items()) if entries.ours(engine, path)]
-        needed = "crio" in host.named or "kubernetes" in host.named or os.path.isdir(host.top + KUBELET)
+        named = entries.for_gpus(engine, crio.programs_of(crio.settings(engine)))
+        loaded = entries.for_gpus(engine, crio.programs_of(said)) if said and "error" not in said else named
+        mine = [name for name, path in (*named.items(), *loaded.items()) if executes_ours(path, engine)]
+        needed = host.for_pods("crio")
         for name in sorted({*named, *loaded}):
             path = named.get(name, "")
             if path and not engine.executable(path):
@@ -57,7 +53,7 @@ def runtime(host: Host) -> Iterator[Finding]:
                     yield broken(told, _configure(host, engine, name))
             elif path != loaded.get(name):
                 has = f"{who} has {loaded.get(name) or 'nothing'} for the handler {name}"
-                yield broken(f"{has}, and its files say {path or 'nothing'}", _restart(host, engine))
+                yield broken(f"{has}, and its files say {path or 'nothing'}", host.restart(engine))
             elif name in mine:
                 yield ok(f"CRI-O's handler {name} is {path}")
         if not mine:
@@ -70,32 +66,15 @@ def runtime(host: Host) -> Iterator[Finding]:
 def hooks(host: Host) -> Iterator[Finding]:
     """Check that the hooks which CRI-O calls for every container are there."""
     for engine in host.running("crio"):
-        known = 0
-        for path in (
-            path for folder in crio.hook_directories(_files(engine)) for path in listing(engine.seen(folder))
-        ):
-            hook = hook_of(path)
-            if "gpushim" not in hook and "nvidia-container" not in hook:
-                continue
-            known += 1
-            if not os.access(engine.seen(hook), os.X_OK):
-                mine = os.path.basename(path) == hooksd.FILE and "gpushim" in hook
-                fix = "gpushim configure crio --hooks" if mine else f"rm {shlex.quote(path)}"
-                yield broken(
-                    f"{path} names {hook}, which is not there: CRI-O starts containers without their GPUs", fix
-                )
-            elif ours(engine.seen(hook)):
-                yield ok(f"{path} makes CRI-O call {hook}")
-            else:
-                yield warning(f"{path} makes CRI-O call {hook}, which is not gpushim's", f"rm {shlex.quote(path)}")
-        if not known:
-            yield skipped("CRI-O calls no hook for GPUs, and needs none with the runtime or CDI")
+        folders = crio.hook_directories(crio.settings(engine))
+        then = "CRI-O starts containers without their GPUs"
+        yield from entries.hooks("CRI-O", folders, engine.seen, then, "gpushim configure crio --hooks")
 
 
 def devices(host: Host) -> Iterator[Finding]:
     """Check that CRI-O looks for CDI devices where gpushim's are."""
     for engine in host.running("crio"):
-        settings = dropin.table(_said(host, engine), *RUNTIME) or dropin.table(_files(engine), *RUNTIME)
+        settings = dropin.table(_said(host, engine), *RUNTIME) or dropin.table(crio.settings(engine), *RUNTIME)
         found = settings.get("cdi_spec_dirs")
         folders = [str(folder) for folder in (found if isinstance(found, list) and found else SPEC_DIRECTORIES)]
         own = entries.place(host)
@@ -107,14 +86,14 @@ def devices(host: Host) -> Iterator[Finding]:
         else:
             yield warning(
                 f"CRI-O does CDI from {shown}, and gpushim's spec is in {own}",
-                f"add {shlex.quote(own)} to cdi_spec_dirs under [crio.runtime]; then {_restart(host, engine)}",
+                f"add {shlex.quote(own)} to cdi_spec_dirs under [crio.runtime]; then {host.restart(engine)}",
             )
 
 
 def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
     said = _said(host, engine)
     try:
-        known = said if dropin.table(said, *RUNTIME) else _files(engine)
+        known = said if dropin.table(said, *RUNTIME) else crio.settings(engine)
         told, fix = crio.otherwise(known, host.settings["runtime"]["low-level"], host.config)
     except GpushimError:
         return  # low-level-runtime says so
@@ -122,29 +101,16 @@ def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
         yield warning(told, fix)
 
 
-def _programs(settings: dict[str, Any]) -> dict[str, str]:
-    runtimes = dropin.table(settings, *crio.RUNTIMES)
-    return {name: str(dropin.table(runtimes, name).get("runtime_path") or "") for name in runtimes}
-
-
-def _files(engine: Engine) -> dict[str, Any]:
-    return dropin.merged([path for path in crio.places(engine) if path])
-
-
 def _said(host: Host, engine: Engine) -> dict[str, Any]:
     """Return what CRI-O says of its settings; {} if it cannot be asked, {"error": why} if it does not answer well."""
-    key = f"crio {engine.pid}"
-    if key not in host.answers:
-        host.answers[key] = _asked(engine)
-    found: dict[str, Any] = host.answers[key]
-    return found
+    return host.once(f"crio {engine.pid}", lambda: _asked(engine))
 
 
 def _asked(engine: Engine) -> dict[str, Any]:
     program = programs.find(crio.PROGRAM, engine)
     if not program:
         return {}
-    listen = str(dropin.table(_files(engine), "crio", "api").get("listen") or LISTEN)
+    listen = str(dropin.table(crio.settings(engine), "crio", "api").get("listen") or LISTEN)
     answer = ask.program([program, "status", f"--socket={listen}", "config"])
     if answer.code != 0:
         return {"error": answer.last}
@@ -155,10 +121,9 @@ def _asked(engine: Engine) -> dict[str, Any]:
     return found
 
 
-def _restart(host: Host, engine: Engine) -> str:
-    return units.fix("restart", crio.UNIT, engine, host.top)
-
-
 def _configure(host: Host, engine: Engine, name: str = "nvidia") -> str:
     """Say how our handler comes into CRI-O's files, and into CRI-O."""
-    return entries.configure("crio", _programs(_files(engine)), _restart(host, engine), name)
+    return entries.configure("crio", crio.programs_of(crio.settings(engine)), host.restart(engine), name)
+
+
+CHECKS = {"crio-daemon": daemon, "crio-runtime": runtime, "crio-hooks": hooks, "crio-cdi": devices}

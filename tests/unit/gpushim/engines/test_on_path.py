@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from gpushim.engines import docker, gpus
+from gpushim.engines.docker import dockerd, on_path
 from gpushim.engines.running import Engine
 
 Call = Callable[..., Result]
@@ -21,7 +21,7 @@ NAMES = ["nvidia-cdi-hook", "nvidia-container-runtime-hook"]
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The daemon.json of a dockerd that does not run."""
     path = tmp_path / "etc" / "daemon.json"
-    monkeypatch.setattr(docker, "SYSTEM_CONFIG", str(path))
+    monkeypatch.setattr(dockerd, "SYSTEM_CONFIG", str(path))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return path
 
@@ -58,7 +58,7 @@ def test_both_names_are_linked_and_taken_back(local: Path, call: Call) -> None:
 def test_a_name_that_somebody_has_is_not_linked(
     local: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(gpus, "PATH", f"{local}:{executable(tmp_path / 'nvidias' / name).parent}")
+    monkeypatch.setattr(on_path, "PATH", f"{local}:{executable(tmp_path / 'nvidias' / name).parent}")
     ok(call("docker", None))
     assert list(targets(local)) == [each for each in NAMES if each != name]
 
@@ -94,8 +94,8 @@ def test_a_link_of_ours_that_leads_nowhere_is_made_anew(local: Path, call: Call)
 def test_nothing_is_linked_without_being_asked_for(
     local: Path, call: Call, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    monkeypatch.setattr(docker, "ANSWER_SECONDS", 0.0)
-    monkeypatch.setattr(docker, "_info", lambda *_: {})
+    monkeypatch.setattr(dockerd, "SECONDS", 0.0)
+    monkeypatch.setattr(dockerd, "info", lambda *_, **__: {})
     output = call("docker", None, option).output
     assert (f"/gpushim-hook {local}/nvidia-cdi-hook\n" in output) is (option == "--dry-run")
     assert list(local.iterdir()) == []
@@ -148,7 +148,7 @@ def test_a_dockerd_that_would_not_find_them_is_told_of(
     ids=["today", "older", "unknown"],
 )
 def test_only_a_name_that_this_version_needs_is_missed(program: str, version: str, names: list[str]) -> None:
-    _, notes = gpus.wanted(Engine("dockerd", 12, environ={"PATH": "/nowhere"}), program, version)
+    _, notes = on_path.wanted(Engine("dockerd", 12, environ={"PATH": "/nowhere"}), program, version)
     assert [note.split()[0] for note in notes] == names
 
 
@@ -158,7 +158,7 @@ def test_an_ordinary_users_are_below_the_home_directory(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("HOME", str(tmp_path))
     engine = Engine("dockerd", 12, uid=1000, environ={"PATH": f"/nowhere:{tmp_path}/bin"})
-    links, notes = gpus.wanted(engine, program, "")
+    links, notes = on_path.wanted(engine, program, "")
     assert ([link.path for link in links], notes) == ([f"{tmp_path}/bin/{name}" for name in NAMES], [])
 
 
@@ -176,7 +176,7 @@ def test_configure_says_what_this_docker_looks_for(
     call: Call, config: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, version: str, says: str
 ) -> None:
     engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd",)))
-    monkeypatch.setattr(docker, "_info", lambda *_: {"ServerVersion": version})
+    monkeypatch.setattr(dockerd, "info", lambda *_, **__: {"ServerVersion": version})
     output = ok(call("docker", None))
     assert says in output
     assert (" looks for " in output) is bool(says)
@@ -187,7 +187,7 @@ def test_it_does_not_say_it_where_the_names_are_there(
     local: Path, call: Call, config: Path, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     engines.append(Engine("dockerd", 12, config=str(config), argv=("dockerd",), environ={"PATH": str(local)}))
-    monkeypatch.setattr(docker, "_info", lambda *_: {"ServerVersion": version})
+    monkeypatch.setattr(dockerd, "info", lambda *_, **__: {"ServerVersion": version})
     assert " looks for " in ok(call("docker", None))
     assert " looks for " not in ok(call("docker", None))
 
@@ -202,6 +202,6 @@ def test_json_reports_links(local: Path, call: Call) -> None:
 
 def test_what_came_meanwhile_is_not_replaced(local: Path, program: str) -> None:
     executable(local / NAMES[0])
-    done, notes = gpus.apply([gpus.Link(f"{local}/{NAMES[0]}", program)])
+    done, notes = on_path.apply([on_path.Link(f"{local}/{NAMES[0]}", program)])
     assert (done, "is somebody else's by now" in notes[0]) == ([], True)
     assert not (local / NAMES[0]).is_symlink()

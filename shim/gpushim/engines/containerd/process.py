@@ -1,6 +1,6 @@
 """containerd as a program: which one runs, its version, the settings as it reads them, and what its CRI says.
 
-Out of scope: what is to be changed (containerd.py).
+Out of scope: what is to be changed (__init__.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import containerd_services, files, places, programs, running, tomltext
+from gpushim.engines import files, places, programs, running, tomltext
+from gpushim.engines.containerd import services
 from gpushim.errors import GpushimError
 from gpushim.policy import SYSTEM_PATH
 
@@ -39,7 +40,7 @@ class Daemon:
         engine: the running one, or None.
         version: such as (1, 7); (0, 0) if no program tells it.
         notes: about others that run.
-        stopped: the service whose containerd it is, by its name in containerd_services, if that does not run.
+        stopped: the service whose containerd it is, by its name in services, if that does not run.
     """
 
     config: str
@@ -75,8 +76,8 @@ def find(config: str, files_only: bool = False) -> Daemon:
     default = _default_config()
     engine, notes = (None, []) if files_only else running.reading(NAME, config, default)
     service = "" if config else _service((engine and engine.config) or default, engine)
-    named = (engine.config if engine else config or containerd_services.CONFIGS.get(service)) or default
-    service = "" if engine else containerd_services.of(named)
+    named = (engine.config if engine else config or services.CONFIGS.get(service)) or default
+    service = "" if engine else services.of(named)
     if service and not config:
         notes.append(f"no containerd runs, and {service} is installed: its settings, {named}, are meant")
     return Daemon(named, engine, _version(engine, named), notes, service)
@@ -92,19 +93,16 @@ def _service(default: str, engine: Engine | None) -> str:
     Raises:
         GpushimError: several are, and nothing tells which one is meant.
     """
-    services = containerd_services.installed() if os.geteuid() == 0 else []
-    if containerd_services.of(default) or not services:
+    here_too = services.installed() if os.geteuid() == 0 else []
+    if services.of(default) or not here_too:
         return ""
-    alone = engine is not None or os.path.exists(default) or _lies_in_system()
-    if not alone and len(services) == 1:
-        return services[0]
+    lies = programs.lying(NAME, folders=tuple(SYSTEM_PATH.split(":")))
+    alone = engine is not None or os.path.exists(default) or bool(lies)
+    if not alone and len(here_too) == 1:
+        return here_too[0]
     here = [f"{NAME} with {default}"] if alone else []
-    found = [*here, *(f"{name} with {containerd_services.CONFIGS[name]}" for name in services)]
+    found = [*here, *(f"{name} with {services.CONFIGS[name]}" for name in here_too)]
     raise GpushimError(f"{' and '.join(found)} are installed; say with --config whose settings you mean")
-
-
-def _lies_in_system() -> bool:
-    return any(os.path.isfile(f"{folder}/{NAME}") for folder in SYSTEM_PATH.split(":"))
 
 
 def dump(daemon: Daemon) -> dict[str, Any]:
@@ -196,8 +194,8 @@ def _version(engine: Engine | None, config: str) -> tuple[int, int]:
 
 def _call(engine: Engine | None, config: str, *arguments: str) -> subprocess.CompletedProcess[str] | None:
     """Run containerd's program with other arguments; None if it is in no directory where programs may be executed."""
-    own = "" if engine else containerd_services.program(config)  # the system's may be of another version
-    program = own if own and places.program(own) else "" if own else programs.find(NAME, engine)
+    own = "" if engine else services.program(config)  # the system's may be of another version
+    program = own if own and programs.trusted(own) else "" if own else programs.find(NAME, engine)
     # k3s is many programs in one, and its first argument tells which; hence the name.
     return _run([NAME, *arguments], executable=program) if program else None
 

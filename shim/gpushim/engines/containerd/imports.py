@@ -2,7 +2,7 @@
 
 Where the CRI's settings are depends on the file's version (containerd's docs/cri/config.md). How files add up depends
 on containerd's: since 2.0 later ones are merged into earlier ones, before that the whole table of a plugin, such as
-the CRI's, replaces the one of the files before. Out of scope: changing anything (containerd.py).
+the CRI's, replaces the one of the files before. Out of scope: changing anything (__init__.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpushim.engines import files, tomltext
 from gpushim.errors import GpushimError, quote
 
 if TYPE_CHECKING:
-    from gpushim.engines.containerd_daemon import Daemon
+    from gpushim.engines.containerd.process import Daemon
 
 CRI = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 OURS = "99-gpushim.toml"
@@ -132,6 +132,17 @@ def directory(daemon: Daemon, tree: list[File]) -> str:
                 if fnmatch.fnmatchcase(name, last):
                     return f"{folder}/{name}"
     return ""
+
+
+def disabled(data: dict[str, Any]) -> bool:
+    """Say whether settings turn the CRI off."""
+    plugins = data.get("disabled_plugins")
+    return isinstance(plugins, list) and any(name in plugins for name in CRI.values())
+
+
+def by_plugins(file: File) -> bool:
+    """Say whether a file says something that depends on its version."""
+    return any(file.data.get(key) for key in ("plugins", "disabled_plugins", "required_plugins"))
 
 
 def _file(daemon: Daemon, path: str, importer: str) -> File:

@@ -14,27 +14,16 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from gpushim.engines import (
-    Plan,
-    Wish,
-    containerd_daemon,
-    containerd_files,
-    containerd_services,
-    containerd_template,
-    dropin,
-    is_ours,
-    tomltext,
-    undo,
-)
-from gpushim.engines.containerd_daemon import Daemon
-from gpushim.engines.containerd_files import File
+from gpushim.engines import Plan, Wish, dropin, is_ours, tomltext, undo
+from gpushim.engines.containerd import generated, imports, process, services
+from gpushim.engines.containerd.imports import File
+from gpushim.engines.containerd.process import Daemon
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
 
 PROGRAM = "containerd"
-UNIT = "containerd.service"
 # Where settings lie that nobody has named.
-USUAL = (containerd_daemon.SYSTEM_CONFIG, *containerd_services.CONFIGS.values())
+USUAL = (process.SYSTEM_CONFIG, *services.CONFIGS.values())
 RUNC = "io.containerd.runc.v2"
 TICKS = 0.05  # seconds; the kernel tells the start of a process, and stamps files, in ticks of up to 10 ms
 # What says which program a runtime is; a runtime like another one has all else of it.
@@ -53,9 +42,9 @@ def plan(wish: Wish) -> Plan:
     """
     if wish.files_only and wish.remove and not wish.config:
         return _usual(wish)
-    daemon = containerd_daemon.find(wish.config, wish.files_only)
-    config = containerd_template.source(daemon.config, daemon.seen(daemon.config))
-    tree = containerd_files.load(daemon, config, strict=not wish.remove)
+    daemon = process.find(wish.config, wish.files_only)
+    config = generated.source(daemon.config, daemon.seen(daemon.config))
+    tree = imports.load(daemon, config, strict=not wish.remove)
     notes = [*daemon.notes]
     if config != daemon.config:
         notes.append(f"MicroK8s makes {daemon.config} anew at each start, so {config} is changed instead")
@@ -86,9 +75,9 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     Returns:
         a sentence for each thing that is missing.
     """
-    daemon = containerd_daemon.find(wish.config, wish.files_only)
+    daemon = process.find(wish.config, wish.files_only)
     try:
-        settings = containerd_daemon.dump(daemon)
+        settings = process.dump(daemon)
     except GpushimError as error:
         return [str(error)]
     missing = _missing(wish, daemon, settings)
@@ -99,7 +88,7 @@ def verify(wish: Wish, found: Plan) -> list[str]:
         missing.append(f"containerd (process {daemon.engine.pid}) runs since before {found.config} was changed")
     if missing:
         return missing
-    program, trouble = containerd_daemon.asked(daemon, settings, wish.name)
+    program, trouble = process.asked(daemon, settings, wish.name)
     if program is None and daemon.engine.before(found.config, -TICKS) and not trouble:
         missing.append(
             f"containerd (process {daemon.engine.pid}) started as {found.config} was changed, and which of the two "
@@ -114,14 +103,14 @@ def _missing(wish: Wish, daemon: Daemon, settings: dict[str, Any]) -> list[str]:
     """Compare what containerd reads with what is wished."""
     plugins = settings.get("plugins", {})
     table: dict[str, Any] = next(
-        (plugins[key] for key in reversed(containerd_files.CRI.values()) if "containerd" in plugins.get(key, {})), {}
+        (plugins[key] for key in reversed(imports.CRI.values()) if "containerd" in plugins.get(key, {})), {}
     )
     engine = table.get("containerd", {})
     has = _is_ours(engine.get("runtimes", {}).get(wish.name))
     if wish.remove:
         return [f"containerd still reads the runtime {wish.name}"] if has else []
     missing = [] if has else [f"{daemon.shown()} does not read the runtime {wish.name} out of {daemon.config}"]
-    if _disabled(settings):
+    if imports.disabled(settings):
         missing.append(f"the CRI is disabled in {daemon.config} (disabled_plugins), so there are no pods")
     if wish.default and engine.get("default_runtime_name") != wish.name:
         missing.append(f"the default runtime is {engine.get('default_runtime_name')}; an imported file may set it")
@@ -139,7 +128,7 @@ def _check(wish: Wish, daemon: Daemon, tree: list[File]) -> None:
         raise GpushimError(
             f"{main.path} is of version {main.version}, which {daemon.shown()} does not read; write it in version 2"
         )
-    if daemon.merges and (main.version == 1 or (not main.version and _by_plugins(main))):
+    if daemon.merges and (main.version == 1 or (not main.version and imports.by_plugins(main))):
         raise GpushimError(
             f"{main.path} is of version 1, whose CRI settings {daemon.shown()} does not take; "
             "replace it with what `containerd config migrate` prints"
@@ -150,7 +139,7 @@ def _check(wish: Wish, daemon: Daemon, tree: list[File]) -> None:
 
 def _change(wish: Wish, daemon: Daemon, tree: list[File], notes: list[str]) -> Change:
     main, merges = tree[0], daemon.merges
-    if any(_disabled(file.data) for file in tree):
+    if any(imports.disabled(file.data) for file in tree):
         notes.append(f"the CRI is disabled in {daemon.seen(main.path)}: take it out of disabled_plugins to have pods")
     path = _target(wish.name, daemon, tree)
     if path.startswith("/run/") and path != main.path:
@@ -158,10 +147,10 @@ def _change(wish: Wish, daemon: Daemon, tree: list[File], notes: list[str]) -> C
             f"{path} decides about the CRI, but it would not last there: a service makes that file at each start; "
             "give the file that it is made of with --config (k0s: one in /etc/k0s/containerd.d)"
         )
-    template = containerd_template.of(main.path, main.version)
+    template = generated.of(main.path, main.version)
     if template and path == main.path:
         return _in_template(wish, daemon, tree, template, notes)
-    known = containerd_files.effective(tree, merges)
+    known = imports.effective(tree, merges)
     file = next((each for each in tree if each.path == path), File(path, {}))
     version, key = _version(file, tree, merges)
     place = daemon.seen(path)
@@ -186,7 +175,7 @@ def _change(wish: Wish, daemon: Daemon, tree: list[File], notes: list[str]) -> C
         settings[(*key, "containerd", "default_runtime_name")] = wish.name
     if wish.cdi and not known.get("enable_cdi", merges):
         settings[(*key, "enable_cdi")] = True
-    change_key = containerd_files.keys(tree, file, merges) if file.data else key
+    change_key = imports.keys(tree, file, merges) if file.data else key
     return dropin.put(_kind(change_key), place, settings, optional)
 
 
@@ -194,16 +183,16 @@ def _version(file: File, tree: list[File], merges: bool) -> tuple[int, tuple[str
     """Return the version to write into a file, 0 for none, and where the file has the CRI's settings."""
     stated = file.version or tree[0].version
     if file.data and (stated or not merges or file is not tree[0]):
-        return 0, containerd_files.keys(tree, file, merges)
+        return 0, imports.keys(tree, file, merges)
     version = stated or (3 if merges else 2)
-    return version, ("plugins", containerd_files.CRI[min(version, 3)])
+    return version, ("plugins", imports.CRI[min(version, 3)])
 
 
 def _in_template(wish: Wish, daemon: Daemon, tree: list[File], template: str, notes: list[str]) -> Change:
     """Put the runtime into the template of a file that is generated."""
-    service = containerd_template.service(template)
-    known = containerd_files.effective(tree, daemon.merges)
-    keys = (*containerd_files.keys(tree, tree[0], daemon.merges), "containerd", "runtimes", wish.name)
+    service = generated.service(template)
+    known = imports.effective(tree, daemon.merges)
+    keys = (*imports.keys(tree, tree[0], daemon.merges), "containerd", "runtimes", wish.name)
     if wish.default:
         raise GpushimError(
             f"{service} sets the default runtime itself: write `default-runtime: {wish.name}` into "
@@ -220,17 +209,17 @@ def _in_template(wish: Wish, daemon: Daemon, tree: list[File], template: str, no
             "take another --runtime-name, or remove that program"
         )
     notes.append(f"{service} makes {tree[0].path} anew at each start, so its template {template} is changed instead")
-    return containerd_template.put(daemon.seen(template), keys, *_entry(wish, known))
+    return generated.put(daemon.seen(template), keys, *_entry(wish, known))
 
 
 def _target(name: str, daemon: Daemon, tree: list[File]) -> str:
     """Choose the file for the runtime, as containerd names it."""
     merges = daemon.merges
-    tables = [(file.path, containerd_files.cri(tree, file, merges)) for file in tree]
+    tables = [(file.path, imports.cri(tree, file, merges)) for file in tree]
     if not merges:  # the last table of the plugin is the only one that counts
         return ([path for path, table in tables if table] or [tree[0].path])[-1]
     holders = [path for path, table in tables if name in table.get("containerd", {}).get("runtimes", {})]
-    return (holders or [containerd_files.directory(daemon, tree) or tree[0].path])[-1]
+    return (holders or [imports.directory(daemon, tree) or tree[0].path])[-1]
 
 
 def _entry(wish: Wish, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -252,12 +241,12 @@ def _entry(wish: Wish, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 def _removal(daemon: Daemon, tree: list[File]) -> list[Change]:
     """Take our settings out of all files of a tree, or out of the templates where its first file is made of one."""
-    templates = [containerd_template.of(tree[0].path, version) for version in (2, 3)]
-    changes = [containerd_template.take_out(daemon.seen(template)) for template in templates if template]
+    templates = [generated.of(tree[0].path, version) for version in (2, 3)]
+    changes = [generated.take_out(daemon.seen(template)) for template in templates if template]
     for file in tree[1:] if changes else tree:
-        key = containerd_files.keys(tree, file, daemon.merges)
+        key = imports.keys(tree, file, daemon.merges)
         changes.append(dropin.take_out(_kind(key), daemon.seen(file.path)))
-    own = containerd_files.directory(daemon, tree)
+    own = imports.directory(daemon, tree)
     if own and own not in [file.path for file in tree]:  # records may be there all the same
         changes.append(Change(daemon.seen(own), None, None))
     return changes
@@ -275,8 +264,8 @@ def _settings(text: str, key: tuple[str, str]) -> list[undo.Setting]:
     The entry of runc stays where another runtime would take the built-in one away.
     """
     own = text.startswith(dropin.HEADER.format(engine=PROGRAM))
-    engine = _table(text, (*key, "containerd"))
-    runtimes = _table(text, (*key, "containerd", "runtimes"))
+    engine = dropin.table(tomltext.get(text, ()), *key, "containerd")
+    runtimes = dropin.table(engine, "runtimes")
     names = [name for name, entry in runtimes.items() if _is_ours(entry)]
     keys = (*key, "containerd", "runtimes")
     settings = [undo.Setting((*keys, name), certain=True) for name in names]
@@ -295,24 +284,9 @@ def _program(entry: dict[str, Any]) -> str:
     return str(next((each for each in named if each), ""))
 
 
-def _table(text: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    table = tomltext.get(text, keys)
-    return table if isinstance(table, dict) else {}
-
-
 def _is_ours(entry: Any) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("options", {}), dict) and is_ours(_program(entry))
 
 
 def _plain(value: object) -> bool:
     return isinstance(value, (str, bool, int)) or (isinstance(value, list) and all(isinstance(v, str) for v in value))
-
-
-def _disabled(data: dict[str, Any]) -> bool:
-    plugins = data.get("disabled_plugins")
-    return isinstance(plugins, list) and any(name in plugins for name in containerd_files.CRI.values())
-
-
-def _by_plugins(file: File) -> bool:
-    """Say whether a file says something that depends on its version."""
-    return any(file.data.get(key) for key in ("plugins", "disabled_plugins", "required_plugins"))

@@ -5,32 +5,16 @@ Out of scope: changing them (engines/podman.py).
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpushim import stamp
 from gpushim.cdi import specs
-from gpushim.doctor import (
-    Finding,
-    Host,
-    ask,
-    broken,
-    cdi,
-    corrected,
-    entries,
-    listing,
-    ok,
-    ours,
-    skipped,
-    text,
-    untrusted,
-    warning,
-)
-from gpushim.engines import dropin, is_ours, leads_to_ours, podman, programs
+from gpushim.doctor import Finding, Host, ask, broken, cdi, corrected, entries, ok, skipped, untrusted, warning
+from gpushim.engines import is_ours, leads_to_ours, podman, programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,23 +70,8 @@ def hooks(host: Host) -> Iterator[Finding]:
     """Check that the hooks which Podman calls for every container are there."""
     if not host.program("podman"):
         return
-    folders = _engine(host).get("hooks_dir") or [podman.HOOKS]
-    known = 0
-    for path in (path for folder in folders for path in listing(f"{host.top}{folder}")):
-        hook = hook_of(path)
-        if "gpushim" not in hook and "nvidia-container" not in hook:
-            continue
-        known += 1
-        if not os.access(f"{host.top}{hook}", os.X_OK):
-            yield broken(
-                f"{path} names {hook}, which is not there: no container of Podman's starts", f"rm {shlex.quote(path)}"
-            )
-        elif ours(f"{host.top}{hook}"):
-            yield ok(f"{path} makes Podman call {hook}")
-        else:
-            yield warning(f"{path} makes Podman call {hook}, which is not gpushim's", f"rm {shlex.quote(path)}")
-    if not known:
-        yield skipped("Podman calls no hook for GPUs, and needs none with the runtime or CDI")
+    folders = podman.settings(host.top).get("hooks_dir") or [podman.HOOKS]
+    yield from entries.hooks("Podman", folders, lambda path: f"{host.top}{path}", "no container of Podman's starts")
 
 
 def names(host: Host) -> list[str]:
@@ -112,7 +81,7 @@ def names(host: Host) -> list[str]:
 
 def _runtimes(host: Host) -> dict[str, list[str]]:
     """Return the paths of the runtimes for GPUs, whosever they are, by their names."""
-    entries = _engine(host).get("runtimes") or {}
+    entries = podman.settings(host.top).get("runtimes") or {}
     lists = {name: [str(path) for path in paths] for name, paths in entries.items() if isinstance(paths, list)}
     return {
         name: paths
@@ -160,21 +129,4 @@ def _own(folder: str) -> bool:
     return folder.startswith("/") and os.path.isdir(folder) and os.stat(folder).st_uid == os.geteuid()
 
 
-def _engine(host: Host) -> dict[str, Any]:
-    folders = [f"{host.top}{folder}" for folder in podman.SYSTEM_DIRECTORIES]
-    if os.geteuid() and not host.top:
-        folders.append(os.path.dirname(os.path.dirname(podman.default_config())))
-    files = [f"{folder}/containers.conf{suffix}" for folder in folders for suffix in ("", ".d")]
-    files += [os.environ["CONTAINERS_CONF"]] if os.environ.get("CONTAINERS_CONF") and not host.top else []
-    found: dict[str, Any] = dropin.merged(files).get("engine") or {}
-    return found
-
-
-def hook_of(path: str) -> str:
-    """Return the program that a file of a hooks directory names (oci-hooks(5)), or ""."""
-    try:
-        found = json.loads(text(path))
-    except ValueError:
-        return ""
-    hook = found.get("hook") if isinstance(found, dict) else None
-    return str(hook.get("path") if isinstance(hook, dict) else hook or "")
+CHECKS = {"podman-program": program, "podman-runtime": runtime, "podman-hooks": hooks}

@@ -1,6 +1,6 @@
 """Checks of containerd, by the settings that it has merged itself (`containerd config dump`).
 
-Out of scope: changing them (engines/containerd.py); Docker's use of containerd, which needs no entry there.
+Out of scope: changing them (engines/containerd); Docker's use of containerd, which needs no entry there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, skipped, warning
-from gpushim.engines import containerd, containerd_services, files, programs, tomltext, units
+from gpushim.engines import executes_ours, files, programs, tomltext, units
+from gpushim.engines.containerd import imports, process, services
+from gpushim.engines.containerd.process import ADDRESS, NAME
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -19,12 +21,7 @@ if TYPE_CHECKING:
 
     from gpushim.engines.running import Engine
 
-PROGRAM = "containerd"
-CONFIG = "/etc/containerd/config.toml"
-SOCKET = "/run/containerd/containerd.sock"
-# Where the CRI's settings are, by the generation of containerd.
-PLUGINS = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
-KUBELET = "/var/lib/kubelet"
+PLUGINS = tuple(reversed(imports.CRI.values()))  # where the CRI's settings are, by the generation of containerd
 
 
 def daemon(host: Host) -> Iterator[Finding]:
@@ -45,20 +42,18 @@ def daemon(host: Host) -> Iterator[Finding]:
 
 
 def _absent(host: Host) -> Finding:
-    if any(each.name == PROGRAM for each in host.strangers):
+    if any(each.name == NAME for each in host.strangers):
         return skipped("no containerd runs that is this user's (engine-processes says more)")
-    found = containerd_services.installed(host.top)
+    found = services.installed(host.top)
     which = f", and {' and '.join(found)} is installed" if found else ""
-    start = units.fix(
-        "start", containerd_services.unit(found[0], host.top) if found else containerd.UNIT, top=host.top
-    )
+    start = units.fix("start", services.unit(found[0], host.top), top=host.top) if found else host.start(NAME)
     needed = "containerd" in host.named
     return broken(f"no containerd runs{which}", start) if needed else skipped(f"no containerd runs{which}")
 
 
 def runtime(host: Host) -> Iterator[Finding]:
     """Check that the CRI has a handler of ours, whose program is there."""
-    needed = "containerd" in host.named or "kubernetes" in host.named or os.path.isdir(host.top + KUBELET)
+    needed = host.for_pods(NAME)
     with_cri = list(_with_cri(host))
     for engine, cri in with_cri:
         handlers = _handlers(engine, cri)
@@ -79,13 +74,13 @@ def runtime(host: Host) -> Iterator[Finding]:
         if needed and engine not in known and "error" not in _merged(host, engine):
             told = f"the CRI of containerd (process {engine.pid}) is disabled, so there are no pods"
             where = shlex.quote(_config(engine))
-            yield broken(told, f"take it out of disabled_plugins in {where}; then {_restart(host, engine)}")
+            yield broken(told, f"take it out of disabled_plugins in {where}; then {host.restart(engine)}")
 
 
 def driver(host: Host) -> Iterator[Finding]:
     """Check that our handler and runc's use the same cgroup driver."""
     for engine, cri in _with_cri(host):
-        runc = _runtimes(cri).get("runc", {}).get("options") or {}
+        runc = _options(cri).get("runc", {})
         for name, options in _handlers(engine, cri).items():
             theirs, mine = bool(runc.get("SystemdCgroup")), bool(options.get("SystemdCgroup"))
             if theirs == mine:
@@ -108,7 +103,7 @@ def restarted(host: Host) -> Iterator[Finding]:
         late = [place for place in places if engine.before(place)]
         if late:
             told = f"{late[0]} was changed after containerd (process {engine.pid}) started"
-            yield warning(told, _restart(host, engine))
+            yield warning(told, host.restart(engine))
         else:
             yield ok("containerd started after its settings were written")
 
@@ -131,11 +126,11 @@ def devices(host: Host) -> Iterator[Finding]:
         elif cri["enable_cdi"]:
             yield ok("containerd injects CDI devices")
         else:
-            service = containerd_services.of(_config(engine))
+            service = services.of(_config(engine))
             yield warning(
                 "enable_cdi of containerd is false: pods get no CDI devices",
                 f"upgrade {service} to a release whose containerd is 2.0 or newer, which does CDI by itself"
-                if service in containerd_services.RANCHER
+                if service in services.RANCHER
                 else _configure(host, engine, more=("--cdi",)),
             )
 
@@ -155,7 +150,7 @@ def engines(host: Host) -> list[Engine]:
 
 def socket_of(host: Host, engine: Engine) -> str:
     """Return containerd's socket: of its command line, of its settings, or its usual one."""
-    given = engine.option("--address", "-a") or [(_merged(host, engine).get("grpc") or {}).get("address") or SOCKET]
+    given = engine.option("--address", "-a") or [(_merged(host, engine).get("grpc") or {}).get("address") or ADDRESS]
     return engine.seen(str(given[-1]))
 
 
@@ -170,44 +165,34 @@ def _with_cri(host: Host) -> Iterator[tuple[Engine, dict[str, Any]]]:
                 break
 
 
-def _runtimes(cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _options(cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = (cri.get("containerd") or {}).get("runtimes") or {}
-    return {name: entry for name, entry in found.items() if isinstance(entry, dict)}
+    return {name: entry.get("options") or {} for name, entry in found.items() if isinstance(entry, dict)}
 
 
 def _programs(cri: dict[str, Any]) -> dict[str, str]:
-    return {name: str((each.get("options") or {}).get("BinaryName", "")) for name, each in _runtimes(cri).items()}
+    return {name: str(options.get("BinaryName", "")) for name, options in _options(cri).items()}
 
 
 def _handlers(engine: Engine, cri: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    found = {name: entry.get("options") or {} for name, entry in _runtimes(cri).items()}
-    return {name: each for name, each in found.items() if entries.ours(engine, str(each.get("BinaryName", "")))}
+    known = _programs(cri)
+    return {name: options for name, options in _options(cri).items() if executes_ours(known[name], engine)}
 
 
 def _config(engine: Engine) -> str:
-    return engine.seen(engine.config or CONFIG)
-
-
-def _restart(host: Host, engine: Engine) -> str:
-    return units.fix("restart", containerd.UNIT, engine, host.top)
+    return engine.seen(engine.config or process.SYSTEM_CONFIG)
 
 
 def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
     """Say how our runtime comes into the settings that this containerd reads, and into containerd."""
     cri = next((cri for each, cri in _with_cri(host) if each is engine), {})
-    others = len(engines(host)) > 1 or (
-        containerd_services.installed(host.top) and not containerd_services.of(_config(engine))
-    )
+    others = len(engines(host)) > 1 or (services.installed(host.top) and not services.of(_config(engine)))
     options = (*more, f"--config={_config(engine)}") if others else more
-    return entries.configure("containerd", _programs(cri), _restart(host, engine), name, options)
+    return entries.configure("containerd", _programs(cri), host.restart(engine), name, options)
 
 
 def _merged(host: Host, engine: Engine) -> dict[str, Any]:
-    key = f"containerd {engine.pid}"
-    if key not in host.answers:
-        host.answers[key] = _dump(engine)
-    found: dict[str, Any] = host.answers[key]
-    return found
+    return host.once(f"containerd {engine.pid}", lambda: _dump(engine))
 
 
 def _dump(engine: Engine) -> dict[str, Any]:
@@ -215,9 +200,9 @@ def _dump(engine: Engine) -> dict[str, Any]:
     try:
         there = files.read(config)
         text = there or b""
-        program = programs.find(PROGRAM, engine)
+        program = programs.find(NAME, engine)
         # Else it has another root, or is k3s, one program with many names, which puts all settings into one file.
-        if program and os.path.basename(engine.exe) == PROGRAM:
+        if program and os.path.basename(engine.exe) == NAME:
             dump = ["--config", config, "config", "dump"] if engine.config else ["config", "dump"]
             answer = ask.program([program, *(dump if there is not None else ["config", "default"])])
             if answer.code != 0:
@@ -227,3 +212,12 @@ def _dump(engine: Engine) -> dict[str, Any]:
     except GpushimError as error:
         return {"error": str(error)}
     return found
+
+
+CHECKS = {
+    "containerd-daemon": daemon,
+    "containerd-runtime": runtime,
+    "containerd-cgroups": driver,
+    "containerd-restart": restarted,
+    "containerd-cdi": devices,
+}

@@ -1,6 +1,6 @@
 """Checks of Docker, as the dockerd that runs sees the host: its PATH, its root, its settings, its own answers.
 
-Out of scope: changing its settings (engines/docker.py).
+Out of scope: changing its settings (engines/docker).
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, ours, skipped, warning
-from gpushim.engines import daemon_json, docker, files, gpus, is_ours, jsontext, programs, units
-from gpushim.engines.gpus import CDI_HOOK, HOOK
+from gpushim.engines import docker, executes_ours, files, is_ours, programs
+from gpushim.engines.docker import daemon_json, dockerd, on_path
+from gpushim.engines.docker.on_path import CDI_HOOK, HOOK
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from gpushim.engines.running import Engine
 
 WOULD_NOT = "would not start again"  # of a dockerd whose settings are to be corrected before anything else
-CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), gpus.CDI_SINCE  # versions of Docker
+CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), on_path.CDI_SINCE  # versions of Docker
 
 
 def daemon(host: Host) -> Iterator[Finding]:
@@ -28,8 +29,8 @@ def daemon(host: Host) -> Iterator[Finding]:
         info = _info(host, engine)
         where = f"dockerd (process {engine.pid}{', in a root of its own' if engine.root else ''})"
         if "error" in info:
-            fix = info["fix"] or f"{_restart(host, engine)}; then see its log if it still does not answer"
-            yield broken(f"{where} does not answer on {socket_of(engine)}: {info['error']}", fix)
+            fix = info["fix"] or f"{host.restart(engine)}; then see its log if it still does not answer"
+            yield broken(f"{where} does not answer on {dockerd.socket(engine)}: {info['error']}", fix)
         else:
             kind = "rootless " if engine.uid else ""
             yield ok(
@@ -43,8 +44,8 @@ def _absent(host: Host) -> Finding:
     if any(each.name == "dockerd" for each in host.strangers):
         return skipped("no dockerd runs that is this user's (engine-processes says more)")
     if programs.lying("dockerd", host.top):
-        path = host.top + docker.default_config()
-        start, wrong = units.fix("start", docker.UNIT, top=host.top), _wrong(host, path)
+        path = host.top + dockerd.default_config()
+        start, wrong = host.start("docker"), _wrong(host, path)
         told = f"no dockerd runs, and none would start: {wrong}" if wrong else "no dockerd runs"
         fix = f"{corrected(path)}; then {start}" if wrong else start
         return (broken if "docker" in host.named else warning)(told, fix)
@@ -61,32 +62,29 @@ def _wrong(host: Host, path: str, engine: Engine | None = None) -> str:
         content = files.read(path)
     except GpushimError as error:
         return str(error)
-    key = f"{path}: {content!r}"
-    if key not in host.answers:
-        asked = daemon_json.program(engine, host.top)
-        host.answers[key] = daemon_json.wrong(content, path, asked, tuple(docker.added(engine)))
-    return str(host.answers[key])
+    asked, added = daemon_json.program(engine, host.top), tuple(dockerd.added(engine))
+    return host.once(f"{path}: {content!r}", lambda: daemon_json.wrong(content, path, asked, added))
 
 
 def runtime(host: Host) -> Iterator[Finding]:
     """Check that the runtime is in the file that dockerd reads, and that dockerd knows it."""
     for engine in host.running("dockerd"):
-        path = _config(engine)
+        path = dockerd.config(engine)
         if wrong := _wrong(host, path, engine):
             yield broken(f"dockerd (process {engine.pid}) {WOULD_NOT}: {wrong}", corrected(path))
             continue
-        info, named = _info(host, engine), _programs(engine)
-        written = [name for name, program in named.items() if entries.ours(engine, program)]
+        info, named = _info(host, engine), dockerd.programs(engine)
+        written = [name for name, program in named.items() if executes_ours(program, engine)]
         known = names(host, engine)
         if known:
             default = f", and {info['DefaultRuntime']} is the default" if info.get("DefaultRuntime") in known else ""
             yield ok(f"dockerd knows the runtime {known[0]}{default}")
         elif written:
             told = f"{path} has the runtime {written[0]}, which the running dockerd does not know"
-            yield broken(told, _restart(host, engine))
+            yield broken(told, host.restart(engine))
         else:
             other = named.get("nvidia")
-            yield (warning if _hook(engine) else broken)(
+            yield (warning if on_path.found(engine, HOOK) else broken)(
                 f"{path}, which dockerd (process {engine.pid}) reads, does not name gpushim-runtime"
                 + (f"; its nvidia is {other}" if other else ""),
                 _configure(host, engine),
@@ -97,7 +95,7 @@ def program(host: Host) -> Iterator[Finding]:
     """Check that dockerd can execute the runtimes for GPUs, whosever they are, in the root that it has."""
     for engine in host.running("dockerd"):
         yield from _default(host, engine)
-        for name, path in entries.for_gpus(engine, _programs(engine)).items():
+        for name, path in entries.for_gpus(engine, dockerd.programs(engine)).items():
             if engine.executable(path):
                 yield ok(f"dockerd can execute {path}")
                 continue
@@ -113,7 +111,7 @@ def _default(host: Host, engine: Engine) -> Iterator[Finding]:
     """Find that what runs containers without a runtime's name is gone, with which no --gpus and no CDI works."""
     info = _info(host, engine)
     name = str(info.get("DefaultRuntime") or "")
-    entry = docker.loaded(info, _entries(engine)).get(name, "")
+    entry = dockerd.loaded(info, dockerd.written(engine)).get(name, "")
     program = "runc" if name in ("runc", "io.containerd.runc.v2") else entry
     # containerd's shim executes it, and containerd may be a service with a PATH of its own.
     known = [each for each in (engine, *host.running("containerd")) if each.environ.get("PATH") or "/" in program]
@@ -129,10 +127,10 @@ def _default(host: Host, engine: Engine) -> Iterator[Finding]:
 def hook(host: Host) -> Iterator[Finding]:
     """Check what `docker run --gpus` needs on the PATH of the dockerd that runs, by its version."""
     for engine in host.running("dockerd"):
-        path = _hook(engine)
+        path = on_path.found(engine, HOOK)
         where = f"the PATH of dockerd (process {engine.pid})"
         today = version_of(host, engine) >= CDI_GPUS
-        by_cdi = gpus.found(engine, CDI_HOOK) if today else ""
+        by_cdi = on_path.found(engine, CDI_HOOK) if today else ""
         if by_cdi:
             yield ok(f"{by_cdi} is on {where}: docker run --gpus uses CDI")
         elif not path:
@@ -142,7 +140,7 @@ def hook(host: Host) -> Iterator[Finding]:
                 else (HOOK, "could not select device driver")
             )
             yield warning(
-                f"{name} is in no directory of {where}, {_path(engine) or 'which is empty'}: "
+                f"{name} is in no directory of {where}, {engine.environ.get('PATH') or 'which is empty'}: "
                 f"docker run --gpus fails ({says})",
                 _gpus_fix(host, engine, name),
             )
@@ -159,32 +157,32 @@ def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
     if engine.root:  # nothing of this host's is in it
         return "docker run --runtime=nvidia, or --device nvidia.com/gpu=all, instead"
     if len(host.running("dockerd")) > 1:  # `configure` links for the one of this host
-        return f"link gpushim-hook as {name} in a directory of that PATH; then {_restart(host, engine)}"
-    first = "" if gpus.folders(engine) else f"put {shlex.quote(gpus.SYSTEM)} on the PATH of dockerd; then "
+        return f"link gpushim-hook as {name} in a directory of that PATH; then {host.restart(engine)}"
+    first = "" if on_path.folders(engine) else f"put {shlex.quote(on_path.SYSTEM)} on the PATH of dockerd; then "
     return f"{first}{_configure(host, engine)}"
 
 
 def restarted(host: Host) -> Iterator[Finding]:
     """Check that dockerd started after what it looks at only then, and has the runtimes that its file has now."""
     for engine in host.running("dockerd"):
-        by_cdi = gpus.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
-        late = [path for path in (by_cdi, _hook(engine)) if path and engine.before(path)]
+        by_cdi = on_path.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
+        late = [path for path in (by_cdi, on_path.found(engine, HOOK)) if path and engine.before(path)]
         if late:
             told = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
-        elif not names(host, engine) and engine.before(_config(engine)):
-            told = f"{_config(engine)} was changed after dockerd (process {engine.pid}) started"
+        elif not names(host, engine) and engine.before(dockerd.config(engine)):
+            told = f"{dockerd.config(engine)} was changed after dockerd (process {engine.pid}) started"
         else:
             told = _not_loaded(host, engine)
         if told:
-            yield warning(told, _kept(host, engine) or _restart(host, engine))
+            yield warning(told, _kept(host, engine) or host.restart(engine))
         else:
             yield ok("dockerd started after all that it reads at its start")
 
 
 def _kept(host: Host, engine: Engine) -> str:
     """Say how what dockerd has of gpushim comes back into its file, before a restart takes it away; "" if it is."""
-    info, written = _info(host, engine), _programs(engine)
-    kept = [*docker.added(engine), *(name for name, program in written.items() if entries.ours(engine, program))]
+    info, written = _info(host, engine), dockerd.programs(engine)
+    kept = [*dockerd.added(engine), *(name for name, program in written.items() if executes_ours(program, engine))]
     lost = [] if kept else names(host, engine)
     if not lost:
         return ""
@@ -195,9 +193,9 @@ def _kept(host: Host, engine: Engine) -> str:
 
 def _not_loaded(host: Host, engine: Engine) -> str:
     """Say which runtime of the file is another one in the dockerd that runs, or ""."""
-    info, path = _info(host, engine), _config(engine)
-    written = _programs(engine)
-    loaded = docker.loaded(info, _entries(engine))
+    info, path = _info(host, engine), dockerd.config(engine)
+    written = dockerd.programs(engine)
+    loaded = dockerd.loaded(info, dockerd.written(engine))
     if "error" in info or _wrong(host, path, engine):
         return ""  # `daemon` and `runtime` say it
     for name in written:
@@ -207,7 +205,7 @@ def _not_loaded(host: Host, engine: Engine) -> str:
     gone = [name for name in names(host, engine) if name not in written and not engine.option("--add-runtime")]
     if gone:
         return f"the dockerd that runs has the runtime {gone[0]}, which {path} does not have any more"
-    default, now = jsontext.get(_settings(path), ("default-runtime",)), info.get("DefaultRuntime")
+    default, now = dockerd.setting(path, "default-runtime"), info.get("DefaultRuntime")
     return (
         f"default-runtime of {path} is {default}, and that of the dockerd that runs is {now}"
         if default and now and default != now
@@ -240,7 +238,7 @@ def alone(host: Host) -> Iterator[Finding]:
     """Check whether device rules are only ever changed behind runc's back: `NVML: Unknown Error` after a reload."""
     for engine in host.running("dockerd"):
         info = _info(host, engine)
-        if names(host, engine) or not _hook(engine) or info.get("CgroupDriver") != "systemd":
+        if names(host, engine) or not on_path.found(engine, HOOK) or info.get("CgroupDriver") != "systemd":
             yield ok("containers need not get their GPUs from the hook alone")
         else:
             yield warning(
@@ -250,16 +248,12 @@ def alone(host: Host) -> Iterator[Finding]:
             )
 
 
-def _restart(host: Host, engine: Engine) -> str:
-    return units.fix("restart", docker.UNIT, engine, host.top)
-
-
 def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
     """Say how our runtime comes into the file that this dockerd reads, and into dockerd."""
-    options = (*more, f"--config={_config(engine)}") if len(host.running("dockerd")) > 1 else more
-    command = entries.configure("docker", _programs(engine), _restart(host, engine), name, options)
+    options = (*more, f"--config={dockerd.config(engine)}") if len(host.running("dockerd")) > 1 else more
+    command = entries.configure("docker", dockerd.programs(engine), host.restart(engine), name, options)
     if engine.option("--add-runtime"):  # dockerd does not start with runtimes in both places
-        where = shlex.quote(_config(engine))
+        where = shlex.quote(dockerd.config(engine))
         return f"move --add-runtime from the command line of dockerd into {where}; then {command}"
     return command
 
@@ -269,83 +263,42 @@ def _list(host: Host, engine: Engine, folders: list[str]) -> str:
     if not host.settings["cdi"]["write-spec"]:
         return f"set write-spec = true under [cdi] in {shlex.quote(host.config)}; then gpushim refresh"
     if not entries.looks_there(host, map(engine.seen, folders)):
-        where = f"{shlex.quote(entries.place(host))} to cdi-spec-dirs in {shlex.quote(_config(engine))}"
-        return f"add {where}; then {_restart(host, engine)}"
+        where = f"{shlex.quote(entries.place(host))} to cdi-spec-dirs in {shlex.quote(dockerd.config(engine))}"
+        return f"add {where}; then {host.restart(engine)}"
     return "gpushim refresh"
 
 
 def _info(host: Host, engine: Engine) -> dict[str, Any]:
-    key = f"dockerd {engine.pid}"
-    if key not in host.answers:
-        try:
-            host.answers[key] = ask.docker(socket_of(engine), "/info")
-        except (OSError, ValueError) as error:
-            host.answers[key] = {"error": str(error), "fix": ""}
-            if isinstance(error, PermissionError):
-                told, _, fix = str(error).rpartition("; ")  # places.py says who could have put the socket there
-                root = "run this as root, or as a user who may use that socket"
-                host.answers[key] = {"error": told or str(error), "fix": fix if told else root}
-    found: dict[str, Any] = host.answers[key]
-    return found
+    return host.once(f"dockerd {engine.pid}", lambda: _asked(engine))
 
 
-def _config(engine: Engine) -> str:
-    if engine.config:
-        return engine.seen(engine.config)
-    if not engine.uid:
-        return engine.seen(docker.SYSTEM_CONFIG)
-    home = engine.environ.get("XDG_CONFIG_HOME") or f"{engine.environ.get('HOME', '')}/.config"
-    return engine.seen(f"{home}/docker/daemon.json")
-
-
-def _settings(path: str) -> str:
-    return jsontext.parse(files.read(path) or b"", path)
-
-
-def _runtimes(path: str) -> dict[str, dict[str, Any]]:
-    found = jsontext.get(_settings(path), ("runtimes",))
-    return {name: entry for name, entry in (found or {}).items() if isinstance(entry, dict)}
-
-
-def _entries(engine: Engine) -> dict[str, dict[str, Any]]:
+def _asked(engine: Engine) -> dict[str, Any]:
     try:
-        return _runtimes(_config(engine))
-    except GpushimError:
-        return {}  # `runtime` says it
-
-
-def _programs(engine: Engine) -> dict[str, str]:
-    return {name: docker.program_of(entry) for name, entry in _entries(engine).items()}
+        return dockerd.info(engine, seconds=ask.SECONDS)
+    except PermissionError as error:
+        told, _, fix = str(error).rpartition("; ")  # places.py says who could have put the socket there
+        root = "run this as root, or as a user who may use that socket"
+        return {"error": told or str(error), "fix": fix if told else root}
+    except (OSError, ValueError) as error:
+        return {"error": str(error), "fix": ""}
 
 
 def names(host: Host, engine: Engine) -> list[str]:
     """List the names under which a dockerd knows gpushim-runtime."""
-    loaded = docker.loaded(_info(host, engine), _entries(engine))
-    return [name for name, program in loaded.items() if entries.ours(engine, program)]
+    return dockerd.ours(_info(host, engine), engine)
 
 
 def version_of(host: Host, engine: Engine) -> tuple[int, ...]:
     """Return the version that a dockerd says it is; () if it does not answer."""
-    return gpus.number(str(_info(host, engine).get("ServerVersion")))
+    return on_path.number(str(_info(host, engine).get("ServerVersion")))
 
 
-def socket_of(engine: Engine) -> str:
-    """Return dockerd's socket: of its command line, of its settings, or its usual one."""
-    hosts = engine.option("--host", "-H")
-    try:
-        listed = jsontext.get(_settings(_config(engine)), ("hosts",))
-    except GpushimError:
-        listed = None
-    for each in [*hosts, *(listed if isinstance(listed, list) else [])]:
-        if str(each).startswith("unix://"):
-            return engine.seen(str(each)[len("unix://") :])
-    folder = engine.environ.get("XDG_RUNTIME_DIR", f"/run/user/{engine.uid}") if engine.uid else "/run"
-    return engine.seen(f"{folder}/docker.sock")
-
-
-def _path(engine: Engine) -> str:
-    return engine.environ.get("PATH", "")
-
-
-def _hook(engine: Engine) -> str:
-    return gpus.found(engine, HOOK)
+CHECKS = {
+    "docker-daemon": daemon,
+    "docker-runtime": runtime,
+    "docker-program": program,
+    "docker-hook": hook,
+    "docker-hook-alone": alone,
+    "docker-restart": restarted,
+    "docker-cdi": devices,
+}
