@@ -37,7 +37,6 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--gpu": ("MINOR=PCINAME", ""),  # name below /proc/driver/nvidia/gpus
     "--empty": ("DIR", ""),
 }
-_SIGNS = {option: "=" if "=" in form else "::" for option, (form, _) in OPTIONS.items()}
 
 
 def words(option: str, *parts: str) -> list[str]:
@@ -50,6 +49,7 @@ def words(option: str, *parts: str) -> list[str]:
     Raises:
         KeyError: the table has no such option.
     """
+    sign = "=" if "=" in OPTIONS[option][0] else "::"
     if len(parts) > 2:
-        return [option, f"{parts[0]}{_SIGNS[option]}{'::'.join(parts[1:])}"]
-    return [option, _SIGNS[option].join(parts)]
+        return [option, f"{parts[0]}{sign}{'::'.join(parts[1:])}"]
+    return [option, sign.join(parts)]

@@ -79,8 +79,13 @@ def test_of_many_ignored_things_the_first_are_told(last: list[Any]) -> None:
 )
 def test_who_waits_for_a_refresh(last: list[Any], asks: str, stale: str, renewed: int) -> None:
     calls: list[Any] = []
+
+    def renew(*paths: str) -> Any:
+        calls.append(paths)
+        return snapshot()
+
     last[1] = stale
-    decided(f"{DEVICES}={asks}", renew=lambda *paths: calls.append(paths) or snapshot())
+    decided(f"{DEVICES}={asks}", renew=renew)
     assert len(calls) == renewed
 
 
