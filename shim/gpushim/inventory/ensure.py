@@ -47,7 +47,7 @@ def last(config: str, state: str) -> tuple[Snapshot, str]:
         the snapshot and "" (it is true) or "host" (the host has changed since, or may have; the policy in it still
         holds); {} and "policy" if there is none of ours, or config.toml or what was told the launcher has changed.
     """
-    found: Any = own(f"{state}/{SNAPSHOT}") if stamp.ours(state) else {}
+    found: Snapshot = own(f"{state}/{SNAPSHOT}") if stamp.ours(state) else NONE
     if found.get("version") != SCHEMA or found.get("gpushim") != __version__:
         return NONE, "policy"
     try:
