@@ -26,7 +26,8 @@ CREATE = """
 """
 HOOK = """
     gpushim. gpushim.errors gpushim.bounds gpushim.fastjson gpushim.hookargs gpuhook. gpuhook.options gpuhook.walk
-    gpuhook.rootfs gpuhook.roots gpuhook.ldcache gpuhook.finish gpuhook.cover gpuhook.confine gpuhook.prestart
+    gpuhook.mountinfo gpuhook.directory gpuhook.rootfs gpuhook.roots gpuhook.ldcache gpuhook.finish gpuhook.cover
+    gpuhook.confine gpuhook.prestart
 """
 
 # The code at the file's beginning; it runs where the rest of the file is called `modules`.
