@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpushim import policy, stamp
 from gpushim.engines import HOOK, PROGRAM, programs, running, table, units
 from gpushim.errors import GpushimError
-from gpushim.inventory import modules, platforms, procfs
+from gpushim.inventory import modules, platforms, procfs, rooted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -217,7 +217,7 @@ def corrected(path: str) -> str:
 def ours(program: str) -> bool:
     """Say whether a program is one of gpushim's: scripts, which name it."""
     try:
-        with open(program, "rb", opener=_nonblocking) as file:
+        with open(program, "rb", opener=rooted.nonblocking) as file:
             head = file.read(HEAD_LIMIT)
     except OSError:
         return False
@@ -231,7 +231,7 @@ def text(path: str, limit: int = 1 << 20) -> str:
         PermissionError: this user may not, so that nothing can be said; the check ends with that (checks.py).
     """
     try:
-        with open(path, encoding="utf-8", errors="replace", opener=_nonblocking) as file:
+        with open(path, encoding="utf-8", errors="replace", opener=rooted.nonblocking) as file:
             return file.read(limit)
     except PermissionError:
         raise
@@ -258,7 +258,3 @@ def some(names: list[str], limit: int = 4) -> str:
     """Join names for a sentence, not all of them if they are many."""
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
-
-
-def _nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO must not hang us

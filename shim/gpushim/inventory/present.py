@@ -14,9 +14,6 @@ from gpushim.inventory import ensure
 if TYPE_CHECKING:
     from gpushim.model import Policy, Snapshot
 
-if TYPE_CHECKING:
-    pass
-
 
 def snapshot(config: str = "", state: str = "") -> Snapshot:
     """Return the saved snapshot if it is true, else look at the host.

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpushim.engines import files, tomltext
 from gpushim.engines.files import Change
+from gpushim.engines.textedit import decoded
 from gpushim.errors import GpushimError
 
 BASE = '{{ template "base" . }}\n'
@@ -70,7 +71,7 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any], options: dict[s
     """
     base = take_out(path)
     old = base.old
-    text = _text(old, path) if old is not None else BASE
+    text = decoded(old, path) if old is not None else BASE
     others = _BLOCK.sub("", text)
     name = keys[-1]
     if re.search(
@@ -101,7 +102,7 @@ def take_out(path: str) -> Change:
     old = files.read(path)
     if old is None:
         return Change(path, None, None)
-    before, after, text = files.before(path), files.after(path), _text(old, path)
+    before, after, text = files.before(path), files.after(path), decoded(old, path)
     blocks = [match[1] for match in _BLOCK.finditer(text)]
     if not len(blocks) == text.count(BEGIN) == text.count(END) or any(BEGIN in block for block in blocks):
         raise GpushimError(f"{path} lacks one of the two marks around gpushim's runtime; take that out by hand")
@@ -113,11 +114,3 @@ def take_out(path: str) -> Change:
     if old == after and before is not None and before.split() == new.split():
         new = before  # a missing newline at its end
     return Change(path, old, new, lost=lost)
-
-
-def _text(data: bytes, path: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise GpushimError(f"{path}, line {line}: is not UTF-8; save it as UTF-8") from None
