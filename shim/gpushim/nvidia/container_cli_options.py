@@ -57,13 +57,7 @@ COMMANDS: dict[str, Options] = {
         "cuda-compat-mode": ("", REQUIRED),
     },
     "info": {"csv": ("", NO), **_HELP},
-    "list": {
-        **_CHOICE,
-        "libraries": ("l", NO),
-        "binaries": ("b", NO),
-        "ipcs": ("i", NO),
-        "firmwares": ("f", NO),
-    },
+    "list": {**_CHOICE, "libraries": ("l", NO), "binaries": ("b", NO), "ipcs": ("i", NO), "firmwares": ("f", NO)},
 }
 _LEFT_OUT = {
     "no-persistenced": "/nvidia-persistenced/",
