@@ -15,7 +15,6 @@ from gpushim.cdi import publish, specs, versions, write, written
 from gpushim.doctor import (
     Finding,
     Host,
-    ask,
     broken,
     check_docker,
     corrected,
@@ -26,7 +25,7 @@ from gpushim.doctor import (
     untrusted,
     warning,
 )
-from gpushim.engines import programs, table
+from gpushim.engines import ask, programs, table
 from gpushim.engines.docker import dockerd
 from gpushim.engines.injected import SPEC_DIRECTORIES
 from gpushim.errors import GpushimError

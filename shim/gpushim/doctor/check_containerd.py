@@ -10,8 +10,8 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, skipped, warning
-from gpushim.engines import executes_ours, files, programs, tomltext, units
+from gpushim.doctor import Finding, Host, broken, corrected, entries, ok, skipped, warning
+from gpushim.engines import ask, executes_ours, files, programs, tomltext, units
 from gpushim.engines.containerd import imports, process, services
 from gpushim.engines.containerd.process import ADDRESS, NAME
 from gpushim.errors import GpushimError

@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import Finding, Host, ask, broken, entries, ok, skipped, warning
-from gpushim.engines import crio, dropin, executes_ours, programs, tomltext
+from gpushim.doctor import Finding, Host, broken, entries, ok, skipped, warning
+from gpushim.engines import ask, crio, dropin, executes_ours, programs, tomltext
 from gpushim.engines.injected import SPEC_DIRECTORIES
 from gpushim.errors import GpushimError
 

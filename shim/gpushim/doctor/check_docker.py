@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, ours, skipped, warning
-from gpushim.engines import docker, executes_ours, files, is_ours, programs
+from gpushim.doctor import Finding, Host, broken, corrected, entries, ok, ours, skipped, warning
+from gpushim.engines import ask, docker, executes_ours, files, is_ours, programs
 from gpushim.engines.docker import daemon_json, dockerd, on_path
 from gpushim.engines.docker.on_path import CDI_HOOK, HOOK
 from gpushim.errors import GpushimError

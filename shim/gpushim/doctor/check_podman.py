@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from gpushim import stamp
 from gpushim.cdi import specs
-from gpushim.doctor import Finding, Host, ask, broken, cdi, corrected, entries, ok, skipped, untrusted, warning
-from gpushim.engines import is_ours, leads_to_ours, podman, programs
+from gpushim.doctor import Finding, Host, broken, cdi, corrected, entries, ok, skipped, untrusted, warning
+from gpushim.engines import ask, is_ours, leads_to_ours, podman, programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

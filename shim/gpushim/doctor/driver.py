@@ -11,7 +11,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import Finding, Host, ask, broken, ok, skipped, some, text, warning
+from gpushim.doctor import Finding, Host, broken, ok, skipped, some, text, warning
+from gpushim.engines import ask
 from gpushim.inventory import files, gpus, libraries, modules, nodes, procfs, rooted
 
 if TYPE_CHECKING:

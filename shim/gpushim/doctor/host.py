@@ -12,8 +12,8 @@ import shlex
 from typing import TYPE_CHECKING, Any, cast
 
 from gpushim import policy, seen
-from gpushim.doctor import Finding, Host, ask, broken, corrected, listing, ok, ours, skipped, text, untrusted, warning
-from gpushim.engines import genuine, programs, units
+from gpushim.doctor import Finding, Host, broken, corrected, listing, ok, ours, skipped, text, untrusted, warning
+from gpushim.engines import ask, genuine, programs, units
 from gpushim.errors import GpushimError
 from gpushim.nvidia import migrate
 

@@ -12,8 +12,8 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim import seen
-from gpushim.doctor import KUBELET, Finding, Host, ask, broken, listing, ok, restarting, skipped, text, then, warning
-from gpushim.engines import PROGRAM, units
+from gpushim.doctor import KUBELET, Finding, Host, broken, listing, ok, restarting, skipped, text, then, warning
+from gpushim.engines import PROGRAM, ask, units
 from gpushim.engines.containerd import services
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import gpushim
 from gpushim import seen
 from gpushim.cdi import specs
-from gpushim.doctor import Finding, Host, ask, cdi, checks, text
-from gpushim.engines import places
+from gpushim.doctor import Finding, Host, cdi, checks, text
+from gpushim.engines import ask, places
 from gpushim.errors import GpushimError, visible
 from gpushim.inventory import ensure
 from gpushim.logfile import now

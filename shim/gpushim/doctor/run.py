@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
-from gpushim.doctor import Finding, Host, ask, broken, check_containerd, check_docker, check_podman, ok, some
-from gpushim.engines import PROGRAM, installed, places, programs
+from gpushim.doctor import Finding, Host, broken, check_containerd, check_docker, check_podman, ok, some
+from gpushim.engines import PROGRAM, ask, installed, places, programs
 from gpushim.engines.docker import dockerd
 from gpushim.errors import GpushimError
 

@@ -15,7 +15,6 @@ from gpushim import engines, logfile, policy, seen, stamp
 from gpushim.doctor import (
     Finding,
     Host,
-    ask,
     broken,
     corrected,
     discounted,
@@ -26,6 +25,7 @@ from gpushim.doctor import (
     untrusted,
     warning,
 )
+from gpushim.engines import ask
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 

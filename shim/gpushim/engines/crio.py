@@ -11,11 +11,10 @@ import json
 import os
 import re
 import shlex
-import subprocess
 from typing import Any
 
 from gpushim import policy
-from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, programs, running, stays, tomltext, undo
+from gpushim.engines import Plan, Wish, ask, dropin, hooksd, is_ours, programs, running, stays, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
@@ -150,15 +149,10 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     """
     # Before version 1.26 a program of its own asked.
     for name, *words in ((PROGRAM, "status", "config"), ("crio-status", "config")):
-        command = [programs.find(name), *words]
-        try:
-            if not command[0]:
-                continue
-            done = subprocess.run(command, capture_output=True, timeout=STATUS_SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        if done.returncode == 0:
-            return _missing(wish, tomltext.parse(done.stdout, "the answer of CRI-O"))
+        program = programs.find(name)
+        answer = ask.program([program, *words], STATUS_SECONDS) if program else None
+        if answer and answer.code == 0:
+            return _missing(wish, tomltext.parse(answer.out.encode(), "the answer of CRI-O"))
     return ["CRI-O does not answer `crio status config`; see its journal"]
 
 

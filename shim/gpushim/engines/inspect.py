@@ -7,14 +7,12 @@ Out of scope: what the request then gets (gpushim.explain).
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim import explain
 from gpushim.cdi import specs
-from gpushim.engines import injected, programs, running
+from gpushim.engines import ask, injected, programs, running
 from gpushim.engines.docker import dockerd, on_path
 from gpushim.errors import FAILED, NOT_FOUND, GpushimError, quote
 from gpushim.request import DEVICES
@@ -23,10 +21,7 @@ ENGINES = ("docker", "podman")
 SECONDS = 40
 # What dockerd's driver "nvidia" can do, in daemon/devices_nvidia_linux.go of moby.
 GPU_DRIVER = ("gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display")
-BY_CDI, BY_HOOK = (
-    "nvidia.cdi",
-    "nvidia.runtime-hook",
-)  # the two halves of "nvidia", which have names since Docker 29.2
+BY_CDI, BY_HOOK = "nvidia.cdi", "nvidia.runtime-hook"  # the two halves of "nvidia", named since Docker 29.2
 VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until on_path.CDI_SINCE
 
 
@@ -85,16 +80,11 @@ def inspect(name: str) -> Found:
 
 def _ask(program: str, *args: str) -> tuple[Any, str]:
     """Run a client; returns its JSON, or None and the last line that it said."""
-    environment = {**os.environ, "PATH": programs.path(), "LC_ALL": "C.UTF-8"}
+    answer = ask.program([program, *args], SECONDS, whole=True, PATH=programs.path())
+    if answer.code != 0:
+        return None, answer.last
     try:
-        done = subprocess.run([program, *args], capture_output=True, check=False, timeout=SECONDS, env=environment)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, f"{program} does not answer: {error}"
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    if done.returncode:
-        return None, said[-1] if said else f"exit status {done.returncode}"
-    try:
-        return json.loads(done.stdout), ""
+        return json.loads(answer.out), ""
     except ValueError:
         return None, "its answer is not JSON"
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from typing import Any
 
-from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, programs, stays, tomltext, undo
+from gpushim.engines import Plan, Wish, ask, dropin, hooksd, is_ours, programs, stays, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
 
@@ -89,23 +88,20 @@ def verify(wish: Wish, found: Plan) -> list[str]:
         return [programs.absent(PROGRAM)]
     runtime = [] if wish.default and not wish.remove else [f"--runtime={wish.name}"]
     command = [program, *runtime, "info", "--format={{json .Host.OCIRuntime}}"]
-    environment = {**os.environ, "PATH": programs.path(), **({"CONTAINERS_CONF": wish.config} if wish.config else {})}
+    more = {"PATH": programs.path(), **({"CONTAINERS_CONF": wish.config} if wish.config else {})}
+    answer = ask.program(command, INFO_SECONDS, whole=True, **more)
+    if answer.code is None:
+        return [answer.said]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INFO_SECONDS, check=False, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        return [f"`podman info` has not ended within {INFO_SECONDS} s"]
-    try:
-        answer = json.loads(done.stdout) if done.returncode == 0 else {}
+        info = json.loads(answer.out) if answer.code == 0 else {}
     except ValueError:
-        answer = {}
-    has = isinstance(answer, dict) and is_ours(answer.get("path"))
+        info = {}
+    has = isinstance(info, dict) and is_ours(info.get("path"))
     if wish.remove:
         return [f"Podman still has the runtime {wish.name}"] if has else []
     if has:
         return []
-    reason = (done.stderr.strip().splitlines() or [f"its runtime is {done.stdout.strip()[:200]}"])[-1]
+    reason = (answer.said.strip().splitlines() or [f"its runtime is {answer.out.strip()[:200]}"])[-1]
     return [f"Podman does not take the runtime {wish.name} of {found.config}: {reason}"]
 
 

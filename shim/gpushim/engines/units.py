@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 from typing import TYPE_CHECKING
 
-from gpushim.engines import programs
+from gpushim.engines import ask, programs
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -87,12 +86,11 @@ def restart(arguments: list[str]) -> None:
     if not program:
         raise GpushimError(f"{programs.absent('systemctl')}; restart the engine yourself")
     shown = f"systemctl {' '.join(arguments)}"
-    try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        raise GpushimError(f"`{shown}` has not ended within {SECONDS} s; see `systemctl status`") from None
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+    answer = ask.program([program, *arguments], SECONDS, whole=True)
+    if answer.code is None:
+        raise GpushimError(f"`{shown}` has not ended within {SECONDS} s; see `systemctl status`")
+    if answer.code:
+        reason = (answer.said.strip().splitlines() or ["no reason given"])[0]
         raise GpushimError(
             f"`{shown}` failed: {reason}; the engine's reason is in its journal; --remove takes our change back"
         )

@@ -7,10 +7,9 @@ Out of scope: what dockerd looks at only as it starts; options of its command li
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import jsontext, programs
+from gpushim.engines import ask, jsontext, programs
 from gpushim.errors import GpushimError, quote
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 # Runtimes that dockerd has by itself: runc, shims by their type, and from version 23 on shims by their path.
 STOCK = re.compile(r"runc|io\.containerd\.[^/]+|/.+")
-SECONDS = 10.0
 _TYPES: dict[str, tuple[type, str]] = {
     "runtimes": (dict, "an object"),
     "features": (dict, "an object"),
@@ -99,14 +97,8 @@ def _refused(content: bytes, path: str, dockerd: str) -> str:
         return ""
     # The same bytes that were judged here, whatever the file becomes in the meantime.
     command = [dockerd, "--validate", "--config-file", "/dev/stdin"]
-    environment = {"PATH": programs.path(), "LC_ALL": "C.UTF-8"}
-    try:
-        done = subprocess.run(
-            command, input=content, capture_output=True, timeout=SECONDS, env=environment, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-    if done.returncode == 0 or "configure the Docker daemon" not in said:  # before 23 it does not know the option
+    answer = ask.program(command, feed=content)
+    said = (answer.said.strip().splitlines() or [""])[-1]
+    if answer.code == 0 or "configure the Docker daemon" not in said:  # before 23 it does not know the option
         return ""
     return f"dockerd says: {said.rpartition('/dev/stdin: ')[2][:300]}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.doctor import ask
+from gpushim.engines import ask
 
 
 def script(folder: Path, text: str) -> str:
