@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gpushim import policy, seen
 from gpushim.doctor import Finding, Host, broken, corrected, listing, ok, ours, skipped, text, untrusted, warning
-from gpushim.engines import ask, genuine, programs, units
+from gpushim.doctor.entries import hook_of
+from gpushim.engines import ask, genuine, hooksd, programs, units
 from gpushim.errors import GpushimError
 from gpushim.nvidia import migrate
 
@@ -79,7 +80,7 @@ def low_level(host: Host) -> Iterator[Finding]:
 
 
 def _found(host: Host, names: list[str], setting: str) -> str:
-    """Say how there is a low-level runtime: one that is here, or one whose package brings what is named."""
+    """Say how to get a low-level runtime: one that is installed, or the package of one that is named."""
     here = host.program(*OLDEST)
     if here:
         return f"set {setting} to {shlex.quote(json.dumps([here]))}"
@@ -103,7 +104,7 @@ def _judged(path: str, name: str, version: tuple[int, int, int], said: str) -> F
 
 
 def _newest(name: str) -> str:
-    """Say which releases have none of the flaws that are known; the last of them is the newest."""
+    """Say which releases have none of the known flaws, the newest last."""
     *others, last = [f"{branch[0]}.{branch[1]}.{patch}" for branch, patch in sorted(FLAWS[name][-1][1].items())]
     return f"{', '.join(others)}{' or ' if others else ''}{last}, or newer"
 
@@ -114,7 +115,7 @@ def _has(version: tuple[int, int, int], good: dict[tuple[int, int], int]) -> boo
 
 
 def cgroups(host: Host) -> Iterator[Finding]:
-    """Check which cgroups there are: without the devices controller of v1, or v2, nothing restricts devices."""
+    """Check the cgroup version: without v2 or the devices controller of v1, nothing restricts devices."""
     folder = f"{host.top}/sys/fs/cgroup"
     if os.path.exists(f"{folder}/cgroup.controllers"):
         yield ok("cgroup v2")
@@ -206,12 +207,12 @@ def _left_behind(host: Host, theirs: str) -> list[migrate.Row]:
 
 
 def _hardens(row: migrate.Row) -> bool:
-    """Say whether a setting takes from containers what the policy grants without it."""
+    """Say whether a setting takes rights from containers that the policy grants without it."""
     return row.setting in HARDENING or (row.left_out and row.key in WITHHOLDING)
 
 
 def old_hook(host: Host) -> Iterator[Finding]:
-    """Check whether the hook that engines find by its name is NVIDIA's."""
+    """Check whether the hook that engines find by name is NVIDIA's."""
     for name in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
         path = programs.lying(name, host.top)
         if path and not ours(path):
@@ -225,19 +226,14 @@ def old_hook(host: Host) -> Iterator[Finding]:
 
 def old_hooks_d(host: Host) -> Iterator[Finding]:
     """Check for files in the hooks' directories of Podman and CRI-O that call NVIDIA's hook."""
-    folders = [f"{host.top}{folder}/containers/oci/hooks.d" for folder in ("/usr/share", "/etc")]
-    found = [path for folder in folders for path in listing(folder) if _calls_theirs(host, path)]
-    for path in found:
+    hooks = [(path, hook_of(path)) for each in hooksd.DIRECTORIES for path in listing(host.top + each)]
+    theirs = [path for path, hook in hooks if "/nvidia-container" in hook and not ours(host.top + hook)]
+    for path in theirs:
         yield warning(
             f"{path} makes Podman and CRI-O call NVIDIA's hook for every container", f"rm {shlex.quote(path)}"
         )
-    if not found:
+    if not theirs:
         yield ok("no hooks directory names NVIDIA's hook")
-
-
-def _calls_theirs(host: Host, path: str) -> bool:
-    named = re.search(r'"(/[^"]*/nvidia-container[^"/]*)"', text(path))
-    return named is not None and not ours(host.top + named[1])
 
 
 def old_units(host: Host) -> Iterator[Finding]:
@@ -257,7 +253,7 @@ def old_units(host: Host) -> Iterator[Finding]:
 
 
 def strangers(host: Host) -> Iterator[Finding]:
-    """Check for processes that bear an engine's name, and that nothing of gpushim asks or believes."""
+    """Check for processes that bear an engine's name, but that gpushim does not trust."""
     hidden = [each for each in host.strangers if os.geteuid() and not each.uid]
     if hidden:
         processes = [f"{each.name} (process {each.pid}), which is root's" for each in hidden[:SHOWN]]

@@ -98,7 +98,7 @@ def directory(host: Host) -> Iterator[Finding]:
 
 
 def snapshot(host: Host) -> Iterator[Finding]:
-    """Check that the snapshot is there, true, and that it has GPUs."""
+    """Check that the snapshot exists, is current, and has GPUs."""
     path = f"{host.state}/{ensure.SNAPSHOT}"
     found, stale = ensure.last(host.config, host.state)
     changed: list[str] = []
@@ -153,7 +153,7 @@ def log(host: Host) -> Iterator[Finding]:
 
 
 def _no_log(status: os.stat_result) -> str:
-    """Say why a log is not written to, by what logfile.py asks of it."""
+    """Say why logfile.py refuses to write a log."""
     if stat.S_ISLNK(status.st_mode):
         return "is a link"
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
@@ -229,7 +229,7 @@ def yaml(host: Host) -> Iterator[Finding]:
 
 
 def units(host: Host) -> Iterator[Finding]:
-    """Check that refreshes happen by themselves."""
+    """Check that systemd runs refreshes."""
     if not os.path.isdir(f"{host.top}/run/systemd/system"):
         yield skipped("systemd does not run here")
         return

@@ -1,6 +1,6 @@
 """What an engine would write into a container's config.json, from what it says of the container or image.
 
-`docker inspect` tells variables, mounts, capabilities and device requests. Only what a request is made of is taken.
+`docker inspect` tells variables, mounts, capabilities and device requests. Only what makes up a request is taken.
 Out of scope: what the request then gets (gpushim.explain).
 """
 
@@ -30,7 +30,7 @@ class Found:
     """A container or image, as explain takes it.
 
     Attributes:
-        spec: as much of a config.json as a request has need of.
+        spec: the parts of a config.json that a request is made of.
         origins: who set a variable, mount or annotation, by its name; also by NAME=VALUE of a variable that is set
             several times.
         notes: sentences about the way in which the engine brings GPUs, or does not.
@@ -45,21 +45,13 @@ class Found:
     by_hook: bool = False
 
     def add(self, entry: str, who: str) -> None:
-        """Add a variable behind all others.
-
-        Args:
-            entry: NAME=VALUE.
-            who: sets it.
-        """
+        """Add the variable NAME=VALUE behind all others, and who sets it."""
         self.spec["process"]["env"].append(entry)
         self.origins[entry] = self.origins[_name(entry)] = who
 
 
 def inspect(name: str) -> Found:
-    """Ask the engines that are installed for a container or an image of theirs.
-
-    Args:
-        name: or id.
+    """Ask the engines that are installed for a container or an image of this name or id.
 
     Raises:
         GpushimError: there is no engine, none knows it, or its answer is no JSON.
@@ -116,12 +108,12 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
 
 
 def _tell_which_counts(found: Found, env: list[str], earlier: dict[str, str]) -> None:
-    """Say of a variable that the engine sets behind one of the container's or the image's that its own counts.
+    """Say where a variable that the engine adds comes behind one of the container or image, and so counts.
 
     Args:
         found: with all variables.
-        env: those that the container had before, each once.
-        earlier: who set those.
+        env: the container's variables without the engine's, each once.
+        earlier: who set them.
     """
     last = {_name(entry): entry for entry in found.spec["process"]["env"]}
     for entry in env:
@@ -237,7 +229,7 @@ def _note_runtime(
     """Say so if gpushim-runtime will not be called.
 
     Args:
-        found: what gets the note.
+        found: gets the note.
         engine: name of the client.
         host: HostConfig of the container.
         info: what the engine says of itself.

@@ -1,8 +1,8 @@
 """Podman: a drop-in file of containers.conf, a file for its hooks directory, and what `podman info` says.
 
 Podman has no daemon: it reads its settings at each call. The hook's file is written only on demand: Podman calls that
-hook for every container, whatever its runtime, and what it adds to a created container the low-level runtime does not
-know of, while with the runtime (or CDI) all stands in config.json.
+hook for every container, whatever its runtime. The low-level runtime does not know what the hook adds to a container;
+with the runtime, or CDI, all of it stands in config.json.
 Out of scope: CDI, which Podman does by itself once specs exist.
 """
 
@@ -27,9 +27,6 @@ INFO_SECONDS = 60
 
 def plan(wish: Wish) -> Plan:
     """Work out what to change in Podman's settings.
-
-    Args:
-        wish: what somebody wants.
 
     Raises:
         GpushimError: a file cannot be read, understood or safely changed.
@@ -61,11 +58,7 @@ def default_config() -> str:
 
 
 def settings(top: str = "") -> dict[str, Any]:
-    """Return what the files of this user's Podman say of its engine.
-
-    Args:
-        top: what stands before the host's directories: "" but for tests.
-    """
+    """Return the table [engine] of this user's Podman; `top` is what stands before the host's directories."""
     folders = [f"{top}{folder}" for folder in SYSTEM_DIRECTORIES]
     if os.geteuid() and not top:
         folders.append(os.path.dirname(os.path.dirname(default_config())))
@@ -74,15 +67,7 @@ def settings(top: str = "") -> dict[str, Any]:
 
 
 def verify(wish: Wish, found: Plan) -> list[str]:
-    """Ask Podman whether it has what somebody wanted.
-
-    Args:
-        wish: what that is.
-        found: from `plan`.
-
-    Returns:
-        a sentence for each thing that is missing.
-    """
+    """Ask Podman whether it has what is wished; return a sentence for each thing that is missing."""
     program = programs.find(PROGRAM)
     if not program:
         return [programs.absent(PROGRAM)]

@@ -1,4 +1,4 @@
-"""The options of `nvidia-container-cli`, and what its commands read from them alike.
+"""The options of `nvidia-container-cli`, and how its commands read the common ones.
 
 Imports as little as `configure` may, which container engines wait for. Out of scope: the grammar (getopt.py).
 """
@@ -100,10 +100,10 @@ def sentence(error: Exception) -> str:
 
 
 def check_root(given: Given, driver_root: str) -> None:
-    """See that --root names the driver that gpushim knows.
+    """Check that --root names the driver root that gpushim knows.
 
     Raises:
-        GpushimError: USAGE; it is another.
+        GpushimError: USAGE; it names another.
     """
     for name, value in given:
         if name == "root" and (value.rstrip("/") or "/") != driver_root:
@@ -133,14 +133,10 @@ def only_all(given: Given, name: str) -> bool:
 
 
 def devices(given: Given, kind: str) -> tuple[str, list[Item]]:
-    """Read which GPUs and MIG instances --device names.
-
-    Args:
-        given: the command's options.
-        kind: the CDI kind of this host's own GPUs.
+    """Read which GPUs and MIG instances --device names; `kind` is the CDI kind of this host's own GPUs.
 
     Returns:
-        what it says, and what that means.
+        the option's words, and what they mean.
 
     Raises:
         GpushimError: REQUEST; a device that no GPU or MIG instance can be.

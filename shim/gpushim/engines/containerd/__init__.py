@@ -34,9 +34,6 @@ _HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 def plan(wish: Wish) -> Plan:
     """Work out what to change in containerd's settings.
 
-    Args:
-        wish: what somebody wants.
-
     Raises:
         GpushimError: a file cannot be read, understood or safely changed.
     """
@@ -66,15 +63,7 @@ def _usual(wish: Wish) -> Plan:
 
 
 def verify(wish: Wish, found: Plan) -> list[str]:
-    """Ask containerd whether it has what somebody wanted: how it reads its settings, and whether its CRI runs.
-
-    Args:
-        wish: what that is.
-        found: from `plan`.
-
-    Returns:
-        a sentence for each thing that is missing.
-    """
+    """Ask containerd how it reads its settings and whether its CRI runs; return a sentence for each thing missing."""
     daemon = process.find(wish.config, wish.files_only)
     try:
         settings = process.dump(daemon)

@@ -65,7 +65,7 @@ def find(config: str, files_only: bool = False) -> Daemon:
 
     Args:
         config: absolute path of the settings if somebody named them, else "".
-        files_only: whether no process is looked at.
+        files_only: look at no process.
 
     Raises:
         GpushimError: several run or are installed, and nothing tells which one is meant.
@@ -81,14 +81,14 @@ def find(config: str, files_only: bool = False) -> Daemon:
 
 
 def _service(default: str, engine: Engine | None) -> str:
-    """Return the one service that is installed and of which no containerd runs; "" if it is none of them.
+    """Return the only service whose containerd can be meant where none of it runs; "" if there is none.
 
     Args:
-        default: the settings that are meant without one.
-        engine: the containerd that runs with them, if one does.
+        default: path of the settings that are meant without a service.
+        engine: the containerd that runs with these settings, if one does.
 
     Raises:
-        GpushimError: several are, and nothing tells which one is meant.
+        GpushimError: several are installed, and nothing tells which one is meant.
     """
     here_too = services.installed() if os.geteuid() == 0 else []
     if services.of(default) or not here_too:
@@ -104,9 +104,6 @@ def _service(default: str, engine: Engine | None) -> str:
 
 def dump(daemon: Daemon) -> dict[str, Any]:
     """Return the settings as containerd itself reads them, all files and defaults together.
-
-    Args:
-        daemon: from `find`.
 
     Raises:
         GpushimError: it cannot read them, with its reason.
@@ -142,8 +139,8 @@ def asked(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | No
         name: of the runtime.
 
     Returns:
-        the program that the CRI has for the runtime, "" if it has none, None if only crictl could ask and it is not
-        there; and a sentence about what is wrong with the CRI, or "".
+        the runtime's program, "" if the CRI has no such runtime, None if only crictl could ask and it is not there;
+        and what is wrong with the CRI, or "".
     """
     given = daemon.engine.option("--address", "-address", "-a") if daemon.engine else []
     address = daemon.seen((given or [settings.get("grpc", {}).get("address") or ADDRESS])[-1])

@@ -25,29 +25,18 @@ _TYPES: dict[str, tuple[type, str]] = {
 
 
 def program(engine: Engine | None, top: str = "") -> str:
-    """Find the dockerd that may be asked about its settings.
-
-    Args:
-        engine: the one that runs; None for the one that would be started.
-        top: as `programs.find` takes it.
-
-    Returns:
-        its path; "" if there is none, as for one with another root.
-    """
+    """Find the dockerd that may be asked about its settings: the one that runs, or (None) that would be started."""
     return programs.find("dockerd", engine, top)
 
 
 def wrong(content: bytes | None, path: str, dockerd: str, more: tuple[str, ...] = ()) -> str:
-    """Say why dockerd would not start with a daemon.json.
+    """Say why dockerd would not start with a daemon.json; "" if it would, as far as can be told.
 
     Args:
         content: of the file; None if there is none.
-        path: of it, for the sentence.
+        path: of the file, for the sentence.
         dockerd: from `program`.
         more: runtimes that dockerd has by its command line.
-
-    Returns:
-        a sentence; "" if it would, as far as can be told.
     """
     try:
         settings = jsontext.get(jsontext.parse(content or b"", path), ()) or {}
@@ -58,14 +47,7 @@ def wrong(content: bytes | None, path: str, dockerd: str, more: tuple[str, ...] 
 
 
 def mistyped(settings: dict[str, Any]) -> str:
-    """Say what of a daemon.json that gpushim touches is not of its kind.
-
-    Args:
-        settings: the file's.
-
-    Returns:
-        a clause; "" if all is well.
-    """
+    """Say, as a clause, which setting that gpushim touches has the wrong type; "" if none."""
     for key, value in settings.items():
         # Go takes a key for the one that it knows, and dockerd then does not know it.
         if key not in _TYPES and key.lower() in _TYPES:
