@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpushim.model import Snapshot
 
 RUNTIMES = ("runc", "crun")
-# Where they keep the state of containers, by who calls them; moby is Docker's containerd namespace.
+# Where they keep the state of containers, by their caller; moby is Docker's containerd namespace.
 STATES = (
     *((pattern, name) for name, row in table.ENGINES.items() for pattern in row.states),
     *((f"/run/{name}", name) for name in RUNTIMES),
@@ -87,7 +87,7 @@ def _places(unseen: list[str], named: names.Names) -> list[tuple[str, str, str]]
         asked += [(f"{glob.escape(user)}/{rest}", engine_name, user) for rest, engine_name in USERS_STATES]
     places: dict[str, tuple[str, str]] = {}
     for pattern, engine_name, user in asked:
-        # Links of a user's can make a directory appear any number of times.
+        # A user's links can make a directory appear any number of times.
         matches = itertools.islice(glob.iglob(pattern), PLACES if user else None)
         unseen += itertools.islice(seen.refused(pattern), PLACES)
         for path in sorted(matches):
@@ -110,7 +110,7 @@ def _holder(
         spec = reader.read(state["copy"])
     spec = state["spec"] if spec is None else spec
     given = set(_given(spec or {}, inventory))
-    behind = "mount" if spec is None else "hook"  # without a config.json, nobody says whose it is
+    behind = "mount" if spec is None else "hook"  # without a config.json, nothing tells who added it
     try:
         bound = set(_bound(process, inventory)) - given
     except PermissionError:
@@ -157,7 +157,7 @@ def _bound(process: str, inventory: Snapshot) -> Iterator[str]:
         return
     for mount in mounts:
         place = os.fsdecode(mount.place)
-        # A container can mount over any path; of a node, the source bears the same name.
+        # A container can mount over any path; the source of a node has the same name.
         if place in inventory["nodes"] and mount.root.endswith(os.fsencode(place.rpartition("/")[2])):
             yield place
 

@@ -88,7 +88,7 @@ class Names:
         folder, _, own = bundle.rpartition("/userdata")[0].rpartition("/")
         if own != identity or not folder.endswith("-containers"):
             return ""
-        # Those of `podman run --rm` are kept apart, where a boot forgets them.
+        # Those of `podman run --rm` are kept apart, in a directory that a boot empties.
         run = f"{user}/containers" if user else PODMAN_RUN
         for path in (f"{folder}/containers.json", f"{run}/{os.path.basename(folder)}/volatile-containers.json"):
             if path not in self._lists:

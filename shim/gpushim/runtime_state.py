@@ -73,7 +73,7 @@ class Reader:
             self.notes.append(f"{path} cannot be read: {error.strerror}")
             return None
         except (ValueError, RecursionError):
-            return None  # being written, or made to harm us
+            return None  # being written, or malicious
         finally:
             if self.user:
                 self.left[self.user] -= max(len(data), LOOK)

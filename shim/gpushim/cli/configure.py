@@ -170,7 +170,7 @@ def _asked(engine: Any, row: table.Row, wish: Wish, plan: Plan, restart: bool) -
         if not arguments:
             return [_advice(row, wish, plan) + "; then --verify asks it"]
         units.restart(arguments)
-        plan = engine.plan(Wish(config=wish.config, remove=True))  # another process now
+        plan = engine.plan(Wish(config=wish.config, remove=True))  # the process is another one now
     missing: list[str] = engine.verify(wish, plan)
     return missing
 

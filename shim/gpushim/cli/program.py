@@ -67,11 +67,11 @@ def guard() -> None:
     for fd, name in enumerate(STREAMS):
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__"):
-            continue  # somebody's own, such as a test's
+            continue  # replaced, for example by a test
         try:
             os.fstat(fd)
         except OSError:
-            # Such that reading and writing fail as on what is closed; what goes to stderr is lost either way.
+            # Opened so that reads and writes fail as on a closed one; what goes to stderr is lost either way.
             os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_WRONLY)  # the lowest free number: fd
             os.set_inheritable(fd, True)
         if name == "stdin":

@@ -56,7 +56,7 @@ class Finding:
 def _code() -> str:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     above = os.path.dirname(package)
-    # Of a package or a checkout it is gpushim's as a whole; pip's directory is not.
+    # In a package or a checkout all of it is gpushim's; in pip's directory it is not.
     return above if os.path.basename(above) in ("gpushim", "shim") else package
 
 

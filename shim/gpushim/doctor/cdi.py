@@ -164,7 +164,7 @@ def conflicts(host: Host) -> Iterator[Finding]:
                 one = mine if mine in paths else paths[-1]
                 fix = REFRESH if any(map(written.ours, paths)) else f"rm {shlex.quote(one)}"
                 yield broken(f"{told}: engines refuse that device", fix)
-            else:  # without ours, cdi-spec would complain
+            else:  # cdi-spec needs gpushim's own
                 one = next(path for _, path in found if path != mine)
                 yield warning(f"{told}: the last of the directories counts", f"rm {shlex.quote(one)}")
     if not said:

@@ -154,9 +154,9 @@ def hook(host: Host) -> Iterator[Finding]:
 
 
 def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
-    if engine.root:  # nothing of this host's is in it
+    if engine.root:  # the host's files are not in it
         return "docker run --runtime=nvidia, or --device nvidia.com/gpu=all, instead"
-    if len(host.running("dockerd")) > 1:  # `configure` links for the one of this host
+    if len(host.running("dockerd")) > 1:  # `configure` links for this host's own dockerd
         return f"link gpushim-hook as {name} in a directory of that PATH; then {host.restart(engine)}"
     first = "" if on_path.folders(engine) else f"put {shlex.quote(on_path.SYSTEM)} on the PATH of dockerd; then "
     return f"{first}{_configure(host, engine)}"

@@ -13,7 +13,7 @@ from gpushim.doctor import BROKEN, check_docker
 if TYPE_CHECKING:
     from gpushim.doctor import Finding
 
-# What is broken, with what in its finding; and how the checks of those that follow begin, with what in their fixes.
+# A broken check, with a word of its finding; the beginning of the checks that follow it, with words of their fixes.
 FIRST = (
     (
         "docker-runtime",

@@ -31,13 +31,13 @@ FLAWS = {
     ),
     "crun": (("CVE-2026-47766", {(1, 28): 0}),),
 }
-# Distributions fix old releases, and say in their version that it is theirs.
+# Distributions fix old releases; their versions bear the distribution's mark.
 _THEIRS = re.compile(r"\+ds|ubuntu|deb\d|\.el\d|\.fc\d|\.amzn|suse|rhaos")
 SHOWN = 16  # processes that only look like an engine
 MIGRATE = "gpushim migrate --write"
 # Settings of NVIDIA's toolkit with which somebody took rights from containers, as `gpushim migrate` writes them.
 HARDENING = (("requests", "accept-env-when-unprivileged", False), ("requests", "ignore-imex-channel-requests", True))
-# Keys of theirs that take rights from containers where they are set, and that nothing here does.
+# Keys of NVIDIA's that take rights from containers, and have no equivalent here.
 WITHHOLDING = (
     "supported-driver-capabilities",
     "nvidia-container-runtime.mode",
@@ -175,7 +175,7 @@ def old_config(host: Host) -> Iterator[Finding]:
         yield skipped(f"{host.config} is not valid, so nothing can be compared with it")
         return
     try:
-        # Our package brings a config.toml; what counts is what theirs says and ours leaves to its default.
+        # gpushim's package brings a config.toml; what counts is what NVIDIA's sets and gpushim's leaves out.
         left = _left_behind(host, theirs) if seen.exists(theirs) else []
     except GpushimError as error:
         yield warning(f"what {theirs} says cannot be taken over: {error}", f"{corrected(theirs)}; then {MIGRATE}")
@@ -266,7 +266,7 @@ def strangers(host: Host) -> Iterator[Finding]:
             yield warning(evidence, untrusted.program(each.why[len(genuine.UNSAFE) + 2 :]))
         else:
             yield skipped(evidence)
-    if len(host.strangers) > SHOWN:  # whoever starts many must not bury what else was found
+    if len(host.strangers) > SHOWN:  # many processes must not bury the other findings
         yield skipped(f"so do {len(host.strangers) - SHOWN} more processes")
     if not host.strangers:
         yield ok("no process only looks like an engine")

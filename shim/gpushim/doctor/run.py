@@ -56,7 +56,7 @@ def containers(host: Host) -> list[Finding]:
                 found += [replace(each, check=f"run-{name}") for each in judged(call())]
     except (GpushimError, OSError) as error:
         found.append(replace(broken(f"no test container can be made: {error}", "gpushim doctor"), check="run"))
-    return list(dict.fromkeys(found))  # of several engines of a kind, the same is said once
+    return list(dict.fromkeys(found))  # several engines of a kind may have the same findings
 
 
 def judged(answer: ask.Answer) -> Iterator[Finding]:

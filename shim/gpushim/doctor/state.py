@@ -57,7 +57,7 @@ def config(host: Host) -> Iterator[Finding]:
         yield broken(host.trouble, _corrected(host.config))
     elif absent:
         for path in (host.driver["root"], host.driver["dev-root"]):
-            seen.exists(path)  # what this user may not look up is a warning (checks.py)
+            seen.exists(path)  # checks.py warns of what this user may not look up
         yield broken(absent, f"{corrected(host.config)}, or start what puts the driver there; then {REFRESH}")
     elif os.path.exists(host.config):
         yield from (warning(sentence, f"do that in {shlex.quote(host.config)}") for sentence in host.old_names)
@@ -70,7 +70,7 @@ def config(host: Host) -> Iterator[Finding]:
 def _corrected(config: str) -> str:
     try:
         if os.geteuid() and not os.access(config, os.R_OK):
-            return "gpushim doctor"  # of a user who may not read it; root may
+            return "gpushim doctor"  # this user may not read it; root may
         if stat.S_ISREG((status := os.stat(config)).st_mode) and stamp.others_may(status):
             return untrusted.file(config)
     except OSError:
@@ -102,7 +102,7 @@ def snapshot(host: Host) -> Iterator[Finding]:
     path = f"{host.state}/{ensure.SNAPSHOT}"
     found, stale = ensure.last(host.config, host.state)
     changed: list[str] = []
-    if stale == "host":  # nothing, if only its life is over
+    if stale == "host":  # none, if it has only expired
         then, now = dict(found["stamp"]), dict(stamp.current(found["inputs"]))
         changed = [words for fact, words in FACTS.items() if then[fact] != now[fact]]
     if os.path.lexists(host.state) and not stamp.ours(host.state):

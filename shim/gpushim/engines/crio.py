@@ -27,7 +27,7 @@ STATUS_SECONDS = 20
 RUNTIMES = ("crio", "runtime", "runtimes")
 DEFAULT = ("crio", "runtime", "default_runtime")
 KNOWN = ("runc", "crun")  # what gpushim-runtime was tried with
-# What the default runtime has and a runtime beside it needs too.
+# Settings of the default runtime that another runtime needs too.
 _SHARED = ("runtime_root", "monitor_path", "monitor_cgroup", "monitor_env", "allowed_annotations")
 
 
@@ -127,7 +127,7 @@ def otherwise(known: dict[str, Any], names: list[str], config: str) -> tuple[str
 
 def verify(wish: Wish, found: Plan) -> list[str]:
     """Ask CRI-O whether it has what is wished; return a sentence for each thing that is missing."""
-    # Before version 1.26 a program of its own asked.
+    # Before version 1.26 this was a separate program.
     for name, *words in ((PROGRAM, "status", "config"), ("crio-status", "config")):
         program = programs.find(name)
         answer = ask.program([program, *words], STATUS_SECONDS) if program else None

@@ -266,6 +266,6 @@ def _diff(change: Change) -> str:
 
 
 def _lines(data: bytes | None) -> list[str]:
-    # Not splitlines, which takes a lone carriage return and form feeds for ends of lines.
+    # Not splitlines, which also breaks at a lone carriage return and at form feeds.
     lines = (data or b"").decode("utf-8", "backslashreplace").split("\n")
     return [line + "\n" for line in lines[:-1]] + [line for line in lines[-1:] if line]

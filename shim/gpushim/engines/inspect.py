@@ -196,7 +196,7 @@ def _by_cdi(request: dict[str, Any], info: dict[str, Any]) -> list[str]:
         or not on_path.found(daemon, on_path.CDI_HOOK)
     ):
         return []
-    try:  # what no spec has, the hook is asked for, where there is one
+    try:  # for devices without a spec the hook is called, if there is one
         specs.find(names, _texts(info.get("CDISpecDirs")))
     except GpushimError:
         return [] if on_path.found(daemon, on_path.HOOK) else names

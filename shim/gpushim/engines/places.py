@@ -127,7 +127,7 @@ def _whose(path: str, user: int) -> str:
         home = ""
     if home and f"{path}/".startswith((f"{home}/", f"/run/user/{user}/")):
         return "run this as that user"
-    return "move it away and write your own"  # what another user may still have open is not chowned
+    return "move it away and write your own"  # no chown: the other user may still have it open
 
 
 def socket_path(path: str) -> str:
@@ -214,7 +214,7 @@ def _directory(root: int, path: str, folder: str, make: bool, output: bool) -> i
             os.mkdir(name, NEW_DIRECTORY_MODE, dir_fd=parent)
             made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
             try:
-                os.fchmod(made, NEW_DIRECTORY_MODE)  # mkdir minds the umask; engines of all users read it
+                os.fchmod(made, NEW_DIRECTORY_MODE)  # mkdir applies the umask, and engines of all users read it
             finally:
                 os.close(made)
     finally:

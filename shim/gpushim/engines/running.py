@@ -17,8 +17,8 @@ from gpuhook.walk import walk
 from gpushim.engines import genuine, table
 from gpushim.errors import GpushimError
 
-# Programs that are several engines' in one: their first argument, which is root's word then, tells which. They start
-# a containerd of their own, whose settings they write anew each time from a template.
+# Programs with several engines in them; the first argument, which root chose, tells which. They start a containerd of
+# their own, whose settings they write from a template at each start.
 MANY = ("k3s", "rke2")
 # Names of processes, and the options that tell each where its settings are.
 CONFIG_OPTIONS = {
@@ -27,8 +27,8 @@ CONFIG_OPTIONS = {
 # Nothing else of an environment is kept: it holds secrets.
 VARIABLES = {"PATH", "HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"}
 VARIABLES.update(name for row in table.ENGINES.values() for name in row.variables)
-NOTED = 8  # users whose engines are told of
-SLACK = 2.0  # seconds by which somebody may set the clock, so that a start seems to be earlier than it was
+NOTED = 8  # users whose engines are named
+SLACK = 2.0  # seconds by which a clock that is set can make a start seem too early
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def copy(text: str, keys: Keys, source: str) -> str:
         now = get(text, leaf, _MISSING)
         if now != value:
             as_there = tomledit.as_written(source, leaf) or ("" if value == {} else _rendered(value))
-            if isinstance(now, dict) or not as_there:  # tables without values; what a header is to take the place of
+            if isinstance(now, dict) or not as_there:  # empty tables, and values that a header replaces
                 text = drop(text, leaf)
             text = _put(text, leaf, value, {leaf: as_there} if as_there else {})
     return text

@@ -136,7 +136,7 @@ def _dropped(form: ModuleType, text: str, keys: Keys, old: str | None) -> str:
         then = _at(form, old, keys[:length])
         if isinstance(then, dict):
             break
-        if not then and old is not None:  # something that counts for none, such as null
+        if not then and old is not None:  # a value that means none, such as null
             return str(form.copy(text, keys[:length], old))
         text = form.drop(text, keys[:length])
     return text

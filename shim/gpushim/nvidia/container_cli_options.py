@@ -143,7 +143,7 @@ def devices(given: Given, kind: str) -> tuple[str, list[Item]]:
     """
     words = words_of(given, "device")
     if any(word.lower() == "all" for word in words):
-        words = ["all"]  # what stands before it is among them
+        words = ["all"]  # which includes the words before it
     items = selection.parse(words, (kind, AUTOMATIC_KIND))
     foreign = [item[2] for item in items or () if item[0] == "cdi"]  # no option may name these
     if items is None or foreign:

@@ -48,7 +48,7 @@ def parse(words: Sequence[str], options: Options, in_order: bool = False) -> tup
 
 def _long(word: str, rest: list[str], options: Options) -> tuple[str, str]:
     text, equals, value = word[2:].partition("=")
-    # A beginning that only one option has will do.
+    # A unique beginning is enough.
     found = [text] if text in options else [name for name in options if name.startswith(text)]
     if len(found) != 1:
         raise GpushimError(f"--{quote(text)} is {'ambiguous' if found else 'not an option here'}; see --help", USAGE)

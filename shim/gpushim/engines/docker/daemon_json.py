@@ -49,7 +49,7 @@ def wrong(content: bytes | None, path: str, dockerd: str, more: tuple[str, ...] 
 def mistyped(settings: dict[str, Any]) -> str:
     """Say, as a clause, which setting that gpushim touches has the wrong type; "" if none."""
     for key, value in settings.items():
-        # Go takes a key for the one that it knows, and dockerd then does not know it.
+        # Go matches keys in any case, but dockerd then does not know the key.
         if key not in _TYPES and key.lower() in _TYPES:
             return f"{quote(key)} is written {key.lower()}"
         if key in _TYPES and value is not None and not isinstance(value, _TYPES[key][0]):
