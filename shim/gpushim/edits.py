@@ -153,10 +153,11 @@ def _objects(spec: dict[str, Any], path: str) -> Any:
 
 def _node(spec: dict[str, Any], node: dict[str, Any], here: dict[str, Any]) -> bool:
     if "nodes" not in here:
-        here["nodes"] = {str(device.get("path")): device for device in reversed(_objects(spec, "linux.devices"))}
+        here["devices"] = _objects(spec, "linux.devices")
+        here["nodes"] = {str(device.get("path")): device for device in reversed(here["devices"])}
     device = here["nodes"].setdefault(node["path"], node)
     if device is node:
-        _at(spec, "linux.devices", []).append(node)
+        here["devices"].append(node)
         return True
     if (device.get("major"), device.get("minor")) != (node["major"], node["minor"]):
         raise GpushimError(
@@ -217,11 +218,12 @@ def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, acc
 
 def _mount(spec: dict[str, Any], mount: dict[str, Any], here: dict[str, Any]) -> bool:
     if "mounts" not in here:
-        here["mounts"] = {str(other.get("destination")) for other in _objects(spec, "mounts")}
-    if mount["destination"] in here["mounts"]:
+        here["mounts"] = _objects(spec, "mounts")
+        here["destinations"] = {str(other.get("destination")) for other in here["mounts"]}
+    if mount["destination"] in here["destinations"]:
         return False  # ours from the first time, or the user's own, which the user meant
-    here["mounts"].add(mount["destination"])
-    _at(spec, "mounts", []).append(mount)
+    here["destinations"].add(mount["destination"])
+    here["mounts"].append(mount)
     return True
 
 

@@ -282,7 +282,10 @@ class _Told:
             return "MIG may be configured or monitored" if value.strip() else "does nothing: it is empty"
         if name == "NVIDIA_DISABLE_REQUIRE":
             return "no condition counts" if request.is_true(value) else f"does nothing: {quote(value)} is not true"
-        return "means nothing to gpushim"
+        grant = authorization.VARIABLES.get(name)
+        if grant is None:
+            return "means nothing to gpushim"
+        return self._forbidden(grant, "variable") or f"asks for {authorization.BESIDE[grant]}"
 
     def _without(self) -> str:
         return f"does nothing: {self._otherwise or 'there is no request'}"

@@ -24,11 +24,7 @@ class _Number:
         self.text = text
 
 
-class _OddNumberMet(Exception):  # noqa: N818 - a signal between dumps and the C encoder, not an error
-    pass
-
-
-class _TwiceMet(Exception):  # noqa: N818 - the same between loads and the C scanner
+class _Met(Exception):  # noqa: N818 - a signal through the C half, not an error: an odd number, or a key twice
     pass
 
 
@@ -49,13 +45,13 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
-        raise _TwiceMet(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+        raise _Met(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
     return found
 
 
 def _default(value: object) -> object:
     if isinstance(value, _Number):
-        raise _OddNumberMet
+        raise _Met
     raise TypeError(f"cannot write {type(value).__name__} as JSON")
 
 
@@ -126,7 +122,7 @@ def loads(data: bytes, what: str = "config.json", own: bool = False) -> Any:
         raise GpushimError(f"{what} is not UTF-8 at byte {error.start}", BUNDLE) from None
     except RecursionError:
         raise GpushimError(f"{what} is nested too deeply", BUNDLE) from None
-    except _TwiceMet as error:
+    except _Met as error:
         raise GpushimError(f'{what} has the key "{quote(str(error))}" twice in one object', BUNDLE) from None
     except (ValueError, StopIteration, SystemError):
         # SystemError: the C scanner of Python < 3.13 looks up its exception in json.decoder, which is not there.
@@ -164,7 +160,7 @@ def dumps(value: object) -> str:
     try:
         try:
             return "".join(_encode(value))
-        except _OddNumberMet:
+        except _Met:
             return _spell(value)
     except RecursionError:
         raise GpushimError("config.json is nested too deeply", BUNDLE) from None

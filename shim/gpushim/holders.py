@@ -13,8 +13,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
-from gpuhook.owned import parse
-from gpuhook.walk import mountinfo
+from gpuhook import mountinfo
 from gpushim import names, runtime_state, seen
 from gpushim.engines import table
 from gpushim.runtime_state import Reader, objects
@@ -150,7 +149,7 @@ def _given(spec: dict[str, Any], inventory: Snapshot) -> Iterator[str]:
 def _bound(process: str, inventory: Snapshot) -> Iterator[str]:
     """List the inventory's nodes that a process has as mounts; raises PermissionError if this user may not look."""
     try:
-        mounts = parse(mountinfo(process))
+        mounts = mountinfo.parse(mountinfo.read(process))
     except PermissionError:
         raise
     except (OSError, ValueError, IndexError):

@@ -50,4 +50,6 @@ def words(option: str, *parts: str) -> list[str]:
         KeyError: the table has no such option.
     """
     sign = "=" if "=" in OPTIONS[option][0] else "::"
-    return [option, sign.join(parts[:2]) + "".join(["::" + part for part in parts[2:]])]
+    if len(parts) > 2:
+        return [option, f"{parts[0]}{sign}{'::'.join(parts[1:])}"]
+    return [option, sign.join(parts)]

@@ -28,7 +28,8 @@ CREATE = """
 """
 HOOK = """
     gpushim. gpushim.errors gpushim.bounds gpushim.fastjson gpushim.hookargs gpuhook. gpuhook.options gpuhook.walk
-    gpuhook.rootfs gpuhook.roots gpuhook.ldcache gpuhook.finish gpuhook.cover gpuhook.confine gpuhook.prestart
+    gpuhook.mountinfo gpuhook.directory gpuhook.rootfs gpuhook.roots gpuhook.ldcache gpuhook.finish gpuhook.cover
+    gpuhook.confine gpuhook.prestart
 """
 
 # What the file starts with, as code that is run where the rest of the file is called `modules`.

@@ -16,15 +16,13 @@ from gpuhook import prestart, roots
 from gpuhook.bundled import rootfs_of
 from gpuhook.finish import Work, skipped
 from gpuhook.rootfs import Rootfs
-from gpuhook.walk import TYPE, held
+from gpuhook.walk import REGULAR, TYPE, held
 from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError, visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-REGULAR = 0o100000  # S_IFREG: inode(7)
 
 
 class Container(Work):
@@ -111,14 +109,9 @@ def open_container(state: dict[str, Any]) -> Container:
     Raises:
         GpushimError: there is none, or it is the root directory itself, or not the container's (roots.check).
     """
-    path, process = rootfs_of(state), process_of(state)
-    try:
-        root = Rootfs(process, path)
-        ours, tops = posix.fstat(root.fd), [posix.stat("/"), posix.stat(f"{process}/root" if process else "/")]
-        if any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in tops):
-            raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
-    except OSError as error:
-        raise GpushimError(f"the rootfs {visible(path)} cannot be opened: {error.strerror}", ROOTFS) from None
+    root = roots.open_root(process_of(state), rootfs_of(state))
+    if roots.is_host_root(root):
+        raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     roots.check(root)
     return Container(root)
 
