@@ -55,7 +55,7 @@ def program(
     *,
     executable: str = "",
     whole: bool = False,
-    **more: str,
+    more: dict[str, str] | None = None,
 ) -> Answer:
     """Run a program.
 
@@ -70,11 +70,15 @@ def program(
     names = os.environ if whole else [name for name in HANDED_ON if name in os.environ]
     known = {name: os.environ[name] for name in names}
     data = feed if isinstance(feed, bytes) else None
-    stdin = (feed or subprocess.DEVNULL) if data is None else PIPE
+    stdin = PIPE if isinstance(feed, bytes) else feed or subprocess.DEVNULL
     try:
         child = subprocess.Popen(
-            *(argv, -1, executable or None, stdin, PIPE, PIPE),
-            env={"PATH": SYSTEM_PATH, **known, "LC_ALL": "C.UTF-8", **more},
+            argv,
+            executable=executable or None,
+            stdin=stdin,
+            stdout=PIPE,
+            stderr=PIPE,
+            env={"PATH": SYSTEM_PATH, **known, "LC_ALL": "C.UTF-8", **(more or {})},
             cwd="/",
             start_new_session=True,
         )

@@ -72,7 +72,7 @@ def inspect(name: str) -> Found:
 
 def _ask(program: str, *args: str) -> tuple[Any, str]:
     """Run a client; returns its JSON, or None and the last line that it said."""
-    answer = ask.program([program, *args], SECONDS, whole=True, PATH=programs.path())
+    answer = ask.program([program, *args], SECONDS, whole=True, more={"PATH": programs.path()})
     if answer.code != 0:
         return None, answer.last
     try:

@@ -74,7 +74,7 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     runtime = [] if wish.default and not wish.remove else [f"--runtime={wish.name}"]
     command = [program, *runtime, "info", "--format={{json .Host.OCIRuntime}}"]
     more = {"PATH": programs.path(), **({"CONTAINERS_CONF": wish.config} if wish.config else {})}
-    answer = ask.program(command, INFO_SECONDS, whole=True, **more)
+    answer = ask.program(command, INFO_SECONDS, whole=True, more=more)
     if answer.code is None:
         return [answer.said]
     try:
