@@ -159,8 +159,7 @@ def run(argv: list[str]) -> None:
         prestart(argv[1:], settings)
     elif verb not in ("poststart", "poststop"):
         raise GpushimError(
-            f"usage: gpushim-hook prestart|createRuntime [{usage()}]  (or poststart, poststop: nothing to do)",
-            USAGE,
+            f"usage: gpushim-hook prestart|createRuntime [{usage()}]  (or poststart, poststop: nothing to do)", USAGE
         )
 
 

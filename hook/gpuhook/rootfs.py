@@ -22,16 +22,7 @@ from errno import EFBIG, EINVAL, ELOOP
 
 from gpuhook import mountinfo
 from gpuhook.directory import Directory
-from gpuhook.walk import (
-    DIRECTORY,
-    LINK,
-    REGULAR,
-    TYPE,
-    OtherMountError,
-    mount_id,
-    os_error,
-    walk,
-)
+from gpuhook.walk import DIRECTORY, LINK, REGULAR, TYPE, OtherMountError, mount_id, os_error, walk
 from gpushim import bounds
 
 TYPE_CHECKING = False

@@ -1,8 +1,8 @@
 """Which container holds which GPU: read from the containers that live now, never from a record of ours.
 
-The state directories of runc and crun tell a container's process and bundle; the bundle's config.json its device
-nodes; the process's mount table those that the hook alone has bound into it. What this user may not look at is said,
-for it may hold any number of containers.
+The state directories of runc and crun tell a container's process and bundle, the bundle's config.json its device
+nodes, and the process's mountinfo the nodes that the hook alone has bound into it. Directories that this user may not
+read are named: they may have any number of containers.
 Out of scope: processes on the host that use a GPU without a container, which nvidia-smi lists.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpushim.model import Snapshot
 
 RUNTIMES = ("runc", "crun")
-# Where they keep the state of containers, by who calls them; moby is Docker's containerd namespace.
+# Where they keep the state of containers, by their caller; moby is Docker's containerd namespace.
 STATES = (
     *((pattern, name) for name, row in table.ENGINES.items() for pattern in row.states),
     *((f"/run/{name}", name) for name in RUNTIMES),
@@ -50,9 +50,9 @@ def holders(
         proc: where procfs is mounted.
 
     Returns:
-        [{"id", "name", "engine", "pid", "bundle", "devices", "how"}]: devices are texts such as "0" and "2:0", how
-        is "spec", "hook" (put there behind the runtime) or both, "mount" where no config.json is to be had; and
-        sentences about what could not be read.
+        [{"id", "name", "engine", "pid", "bundle", "devices", "how"}] and sentences about what could not be read.
+        "devices" are texts such as "0" and "2:0"; "how" is "spec", "hook" (added behind the runtime) or both, or
+        "mount" where there is no config.json.
     """
     notes: list[str] = []
     unseen: list[str] = []
@@ -75,11 +75,9 @@ def holders(
 
 
 def _places(unseen: list[str], named: names.Names) -> list[tuple[str, str, str]]:
-    """List state directories that exist, each once, with the engine that they belong to, and the user if not root.
+    """List the state directories, each once, with their engine, and the user if not root.
 
-    Args:
-        unseen: gets directories that may have more, but that this user may not look into.
-        named: knows the dockerds that run.
+    `unseen` gets directories that this user may not look into, and that may have more of them.
     """
     patterns = list(STATES)
     patterns += [(f"{glob.escape(root)}/runtime-*/*", "docker") for root in named.directories("exec-root")]
@@ -88,7 +86,7 @@ def _places(unseen: list[str], named: names.Names) -> list[tuple[str, str, str]]
         asked += [(f"{glob.escape(user)}/{rest}", engine_name, user) for rest, engine_name in USERS_STATES]
     places: dict[str, tuple[str, str]] = {}
     for pattern, engine_name, user in asked:
-        # Links of a user's can make a directory appear any number of times.
+        # A user's links can make a directory appear any number of times.
         matches = itertools.islice(glob.iglob(pattern), PLACES if user else None)
         unseen += itertools.islice(seen.refused(pattern), PLACES)
         for path in sorted(matches):
@@ -111,7 +109,7 @@ def _holder(
         spec = reader.read(state["copy"])
     spec = state["spec"] if spec is None else spec
     given = set(_given(spec or {}, inventory))
-    behind = "mount" if spec is None else "hook"  # without a config.json, nobody says whose it is
+    behind = "mount" if spec is None else "hook"  # without a config.json, nothing tells who added it
     try:
         bound = set(_bound(process, inventory)) - given
     except PermissionError:
@@ -158,20 +156,16 @@ def _bound(process: str, inventory: Snapshot) -> Iterator[str]:
         return
     for mount in mounts:
         place = os.fsdecode(mount.place)
-        # A container can mount over any path; of a node, the source bears the same name.
+        # A container can mount over any path; the source of a node has the same name.
         if place in inventory["nodes"] and mount.root.endswith(os.fsencode(place.rpartition("/")[2])):
             yield place
 
 
 def devices(paths: set[str], inventory: Snapshot) -> list[str]:
-    """Say which GPUs and MIG instances one has who has these nodes.
-
-    Args:
-        paths: of nodes, as the inventory has them.
-        inventory: the snapshot.
+    """Say which GPUs and MIG instances the device nodes at these paths give.
 
     Returns:
-        texts as in NVIDIA_VISIBLE_DEVICES: indices, and GPU:instance. A GPU that is divided by MIG is nobody's.
+        texts as in NVIDIA_VISIBLE_DEVICES: indices, and GPU:instance. A GPU in MIG mode is none by itself.
     """
     if inventory["platform"] != "native":
         return [str(gpu["index"]) for gpu in inventory["gpus"]] if paths else []

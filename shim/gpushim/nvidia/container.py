@@ -1,8 +1,8 @@
 """Open a container for a hook that may run in the host's mount namespace or in the container's.
 
-createContainer hooks run in the container's before pivot_root(2), where the host's files are still in place and the
-rootfs is at its path on the host. prestart and createRuntime hooks run in the host's; the container's mounts are then
-behind /proc/<pid>/root. `process_of` tells which of the two it is.
+createContainer hooks run in the container's mount namespace before pivot_root(2): the host's files are still in
+place, and the rootfs is at its path on the host. prestart and createRuntime hooks run in the host's, where the
+container's mounts are behind /proc/<pid>/root. `process_of` tells which of the two it is.
 
 Out of scope: what is done in the container (cdi_hook.py). Not for the hot path.
 """
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class Container(Work):
-    """One container, of which is said on stderr what was skipped.
-
-    Args:
-        root: its rootfs.
-    """
+    """One container; what is skipped in it is said on stderr."""
 
     __slots__ = ()
 
@@ -47,13 +43,7 @@ class Container(Work):
 
 
 def state_from(path: str) -> dict[str, Any]:
-    """Read the container's state, which the runtime writes (OCI runtime-spec, State).
-
-    Args:
-        path: of a file on the host; `-` is stdin.
-
-    Returns:
-        the state; nothing in it is sure.
+    """Read the container's state (OCI runtime-spec, State) from a file, or from stdin for `-`; it is not trusted.
 
     Raises:
         GpushimError: it does not come, or says that the container runs already.
@@ -85,9 +75,6 @@ def process_of(state: dict[str, Any]) -> str:
     is known that the number belongs there. It does not if there is none (crun gives 0 then), if it is our own
     parent's, which is the container's process in that stage alone, or if we have a number in a pid namespace
     below that of /proc ("NSpid" in proc(5)). Otherwise the two mount namespaces tell.
-
-    Args:
-        state: what the runtime wrote.
 
     Returns:
         the directory of the container's process in /proc, held open; "" if we are in its mount namespace.
