@@ -69,7 +69,13 @@ def test_mypy_finds_a_key_that_is_misspelt(tmp_path: Path) -> None:
     program = TOP / ".venv/bin/mypy"  # also where another Python runs this
     if not program.exists():
         pytest.skip(f"there is no {program}; tools/setup.sh test makes it")
-    words = [program, "--config-file", f"{TOP}/pyproject.toml", f"--cache-dir={tmp_path}", f"{tmp_path}/reads.py"]
+    words = [
+        str(program),
+        "--config-file",
+        f"{TOP}/pyproject.toml",
+        f"--cache-dir={tmp_path}",
+        f"{tmp_path}/reads.py",
+    ]
     done = subprocess.run(words, capture_output=True, text=True, cwd=TOP)
     found = [line.split(":")[1] for line in done.stdout.splitlines() if "has no key" in line]
     assert (found, done.returncode) == (["6", "7", "8"], 1), done.stdout + done.stderr
