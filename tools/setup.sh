@@ -35,7 +35,7 @@ if [ -n "$wanted" ]; then
 fi
 
 # made DIRECTORY: whether it was made from these files.
-recipe=$(cat pyproject.toml packaging/bundled.txt tools/bundle tools/setup.sh | sha256sum)
+recipe=$(cat pyproject.toml packaging/bundled.txt tools/vendor tools/setup.sh | sha256sum)
 made() { [ -f "$1/.made" ] && [ "$(cat "$1/.made")" = "$recipe" ]; }
 finished() { echo "$recipe" >"$1/.made"; }
 
@@ -44,7 +44,7 @@ pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check --ro
 
 if [ "$what" != package ] && ! made vendor; then
   say "installing into vendor/: what packaging/bundled.txt names, and PyYAML"
-  tools/bundle vendor
+  tools/vendor vendor
   pip --no-compile --no-deps --target vendor 'pyyaml>=6' # of packages, the distribution's
   finished vendor
 fi

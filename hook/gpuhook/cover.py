@@ -15,7 +15,7 @@ from __future__ import annotations
 import posix
 from errno import EINVAL
 
-from gpuhook.walk import DIRECTORY, PLACE, TYPE, OtherMountError, mount_id, read_proc
+from gpuhook.walk import DIRECTORY, PLACE, REGULAR, TYPE, OtherMountError, mount_id, read_proc
 from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError
 
@@ -23,7 +23,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.rootfs import Rootfs
 
-REGULAR = 0o100000  # S_IFREG: inode(7)
 OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 PARAMS = "/proc/driver/nvidia/params"
 MODIFIES, MODIFIES_NOT = b"ModifyDeviceFiles: 1\n", b"ModifyDeviceFiles: 0\n"
@@ -118,11 +117,10 @@ def _check(root: Rootfs, proc: int, place: int, path: str) -> None:
     mount = mount_id(proc)
     if mount_id(place) != mount:
         raise OtherMountError(path)
-    words = root.mounted(mount)
-    if not words:
+    found = root.mounted(mount)
+    if not found:
         raise GpushimError("what is mounted there is unknown to the container's mount namespace", ROOTFS)
-    end = words.index(b"-", 6)
-    if words[end + 1] != b"proc" or words[3] != b"/":
+    if found.type != b"proc" or found.root != b"/":
         raise GpushimError("what is mounted there is not a procfs", ROOTFS)
-    if any(word.startswith(b"shared:") for word in words[6:end]):
+    if found.shared:
         raise GpushimError("the procfs there is shared with other mount namespaces", ROOTFS)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import posix
 from errno import ESRCH
 
+from gpuhook.mountinfo import parse, read, unescaped
 from gpuhook.walk import read_proc
 from gpushim import bounds
 from gpushim.errors import FAILED, ROOTFS, GpushimError
@@ -18,6 +19,8 @@ from gpushim.errors import FAILED, ROOTFS, GpushimError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
+
+    from gpuhook.mountinfo import Mount
 
     Warn = Callable[[str, Exception], None]
 
@@ -80,35 +83,28 @@ def paths(text: str) -> dict[str, str]:
     return found
 
 
-def places(text: str, version: str, path: str) -> list[tuple[str, int]]:
-    """Find directories that may be a cgroup's in /proc/self/mountinfo (proc(5)).
+def places(mounts: list[Mount], version: str, path: str) -> list[tuple[str, int]]:
+    """Find directories that may be a cgroup's.
 
     Args:
-        text: of the file.
+        mounts: that this process sees.
         version: "1" for the hierarchy of "devices", "2".
-        path: of the cgroup, as seen from the cgroup namespace that mountinfo was read in.
+        path: of the cgroup, as seen from this process's cgroup namespace.
 
     Returns:
         paths, each with the device number of its mount; none if the cgroup is in no mount's part of the tree.
     """
     found = []
-    for line in text.split("\n"):
-        left, _, right = line.partition(" - ")
-        fields, kind = left.split(" "), right.split(" ")
-        if len(fields) < 6 or len(kind) < 3 or kind[0] != ("cgroup" if version == "1" else "cgroup2"):
+    for mount in mounts:
+        if mount.type != (b"cgroup" if version == "1" else b"cgroup2"):
             continue
-        root, point = _unescaped(fields[3]).rstrip("/"), _unescaped(fields[4])
+        root, point = (_decode(unescaped(text)) for text in (mount.root, mount.place))
+        root = root.rstrip("/")
         inside = path == root or path.startswith(root + "/")
-        if inside and (version == "2" or "devices" in kind[2].split(",")):
-            major, _, minor = fields[2].partition(":")
+        if inside and (version == "2" or b"devices" in mount.options.split(b",")):
+            major, _, minor = mount.device.partition(b":")
             found.append((point + path[len(root) :], posix.makedev(int(major), int(minor))))
     return found
-
-
-def _unescaped(text: str) -> str:
-    """Undo the kernel's octal escapes of space, tab, newline and backslash."""
-    first, *rest = text.split("\\")
-    return first + "".join([chr(int(part[:3], 8)) + part[3:] for part in rest])
 
 
 def find(process: str) -> Cgroup | None:
@@ -124,7 +120,7 @@ def find(process: str) -> Cgroup | None:
         GpushimError: the process has ended, or no mount that this process sees shows its cgroup.
     """
     try:
-        mounts, named = _read(f"{PROC}/self/mountinfo"), paths(_read(f"{process}/cgroup"))
+        mounts, named = parse(read(f"{PROC}/self")), paths(_read(f"{process}/cgroup"))
     except OSError as error:
         sentence = f"the cgroup of the container's process cannot be found: {error.strerror}"
         raise GpushimError(sentence, ROOTFS) from None
@@ -145,7 +141,11 @@ def find(process: str) -> Cgroup | None:
 
 
 def _read(path: str) -> str:
-    return str(read_proc(path, bounds.MOUNT_TABLE), "utf-8", "surrogateescape")
+    return _decode(read_proc(path, bounds.MOUNT_TABLE))
+
+
+def _decode(text: bytes) -> str:
+    return text.decode("utf-8", "surrogateescape")
 
 
 def unit(path: str, own: str) -> tuple[str, int]:

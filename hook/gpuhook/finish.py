@@ -23,8 +23,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
+    from gpuhook.directory import Directory
     from gpuhook.options import Library, Options
-    from gpuhook.rootfs import Directory, Rootfs
+    from gpuhook.rootfs import Rootfs
 
     Entries = list[tuple[bytes, bytes]]  # SONAME, path in the container
 

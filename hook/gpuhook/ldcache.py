@@ -37,11 +37,9 @@ _HWCAPS = 1  # section of offsets of glibc-hwcaps directory names
 _EMPTY = _NEW_MAGIC + bytes(8) + bytes([_LITTLE]) + bytes(19)
 
 
-class CacheError(GpushimError):
-    """The loader would use this cache, but parts of it point outside it; the file is best left alone."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"/etc/ld.so.cache of the container is damaged: {what}", ROOTFS)
+def _damaged(what: str) -> GpushimError:
+    """Say that the loader would use this cache, but parts of it point outside it; the file is best left alone."""
+    return GpushimError(f"/etc/ld.so.cache of the container is damaged: {what}", ROOTFS)
 
 
 class _Cache:
@@ -63,15 +61,15 @@ class _Cache:
         self.extension = extension
         self.end = first + size * count
         if not self.end <= extension <= len(data):
-            raise CacheError("its extension directory lies outside its strings")
+            raise _damaged("its extension directory lies outside its strings")
         if extension > self.end and data[extension - 1]:
-            raise CacheError("its last name does not end")
+            raise _damaged("its last name does not end")
         self.columns = memoryview(data)[first : self.end].cast("I")
         width = size // 4
         for column in (1, 2):
             offsets = self.columns[column::width].tolist()  # min and max take three times as long without it
             if count and not self.end - base <= min(offsets) <= max(offsets) < extension - base:
-                raise CacheError("an entry's name or path lies outside it")
+                raise _damaged("an entry's name or path lies outside it")
 
     def flags(self, index: int) -> int:
         return self.columns[index * self.size // 4]
@@ -180,7 +178,7 @@ def merge(
         byte order, size) is replaced by ours alone: the image's libraries resolve as they did before.
 
     Raises:
-        CacheError: the cache is damaged in a way that the loader does not notice.
+        GpushimError: the cache is damaged in a way that the loader does not notice.
     """
     cache = (data and _parse(data)) or _Cache(_EMPTY, 48, 24, 0, 0, 48)
     view = memoryview(cache.data)[cache.first : cache.end]
@@ -205,7 +203,7 @@ def merge(
             pieces += [entry for _, entry in rows]
             done = high
     except IndexError:
-        raise CacheError("a name in it does not end, or is mostly digits") from None
+        raise _damaged("a name in it does not end, or is mostly digits") from None
     if not strings:
         return None
     pieces.append(view[done * cache.size :])
@@ -254,7 +252,7 @@ def _equal_range(cache: _Cache, name: bytes, low: int) -> tuple[int, int]:
     while high < cache.count and compare(cache.data, cache.text(high, 1), key) == 0:
         high += 1
         if high - low > bounds.CACHE_EQUAL:  # such as libcuda.so.1, .01, .001 and so on: each is ours to the loader
-            raise CacheError(f"more than {bounds.CACHE_EQUAL} entries in it are one name to the loader")
+            raise _damaged(f"more than {bounds.CACHE_EQUAL} entries in it are one name to the loader")
     return low, high
 
 
@@ -309,14 +307,14 @@ def _moved_extension(cache: _Cache, strings_shift: int, shift: int) -> bytes:
     blob = bytearray(cache.data[at:])
     count = _u32(cache.data, at + 4)
     if _u32(blob, 0) != _EXTENSION_MAGIC or count > min(bounds.CACHE_SECTIONS, (len(blob) - 8) // 16):
-        raise CacheError("its extension directory cannot be read")
+        raise _damaged("its extension directory cannot be read")
     for entry in range(8, 8 + 16 * count, 16):
         tag, offset, size = _u32(blob, entry), _u32(blob, entry + 8), _u32(blob, entry + 12)
         if not at <= offset <= offset + size <= len(cache.data):
-            raise CacheError("an extension section lies outside it")
+            raise _damaged("an extension section lies outside it")
         blob[entry + 8 : entry + 12] = _pack(offset + shift)
         if tag == _HWCAPS and size > bounds.CACHE_HWCAPS:
-            raise CacheError("it has too many glibc-hwcaps names")
+            raise _damaged("it has too many glibc-hwcaps names")
         if tag == _HWCAPS:
             for word in range(offset - at, offset - at + size - 3, 4):
                 name = _u32(blob, word)

@@ -14,7 +14,7 @@ import posix
 
 from gpuhook import devices, mounts, roots
 from gpuhook.owned import own_mounts
-from gpuhook.walk import DIRECTORY, TYPE, OtherMountError, mount_id, walk_to_place
+from gpuhook.walk import CHARACTER, DIRECTORY, REGULAR, SOCKET, TYPE, OtherMountError, mount_id, walk_to_place
 from gpushim.edits import NODE_OPTIONS
 from gpushim.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.stamp import in_user_namespace
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     Source = tuple[str, int, posix.stat_result]  # path on the host, O_PATH fd, what it is
 
-CHARACTER, REGULAR, SOCKET = 0o020000, 0o100000, 0o140000  # S_IFCHR, S_IFREG, S_IFSOCK: inode(7)
 NODEV = mounts.NODEV
 
 
@@ -102,7 +101,8 @@ def _check_own_namespace(root: Rootfs) -> None:
             "host's: name the container's process with --pid",
             ROOTFS,
         )
-    if any(word.startswith(b"shared:") for word in root.mounted(root.mount)[6:]):
+    mount = root.mounted(root.mount)
+    if mount and mount.shared:
         raise GpushimError(
             "the rootfs lies on a shared mount, so mounts for the container would be others' too; make it private "
             "first (mount --make-rprivate)",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import posix
 
 from gpuhook.owned import own_dev
-from gpuhook.walk import TYPE
+from gpuhook.walk import CHARACTER, TYPE
 from gpushim.errors import ROOTFS, GpushimError
 
 TYPE_CHECKING = False
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 GPU_MAJOR = 195  # of /dev/nvidia<minor>: Documentation/admin-guide/devices.txt of Linux
 GPU_LIMIT = 255  # minor numbers of GPUs lie below; 255 is nvidiactl's
 MASK_BITS = 64  # of EGLVisibleDGPUDevices
-_CHARACTER = 0o020000  # S_IFCHR: inode(7)
 
 
 def link(root: Rootfs, links: list[tuple[str, str, str]], warn: Callable[[str, Exception], None]) -> None:
@@ -89,6 +88,6 @@ def _number(root: Rootfs, path: str) -> int | None:
         return None
     try:
         facts = posix.fstat(fd)
-        return facts.st_rdev if facts.st_mode & TYPE == _CHARACTER else None
+        return facts.st_rdev if facts.st_mode & TYPE == CHARACTER else None
     finally:
         posix.close(fd)

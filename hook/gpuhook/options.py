@@ -62,14 +62,13 @@ def _path(word: str, value: str) -> str | None:
 
 def _cover(word: str, value: str) -> tuple[str, str] | None:
     source, _, path = value.partition("::")
-    return (source, path) if value.startswith("/") and path.startswith("/proc/") else None
+    below = path.startswith("/proc/") and ".." not in path.split("/")
+    return (source, path) if value.startswith("/") and below else None
 
 
 def _mask(word: str, value: str) -> int:
-    try:
-        mask = int(value, 16)
-    except ValueError:
-        mask = 0
+    digits = value[2:] if value.startswith("0x") else ""
+    mask = 0 if digits.strip("0123456789abcdef") else int(digits or "0", 16)
     if not 0 < mask < 1 << 64:
         raise GpushimError(f"--profile-mask {value!r}: want a mask of 64 bits in hexadecimal", USAGE)
     return mask
@@ -78,7 +77,7 @@ def _mask(word: str, value: str) -> int:
 def _gpu(word: str, value: str) -> tuple[int, str]:
     minor, _, name = value.partition("=")
     known = minor.isascii() and minor.isdecimal() and len(minor) < 8
-    if not known or name in ("", ".", "..") or "/" in name:
+    if not known or name in ("", ".", "..") or "/" in name or "\n" in name:
         raise GpushimError(f"--gpu {value!r}: want MINOR=PCINAME", USAGE)
     return int(minor), name
 
@@ -87,7 +86,7 @@ def _library(word: str, value: str) -> Library:
     soname, _, place = value.partition("=")
     path, mark, source = place.partition("::")
     directory, _, name = path.rpartition("/")
-    if _odd(soname, path, value) or "/" in soname or (mark and not source.startswith("/")):
+    if _odd(soname, path, value) or "/" in soname or soname in (".", "..") or (mark and not source.startswith("/")):
         raise GpushimError(f"{word} {value!r}: want SONAME=PATH with an absolute PATH", USAGE)
     return soname, directory or "/", name, source
 

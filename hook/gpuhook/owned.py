@@ -10,47 +10,14 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook.walk import mountinfo
+from gpuhook import mountinfo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.rootfs import Rootfs
 
-_ESCAPED = {b"\\": b"\\134", b" ": b"\\040", b"\t": b"\\011", b"\n": b"\\012"}  # proc(5); the backslash first
 
-
-class Mount:
-    """A line of mountinfo (proc(5)).
-
-    Only major:minor tells which file systems are the same: on btrfs and overlayfs the st_dev of files is another.
-
-    Args:
-        line: of the file, without its end.
-    """
-
-    __slots__ = ("device", "groups", "id", "place", "root", "shared", "type")
-
-    def __init__(self, line: bytes) -> None:
-        words = line.split(b" ")
-        end = words.index(b"-", 6)
-        self.id, self.device, self.root, self.place, self.type = (
-            words[0],
-            words[2],
-            words[3],
-            words[4],
-            words[end + 1],
-        )
-        tags = dict([word.partition(b":")[::2] for word in words[6:end]])
-        self.shared = tags.get(b"shared", b"")  # the group of peers to which its mounts propagate
-        self.groups = [tags[name] for name in (b"shared", b"master") if name in tags]  # those whose mounts it gets
-
-
-def parse(data: bytes) -> list[Mount]:
-    """Read a mountinfo; only a newline ends a line, for the kernel writes a carriage return in a name as it is."""
-    return [Mount(line) for line in data.split(b"\n") if line]
-
-
-def own_mounts(root: Rootfs) -> list[Mount]:
+def own_mounts(root: Rootfs) -> list[mountinfo.Mount]:
     """Find the mounts that are a container's alone.
 
     These are its rootfs and what was mounted for it, such as its /dev. A file system that the host has mounted too
@@ -61,9 +28,9 @@ def own_mounts(root: Rootfs) -> list[Mount]:
     Raises:
         OSError: the container's process has ended.
     """
-    theirs = parse(root.mounts())
+    theirs = mountinfo.parse(root.mounts())
     if root.process:
-        hosts = parse(mountinfo(""))
+        hosts = mountinfo.parse(mountinfo.read(""))
     else:
         top = _path(root)
         hosts = [one for one in theirs if one.id != root.mount and not one.place.startswith(top + b"/")]
@@ -88,6 +55,4 @@ def own_dev(root: Rootfs) -> set[bytes]:
 def _path(root: Rootfs) -> bytes:
     """Return where the rootfs is, as mountinfo spells it."""
     path = posix.readlink(f"/proc/self/fd/{root.fd}".encode())
-    for byte, escape in _ESCAPED.items():
-        path = path.replace(byte, escape)
-    return path.rstrip(b"/")
+    return mountinfo.escaped(path).rstrip(b"/")

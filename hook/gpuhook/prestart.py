@@ -28,8 +28,6 @@ from gpuhook import roots
 from gpuhook.confine import confine, exhausted
 from gpuhook.finish import Work, finish
 from gpuhook.options import Options, usage
-from gpuhook.rootfs import Rootfs
-from gpuhook.walk import held
 from gpushim import bounds
 from gpushim.errors import FAILED, ROOTFS, USAGE, GpushimError, for_engines, visible
 from gpushim.fastjson import loads
@@ -123,49 +121,13 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         from gpuhook.bundled import rootfs_of  # gpushim-runtime names it
 
         options.rootfs = rootfs_of(state)
-    work = open_container(options, process_of(state["pid"]))
-    if work is not None:
-        roots.check(work.root)
-        finish(work, options)
-
-
-def process_of(pid: int) -> str:
-    """Hold a container's process: return its directory in /proc.
-
-    Raises:
-        GpushimError: there is no such process.
-    """
-    try:
-        return held(pid)
-    except OSError as error:
-        raise GpushimError(f"the container's process {pid} cannot be found: {error.strerror}", ROOTFS) from None
-
-
-def open_container(options: Options, process: str) -> Work | None:
-    """Open a created container's rootfs, in the mount namespace of its process.
-
-    Args:
-        options: the hook's arguments.
-        process: directory of the container's process in /proc, held open; "" if this process is in its mount
-            namespace.
-
-    Returns:
-        the container; None, after a line in the log, if its rootfs is the host's own.
-
-    Raises:
-        GpushimError: there is no such rootfs.
-    """
-    try:
-        root = Rootfs(process, options.rootfs)
-        work = Work(root, options.log)
-        ours, hosts = posix.fstat(root.fd), posix.stat("/")
-        if (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino):
-            work.warn("everything", GpushimError("the rootfs is the host's own root directory", ROOTFS))
-            return None
-    except OSError as error:
-        place = visible(options.rootfs)
-        raise GpushimError(f"the rootfs {place} cannot be opened: {error.strerror}", ROOTFS) from None
-    return work
+    root = roots.open_root(roots.process_of(state["pid"]), options.rootfs)
+    work = Work(root, options.log)
+    if roots.is_host_root(root):
+        work.warn("everything", GpushimError("the rootfs is the host's own root directory", ROOTFS))
+        return
+    roots.check(root)
+    finish(work, options)
 
 
 def isolate() -> dict[bytes, bytes]:
@@ -197,8 +159,7 @@ def run(argv: list[str]) -> None:
         prestart(argv[1:], settings)
     elif verb not in ("poststart", "poststop"):
         raise GpushimError(
-            f"usage: gpushim-hook prestart|createRuntime [{usage()}]  (or poststart, poststop: nothing to do)",
-            USAGE,
+            f"usage: gpushim-hook prestart|createRuntime [{usage()}]  (or poststart, poststop: nothing to do)", USAGE
         )
 
 

@@ -1,4 +1,4 @@
-"""See that a directory is the root that runc or crun have mounted for a container.
+"""Open a container's root, and see that it is the one that runc or crun have mounted for it.
 
 Out of scope: what is read and written below it (rootfs.py). Hot path: builtin modules only; of the mounts that a
 container sees, its own is looked up.
@@ -8,9 +8,47 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook.rootfs import KERNELS, Rootfs, kind
-from gpuhook.walk import PLACE, mount_id
+from gpuhook.rootfs import KERNELS, Rootfs
+from gpuhook.walk import PLACE, held, mount_id
 from gpushim.errors import ROOTFS, GpushimError, visible
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.mountinfo import Mount
+
+
+def process_of(pid: int) -> str:
+    """Hold a container's process: return its directory in /proc.
+
+    Raises:
+        GpushimError: there is no such process.
+    """
+    try:
+        return held(pid)
+    except OSError as error:
+        raise GpushimError(f"the container's process {pid} cannot be found: {error.strerror}", ROOTFS) from None
+
+
+def open_root(process: str, path: str) -> Rootfs:
+    """Open a created container's rootfs.
+
+    Args:
+        process: directory of the container's process in /proc, held open; "" if the caller is in its mount namespace.
+        path: of the rootfs.
+
+    Raises:
+        GpushimError: there is no such rootfs.
+    """
+    try:
+        return Rootfs(process, path)
+    except OSError as error:
+        raise GpushimError(f"the rootfs {visible(path)} cannot be opened: {error.strerror}", ROOTFS) from None
+
+
+def is_host_root(root: Rootfs) -> bool:
+    """Say whether this is no container's root, but the root directory of this process or of the container's."""
+    ours, tops = posix.fstat(root.fd), ["/", f"{root.process}/root"] if root.process else ["/"]
+    return any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in [posix.stat(path) for path in tops])
 
 
 def check(root: Rootfs) -> None:
@@ -36,7 +74,7 @@ def check(root: Rootfs) -> None:
             )
     finally:
         posix.close(above)
-    if not here or kind(here) in KERNELS:
+    if not here or here.type in KERNELS:
         raise GpushimError(f"the rootfs {place} is on no file system for containers", ROOTFS)
     if _covered(root, here) and not (root.process and _is_hosts(root)):
         raise GpushimError(
@@ -56,13 +94,13 @@ def _is_hosts(root: Rootfs) -> bool:
         posix.close(hosts.fd)
 
 
-def _covered(root: Rootfs, here: list[bytes]) -> bool:
+def _covered(root: Rootfs, here: Mount) -> bool:
     """Say whether another directory is mounted below this mount, in the same place."""
     while True:
-        below = root.mounted(here[1])
-        if not below or below[0] == here[0] or below[4] != here[4]:
+        below = root.mounted(here.parent)
+        if not below or below.id == here.id or below.place != here.place:
             return False
-        if below[2:4] != here[2:4]:
+        if (below.device, below.root) != (here.device, here.root):
             return True
         here = below
 

@@ -9,12 +9,11 @@ Out of scope: deciding anything (gpushim.decide), mounting (live.py), finishing 
 
 from __future__ import annotations
 
-from gpuhook import live
+from gpuhook import live, roots
 from gpuhook.bundled import bundle_of
 from gpuhook.confine import confine
-from gpuhook.finish import finish
+from gpuhook.finish import Work, finish
 from gpuhook.options import Options
-from gpuhook.prestart import open_container, process_of
 from gpushim import bundle, edits, fastjson, plan
 from gpushim.decide import Decision, of_bundle
 from gpushim.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
@@ -113,8 +112,9 @@ def land(planned: list[Edit], options: Options, pid: int, dev_root: str) -> None
     Raises:
         GpushimError: the container would lack something of its GPU.
     """
-    work = open_container(options, process_of(pid) if pid else "")
-    if work is None:
+    root = roots.open_root(roots.process_of(pid) if pid else "", options.rootfs)
+    if roots.is_host_root(root):
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
+    work = Work(root, options.log)
     live.apply(planned, work.root, dev_root, work.warn)
     finish(work, options)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-TYPE = 0o170000  # S_IFMT, S_IFDIR, S_IFLNK: inode(7)
-DIRECTORY = 0o040000
-LINK = 0o120000
+TYPE = 0o170000  # S_IFMT and the types: inode(7); `stat` would be one import more
+DIRECTORY, REGULAR, LINK = 0o040000, 0o100000, 0o120000
+CHARACTER, SOCKET = 0o020000, 0o140000
 PLACE = posix.O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
 NEW = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
 
@@ -76,18 +76,6 @@ def held(pid: int, proc: str = "/proc") -> str:
         OSError: there is no such process.
     """
     return f"/proc/self/fd/{posix.open(f'{proc}/{pid}', posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)}"
-
-
-def mountinfo(process: str) -> bytes:
-    """Read which mounts a process sees (proc(5)).
-
-    Args:
-        process: its directory in /proc, or "" for the caller.
-
-    Raises:
-        OSError: the process has ended, or sees more mounts than any kernel allows (EFBIG).
-    """
-    return read_proc(f"{process or '/proc/self'}/mountinfo", bounds.MOUNT_TABLE)
 
 
 def read_proc(path: str, limit: int) -> bytes:

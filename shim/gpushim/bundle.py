@@ -1,7 +1,7 @@
-"""A bundle's config.json: read it whole, replace it whole.
+"""A bundle's config.json: read and replaced as a whole.
 
-The file is replaced by rename, never written in place: a reader sees the old bytes or the new ones, and a
-crash leaves one of the two. Out of scope: what the file means, but for keys that only some runtimes understand.
+It is replaced by rename, never written in place: readers, and a crash, find the old bytes or the new ones.
+Out of scope: what the file means, except keys that only some runtimes understand.
 
 On the create path: imports nothing but `posix`.
 """
@@ -23,11 +23,7 @@ EBUSY = 16  # on every Linux; importing errno costs 0.1 ms
 
 
 def working_directory() -> str:
-    """Return the absolute path of the working directory.
-
-    Raises:
-        GpushimError: it has been removed, or it lies where this process cannot see it.
-    """
+    """Return the absolute path of the working directory; refuse one that is gone, or out of this process's sight."""
     try:
         return posix.getcwd()
     except OSError:
@@ -35,18 +31,14 @@ def working_directory() -> str:
 
 
 def absolute(path: str, base: str = "") -> str:
-    """Make a path absolute, against a base, or else the working directory.
-
-    Raises:
-        GpushimError: that directory is gone.
-    """
+    """Make a path absolute, relative to a base or to the working directory."""
     if path.startswith("/"):
         return path
     return f"{absolute(base) if base else working_directory()}/{path}".rstrip("/")
 
 
 def missing(path: str) -> bool:
-    """Say whether there is no such file; one that cannot be looked at may be there."""
+    """Say whether there is no such file; one that cannot be seen may be there."""
     try:
         posix.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -57,17 +49,7 @@ def missing(path: str) -> bool:
 
 
 def directory(path: str) -> int:
-    """Open the directory of a config.json: whatever becomes of its name, one file is read and replaced.
-
-    Args:
-        path: of the file.
-
-    Returns:
-        a file descriptor, which goes with execve.
-
-    Raises:
-        GpushimError: it is not there.
-    """
+    """Open a config.json's directory, so that the file read is the one replaced; the fd survives execve."""
     try:
         return posix.open(path.rpartition("/")[0] or "/", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
     except OSError as error:
@@ -75,14 +57,7 @@ def directory(path: str) -> int:
 
 
 def read(path: str, folder: int | None = None) -> tuple[bytes, posix.stat_result]:
-    """Read a config.json.
-
-    Args:
-        path: of the file.
-        folder: what `directory` returned, if the file may be replaced.
-
-    Returns:
-        its bytes, and the stat that `replace` wants back.
+    """Return a config.json's bytes, and the stat that `replace` wants; `folder` is what `directory` returned.
 
     Raises:
         GpushimError: it cannot be read, is not a regular file, or is larger than bounds.CONFIG_JSON.
@@ -118,21 +93,15 @@ def _read_all(fd: int, size: int) -> bytes:
 
 
 def replace(path: str, text: str, status: posix.stat_result, folder: int | None = None) -> None:
-    """Put a new config.json in the place of the old one, with its mode and owner.
+    """Replace a config.json by ASCII text, with the mode and owner that `read` found.
 
     The new file is written beside the old one, synced, and renamed over it (rename(2): atomic).
 
-    Args:
-        path: of the file.
-        text: the new content, ASCII.
-        status: what `read` returned with the old content.
-        folder: what `read` got.
-
     Raises:
-        GpushimError: it cannot be written; the old file is as it was and nothing is left beside it.
+        GpushimError: it cannot be written; the old file is unchanged and nothing is left beside it.
     """
     name = path if folder is None else path.rpartition("/")[2]
-    new = f"{name}.gpushim-{posix.urandom(8).hex()}"  # of a killed one that had our pid, the name is taken
+    new = f"{name}.gpushim-{posix.urandom(8).hex()}"  # a pid might be that of a killed one
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
     try:
         fd = posix.open(new, flags, 0o600, dir_fd=folder)
@@ -163,15 +132,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def check_spelling(spec: dict[str, Any], path: str) -> None:
-    """See that no key which matters here is spelled in other letters: runc would take it all the same (Go's JSON).
-
-    Args:
-        spec: a parsed config.json.
-        path: of the file.
-
-    Raises:
-        GpushimError: one is.
-    """
+    """Refuse a key of _NAMES in another case, which Go's JSON, and so runc, would accept."""
     _check_members(spec, _NAMES, path)
 
 

@@ -1,4 +1,4 @@
-"""Edits: what a container gets, why, and how it lands in an OCI spec.
+"""Edits: what a container gets, why, and how it is put into an OCI spec.
 
 The same list can be written into config.json (here), put into a created container, shown to people, or become a CDI
 spec; what a container gets is decided in `plan` alone. Kinds and their values:
@@ -10,8 +10,8 @@ spec; what a container gets is decided in `plan` alone. Kinds and their values:
     "gid"    number                                                         process.user.additionalGids
     "hook"   {"path", "args", "env", "timeout"}                             hooks.prestart
 
-Of these, each lands so that what the user or the engine put there stays. CDI specs of others bring further kinds:
-as their specification demands, what is there under the same path gives way.
+None of these replaces what the user or the engine put there. CDI specs of others have further kinds, which replace
+what is there under the same path, as their specification demands.
 
     "set-node"    as "node"; type c, b, u or p; without numbers if p        linux.devices
     "set-mount"   as "mount"; type and options may be absent                mounts
@@ -68,14 +68,7 @@ class Edit:
 
 
 def apply(edits: Sequence[Edit], spec: dict[str, Any]) -> bool:
-    """Put edits into a spec.
-
-    Args:
-        edits: what a container gets.
-        spec: a parsed config.json; changed in place.
-
-    Returns:
-        whether anything changed.
+    """Put edits into a parsed config.json, in place; returns whether anything changed.
 
     Raises:
         GpushimError: the spec has something of a wrong type where an edit belongs.
@@ -153,10 +146,11 @@ def _objects(spec: dict[str, Any], path: str) -> Any:
 
 def _node(spec: dict[str, Any], node: dict[str, Any], here: dict[str, Any]) -> bool:
     if "nodes" not in here:
-        here["nodes"] = {str(device.get("path")): device for device in reversed(_objects(spec, "linux.devices"))}
+        here["devices"] = _objects(spec, "linux.devices")
+        here["nodes"] = {str(device.get("path")): device for device in reversed(here["devices"])}
     device = here["nodes"].setdefault(node["path"], node)
     if device is node:
-        _at(spec, "linux.devices", []).append(node)
+        here["devices"].append(node)
         return True
     if (device.get("major"), device.get("minor")) != (node["major"], node["minor"]):
         raise GpushimError(
@@ -168,7 +162,7 @@ def _node(spec: dict[str, Any], node: dict[str, Any], here: dict[str, Any]) -> b
 
 
 def _set_node(spec: dict[str, Any], node: dict[str, Any]) -> bool:
-    """Put a node in the place of any other; without an owner, it is the container's user's, as engines have it."""
+    """Replace any node of that path; without an owner, it belongs to the container's user, as with engines."""
     process = spec.get("process")
     user = process.get("user") if isinstance(process, dict) else None
     if isinstance(user, dict):
@@ -199,7 +193,7 @@ def _rule(spec: dict[str, Any], rule: tuple[str, int, int, str], here: dict[str,
 
 
 def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, access: str) -> bool:
-    """Say whether a device may be used so: the last rule that fits decides (config-linux.md)."""
+    """Say whether a device may be used so: the last matching rule decides (config-linux.md)."""
     allowed = False
     for rule in rules:
         fits = (
@@ -217,11 +211,12 @@ def _allowed(rules: list[dict[str, Any]], kind: str, major: int, minor: int, acc
 
 def _mount(spec: dict[str, Any], mount: dict[str, Any], here: dict[str, Any]) -> bool:
     if "mounts" not in here:
-        here["mounts"] = {str(other.get("destination")) for other in _objects(spec, "mounts")}
-    if mount["destination"] in here["mounts"]:
+        here["mounts"] = _objects(spec, "mounts")
+        here["destinations"] = {str(other.get("destination")) for other in here["mounts"]}
+    if mount["destination"] in here["destinations"]:
         return False  # ours from the first time, or the user's own, which the user meant
-    here["mounts"].add(mount["destination"])
-    _at(spec, "mounts", []).append(mount)
+    here["destinations"].add(mount["destination"])
+    here["mounts"].append(mount)
     return True
 
 

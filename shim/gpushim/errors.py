@@ -1,6 +1,6 @@
-"""The one exception of the project, the exit codes that go with it, and how others' text gets into its sentence.
+"""The one exception of the project, its exit codes, and how text of others is put into its sentence.
 
-Out of scope: printing and logging; `main` functions do that.
+Out of scope: printing and logging, which the `main` functions do.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NOT_EXECUTABLE = 126  # the low-level runtime cannot be executed, or is gpushim 
 NOT_FOUND = 127  # there is no low-level runtime
 
 
-LONGEST = 4096 + 512  # PATH_MAX, so that each path that can exist is shown whole, and what is said about it
-# Words that engines look for in what a runtime says, dockerd in daemon/errors.go of moby, Podman in
-# libpod/oci_util.go: with them they change the exit code, or advise about mounts. Most are the kernel's own.
+LONGEST = 4096 + 512  # PATH_MAX, so that any path is shown whole, and a sentence around it
+# Words that engines look for in a runtime's messages (daemon/errors.go of moby, libpod/oci_util.go of Podman), to
+# change the exit code or to advise about mounts. Most are the kernel's.
 MATCHED = (
     ("permission denied", "no permission"),
     ("operation not permitted", "not permitted"),
@@ -36,8 +36,7 @@ class GpushimError(Exception):
     """A refusal or failure, as one sentence for the engine's user.
 
     Args:
-        sentence: what is wrong, where, and what to do about it; of one that repeats something longer than any path
-            can be, the middle is left out.
+        sentence: what is wrong, where, and what to do about it; shortened to LONGEST.
         exit_code: one of this module's codes.
     """
 
@@ -47,41 +46,27 @@ class GpushimError(Exception):
 
 
 def shortened(text: str) -> str:
-    """Leave the middle out of text that is longer than LONGEST."""
+    """Cut out the middle of text that is longer than LONGEST."""
     return text if len(text) <= LONGEST else f"{text[:700]} ... {text[-700:]}"
 
 
 def for_engines(sentence: str) -> str:
-    """Replace words by which engines tell errors of a container's own command from others (MATCHED)."""
+    """Replace the words by which engines recognise errors of a container's command (MATCHED)."""
     for words, others in MATCHED:
         sentence = sentence.replace(words, others).replace(words.capitalize(), others)
     return sentence
 
 
 def quote(text: str) -> str:
-    r"""Make text that others wrote fit for a message.
-
-    Args:
-        text: any string, lone surrogates included.
-
-    Returns:
-        At most 80 printable ASCII characters without quotation marks around them; other characters appear
-        as escapes such as \n and \u0660, and what was cut off as "...".
-    """
+    r"""Return text of others for a message: at most 80 ASCII characters, with escapes such as \n and \u0660."""
     shown = ascii(text[:81])[1:-1]
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Make text fit for a terminal.
+    r"""Return a line for a terminal, with escapes such as \x1b and \u202e for unprintable characters not in `keep`.
 
-    Args:
-        text: one line, lone surrogates included.
-        keep: characters that stay as they are whatever they do.
-
-    Returns:
-        the same with escapes such as \x1b and \u202e for what is no printable character: controls, ends of lines,
-        marks that change the direction of writing, bytes that are not UTF-8, and letters that look like a blank.
+    Letters that look like a blank, and what is not UTF-8, are escaped too.
     """
     if text.isascii() and text.isprintable():
         return text

@@ -1,6 +1,6 @@
-"""What a container would get and why, or why it is refused: the story of a create, told and not done.
+"""What a container would get and why, or why it is refused, without doing it.
 
-The decision is the create's own (decide.py), and its edits land here in a copy.
+The decision is the create's own (decide.py); its edits are applied to a copy.
 Out of scope: printing (cli/explain.py), what is not given (not_given.py), asking engines (engines/inspect.py).
 """
 
@@ -73,7 +73,7 @@ def explain(
 def described(
     env: list[str], privileged: bool, annotations: dict[str, str], mounts: list[tuple[str, str]], rootfs: str = ROOTFS
 ) -> dict[str, Any]:
-    """Write as much of a config.json as a request has need of.
+    """Return as much of a config.json as a request needs.
 
     Args:
         env: NAME=VALUE.
@@ -235,7 +235,7 @@ class _Told:
         self._wanted, self._settings, self._otherwise, self._channels = wanted, settings, otherwise, channels
 
     def names(self, source: str, value: str, way: str) -> str:
-        """Say what comes of something that names devices: its source as authorization has it, its way as Request."""
+        """Say what something that names devices does; its source is as authorization has it, its way as Request."""
         wanted = self._wanted
         if wanted is None and self._otherwise == REFUSED:
             return f"does not count: {REFUSED}"
@@ -249,7 +249,7 @@ class _Told:
         return f"does not count: {wanted.source} {verb} the devices"
 
     def channel(self) -> str:
-        """Say what comes of a mount that names an IMEX channel."""
+        """Say what a mount that names an IMEX channel does."""
         if self._wanted is None:
             return self._without()
         return self._forbidden("imex", "mount") or "names an IMEX channel"
@@ -282,7 +282,10 @@ class _Told:
             return "MIG may be configured or monitored" if value.strip() else "does nothing: it is empty"
         if name == "NVIDIA_DISABLE_REQUIRE":
             return "no condition counts" if request.is_true(value) else f"does nothing: {quote(value)} is not true"
-        return "means nothing to gpushim"
+        grant = authorization.VARIABLES.get(name)
+        if grant is None:
+            return "means nothing to gpushim"
+        return self._forbidden(grant, "variable") or f"asks for {authorization.BESIDE[grant]}"
 
     def _without(self) -> str:
         return f"does nothing: {self._otherwise or 'there is no request'}"

@@ -1,7 +1,7 @@
 """JSON for the create and hook paths: CPython's C scanner and encoder, without importing `json`.
 
-Importing `json` costs about as much as starting Python (it imports `re`); its C half does not. Where
-that half is missing, `json` itself is used; tests hold both against each other.
+Importing `json` costs about as much as starting Python (it imports `re`); its C half does not. Where that half is
+missing, `json` itself is used; tests compare both.
 
 Out of scope: pretty output, streams, anything but UTF-8.
 """
@@ -24,11 +24,7 @@ class _Number:
         self.text = text
 
 
-class _OddNumberMet(Exception):  # noqa: N818 - a signal between dumps and the C encoder, not an error
-    pass
-
-
-class _TwiceMet(Exception):  # noqa: N818 - the same between loads and the C scanner
+class _Met(Exception):  # noqa: N818 - a signal through the C half, not an error: an odd number, or a key twice
     pass
 
 
@@ -49,13 +45,13 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
-        raise _TwiceMet(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+        raise _Met(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
     return found
 
 
 def _default(value: object) -> object:
     if isinstance(value, _Number):
-        raise _OddNumberMet
+        raise _Met
     raise TypeError(f"cannot write {type(value).__name__} as JSON")
 
 
@@ -108,16 +104,14 @@ def loads(data: bytes, what: str = "config.json", own: bool = False) -> Any:
     Args:
         data: the document, UTF-8.
         what: its name for messages, usually a path.
-        own: gpushim wrote it: no key is twice in an object and no number odd, which takes as long to see as the rest.
+        own: gpushim wrote it: skip the search for duplicate keys and odd numbers, half of the time.
 
     Returns:
-        dict, list, str, int, float, bool, None; a number whose spelling Python would change is kept
-        as an opaque object that `dumps` writes back as it was.
+        plain data; a number that Python would spell differently becomes an object that `dumps` writes as it was.
 
     Raises:
-        GpushimError: it is not UTF-8, not JSON (RFC 8259: no NaN, nothing behind the value), nested
-            too deeply, or has a key twice in an object, of which one reader takes the first, one the last, and runc
-            both.
+        GpushimError: it is not UTF-8, not JSON (RFC 8259: no NaN, nothing after the value), nested too deeply, or has
+            a key twice in an object, of which readers take the first or the last, and runc both.
     """
     try:
         text = str(data, "utf-8").strip(" \t\r\n")
@@ -126,7 +120,7 @@ def loads(data: bytes, what: str = "config.json", own: bool = False) -> Any:
         raise GpushimError(f"{what} is not UTF-8 at byte {error.start}", BUNDLE) from None
     except RecursionError:
         raise GpushimError(f"{what} is nested too deeply", BUNDLE) from None
-    except _TwiceMet as error:
+    except _Met as error:
         raise GpushimError(f'{what} has the key "{quote(str(error))}" twice in one object', BUNDLE) from None
     except (ValueError, StopIteration, SystemError):
         # SystemError: the C scanner of Python < 3.13 looks up its exception in json.decoder, which is not there.
@@ -137,34 +131,27 @@ def loads(data: bytes, what: str = "config.json", own: bool = False) -> Any:
 
 
 def _complaint(text: str) -> str:
-    from json import loads as slow_loads  # 7 ms, and only for a document that is broken
+    from json import loads as slow_loads  # 7 ms, only for an invalid document
 
     try:
         slow_loads(text, parse_constant=_constant)
     except ValueError as error:
         return str(error)
-    except RecursionError:  # the slow reader has a few calls less left for what is nested
+    except RecursionError:  # the slow reader needs more of the stack
         return "it is nested too deeply"
     return "the fast reader refused it"
 
 
 def dumps(value: object) -> str:
-    """Write a value as compact ASCII JSON; numbers that `loads` kept come out as they were.
-
-    Args:
-        value: what `loads` returned, edited or not; keys are strings.
-
-    Returns:
-        the document, without a newline at its end.
+    """Return a value as compact ASCII JSON without a newline; numbers that `loads` kept are written as they were.
 
     Raises:
-        TypeError: something in it has no JSON form.
         GpushimError: it is nested too deeply; reading goes deeper than writing numbers that `loads` kept.
     """
     try:
         try:
             return "".join(_encode(value))
-        except _OddNumberMet:
+        except _Met:
             return _spell(value)
     except RecursionError:
         raise GpushimError("config.json is nested too deeply", BUNDLE) from None

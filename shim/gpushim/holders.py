@@ -1,8 +1,8 @@
 """Which container holds which GPU: read from the containers that live now, never from a record of ours.
 
-The state directories of runc and crun tell a container's process and bundle; the bundle's config.json its device
-nodes; the process's mount table those that the hook alone has bound into it. What this user may not look at is said,
-for it may hold any number of containers.
+The state directories of runc and crun tell a container's process and bundle, the bundle's config.json its device
+nodes, and the process's mountinfo the nodes that the hook alone has bound into it. Directories that this user may not
+read are named: they may have any number of containers.
 Out of scope: processes on the host that use a GPU without a container, which nvidia-smi lists.
 """
 
@@ -13,8 +13,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
-from gpuhook.owned import parse
-from gpuhook.walk import mountinfo
+from gpuhook import mountinfo
 from gpushim import names, runtime_state, seen
 from gpushim.engines import table
 from gpushim.runtime_state import Reader, objects
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from gpushim.model import Snapshot
 
 RUNTIMES = ("runc", "crun")
-# Where they keep the state of containers, by who calls them; moby is Docker's containerd namespace.
+# Where they keep the state of containers, by their caller; moby is Docker's containerd namespace.
 STATES = (
     *((pattern, name) for name, row in table.ENGINES.items() for pattern in row.states),
     *((f"/run/{name}", name) for name in RUNTIMES),
@@ -51,9 +50,9 @@ def holders(
         proc: where procfs is mounted.
 
     Returns:
-        [{"id", "name", "engine", "pid", "bundle", "devices", "how"}]: devices are texts such as "0" and "2:0", how
-        is "spec", "hook" (put there behind the runtime) or both, "mount" where no config.json is to be had; and
-        sentences about what could not be read.
+        [{"id", "name", "engine", "pid", "bundle", "devices", "how"}] and sentences about what could not be read.
+        "devices" are texts such as "0" and "2:0"; "how" is "spec", "hook" (added behind the runtime) or both, or
+        "mount" where there is no config.json.
     """
     notes: list[str] = []
     unseen: list[str] = []
@@ -76,11 +75,9 @@ def holders(
 
 
 def _places(unseen: list[str], named: names.Names) -> list[tuple[str, str, str]]:
-    """List state directories that exist, each once, with the engine that they belong to, and the user if not root.
+    """List the state directories, each once, with their engine, and the user if not root.
 
-    Args:
-        unseen: gets directories that may have more, but that this user may not look into.
-        named: knows the dockerds that run.
+    `unseen` gets directories that this user may not look into, and that may have more of them.
     """
     patterns = list(STATES)
     patterns += [(f"{glob.escape(root)}/runtime-*/*", "docker") for root in named.directories("exec-root")]
@@ -89,7 +86,7 @@ def _places(unseen: list[str], named: names.Names) -> list[tuple[str, str, str]]
         asked += [(f"{glob.escape(user)}/{rest}", engine_name, user) for rest, engine_name in USERS_STATES]
     places: dict[str, tuple[str, str]] = {}
     for pattern, engine_name, user in asked:
-        # Links of a user's can make a directory appear any number of times.
+        # A user's links can make a directory appear any number of times.
         matches = itertools.islice(glob.iglob(pattern), PLACES if user else None)
         unseen += itertools.islice(seen.refused(pattern), PLACES)
         for path in sorted(matches):
@@ -112,7 +109,7 @@ def _holder(
         spec = reader.read(state["copy"])
     spec = state["spec"] if spec is None else spec
     given = set(_given(spec or {}, inventory))
-    behind = "mount" if spec is None else "hook"  # without a config.json, nobody says whose it is
+    behind = "mount" if spec is None else "hook"  # without a config.json, nothing tells who added it
     try:
         bound = set(_bound(process, inventory)) - given
     except PermissionError:
@@ -152,27 +149,23 @@ def _given(spec: dict[str, Any], inventory: Snapshot) -> Iterator[str]:
 def _bound(process: str, inventory: Snapshot) -> Iterator[str]:
     """List the inventory's nodes that a process has as mounts; raises PermissionError if this user may not look."""
     try:
-        mounts = parse(mountinfo(process))
+        mounts = mountinfo.parse(mountinfo.read(process))
     except PermissionError:
         raise
     except (OSError, ValueError, IndexError):
         return
     for mount in mounts:
         place = os.fsdecode(mount.place)
-        # A container can mount over any path; of a node, the source bears the same name.
+        # A container can mount over any path; the source of a node has the same name.
         if place in inventory["nodes"] and mount.root.endswith(os.fsencode(place.rpartition("/")[2])):
             yield place
 
 
 def devices(paths: set[str], inventory: Snapshot) -> list[str]:
-    """Say which GPUs and MIG instances one has who has these nodes.
-
-    Args:
-        paths: of nodes, as the inventory has them.
-        inventory: the snapshot.
+    """Say which GPUs and MIG instances the device nodes at these paths give.
 
     Returns:
-        texts as in NVIDIA_VISIBLE_DEVICES: indices, and GPU:instance. A GPU that is divided by MIG is nobody's.
+        texts as in NVIDIA_VISIBLE_DEVICES: indices, and GPU:instance. A GPU in MIG mode is none by itself.
     """
     if inventory["platform"] != "native":
         return [str(gpu["index"]) for gpu in inventory["gpus"]] if paths else []

@@ -1,4 +1,4 @@
-"""The options of `gpushim-hook prestart`: one table for all that write, parse, move, show or explain them.
+"""The options of `gpushim-hook prestart`: one table for all code that writes, parses, moves, shows or explains them.
 
 Out of scope: which options a container gets (plan.py), and what the hook does with them (gpuhook.finish).
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 HOST, CONTAINER = "host", "container"
 
-# What a value looks like in the usage, and the paths in it: behind the "=", if it has one, and parted by "::".
+# Forms of values, as the usage shows them, and the kinds of the paths in them: after "=", if any, separated by "::".
 FORMS: dict[str, tuple[str, ...]] = {
     "DIR": (HOST,),
     "FILE": (HOST,),
@@ -21,7 +21,7 @@ FORMS: dict[str, tuple[str, ...]] = {
     "TARGET::NODE": (CONTAINER, CONTAINER),
     "SOURCE::PATH": (HOST, CONTAINER),
 }
-# The form of an option's value; what `gpushim explain` calls such values when it counts them, "" if it does not.
+# The form of an option's value, and its name where `gpushim explain` counts such values, else "".
 # An option whose value has two parts may be repeated.
 OPTIONS: dict[str, tuple[str, str]] = {
     "--rootfs": ("DIR", ""),
@@ -50,4 +50,6 @@ def words(option: str, *parts: str) -> list[str]:
         KeyError: the table has no such option.
     """
     sign = "=" if "=" in OPTIONS[option][0] else "::"
-    return [option, sign.join(parts[:2]) + "".join(["::" + part for part in parts[2:]])]
+    if len(parts) > 2:
+        return [option, f"{parts[0]}{sign}{'::'.join(parts[1:])}"]
+    return [option, sign.join(parts)]

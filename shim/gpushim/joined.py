@@ -1,11 +1,9 @@
 """Join what a create and a hook import into one compiled file each: `stub.py compile`, run at installation.
 
-A start of Python is most of what a create costs, and what comes next is importing: for each module the import
-system looks into directories, opens a file and checks it. One file for all of them costs half of that. It is used
-only by the Python that wrote it (its magic number comes first) and while every source is as it was (size and time
-of change, as Python itself checks); else the modules are imported one by one, as without it.
-
-Out of scope: which modules are needed for what else; they are imported as ever.
+After the start of Python, imports cost a create most: for each module the import system searches directories, opens a
+file and checks it. One file for all of them costs half of that. It is used only by the Python that wrote it (its
+magic number comes first) and while every source is unchanged (size and mtime, as Python itself checks); else the
+modules are imported one by one. Out of scope: all other modules.
 """
 
 from __future__ import annotations
@@ -28,10 +26,11 @@ CREATE = """
 """
 HOOK = """
     gpushim. gpushim.errors gpushim.bounds gpushim.fastjson gpushim.hookargs gpuhook. gpuhook.options gpuhook.walk
-    gpuhook.rootfs gpuhook.roots gpuhook.ldcache gpuhook.finish gpuhook.cover gpuhook.confine gpuhook.prestart
+    gpuhook.mountinfo gpuhook.directory gpuhook.rootfs gpuhook.roots gpuhook.ldcache gpuhook.finish gpuhook.cover
+    gpuhook.confine gpuhook.prestart
 """
 
-# What the file starts with, as code that is run where the rest of the file is called `modules`.
+# The code at the file's beginning; it runs where the rest of the file is called `modules`.
 LOADER = """
 posix.close(fd)
 for root, file, size, changed, _, _, _ in modules:
@@ -64,12 +63,9 @@ def main() -> None:
 
 
 def write(roots: dict[str, str], names: str, where: str) -> None:
-    """Write one joined file into the __pycache__ of its last module, by rename.
+    """Write the joined file of these modules into the __pycache__ of the last one, which has a `main`.
 
-    Args:
-        roots: the directories of the packages.
-        names: of the modules; the last has the function `main`.
-        where: a statement that says the same as `roots` in the words of the script that will run the file.
+    `where` is a statement that sets `roots`, the packages' directories, in the script that runs the file.
     """
     modules = []
     for name in names.split():
@@ -85,7 +81,7 @@ def write(roots: dict[str, str], names: str, where: str) -> None:
 
 
 def compiled(path: str) -> CodeType:
-    """Compile a source without what a run has no use for: docstrings, annotations, the import of __future__."""
+    """Compile a source without what a run does not need: docstrings, annotations, the import of __future__."""
     with open(path, encoding="utf-8") as source:
         tree = _Bare().visit(ast.parse(source.read(), path))
     name = "<" + path.rpartition("/")[2] + ">"  # the same wherever the tree is

@@ -1,11 +1,11 @@
-"""Append lines to logs: to [log] file, and to the file of runc's --log. The hook and a create do it here.
+"""Append lines to logs: [log] file, and the file of runc's --log. Used by the hook and creates.
 
-Who may write into a log's directory could make its name lead to any file: a link, a second name, a device. So a log
-is an ordinary file or FIFO of root's or of who runs this, under one name, in a directory that is root's or ours and
-in which not everybody can replace it, as nobody can replace that directory, up to the root: in such a one as /tmp,
-whose sticky bit is set, others cannot. A directory's group may write there, as syslog's does in Ubuntu's /var/log.
+Who can write to a log's directory could make its name lead to any file: by a link, a hard link, a device. So a log is
+a regular file or FIFO of root or this user, without a second name, and the same users own its directory and all
+above, none of which everybody can write to, unless its sticky bit is set, as /tmp's. A directory's group may write to
+it, as syslog's may to Ubuntu's /var/log.
 
-Out of scope: what a line says. Hot path: builtin modules only.
+Out of scope: the content of a line. Hot path: builtin modules only.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ import time
 
 from gpushim.stamp import FILE_TYPE, REGULAR, trusted
 
-MODE = 0o640  # of a new log: lines name containers, and who may read them is for the administrator to say
+MODE = 0o640  # of a new log: its lines name containers, so the administrator decides who may read it
 _FLAGS = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY
 _FIFO, _LINK = 0o010000, 0o120000  # S_IFIFO, S_IFLNK: inode(7)
 _OTHERS_WRITE, _STICKY = 0o002, 0o1000
 
 
 def append(path: str, line: str) -> None:
-    """Append a line; trouble with a log never harms a container.
-
-    Args:
-        path: of the log; "" for none.
-        line: without its end; what is not ASCII is escaped.
-    """
+    """Append a line, which has no end yet, to a log ("" for none); an error never affects a container."""
     if not path:
         return
     try:
@@ -44,12 +39,12 @@ def append(path: str, line: str) -> None:
 
 
 def now() -> str:
-    """Tell the time as RFC 3339 in UTC, as runc does in its log."""
+    """Return the time as RFC 3339 in UTC, as in runc's log."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def refused(path: str) -> bool:
-    """Say whether a log would not be written to for what it is, or for where it lies."""
+    """Say whether a log would not be written for its kind, its owner or its directory."""
     try:
         folder, name = _folder(path)
         try:
@@ -74,7 +69,7 @@ def _folder(path: str) -> tuple[int, str]:
     """Open the directory of a log, and return the name in it."""
     above, slash, name = path.rpartition("/")
     words = above.split("/")
-    for count in range(1, len(words)):  # a link on the way is not followed here: who can make one is looked at
+    for count in range(1, len(words)):  # lstat: a link counts by its owner
         _check_folder(posix.lstat("/".join(words[:count]) or "/"))
     folder = posix.open(above or slash or ".", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
     try:

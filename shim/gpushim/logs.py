@@ -15,16 +15,11 @@ logger = logging.getLogger("gpushim")
 
 
 def start(form: str, level: str) -> None:
-    """Send the project's log to stderr; to people on a terminal as text, without what the command itself says.
-
-    Args:
-        form: "json" or "text"; without python-json-logger it is text, with a warning.
-        level: the least that is logged: "error", "warning", "info" or "debug".
-    """
+    """Send gpushim's log to stderr; to a terminal as text, and without "info", which the command itself tells."""
     if sys.stderr is not None and sys.stderr.isatty():
         form, level = "text", "warning" if level == "info" else level
     formatter = _json_formatter() if form == "json" else None
-    logging.raiseExceptions = False  # a full or closed stderr is no reason for tracebacks on it
+    logging.raiseExceptions = False  # no tracebacks about a full or closed stderr
     handler = logging.StreamHandler()
     handler.setFormatter(formatter or logging.Formatter("gpushim: %(levelname)s: %(message)s"))
     logger.handlers[:] = [handler]
@@ -44,7 +39,7 @@ def _json_formatter() -> logging.Formatter | None:
 
         def process_log_record(self, fields: dict[str, Any]) -> dict[str, Any]:
             fields["level"] = fields["level"].lower()
-            fields.pop("taskName", None)  # Python 3.12 has it, which older editions of the library take for ours
+            fields.pop("taskName", None)  # of Python 3.12; older versions of the library log it
             return fields
 
     names = {"levelname": "level", "message": "msg", "asctime": "time"}

@@ -1,6 +1,6 @@
 """The types of what is JSON: the snapshot of the host with its policy, and what an OCI spec gets.
 
-For mypy alone: modules import this under TYPE_CHECKING, so it costs nothing at run time. What the members mean is in
+For mypy alone: imported under TYPE_CHECKING, so it costs nothing at run time. The meaning of the members is in
 gpushim.inventory (the snapshot) and config.schema.json (the policy); a test holds all three against each other.
 Out of scope: what others write (config.json, CDI specs, the engines' files), which may have any shape.
 """
@@ -73,7 +73,7 @@ class Policy(TypedDict):
 
 
 class Driver(DriverPolicy):
-    """The driver: where it is, and what of it containers get in another form."""
+    """[driver], its versions, and the files that replace parts of it in containers."""
 
     version: str
     cuda: str
@@ -93,6 +93,8 @@ class Gpu(TypedDict):
     brand: str
     arch: str
     mig: bool
+    numa: int
+    peers: list[list[int]]
     node: str
     drm: list[str]
     links: list[str]
@@ -126,7 +128,7 @@ class File(_FileOptions):
 
 
 class Platform(TypedDict):
-    """What a system has whose GPUs are no PCI cards; "watched" are paths on the host whose change makes it stale."""
+    """What WSL2 or Tegra has; a change of a "watched" path of the host makes it stale."""
 
     platform: str
     nodes: dict[str, Node]
@@ -135,7 +137,7 @@ class Platform(TypedDict):
 
 
 class Listed(TypedDict):
-    """The GPUs of a host, and who told them."""
+    """The GPUs of a host, and where they come from."""
 
     source: str
     version: str
@@ -188,7 +190,7 @@ class Belongs(TypedDict):
 
 
 class _Late(TypedDict, total=False):
-    """What is added to a snapshot in the end; "hardlinks" and "told" when it is saved."""
+    """What a snapshot gets last; "hardlinks" and "told" when it is saved."""
 
     inputs: Inputs
     stamp: Stamp

@@ -1,6 +1,6 @@
 """What a container's engine calls it: from the files that the engine keeps, or the annotations in its config.json.
 
-Anybody who makes a container chooses its name and most annotations, so that a name proves nothing; whoever shows it
+Whoever makes a container chooses its name and most annotations, so a name proves nothing, and whoever shows it
 escapes it. Out of scope: which containers there are (holders.py).
 """
 
@@ -40,7 +40,7 @@ def annotated(annotations: dict[str, Any]) -> str:
 
 
 class Names:
-    """Names of containers; what an engine keeps of several in one place is found out once."""
+    """Names of containers; each file that names several containers is read once."""
 
     def __init__(self) -> None:
         self._lists: dict[str, dict[str, str]] = {}
@@ -50,11 +50,7 @@ class Names:
         return [engine for engine in running.find() if engine.name == dockerd.PROGRAM]
 
     def directories(self, key: str) -> list[str]:
-        """List the directories that dockerds which run were told to use.
-
-        Args:
-            key: as daemon.json has it, such as "exec-root".
-        """
+        """List the directories that running dockerds were given as a key of daemon.json, such as "exec-root"."""
         said = [
             (engine, root)
             for engine in self._dockerds
@@ -68,7 +64,7 @@ class Names:
         Args:
             identity: of the container.
             user: the runtime directory of the user whose container it is; "" for root's.
-            read: a file.
+            read: reads a JSON file.
         """
         for root in users_docker_root(user) if user else [*self.directories("data-root"), DOCKER_ROOT]:
             # Where root's daemon remaps users, its own is in a directory UID.GID of it.
@@ -87,12 +83,12 @@ class Names:
             identity: of the container.
             bundle: its directory, GRAPHROOT/DRIVER-containers/ID/userdata.
             user: as `of_docker` takes it.
-            read: a file, which tells of all containers.
+            read: reads a JSON file.
         """
         folder, _, own = bundle.rpartition("/userdata")[0].rpartition("/")
         if own != identity or not folder.endswith("-containers"):
             return ""
-        # Those of `podman run --rm` are kept apart, where a boot forgets them.
+        # Those of `podman run --rm` are kept apart, in a directory that a boot empties.
         run = f"{user}/containers" if user else PODMAN_RUN
         for path in (f"{folder}/containers.json", f"{run}/{os.path.basename(folder)}/volatile-containers.json"):
             if path not in self._lists:
@@ -103,11 +99,7 @@ class Names:
 
 
 def users_docker_root(user: str) -> list[str]:
-    """Return the directory in which a user's dockerd keeps what it knows; nothing without such a user.
-
-    Args:
-        user: that user's runtime directory.
-    """
+    """Return the data-root of a user's dockerd, by that user's runtime directory; nothing without such a user."""
     with contextlib.suppress(KeyError, ValueError):
         return [f"{pwd.getpwuid(int(os.path.basename(user))).pw_dir}/{USERS_DOCKER_ROOT}"]
     return []

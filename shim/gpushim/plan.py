@@ -1,7 +1,7 @@
 """Request x inventory x policy -> edits: the one place that decides what a container gets.
 
-On the create path: imports only its siblings. Out of scope: finding the request (request.py), finding out what
-the host has (inventory/), what the CDI specs of others say (cdi/), and putting edits anywhere (edits.py).
+On the create path: imports only its siblings. Out of scope: the request (request.py), the host's inventory
+(inventory/), the CDI specs of others (cdi/), and applying edits (edits.py).
 """
 
 from __future__ import annotations
@@ -51,11 +51,6 @@ HARDLINKS = "/usr/lib/gpushim-driver"
 def plan(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Edit], dict[str, list[Device]]]:
     """Decide what a container gets.
 
-    Args:
-        request: what it asks for.
-        inventory: the snapshot of what the host has.
-        bundle: what must be known of the container's bundle.
-
     Returns:
         edits, each with its reasons; and what each item of the request means, by its text.
 
@@ -79,7 +74,7 @@ def plan(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
 
 
 def parts(request: Request) -> tuple[Optional[list[Any]], list[str]]:
-    """Part the items of a request that mean this host's own GPUs from those that only CDI specs can explain.
+    """Separate the items of a request that mean this host's own GPUs from names that only CDI specs can resolve.
 
     Returns:
         the former, or None if the request is about no GPU of this host at all; and CDI names.
@@ -124,7 +119,7 @@ def facts(gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot) -> list
 
 
 def visible_devices(request: Request, gpus: list[Gpu], migs: list[MigInstance]) -> str:
-    """Say what NVIDIA_VISIBLE_DEVICES becomes: its own value, or the UUIDs if the request came by another way."""
+    """Return NVIDIA_VISIBLE_DEVICES: its own value, or the UUIDs if the request did not come from it."""
     if request.source == "env " + DEVICES:
         return request.text
     return ",".join(names([*gpus, *migs])) or "none"
@@ -140,7 +135,7 @@ def _devices(request: Request) -> list[Any]:
 
 
 def names(devices: Iterable[Device]) -> list[str]:
-    """List the UUIDs of GPUs and MIG instances; without NVML, a GPU that nobody has used since the boot has none."""
+    """List the UUIDs of GPUs and MIG instances; without NVML, a GPU that is unused since the boot has none."""
     return [device["uuid"] or str(device["index"]) for device in devices]
 
 
@@ -151,20 +146,10 @@ def node_paths(
     inventory: Snapshot,
     meant: Optional[dict[str, list[Device]]] = None,
 ) -> dict[str, list[str]]:
-    """List the device nodes that a container gets.
-
-    Args:
-        request: what it asks for.
-        gpus: those chosen, and
-        migs: those chosen, as selection.select returns them.
-        inventory: the snapshot.
-        meant: what select says of the items.
-
-    Returns:
-        reasons of each node, by its path in the container.
+    """Return the reasons for each device node that a container gets, by its path there; `meant` is from select.
 
     Raises:
-        GpushimError: one that it cannot do without is not on the host.
+        GpushimError: the host lacks one that the container needs.
     """
     nodes = inventory["nodes"]
     channels = channel_paths(request, inventory)
@@ -200,7 +185,7 @@ def _needed(
     inventory: Snapshot,
     meant: dict[str, list[Device]],
 ) -> list[tuple[str, str, str]]:
-    """List the nodes that a container cannot do without: path, reason, and the reason as a refusal gives it."""
+    """List the nodes that a container must have: path, reason, and the reason for a refusal."""
     asked: dict[int, str] = {}
     for text, devices in meant.items():
         for device in devices:
@@ -237,12 +222,12 @@ def _absent(path: str, reason: str, inventory: Snapshot) -> GpushimError:
 
 
 def capabilities(words: Sequence[str]) -> str:
-    """Say which capabilities are a reason."""
+    """Return the reason for what comes with these capabilities."""
     return f"{'capability' if len(words) == 1 else 'capabilities'} {' and '.join(words)}"
 
 
 def feature(name: str) -> str:
-    """Say that a feature is a reason."""
+    """Return the reason for what comes with a feature."""
     return f"feature {name}: NVIDIA_{name.upper()}=enabled"
 
 
@@ -266,7 +251,7 @@ def channel_paths(request: Request, inventory: Snapshot) -> list[tuple[str, str]
 
 
 def _draws(gpu: Gpu, migs: list[MigInstance]) -> bool:
-    """Say whether a MIG instance among these may use the graphics of its GPU: its profile says so."""
+    """Say whether one of these MIG instances may use its GPU's graphics, by its profile."""
     return any(mig["gpu"] == gpu["index"] and mig["profile"].endswith("+gfx") for mig in migs)
 
 
@@ -301,14 +286,7 @@ def _pipes(inventory: Snapshot) -> str:
 
 
 def node_edits(path: str, inventory: Snapshot, userns: bool, why: Sequence[str] = ()) -> list[Edit]:
-    """List the edits for one device node of the snapshot.
-
-    Args:
-        path: of the node in the container.
-        inventory: the snapshot.
-        userns: the container has a user namespace of its own.
-        why: reasons for the node.
-    """
+    """List the edits for one device node of the snapshot."""
     major, minor, mode, uid, gid = inventory["nodes"][path]
     dev_root = inventory["driver"]["dev-root"]
     if userns and dev_root != "/":
@@ -325,7 +303,7 @@ def node_edits(path: str, inventory: Snapshot, userns: bool, why: Sequence[str] 
 
 
 def _mounts(files: dict[str, tuple[File, list[str]]], inventory: Snapshot) -> list[Edit]:
-    """Mount some of the snapshot's files; those in one of the directories of hard links have one mount."""
+    """Mount some of the snapshot's files; those in a directory of hard links share one mount."""
     found: dict[str, Edit] = {}
     root = inventory["driver"]["root"]
     for path, (file, why) in files.items():
@@ -341,7 +319,7 @@ def _mounts(files: dict[str, tuple[File, list[str]]], inventory: Snapshot) -> li
 
 
 def mount(file: File, root: str) -> Mount:
-    """Write the mount of one of the snapshot's files, of a driver below this root."""
+    """Return the mount of one of the snapshot's files, of a driver below this root."""
     return {
         "destination": file["path"],
         "source": file["path"] if root == "/" else root + file["path"],
@@ -353,7 +331,7 @@ def mount(file: File, root: str) -> Mount:
 def _hook(
     request: Request, nodes: dict[str, list[str]], files: list[File], inventory: Snapshot, bundle: Bundle
 ) -> Hook:
-    """Write the hook's entry: all that it needs is in its arguments."""
+    """Return the hook's entry: its arguments have all that it needs."""
     words, displays = hookargs.words, not {*DISPLAYING}.isdisjoint(request.capabilities)
     args = [HOOK_NAME, "prestart"]
     if bundle["rootfs"]:

@@ -1,6 +1,6 @@
 """What the administrator allows: /etc/gpushim/config.toml, checked against config.schema.json beside this file.
 
-Read by refresh and the command line; a create gets the result through the snapshot.
+Read by refresh and the command line; a create gets it from the snapshot. `driver` is its section [driver].
 Out of scope: what a key means (request.py, plan.py, inventory/).
 """
 
@@ -35,18 +35,18 @@ ENGINES = {
     "microk8s": "/snap/microk8s/current/bin",
     "docker": "/snap/docker/current/bin",
 }
-# With those of one version each, *, of which the newest comes first.
+# And those per version, of which the newest comes first.
 ENGINES_PATH = (*ENGINES.values(), "/var/lib/rancher/k3s/data/*/bin", "/var/lib/rancher/rke2/data/*/bin")
 RUNTIMES = ("runc", "crun")  # without a configuration
 _QUOTES = "'\""
-# What the switches are under a profile, where config.toml does not name them itself.
+# The switches of a profile, for keys that config.toml does not set itself.
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "default": {},
     "multi-tenant": {
         "requests": {
             "accept-env-when-unprivileged": False,
             "accept-annotations-when-unprivileged": False,
-            "accept-volume-mounts": True,  # an image can have none: the one way that is left to a device plugin
+            "accept-volume-mounts": True,  # an image cannot have any: the one way left for a device plugin
             "swarm-variables": [],
             "list-devices-in-refusals": False,
         },
@@ -73,53 +73,30 @@ def schema() -> dict[str, Any]:
 
 
 def defaults() -> Policy:
-    """Return the policy of a host without a config.toml; each call gives new objects."""
+    """Return the policy of a host without a config.toml, new objects each time."""
     return _completed({})
 
 
 def load(path: str) -> Policy:
-    """Read, check and complete a config.toml.
-
-    Args:
-        path: of the file; it need not exist.
+    """Read, check and complete a config.toml, which need not exist.
 
     Returns:
-        every section and key of the schema, as plain data; driver.dev-root is filled in.
+        every section and key of the schema; driver.dev-root is filled in.
 
     Raises:
-        GpushimError: the file cannot be read or trusted, is not TOML, or says something the schema does not allow.
+        GpushimError: the file cannot be read or trusted, is not TOML, or has what the schema does not allow.
     """
     return loaded(path)[0]
 
 
 def loaded(path: str) -> tuple[Policy, list[str]]:
-    """Read a config.toml once, for what it means and for its old names.
-
-    Args:
-        path: of the file; it need not exist.
-
-    Returns:
-        as `load`, and as `old_names`.
-
-    Raises:
-        GpushimError: as `load`.
-    """
+    """Return what `load` and `old_names` do, reading config.toml once."""
     found = given(path) or {}
     return _completed(found), old_names(found)
 
 
 def given(path: str) -> dict[str, Any] | None:
-    """Read and check what a config.toml says itself.
-
-    Args:
-        path: of the file.
-
-    Returns:
-        its sections and keys; None if there is no such file.
-
-    Raises:
-        GpushimError: as `load`.
-    """
+    """Return the sections and keys that a config.toml sets itself, checked; None if there is no such file."""
     try:
         data = _read(path)
     except FileNotFoundError:
@@ -137,18 +114,7 @@ def given(path: str) -> dict[str, Any] | None:
 
 
 def checked(data: bytes, path: str) -> dict[str, Any]:
-    """Parse and check what a config.toml says, or is to say.
-
-    Args:
-        data: its content.
-        path: of the file, for the sentence.
-
-    Returns:
-        its sections and keys.
-
-    Raises:
-        GpushimError: it is not TOML, or says something the schema does not allow.
-    """
+    """Parse and check the content of a config.toml; `path` is its name in messages."""
     found = _parse(data, path)
     for trouble in _troubles(found, schema(), ""):
         raise GpushimError(f"{path}: {trouble}", CONFIG)
@@ -156,11 +122,7 @@ def checked(data: bytes, path: str) -> dict[str, Any]:
 
 
 def absent(driver: DriverPolicy) -> str:
-    """Say which directory of the section [driver] does not exist, or cannot be seen, or "".
-
-    Args:
-        driver: the section, as `load` returns it.
-    """
+    """Say which directory of [driver] does not exist or cannot be seen, or ""."""
     for key, path in (("root", driver["root"]), ("dev-root", driver["dev-root"])):
         try:
             there = stat.S_ISDIR(os.stat(path).st_mode)
@@ -174,26 +136,14 @@ def absent(driver: DriverPolicy) -> str:
 
 
 def check_directories(driver: DriverPolicy, path: str) -> None:
-    """Refuse a section [driver] whose directories do not exist on this host: nothing there is the driver's.
-
-    Args:
-        driver: the section, as `load` returns it.
-        path: of config.toml.
-
-    Raises:
-        GpushimError: one does not.
-    """
+    """Refuse a [driver] whose directories do not exist on this host; `path` is config.toml's."""
     sentence = absent(driver)
     if sentence:
         raise GpushimError(f"{path}: {sentence}; correct it, or start what puts the driver there", INVENTORY)
 
 
 def old_names(given: dict[str, Any]) -> list[str]:
-    """Say which old names of keys a config.toml has, a sentence for each.
-
-    Args:
-        given: what it says itself.
-    """
+    """Return a sentence for each old name of a key that a config.toml has."""
     return [
         f"[{section}] {old} is an old name of {new}"
         + (f", which is there too and counts: remove {old}" if new in given[section] else "; rename it")
@@ -203,14 +153,10 @@ def old_names(given: dict[str, Any]) -> list[str]:
 
 
 def low_level(names: list[str]) -> str:
-    """Find the low-level runtime.
+    """Return the path of the low-level runtime: the first of these names or absolute paths that can be executed.
 
-    Args:
-        names: in order of preference; bare names, or absolute paths.
-
-    Returns:
-        absolute path of the first that is an executable file, sought in the system's directories and in those of PATH
-        in which nobody else could have put it; then, all of them, in those of ENGINES_PATH.
+    Names are looked up in the system's directories and those of PATH that nobody else can write to, and then, all of
+    them, in ENGINES_PATH.
 
     Raises:
         GpushimError: none is there.
@@ -229,25 +175,17 @@ def low_level(names: list[str]) -> str:
 
 
 def stand_in(names: list[str], last: str) -> str:
-    """Find a low-level runtime for containers that are there, even if what the configuration names is not.
+    """Return a low-level runtime for running containers, even if none that the configuration names is installed.
 
-    Args:
-        names: as `low_level` takes them.
-        last: path of the one that the last refresh found, or "".
-
-    Returns:
-        as `low_level`; where nothing of that is there, the last one, or one of the same name elsewhere: another kind
-        knows nothing of its containers, and may isolate less. The default ones stand in if none was found before.
-
-    Raises:
-        GpushimError: as `low_level`.
+    Then it is the `last` one that a refresh found, or one of that name elsewhere: another kind knows nothing of its
+    containers, and may isolate less. If none was ever found, it is one of RUNTIMES.
     """
     others = [last, posixpath.basename(last)] if last else [name for name in RUNTIMES if name not in names]
     return low_level([*dict.fromkeys([*names, *others])])
 
 
 def _folders() -> Iterator[list[str]]:
-    """List where runtimes may be: first the system's directories and PATH's, then engines' own."""
+    """List where runtimes may be: first the system's directories and PATH's, then the engines' own."""
     yield [*SYSTEM_PATH.split(":"), *filter(_is_safe, os.environ.get("PATH", "").split(":"))]
     found = []
     for pattern in ENGINES_PATH:
@@ -270,7 +208,7 @@ def _is_safe(folder: str) -> bool:
 
 
 def _read(path: str) -> bytes:
-    # O_NONBLOCK: a FIFO must not hang us; regular files do not care (open(2)).
+    # O_NONBLOCK: a FIFO must not hang us; it does not matter to regular files (open(2)).
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         status = os.fstat(fd)
@@ -291,9 +229,9 @@ def _read(path: str) -> bytes:
 
 
 def _dangling(path: str) -> str:
-    """Return the link on the way to a file that leads nowhere; "" if there just is no such file.
+    """Return the dangling link on the way to a file; "" if there is none.
 
-    Such a file may be on a volume that is not there yet, and what it forbids would else be allowed meanwhile.
+    The file may be on a volume that is not mounted yet; until then, what it forbids must not be allowed.
     """
     while path.strip("/"):
         if os.path.islink(path) and not os.path.exists(path):
@@ -312,7 +250,7 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
         raise GpushimError(f"{path}, line {line}: is not UTF-8; save it as UTF-8", CONFIG) from None
     except RecursionError:
         raise GpushimError(f"{path} is nested too deeply; correct it", CONFIG) from None
-    except ValueError as error:  # of tomllib, whose message tells line and column; and of an endless integer
+    except ValueError as error:  # tomllib's has line and column; or too long an integer
         raise GpushimError(f"{path} is not TOML: {str(error)[:200]}; correct it", CONFIG) from None
 
 
@@ -320,7 +258,7 @@ def _toml(text: str) -> dict[str, Any]:
     from importlib import import_module  # 13 ms with the parser, and most hosts have no config.toml
 
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    # A create has not got the directory of private dependencies.
+    # A create has not got the private dependencies on its path.
     private = [] if sys.version_info >= (3, 11) else [root + "/vendor", root + "/../vendor"]
     sys.path += private
     try:
@@ -334,9 +272,9 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 def _troubles(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
-    """Check a value against a rule of the schema; yields a sentence for each thing that is wrong.
+    """Check a value against a rule of the schema; yields a sentence for each error.
 
-    The subset of JSON Schema that config.schema.json uses, no more; a test holds it against jsonschema.
+    Only the subset of JSON Schema that config.schema.json uses; a test holds it against jsonschema.
     """
     kind = rule["type"]
     if not isinstance(value, _TYPES[kind]) or (kind == "integer" and isinstance(value, bool)):
@@ -362,7 +300,7 @@ def _troubles(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
 
 
 def _alone(value: Any, rule: dict[str, Any]) -> bool:
-    """Say whether a string would be right as the only one of a list, and is shown as TOML has it."""
+    """Say whether a string should be in brackets: a list of it would be right."""
     if rule["type"] != "array" or not isinstance(value, str) or _shown(value)[1:-1] != value:
         return False
     return not [*_troubles(value, rule["items"], "")]
@@ -384,8 +322,8 @@ def _unknown(name: str) -> str:
 
 
 def _meant(name: str, known: list[str]) -> str:
-    """Return the key that somebody may have meant or begun, in its section if there is one; "" if none is."""
-    from difflib import SequenceMatcher  # for a config.toml that is wrong, never else
+    """Return the most similar key, preferring its own section; "" if none is similar."""
+    from difflib import SequenceMatcher  # only for a config.toml that is wrong
 
     section, _, key = name.rpartition(".")
     ranked = [(0.0, "")]
@@ -416,7 +354,7 @@ def _completed(given: dict[str, Any]) -> Policy:
 
 
 def named(given: dict[str, Any], section: str) -> dict[str, Any]:
-    """Return the keys of a section that a config.toml names itself, old names as the new ones."""
+    """Return the keys of a section that a config.toml sets itself, old names replaced."""
     entries = given.get(section, {})
     old = {new: entries[name] for (part, name), new in OLD_NAMES.items() if part == section and name in entries}
     return {**old, **{key: value for key, value in entries.items() if (section, key) not in OLD_NAMES}}

@@ -1,7 +1,7 @@
-"""Bring the snapshot up to date: survey the host, save what is found, publish its CDI spec.
+"""Bring the snapshot up to date: survey the host, save the snapshot, publish its CDI spec.
 
 Runs as a child of a create or of the command line, because NVML can hang: a deadline ends the whole process.
-Out of scope: each of the three (inventory/survey.py, inventory/save.py, cdi/publish.py), and waiting for a refresh
+Out of scope: the three steps (inventory/survey.py, inventory/save.py, cdi/publish.py), and waiting for a refresh
 (inventory/renew.py).
 """
 
@@ -29,17 +29,16 @@ if TYPE_CHECKING:
 LONGEST = 300  # seconds for a refresh that no one waits for; the slowest hosts are known to need 30
 ROUNDS = 2
 ATTEMPTS = 3  # more, when the state directory is removed meanwhile
-# Seconds of a snapshot's life in which a unit looks anew, so that no create has to: the timer's period with its
-# accuracy, and the time until nothing changes.
+# Seconds before the end of a snapshot's life in which a unit renews it, so that no create has to: the timer's period,
+# its accuracy, and the wait until nothing changes.
 AHEAD = 90
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Refresh the snapshot, say what is wrong on stderr, and exit.
+    """Refresh the snapshot, report errors on stderr, and exit.
 
-    Args:
-        argv: "--force" to look again even if the snapshot is true; "--locked" if standard input is the lock, which
-            the create that started this has taken.
+    Of `argv`, "--force" renews a true snapshot too; "--locked" says that standard input is the lock, taken by the
+    create that started this.
     """
     try:
         snapshot = refresh("--force" in argv, lock=_handed_over() if "--locked" in argv else None)
@@ -53,27 +52,21 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def refresh(force: bool = False, load: bool = True, patient: bool = False, lock: int | None = None) -> Snapshot:
-    """Bring the snapshot up to date, one process at a time.
-
-    If it takes too long, the process ends with a sentence on stderr and code INVENTORY.
+    """Bring the snapshot up to date, one process at a time, or end with INVENTORY when that takes too long.
 
     Args:
-        force: look again even if the saved snapshot is true.
-        load: load kernel modules that are missing, if the policy says so.
-        patient: take as long as it takes, up to LONGEST; else the policy's deadline counts. And look again even if
-            the saved snapshot is true, but not for another AHEAD seconds.
-        lock: the state directory's, if it has been taken already: then it is patient too.
-
-    Returns:
-        the snapshot; its "error" says if this host cannot serve GPUs.
+        force: renew the snapshot even if it is true.
+        load: load missing kernel modules, if the policy allows it.
+        patient: wait up to LONGEST instead of the policy's deadline, and renew a snapshot AHEAD seconds early.
+        lock: the state directory's lock, if it is taken already; implies the long wait.
 
     Raises:
-        GpushimError: the configuration is wrong, the state directory is not ours, or the snapshot cannot be written.
+        GpushimError: the configuration is wrong, or the state directory cannot be trusted or written.
     """
     config, state = stamp.config_path(), stamp.state_dir()
     ahead = None if force else AHEAD if patient else 0
     with _recorded(state, config) as failed:
-        identity = stamp.identity(config)  # of before it is read: another one since makes the snapshot stale
+        identity = stamp.identity(config)  # before it is read: a later change makes the snapshot stale
         settings, old_names = policy.loaded(config)
         logs.start(settings["log"]["format"], settings["log"]["level"])
         _warn(old_names)
@@ -82,24 +75,19 @@ def refresh(force: bool = False, load: bool = True, patient: bool = False, lock:
             seconds = max(seconds, LONGEST)
         with deadline(seconds, config, failed) as waiting:
             for _ in range(ATTEMPTS):
-                with contextlib.suppress(FileNotFoundError, FileExistsError):  # it was removed, and maybe made again
+                with contextlib.suppress(
+                    FileNotFoundError, FileExistsError
+                ):  # the directory was removed, and maybe made again
                     return _renewed(config, identity, settings, waiting, lock, load, ahead)
-                lock = None  # it was in the directory that is gone
+                lock = None  # it is gone with the directory
             return _renewed(config, identity, settings, waiting, lock, load, ahead)
 
 
 def unattended(load: bool) -> Snapshot:
-    """Bring the snapshot up to date as the units do: when the driver has come to rest, and not in its way.
+    """Bring the snapshot up to date as the units do: only once the driver has stopped changing.
 
-    A snapshot that is true, and will be for a while, costs nothing more than seeing that, and so the timer's run.
-    What changes while the host is listed is listed again, for no watch tells it: systemd does not look while the unit
-    runs.
-
-    Args:
-        load: load kernel modules that are missing, if the policy says so.
-
-    Returns:
-        as `refresh`.
+    With a snapshot that is true for a while longer, as in most of the timer's runs, it does nothing else. A change
+    during the survey leads to another, for systemd does not watch while the unit runs.
 
     Raises:
         GpushimError: as `refresh`; or the driver's module is being unloaded.
@@ -117,13 +105,13 @@ def unattended(load: bool) -> Snapshot:
 
 
 def trouble(snapshot: Snapshot) -> str:
-    """Say what failed that may well not fail the next time, or ""."""
+    """Return what failed that may succeed the next time, or ""."""
     failed = [note for note in snapshot["notes"] if note.startswith(nvml.FAILS)]
     return next(iter([*unusable(snapshot), *failed]), "")
 
 
 def _saved(config: str, state: str, ahead: float) -> Snapshot | None:
-    """Return the saved snapshot if it is true, and has so many seconds to live."""
+    """Return the saved snapshot if it is true for so many seconds longer."""
     found = ensure.read(config, state)
     return found if found is not None and stamp.alive(found, ahead) else None
 
@@ -137,7 +125,7 @@ def _renewed(
     load: bool,
     ahead: float | None,
 ) -> Snapshot:
-    """List the host, alone, unless a saved snapshot has so many seconds to live; None if that does not matter."""
+    """Survey the host under the lock, unless a saved snapshot holds for `ahead` more seconds (None: in any case)."""
     state = stamp.state_dir()
     save.prepare(state)
     waiting(f"another refresh, which holds {state}/{renew.LOCK}")
@@ -146,7 +134,7 @@ def _renewed(
         saved = None if ahead is None else _saved(config, state, ahead)
         if saved is not None:  # the other refresh did it
             _warn(notes)
-            publish.on_refresh(saved)  # and its spec may have been removed since
+            publish.on_refresh(saved)  # its spec may have been removed since
             return saved
         snapshot = survey.survey(config, settings, _discreet(telling, settings))
         snapshot["stamp"]["config"] = identity
@@ -154,7 +142,7 @@ def _renewed(
         hardlinks.add(snapshot)
         save.save(state, snapshot)
         publish.on_refresh(snapshot)
-    if snapshot["error"]:  # who called this says it; what else is missing follows from it, and is in the snapshot
+    if snapshot["error"]:  # the caller reports it; the snapshot's notes follow from it
         _warn(notes)
         return snapshot
     _warn(snapshot["notes"])
@@ -163,16 +151,16 @@ def _renewed(
 
 
 def _discreet(telling: Callable[[str], None], settings: Policy) -> Callable[[str], None]:
-    """Keep to oneself for which GPU one waits, where refusals, which pass it on, tell no device of the host."""
+    """Hide which GPU is waited for, as refusals tell it, where they must not name devices of the host."""
     if settings["requests"]["list-devices-in-refusals"]:
         return telling
     return lambda what: telling(f"the driver to answer ({SHOWN} for which GPU)")
 
 
 def _complete(driver: DriverPolicy, load: bool, waiting: Callable[[str], None]) -> list[str]:
-    """Load modules and make nodes that are missing; returns notes about what could not be done."""
+    """Load missing modules and make missing nodes; returns notes about failures."""
     if policy.absent(driver):
-        return []  # the survey says it
+        return []  # the survey reports it
     proc = stamp.proc_dir(driver["root"])
     notes = modules.load(driver["root"], proc, waiting) if load and driver["load-kernel-modules"] else []
     return notes + make_nodes.make(driver["dev-root"], stamp.proc_dir(driver["root"]))
@@ -185,7 +173,7 @@ def _warn(notes: list[str]) -> None:
 
 @contextlib.contextmanager
 def _recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None]]:
-    """Tell those who wait why the body has failed; yields a function that tells it before the process is ended."""
+    """Record for those who wait why the body failed; yields the function to call before the process is ended."""
     belongs = renew.facts(config)
 
     def failed(error: GpushimError) -> None:
@@ -204,26 +192,26 @@ def _recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None
 
 @contextlib.contextmanager
 def _locked(path: str, lock: int | None, waiting: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """Hold the lock in the body; yields `waiting` for those who hold it: the lock's file tells others."""
+    """Hold the lock in the body; yields a `waiting` that also writes into the lock's file, for others."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600) if lock is None else lock
 
     def tell(what: str) -> None:
         waiting(what)
-        with contextlib.suppress(OSError):  # no space: then nobody knows
+        with contextlib.suppress(OSError):  # no space
             os.ftruncate(fd, 0)
             os.pwrite(fd, what.encode(), 0)
 
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # the kernel lets it go when the process ends, however it ends
+        fcntl.flock(fd, fcntl.LOCK_EX)  # the kernel releases it however the process ends
         tell("the driver's modules and nodes")
         yield tell
-        fcntl.flock(fd, fcntl.LOCK_UN)  # the create that has handed it over has it too, and may be stopped
+        fcntl.flock(fd, fcntl.LOCK_UN)  # the create that handed it over has it too, and may be stopped
     finally:
         os.close(fd)
 
 
 def _handed_over() -> int:
-    """Take the lock from standard input, where what is started from here must not find it: it might stay."""
+    """Take the lock from standard input, which children inherit: one that stays would keep the lock."""
     lock = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(nothing, 0)

@@ -1,7 +1,7 @@
-"""A refusal's line in the GPU log ([log] file), beside those of containers that got what they asked for.
+"""A refusal's line in the GPU log ([log] file).
 
-Not on the create path: what it imports is for those who are refused. Out of scope: what else says why (create.py),
-and the line itself (decide.py).
+Not on the create path: only refusals pay for its imports. Out of scope: other reports of a refusal (create.py), the
+line itself (decide.py).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from gpushim.logfile import append, now
 
 
 def record(line: dict[str, Any]) -> None:
-    """Write the line, which lacks nothing but the time."""
+    """Write the line, with the time added."""
     try:
         append(_log(), fastjson.dumps({"time": now(), **line}))
-    except Exception:  # noqa: BLE001, S110 - whatever a log costs, the refusal itself must reach who waits for it
+    except Exception:  # noqa: BLE001, S110 - the refusal itself must reach the engine
         pass
 
 
 def _log() -> str:
-    """Return the path that the configuration names; if that is what is wrong, that of the last one.
+    """Return the log's path in the configuration or, if that is wrong, in the last one.
 
-    Where neither tells, the system's log is that of the system's configuration alone.
+    Without either it is the default, for the system's configuration alone.
     """
     config = stamp.config_path()
     system = config == stamp.CONFIG_FILE

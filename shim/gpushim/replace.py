@@ -1,7 +1,7 @@
-"""Put a file in place so that a reader sees the old one or the whole new one, whoever else does the same meanwhile.
+"""Replace a file atomically: a reader sees the old or the whole new one, even with several writers.
 
-All files that gpushim replaces go through here, but for config.json (bundle.py) and what is below a rootfs
-(gpuhook/rootfs.py): these are on the hot path, where to import this module would cost more than to write the file.
+All files that gpushim replaces go through here, except config.json (bundle.py) and those below a rootfs
+(gpuhook/rootfs.py): on the hot path importing this module would cost more than writing the file.
 Out of scope: whether the directory can be trusted.
 """
 
@@ -31,25 +31,22 @@ def replace(
     into: int | None = None,
     finish: Callable[[int], object] | None = None,
 ) -> None:
-    """Write a file under a name of its own, and rename it to the one that it replaces.
+    """Write a file under a temporary name, and rename it to its path; on OSError the old file stays.
 
     Args:
         path: of the file; in `folder`, its name.
-        data: to be in it.
-        mode: of it.
-        time: to be its mtime, in nanoseconds.
-        folder: fd of the directory to write it in, open for reading; None if the path says it.
-        into: fd of the directory that it goes to; None if that is the same.
-        finish: called with its fd before it is renamed, to give it more than a mode.
-
-    Raises:
-        OSError: it cannot be written; what was there stays.
+        data: its content.
+        mode: its mode bits.
+        time: its mtime in nanoseconds.
+        folder: fd of its directory, open for reading, if the path is only a name.
+        into: fd of another directory to move it to.
+        finish: called with the new file's fd before the rename.
     """
     top, name = os.path.split(path)
     sweep(top, name, folder)
     fresh, fd = _made(top, name, folder)
     try:
-        with open(fd, "wb") as file:  # and the lock is gone with it, behind the rename
+        with open(fd, "wb") as file:  # closing it, after the rename, releases the lock
             file.write(data)
             file.flush()
             os.fchmod(fd, mode)
@@ -66,24 +63,21 @@ def replace(
 
 
 def _made(top: str, name: str, folder: int | None) -> tuple[str, int]:
-    """Make a new file, and lock it: who sweeps knows by that that it is in use, in whatever PID namespace."""
+    """Make and lock a new file: the lock tells `sweep`, in any PID namespace, that it is in use."""
     while True:
-        # Begins with a dot and ends with neither .json nor .yaml: engines take no such file for a spec.
+        # With a leading dot, and neither .json nor .yaml at the end: engines take it for no spec.
         fresh = os.path.join(top, f".{name}.{os.urandom(RANDOM).hex()}{SUFFIX}")
         fd = os.open(fresh, _NEW, 0o600, dir_fd=folder)
         fcntl.flock(fd, fcntl.LOCK_EX)
-        if os.fstat(fd).st_nlink:  # nobody has swept it away before it was locked
+        if os.fstat(fd).st_nlink:  # not swept away before it was locked
             return fresh, fd
         os.close(fd)
 
 
 def sweep(top: str, name: str, folder: int | None) -> None:
-    """Remove what processes that were killed have left of `replace`.
+    """Remove what killed processes left of `replace`, also for names that continue after a dot.
 
-    Args:
-        top: path of the directory; "" where `folder` says it.
-        name: of the file; those whose names go on after a dot are meant too.
-        folder: fd of the directory, open for reading; None if `top` says it.
+    The directory is given as a path, or as a fd with "" as the path.
     """
     for other in os.listdir(top if folder is None else folder):
         stem, _, random = other[: -len(SUFFIX)].rpartition(".")

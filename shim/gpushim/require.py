@@ -58,7 +58,7 @@ def gather(env: Mapping[str, str], legacy: bool) -> list[tuple[str, str]]:
 
 
 def check(requirements: Sequence[tuple[str, str]], facts: Sequence[Mapping[str, Optional[str]]]) -> None:
-    """Hold every condition against every selected GPU.
+    """Check every condition for every selected GPU.
 
     Args:
         requirements: what gather returned.
@@ -82,10 +82,6 @@ def check(requirements: Sequence[tuple[str, str]], facts: Sequence[Mapping[str, 
 
 def compare(left: str, right: str) -> int:
     """Compare two dotted versions number by number; 12, 12.0 and 12.00 are equal.
-
-    Args:
-        left: digits and dots.
-        right: digits and dots.
 
     Returns:
         -1, 0 or 1, as left is older than, the same as, or newer than right.
@@ -162,7 +158,7 @@ def _unsatisfied(variable: str, groups: list[str], fact: Mapping[str, Optional[s
 
 
 def _others(groups: list[str]) -> str:
-    """List the other groups, none of which holds: as many as a line of a log has room for."""
+    """List the other groups, none of which holds: as many as fit into a log's line."""
     groups = [group for group in groups if group.strip(",")]
     if not groups:
         return ""

@@ -1,7 +1,7 @@
 """The state that runc and crun keep of containers: which of them live, and with what bundle.
 
-Users keep such states too, and may write into them what they like: of each user no more is read than ALLOWANCE, and
-of what is read any member may be anything. Out of scope: what a container has (holders.py).
+Users keep such states too, and write into them what they like: of each user no more than ALLOWANCE is read, and any
+member may have any type. Out of scope: what a container has (holders.py).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ STAT_LIMIT = 4096  # bytes of a process's stat
 
 
 class Reader:
-    """Reads the JSON files of states and bundles, of each user's within an allowance.
+    """Reads the JSON files of states and bundles, each user's within an allowance.
 
     Args:
-        notes: get sentences about what could not be read.
+        notes: gets sentences about what could not be read.
         unseen: gets what this user may not look at.
         left: bytes that are left of each user's allowance.
         user: whose states these are; "" for root's, or for whatever somebody named.
@@ -44,7 +44,7 @@ class Reader:
 
     @property
     def whose(self) -> str:
-        """Whose word it is that such a container runs, as words behind the engine; "" for root's."""
+        """The user that runs such a container, as words to follow the engine; "" for root."""
         return f" of user {os.path.basename(self.user)}" if self.user else ""
 
     @property
@@ -58,7 +58,7 @@ class Reader:
         return found if isinstance(found, dict) else None
 
     def json(self, path: str) -> Any:
-        """Read a JSON file; None if it is not there (any more) or is none."""
+        """Read a JSON file; None if it is not there (any more) or not JSON."""
         data = b""
         try:
             with open(path, "rb", opener=_regular) as file:
@@ -73,7 +73,7 @@ class Reader:
             self.notes.append(f"{path} cannot be read: {error.strerror}")
             return None
         except (ValueError, RecursionError):
-            return None  # being written, or made to harm us
+            return None  # being written, or malicious
         finally:
             if self.user:
                 self.left[self.user] -= max(len(data), LOOK)
@@ -129,7 +129,7 @@ def _spec(config: dict[str, Any], labels: list[str]) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def process(state: dict[str, Any] | None, proc: str) -> Iterator[str]:
-    """Hold the directory in procfs of a container's first process; "" if that is over, or another has its number."""
+    """Hold the directory in procfs of a container's first process; "" if that has ended, or its pid is another's."""
     pid = state["pid"] if state else None
     if not isinstance(pid, int) or pid <= 0:
         yield ""

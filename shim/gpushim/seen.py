@@ -1,6 +1,6 @@
-"""What is not there, and what this user may not look at: two things that only the errno tells apart.
+"""What does not exist, and what this user may not see: only the errno tells one from the other.
 
-Whoever says that something is absent asks here, or lets PermissionError pass to whoever tells it with `sentence`.
+Code that calls something absent asks here, or passes PermissionError on to code that reports it with `sentence`.
 Out of scope: what root alone may change (engines/places.py).
 """
 
@@ -18,7 +18,7 @@ AS_ROOT = "run this as root"
 
 
 def absent(path: str) -> bool:
-    """Say whether a path is surely not there: one that this user may not look up may well be."""
+    """Say whether a path surely does not exist: one that this user may not look up may."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -29,15 +29,7 @@ def absent(path: str) -> bool:
 
 
 def exists(path: str, links: bool = True) -> bool:
-    """Say whether a path is there, as os.path.exists.
-
-    Args:
-        path: of anything.
-        links: whether a link is what it leads to.
-
-    Raises:
-        PermissionError: this user may not look.
-    """
+    """Say whether a path exists, as os.path.exists, but let PermissionError pass; `links`: follow them."""
     try:
         os.stat(path, follow_symlinks=links)
     except PermissionError:
@@ -48,11 +40,7 @@ def exists(path: str, links: bool = True) -> bool:
 
 
 def refused(pattern: str) -> Iterator[str]:
-    """List the directories on the way of a pattern of `glob` that this user may not list.
-
-    Args:
-        pattern: absolute.
-    """
+    """List the directories that an absolute `glob` pattern leads through and this user may not list."""
     base, rest = pattern, ""
     while glob.has_magic(base):
         base, _, name = base.rpartition("/")
@@ -83,11 +71,7 @@ def barrier(path: str) -> str:
 
 
 def sentence(paths: Iterable[str]) -> str:
-    """Say that things cannot be seen.
-
-    Args:
-        paths: of them.
-    """
+    """Say that these paths cannot be seen."""
     listed = ", ".join(dict.fromkeys(paths))
     user = os.geteuid()
     return f"user {user} may not look into {listed}" if user else f"{listed} may not be looked into, even by root"

@@ -1,6 +1,6 @@
 """Device names: how they are written, and which devices of this host they mean.
 
-Out of scope: where a list of names comes from (request) and what a chosen device brings along (plan).
+Out of scope: where a list of names comes from (request) and what a container gets with a device (plan).
 Hot path: imports nothing but gpushim's bounds and errors; parsing and choosing 8 GPUs takes about 0.1 ms.
 """
 
@@ -233,7 +233,7 @@ def called(device: Device) -> str:
 
 
 def _divided(index: int, inventory: Snapshot) -> str:
-    """Say what a GPU in MIG mode is worth that is asked for by itself: NVIDIA's tools give its node alone, too."""
+    """Say what a request for a GPU in MIG mode gives: its node alone, as with NVIDIA's tools."""
     migs = [f"{mig['gpu']}:{mig['index']}" for mig in inventory["mig"] if mig["gpu"] == index]
     fix = (
         f"name an instance: {_listed(migs)}" if migs else "make MIG instances (nvidia-smi mig -cgi ... -C), name one"
@@ -242,7 +242,7 @@ def _divided(index: int, inventory: Snapshot) -> str:
 
 
 def told(inventory: Snapshot, devices: str, otherwise: str = "") -> str:
-    """Choose what a refusal says: of this host's devices it tells nothing but what the container named itself.
+    """Choose what a refusal says where it must not tell devices that the container has not named itself.
 
     Args:
         inventory: the snapshot.

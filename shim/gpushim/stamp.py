@@ -1,10 +1,10 @@
-"""Cheap facts that change when the inventory would: what a create compares instead of asking NVML.
+"""Cheap facts that change when the inventory would: a create compares them instead of asking NVML.
 
-Each thing that a plan takes from the snapshot has a fact here, or the snapshot has a short life: `survey.COVER` says
-which, and a test changes one after the other on a simulated host (test_freshness.py).
+Whatever a plan takes from the snapshot has a fact here, or the snapshot has a short life: `survey.COVER` says which,
+and a test changes one after the other on a simulated host (test_freshness.py).
 
 Budget: under 0.2 ms for one GPU and 0.4 ms for eight; a handful of stats and short reads of /proc.
-On the create path: imports only `posix`, `time` and the error. Out of scope: finding anything out (inventory/).
+On the create path: imports only `posix`, `time` and the error. Out of scope: surveying the host (inventory/).
 """
 
 from __future__ import annotations
@@ -24,40 +24,26 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 VERSION_LIMIT = 256  # bytes of /proc/driver/nvidia/version; the module's version is in its first line
 DIRECTORY, REGULAR, LINK = 0o040000, 0o100000, 0o120000  # S_IFDIR, S_IFREG, S_IFLNK
 FILE_TYPE = 0o170000  # S_IFMT
-OTHERS_WRITE = 0o022  # S_IWGRP | S_IWOTH: to what only root may decide about
+OTHERS_WRITE = 0o022  # S_IWGRP | S_IWOTH
 _OVERFLOW = 65534  # /proc/sys/kernel/overflowuid, which nobody changes
 DEVICES_LIMIT = 1 << 16  # bytes of /proc/devices, which has about 1 KiB
 
 
 def config_path() -> str:
-    """Return the path of config.toml: GPUSHIM_CONFIG, or the one in /etc.
-
-    Raises:
-        GpushimError: GPUSHIM_CONFIG is not an absolute path.
-    """
+    """Return the path of config.toml: GPUSHIM_CONFIG, which must be absolute, or the one in /etc."""
     return _from_environment(b"GPUSHIM_CONFIG", CONFIG_FILE)
 
 
 def state_dir() -> str:
-    """Return the directory of the snapshot: GPUSHIM_STATE (for tests and rootless use), or the one in /run.
-
-    Raises:
-        GpushimError: GPUSHIM_STATE is not an absolute path.
-    """
+    """Return the directory of the snapshot: GPUSHIM_STATE (tests, rootless use; absolute), or the one in /run."""
     return _from_environment(b"GPUSHIM_STATE", STATE_DIR)
 
 
 def current(inputs: Inputs) -> Stamp:
-    """Gather the facts that decide whether a snapshot still tells the truth.
+    """Gather the facts that decide whether a snapshot is still true.
 
-    Args:
-        inputs: "config" (path of config.toml), "root" (the driver root, absolute), "sys" (where the sysfs that shows
-            the GPUs is mounted), "times" (whether /proc keeps the times of its entries) and "nodes" (paths on the
-            host whose coming, going or changing matters).
-
-    Returns:
-        plain data that survives JSON; "libraries" is the identity of the library cache, and "nodes" has what `node`
-        returns for each path. Two equal stamps mean that the snapshot holds, unless its life is over.
+    It is, until its life is over, while two stamps are equal; "libraries" is the library cache's identity, and
+    "nodes" has what `node` returns for each path.
     """
     root = inputs["root"]
     return {
@@ -70,30 +56,26 @@ def current(inputs: Inputs) -> Stamp:
 
 
 def alive(snapshot: Snapshot, ahead: float = 0) -> bool:
-    """Say whether a snapshot is younger than its life, of which 0 is no end, and will be for so many seconds.
+    """Say whether a snapshot's life (0: endless) goes on for so many more seconds.
 
-    The clock of the boot neither jumps nor stops during a suspend. Where it is behind the snapshot, as in a time
-    namespace, the age is not known.
+    The clock neither jumps nor stops during a suspend. If it is behind the snapshot, as in a time namespace, the age
+    is unknown.
     """
     return not snapshot["life"] or 0 <= clock() - snapshot["looked"] < snapshot["life"] - ahead
 
 
 def clock() -> float:
-    """Return the seconds since the boot, those of a suspend included."""
+    """Return the seconds since boot, suspends included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def driver(proc: str, sys: str, times: bool) -> DriverFacts:
     """Gather the facts that the kernel tells: the module's version, major numbers, GPUs, MIG instances.
 
-    Which GPU has which minor number is settled when the driver is bound to it. sysfs gives each binding a link with
-    an inode number that comes but once (kernfs_new_node in fs/kernfs/dir.c), which is why we look there: reading a
-    GPU's `information` wakes it from its sleep, and waits where the driver hangs (nv_procfs_read_gpu_info).
-
-    Args:
-        proc: where the procfs that shows the driver is mounted.
-        sys: where the sysfs that shows the GPUs is mounted.
-        times: whether procfs keeps the times of its entries.
+    A GPU gets its minor number when the driver is bound to it. sysfs gives each binding a link with an inode number
+    that never comes again (kernfs_new_node in fs/kernfs/dir.c), while reading a GPU's `information` would wake it,
+    and hang where the driver hangs (nv_procfs_read_gpu_info). `times` says whether procfs keeps the times of its
+    entries.
 
     Returns:
         "module": text of the version file or null; "majors": lines of /proc/devices; "gpus": inode number of the
@@ -109,7 +91,7 @@ def driver(proc: str, sys: str, times: bool) -> DriverFacts:
 
 
 def proc_dir(root: str) -> str:
-    """Return the /proc that shows the driver of a driver root; a driver container's may be mounted there or not."""
+    """Return the /proc that shows the driver: that of the driver root, if it is mounted there, or the host's."""
     if root == "/":
         return "/proc"
     try:
@@ -120,33 +102,33 @@ def proc_dir(root: str) -> str:
 
 
 def node(path: str) -> NodeFacts | None:
-    """Return what a create compares of a node, file or directory; None if there is none."""
+    """Return the facts about a node, file or directory; None if there is none."""
     try:
         status = posix.lstat(path)
     except OSError:
         return None
     what = status.st_rdev
     if status.st_mode & FILE_TYPE in (DIRECTORY, REGULAR):
-        what = status.st_mtime_ns  # a directory changes with the nodes in it, a file with what it says
+        what = status.st_mtime_ns  # changes with the directory's entries, or the file's content
     return [what, status.st_mode, status.st_uid, status.st_gid]
 
 
 def trusted(uid: int) -> bool:
-    """Say whether a file's owner is root, or who runs this.
+    """Say whether a file's owner is root or the user who runs this.
 
-    In a user namespace the host's root appears as the overflow user (user_namespaces(7)), and so do all others who
-    have no place in it; but there nobody has more power than the user who runs this anyway.
+    In a user namespace the host's root appears as the overflow user (user_namespaces(7)), as do all users without a
+    mapping; but there this process has no more power than its user.
     """
     return uid in (0, posix.geteuid()) or (uid == _OVERFLOW and in_user_namespace())
 
 
 def others_may(status: posix.stat_result) -> bool:
-    """Say whether others than root, or than who runs this, own a file or directory or may write it."""
+    """Say whether anybody but root and this user owns a file or directory, or may write to it."""
     return not trusted(status.st_uid) or status.st_mode & OTHERS_WRITE != 0
 
 
 def ours(folder: str) -> bool:
-    """Say whether a directory, not a link to one, is one that only root, or who runs this, can write to."""
+    """Say whether this is a directory, and no link, that only root and this user can write to."""
     try:
         status = posix.lstat(folder)
     except OSError:
@@ -160,12 +142,7 @@ def in_user_namespace() -> bool:
 
 
 def same_from_here(then: Stamp, now: Stamp) -> bool:
-    """Compare facts without the owners of nodes, which look different in a user namespace.
-
-    Args:
-        then: what `current` returned, maybe on the host.
-        now: what it returns here.
-    """
+    """Compare two stamps without the owners of nodes, which look different in a user namespace."""
     return in_user_namespace() and _ownerless(then) == _ownerless(now)
 
 
@@ -185,12 +162,11 @@ def _from_environment(name: bytes, default: str) -> str:
 
 
 def identity(path: str) -> Identity | None:
-    """Return what a file's replacement or change changes; None if there is no such name.
+    """Return what tells a file from its replacement or a changed one; None if there is no such name.
 
     Returns:
-        device, inode, time of its content in ns, size, and time of its status in ns: that of its owner and mode, by
-        which it is trusted, and of which the owner looks different in a user namespace. Of a link that leads nowhere
-        they are the link's own; of what cannot be looked at, the error's number stands for each.
+        device, inode, mtime (ns), size and ctime (ns), which also changes with mode and owner, by which the file is
+        trusted. They are the link's own if it is dangling, and five times the errno if the file cannot be seen.
     """
     try:
         status = posix.lstat(path)
@@ -227,7 +203,7 @@ def _names(path: str, prefix: str = "") -> list[str]:
 
 
 def _majors(proc: str) -> list[str]:
-    """List the lines of /proc/devices about the driver and its neighbours."""
+    """List the lines of /proc/devices about the driver and related ones."""
     text = _text(proc + "/devices", DEVICES_LIMIT) or ""
     return [line for line in text.split("\n") if "nvidia" in line or "gdrdrv" in line]
 
@@ -240,7 +216,7 @@ def _inode(path: str) -> int | None:
 
 
 def _mig(capabilities: str, times: bool) -> Mig:
-    """List GPUs in MIG mode with their instances; a GPU that is not has no gi directory."""
+    """List GPUs in MIG mode with their instances; other GPUs have no gi directory."""
     found: Mig = {}
     for gpu in _names(capabilities, "gpu"):
         mig = f"{capabilities}/{gpu}/mig"
@@ -254,9 +230,9 @@ def _mig(capabilities: str, times: bool) -> Mig:
 
 
 def _computes(gi: str) -> list[str]:
-    """List the compute instances of a GPU instance; it nearly always has one, and two stats are cheaper than a list.
+    """List the compute instances of a GPU instance; for the usual single one, two stats are cheaper than a listing.
 
-    A directory of /proc has one link more for each directory in it.
+    The link count of a directory in /proc tells how many directories it has.
     """
     try:
         if posix.lstat(gi).st_nlink == 3 and posix.lstat(gi + "/ci0"):
@@ -267,10 +243,10 @@ def _computes(gi: str) -> list[str]:
 
 
 def _made(path: str) -> list[int] | None:
-    """Return what differs between an entry of /proc and another that is made in its place later.
+    """Return what tells an entry of /proc from a later one of the same name.
 
-    The number alone does not: the kernel gives out the lowest one that is free. The time is when the kernel first
-    looked the entry up (proc_get_inode in fs/proc/inode.c); it may forget that, and then the instance looks new.
+    The inode number alone does not: the kernel reuses the lowest free one. The time is that of the kernel's first
+    lookup (proc_get_inode in fs/proc/inode.c); if the kernel drops it, the instance looks new.
     """
     try:
         status = posix.lstat(path)

@@ -1,8 +1,8 @@
-"""Whether a container could ask for a GPU, when nobody can tell: the configuration cannot be read, or is wrong.
+"""Whether a container could be asking for a GPU while the configuration cannot be read, or is wrong.
 
-Then nothing says which variables, annotations and mounts count. Whoever could ask under any configuration is refused,
-for it would else start without its GPU; nobody else is harmed: a variable or an annotation asks only if the file may
-name it, and its value may be a device. Out of scope: what is wrong (policy.py).
+Then nothing says which variables, annotations and mounts count. A container that could be asking under any
+configuration is refused, for it would start without its GPU; others are not affected: a variable or an annotation
+asks only if the file may name it, and its value may be a device. Out of scope: what is wrong (policy.py).
 """
 
 from __future__ import annotations
@@ -26,25 +26,19 @@ _ESCAPE = re.compile(r"\\(?:[ \t]*\n\s*|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00
 
 
 def may_ask(spec: dict[str, Any], config: str, state: str) -> bool:
-    """Say whether a container may have a request.
-
-    Args:
-        spec: a parsed config.json.
-        config: path of config.toml.
-        state: directory of the snapshot.
-    """
+    """Say whether a container may have a request."""
     try:
-        settings = policy.load(config)  # it is the host that cannot be listed
+        settings = policy.load(config)  # then it is the host that cannot be surveyed
     except GpushimError:
         settings = _widest(spec, [_text(config), _text(state + "/triggers")])
     try:
         return request.read(spec, settings) is not None
-    except GpushimError:  # why no snapshot can be had is what must be said
+    except GpushimError:  # the reason for the missing snapshot must be reported
         return True
 
 
 def _widest(spec: dict[str, Any], texts: list[str | None]) -> Policy:
-    """Make the policy under which everything counts that these texts may name; None may name anything."""
+    """Return the policy under which all counts that these texts may name; None may name anything."""
     variables = {name for name, value in _variables(spec) if _is_device(value)}
     annotations = [key for key, value in _annotations(spec) if _is_device(value, "cdi")]
     known = [text for text in texts if text is not None]
@@ -60,7 +54,7 @@ def _widest(spec: dict[str, Any], texts: list[str | None]) -> Policy:
 
 
 def _text(path: str) -> str | None:
-    """Read a file, however wrong it is, without comments, which name nothing; None if that cannot be done."""
+    """Read any file without its comments, which name nothing; None if that cannot be done."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO must not hang us
         with open(fd, "rb") as file:
@@ -71,13 +65,13 @@ def _text(path: str) -> str | None:
         return None
     if len(data) > policy.CONFIG_LIMIT:
         return None
-    # Names are ASCII: without NULs they stand in UTF-16 and UTF-32 as in every other encoding.
+    # Names are ASCII: without NULs, UTF-16 and UTF-32 have them like every other encoding.
     text = data.replace(b"\0", b"").decode("utf-8", "replace").replace("\r", "\n")
     return text if _MULTILINE.search(text) else _COMMENT.sub("", text)
 
 
 def _strings(text: str) -> str:
-    """Leave out of a configuration what is surely in no string, as headers and keys are."""
+    """Remove from a configuration what is surely in no string, such as headers and keys."""
     return text if _MULTILINE.search(text) else _NO_STRING.sub("", text)
 
 
@@ -100,7 +94,7 @@ def _is_device(value: str, kind: str = "") -> bool:
 def _kind(text: str) -> str:
     try:
         items = selection.parse([text], ())
-    except GpushimError:  # one that the request will be refused for
+    except GpushimError:  # the request will be refused for it
         return "index"
     return items[0][0] if items else "none"
 

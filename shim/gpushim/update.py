@@ -1,11 +1,11 @@
 """A container's update, over crun: the container keeps the devices that a create gave it.
 
-The engine sends the device rules of its own spec, which has none of what a create added: containerd's CRI does for
+The engine sends the device rules of its own spec, without what a create added: containerd's CRI does so for
 kubelet's CPU manager and for a resize, Podman for its `update`. runc ignores rules there, so nobody relies on them;
-crun would put them in the place of all that the container has. So what is handed to crun is without them.
+crun would replace all of the container's rules by them. So they are removed before crun gets the update.
 
-The launcher comes here for containers alone whose config.json, of which crun keeps a copy with its state, has a word
-that may concern a GPU. Not on the create path. Out of scope: all else that an update says.
+The launcher comes here only if the container's config.json, of which crun keeps a copy with its state, has a word
+that may concern a GPU. Not on the create path. Out of scope: the rest of an update.
 """
 
 from __future__ import annotations
@@ -23,17 +23,12 @@ _BLOCK = 1 << 16
 
 
 def keep_devices(args: list[str], state: str) -> list[str]:
-    """Take the device rules out of an update of a container that has devices of ours.
+    """Remove the device rules from an update of a container with devices of gpushim's; returns crun's new arguments.
 
-    Args:
-        args: crun's, with the verb update among them.
-        state: path of the directory in which crun keeps the container's config.json.
-
-    Returns:
-        the arguments to call it with; what they call stdin is then there.
+    What they call stdin is then a file without these rules; `state` is the directory of crun's copy of config.json.
 
     Raises:
-        GpushimError: that config.json cannot be read, or what is to be updated is out of bounds.
+        GpushimError: that config.json cannot be read, or the update is too large.
     """
     place = resources(args)
     path = state + "/config.json"
@@ -43,7 +38,7 @@ def keep_devices(args: list[str], state: str) -> list[str]:
     try:
         data = _read(file)
     except OSError:
-        return args  # crun says what is wrong with it
+        return args  # crun reports it
     fd = posix.memfd_create("resources", 0)
     _write(fd, without_devices(data))
     posix.lseek(fd, 0, 0)
@@ -53,13 +48,9 @@ def keep_devices(args: list[str], state: str) -> list[str]:
 
 
 def resources(args: list[str]) -> tuple[int, str, str] | None:
-    """Find what an update calls its resources, as crun does (argp: options may be shortened, the last counts).
+    """Find the resources among an update's arguments, as crun does (argp: options may be shortened, the last counts).
 
-    Args:
-        args: crun's, with the verb update among them.
-
-    Returns:
-        the number of the argument that names the file, what stands before the name in it, and the name; or None.
+    Returns the index of the argument that names the file, the text before the name in it, and the name; or None.
     """
     found = None
     for number in range(args.index("update") + 1, len(args)):
@@ -81,11 +72,7 @@ def _means_resources(word: str) -> bool:
 
 
 def added(spec: Any) -> bool:
-    """Say whether a create has put devices into a config.json: this host's, with a hook, or only those of CDI specs.
-
-    Args:
-        spec: a parsed config.json.
-    """
+    """Say whether a create has put devices into a config.json: this host's, with a hook, or those of CDI specs."""
     if not isinstance(spec, dict):
         return False
     process = spec.get("process")
@@ -94,11 +81,7 @@ def added(spec: Any) -> bool:
 
 
 def without_devices(data: bytes) -> bytes:
-    """Take the device rules out of resources; what is no JSON object, crun shall see as it is.
-
-    Args:
-        data: resources (LinuxResources of the OCI runtime spec), as JSON.
-    """
+    """Remove the device rules from LinuxResources of the OCI runtime spec, JSON; leave what is no JSON object."""
     try:
         found = fastjson.loads(data, "the update")
     except GpushimError:
@@ -110,7 +93,7 @@ def without_devices(data: bytes) -> bytes:
 
 
 def _read(file: str) -> bytes:
-    """Read what an update is to be of, to its end: a file, or a FIFO that gives it once; "-" is stdin."""
+    """Read an update's resources to the end, from a file, a FIFO or "-", stdin."""
     fd = 0 if file == "-" else posix.open(file, posix.O_RDONLY | posix.O_CLOEXEC)
     data = b""
     while block := posix.read(fd, _BLOCK):

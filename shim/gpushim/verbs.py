@@ -1,4 +1,4 @@
-"""What stub.py starts: `create`, if joined.py has not made a shorter way; `refresh`; `compile`, at installation."""
+"""What stub.py starts: `create`, if there is no joined file; `refresh`; `compile`, at installation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ import sys
 
 
 def main(argv: list[str]) -> None:
-    """Run the verb that stub.py got.
-
-    Args:
-        argv: the words behind it.
-    """
+    """Run the verb that stub.py got; `argv` are the words after it."""
     if sys.argv[1] == "create":
         from gpushim import create
 

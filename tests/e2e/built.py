@@ -108,10 +108,10 @@ def _built(kind: str, version: str) -> Path:
 
 def bundled() -> Path:
     """Return the Python packages that are bundled, fetched once."""
-    place = CACHE / "bundled" / _recipe(("packaging/bundled.txt", "tools/bundle"))
+    place = CACHE / "bundled" / _recipe(("packaging/bundled.txt", "tools/vendor"))
     with trees.locked(CACHE / "bundled"):
         if not place.is_dir():
-            subprocess.run([trees.TOP / "tools/bundle", place], check=True, timeout=BUILD_SECONDS)
+            subprocess.run([trees.TOP / "tools/vendor", place], check=True, timeout=BUILD_SECONDS)
     return place
 
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import engines, podman, told, trees
+from e2e import engines, podman, recorder, told, trees
+from e2e.bundles import Bundle
+from e2e.hostile import WAYS, Trap
 from e2e.hostile_places import Place
 from e2e.witness import Witness, settings
 
@@ -49,6 +51,24 @@ def debian_root(debian_tree: Path, tmp_path: Path) -> Iterator[Path]:
     """A Debian root filesystem of this test's own."""
     with trees.overlay(debian_tree, tmp_path) as root:
         yield root
+
+
+@pytest.fixture
+def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
+    """A bundle with a Debian root filesystem, under the default policy."""
+    return Bundle(tmp_path / "bundle", debian_root, gpushim_env)
+
+
+@pytest.fixture(params=WAYS)
+def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Trap:
+    """A Debian image to lay traps in, in each way that a plan is applied."""
+    return Trap(tmp_path, debian_root, gpushim_env, request.param)
+
+
+@pytest.fixture(scope="session")
+def low(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A low-level runtime that records what it gets."""
+    return recorder.build(tmp_path_factory.mktemp("recorder"))
 
 
 @pytest.fixture(scope="session")

@@ -15,18 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e import recorder
 from e2e.bad_input import ALL, BIN, Scene, complete
 from fakehost import Host
 from unit.gpuhook.sandbox import running
 
 RUNTIME, COMMAND = str(BIN / "gpushim-runtime"), str(BIN / "gpushim")
 Process = subprocess.Popen[bytes]
-
-
-@pytest.fixture(scope="module")
-def low(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorder.build(tmp_path_factory.mktemp("recorder"))
 
 
 @pytest.fixture

@@ -15,18 +15,12 @@ from pathlib import Path
 import pytest
 
 import fakehost
-from e2e import recorder
 from e2e.bad_input import ALL, Scene
 from e2e.trees import TOP
 from fakehost import Host, tree
 from gpushim.errors import INVENTORY
 from unit.gpuhook.sandbox import exchange, running
 from unit.gpushim.inventory import machine
-
-
-@pytest.fixture(scope="module")
-def low(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorder.build(tmp_path_factory.mktemp("recorder"))
 
 
 @pytest.fixture

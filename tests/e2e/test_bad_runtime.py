@@ -22,11 +22,6 @@ from unit.gpuhook.sandbox import until
 RUNTIME = BIN / "gpushim-runtime"
 
 
-@pytest.fixture(scope="module")
-def low(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorder.build(tmp_path_factory.mktemp("recorder"))
-
-
 @pytest.fixture
 def scene(gpu_host: Host, low: Path, tmp_path: Path) -> Scene:
     """A scene with a runtime of its own, which a refresh has seen."""

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e import recorder
 from e2e.bad_input import ALL, BIN, Scene, confine, seen
 from fakehost import Host
-
-
-@pytest.fixture(scope="module")
-def low(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorder.build(tmp_path_factory.mktemp("recorder"))
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ import pytest
 
 from e2e import big, cost
 from e2e.bad_images import MORE, image
-from e2e.bad_input import Scene, ready
+from e2e.bad_images import scene as scene
+from e2e.bad_input import Scene
 from e2e.cost import Cost
 from e2e.hostile import LIBS as MULTIARCH
 from e2e.hostile import Trap
@@ -159,11 +160,6 @@ def test_a_large_state(tmp_path: Path, pid: int, place: Place, more: int) -> Non
     done, said = finish(tmp_path, place, pid, state=padded({"pid": pid}, bounds.STATE + more))
     assert (done.code, "has more than 1048576 bytes" in said) == ((16, True) if more else (0, False)), said
     is_cheap(done, usual)
-
-
-@pytest.fixture(scope="module")
-def scene(gpu_host: Host, tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return ready(tmp_path_factory.mktemp("shared"), gpu_host)
 
 
 def devices(number: int) -> list[str]:

@@ -24,12 +24,6 @@ CRUN = "/usr/bin/crun"
 NO_SYSCALLS = Path(__file__).with_name("nosyscalls.py")
 
 
-@pytest.fixture
-def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
-    """A bundle with a Debian root file system."""
-    return Bundle(tmp_path / "bundle", debian_root, gpushim_env)
-
-
 @pytest.mark.parametrize("stage", ["createContainer", "createRuntime", "prestart"])
 @pytest.mark.parametrize("name", NAMES)
 def test_runc(bundle: Bundle, gpu_host: Host, tmp_path: Path, name: str, stage: str) -> None:

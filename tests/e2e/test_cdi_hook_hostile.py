@@ -16,13 +16,6 @@ from e2e.hostile import Trap
 from e2e.test_hostile import TRAPS
 from fakehost import Host
 
-
-@pytest.fixture
-def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
-    """A bundle with a Debian root file system."""
-    return Bundle(tmp_path / "bundle", debian_root, gpushim_env)
-
-
 # From test_hostile.py, what is on the way of a hook; and what these hooks touch besides.
 OUT = {
     name: TRAPS[name]

@@ -83,12 +83,6 @@ def vendor(write: Writer, tmp_path: Path) -> Path:
     return write("vendor-card.json", document)
 
 
-@pytest.fixture
-def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
-    """A bundle with a Debian root file system."""
-    return Bundle(tmp_path / "bundle", debian_root, gpushim_env)
-
-
 def look(bundle: Bundle, *env: str, **members: Any) -> Any:
     bundle.ask(*env, args=LOOKING, **members)
     return json.loads(bundle.run().stdout)

@@ -66,12 +66,6 @@ def test_ctr_shows_a_refusal(containerd: Containerd, gpushim_env: dict[str, str]
     assert gpu_host.gpus[0].uuid in done.stderr
 
 
-@pytest.fixture
-def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
-    """A bundle with a Debian root file system."""
-    return Bundle(tmp_path / "bundle", debian_root, gpushim_env)
-
-
 def hooked(bundle: Bundle, *options: str) -> dict[str, object]:
     """The hook that calls it as NVIDIA's does: the container's process comes from the state on stdin."""
     script = 'pid=$(sed "s/.*\\"pid\\":\\([0-9]*\\).*/\\1/"); exec "$0" --load-kmods configure "$@" --pid=$pid '

@@ -10,10 +10,11 @@ import pytest
 
 from e2e import engines, test_hostile, trees
 from e2e.bundles import Bundle
+from e2e.cdihooks import run
 from e2e.expect import probe, sees_exactly
 from e2e.hostile import WAYS, Trap
 from e2e.test_hostile import out, up, write
-from e2e.test_standalone import alone, run
+from e2e.test_standalone import alone
 from e2e.views import view
 from e2e.witness import RUNC, settings
 from fakehost import Host

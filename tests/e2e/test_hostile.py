@@ -13,18 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.hostile import LIBS, WAYS, Trap
+from e2e.hostile import LIBS, Trap
 from fakehost import Host
 
 Lay = Callable[[Trap, Host], None]
 ONE, TWO = "libnvidia-ml.so.6", "libnvidia-ml.so.7"
 COMPAT = "usr/local/cuda/compat"
-
-
-@pytest.fixture(params=WAYS)
-def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Trap:
-    """A Debian image to lay traps in."""
-    return Trap(tmp_path, debian_root, gpushim_env, request.param)
 
 
 def compat(one: str, two: str, folder: str = "../../../usr/local/cuda/compat", library: str = ONE) -> Lay:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from e2e import recorder
-from e2e.hostile import LIBS, WAYS, Trap, snapshot
+from e2e.hostile import LIBS, Trap, snapshot
 from e2e.hostile_places import Place, checkout
 from e2e.trees import TOP
 from e2e.witness import settings
@@ -41,12 +41,6 @@ VARIABLES = {
 }  # fmt: skip
 PROGRAMS = ("python3", "sh", "grep", "runc", "ldconfig", "ldconfig.real", "env", "mount")
 MODULES = ("json", "os", "posix", "sitecustomize", "encodings/__init__", "site", "trap", "gpuhook/__init__", "stub")
-
-
-@pytest.fixture(params=WAYS)
-def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Trap:
-    """A Debian image to lay traps in."""
-    return Trap(tmp_path, debian_root, gpushim_env, request.param)
 
 
 @pytest.fixture

@@ -14,14 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.hostile import LIBS, WAYS, Trap
+from e2e.hostile import LIBS, Trap
 from fakehost import Host
-
-
-@pytest.fixture(params=WAYS)
-def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Trap:
-    """A Debian image to lay traps in."""
-    return Trap(tmp_path, debian_root, gpushim_env, request.param)
 
 
 @pytest.mark.parametrize("number", [3, 5, 7, 8, 9, 12])

@@ -46,12 +46,6 @@ OPERATOR = "nvidia.cdi.k8s.io/"
 
 
 @pytest.fixture
-def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
-    """A bundle with a Debian root file system, under the default policy."""
-    return Bundle(tmp_path / "bundle", debian_root, gpushim_env)
-
-
-@pytest.fixture
 def by_mounts(gpu_host: Host, debian_root: Path, tmp_path: Path) -> Bundle:
     """One where device-list mounts count."""
     return on(gpu_host, debian_root, tmp_path, requests=BY_MOUNTS)

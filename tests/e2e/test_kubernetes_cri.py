@@ -46,12 +46,6 @@ MOUNTS = {PROBE: INSIDE}
 
 
 @pytest.fixture
-def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
-    """A bundle with a Debian root file system, under the default policy."""
-    return Bundle(tmp_path / "bundle", debian_root, gpushim_env)
-
-
-@pytest.fixture
 def publish(cdi_dir: Path) -> Iterator[Callable[[object], int]]:
     """Writes the plugin's CDI spec beside our own; gone afterwards."""
     path = cdi_dir / "k8s.device-plugin.nvidia.com-gpu.json"

@@ -59,12 +59,6 @@ host = test_features.host
 features = test_features.bundle
 
 
-@pytest.fixture
-def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
-    """A bundle with a Debian root file system, under the default policy."""
-    return Bundle(tmp_path / "bundle", debian_root, gpushim_env)
-
-
 @pytest.mark.parametrize(
     ("env", "nodes"),
     [

@@ -31,12 +31,6 @@ def _settings(gpushim_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setitem(posix.environ, name.encode(), value.encode())
 
 
-@pytest.fixture
-def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
-    """A bundle with a Debian root file system."""
-    return Bundle(tmp_path / "bundle", debian_root, gpushim_env)
-
-
 def say(command: click.Command, *args: str, code: int = 0) -> Any:
     """Run a command in this process; returns its JSON."""
     result = CliRunner().invoke(command, ["--format", "json", *args])

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import test_standalone, trees
+from e2e import cdihooks, test_standalone, trees
 from e2e.bundles import Bundle
 from e2e.hostile_places import Place
 from e2e.trees import TOP
@@ -127,7 +127,7 @@ def test_the_hook_alone_brings_it_too(host: Host, daemon: Path, debian_root: Pat
     env = ["NVIDIA_VISIBLE_DEVICES=0", f"CUDA_MPS_PIPE_DIRECTORY={PIPES}"]
     test_standalone.alone(one, *env, args=["python3", "-c", TALK])
     with heard(daemon):
-        assert [line.strip() for line in test_standalone.run(one).stdout.splitlines()] == SAID
+        assert [line.strip() for line in cdihooks.run(one).stdout.splitlines()] == SAID
 
 
 def with_daemon(tmp_path: Path, mps: bool = True) -> Host:

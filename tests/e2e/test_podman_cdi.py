@@ -20,10 +20,7 @@ OWN_RUN = "mount -t tmpfs none /run"  # the machine's own has the directory that
 
 @pytest.fixture(scope="module", params=PLACES, ids=name_of)
 def engine(
-    request: pytest.FixtureRequest,
-    cdi_dir: Path,
-    podman_images: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, cdi_dir: Path, podman_images: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Podman]:
     """Root's Podman, which knows our CDI spec and nothing else of ours."""
     program = low_level(request.param, tmp_path_factory.mktemp("low-level"))

@@ -219,7 +219,7 @@ def test_scripts_say_what_is_next_and_take_back_what_they_are_asked_to(
     bare.command = command
     assert json.loads(bare.there.run(f"cat {DAEMON_JSON}").stdout) == {"debug": True}
     assert bare.there.run("ls /etc/docker /usr/local/bin").stdout.split() == [
-        *("/etc/docker:", "daemon.json", "/usr/local/bin:"),
+        *("/etc/docker:", "daemon.json", "/usr/local/bin:")
     ]
 
 

@@ -28,12 +28,6 @@ NODES = "cd /dev; for node in nvidia*; do echo $node $( (: <>$node) 2>&1 ); done
 
 
 @pytest.fixture
-def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
-    """A bundle with a Debian root file system."""
-    return Bundle(tmp_path / "bundle", debian_root, gpushim_env)
-
-
-@pytest.fixture
 def busybox(busybox_tree: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
     """A bundle with a root file system that has no loader."""
     root = shutil.copytree(busybox_tree, tmp_path / "root", symlinks=True)

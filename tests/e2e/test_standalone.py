@@ -13,10 +13,10 @@ import pytest
 
 from e2e import trees
 from e2e.bundles import Bundle
+from e2e.cdihooks import run
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, INSIDE, probe, sees_exactly
 from e2e.trees import TOP
 from e2e.views import view
-from e2e.witness import RUNC
 from fakehost import Host
 
 CRUN = "/usr/bin/crun"
@@ -50,18 +50,6 @@ def alone(bundle: Bundle, *env: str, args: list[str], name: str = NAMES[1], **me
     variables = [f"{key}={value}" for key, value in bundle.env.items()]
     hook = {"path": str(TOP / "bin" / name), "args": [name, "prestart"], "env": ["PATH=/usr/bin", *variables]}
     bundle.ask(*env, args=args, **{"hooks": {"prestart": [hook]}, **members})
-
-
-def run(bundle: Bundle, runtime: str = RUNC, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run the container under the plain runtime."""
-    command = [*bundle.prefix, runtime, f"--root={bundle.directory}/plain", "run", "--bundle", str(bundle.directory)]
-    return subprocess.run([*command, bundle.id], check=check, capture_output=True, text=True, timeout=60)
-
-
-@pytest.fixture
-def bundle(debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Bundle:
-    """A bundle with a Debian root file system."""
-    return Bundle(tmp_path / "bundle", debian_root, gpushim_env)
 
 
 @pytest.fixture

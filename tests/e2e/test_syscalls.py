@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.hostile import HOOK, WAYS, Trap
+from e2e.hostile import HOOK, Trap
 from e2e.test_hostile_code import library
 from e2e.trees import TOP
 from fakehost import Host
@@ -28,12 +28,6 @@ mkdir old
 /busybox umount -l /old
 exec /busybox sleep 100
 """
-
-
-@pytest.fixture(params=WAYS)
-def trap(request: pytest.FixtureRequest, debian_root: Path, tmp_path: Path, gpushim_env: dict[str, str]) -> Trap:
-    """A Debian image."""
-    return Trap(tmp_path, debian_root, gpushim_env, request.param)
 
 
 def traced(trap: Trap, *before: str) -> list[str]:

@@ -24,7 +24,7 @@ CREATE, EDITS, FINISH, MOUNTS, ROOTFS, WALK, SPECS = (
     "hook/gpuhook/walk.py",
     "shim/gpushim/cdi/specs.py",
 )
-BOUNDS = "shim/gpushim/bounds.py"
+BOUNDS, DIRECTORY = "shim/gpushim/bounds.py", "hook/gpuhook/directory.py"
 FOLLOWS = "walk = lambda root, path, *_, **__: posix.open(path.strip('/') or '.', posix.O_PATH, dir_fd=root)"
 ANY_MOUNT_READ = "Rootfs._admit = lambda *_: None"
 ANY_MOUNT_WRITTEN = """
@@ -158,7 +158,7 @@ def _hook(*args):
         '"owned").exists()',
     ),
     "T-23267 writes in place": Build(
-        {ROOTFS: "Directory._put = lambda self, name, make: make(name)\nNEW = posix.O_CREAT | posix.O_RDWR"},
+        {DIRECTORY: "Directory._put = lambda self, name, make: make(name)\nNEW = posix.O_CREAT | posix.O_RDWR"},
         LINKS,
         CANARY,
         {"name": "T-23267 cache"},

@@ -22,5 +22,5 @@ BUILDS = {
         {"shim/gpushim/stamp.py": "_real = identity\nidentity = lambda path: (_real(path) or [])[:4]"},
         _of_everybodys,
         "returncode == 15",
-    ),
+    )
 }

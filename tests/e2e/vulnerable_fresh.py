@@ -44,9 +44,7 @@ def _beside_a_lost_gpu(place: Place, tmp_path: Path) -> None:
 STAMP = "shim/gpushim/stamp.py"
 BUILDS = {
     "T-fresh takes a GPU's address for its number": Build(
-        {STAMP: "_inode = lambda path: 1"},
-        _bound_in_the_other_order,
-        "scene.given(0)",
+        {STAMP: "_inode = lambda path: 1"}, _bound_in_the_other_order, "scene.given(0)"
     ),
     "T-fresh takes majors for settled": Build({STAMP: "_majors = lambda proc: []"}, _another_major, "== {507}"),
     "T-fresh takes a MIG instance for its place": Build(

@@ -10,5 +10,5 @@ BUILDS = {
         {"shim/gpushim/cli/show.py": "_broken = lambda words, first, columns: iter([first + words])"},
         test_output.test_no_row_is_theirs,
         "startswith(LINE)",
-    ),
+    )
 }

@@ -77,10 +77,7 @@ def inside(process, work):
         {"name": "YAML tag"},
     ),
     "P-14 takes any number of aliases": Build(
-        {BOUNDS: "YAML_ALIASES = 1 << 30"},
-        SPEC,
-        "done.returncode in",
-        {"name": "YAML bomb"},
+        {BOUNDS: "YAML_ALIASES = 1 << 30"}, SPEC, "done.returncode in", {"name": "YAML bomb"}
     ),
     "P-15 says what the image says": Build(
         {"shim/gpushim/errors.py": "quote = lambda text: text"},

@@ -12,10 +12,7 @@ LOGGED = test_hostile_logs.test_a_refusal_is_not_written_where_strangers_say
 
 BUILDS = {
     "T-reads any mount": Build(
-        {ROOTFS: ANY_MOUNT_READ},
-        READS,
-        "not leaked",
-        {"place": test_hostile_reads.MUSL, "secret": "/volume/secret"},
+        {ROOTFS: ANY_MOUNT_READ}, READS, "not leaked", {"place": test_hostile_reads.MUSL, "secret": "/volume/secret"}
     ),
     "T-reads any mount, hook alone": Build(
         {ROOTFS: ANY_MOUNT_READ},
@@ -47,10 +44,7 @@ Rootfs._admit = _admit
         "hook",
     ),
     "T-follows any link": Build(
-        {ROOTFS: ANY_WAY},
-        test_hostile_reads.test_what_a_link_says_shows_nowhere,
-        "not [",
-        {"link": "/proc/1/fd/5"},
+        {ROOTFS: ANY_WAY}, test_hostile_reads.test_what_a_link_says_shows_nowhere, "not [", {"link": "/proc/1/fd/5"}
     ),
     "T-goes through any directory": Build(
         {ROOTFS: ANY_WAY},
@@ -95,16 +89,10 @@ Rootfs._admit = _admit
         {LOGFILE: "_is_log = lambda facts: True"}, LOGGED, "victim", {"name": "second name"}
     ),
     "T-LOG writes into a stranger's file": Build(
-        {LOGFILE: "_is_log = lambda facts: True"},
-        LOGGED,
-        "made.log",
-        {"name": "stranger's"},
+        {LOGFILE: "_is_log = lambda facts: True"}, LOGGED, "made.log", {"name": "stranger's"}
     ),
     "T-LOG writes into a stranger's directory": Build(
-        {LOGFILE: "_check_folder = lambda facts: None"},
-        LOGGED,
-        "made.log",
-        {"name": "in a stranger's directory"},
+        {LOGFILE: "_check_folder = lambda facts: None"}, LOGGED, "made.log", {"name": "in a stranger's directory"}
     ),
     "T-41579 makes nodes by their paths": Build(
         {"hook/gpuhook/live.py": BY_PATH},

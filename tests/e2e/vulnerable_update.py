@@ -16,10 +16,7 @@ BUILDS = {
         {"where": ("v1", CRUN), "way": "stdin"},
     ),
     "T-update of a file goes past": Build(
-        {"shim/gpushim/launcher": (" | *' update '*", "")},
-        KEEPS,
-        NODES,
-        {"where": ("v1", CRUN), "way": "file"},
+        {"shim/gpushim/launcher": (" | *' update '*", "")}, KEEPS, NODES, {"where": ("v1", CRUN), "way": "file"}
     ),
     "T-config a wrong one is taken for none": Build(
         {"shim/gpushim/unread.py": "_widest = lambda *_: policy.defaults()"},

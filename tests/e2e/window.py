@@ -18,7 +18,7 @@ from typing import Any, Callable
 TOP = __file__.rpartition("/tests/")[0]
 sys.path[:0] = [TOP + "/hook", TOP + "/shim"]
 
-from gpuhook import mounts, prestart, rootfs, roots, walk  # noqa: E402 - found only now
+from gpuhook import directory, mounts, prestart, rootfs, roots, walk  # noqa: E402 - found only now
 
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 LOOKS, USES = ("open", "readlink", "scandir"), ("mkdir", "symlink", "rename", "unlink")
@@ -70,7 +70,8 @@ def main(when: str, place: str, other: str, trusting: str, count: str, *argv: st
     if trusting:
         for module in (walk, rootfs):
             module.walk = naive  # type: ignore[attr-defined]
-        setattr(rootfs, "mount_id", lambda _fd: b"")  # noqa: B010 - not a name that it exports
+        for module in (directory, rootfs):
+            setattr(module, "mount_id", lambda _fd: b"")  # noqa: B010 - not a name that they export
         setattr(roots, "check", lambda _root: None)  # noqa: B010 - which would refuse a root whose mount has no id
     leave = posix._exit
 

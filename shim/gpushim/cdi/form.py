@@ -1,7 +1,7 @@
-"""What a CDI spec looks like: its keys and the form of their values, after the CDI specification up to 1.1.
+"""The keys of a CDI spec and the form of their values, after the CDI specification up to 1.1.
 
-As in the CDI library, a key that is not known makes the whole spec count for nothing: what it says may be what makes
-the device safe. Null is absent, as Go reads it.
+As in the CDI library, an unknown key makes the whole spec invalid: it may be what makes the device safe. Null is
+absent, as Go reads it.
 Hot path: imports nothing but its siblings. Out of scope: files (specs.py), meaning (resolve.py).
 """
 
@@ -34,20 +34,17 @@ class FormError(Exception):
         self.what, self.where = what, where
 
     def __str__(self) -> str:
-        """Say where and what."""
+        """Return the sentence."""
         return f"{self.where or 'it'} {self.what}"
 
     def below(self, key: str) -> FormError:
-        """Say what the place is a part of."""
+        """Return the same with the key that the place is below."""
         between = "." if self.where and not self.where.startswith("[") else ""
         return FormError(self.what, key + between + self.where)
 
 
 def check(document: object) -> None:
     """Check a parsed spec.
-
-    Args:
-        document: of the file, as plain data.
 
     Raises:
         FormError: a key is unknown, or a value is not what the specification allows there.
@@ -113,7 +110,7 @@ def _is_list(member: Rule) -> Rule:
 
 
 def _is_text(value: Any) -> bool:
-    """Say whether the kernel can be given a value: no NUL, and no half of a surrogate pair, which JSON can spell."""
+    """Say whether the kernel can take a value: no NUL, and no half of a surrogate pair, which JSON can spell."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:

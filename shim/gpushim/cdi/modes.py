@@ -1,6 +1,6 @@
-"""CDI specs of devices beside the GPUs: IMEX channels, GDS and its like, and everything for management.
+"""CDI specs of devices beside the GPUs: IMEX channels, the features (GDS and others), and all nodes for management.
 
-Such a spec has device nodes, and the files that go with them; the driver comes with the GPU.
+Such a spec has device nodes and the files that go with them; the driver comes with the GPU.
 Out of scope: GPUs (write.py).
 """
 
@@ -26,14 +26,7 @@ MODES = ("auto", *PLATFORMS, MANAGEMENT, IMEX, *FEATURES)
 
 
 def kind(mode: str, default: str, vendor: str, category: str) -> str:
-    """Say the kind of a mode's devices.
-
-    Args:
-        mode: out of MODES.
-        default: of GPUs.
-        vendor: "" for the mode's own.
-        category: the class; "" for the mode's own.
-    """
+    """Return the kind of a mode's devices; `default` is the GPUs', and "" as vendor or class means the mode's own."""
     if mode == MANAGEMENT:
         own = f"management.{VENDOR}", CLASS
     else:
@@ -48,11 +41,8 @@ def spec(mode: str, inventory: Snapshot, named: str, merged: bool, hook: str = "
         mode: "management", "imex", or one of FEATURES.
         inventory: the snapshot.
         named: kind of the devices.
-        merged: whether a device "all" stands for all IMEX channels; the other modes have only that one.
-        hook: absolute path of gpushim-hook; "": the one beside this code.
-
-    Returns:
-        the spec.
+        merged: whether to add a device "all" for all IMEX channels; the other modes have only that one.
+        hook: absolute path of gpushim-hook; "" for the one beside this code.
 
     Raises:
         GpushimError: there is no such device.
@@ -78,7 +68,7 @@ def spec(mode: str, inventory: Snapshot, named: str, merged: bool, hook: str = "
 
 
 def _management(inventory: Snapshot, named: str, hook: str) -> dict[str, Any]:
-    """Give every node of the driver, also to whom may change MIG or the nodes themselves; no graphics."""
+    """Give every node of the driver, those that configure MIG too; no graphics."""
     others = {path for feature in FEATURES for path in inventory["features"].get(feature, ())}
     nodes = [path for path in inventory["nodes"] if path not in others]
     if not nodes:

@@ -1,6 +1,6 @@
 """The CDI spec that every refresh writes.
 
-Out of scope: what a spec says (write.py). Nothing here fails a refresh: a container waits for that.
+Nothing here fails a refresh, for which a container may be waiting. Out of scope: what a spec says (write.py).
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ CHOICE = (
 
 
 def on_refresh(snapshot: Snapshot) -> None:
-    """Write the spec of a snapshot that has just been published, as the policy says; remove what it has outdated.
-
-    Args:
-        snapshot: its "notes" get a sentence for each thing that is not as it should be.
-    """
+    """Write the spec of a snapshot as its policy says, and remove outdated ones; "notes" gets what goes wrong."""
     notes: list[str] = []
     path = path_of(snapshot["policy"]) if snapshot["policy"]["cdi"]["write-spec"] else ""
     try:
@@ -43,7 +39,7 @@ def on_refresh(snapshot: Snapshot) -> None:
 
 
 def _remove_others(path: str, notes: list[str]) -> None:
-    """Remove what refresh has written in a place, or for a kind, that the policy had before."""
+    """Remove what refresh has written for another directory or kind that the policy had before."""
     for other in written.others(path):
         why = f"{path} takes its place" if path else "write-spec under [cdi] is false"
         try:
@@ -54,18 +50,17 @@ def _remove_others(path: str, notes: list[str]) -> None:
 
 
 def path_of(policy: Mapping[str, Any]) -> str:
-    """Say where refresh writes: the file's name is the one that the CDI specification's authors advise."""
+    """Return the path that refresh writes; its name follows the advice of the CDI specification."""
     directory: str = policy["cdi"]["output-directory"]
     if not directory:
-        # Whoever has a state directory of their own, as a test or a rootless engine has, means this too. Refresh
-        # always has it in its environment, the system's too.
+        # A state directory of their own, as of a test or a rootless engine, has the specs too.
         state = stamp.state_dir()
         directory = DEFAULT_DIRECTORY if state == stamp.STATE_DIR else state + "/cdi"
     return os.path.join(directory, policy["cdi"]["kind"].replace("/", "-") + ".json")
 
 
 def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
-    """Write the spec, or let another's have its place; returns whether one is there now that is of this snapshot."""
+    """Write the spec, unless another file has its devices; returns whether a spec of this snapshot is there now."""
     policy = snapshot["policy"]["cdi"]
     try:
         spec = write.gpu_spec(snapshot, policy["kind"], policy["device-names"], notes)
@@ -73,7 +68,7 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
         old = saved(path)
         if old and not _withdrawn(path, old, notes):
             notes.append(f"{path} stays as it was, for there is nothing to put in its place: {error}")
-        elif not old and not snapshot["error"]:  # with an error, that is said already
+        elif not old and not snapshot["error"]:  # an error is reported anyway
             raise
         return False
     try:
@@ -95,7 +90,7 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
 
 
 def _remove_untrue(spec: dict[str, Any], notes: list[str]) -> None:
-    """Remove what refresh has written and cannot replace, where it would give another GPU than it says."""
+    """Remove specs of refresh's that cannot be replaced and would give another GPU than they name."""
     for path in written.others(""):
         old = saved(path)
         if old and _contradict(old, spec):
@@ -104,7 +99,7 @@ def _remove_untrue(spec: dict[str, Any], notes: list[str]) -> None:
 
 
 def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
-    """Say whether another file has the same devices; then that of refresh goes, for engines would take neither."""
+    """Say whether another file has the same devices; if so, remove refresh's, as engines would accept neither."""
     other, device = conflicting(path, spec)
     if not other:
         return False
@@ -120,7 +115,7 @@ def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
 
 
 def saved(path: str) -> Optional[dict[str, Any]]:
-    """Return the good spec that a file has, else None."""
+    """Return the valid spec in a file, or None."""
     try:
         spec, _ = text.read(path, regular=True)
         form.check(spec)
@@ -130,10 +125,10 @@ def saved(path: str) -> Optional[dict[str, Any]]:
 
 
 def emptier(path: str, spec: dict[str, Any], source: str) -> str:
-    """Say why a spec must not replace the one that is there, or "".
+    """Say why a spec must not replace the one at a path, or "".
 
-    Without NVML, devices are missing that may well be there; with NVML, a device that is gone is gone. What both have
-    must be the same in both: where GPUs were bound in another order, the old one gives the wrong ones.
+    A spec made without NVML may lack devices that exist. The old one stays only if no device in both has changed its
+    nodes: after GPUs were bound in another order it would give the wrong ones.
     """
     old = saved(path) if source == "proc" else None
     if old is None or old["kind"] != spec["kind"] or _contradict(old, spec):
@@ -157,13 +152,13 @@ def conflicting(path: str, spec: dict[str, Any]) -> tuple[str, str]:
 
 
 def _contradict(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Say whether a device of two specs, or what comes with all of them, has some other nodes in each."""
+    """Say whether a device of both specs, or their common edits, have nodes that the other spec lacks, both ways."""
     before, now = _nodes(old), _nodes(new)
     return any(before[name] - now[name] and now[name] - before[name] for name in before.keys() & now.keys())
 
 
 def _nodes(spec: dict[str, Any]) -> dict[str, set[tuple[Any, ...]]]:
-    """List path, major and minor number of nodes by device; those that come with each device are by ""."""
+    """List path, major and minor number of nodes by device, those common to all devices under ""."""
     edits = {device["name"]: device.get("containerEdits", {}) for device in spec["devices"]}
     edits[""] = spec.get("containerEdits", {})
     return {
@@ -178,7 +173,7 @@ def _names(spec: dict[str, Any]) -> set[str]:
 
 @contextlib.contextmanager
 def _directory(path: str) -> Any:
-    """Open the directory of a file, made if it is missing, unless somebody else can write to it."""
+    """Open the directory of a file, made if missing; refuse one that somebody else can write to."""
     directory = os.path.dirname(path) or "."
     try:
         os.makedirs(directory)

@@ -1,9 +1,9 @@
-"""CDI names to edits: what the container edits of others' specs are, after the CDI specification.
+"""CDI names to edits: the container edits of others' specs, after the CDI specification.
 
 Where the specification is silent, containers get what the CDI library of Docker, containerd and Podman gives them,
-with three exceptions, all refusals or hardening: a device number that is not the host's any more, an empty hook
-environment, which would be the image's (CVE-2025-23266), and the hooks of NVIDIA's tools, which run through ours.
-Hot path: imports only its siblings. Out of scope: spec files (specs.py), how edits land (gpushim.edits).
+with three exceptions: a device number that is no longer the host's is refused, a hook without an environment gets one
+(it would else have the image's, CVE-2025-23266), and hooks of NVIDIA's tools run through gpushim's.
+Hot path: imports only its siblings. Out of scope: spec files (specs.py), applying edits (gpushim.edits).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from gpushim.plan import Bundle
 
 SAFE_HOOK = "nvidia-cdi-hook"
-INSIDE = "startContainer"  # the one stage whose hooks are the container's own files
+INSIDE = "startContainer"  # the one stage whose hooks are files of the container
 _KINDS = {0o060000: "b", 0o020000: "c", 0o010000: "p"}  # S_IFBLK, S_IFCHR, S_IFIFO
 
 
 def edits(names: Sequence[str], directories: Sequence[str], bundle: Bundle) -> list[Edit]:
-    """Say what CDI devices bring.
+    """Return the edits of CDI devices.
 
     Args:
         names: qualified names, in the request's order.
@@ -41,7 +41,7 @@ def edits(names: Sequence[str], directories: Sequence[str], bundle: Bundle) -> l
             followed on this host.
     """
     found: list[Edit] = []
-    reasons: dict[str, list[str]] = {}  # of what a spec brings whichever of its devices is named
+    reasons: dict[str, list[str]] = {}  # of the edits that come with any device of a spec
     for name, (path, document, device) in zip(names, specs.find(names, directories)):
         why = [f"CDI device {name}"]
         if path not in reasons:
@@ -86,7 +86,7 @@ def _node(spec: str, given: dict[str, Any], userns: bool) -> list[tuple[str, Any
     if kind != "p":
         node.update(major=major, minor=minor)
     if userns and host != given["path"]:
-        # In a user namespace nobody can mknod, so runc binds the host's node of the same path, which is not this one.
+        # In a user namespace nobody can mknod, so runc would bind the host's node of the same path: another one.
         mount = {"destination": given["path"], "source": host, "type": "bind", "options": NODE_OPTIONS}
         found: list[tuple[str, Any]] = [("set-mount", mount)]
     else:
@@ -98,7 +98,7 @@ def _node(spec: str, given: dict[str, Any], userns: bool) -> list[tuple[str, Any
 
 
 def _facts(spec: str, given: dict[str, Any], host: str) -> tuple[str, int, int, int | None]:
-    """Find out type, numbers and mode of a node: the host's, which those in the spec must not contradict."""
+    """Return type, numbers and mode of the host's node, which the spec must not contradict."""
     kind, major, minor = given.get("type"), given.get("major"), given.get("minor") or 0
     try:
         status = posix.lstat(host)
@@ -156,7 +156,7 @@ def _hook(spec: str, given: dict[str, Any], ours: str) -> tuple[str, dict[str, A
 
 
 def _exists(spec: str, path: str) -> None:
-    """See that a file of the host is there; whatever else may be wrong with it, the runtime will say."""
+    """Refuse a file that the host lacks; the runtime reports whatever else is wrong with it."""
     try:
         posix.stat(path)
     except (FileNotFoundError, NotADirectoryError):

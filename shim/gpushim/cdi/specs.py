@@ -1,9 +1,9 @@
-"""CDI spec files: which count, whether they can be trusted, and in which one a device is.
+"""CDI spec files: which count, whether they can be trusted, and which one has a device.
 
-A spec tells what of the host goes into containers and what the host executes for them: only root's files count, in
-directories where only root can write. A file that is no good never harms a request for a device of another.
-Hot path: of the files that do not mention a kind asked for, only the bytes are read; PyYAML is imported for YAML
-alone. Out of scope: what edits mean (resolve.py), which keys there are (form.py).
+A spec decides what of the host goes into containers and what the host executes for them: only root's files count, in
+directories where only root can write. An invalid file never affects a request for a device of another file.
+Hot path: a file that does not mention a requested kind is read but not parsed; PyYAML is imported for YAML alone.
+Out of scope: what edits mean (resolve.py), which keys there are (form.py).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def find(names: Sequence[str], directories: Sequence[str]) -> list[Found]:
 
     Args:
         names: qualified, vendor/class=device.
-        directories: absolute paths; what is in a later one counts more.
+        directories: absolute paths; a later one takes precedence.
 
     Returns:
         for each name, in order: path of the file, the spec in it, the device in that.
 
     Raises:
-        GpushimError: REQUEST, for a device that is nowhere, or in two files of the same directory; INVENTORY, for
-            one that a file which cannot be used may have.
+        GpushimError: REQUEST, for a device that no file has, or two files of one directory; INVENTORY, if an unusable
+            file may have it.
     """
     kinds = [name.partition("=")[0] for name in names]
     specs, troubles = load(directories, kinds)
@@ -52,9 +52,8 @@ def load(directories: Sequence[str], kinds: Sequence[str] = ()) -> tuple[list[Sp
         kinds: if given, specs of other kinds are left out.
 
     Returns:
-        (path, priority, document) of each good spec, the priority being the directory's place in the list; and a
-        sentence "path: reason" for each file and directory that is none. Without kinds, of all of them; else of
-        those that mention one.
+        (path, priority, document) of each valid spec, the priority being its directory's index; and a sentence
+        "path: reason" for each unusable directory, and each unusable file that may have one of the kinds.
     """
     words = [kind.encode() for kind in kinds]
     specs: list[Spec] = []
@@ -91,7 +90,7 @@ def _device(name: str, specs: list[Spec], troubles: list[str], directories: Sequ
 
 
 def _unknown(name: str, troubles: list[str], directories: Sequence[str]) -> GpushimError:
-    """Refuse a device without a word about those that there are: others' names may be all that keeps them apart."""
+    """Refuse a device without naming those that exist, which may be other tenants'."""
     where = " and ".join(directories) or "no directory, for [cdi] spec-dirs is empty,"
     sentence = f'no CDI spec in {where} has the device "{quote(name)}"; gpushim cdi list shows what there is'
     if troubles:

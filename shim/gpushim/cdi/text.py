@@ -22,7 +22,7 @@ def read(path: str, regular: bool = False) -> tuple[Any, str]:
 
     Args:
         path: of the file; "-" is stdin.
-        regular: whether to refuse what is no regular file; else a FIFO that nobody has open for writing is empty.
+        regular: whether to refuse all but regular files; a FIFO without a writer is empty otherwise.
 
     Returns:
         the document as plain data, and its format: "json" or "yaml".
@@ -45,19 +45,12 @@ def read(path: str, regular: bool = False) -> tuple[Any, str]:
 
 def _opened(path: str, flags: int) -> int:
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO must not hang us
-    os.set_blocking(fd, True)  # what a shell's <(command) writes comes when it comes
+    os.set_blocking(fd, True)  # a shell's <(command) may not have written yet
     return fd
 
 
 def parse(data: bytes, shown: str) -> tuple[Any, str]:
-    """Parse a document: JSON if it begins with a brace, as no YAML does that people write.
-
-    Args:
-        data: of the file.
-        shown: its name, for messages.
-
-    Returns:
-        the document as plain data, and its format.
+    """Parse a document, JSON if it begins with a brace, and return it with its format; `shown` names it in messages.
 
     Raises:
         GpushimError: it is neither.
@@ -73,14 +66,7 @@ def parse(data: bytes, shown: str) -> tuple[Any, str]:
 
 
 def render(spec: dict[str, Any], form: str) -> str:
-    """Write a spec as text.
-
-    Args:
-        spec: plain data.
-        form: "json" or "yaml".
-
-    Returns:
-        one line of JSON, or a YAML document that begins with "---".
+    """Return a spec as one line of JSON, or as a YAML document that begins with "---"; `form` is "json" or "yaml".
 
     Raises:
         GpushimError: PyYAML, which YAML needs, is missing.
@@ -101,14 +87,9 @@ def render(spec: dict[str, Any], form: str) -> str:
 
 
 def form_of(path: str, wanted: str) -> tuple[str, str]:
-    """Say in which format a file is written: its extension decides over what is wanted.
+    """Return the format to write a file in, and a warning or "".
 
-    Args:
-        path: of the file; "" is stdout.
-        wanted: "json", "yaml", or "" for whatever fits.
-
-    Returns:
-        the format, and a sentence if it is not what was wanted or engines will not read such a file.
+    The extension of the path ("" is stdout) takes precedence over the wanted format, "json", "yaml" or "".
     """
     extension = os.path.splitext(path)[1]
     if extension in (".json", ".yaml"):

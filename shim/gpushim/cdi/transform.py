@@ -1,7 +1,7 @@
-"""Move the paths of a CDI spec from below one directory to below another.
+"""Move the paths of a CDI spec from one directory to another.
 
-For a spec that was written in a container, where the host is mounted at /host, or for a driver that is elsewhere.
-A path is below a directory only at a "/": /host2 is not below /host.
+For a spec that was written in a container that has the host at /host, or for a driver at another place.
+/host2 is not below /host.
 Out of scope: reading and writing specs (text.py).
 """
 
@@ -22,9 +22,9 @@ def root(spec: dict[str, Any], old: str, new: str, where: str) -> None:
 
     Args:
         spec: as form.check lets it pass; changed in place.
-        old: absolute path of the directory that paths are below now.
-        new: absolute path of the directory they shall be below.
-        where: HOST, for what engines and hooks open on the host; CONTAINER, for what containers see.
+        old: absolute path of the directory to move from.
+        new: absolute path of the directory to move to.
+        where: HOST, for paths that engines and hooks open on the host; CONTAINER, for those in containers.
     """
     old, new = (posixpath.normpath("/" + path.lstrip("/")) for path in (old, new))
     if old == new:
@@ -50,11 +50,11 @@ def root(spec: dict[str, Any], old: str, new: str, where: str) -> None:
                 hook["args"] = _arguments(hook["args"], host, container)
     needed, _ = versions.required(spec)
     if versions.number(spec["cdiVersion"]) < versions.number(needed):
-        spec["cdiVersion"] = needed  # a hostPath that was not there before needs 0.5.0
+        spec["cdiVersion"] = needed  # a new hostPath needs 0.5.0
 
 
 def moved(path: str, old: str, new: str) -> str:
-    """Return where a path is when `old` is called `new`; both normal and absolute."""
+    """Move a path from `old` to `new`, both normal and absolute."""
     if path == old:
         return new
     top = old.rstrip("/") + "/"
@@ -70,7 +70,7 @@ def _node(node: dict[str, Any], host: Move, container: Move) -> None:
 
 
 def _arguments(args: list[str], host: Move, container: Move) -> list[str]:
-    """Move paths among a hook's arguments: of others' hooks, they are the container's."""
+    """Move paths among a hook's arguments; those of other programs' hooks count as the container's."""
     if args[0].rpartition("/")[2] != HOOK_NAME:
         return [_parts(word, [container, container]) for word in args]
     moves = {HOST: host, CONTAINER: container}

@@ -1,6 +1,6 @@
-"""What is wrong with a CDI spec: by schema.json, and by the rules that a schema cannot say.
+"""What is wrong with a CDI spec: by schema.json, and by the rules that a schema cannot express.
 
-Stricter than form.py, which decides whether a spec is used here: this is for whoever writes one for any engine.
+Stricter than form.py, which decides whether a spec is used here: this is for authors of specs for any engine.
 Out of scope: files (the command line).
 """
 
@@ -28,13 +28,7 @@ def schema() -> dict[str, Any]:
 
 
 def findings(spec: object) -> list[Finding]:
-    """Check a spec.
-
-    Args:
-        spec: as parsed.
-
-    Returns:
-        what is wrong, errors first; what its form hides is found once that is repaired.
+    """List what is wrong with a parsed spec, errors first; more may show once its form is right.
 
     Raises:
         GpushimError: jsonschema is missing.
@@ -67,7 +61,7 @@ def _by_schema(spec: object) -> Iterator[str]:
 
 
 def _by_form(spec: object) -> Iterator[Finding]:
-    """Ask form.py, which knows strings that a schema cannot describe: half a surrogate pair is in no path."""
+    """Ask form.py, which refuses strings that a schema cannot describe, such as half a surrogate pair in a path."""
     try:
         form.check(spec)
     except form.FormError as error:

@@ -12,14 +12,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def required(spec: dict[str, Any]) -> tuple[str, str]:
-    """Find the lowest version that expresses a spec; engines refuse one that says less.
-
-    Args:
-        spec: as form.check lets it pass.
-
-    Returns:
-        the version, and what needs it ("" for the earliest).
-    """
+    """Return the lowest version that allows all of a valid spec, and what needs it ("" for the earliest)."""
     devices = spec.get("devices") or []
     edits = [holder.get("containerEdits") or {} for holder in (spec, *devices)]
     category = str(spec.get("kind")).partition("/")[2]
@@ -40,7 +33,7 @@ def required(spec: dict[str, Any]) -> tuple[str, str]:
 
 
 def number(version: str) -> tuple[int, ...]:
-    """Make a version comparable; () if it is not one."""
+    """Return a version as comparable numbers, () if it is none."""
     parts = version.split(".")
     return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() for part in parts) else ()
 

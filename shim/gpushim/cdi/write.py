@@ -1,4 +1,4 @@
-"""A snapshot as a CDI spec of this host's GPUs and MIG instances: the plan of each, written down.
+"""A CDI spec of a snapshot's GPUs and MIG instances, from a plan for each.
 
 Out of scope: deciding what a container gets (gpushim.plan), other kinds of devices (modes.py), files (publish.py).
 """
@@ -16,9 +16,9 @@ from gpushim.errors import INVENTORY, GpushimError
 if TYPE_CHECKING:
     from gpushim.model import Device, DeviceNode, Mount, Snapshot
 
-    Planned = dict[str, Edit]  # by what tells whether two are the same
+    Planned = dict[str, Edit]  # by repr: equal edits have the same
 
-# What says that someone has injected already, to gpushim-runtime and to NVIDIA's.
+# Tells gpushim-runtime and NVIDIA's that the devices have been injected already.
 INJECTED = f"{request.DEVICES}=void"
 ALL = "all"
 
@@ -39,12 +39,9 @@ def gpu_spec(
         kind: vendor/class of the devices.
         names: out of "index" (0, 0:1), "type-index" (gpu0, mig0:1) and "uuid".
         notes: gets a sentence for each device that is left out.
-        hook: absolute path of gpushim-hook; "": the one beside this code.
-        only: names of the devices to describe, as in NVIDIA_VISIBLE_DEVICES; None: all that can be used.
-        merged: whether a device "all" stands for all of them.
-
-    Returns:
-        the spec, deterministic: equal hosts give equal specs.
+        hook: absolute path of gpushim-hook; "" for the one beside this code.
+        only: names of the devices to describe, as in NVIDIA_VISIBLE_DEVICES; None for all that can be used.
+        merged: whether to add a device "all" for all of them.
 
     Raises:
         GpushimError: there is no device that can be used.
@@ -62,10 +59,10 @@ def gpu_spec(
         own = container_edits(_without(shared, edits), inventory)
         devices += [{"name": name, "containerEdits": own} for name in _named(device, names, kind)]
     lost = [] if only is not None else selection.unusable(inventory)
-    if merged and (lost or len(plans) < len(named)):  # who asks for all never gets fewer
+    if merged and (lost or len(plans) < len(named)):  # a request for all never gets fewer
         notes.append(f"the device {ALL} is left out of the CDI spec: not all GPUs can be used")
     elif merged:
-        # Edits of the same node or mount, which several devices may have, are one in it.
+        # An edit that several devices have comes once.
         union = {key: edit for _, edits in plans for key, edit in edits.items()}
         devices.append({"name": ALL, "containerEdits": container_edits(_without(shared, union), inventory)})
     common = [edit for key, edit in plans[0][1].items() if key in shared]
@@ -73,23 +70,14 @@ def gpu_spec(
 
 
 def finished(kind: str, devices: list[dict[str, Any]], common: dict[str, Any]) -> dict[str, Any]:
-    """Put a spec together, in the lowest version that expresses it."""
+    """Assemble a spec, in the lowest version that allows it."""
     spec = {"cdiVersion": "", "kind": kind, "devices": devices, "containerEdits": common}
     spec["cdiVersion"], _ = versions.required(spec)
     return spec
 
 
 def container_edits(edits: list[Edit], inventory: Snapshot, env: Optional[list[str]] = None) -> dict[str, Any]:
-    """Say edits in CDI's words.
-
-    Args:
-        edits: of a plan.
-        inventory: the snapshot, whose device root tells where nodes are on the host.
-        env: variables to set beside those of the edits.
-
-    Returns:
-        containerEdits; keys without a value are left out.
-    """
+    """Return a plan's edits, and more variables, as CDI's containerEdits; keys without a value are left out."""
     root = inventory["driver"]["dev-root"]
     values: dict[str, list[Any]] = {}
     for edit in edits:
@@ -115,7 +103,7 @@ def _node(node: DeviceNode, root: str, access: dict[Any, str]) -> dict[str, Any]
 
 
 def _mount(mount: Mount) -> dict[str, Any]:
-    # Without a type: "rbind" among the options says it, and it would need version 0.4.0.
+    # Without a type, which would need version 0.4.0: the option "rbind" implies it.
     return {"hostPath": mount["source"], "containerPath": mount["destination"], "options": mount["options"]}
 
 
@@ -124,7 +112,7 @@ def _by_depth(path: str) -> tuple[int, str]:
 
 
 def _chosen(inventory: Snapshot, kind: str, only: Optional[list[str]], notes: list[str]) -> list[Device]:
-    """List entries of the snapshot: the GPUs that are not divided, then the MIG instances."""
+    """List the devices to describe: the GPUs that are not divided, then the MIG instances."""
     if only is not None:
         items = selection.parse(only, (kind,)) or []
         gpus, migs = selection.select(items, inventory, "env --device-id", notes)
@@ -139,7 +127,7 @@ def _chosen(inventory: Snapshot, kind: str, only: Optional[list[str]], notes: li
 
 
 def _plans(devices: list[Device], inventory: Snapshot, hook: str, notes: list[str]) -> list[tuple[Device, Planned]]:
-    """Plan for each device alone; one that cannot be planned for is left out, unless it is the last."""
+    """Plan for each device alone; leave out one that cannot be given, unless none remains."""
     plans = []
     trouble: Optional[GpushimError] = None
     for device in devices:
@@ -158,10 +146,9 @@ def _plans(devices: list[Device], inventory: Snapshot, hook: str, notes: list[st
 
 
 def _shared(plans: list[tuple[Device, Planned]], inventory: Snapshot, hook: str) -> set[str]:
-    """Say which edits all devices have in common: of nodes, those that a container without a GPU has too.
+    """Return the edits that all devices share; of nodes, only those that a container without a GPU gets too.
 
-    Where one node is all there is (WSL), or lists name them all (Tegra), they stay with the devices: a device that
-    edits nothing is not one (CDI specification).
+    On WSL and Tegra all nodes stay with the devices: a device must edit something (CDI specification).
     """
     common = set.intersection(*(set(edits) for _, edits in plans))
     control = set()

@@ -1,7 +1,7 @@
-"""Which CDI specs refresh has written, and where: a record of paths and contents.
+"""Which CDI specs refresh has written: a record of paths and hashes of their contents.
 
-A file that has another content is somebody else's now, whatever its name. The record outlives a boot, as a spec in
-/etc/cdi does. Out of scope: when a spec goes (publish.py); specs that `gpushim cdi generate` writes are its user's.
+A file with another content is no longer refresh's. The record outlives a boot, as a spec in /etc/cdi does.
+Out of scope: when to remove a spec (publish.py); specs of `gpushim cdi generate`, which belong to its user.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ KEPT = 2  # contents of a file: the new one and, if refresh is killed before it 
 
 
 def note(path: str, content: str) -> str:
-    """Record a spec before it is put in place; without a record, as on a full disk, it is nobody's.
-
-    Args:
-        path: of the spec.
-        content: of it.
-
-    Returns:
-        a sentence if it cannot be recorded, else "".
-    """
+    """Record a spec before it is put in place; returns a sentence if that fails, as on a full disk, else ""."""
     known, own = _known(), _hash(content.encode())
     kept = {other: hashes for other, hashes in known.items() if os.path.lexists(other)}
     try:
@@ -49,16 +41,12 @@ def ours(path: str) -> bool:
 
 
 def others(path: str) -> list[str]:
-    """List the files that are as refresh has written them, without this path."""
+    """List the files that are as refresh has written them, except this path."""
     return [other for other in sorted(_known()) if other != path and ours(other)]
 
 
 def remove(path: str) -> None:
-    """Remove a file that is ours, and forget it.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove a file of refresh's and its record; OSError if that cannot be done."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     with contextlib.suppress(OSError):  # a record of a file that is gone does no harm

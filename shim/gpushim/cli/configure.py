@@ -29,12 +29,7 @@ def configure() -> None:
 
 
 def file_option(*names: str, **more: Any) -> Callable[[Any], Any]:
-    """Return an option that names a file, and is "" where it is left out; "" itself, an unset variable, is wrong.
-
-    Args:
-        names: as click.option takes them.
-        more: the same.
-    """
+    """Return click's option for a file, "" where it is left out; an empty value (an unset variable) is an error."""
 
     def given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str:
         if value == "":
@@ -112,7 +107,7 @@ def _run(name: str, row: table.Row, options: dict[str, Any]) -> None:
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Refuse options of which one takes back what the other says."""
+    """Refuse options that contradict each other."""
     if options["config"] and options.get("hooks"):
         raise click.UsageError("--hooks writes beside the settings, and --config is about one file; leave out one")
     if options["verify"]:
@@ -175,7 +170,7 @@ def _asked(engine: Any, row: table.Row, wish: Wish, plan: Plan, restart: bool) -
         if not arguments:
             return [_advice(row, wish, plan) + "; then --verify asks it"]
         units.restart(arguments)
-        plan = engine.plan(Wish(config=wish.config, remove=True))  # another process now
+        plan = engine.plan(Wish(config=wish.config, remove=True))  # the process is another one now
     missing: list[str] = engine.verify(wish, plan)
     return missing
 

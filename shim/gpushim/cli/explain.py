@@ -63,7 +63,7 @@ def explain(
 
 
 def _read(target: str) -> tuple[str, Any]:
-    """Read a config.json; returns the bundle's directory too."""
+    """Read a config.json; return its bundle's directory and its content."""
     if target == "-":
         try:
             data = sys.stdin.buffer.read(bounds.CONFIG_JSON + 1)
@@ -79,7 +79,7 @@ def _read(target: str) -> tuple[str, Any]:
 def _described(
     env: tuple[str, ...], annotation: tuple[str, ...], mount: tuple[str, ...], privileged: bool
 ) -> tuple[dict[str, Any], str, dict[str, str]]:
-    """Write a config.json from options; returns its directory, which is none, and who set what in it too."""
+    """Write a config.json from options; return it, its directory, which is "", and who set what."""
     mounts = [_pair(text, ":", "--mount") for text in mount]
     annotations = dict(_pair(text, "=", "--annotation") for text in annotation)
     names = [_pair(text, "=", "--env")[0] for text in env]
@@ -126,12 +126,7 @@ def _edit(edit: dict[str, Any]) -> list[str]:
 
 
 def shown(kind: str, value: Any) -> str:
-    """Write an edit's value in a few words.
-
-    Args:
-        kind: of the edit.
-        value: of it, as in the docstring of gpushim.edits.
-    """
+    """Write the value of an edit (see gpushim.edits) in a few words."""
     if kind in ("node", "set-node"):
         numbers = f" {value['type']} {value['major']}:{value['minor']}" if "major" in value else ""
         return f"{value['path']}{numbers}"

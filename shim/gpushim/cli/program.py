@@ -1,7 +1,7 @@
 """A command line as a process: its standard streams, and its end.
 
-What cannot be written to standard output ends the process with one sentence, as it does with coreutils' programs;
-what cannot be written to standard error is lost, for there is nobody to tell. Out of scope: commands.
+A failed write to standard output ends the process with one sentence, as in coreutils; a failed write to standard
+error is ignored, for there is nobody to tell. Out of scope: commands.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 
 class Program(click.Group):
-    """Commands that say an error as its one sentence, and exit with its code or the one of this class.
+    """Commands whose errors become one sentence, and whose exit code is the error's or the one of this class.
 
     An exception that is neither GpushimError nor OSError is a bug, whose traceback somebody may send us.
     """
@@ -49,11 +49,7 @@ class Program(click.Group):
 
 
 def _refused(error: OSError) -> GpushimError:
-    """Say what the kernel refuses where no other place says more of it, such as os.path.abspath.
-
-    Args:
-        error: of any call.
-    """
+    """Say what the kernel refuses where no other place does, such as in os.path.abspath."""
     if error.filename is None:
         try:
             bundle.working_directory()
@@ -64,18 +60,18 @@ def _refused(error: OSError) -> GpushimError:
 
 
 def guard() -> None:
-    """Make the standard streams safe to use: open, and with an end for whatever cannot be written.
+    """Make the standard streams safe to use: all are open, and failed writes are handled.
 
     A descriptor that is closed would be the next file that somebody opens, and get what is meant for people.
     """
     for fd, name in enumerate(STREAMS):
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__"):
-            continue  # somebody's own, such as a test's
+            continue  # replaced, for example by a test
         try:
             os.fstat(fd)
         except OSError:
-            # Such that reading and writing fail as on what is closed; what goes to stderr is lost either way.
+            # Opened so that reads and writes fail as on a closed one; what goes to stderr is lost either way.
             os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_WRONLY)  # the lowest free number: fd
             os.set_inheritable(fd, True)
         if name == "stdin":

@@ -1,4 +1,4 @@
-"""The help of groups of commands: what each is for in whole sentences, and `gpushim`'s in groups of what one wants.
+"""The help of command groups: whole sentences, and for `gpushim` itself grouped by purpose.
 
 click cuts such sentences to the line, and takes no terminal for narrower than 50 columns.
 Out of scope: the help of single commands, which is click's.
@@ -38,7 +38,7 @@ click.Context.formatter_class = _Formatter  # that of all commands, whoever make
 
 
 class Commands(click.Group):
-    """A group whose help says of each command what it is for, in a whole sentence."""
+    """A group whose help describes each command in a whole sentence."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, as click does otherwise."""
@@ -50,16 +50,12 @@ class Commands(click.Group):
                     formatter.write_dl([(name, command.get_short_help_str(SENTENCE)) for name, command in shown])
 
     def parted(self, names: list[str]) -> Iterator[tuple[str, list[str]]]:
-        """Say which commands stand under which title.
-
-        Args:
-            names: of all.
-        """
+        """Return the titles of the help, each with its commands."""
         yield "Commands", names
 
 
 class Sections(Commands):
-    """A group whose help lists its commands in SECTIONS; a command that is in none comes last."""
+    """A group whose help lists its commands in SECTIONS, and others last."""
 
     def parted(self, names: list[str]) -> Iterator[tuple[str, list[str]]]:
         """See `Commands`."""

@@ -1,9 +1,9 @@
 """How commands show what they found: a table for people, JSON or CSV for programs.
 
-No word is ever broken, and nothing is shortened that a path could be: where a terminal is too narrow for a table's
+No word is ever broken, and nothing that could be a path is shortened: where a terminal is too narrow for a table's
 rows, each becomes a block of lines with one cell each. Elsewhere a row is a line, which grep finds.
-Much of the text comes from processes, images and files of others. It goes through `visible`, for it would else tell
-the terminal what to do, and it cannot look like lines of ours: several blanks, which part columns, are escaped, and
+Much of the text comes from processes, images and files of others. It goes through `visible`, or it would tell the
+terminal what to do, and it cannot look like our own lines: several blanks, which separate columns, are escaped, and
 on a terminal lines are broken here, at blanks alone, with a mark in front of what follows (CONTINUED). What the
 terminal itself wraps is one word. JSON and CSV are for programs, and whole.
 Out of scope: what is shown.
@@ -33,22 +33,12 @@ _QUOTED = re.compile(r"""(?<!\w)(['"])[^'"]* [^'"]*\1""")
 
 
 def format_option(*forms: str) -> Callable[[Any], Any]:
-    """Return the click option --format.
-
-    Args:
-        forms: what it takes, the default first, such as "table" and "json".
-    """
+    """Return the click option --format with these forms, such as "table" and "json", the default first."""
     return click.option("--format", "form", type=click.Choice(forms), default=forms[0], help="How to print it.")
 
 
 def say(line: str = "", *, first: str = "", error: bool = False) -> None:
-    """Print a line, on a terminal broken at blanks.
-
-    Args:
-        line: with whatever others wrote in it.
-        first: stands in front of it.
-        error: whether it goes to stderr.
-    """
+    """Print a line, on a terminal broken at blanks; `first` stands in front of text that others may have written."""
     _put(_cell(line), first, error=error)
 
 
@@ -59,13 +49,13 @@ def text(lines: str) -> None:
 
 
 def emit(form: str, data: object, columns: Sequence[str] = (), rows: Sequence[Sequence[object]] = ()) -> None:
-    """Print what a command found.
+    """Print what a command found as "table", "json" or "csv".
 
     Args:
-        form: "table", "json" or "csv".
-        data: what JSON says.
+        form: one of these.
+        data: for JSON.
         columns: heads of the table.
-        rows: its cells; None is an empty one.
+        rows: cells of the table; None is an empty cell.
     """
     if form == "json":
         click.echo(json.dumps(data, indent=2))
@@ -81,7 +71,7 @@ def emit(form: str, data: object, columns: Sequence[str] = (), rows: Sequence[Se
 
 
 def width(*, error: bool = False) -> int | None:
-    """Return the columns of the terminal that stdout, or stderr, is; None if it is none."""
+    """Return the columns of the terminal that stdout, or stderr, is connected to; None if there is none."""
     stream = sys.stderr if error else sys.stdout
     if not stream.isatty():
         return None
@@ -94,14 +84,10 @@ def width(*, error: bool = False) -> int | None:
 
 
 def command(words: str, label: str) -> None:
-    """Print what is to be copied, in one piece; the terminal wraps it.
+    """Print a command, or sentence, to be copied in one piece, with a label in front; the terminal wraps it.
 
-    A quoted word with blanks, in which somebody's file has its name, could make lines of ours then. Such a command is
-    broken as a sentence is.
-
-    Args:
-        words: the command, or a sentence.
-        label: stands in front.
+    A quoted word with blanks, such as somebody's file name, could look like our own lines when wrapped. A command
+    with one is broken as a sentence is.
     """
     columns, shown = width(), label + visible(words)
     if columns and _columns(shown) > columns and _QUOTED.search(words):
@@ -111,12 +97,7 @@ def command(words: str, label: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table: aligned lines, or blocks where those do not fit on the terminal.
-
-    Args:
-        columns: its heads.
-        rows: its cells; None is an empty one.
-    """
+    """Print a table, None as an empty cell: aligned lines, or blocks where those do not fit on the terminal."""
     widths = [0] * len(columns)
     for line in (columns, *rows):
         for place, length in enumerate(len(_cell(cell)) for cell in line):
@@ -149,13 +130,7 @@ def _cell(cell: object) -> str:
 
 
 def _put(words: str, first: str, *, error: bool = False) -> None:
-    """Print a line, on a terminal broken.
-
-    Args:
-        words: as `_cell` writes them.
-        first: stands in front of the first of them, and is not parted from it.
-        error: whether it goes to stderr.
-    """
+    """Print a line, on a terminal broken, from what `_cell` writes; `first` stands before its first word."""
     columns = width(error=error)
     for line in [first + words] if columns is None else _broken(words, first, columns):
         click.echo(line, err=error)
@@ -173,5 +148,5 @@ def _broken(words: str, first: str, columns: int) -> Iterator[str]:
 
 
 def _columns(text: str) -> int:
-    """Count the columns that text takes at the most: no terminal gives a character more than two."""
+    """Count the columns that text takes at most: no terminal gives a character more than two."""
     return len(text) if text.isascii() else sum(1 if each.isascii() else 2 for each in text)

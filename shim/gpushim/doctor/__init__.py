@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpushim import policy, stamp
 from gpushim.engines import HOOK, PROGRAM, programs, running, table, units
 from gpushim.errors import GpushimError
-from gpushim.inventory import modules, platforms, procfs
+from gpushim.inventory import modules, platforms, procfs, rooted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,9 +37,9 @@ class Finding:
     Attributes:
         verdict: OK, SKIPPED (there is nothing to check), WARNING or BROKEN.
         evidence: what was seen, as a sentence.
-        fix: a command for a shell; else a sentence about what no command of this host's does, which may end with
-            "; then COMMAND"; "" where nothing is to be fixed. Root runs it, unless it says otherwise. Whatever in it
-            somebody else named, such as a path, is one word of a shell's, with no apostrophe beside it.
+        fix: a command for a shell, or a sentence about what no command on this host does, which may end with
+            "; then COMMAND"; "" where nothing is to be fixed. Root runs it, unless it says otherwise. Paths and other
+            words from outside are quoted as one word of the shell, with no apostrophe beside them.
         check: name of the check.
     """
 
@@ -56,7 +56,7 @@ class Finding:
 def _code() -> str:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     above = os.path.dirname(package)
-    # Of a package or a checkout it is gpushim's as a whole; pip's directory is not.
+    # In a package or a checkout all of it is gpushim's; in pip's directory it is not.
     return above if os.path.basename(above) in ("gpushim", "shim") else package
 
 
@@ -75,7 +75,7 @@ class Host:
         strangers: processes that only call themselves an engine.
         named: engines that the user named, keys of checks.ENGINES.
         code: the directory of the code that engines run.
-        answers: what took long to find out, for the next check that needs it.
+        answers: slow answers, kept for the next check that needs them.
     """
 
     top: str = ""
@@ -133,27 +133,24 @@ class Host:
         return bool({name, "kubernetes"} & {*self.named}) or os.path.isdir(self.top + KUBELET)
 
     def once(self, key: str, ask: Callable[[], T]) -> T:
-        """Return an answer, which is asked for once."""
+        """Return the answer to a question that is asked only once."""
         if key not in self.answers:
             self.answers[key] = ask()
         found: T = self.answers[key]
         return found
 
     def has_driver(self) -> bool:
-        """Say whether NVIDIA's kernel module is loaded; checks of what belongs to it have nothing to say else."""
+        """Say whether NVIDIA's kernel module is loaded; without it, checks of the driver are skipped."""
         return procfs.module_version(self.proc) is not None
 
     def platform(self, notes: list[str]) -> str:
-        """Return "wsl", "tegra" or "native"; notes get what is not as it should be there."""
+        """Return "wsl", "tegra" or "native"; notes get what is wrong with the platform."""
         other = platforms.find(self.driver, notes)
         return other["platform"] if other else "native"
 
 
 def look(named: tuple[str, ...] = ()) -> Host:
-    """Gather what the checks need.
-
-    Args:
-        named: engines that the user named.
+    """Gather what the checks need; `named` are the engines that the user named.
 
     Raises:
         GpushimError: GPUSHIM_CONFIG or GPUSHIM_STATE is no absolute path.
@@ -190,34 +187,24 @@ def broken(evidence: str, fix: str) -> Finding:
 
 
 def restarting(command: str, restart: str) -> str:
-    """Say how a `gpushim configure` is followed by a restart: by itself, where systemd runs the engine.
-
-    Args:
-        command: of `gpushim configure`.
-        restart: how the engine is restarted, from `units.fix`.
-    """
+    """Say how `gpushim configure` is followed by a restart, from `units.fix`: by itself, where systemd can do it."""
     return f"{command} --restart" if restart.startswith("systemctl") else then(command, restart)
 
 
 def then(command: str, action: str) -> str:
-    """Say that something is done after a command.
-
-    Args:
-        command: for a shell.
-        action: from `units.fix`: another command, or a sentence.
-    """
+    """Say what follows a command for a shell: `action` is another command or a sentence, from `units.fix`."""
     return f"{command}{' &&' if action.startswith(('systemctl ', 'service ', '/')) else '; then'} {action}"
 
 
 def corrected(path: str) -> str:
-    """Say that somebody corrects a file."""
+    """Say that a file needs correction."""
     return f"correct {shlex.quote(path)}"
 
 
 def ours(program: str) -> bool:
     """Say whether a program is one of gpushim's: scripts, which name it."""
     try:
-        with open(program, "rb", opener=_nonblocking) as file:
+        with open(program, "rb", opener=rooted.nonblocking) as file:
             head = file.read(HEAD_LIMIT)
     except OSError:
         return False
@@ -225,13 +212,13 @@ def ours(program: str) -> bool:
 
 
 def text(path: str, limit: int = 1 << 20) -> str:
-    """Read a file of the host's; "" if there is none, or that cannot be done.
+    """Read a file of the host's; "" if there is none, or it cannot be read.
 
     Raises:
         PermissionError: this user may not, so that nothing can be said; the check ends with that (checks.py).
     """
     try:
-        with open(path, encoding="utf-8", errors="replace", opener=_nonblocking) as file:
+        with open(path, encoding="utf-8", errors="replace", opener=rooted.nonblocking) as file:
             return file.read(limit)
     except PermissionError:
         raise
@@ -240,7 +227,7 @@ def text(path: str, limit: int = 1 << 20) -> str:
 
 
 def listing(folder: str) -> Iterator[str]:
-    """List the paths in a directory, sorted; none if there is none, or that cannot be done.
+    """List the paths in a directory, sorted; none if there is none, or it cannot be read.
 
     Raises:
         PermissionError: as `text` does.
@@ -255,10 +242,6 @@ def listing(folder: str) -> Iterator[str]:
 
 
 def some(names: list[str], limit: int = 4) -> str:
-    """Join names for a sentence, not all of them if they are many."""
+    """Join names for a sentence, and count those beyond the limit."""
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
-
-
-def _nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO must not hang us

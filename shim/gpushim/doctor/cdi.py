@@ -15,7 +15,6 @@ from gpushim.cdi import publish, specs, versions, write, written
 from gpushim.doctor import (
     Finding,
     Host,
-    ask,
     broken,
     check_docker,
     corrected,
@@ -26,7 +25,7 @@ from gpushim.doctor import (
     untrusted,
     warning,
 )
-from gpushim.engines import programs, table
+from gpushim.engines import ask, programs, table
 from gpushim.engines.docker import dockerd
 from gpushim.engines.injected import SPEC_DIRECTORIES
 from gpushim.errors import GpushimError
@@ -43,7 +42,7 @@ REFRESH = "gpushim refresh"
 
 
 def directories(host: Host) -> list[str]:
-    """List the directories of specs, each once, whichever way it is named."""
+    """List the directories of specs, each once, even if it has several paths."""
     own = os.path.dirname(publish.path_of(host.settings))
     found: dict[str, str] = {}
     for folder in (*host.settings["cdi"]["spec-dirs"], own):
@@ -79,13 +78,13 @@ def spec(host: Host) -> Iterator[Finding]:
 
 
 def _nowhere(host: Host) -> bool:
-    """Say whether somebody has refresh write its spec where nobody looks."""
+    """Say whether refresh writes its spec to a directory that somebody chose and no engine reads."""
     known = (*host.settings["cdi"]["spec-dirs"], *SPEC_DIRECTORIES)
     return bool(host.settings["cdi"]["output-directory"]) and not entries.looks_there(host, known)
 
 
 def _again(host: Host) -> str:
-    """Return how refresh comes to write its spec: only a file, and into a directory that is root's alone."""
+    """Return the command, or sentence, by which refresh writes its spec as a file in a directory of root's alone."""
     path = publish.path_of(host.settings)
     folder = os.path.dirname(path)
     above = folder
@@ -137,7 +136,7 @@ def files(host: Host) -> Iterator[Finding]:
 
 
 def _avoided(host: Host, folder: str) -> str:
-    """Say how nobody looks for specs in a directory any more in which everybody makes files, as in /tmp."""
+    """Say how a directory in which everybody makes files, as in /tmp, is no longer read for specs."""
     listed = [
         each for each in host.settings["cdi"]["spec-dirs"] if os.path.realpath(each) == os.path.realpath(folder)
     ]
@@ -165,7 +164,7 @@ def conflicts(host: Host) -> Iterator[Finding]:
                 one = mine if mine in paths else paths[-1]
                 fix = REFRESH if any(map(written.ours, paths)) else f"rm {shlex.quote(one)}"
                 yield broken(f"{told}: engines refuse that device", fix)
-            else:  # without ours, cdi-spec would complain
+            else:  # cdi-spec needs gpushim's own
                 one = next(path for _, path in found if path != mine)
                 yield warning(f"{told}: the last of the directories counts", f"rm {shlex.quote(one)}")
     if not said:
@@ -225,7 +224,7 @@ def readable(host: Host) -> Iterator[Finding]:
 
 
 def _engines(host: Host) -> dict[str, tuple[tuple[int, ...], Reads]]:
-    """Return the versions of the engines here, () for one that is not known, and what each reads, by name."""
+    """Return by name the version of each engine here, () if it is not known, and what it reads."""
     found = {}
     for engine in host.engines:
         if reads := table.of(engine.name).cdi:

@@ -10,7 +10,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, skipped, warning
+from gpushim.doctor import Finding, Host, broken, corrected, entries, ok, skipped, warning
 from gpushim.engines import executes_ours, files, programs, tomltext, units
 from gpushim.engines.containerd import imports, process, services
 from gpushim.engines.containerd.process import ADDRESS, NAME
@@ -136,7 +136,7 @@ def devices(host: Host) -> Iterator[Finding]:
 
 
 def _told(host: Host, engine: Engine, folders: list[Any]) -> bool:
-    """Say whether containerd looks for CDI devices where somebody had refresh write them."""
+    """Say whether containerd looks for CDI devices in the directory that refresh writes to, if somebody chose one."""
     cdi = host.settings["cdi"]
     there = entries.looks_there(host, [engine.seen(str(folder)) for folder in folders])
     return there or not folders or not cdi["write-spec"] or not cdi["output-directory"]
@@ -184,7 +184,7 @@ def _config(engine: Engine) -> str:
 
 
 def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
-    """Say how our runtime comes into the settings that this containerd reads, and into containerd."""
+    """Say how the runtime gets into the settings that this containerd reads, and is loaded."""
     cri = next((cri for each, cri in _with_cri(host) if each is engine), {})
     others = len(engines(host)) > 1 or (services.installed(host.top) and not services.of(_config(engine)))
     options = (*more, f"--config={_config(engine)}") if others else more
@@ -196,19 +196,13 @@ def _merged(host: Host, engine: Engine) -> dict[str, Any]:
 
 
 def _dump(engine: Engine) -> dict[str, Any]:
-    config = _config(engine)
+    daemon = process.Daemon(engine.config or process.SYSTEM_CONFIG, engine)
     try:
-        there = files.read(config)
-        text = there or b""
-        program = programs.find(NAME, engine)
         # Else it has another root, or is k3s, one program with many names, which puts all settings into one file.
-        if program and os.path.basename(engine.exe) == NAME:
-            dump = ["--config", config, "config", "dump"] if engine.config else ["config", "dump"]
-            answer = ask.program([program, *(dump if there is not None else ["config", "default"])])
-            if answer.code != 0:
-                return {"error": answer.last}
-            text = answer.out.encode()
-        found: dict[str, Any] = tomltext.get(tomltext.parse(text, config), ())
+        if os.path.basename(engine.exe) == NAME and programs.find(NAME, engine):
+            return process.dump(daemon)
+        path = _config(engine)
+        found: dict[str, Any] = tomltext.get(tomltext.parse(files.read(path) or b"", path), ())
     except GpushimError as error:
         return {"error": str(error)}
     return found

@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import Finding, Host, ask, broken, entries, ok, skipped, warning
-from gpushim.engines import crio, dropin, executes_ours, programs, tomltext
+from gpushim.doctor import Finding, Host, broken, entries, ok, skipped, warning
+from gpushim.engines import ask, crio, dropin, executes_ours, programs, tomltext
 from gpushim.engines.injected import SPEC_DIRECTORIES
 from gpushim.errors import GpushimError
 
@@ -102,7 +102,7 @@ def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
 
 
 def _said(host: Host, engine: Engine) -> dict[str, Any]:
-    """Return what CRI-O says of its settings; {} if it cannot be asked, {"error": why} if it does not answer well."""
+    """Return CRI-O's own settings; {} if it cannot be asked, {"error": why} if its answer cannot be used."""
     return host.once(f"crio {engine.pid}", lambda: _asked(engine))
 
 
@@ -122,7 +122,7 @@ def _asked(engine: Engine) -> dict[str, Any]:
 
 
 def _configure(host: Host, engine: Engine, name: str = "nvidia") -> str:
-    """Say how our handler comes into CRI-O's files, and into CRI-O."""
+    """Say how the handler gets into CRI-O's files, and is loaded."""
     return entries.configure("crio", crio.programs_of(crio.settings(engine)), host.restart(engine), name)
 
 

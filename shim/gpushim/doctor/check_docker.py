@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import Finding, Host, ask, broken, corrected, entries, ok, ours, skipped, warning
-from gpushim.engines import docker, executes_ours, files, is_ours, programs
+from gpushim.doctor import Finding, Host, broken, corrected, entries, ok, ours, skipped, warning
+from gpushim.engines import ask, docker, executes_ours, files, is_ours, programs
 from gpushim.engines.docker import daemon_json, dockerd, on_path
 from gpushim.engines.docker.on_path import CDI_HOOK, HOOK
 from gpushim.errors import GpushimError
@@ -92,7 +92,7 @@ def runtime(host: Host) -> Iterator[Finding]:
 
 
 def program(host: Host) -> Iterator[Finding]:
-    """Check that dockerd can execute the runtimes for GPUs, whosever they are, in the root that it has."""
+    """Check that dockerd can execute each runtime for GPUs in the root that it has."""
     for engine in host.running("dockerd"):
         yield from _default(host, engine)
         for name, path in entries.for_gpus(engine, dockerd.programs(engine)).items():
@@ -108,7 +108,7 @@ def program(host: Host) -> Iterator[Finding]:
 
 
 def _default(host: Host, engine: Engine) -> Iterator[Finding]:
-    """Find that what runs containers without a runtime's name is gone, with which no --gpus and no CDI works."""
+    """Find a default runtime that is missing: without it no --gpus and no CDI works."""
     info = _info(host, engine)
     name = str(info.get("DefaultRuntime") or "")
     entry = dockerd.loaded(info, dockerd.written(engine)).get(name, "")
@@ -154,9 +154,9 @@ def hook(host: Host) -> Iterator[Finding]:
 
 
 def _gpus_fix(host: Host, engine: Engine, name: str) -> str:
-    if engine.root:  # nothing of this host's is in it
+    if engine.root:  # the host's files are not in it
         return "docker run --runtime=nvidia, or --device nvidia.com/gpu=all, instead"
-    if len(host.running("dockerd")) > 1:  # `configure` links for the one of this host
+    if len(host.running("dockerd")) > 1:  # `configure` links for this host's own dockerd
         return f"link gpushim-hook as {name} in a directory of that PATH; then {host.restart(engine)}"
     first = "" if on_path.folders(engine) else f"put {shlex.quote(on_path.SYSTEM)} on the PATH of dockerd; then "
     return f"{first}{_configure(host, engine)}"
@@ -180,7 +180,7 @@ def restarted(host: Host) -> Iterator[Finding]:
 
 
 def _kept(host: Host, engine: Engine) -> str:
-    """Say how what dockerd has of gpushim comes back into its file, before a restart takes it away; "" if it is."""
+    """Say how to write gpushim's loaded runtimes into the file before a restart drops them; "" if they are in it."""
     info, written = _info(host, engine), dockerd.programs(engine)
     kept = [*dockerd.added(engine), *(name for name, program in written.items() if executes_ours(program, engine))]
     lost = [] if kept else names(host, engine)
@@ -192,7 +192,7 @@ def _kept(host: Host, engine: Engine) -> str:
 
 
 def _not_loaded(host: Host, engine: Engine) -> str:
-    """Say which runtime of the file is another one in the dockerd that runs, or ""."""
+    """Say which runtime in the file differs from that in the running dockerd, or ""."""
     info, path = _info(host, engine), dockerd.config(engine)
     written = dockerd.programs(engine)
     loaded = dockerd.loaded(info, dockerd.written(engine))
@@ -235,7 +235,7 @@ def devices(host: Host) -> Iterator[Finding]:
 
 
 def alone(host: Host) -> Iterator[Finding]:
-    """Check whether device rules are only ever changed behind runc's back: `NVML: Unknown Error` after a reload."""
+    """Check whether the hook alone gives GPUs, which systemd takes away at a reload: `NVML: Unknown Error`."""
     for engine in host.running("dockerd"):
         info = _info(host, engine)
         if names(host, engine) or not on_path.found(engine, HOOK) or info.get("CgroupDriver") != "systemd":
@@ -249,7 +249,7 @@ def alone(host: Host) -> Iterator[Finding]:
 
 
 def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str, ...] = ()) -> str:
-    """Say how our runtime comes into the file that this dockerd reads, and into dockerd."""
+    """Say how the runtime gets into the file that this dockerd reads, and is loaded."""
     options = (*more, f"--config={dockerd.config(engine)}") if len(host.running("dockerd")) > 1 else more
     command = entries.configure("docker", dockerd.programs(engine), host.restart(engine), name, options)
     if engine.option("--add-runtime"):  # dockerd does not start with runtimes in both places
@@ -259,7 +259,7 @@ def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str
 
 
 def _list(host: Host, engine: Engine, folders: list[str]) -> str:
-    """Say how our CDI devices come into one of the directories that dockerd reads."""
+    """Say how gpushim's CDI devices get into one of the directories that dockerd reads."""
     if not host.settings["cdi"]["write-spec"]:
         return f"set write-spec = true under [cdi] in {shlex.quote(host.config)}; then gpushim refresh"
     if not entries.looks_there(host, map(engine.seen, folders)):

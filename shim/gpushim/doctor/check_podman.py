@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from gpushim import stamp
 from gpushim.cdi import specs
-from gpushim.doctor import Finding, Host, ask, broken, cdi, corrected, entries, ok, skipped, untrusted, warning
-from gpushim.engines import is_ours, leads_to_ours, podman, programs
+from gpushim.doctor import Finding, Host, broken, cdi, corrected, entries, ok, skipped, untrusted, warning
+from gpushim.engines import ask, is_ours, leads_to_ours, podman, programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def program(host: Host) -> Iterator[Finding]:
 
 
 def runtime(host: Host) -> Iterator[Finding]:
-    """Check that containers.conf has our runtime, whose program is there, or that CDI does without."""
+    """Check that containers.conf has an executable gpushim-runtime, or that CDI makes it unnecessary."""
     if not host.program("podman"):
         return
     found = _runtimes(host)
@@ -80,7 +80,7 @@ def names(host: Host) -> list[str]:
 
 
 def _runtimes(host: Host) -> dict[str, list[str]]:
-    """Return the paths of the runtimes for GPUs, whosever they are, by their names."""
+    """Return the paths of each runtime for GPUs, by its name."""
     entries = podman.settings(host.top).get("runtimes") or {}
     lists = {name: [str(path) for path in paths] for name, paths in entries.items() if isinstance(paths, list)}
     return {
@@ -91,7 +91,7 @@ def _runtimes(host: Host) -> dict[str, list[str]]:
 
 
 def _ours(host: Host, paths: list[str]) -> bool:
-    """Say whether the first of these paths that is there, or all if none is, are gpushim-runtime."""
+    """Say whether the first of these paths that exists, or any if none exists, is gpushim-runtime."""
     there = [path for path in paths if os.access(f"{host.top}{path}", os.X_OK)]
     return leads_to_ours(f"{host.top}{there[0]}") if there else any(map(is_ours, paths))
 
@@ -104,7 +104,7 @@ def _configure(host: Host, name: str = "nvidia") -> str:
 def _environment() -> str:
     """Return the command that gives this user's Podman directories of its own; "" if it has them.
 
-    su and sudo leave those of somebody else, or none.
+    su and sudo leave those of another user, or none.
     """
     user, home = os.geteuid(), os.environ.get("HOME", "")
     folder = os.environ.get("XDG_RUNTIME_DIR", "")

@@ -1,4 +1,4 @@
-"""All checks by name, and running them: each in a thread of its own, so that none can hold up the doctor.
+"""All checks by name, and running them: each in a thread of its own, so that none can block the doctor.
 
 Out of scope: what a check does.
 """
@@ -95,11 +95,7 @@ ORDER = (SKIPPED, OK, WARNING, BROKEN)  # the gravest last
 
 
 def table(named: tuple[str, ...]) -> dict[str, Check]:
-    """List the checks, in order.
-
-    Args:
-        named: engines that the user named; none for all.
-    """
+    """List the checks in order, for the engines that the user named, or for all."""
     engines = {*named, *(("containerd", "crio") if "kubernetes" in named else ())} or set(ENGINES)
     found = dict(GENERAL)
     for engine, checks in ENGINES.items():
@@ -108,13 +104,7 @@ def table(named: tuple[str, ...]) -> dict[str, Check]:
 
 
 def judge(name: str, check: Check, look_at: Host) -> list[Finding]:
-    """Run a check, unless config.toml is such that what it looks for is not known.
-
-    Args:
-        name: of the check.
-        check: that.
-        look_at: from `look`.
-    """
+    """Run a check, unless what it needs of config.toml is not known."""
     absent = policy.absent(look_at.driver) if name in OF_THE_DRIVER else ""
     if look_at.trouble and name in OF_THE_POLICY:
         found = [skipped(f"not looked at while {look_at.config} is not valid")]
@@ -129,14 +119,7 @@ def judge(name: str, check: Check, look_at: Host) -> list[Finding]:
 
 
 def run(look_at: Host) -> list[Finding]:
-    """Run the checks of a host, one after the other.
-
-    Args:
-        look_at: from `look`.
-
-    Returns:
-        what they found, at least one finding each but for those that do not concern this host.
-    """
+    """Run the checks of a host one after the other; those that do not concern this host may find nothing."""
     found = [one for name, check in table(look_at.named).items() for one in judge(name, check, look_at)]
     return follows.told(found)
 
@@ -147,7 +130,7 @@ def worst(found: list[Finding]) -> str:
 
 
 def _within(seconds: float, check: Check, look_at: Host) -> list[Finding]:
-    """Run a check, and give it up after a time: a file system or a device may be stuck in the kernel."""
+    """Run a check, and give up after a time: a file system or a device may be stuck in the kernel."""
     found: list[Finding] = []
 
     def work() -> None:

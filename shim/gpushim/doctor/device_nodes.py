@@ -33,7 +33,7 @@ def existing(host: Host) -> Iterator[Finding]:
 
 
 def _wanted(host: Host) -> list[make_nodes.Wanted]:
-    """List the nodes; where the driver keeps them to itself, with no mode in particular."""
+    """List the nodes; without a particular mode where /proc does not tell the driver's device files."""
     wanted = list(make_nodes.wanted(host.proc))
     known = nodes.majors(host.proc)
     if procfs.device_files(host.proc) is None:
@@ -70,14 +70,14 @@ def _wrong(host: Host) -> Iterator[Finding]:
 
 
 def _made(host: Host, place: str, major: int, minor: int) -> str:
-    """Return the command that makes a node: not a refresh, where the driver is told to leave nodes alone."""
+    """Return the command that makes a node: not a refresh, where the driver is told to make no nodes."""
     if procfs.device_files(host.proc):
         return FIX
     return f"mknod -m 0666 {shlex.quote(place)} c {major} {minor}"
 
 
 def links(host: Host) -> Iterator[Finding]:
-    """Check the links below /dev/char, by which systemd, and some releases of runc, know a device."""
+    """Check the links below /dev/char, by which systemd and some releases of runc find a device."""
     if not host.has_driver():
         yield skipped(NO_DRIVER)
         return

@@ -13,12 +13,7 @@ from gpushim.inventory import ensure
 
 
 def why(path: str, config: str) -> str:
-    """Name the reason, as the end of a sentence.
-
-    Args:
-        path: of the snapshot, of which `ensure.last` has said "policy".
-        config: path of config.toml.
-    """
+    """Say, as the end of a sentence, why `ensure.last` has said "policy" of the snapshot at `path`."""
     try:
         status = os.lstat(path)
     except OSError as error:

@@ -1,6 +1,6 @@
 """Checks of NVIDIA's driver: kernel module, libraries, NVML, persistence mode, the host's library cache.
 
-Out of scope: device nodes (nodes.py).
+Out of scope: device nodes (device_nodes.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import Finding, Host, ask, broken, ok, skipped, some, text, warning
+from gpushim.doctor import Finding, Host, broken, ok, skipped, some, text, warning
+from gpushim.engines import ask
 from gpushim.inventory import files, gpus, libraries, modules, nodes, procfs, rooted
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def nvml(host: Host) -> Iterator[Finding]:
 
 
 def persistence(host: Host) -> Iterator[Finding]:
-    """Check that somebody keeps the GPUs initialised."""
+    """Check that the GPUs are kept initialised."""
     if not host.has_driver():
         yield skipped(NO_DRIVER)
         return
@@ -191,7 +192,7 @@ def cache(host: Host) -> Iterator[Finding]:
 
 
 def asked(host: Host) -> dict[str, Any]:
-    """Return what NVML says, as listing.py prints it; it is asked once."""
+    """Return NVML's answer as listing.py prints it; it is asked once."""
     return host.once("nvml", lambda: _asked(host))
 
 
@@ -211,7 +212,7 @@ def _asked(host: Host) -> dict[str, Any]:
 
 
 def _inside(host: Host, command: str) -> str:
-    """Return a command of the driver's as it is run from here: one in another root runs there."""
+    """Return the command that runs one of the driver's programs, by chroot if the driver root is not /."""
     root = host.driver["root"]
     return command if root == "/" else f"chroot {shlex.quote(root)} {command}"
 
@@ -230,7 +231,7 @@ def _kept(host: Host) -> str:
 
 
 def _cached(host: Host, folder: str) -> str:
-    """Return the command that makes the loader's cache anew, with a directory that it does not know yet, or ""."""
+    """Return the command that renews the loader's cache, with `folder` added to its directories unless that is ""."""
     root = host.driver["root"]
     command = "ldconfig" if root == "/" else f"ldconfig -r {shlex.quote(root)}"
     listed = shlex.quote(rooted.inside(root, f"/{DIRECTORIES}"))

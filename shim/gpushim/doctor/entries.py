@@ -1,6 +1,6 @@
-"""What checks of several engines say of its settings: whose a runtime is, how it becomes gpushim's, hooks, CDI.
+"""What the checks of several engines share: runtimes for GPUs, how gpushim's is configured, hooks, CDI directories.
 
-Out of scope: reading those settings (each engine's own check_NAME.py).
+Out of scope: reading the settings (each engine's own check_NAME.py).
 """
 
 from __future__ import annotations
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 def for_gpus(engine: Engine, programs: dict[str, str]) -> dict[str, str]:
-    """Return the programs of the runtimes for GPUs, whosever they are.
-
-    Args:
-        engine: that has them.
-        programs: of all its runtimes, by the names of those; "" where the settings name none.
-    """
+    """Return the runtimes for GPUs among an engine's programs by name, gpushim's or not."""
     return {
         name: program
         for name, program in programs.items()
@@ -38,14 +33,14 @@ def for_gpus(engine: Engine, programs: dict[str, str]) -> dict[str, str]:
 def configure(
     engine: str, programs: dict[str, str], restart: str, name: str = "nvidia", options: tuple[str, ...] = ()
 ) -> str:
-    """Return the command that makes gpushim-runtime a runtime of an engine's.
+    """Return the command that makes gpushim-runtime a runtime of an engine.
 
     Args:
         engine: as `gpushim configure` has it.
-        programs: as `for_gpus` takes them.
+        programs: of all its runtimes, by name; "" where the settings name none.
         restart: how the engine is restarted, from `units.fix`; "" where it need not be.
         name: of the runtime.
-        options: more of the command's.
+        options: more options of the command.
     """
     words = ["gpushim", "configure", engine, *options]
     words += [f"--runtime-name={name}"] if name != "nvidia" else []
@@ -59,22 +54,12 @@ def place(host: Host) -> str:
 
 
 def looks_there(host: Host, folders: Iterable[str]) -> bool:
-    """Say whether directories of CDI specs have that of refresh's among them.
-
-    Args:
-        host: that is looked at.
-        folders: as this process sees them.
-    """
+    """Say whether the directory that refresh writes its CDI spec to is among these, as this process sees them."""
     return os.path.realpath(place(host)) in map(os.path.realpath, folders)
 
 
 def moved(host: Host, folder: str) -> str:
-    """Say how refresh comes to write its CDI spec elsewhere.
-
-    Args:
-        host: that is looked at.
-        folder: in which an engine looks.
-    """
+    """Say how refresh comes to write its CDI spec to `folder`, in which an engine looks."""
     where = f"under [cdi] in {shlex.quote(host.config)}"
     return f"set output-directory {where} to {shlex.quote(folder)}; then gpushim refresh"
 
@@ -86,12 +71,12 @@ def hooks(title: str, folders: list[str], seen: Callable[[str], str], then: str,
         title: of the engine.
         folders: from which it takes hooks.
         seen: returns the path under which this process opens a file of the engine's.
-        then: what comes of a hook that is not there.
+        then: what a missing hook causes.
         own: command that writes gpushim's own file again; "" for none.
     """
     known = 0
     for path in (path for folder in folders for path in listing(seen(folder))):
-        hook = _hook_of(path)
+        hook = hook_of(path)
         if "gpushim" not in hook and "nvidia-container" not in hook:
             continue
         known += 1
@@ -107,11 +92,9 @@ def hooks(title: str, folders: list[str], seen: Callable[[str], str], then: str,
         yield skipped(f"{title} calls no hook for GPUs, and needs none with the runtime or CDI")
 
 
-def _hook_of(path: str) -> str:
+def hook_of(path: str) -> str:
     """Return the program that a file of a hooks directory names, or ""."""
     try:
-        found = json.loads(text(path))
-    except ValueError:
+        return hooksd.named(json.loads(text(path)))
+    except (ValueError, RecursionError):
         return ""
-    hook = found.get("hook") if isinstance(found, dict) else None
-    return str(hook.get("path") if isinstance(hook, dict) else hook or "")

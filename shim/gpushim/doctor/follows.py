@@ -1,4 +1,4 @@
-"""Findings that follow from another one: they say so, and have no fix of their own, which could not help yet.
+"""Findings that follow from another one: they name it, and lose their fix, which could not work before it.
 
 Out of scope: what the checks look at.
 """
@@ -13,7 +13,7 @@ from gpushim.doctor import BROKEN, check_docker
 if TYPE_CHECKING:
     from gpushim.doctor import Finding
 
-# What is broken, with what in its finding; and how the checks of those that follow begin, with what in their fixes.
+# A broken check, with a word of its finding; the beginning of the checks that follow it, with words of their fixes.
 FIRST = (
     (
         "docker-runtime",
@@ -28,11 +28,7 @@ FIRST = (
 
 
 def told(found: list[Finding]) -> list[Finding]:
-    """Take from findings the fixes that another finding comes before.
-
-    Args:
-        found: of all checks.
-    """
+    """Remove the fixes that must wait for the fix of another finding."""
     return [_after(one, found) for one in found]
 
 

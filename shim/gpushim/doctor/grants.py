@@ -1,4 +1,4 @@
-"""Checks of what the policy lets an image get by itself, whoever runs it: read off the table of authorization.
+"""Checks of what the policy lets an image get by itself, whoever runs it: read from the table of authorization.
 
 Out of scope: whether config.toml is valid (state.py).
 """
@@ -42,11 +42,7 @@ def images(host: Host) -> Iterator[Finding]:
 
 
 def reach(settings: Policy) -> list[tuple[str, list[str]]]:
-    """List what an image alone can get in an unprivileged container, with the sources by which it can.
-
-    Args:
-        settings: the policy.
-    """
+    """List what an image alone can get in an unprivileged container, with the sources by which it can."""
     found = []
     for grant in TABLE:
         kinds = settings["cdi"]["foreign-kinds"] if grant == "foreign-cdi" else [""]
@@ -59,7 +55,7 @@ def reach(settings: Policy) -> list[tuple[str, list[str]]]:
 
 
 def _changed(settings: Any, profile: str) -> list[str]:
-    """Name the switches of a profile that config.toml sets otherwise."""
+    """Name the profile's switches that config.toml overrides."""
     switches = policy.PROFILES["multi-tenant"]
     defaults: Any = policy.defaults()
     meant = {section: {**defaults[section], **policy.PROFILES[profile].get(section, {})} for section in switches}

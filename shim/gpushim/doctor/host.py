@@ -12,8 +12,9 @@ import shlex
 from typing import TYPE_CHECKING, Any, cast
 
 from gpushim import policy, seen
-from gpushim.doctor import Finding, Host, ask, broken, corrected, listing, ok, ours, skipped, text, untrusted, warning
-from gpushim.engines import genuine, programs, units
+from gpushim.doctor import Finding, Host, broken, corrected, listing, ok, ours, skipped, text, untrusted, warning
+from gpushim.doctor.entries import hook_of
+from gpushim.engines import ask, genuine, hooksd, programs, units
 from gpushim.errors import GpushimError
 from gpushim.nvidia import migrate
 
@@ -30,13 +31,13 @@ FLAWS = {
     ),
     "crun": (("CVE-2026-47766", {(1, 28): 0}),),
 }
-# Distributions fix old releases, and say in their version that it is theirs.
+# Distributions fix old releases; their versions bear the distribution's mark.
 _THEIRS = re.compile(r"\+ds|ubuntu|deb\d|\.el\d|\.fc\d|\.amzn|suse|rhaos")
 SHOWN = 16  # processes that only look like an engine
 MIGRATE = "gpushim migrate --write"
 # Settings of NVIDIA's toolkit with which somebody took rights from containers, as `gpushim migrate` writes them.
 HARDENING = (("requests", "accept-env-when-unprivileged", False), ("requests", "ignore-imex-channel-requests", True))
-# Keys of theirs that take rights from containers where they are set, and that nothing here does.
+# Keys of NVIDIA's that take rights from containers, and have no equivalent here.
 WITHHOLDING = (
     "supported-driver-capabilities",
     "nvidia-container-runtime.mode",
@@ -79,7 +80,7 @@ def low_level(host: Host) -> Iterator[Finding]:
 
 
 def _found(host: Host, names: list[str], setting: str) -> str:
-    """Say how there is a low-level runtime: one that is here, or one whose package brings what is named."""
+    """Say how to get a low-level runtime: one that is installed, or the package of one that is named."""
     here = host.program(*OLDEST)
     if here:
         return f"set {setting} to {shlex.quote(json.dumps([here]))}"
@@ -103,7 +104,7 @@ def _judged(path: str, name: str, version: tuple[int, int, int], said: str) -> F
 
 
 def _newest(name: str) -> str:
-    """Say which releases have none of the flaws that are known; the last of them is the newest."""
+    """Say which releases have none of the known flaws, the newest last."""
     *others, last = [f"{branch[0]}.{branch[1]}.{patch}" for branch, patch in sorted(FLAWS[name][-1][1].items())]
     return f"{', '.join(others)}{' or ' if others else ''}{last}, or newer"
 
@@ -114,7 +115,7 @@ def _has(version: tuple[int, int, int], good: dict[tuple[int, int], int]) -> boo
 
 
 def cgroups(host: Host) -> Iterator[Finding]:
-    """Check which cgroups there are: without the devices controller of v1, or v2, nothing restricts devices."""
+    """Check the cgroup version: without v2 or the devices controller of v1, nothing restricts devices."""
     folder = f"{host.top}/sys/fs/cgroup"
     if os.path.exists(f"{folder}/cgroup.controllers"):
         yield ok("cgroup v2")
@@ -174,7 +175,7 @@ def old_config(host: Host) -> Iterator[Finding]:
         yield skipped(f"{host.config} is not valid, so nothing can be compared with it")
         return
     try:
-        # Our package brings a config.toml; what counts is what theirs says and ours leaves to its default.
+        # gpushim's package brings a config.toml; what counts is what NVIDIA's sets and gpushim's leaves out.
         left = _left_behind(host, theirs) if seen.exists(theirs) else []
     except GpushimError as error:
         yield warning(f"what {theirs} says cannot be taken over: {error}", f"{corrected(theirs)}; then {MIGRATE}")
@@ -206,12 +207,12 @@ def _left_behind(host: Host, theirs: str) -> list[migrate.Row]:
 
 
 def _hardens(row: migrate.Row) -> bool:
-    """Say whether a setting takes from containers what the policy grants without it."""
+    """Say whether a setting takes rights from containers that the policy grants without it."""
     return row.setting in HARDENING or (row.left_out and row.key in WITHHOLDING)
 
 
 def old_hook(host: Host) -> Iterator[Finding]:
-    """Check whether the hook that engines find by its name is NVIDIA's."""
+    """Check whether the hook that engines find by name is NVIDIA's."""
     for name in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
         path = programs.lying(name, host.top)
         if path and not ours(path):
@@ -225,19 +226,14 @@ def old_hook(host: Host) -> Iterator[Finding]:
 
 def old_hooks_d(host: Host) -> Iterator[Finding]:
     """Check for files in the hooks' directories of Podman and CRI-O that call NVIDIA's hook."""
-    folders = [f"{host.top}{folder}/containers/oci/hooks.d" for folder in ("/usr/share", "/etc")]
-    found = [path for folder in folders for path in listing(folder) if _calls_theirs(host, path)]
-    for path in found:
+    hooks = [(path, hook_of(path)) for each in hooksd.DIRECTORIES for path in listing(host.top + each)]
+    theirs = [path for path, hook in hooks if "/nvidia-container" in hook and not ours(host.top + hook)]
+    for path in theirs:
         yield warning(
             f"{path} makes Podman and CRI-O call NVIDIA's hook for every container", f"rm {shlex.quote(path)}"
         )
-    if not found:
+    if not theirs:
         yield ok("no hooks directory names NVIDIA's hook")
-
-
-def _calls_theirs(host: Host, path: str) -> bool:
-    named = re.search(r'"(/[^"]*/nvidia-container[^"/]*)"', text(path))
-    return named is not None and not ours(host.top + named[1])
 
 
 def old_units(host: Host) -> Iterator[Finding]:
@@ -257,7 +253,7 @@ def old_units(host: Host) -> Iterator[Finding]:
 
 
 def strangers(host: Host) -> Iterator[Finding]:
-    """Check for processes that bear an engine's name, and that nothing of gpushim asks or believes."""
+    """Check for processes that bear an engine's name, but that gpushim does not trust."""
     hidden = [each for each in host.strangers if os.geteuid() and not each.uid]
     if hidden:
         processes = [f"{each.name} (process {each.pid}), which is root's" for each in hidden[:SHOWN]]
@@ -270,7 +266,7 @@ def strangers(host: Host) -> Iterator[Finding]:
             yield warning(evidence, untrusted.program(each.why[len(genuine.UNSAFE) + 2 :]))
         else:
             yield skipped(evidence)
-    if len(host.strangers) > SHOWN:  # whoever starts many must not bury what else was found
+    if len(host.strangers) > SHOWN:  # many processes must not bury the other findings
         yield skipped(f"so do {len(host.strangers) - SHOWN} more processes")
     if not host.strangers:
         yield ok("no process only looks like an engine")

@@ -12,8 +12,8 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim import seen
-from gpushim.doctor import KUBELET, Finding, Host, ask, broken, listing, ok, restarting, skipped, text, then, warning
-from gpushim.engines import PROGRAM, units
+from gpushim.doctor import KUBELET, Finding, Host, broken, listing, ok, restarting, skipped, text, then, warning
+from gpushim.engines import PROGRAM, ask, units
 from gpushim.engines.containerd import services
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def device_plugin(host: Host) -> Iterator[Finding]:
 
 
 def runtime_class(host: Host) -> Iterator[Finding]:
-    """Check that the cluster has a RuntimeClass of our handler."""
+    """Check that the cluster has a RuntimeClass for gpushim's handler."""
     program = host.program("kubectl", "k3s")
     config = next((f"{host.top}{path}" for path in KUBECONFIGS if os.path.exists(f"{host.top}{path}")), "")
     if not os.path.isdir(host.top + KUBELET):
@@ -81,7 +81,7 @@ def runtime_class(host: Host) -> Iterator[Finding]:
 
 
 def template(host: Host) -> Iterator[Finding]:
-    """Check that the settings which k3s and rke2 write anew at each start keep our runtime."""
+    """Check that the settings which k3s and rke2 write anew at each start keep gpushim-runtime."""
     for service in services.RANCHER:
         config = host.top + services.CONFIGS[service]
         if not seen.exists(config):

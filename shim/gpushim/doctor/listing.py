@@ -25,8 +25,8 @@ def ask(root: str, proc: str, version: str) -> dict[str, Any]:
         version: of the loaded kernel module.
 
     Returns:
-        "seconds" (that NVML took to initialise), "source", "gpus" and "notes" as inventory.gpus tells them, and
-        "persistence": by GPU, true, false, or null for what NVML does not tell.
+        "seconds" (that NVML took to initialise), "source", "gpus" and "notes" as inventory.gpus has them, and
+        "persistence": true, false or null (not known) for each GPU.
     """
     from gpushim.errors import GpushimError
     from gpushim.inventory import files, gpus, nvml

@@ -1,6 +1,6 @@
-"""The check of GPUs in MIG mode: what containers get that name one by itself, or ask for all.
+"""The check of GPUs in MIG mode: what a container gets that names one, or asks for all.
 
-Out of scope: whether NVML tells instances (driver.py), their device nodes (nodes.py).
+Out of scope: whether NVML knows instances (driver.py), their device nodes (device_nodes.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIX = (
 
 
 def instances(host: Host) -> Iterator[Finding]:
-    """Check that GPUs in MIG mode have something to give."""
+    """Check that GPUs in MIG mode have instances for containers."""
     found, stale = ensure.last(host.config, host.state)
     if not found or stale or found["error"]:
         yield skipped("there is no snapshot that is true")

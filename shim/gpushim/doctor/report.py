@@ -1,7 +1,7 @@
-"""One file fit for a bug report: what the doctor found, and what whoever reads it will ask for.
+"""One file for a bug report: what the doctor found, and what its readers will ask for.
 
-Left out: engines' settings and environments, which hold secrets; and, from what is there, the host's name, users'
-names, and what looks like a password, a token or another program's variable. Out of scope: sending it.
+Left out: engines' settings and environments, which hold secrets; and, from the rest, the host's name, users' names,
+and what looks like a password, a token or another program's variable. Out of scope: sending it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import gpushim
 from gpushim import seen
 from gpushim.cdi import specs
-from gpushim.doctor import Finding, Host, ask, cdi, checks, text
-from gpushim.engines import places
+from gpushim.doctor import Finding, Host, cdi, checks, text
+from gpushim.engines import ask, places
 from gpushim.errors import GpushimError, visible
 from gpushim.inventory import ensure
 from gpushim.logfile import now
@@ -49,14 +49,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def check(path: str) -> None:
-    """Refuse a path at which no report can be written, before there is one.
-
-    Args:
-        path: as `write` takes it.
-
-    Raises:
-        GpushimError: as `write`.
-    """
+    """Refuse a path at which `write` could write no report, before there is one."""
     with _new(path) as place:
         os.close(os.open(place.name, NEW, 0o600, dir_fd=place.folder))
         os.unlink(place.name, dir_fd=place.folder)
@@ -66,7 +59,7 @@ def write(path: str, host: Host, found: list[Finding]) -> None:
     """Write a report, which only its owner can read.
 
     Args:
-        path: of the file, which must not be there; with .json at its end it is JSON, else text.
+        path: of the new file; a report is JSON if it ends with .json, else text.
         host: that was looked at.
         found: by the checks.
 
@@ -81,13 +74,7 @@ def write(path: str, host: Host, found: list[Finding]) -> None:
 
 
 def rendered(host: Host, found: list[Finding], as_json: bool) -> str:
-    """Return a report, as JSON or as text.
-
-    Args:
-        host: that was looked at.
-        found: by the checks.
-        as_json: which of the two.
-    """
+    """Return a report, as JSON or as text."""
     sections = gathered(host, found)
     return json.dumps(sections, indent=2) if as_json else _text(sections)
 
@@ -128,11 +115,7 @@ def gathered(host: Host, found: list[Finding]) -> dict[str, Any]:
 
 
 def clean(words: str) -> str:
-    """Take out of a text what is nobody else's business.
-
-    Args:
-        words: any text.
-    """
+    """Remove secrets and names from a text."""
     for pattern, instead in _RULES:
         words = pattern.sub(instead, words)
     name = platform.node()

@@ -1,7 +1,7 @@
 """A real container with all GPUs under each engine found: do its nodes open, do the driver's libraries load?
 
-Its root filesystem is made of this host's own shell and C library, so that no image has to be had from anywhere;
-whatever an engine keeps of it is removed afterwards. Out of scope: computing something; pods.
+Its rootfs is made from this host's own shell and C library, so that no image is needed; whatever an engine keeps of
+it is removed afterwards. Out of scope: computing something; pods.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
-from gpushim.doctor import Finding, Host, ask, broken, check_containerd, check_docker, check_podman, ok, some
-from gpushim.engines import PROGRAM, installed, places, programs
+from gpushim.doctor import Finding, Host, broken, check_containerd, check_docker, check_podman, ok, some
+from gpushim.engines import PROGRAM, ask, installed, places, programs
 from gpushim.engines.docker import dockerd
 from gpushim.errors import GpushimError
 
@@ -45,11 +45,7 @@ COMMAND = [SHELL, "-c", SCRIPT]
 
 
 def containers(host: Host) -> list[Finding]:
-    """Run a container under each engine found, and under none.
-
-    Args:
-        host: whose engines.
-    """
+    """Run a container under each engine found, and one without an engine."""
     found = []
     try:
         with tempfile.TemporaryDirectory(prefix="gpushim-doctor-") as scratch:
@@ -60,15 +56,11 @@ def containers(host: Host) -> list[Finding]:
                 found += [replace(each, check=f"run-{name}") for each in judged(call())]
     except (GpushimError, OSError) as error:
         found.append(replace(broken(f"no test container can be made: {error}", "gpushim doctor"), check="run"))
-    return list(dict.fromkeys(found))  # of several engines of a kind, the same is said once
+    return list(dict.fromkeys(found))  # several engines of a kind may have the same findings
 
 
 def judged(answer: ask.Answer) -> Iterator[Finding]:
-    """Judge what a test container said.
-
-    Args:
-        answer: of the engine, with what SCRIPT printed.
-    """
+    """Judge the answer of a test container, which has what SCRIPT printed."""
     nodes = dict(re.findall(r"^node (\S+) (.*)$", answer.out, re.MULTILINE))
     libraries = dict(re.findall(r"^library (\S+) ?(.*)$", answer.out, re.MULTILINE))
     if answer.code != 0 or not libraries:
@@ -87,10 +79,7 @@ def judged(answer: ask.Answer) -> Iterator[Finding]:
 
 
 def make_root(root: str) -> None:
-    """Make a root filesystem of the host's shell and what it needs.
-
-    Args:
-        root: absent directory.
+    """Make a rootfs in a new directory, of the host's shell and the libraries that it and the driver need.
 
     Raises:
         GpushimError: this host has no glibc, without which there is no driver either.

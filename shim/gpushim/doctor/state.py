@@ -15,7 +15,6 @@ from gpushim import engines, logfile, policy, seen, stamp
 from gpushim.doctor import (
     Finding,
     Host,
-    ask,
     broken,
     corrected,
     discounted,
@@ -26,6 +25,7 @@ from gpushim.doctor import (
     untrusted,
     warning,
 )
+from gpushim.engines import ask
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
@@ -57,7 +57,7 @@ def config(host: Host) -> Iterator[Finding]:
         yield broken(host.trouble, _corrected(host.config))
     elif absent:
         for path in (host.driver["root"], host.driver["dev-root"]):
-            seen.exists(path)  # what this user may not look up is a warning (checks.py)
+            seen.exists(path)  # checks.py warns of what this user may not look up
         yield broken(absent, f"{corrected(host.config)}, or start what puts the driver there; then {REFRESH}")
     elif os.path.exists(host.config):
         yield from (warning(sentence, f"do that in {shlex.quote(host.config)}") for sentence in host.old_names)
@@ -70,7 +70,7 @@ def config(host: Host) -> Iterator[Finding]:
 def _corrected(config: str) -> str:
     try:
         if os.geteuid() and not os.access(config, os.R_OK):
-            return "gpushim doctor"  # of a user who may not read it; root may
+            return "gpushim doctor"  # this user may not read it; root may
         if stat.S_ISREG((status := os.stat(config)).st_mode) and stamp.others_may(status):
             return untrusted.file(config)
     except OSError:
@@ -98,11 +98,11 @@ def directory(host: Host) -> Iterator[Finding]:
 
 
 def snapshot(host: Host) -> Iterator[Finding]:
-    """Check that the snapshot is there, true, and that it has GPUs."""
+    """Check that the snapshot exists, is current, and has GPUs."""
     path = f"{host.state}/{ensure.SNAPSHOT}"
     found, stale = ensure.last(host.config, host.state)
     changed: list[str] = []
-    if stale == "host":  # nothing, if only its life is over
+    if stale == "host":  # none, if it has only expired
         then, now = dict(found["stamp"]), dict(stamp.current(found["inputs"]))
         changed = [words for fact, words in FACTS.items() if then[fact] != now[fact]]
     if os.path.lexists(host.state) and not stamp.ours(host.state):
@@ -153,7 +153,7 @@ def log(host: Host) -> Iterator[Finding]:
 
 
 def _no_log(status: os.stat_result) -> str:
-    """Say why a log is not written to, by what logfile.py asks of it."""
+    """Say why logfile.py refuses to write a log."""
     if stat.S_ISLNK(status.st_mode):
         return "is a link"
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
@@ -229,7 +229,7 @@ def yaml(host: Host) -> Iterator[Finding]:
 
 
 def units(host: Host) -> Iterator[Finding]:
-    """Check that refreshes happen by themselves."""
+    """Check that systemd runs refreshes."""
     if not os.path.isdir(f"{host.top}/run/systemd/system"):
         yield skipped("systemd does not run here")
         return

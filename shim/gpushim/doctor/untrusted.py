@@ -1,8 +1,8 @@
-"""Fixes for what belongs to another user, or could be written by others: nothing of it becomes root's word.
+"""Fixes for what belongs to another user, or could be written by others, without trusting any of its content.
 
-Whoever made a file may still hold it open, and what he wrote stays in it. So a change of its owner or mode is no fix:
-it is moved away, or a copy that others cannot write is looked at and then takes its place. A directory of root's is
-closed, and what others have put into it shown.
+Whoever made a file may still hold it open, and what they wrote stays in it, so a change of its owner or mode is no
+fix: it is moved away, or a copy that others cannot write is looked at and then replaces it. Of a directory of root's
+others lose their right to write, and what they have put into it is shown.
 Out of scope: who is trusted (stamp.py); the state directory, which a refresh makes anew (state.py).
 """
 
@@ -19,13 +19,9 @@ ANEW = "install the program from its package, where root alone may write, and st
 
 
 def file(path: str) -> str:
-    """Return the command for a file that others own or may write.
+    """Return the command for an existing file, in a trusted directory, that others own or may write.
 
-    Args:
-        path: of it; it is there, and its directory can be trusted.
-
-    Returns:
-        the command: of what is another's it keeps nothing; of what is root's, what somebody has looked at (mv asks).
+    Another user's file is moved away; root's is replaced once somebody has looked at a copy (mv asks).
     """
     status = os.lstat(path)
     if not stamp.trusted(status.st_uid) or not stat.S_ISREG(status.st_mode):
@@ -36,14 +32,10 @@ def file(path: str) -> str:
 
 
 def directory(path: str) -> str:
-    """Return the command for a directory that others own or may write.
+    """Return the command for an existing directory that others own or may write.
 
-    Args:
-        path: of it; it is there.
-
-    Returns:
-        the command, which also lists what others own or may write in a directory of root's; "" for one in which
-        everybody makes files by design, as in /tmp, and for a home or what has to do with one.
+    It also lists what others own or may write in a directory of root's. There is none ("") for a directory in which
+    everybody makes files by design, as in /tmp, and for a home or what is above or below one.
     """
     status = os.stat(path)
     if not stamp.trusted(status.st_uid):
@@ -52,24 +44,17 @@ def directory(path: str) -> str:
 
 
 def closed(path: str) -> str:
-    """Return the command that keeps others than root out of a directory of root's, and lists what they put there.
-
-    Args:
-        path: of the directory.
-    """
+    """Return the command that keeps others than root out of a directory of root's, and lists what they put there."""
     theirs = ["(", "!", "-user", "root", "-o", "!", "-type", "l", "-perm", "/022", ")"]
     look = ["find", path, "-mindepth", "1", *theirs, "-ls"]
     return f"{shlex.join(['chmod', 'go-w', path])} && {shlex.join(look)}"
 
 
 def program(path: str) -> str:
-    """Say how a program that others could have made becomes one of root's.
-
-    Args:
-        path: absolute; as whatever leads to it is named, or links followed.
+    """Say how a program that others could have made becomes one of root's; `path` is absolute, linked or not.
 
     Returns:
-        a command, where others may only write to directories of root's that it lies in; else a sentence.
+        a command, where others may only write to directories of root's on its path; else a sentence.
     """
     closable = []
     try:
@@ -92,7 +77,7 @@ def _above(path: str) -> list[str]:
 
 
 def _home(path: str, user: int) -> bool:
-    """Say whether a path is a user's home, lies in it, or has it below itself."""
+    """Say whether a path is a user's home, or above or below it."""
     try:
         home = os.path.realpath(pwd.getpwuid(user).pw_dir)
     except KeyError:

@@ -2,9 +2,8 @@
 
 table.py has a row for each engine. Its module (or package) NAME has two functions, which `gpushim configure` calls:
 
-    plan(wish) -> Plan        what to change, as plain data; nothing is written
-    verify(wish, plan) -> list[str]
-                              ask the engine; one sentence for each thing that is missing, none when all is there
+    plan(wish) -> Plan               what to change, as plain data; nothing is written
+    verify(wish, plan) -> list[str]  ask the engine; one sentence for each thing that is missing
 
 and what the doctor's check_NAME.py asks of it. Out of scope: printing (cli/configure.py).
 """
@@ -84,34 +83,25 @@ class Plan:
 
 
 def stays(paths: Iterable[str]) -> list[str]:
-    """Say of what gpushim has put beside an engine's settings that it stays where one file of them is named."""
+    """Say which of gpushim's files beside an engine's settings stay where --config names one file."""
     return [f"{path} stays: --config is about one file; --remove without it takes all away" for path in paths]
 
 
 def is_ours(program: object) -> bool:
-    """Say whether a path that stands in an engine's settings is that of gpushim-runtime, by its name alone.
+    """Say whether a program in an engine's settings is gpushim-runtime, by its name alone.
 
-    This decides what may be edited; which program an engine executes, `executes_ours` says.
+    This decides what may be edited; `executes_ours` says which program an engine executes.
     """
     return isinstance(program, str) and posixpath.basename(program) == PROGRAM
 
 
 def executes_ours(program: str, engine: Engine | None = None) -> bool:
-    """Say whether a program in an engine's settings is gpushim-runtime, or leads to it where the engine looks for it.
-
-    Args:
-        program: as the settings have it; "" is none.
-        engine: that has them; None for this process.
-    """
+    """Say whether a program in an engine's settings is gpushim-runtime, or leads to it where the engine looks."""
     return is_ours(program) or leads_to_ours(engine.executable(program) if engine else program)
 
 
 def leads_to_ours(path: str) -> bool:
-    """Say whether a file is gpushim-runtime or a link to it, as the compat package's names are.
-
-    Args:
-        path: of the file; one that is not absolute is none.
-    """
+    """Say whether an absolute path is gpushim-runtime or a link to it, as the names of gpushim-nvidia-compat are."""
     for _ in range(bounds.LINKS if path.startswith("/") else 0):
         if is_ours(path):
             return True
@@ -123,14 +113,7 @@ def leads_to_ours(path: str) -> bool:
 
 
 def installed(name: str, given: str = "") -> str:
-    """Find a program of ours.
-
-    Args:
-        name: PROGRAM or HOOK.
-        given: path that somebody named instead, or "".
-
-    Returns:
-        its absolute path: that given, else the one that belongs to this code, else the packages'.
+    """Return the absolute path of PROGRAM or HOOK: `given`, else the one beside this code, else the packages'.
 
     Raises:
         GpushimError: it is not there, not executable, or its path is relative: engines have other working

@@ -11,11 +11,10 @@ import json
 import os
 import re
 import shlex
-import subprocess
 from typing import Any
 
 from gpushim import policy
-from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, programs, running, stays, tomltext, undo
+from gpushim.engines import Plan, Wish, ask, dropin, hooksd, is_ours, programs, running, stays, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
@@ -28,15 +27,12 @@ STATUS_SECONDS = 20
 RUNTIMES = ("crio", "runtime", "runtimes")
 DEFAULT = ("crio", "runtime", "default_runtime")
 KNOWN = ("runc", "crun")  # what gpushim-runtime was tried with
-# What the default runtime has and a runtime beside it needs too.
+# Settings of the default runtime that another runtime needs too.
 _SHARED = ("runtime_root", "monitor_path", "monitor_cgroup", "monitor_env", "allowed_annotations")
 
 
 def plan(wish: Wish) -> Plan:
     """Work out what to change in CRI-O's settings.
-
-    Args:
-        wish: what somebody wants.
 
     Raises:
         GpushimError: the file cannot be read, understood or safely changed.
@@ -64,10 +60,9 @@ def plan(wish: Wish) -> Plan:
 
 
 def places(engine: Engine | None) -> tuple[str, str]:
-    """Return the settings that CRI-O reads, as this process opens them: a file, and a directory or "".
+    """Return the file of settings that CRI-O reads, and the directory or "", as this process opens them.
 
-    Args:
-        engine: the running one; None for the usual places.
+    Without an engine, these are the usual places.
     """
     main, folder = CONFIG, DIRECTORY
     if engine:
@@ -78,21 +73,13 @@ def places(engine: Engine | None) -> tuple[str, str]:
 
 
 def programs_of(known: dict[str, Any]) -> dict[str, str]:
-    """Return the program of each runtime, by name; "" where the settings name none.
-
-    Args:
-        known: CRI-O's settings.
-    """
+    """Return the program of each runtime in CRI-O's settings, by name; "" where they name none."""
     runtimes = dropin.table(known, *RUNTIMES)
     return {name: str(dropin.table(runtimes, name).get("runtime_path") or "") for name in runtimes}
 
 
 def settings(engine: Engine | None) -> dict[str, Any]:
-    """Return what the files of a CRI-O say.
-
-    Args:
-        engine: as `places` takes it.
-    """
+    """Return what the files of a CRI-O say; without an engine, those in the usual places."""
     return dropin.merged([path for path in places(engine) if path])
 
 
@@ -105,16 +92,16 @@ def hook_directories(known: dict[str, Any]) -> list[str]:
 
 
 def otherwise(known: dict[str, Any], names: list[str], config: str) -> tuple[str, str]:
-    """Compare CRI-O's default runtime with what gpushim-runtime hands containers to.
+    """Compare CRI-O's default runtime with the one that gpushim-runtime hands containers to.
 
     Args:
         known: CRI-O's settings.
         names: `low-level` under [runtime] of config.toml.
-        config: path of that.
+        config: path of config.toml.
 
     Returns:
-        what is different, and how it becomes the same; "" twice where nothing is, or where the settings name no
-        default runtime, or one that gpushim-runtime cannot hand containers to.
+        the difference, and how to remove it; "" twice where there is none, or where the settings name no default
+        runtime, or one that gpushim-runtime cannot hand containers to.
 
     Raises:
         GpushimError: `names` lead to nothing.
@@ -139,26 +126,13 @@ def otherwise(known: dict[str, Any], names: list[str], config: str) -> tuple[str
 
 
 def verify(wish: Wish, found: Plan) -> list[str]:
-    """Ask CRI-O whether it has what somebody wanted.
-
-    Args:
-        wish: what that is.
-        found: from `plan`.
-
-    Returns:
-        a sentence for each thing that is missing.
-    """
-    # Before version 1.26 a program of its own asked.
+    """Ask CRI-O whether it has what is wished; return a sentence for each thing that is missing."""
+    # Before version 1.26 this was a separate program.
     for name, *words in ((PROGRAM, "status", "config"), ("crio-status", "config")):
-        command = [programs.find(name), *words]
-        try:
-            if not command[0]:
-                continue
-            done = subprocess.run(command, capture_output=True, timeout=STATUS_SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        if done.returncode == 0:
-            return _missing(wish, tomltext.parse(done.stdout, "the answer of CRI-O"))
+        program = programs.find(name)
+        answer = ask.program([program, *words], STATUS_SECONDS) if program else None
+        if answer and answer.code == 0:
+            return _missing(wish, tomltext.parse(answer.out.encode(), "the answer of CRI-O"))
     return ["CRI-O does not answer `crio status config`; see its journal"]
 
 

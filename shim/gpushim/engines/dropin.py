@@ -23,9 +23,9 @@ def put(
 
     Args:
         kind: of the file.
-        path: of the file; one that does not exist gets a header that tells whose it is.
+        path: of the file; a new one gets a header that tells whose it is.
         settings: value by key; what already has the value stays as it is written.
-        optional: settings that only go into a table that is not there yet.
+        optional: values for keys that are not there yet.
     """
     old = files.read(path)
     text = tomltext.parse(old or b"", path)
@@ -41,24 +41,19 @@ def put(
 
 
 def take_out(kind: undo.Kind, path: str) -> Change:
-    """Work out a file without our settings; a file of ours goes when nothing else is in it.
-
-    Args:
-        kind: of the file.
-        path: of the file.
-    """
+    """Work out a file without gpushim's settings; a file of gpushim's goes when nothing else is in it."""
     old = files.read(path)
     base = undo.undone(kind, path, old)
     return Change(path, old, base.content, lost=base.lost)
 
 
 def settings(text: str, runtimes: tuple[str, ...], default: tuple[str, ...], ours: list[str]) -> list[undo.Setting]:
-    """List the settings that may be ours: each runtime that is gpushim-runtime, and the default if that is one.
+    """List the settings that may be gpushim's: the runtimes that are gpushim-runtime, and the default if it is one.
 
     Args:
         text: of the file.
         runtimes: key of the table of runtimes.
-        default: key of the default one's name.
+        default: key of the default runtime's name.
         ours: names of the runtimes that are gpushim-runtime.
     """
     found = [undo.Setting((*runtimes, name), certain=True) for name in ours]
@@ -66,13 +61,13 @@ def settings(text: str, runtimes: tuple[str, ...], default: tuple[str, ...], our
 
 
 def merged(paths: list[str]) -> dict[str, Any]:
-    """Read files as an engine does that lets later ones win, table by table.
+    """Read files as an engine does that merges them table by table, later ones last.
 
     Args:
-        paths: files, and directories of files, whose names decide about their order; those missing count for nothing.
+        paths: files, and directories whose files are read in the order of their names; missing ones are skipped.
 
     Returns:
-        all they say; what cannot be read, which the engine will complain about, says nothing.
+        all settings, without those of files that cannot be read, of which the engine itself will complain.
     """
     result: dict[str, Any] = {}
     for path in paths:
@@ -85,12 +80,7 @@ def merged(paths: list[str]) -> dict[str, Any]:
 
 
 def table(data: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return a table within tables; an empty one for what is not there or no table.
-
-    Args:
-        data: from `merged`.
-        names: from the outermost inwards.
-    """
+    """Return the table at these names, the outermost first; an empty one if there is no table."""
     found: Any = data
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None
@@ -98,13 +88,13 @@ def table(data: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def check_entry(path: str, name: str, program: object, ours: bool, force: bool) -> None:
-    """Refuse to replace a runtime that somebody else made.
+    """Refuse to replace somebody else's runtime, unless forced to.
 
     Args:
         path: of the settings.
         name: of the runtime.
         program: that it runs now; None if there is no such runtime.
-        ours: whether that is gpushim-runtime.
+        ours: whether `program` is gpushim-runtime.
         force: replace it all the same.
     """
     if program is not None and not ours and not force:

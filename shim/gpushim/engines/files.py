@@ -1,12 +1,12 @@
 """Settings files of others: read with limits, shown as a diff, replaced whole, put back.
 
-Beside a file lie what it was without gpushim when `configure` last began, as NAME.before-gpushim, and what
-`configure` made of it, as NAME.after-gpushim: the two tell `undo.py` what was added. NAME.kept-gpushim is a copy of a
-file of which something went that gpushim had not written. In a directory that an engine reads as a whole (NAME.d)
-these would be settings themselves, so they lie beside that directory, and so does a file that is being written. Each
-`configure` renews the records, each --remove forgets them, whether the file becomes another or not: a record that
-outlives its file would be believed of the next one. All is done in directories that `places.py` has walked to and
-holds open. Out of scope: what the files say.
+Two records lie beside a file and tell `undo.py` what was added: NAME.before-gpushim, which is the file without
+gpushim when `configure` last began, and NAME.after-gpushim, which is what `configure` made of it. NAME.kept-gpushim
+is a copy of a file from which something went that gpushim had not written. In a directory that an engine reads as a
+whole (NAME.d) these would be settings themselves, so they lie beside that directory, as does a file that is being
+written. Each `configure` renews the records and each --remove removes them, whether the file changes or not: a record
+that outlives its file would be believed of the next one. All is done in directories that `places.py` has walked to
+and holds open. Out of scope: what the files say.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ class Change:
     """One file that is to become another.
 
     Attributes:
-        path: absolute; a link is followed to the file it means.
+        path: absolute; a link is followed to its target.
         old: bytes that are there now; None if there is no file.
-        new: bytes that shall be there; None to delete it.
-        recorded: whether `before` and `after` are kept, which a file that shows whose it is does not need.
-        before: bytes to record as what the file was without gpushim; None if it is gpushim's alone.
-        lost: what goes with the change although gpushim did not write it, as somebody would look for it; a copy of
-            the file is kept then.
+        new: bytes that are to be there; None to delete it.
+        recorded: whether `before` and `after` are kept; a file that shows whose it is needs no records.
+        before: bytes to record as the file without gpushim; None if it is gpushim's alone.
+        lost: settings that go although gpushim did not write them; a copy of the file is kept then.
     """
 
     path: str
@@ -53,13 +52,7 @@ class Change:
 
 
 def read(path: str) -> bytes | None:
-    """Read a settings file.
-
-    Args:
-        path: absolute; links are followed.
-
-    Returns:
-        its bytes; None if there is none.
+    """Read a settings file at an absolute path, links followed; None if there is none.
 
     Raises:
         GpushimError: it is no regular file, too large, not readable, a link that leads nowhere, or somebody who is
@@ -88,11 +81,7 @@ def after(path: str) -> bytes | None:
 
 
 def diff(changes: list[Change]) -> str:
-    """Show changes as a unified diff.
-
-    Args:
-        changes: of any files; bytes that are not UTF-8 appear as escapes.
-    """
+    """Show changes as a unified diff; bytes that are not UTF-8 appear as escapes."""
     return "".join(_diff(change) for change in changes)
 
 
@@ -100,12 +89,12 @@ def apply(changes: list[Change], *, undo: bool = False, first: bool = False) -> 
     """Make changes, all of them or none.
 
     Args:
-        changes: whose `old` is still what is there; where `new` is the same, records alone become others.
-        undo: these take back: the records of `before` and `after` go too.
-        first: record also what does not change and has no record yet, of which `undo.py` is right without one.
+        changes: their `old` must still be there; where `new` is the same, only the records change.
+        undo: these take back, so the records go too.
+        first: record also files that do not change and have no records yet, for which `undo.py` is right without.
 
     Returns:
-        sentences about what somebody should know: a copy that is kept, an attribute that could not be set.
+        sentences for the user about kept copies and attributes that could not be set.
 
     Raises:
         GpushimError: a file has changed meanwhile, or may not be replaced; those before it are as they were.
@@ -140,13 +129,10 @@ def apply(changes: list[Change], *, undo: bool = False, first: bool = False) -> 
 
 
 def prepare(changes: list[Change]) -> list[str]:
-    """Leave files as they are, and record what `changes` would make of them.
-
-    Args:
-        changes: that take gpushim out.
+    """Leave files as they are, and record what `changes`, which take gpushim out, would make of them.
 
     Returns:
-        for each file the command that does so without gpushim, unless somebody has edited the file meanwhile.
+        for each file a command that takes gpushim out without gpushim, if nobody has edited the file meanwhile.
     """
     found = [each for each in changes if each.new != each.old]
     apply([Change(each.path, each.old, each.old, before=each.new, lost=each.lost) for each in found], first=True)
@@ -166,7 +152,7 @@ def _by_hand(change: Change) -> str:
 
 
 def kept(path: str) -> list[str]:
-    """List the copies of a file with what somebody had written into gpushim's entry, in the order of their making."""
+    """List the copies of a file with what somebody wrote into gpushim's entry, the oldest first."""
     found: list[str] = []
     with contextlib.suppress(FileNotFoundError), places.place(path) as place, rewrite.beside(place) as folder:
         while True:
@@ -280,6 +266,6 @@ def _diff(change: Change) -> str:
 
 
 def _lines(data: bytes | None) -> list[str]:
-    # Not splitlines, which takes a lone carriage return and form feeds for ends of lines.
+    # Not splitlines, which also breaks at a lone carriage return and at form feeds.
     lines = (data or b"").decode("utf-8", "backslashreplace").split("\n")
     return [line + "\n" for line in lines[:-1]] + [line for line in lines[-1:] if line]

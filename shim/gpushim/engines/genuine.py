@@ -38,14 +38,14 @@ def why_not(folder: str, proc: str, uids: list[int], exe: str, root: str, names:
 
     Args:
         folder: of the process in procfs.
-        proc: where that is mounted.
+        proc: where procfs is mounted.
         uids: real, effective and saved.
         exe: absolute path of the program within the process's root.
-        root: that root as seen from here; "" if it is ours.
+        root: of the process, as seen from here; "" if it is ours.
         names: of engines' programs.
 
     Returns:
-        a clause; "" if it is one.
+        a clause; "" for an engine of this host.
     """
     me = os.geteuid()
     if uids != [me] * 3:
@@ -110,7 +110,7 @@ def text(path: str) -> str:
 
 
 def lines_of(path: str) -> list[str]:
-    r"""Read the lines of a file of procfs: of the ends of lines that splitlines knows, names may have all but \n."""
+    """Read the lines of a file of procfs: a name may have any end of line that splitlines knows but the newline."""
     return [line for line in text(path).split("\n") if line]
 
 

@@ -1,7 +1,7 @@
 """The file that makes Podman and CRI-O call gpushim-hook for every container (oci-hooks(5)).
 
-Both read the same directory where their settings name no other, so the file says for which of them it was put there,
-and goes with the last. Out of scope: which directory it is (podman.py, crio.py); what the hook does (gpuhook).
+By default both read the same directory, so the file says for which of them it is there, and goes with the last.
+Out of scope: which directory it is (podman.py, crio.py); what the hook does (gpuhook).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 DIRECTORY = "/usr/share/containers/oci/hooks.d"  # which both read where no file sets hooks_dir
+DIRECTORIES = (DIRECTORY, "/etc/containers/oci/hooks.d")
 FILE = "99-gpushim.json"
 _PATH = re.compile(rf'"(/[^"]*/{HOOK})"'.encode())
 _FOR = re.compile(rb'"GPUSHIM_HOOK_FOR=([a-z ]*)"')
@@ -27,29 +28,31 @@ def change(path: str, engine: str, program: str) -> Change:
 
     Args:
         path: of the file.
-        engine: for which it is put there, or no longer: "podman" or "crio".
+        engine: "podman" or "crio", which is to call the hook or no longer to call it.
         program: absolute path of gpushim-hook; "" takes the engine out, and the file if it was the last one.
     """
     old = files.read(path)
-    named = _PATH.search(old or b"")
+    path_there = _PATH.search(old or b"")
     told = _FOR.search(old or b"")
-    engines = set((told[1].decode().split() if told else ["podman"]) if named else [])
+    engines = set((told[1].decode().split() if told else ["podman"]) if path_there else [])
     if not program and engine not in engines:
         return Change(path, old, old, recorded=False)
-    ours = named[1].decode("utf-8", "replace") if named else ""
+    ours = path_there[1].decode("utf-8", "replace") if path_there else ""
     left = engines | {engine} if program else engines - {engine}
     edited = old is not None and old != content(ours, engines)
     new = content(program or ours, left) if left else None
     return Change(path, old, new, recorded=False, lost=("settings of the hook",) if edited else ())
 
 
-def content(program: str, engines: Iterable[str] = ("podman",)) -> bytes:
-    """Write the file.
+def named(data: object) -> str:
+    """Return the program that the content of any such file, parsed, names; "" if it names none."""
+    hook = data.get("hook") if isinstance(data, dict) else None
+    found = hook.get("path") if isinstance(hook, dict) else hook
+    return found if isinstance(found, str) else ""
 
-    Args:
-        program: absolute path of gpushim-hook.
-        engines: for which it is there; Podman alone is not named, as in the packages' file.
-    """
+
+def content(program: str, engines: Iterable[str] = ("podman",)) -> bytes:
+    """Write the file: for `engines`, of which Podman alone is not named, as in the packages' file."""
     names = sorted(engines)
     env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
     env += [] if names == ["podman"] else [f"GPUSHIM_HOOK_FOR={' '.join(names)}"]

@@ -1,6 +1,6 @@
-"""CDI devices that an engine itself injects into a container, and the directory that is its rootfs.
+"""CDI devices that an engine itself injects into a container, and the container's rootfs.
 
-Both are read off what `inspect` of the engine's client says. Out of scope: what gpushim-runtime then does.
+Both are read from what `inspect` of the engine's client says. Out of scope: what gpushim-runtime then does.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def add(found: Found, engine: str, names: list[str], directories: list[str]) -> 
 
     Args:
         found: the container.
-        engine: that injects them.
+        engine: that injects the devices.
         names: qualified names of the devices.
-        directories: where the engine looks for specs; [] is the usual ones.
+        directories: where the engine looks for specs; [] means the usual ones.
     """
     for name in names:
         try:
@@ -40,11 +40,7 @@ def add(found: Found, engine: str, names: list[str], directories: list[str]) -> 
 
 
 def podmans(answer: dict[str, Any]) -> list[str]:
-    """List the CDI devices of a container of Podman's, which tells them in the command line that made it alone.
-
-    Args:
-        answer: of `podman inspect`.
-    """
+    """List the CDI devices of a container from `podman inspect`, which has them only in the CreateCommand."""
     config = answer.get("Config")
     words = config.get("CreateCommand") if isinstance(config, dict) else None
     words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
@@ -56,14 +52,9 @@ def podmans(answer: dict[str, Any]) -> list[str]:
 
 
 def rootfs(answer: dict[str, Any]) -> str:
-    """Return the directory of the host that is a rootfs.
+    """Return the rootfs of a container or image from `inspect`: where it is mounted, or its only layer; else "".
 
-    Args:
-        answer: of `inspect`, about a container or image.
-
-    Returns:
-        absolute path of where it is mounted, or of its only layer; "" if there is neither. Links and whiteouts work
-        across layers, so that of several none tells what is in the rootfs.
+    Links and whiteouts work across layers, so one of several layers does not tell what is in the rootfs.
     """
     driver = answer.get("GraphDriver")
     data = driver.get("Data") if isinstance(driver, dict) else None

@@ -1,20 +1,18 @@
 """What an engine would write into a container's config.json, from what it says of the container or image.
 
-`docker inspect` tells variables, mounts, capabilities and device requests. Only what a request is made of is taken.
+`docker inspect` tells variables, mounts, capabilities and device requests. Only what makes up a request is taken.
 Out of scope: what the request then gets (gpushim.explain).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim import explain
 from gpushim.cdi import specs
-from gpushim.engines import injected, programs, running
+from gpushim.engines import ask, injected, programs, running
 from gpushim.engines.docker import dockerd, on_path
 from gpushim.errors import FAILED, NOT_FOUND, GpushimError, quote
 from gpushim.request import DEVICES
@@ -23,10 +21,7 @@ ENGINES = ("docker", "podman")
 SECONDS = 40
 # What dockerd's driver "nvidia" can do, in daemon/devices_nvidia_linux.go of moby.
 GPU_DRIVER = ("gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display")
-BY_CDI, BY_HOOK = (
-    "nvidia.cdi",
-    "nvidia.runtime-hook",
-)  # the two halves of "nvidia", which have names since Docker 29.2
+BY_CDI, BY_HOOK = "nvidia.cdi", "nvidia.runtime-hook"  # the two halves of "nvidia", named since Docker 29.2
 VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until on_path.CDI_SINCE
 
 
@@ -35,7 +30,7 @@ class Found:
     """A container or image, as explain takes it.
 
     Attributes:
-        spec: as much of a config.json as a request has need of.
+        spec: the parts of a config.json that a request is made of.
         origins: who set a variable, mount or annotation, by its name; also by NAME=VALUE of a variable that is set
             several times.
         notes: sentences about the way in which the engine brings GPUs, or does not.
@@ -50,21 +45,13 @@ class Found:
     by_hook: bool = False
 
     def add(self, entry: str, who: str) -> None:
-        """Add a variable behind all others.
-
-        Args:
-            entry: NAME=VALUE.
-            who: sets it.
-        """
+        """Add the variable NAME=VALUE behind all others, and who sets it."""
         self.spec["process"]["env"].append(entry)
         self.origins[entry] = self.origins[_name(entry)] = who
 
 
 def inspect(name: str) -> Found:
-    """Ask the engines that are installed for a container or an image of theirs.
-
-    Args:
-        name: or id.
+    """Ask the engines that are installed for a container or an image of this name or id.
 
     Raises:
         GpushimError: there is no engine, none knows it, or its answer is no JSON.
@@ -85,16 +72,11 @@ def inspect(name: str) -> Found:
 
 def _ask(program: str, *args: str) -> tuple[Any, str]:
     """Run a client; returns its JSON, or None and the last line that it said."""
-    environment = {**os.environ, "PATH": programs.path(), "LC_ALL": "C.UTF-8"}
+    answer = ask.program([program, *args], SECONDS, whole=True, more={"PATH": programs.path()})
+    if answer.code != 0:
+        return None, answer.last
     try:
-        done = subprocess.run([program, *args], capture_output=True, check=False, timeout=SECONDS, env=environment)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, f"{program} does not answer: {error}"
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    if done.returncode:
-        return None, said[-1] if said else f"exit status {done.returncode}"
-    try:
-        return json.loads(done.stdout), ""
+        return json.loads(answer.out), ""
     except ValueError:
         return None, "its answer is not JSON"
 
@@ -126,12 +108,12 @@ def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any
 
 
 def _tell_which_counts(found: Found, env: list[str], earlier: dict[str, str]) -> None:
-    """Say of a variable that the engine sets behind one of the container's or the image's that its own counts.
+    """Say where a variable that the engine adds comes behind one of the container or image, and so counts.
 
     Args:
         found: with all variables.
-        env: those that the container had before, each once.
-        earlier: who set those.
+        env: the container's variables without the engine's, each once.
+        earlier: who set them.
     """
     last = {_name(entry): entry for entry in found.spec["process"]["env"]}
     for entry in env:
@@ -214,7 +196,7 @@ def _by_cdi(request: dict[str, Any], info: dict[str, Any]) -> list[str]:
         or not on_path.found(daemon, on_path.CDI_HOOK)
     ):
         return []
-    try:  # what no spec has, the hook is asked for, where there is one
+    try:  # for devices without a spec the hook is called, if there is one
         specs.find(names, _texts(info.get("CDISpecDirs")))
     except GpushimError:
         return [] if on_path.found(daemon, on_path.HOOK) else names
@@ -247,7 +229,7 @@ def _note_runtime(
     """Say so if gpushim-runtime will not be called.
 
     Args:
-        found: what gets the note.
+        found: gets the note.
         engine: name of the client.
         host: HostConfig of the container.
         info: what the engine says of itself.

@@ -34,11 +34,7 @@ class Node(NamedTuple):
 
 
 def parse(data: bytes, path: str) -> str:
-    """Check that bytes are a JSON object, and decode them; text without anything but space is taken too.
-
-    Args:
-        data: of the file.
-        path: its name, for messages.
+    """Check that bytes are a JSON object, and decode them; a text of nothing but space is taken too.
 
     Raises:
         GpushimError: they are not UTF-8, or no JSON object, or a name occurs twice, with the line.
@@ -55,7 +51,7 @@ def parse(data: bytes, path: str) -> str:
 
 
 def get(text: str, keys: Keys, default: Any = None) -> Any:
-    """Return a value as Python's data, numbers as tuples of their text, which may be of any length.
+    """Return a value of a text from `parse` as Python's data; numbers, of any length, become tuples of their text.
 
     Args:
         text: from `parse`.
@@ -85,11 +81,6 @@ def without_comment(text: str, comment: str) -> str:
 
 def put(text: str, keys: Keys, value: object) -> str:
     """Set a value, in the style of what stands around it; objects on the way to it are made.
-
-    Args:
-        text: from `parse`, as in the other edits.
-        keys: at least one.
-        value: Python's data.
 
     Raises:
         GpushimError: the text is of a form that cannot be edited safely.
@@ -184,7 +175,7 @@ def _inserted(text: str, owner: Node, key: str, value: object) -> str:
 
 
 def _style(text: str, node: Node) -> tuple[str, str]:
-    """Return how the line begins that holds a value's end, newline included, and a step of indentation.
+    """Return how the line of a value's end begins, newline included, and a step of indentation.
 
     The first is "" for text that is all on one line.
     """

@@ -61,11 +61,8 @@ def place(path: str, make: bool = False, output: bool = False) -> Iterator[Place
     Args:
         path: absolute.
         make: whether to make directories that are missing.
-        output: whether directories of others will do, as for a file that is to be made in a user's home: whoever has
-            the directory has the file anyway, and only a link could lead elsewhere.
-
-    Yields:
-        The place.
+        output: accept directories of others, as for a new file in a user's home: whoever has the directory has the
+            file anyway, and only a link could lead elsewhere.
 
     Raises:
         FileNotFoundError: a directory is missing, and all before it may be trusted.
@@ -85,13 +82,7 @@ def place(path: str, make: bool = False, output: bool = False) -> Iterator[Place
 
 
 def check(path: str, fd: int, status: os.stat_result, output: bool = False) -> None:
-    """Refuse what somebody else owns or may write.
-
-    Args:
-        path: what was asked for, for the message.
-        fd: of the directory, link or file.
-        status: of the same.
-        output: as `place` takes it.
+    """Refuse a directory, link or file that somebody else owns or may write; `path` is what was asked for.
 
     Raises:
         GpushimError: somebody could change what `path` means.
@@ -118,15 +109,7 @@ def check(path: str, fd: int, status: os.stat_result, output: bool = False) -> N
 
 
 def check_file(path: str, status: os.stat_result) -> None:
-    """Refuse a file that somebody else owns or may write; its directory has been checked.
-
-    Args:
-        path: of the file, for the message.
-        status: of the file.
-
-    Raises:
-        GpushimError: somebody else does.
-    """
+    """Refuse a file that somebody else owns or may write; its directory has been checked."""
     if not stamp.trusted(status.st_uid):
         raise GpushimError(f"{path} belongs to user {status.st_uid}; {_whose(path, status.st_uid)}")
     if not stat.S_ISSOCK(status.st_mode) and _others_write(status):
@@ -137,21 +120,18 @@ def check_file(path: str, status: os.stat_result) -> None:
 
 
 def _whose(path: str, user: int) -> str:
-    """Say what is to be done about a file or directory of another user: in that user's home, it is right so."""
+    """Say what to do about another user's file or directory, which is right in that user's home."""
     try:
         home = pwd.getpwuid(user).pw_dir.rstrip("/")
     except KeyError:
         home = ""
     if home and f"{path}/".startswith((f"{home}/", f"/run/user/{user}/")):
         return "run this as that user"
-    return "move it away and write your own"  # what another user may still have open is not chowned
+    return "move it away and write your own"  # no chown: the other user may still have it open
 
 
 def socket_path(path: str) -> str:
-    """Return where a UNIX socket is, links followed.
-
-    Args:
-        path: absolute.
+    """Return where the UNIX socket at an absolute path is, links followed.
 
     Raises:
         GpushimError: somebody else could listen there.
@@ -166,7 +146,7 @@ def connect(path: str, seconds: float) -> socket.socket:
     """Connect to a UNIX socket that nobody else could have put there.
 
     Args:
-        path: absolute, of any length: the kernel's limit of 107 bytes is for what stands in the address.
+        path: absolute, of any length: the kernel's limit of 107 bytes is on the address alone.
         seconds: for this and each later step.
 
     Raises:
@@ -234,7 +214,7 @@ def _directory(root: int, path: str, folder: str, make: bool, output: bool) -> i
             os.mkdir(name, NEW_DIRECTORY_MODE, dir_fd=parent)
             made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
             try:
-                os.fchmod(made, NEW_DIRECTORY_MODE)  # mkdir minds the umask; engines of all users read it
+                os.fchmod(made, NEW_DIRECTORY_MODE)  # mkdir applies the umask, and engines of all users read it
             finally:
                 os.close(made)
     finally:

@@ -1,8 +1,8 @@
 """Podman: a drop-in file of containers.conf, a file for its hooks directory, and what `podman info` says.
 
 Podman has no daemon: it reads its settings at each call. The hook's file is written only on demand: Podman calls that
-hook for every container, whatever its runtime, and what it adds to a created container the low-level runtime does not
-know of, while with the runtime (or CDI) all stands in config.json.
+hook for every container, whatever its runtime. The low-level runtime does not know what the hook adds to a container;
+with the runtime, or CDI, all of it stands in config.json.
 Out of scope: CDI, which Podman does by itself once specs exist.
 """
 
@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from typing import Any
 
-from gpushim.engines import Plan, Wish, dropin, hooksd, is_ours, programs, stays, tomltext, undo
+from gpushim.engines import Plan, Wish, ask, dropin, hooksd, is_ours, programs, stays, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
 
@@ -28,9 +27,6 @@ INFO_SECONDS = 60
 
 def plan(wish: Wish) -> Plan:
     """Work out what to change in Podman's settings.
-
-    Args:
-        wish: what somebody wants.
 
     Raises:
         GpushimError: a file cannot be read, understood or safely changed.
@@ -62,11 +58,7 @@ def default_config() -> str:
 
 
 def settings(top: str = "") -> dict[str, Any]:
-    """Return what the files of this user's Podman say of its engine.
-
-    Args:
-        top: what stands before the host's directories: "" but for tests.
-    """
+    """Return the table [engine] of this user's Podman; `top` is what stands before the host's directories."""
     folders = [f"{top}{folder}" for folder in SYSTEM_DIRECTORIES]
     if os.geteuid() and not top:
         folders.append(os.path.dirname(os.path.dirname(default_config())))
@@ -75,37 +67,26 @@ def settings(top: str = "") -> dict[str, Any]:
 
 
 def verify(wish: Wish, found: Plan) -> list[str]:
-    """Ask Podman whether it has what somebody wanted.
-
-    Args:
-        wish: what that is.
-        found: from `plan`.
-
-    Returns:
-        a sentence for each thing that is missing.
-    """
+    """Ask Podman whether it has what is wished; return a sentence for each thing that is missing."""
     program = programs.find(PROGRAM)
     if not program:
         return [programs.absent(PROGRAM)]
     runtime = [] if wish.default and not wish.remove else [f"--runtime={wish.name}"]
     command = [program, *runtime, "info", "--format={{json .Host.OCIRuntime}}"]
-    environment = {**os.environ, "PATH": programs.path(), **({"CONTAINERS_CONF": wish.config} if wish.config else {})}
+    more = {"PATH": programs.path(), **({"CONTAINERS_CONF": wish.config} if wish.config else {})}
+    answer = ask.program(command, INFO_SECONDS, whole=True, more=more)
+    if answer.code is None:
+        return [answer.said]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INFO_SECONDS, check=False, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        return [f"`podman info` has not ended within {INFO_SECONDS} s"]
-    try:
-        answer = json.loads(done.stdout) if done.returncode == 0 else {}
+        info = json.loads(answer.out) if answer.code == 0 else {}
     except ValueError:
-        answer = {}
-    has = isinstance(answer, dict) and is_ours(answer.get("path"))
+        info = {}
+    has = isinstance(info, dict) and is_ours(info.get("path"))
     if wish.remove:
         return [f"Podman still has the runtime {wish.name}"] if has else []
     if has:
         return []
-    reason = (done.stderr.strip().splitlines() or [f"its runtime is {done.stdout.strip()[:200]}"])[-1]
+    reason = (answer.said.strip().splitlines() or [f"its runtime is {answer.out.strip()[:200]}"])[-1]
     return [f"Podman does not take the runtime {wish.name} of {found.config}: {reason}"]
 
 

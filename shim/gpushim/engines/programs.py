@@ -47,8 +47,8 @@ def find(name: str, engine: Engine | None = None, top: str = "") -> str:
         top: what stands before each directory: "", or a host's files elsewhere.
 
     Returns:
-        a path in one of `directories`; "" if none there is it, or somebody else could have made it, or the engine has
-        another root directory, in which its files have other names than here.
+        a path in one of `directories`; "" if none of them has it, if somebody else could have made it, or if the
+        engine has another root directory, in which paths mean other files.
     """
     if engine and engine.root:
         return ""
@@ -72,15 +72,9 @@ def trusted(path: str) -> bool:
 
 
 def lying(name: str, top: str = "", folders: tuple[str, ...] = ()) -> str:
-    """Find where a program lies, whoever made it: for what only says so, and does not execute it.
+    """Find where a program lies, whoever made it, to name it and not to execute it; "" if there is none.
 
-    Args:
-        name: such as "dockerd".
-        top: as `find` takes it.
-        folders: to look in; () for all where programs may lie.
-
-    Returns:
-        a path; "" if there is none.
+    `folders` are those to look in, by default all where programs may lie; `top` is as `find` takes it.
     """
     return next(
         (path for path in _candidates(name, top, folders) if os.path.isfile(path) and os.access(path, os.X_OK)), ""
@@ -88,12 +82,7 @@ def lying(name: str, top: str = "", folders: tuple[str, ...] = ()) -> str:
 
 
 def absent(name: str, top: str = "") -> str:
-    """Say why `find` finds no program of this name.
-
-    Args:
-        name: such as "podman".
-        top: as `find` takes it.
-    """
+    """Say why `find` finds no program of this name."""
     path = lying(name, top)
     if path:
         return f"{path} is not executed: others could have put it there; remove it and install it from its package"

@@ -1,7 +1,6 @@
 """One settings file of others: read with limits, and rewritten whole, with the owner, mode and attributes it has.
 
-Done in a directory that places.py has walked to and holds open. Out of scope: which files, and what is recorded of
-them (files.py).
+places.py has walked to its directory and holds it open. Out of scope: which files, and their records (files.py).
 """
 
 from __future__ import annotations
@@ -34,11 +33,7 @@ _REASONS = {
 
 
 def content(path: str, place: Place) -> bytes | None:
-    """Read a file; None if there is none.
-
-    Args:
-        path: as somebody named it, for messages.
-        place: of the file.
+    """Read a file; None if there is none. `path` is how somebody named it, for messages.
 
     Raises:
         GpushimError: it is no regular file, too large, or others could change it.
@@ -69,7 +64,7 @@ def put(path: str, place: Place, data: bytes | None, like: Place | None = None) 
     Args:
         path: as somebody named it, for messages.
         place: of the file.
-        data: to be in it; None to delete it.
+        data: the new content; None deletes the file.
         like: the file whose mode and owner it gets; None for its own.
 
     Returns:
@@ -127,10 +122,9 @@ def _take_after(fd: int, like: Place) -> dict[str, str]:
 
 
 def _attributes(fd: int, like: int) -> dict[str, str]:
-    """Give a file the extended attributes (SELinux label, ACL) of another.
+    """Give a file the extended attributes (SELinux label, ACL) of another; return why each that it lacks is missing.
 
-    Returns:
-        the reason for each that it does not have now; the policy may have given it some already.
+    The policy may have given it some already.
     """
     lost: dict[str, str] = {}
     try:

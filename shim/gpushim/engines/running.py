@@ -17,8 +17,8 @@ from gpuhook.walk import walk
 from gpushim.engines import genuine, table
 from gpushim.errors import GpushimError
 
-# Programs that are several engines' in one: their first argument, which is root's word then, tells which. They start
-# a containerd of their own, whose settings they write anew each time from a template.
+# Programs with several engines in them; the first argument, which root chose, tells which. They start a containerd of
+# their own, whose settings they write from a template at each start.
 MANY = ("k3s", "rke2")
 # Names of processes, and the options that tell each where its settings are.
 CONFIG_OPTIONS = {
@@ -27,8 +27,8 @@ CONFIG_OPTIONS = {
 # Nothing else of an environment is kept: it holds secrets.
 VARIABLES = {"PATH", "HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"}
 VARIABLES.update(name for row in table.ENGINES.values() for name in row.variables)
-NOTED = 8  # users whose engines are told of
-SLACK = 2.0  # seconds by which somebody may set the clock, so that a start seems to be earlier than it was
+NOTED = 8  # users whose engines are named
+SLACK = 2.0  # seconds by which a clock that is set can make a start seem too early
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,9 @@ class Engine:
     environ: dict[str, str] = field(default_factory=dict)
 
     def seen(self, path: str) -> str:
-        """Return the path under which this process opens a file of the engine's.
+        """Return the path under which this process opens a file of the engine's, given its path in the engine's root.
 
-        Args:
-            path: absolute, within the engine's root. A snap sees most of the host's directories; the plain path is
-                taken wherever both mean the same directory.
+        A snap sees most of the host's directories: the plain path is returned where both mean the same directory.
         """
         if not self.root:
             return path
@@ -78,13 +76,10 @@ class Engine:
         return self.root + path
 
     def executable(self, program: str) -> str:
-        """Find the file that a program in the engine's settings is: on its PATH if that names no directory.
-
-        Args:
-            program: as the settings have it.
+        """Find the file that a program in the engine's settings is, on the engine's PATH if it has no directory.
 
         Returns:
-            the path under which this process sees it; "" if the engine finds no executable file.
+            its path as this process sees it; "" if the engine finds no executable file.
         """
         folders = [] if "/" in program else self.environ.get("PATH", "").split(":")
         paths = [program, *(f"{folder}/{program}" for folder in folders)]
@@ -92,12 +87,7 @@ class Engine:
         return next((place for place in places if os.path.isfile(place) and os.access(place, os.X_OK)), "")
 
     def before(self, path: str, slack: float = SLACK) -> bool:
-        """Say whether it has run since before a file, or the link that it is reached by, came or was changed.
-
-        Args:
-            path: of the file, as this process sees it.
-            slack: seconds that the file must be younger.
-        """
+        """Say whether it started over `slack` seconds before a file, or the link that leads to it, changed."""
         return changed(path) > self.started + slack
 
     def option(self, *names: str) -> list[str]:
@@ -128,12 +118,9 @@ class Stranger:
 
 
 def changed(path: str) -> float:
-    """Say when a file, or the link that it is reached by, came or was changed: seconds since the epoch; 0 for none.
+    """Return when a file, or the link that leads to it, was made or changed: seconds since the epoch; 0 for none.
 
     Not by mtime: packages and `cp -p` keep the one that a file had elsewhere.
-
-    Args:
-        path: absolute.
     """
     try:
         return max(os.lstat(path).st_ctime, os.stat(path).st_ctime)
@@ -142,20 +129,12 @@ def changed(path: str) -> float:
 
 
 def find(proc: str = "/proc") -> list[Engine]:
-    """List the engines that run on this host, the oldest first.
-
-    Args:
-        proc: where procfs is mounted.
-    """
+    """List the engines that run on this host, the oldest first; `proc` is where procfs is mounted."""
     return look(proc)[0]
 
 
 def look(proc: str = "/proc") -> tuple[list[Engine], list[Stranger]]:
-    """List the engines that run on this host, the oldest first, and processes that only look like one.
-
-    Args:
-        proc: where procfs is mounted.
-    """
+    """List the engines that run on this host, the oldest first, and processes that only look like one."""
     boot = _boot_time(proc)
     engines, strangers = [], []
     for entry in os.listdir(proc):
@@ -182,10 +161,10 @@ def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[s
     Args:
         name: a key of CONFIG_OPTIONS.
         config: absolute path of the settings if somebody named them, else "".
-        default: path of those that an engine reads without an option.
+        default: absolute path of the settings that an engine reads without an option.
 
     Returns:
-        this user's engine (the one that reads `config` where that is given) or none, and notes about those of others.
+        this user's engine (the one that reads `config` if given) or None, and notes about the engines of others.
 
     Raises:
         GpushimError: several run, and nothing tells which one is meant.

@@ -13,14 +13,10 @@ Keys = tuple[str, ...]  # names from the outermost table, or object, inwards
 
 
 def decoded(data: bytes, path: str) -> str:
-    """Decode a file.
-
-    Args:
-        data: of the file.
-        path: its name, for messages.
+    """Decode a file; `path` is its name for messages.
 
     Raises:
-        GpushimError: it is not UTF-8, with the line.
+        GpushimError: it is not UTF-8; the line is named.
     """
     try:
         return data.decode()
@@ -42,12 +38,7 @@ def within(data: Any, keys: Keys) -> Any:
 
 
 def leaves(value: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:
-    """List the values in a table that are no tables, and tables without any.
-
-    Args:
-        value: parsed data.
-        keys: where it stands.
-    """
+    """List the values in parsed data that are no tables, and the tables without any, each with its keys."""
     if not isinstance(value, dict) or not value:
         yield keys, value
         return

@@ -21,8 +21,8 @@ def additions(text: str, table: Keys, pairs: dict[Keys, str]) -> Iterator[str]:
 
     Args:
         text: to be edited.
-        table: that has the values.
-        pairs: each value as it is to be written, by its whole key; none makes the table alone.
+        table: that gets the values.
+        pairs: each value as it is to be written, by its whole key; {} makes the table alone.
     """
     found = scan(text)
     for form in (_replaced, _in_section, _in_inline_table, _beside_dotted, _appended):

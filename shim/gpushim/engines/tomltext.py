@@ -1,8 +1,8 @@
 """TOML as text: edited so that comments, order and all that is not edited stay as they were written.
 
 tomledit.py makes an edit in several forms. The first counts after which the text, parsed again, says exactly what was
-there with the change, and has every comment. By hand, because of 3,000 random files tomlkit could not read 88, wrote
-95 others back with other bytes, and of 3,265 edits made 94 wrong and lost comments in 365; this none.
+there with the change, and has every comment. By hand, because tomlkit could not read 88 of 3,000 random files, wrote
+95 others back with other bytes, made 94 of 3,265 edits wrong and lost comments in 365; this made no such error.
 Out of scope: files; what the settings mean.
 """
 
@@ -25,11 +25,7 @@ _MISSING = object()
 
 
 def parse(data: bytes, path: str) -> str:
-    """Check that bytes are TOML, and decode them.
-
-    Args:
-        data: of the file.
-        path: its name, for messages.
+    """Check that bytes are TOML, and decode them; `path` is their name for messages.
 
     Raises:
         GpushimError: they are not UTF-8 or not TOML, with the line, or begin with a byte order mark.
@@ -48,13 +44,7 @@ def parse(data: bytes, path: str) -> str:
 
 
 def get(text: str, keys: Keys, default: Any = None) -> Any:
-    """Return a value as Python's data.
-
-    Args:
-        text: from `parse`.
-        keys: names from the outermost table inwards; () for all.
-        default: for a value that is not there.
-    """
+    """Return a value of a text from `parse` as Python's data; () as keys is all."""
     value: Any = _data(text)
     for key in keys:
         if not isinstance(value, dict) or key not in value:
@@ -79,7 +69,7 @@ def put(text: str, keys: Keys, value: Any) -> str:
     Args:
         text: from `parse`.
         keys: at least one.
-        value: a string, boolean, integer, list of strings, or a dict of such for a table, with nothing else.
+        value: a string, boolean, integer, list of strings, or a dict of these, which is the whole table then.
 
     Raises:
         GpushimError: something on the way is no table, or the text is of a form that cannot be edited safely.
@@ -100,11 +90,6 @@ def put(text: str, keys: Keys, value: Any) -> str:
 def copy(text: str, keys: Keys, source: str) -> str:
     """Set a value to the one of the same name in another text, as it is written there; comments stay.
 
-    Args:
-        text: from `parse`.
-        keys: at least one.
-        source: from `parse`, with such a value.
-
     Raises:
         GpushimError: the value is of a form that cannot be copied.
     """
@@ -120,7 +105,7 @@ def copy(text: str, keys: Keys, source: str) -> str:
         now = get(text, leaf, _MISSING)
         if now != value:
             as_there = tomledit.as_written(source, leaf) or ("" if value == {} else _rendered(value))
-            if isinstance(now, dict) or not as_there:  # tables without values; what a header is to take the place of
+            if isinstance(now, dict) or not as_there:  # empty tables, and values that a header replaces
                 text = drop(text, leaf)
             text = _put(text, leaf, value, {leaf: as_there} if as_there else {})
     return text
@@ -128,10 +113,6 @@ def copy(text: str, keys: Keys, source: str) -> str:
 
 def drop(text: str, keys: Keys) -> str:
     """Take a value or table out; nothing happens if it is not there, and comments stay in any case.
-
-    Args:
-        text: from `parse`.
-        keys: at least one.
 
     Raises:
         GpushimError: the text is of a form that cannot be edited safely.

@@ -1,9 +1,8 @@
 """What --remove takes back: what gpushim added, and nothing that somebody else wrote.
 
-The file as it is now counts. The records of files.py, of what it was without gpushim when `configure` last began and
-of what `configure` made of it, only tell which values were there before and which settings are gpushim's; the first
-comes back as it is where it says the same as what is left. Out of scope: reading and replacing files (files.py);
-which settings gpushim makes (docker.py and its neighbours).
+The file as it is now counts. The records of files.py only tell which values were there before and which settings are
+gpushim's; where the file of before says the same as what is left, it comes back as it was.
+Out of scope: reading and replacing files (files.py); which settings gpushim makes (each engine's own module).
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Setting:
 
     Attributes:
         keys: where it is.
-        certain: whether its value itself shows that it is gpushim's, such as the path of gpushim-runtime; others
-            count only where such a one is there and the records say so.
+        certain: whether its value itself shows that it is gpushim's, such as the path of gpushim-runtime. Others
+            count only beside a certain one, and where the records say so.
     """
 
     keys: Keys
@@ -68,12 +67,7 @@ class Kind:
 
 
 def undone(kind: Kind, path: str, current: bytes | None) -> Undone:
-    """Work out a file without gpushim's settings.
-
-    Args:
-        kind: of the file.
-        path: of the file, whose records files.py kept.
-        current: what it is now; None if there is none.
+    """Work out a file without gpushim's settings, from what it is now (None: there is none) and its records.
 
     Raises:
         GpushimError: the file is not of this format, or cannot be edited.
@@ -109,14 +103,7 @@ def _parsed(form: ModuleType, record: bytes | None) -> str | None:
 
 
 def _edited(kind: Kind, text: str, old: str | None, made: str | None) -> str:
-    """Take gpushim's settings out of a text.
-
-    Args:
-        kind: of the file.
-        text: of the file.
-        old: what it was without gpushim; None if that is not known, or there was no file.
-        made: what gpushim made of it; None if that is not known.
-    """
+    """Take gpushim's settings out of a text; `old` and `made` are those of the records, None where not known."""
     settings = kind.settings(text)
     if not any(setting.certain for setting in settings):
         return text  # whatever it says, it is not gpushim's
@@ -149,7 +136,7 @@ def _dropped(form: ModuleType, text: str, keys: Keys, old: str | None) -> str:
         then = _at(form, old, keys[:length])
         if isinstance(then, dict):
             break
-        if not then and old is not None:  # something that counts for none, such as null
+        if not then and old is not None:  # a value that means none, such as null
             return str(form.copy(text, keys[:length], old))
         text = form.drop(text, keys[:length])
     return text

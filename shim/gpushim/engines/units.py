@@ -1,17 +1,16 @@
-"""Restart an engine through the systemd unit that it runs in, and say how whoever reads this does it.
+"""Restart an engine through its systemd unit, and say how somebody restarts it.
 
 Restarting ends the containers of an engine without live-restore, so it happens only when somebody asks for it.
-Out of scope: restarting engines that systemd did not start; how that is done is said only.
+Out of scope: restarting engines that systemd did not start; this only says how.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 from typing import TYPE_CHECKING
 
-from gpushim.engines import programs
+from gpushim.engines import ask, programs
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
@@ -23,16 +22,13 @@ SECONDS = 180
 
 
 def systemctl(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> list[str]:
-    """Return the arguments of systemctl that start or restart a service.
+    """Return the arguments of systemctl that start or restart a service; none if systemd does not run the engine.
 
     Args:
         verb: "start" or "restart".
-        unit: that it has by default, such as "docker.service".
+        unit: the default one, such as "docker.service".
         engine: the running one, if any.
         top: what stands before the host's directories: "" but for tests.
-
-    Returns:
-        such as ["restart", "docker.service"]; none if systemd does not run the engine.
     """
     if not os.path.isdir(top + RUNNING) or (engine and not engine.unit):
         return []
@@ -40,13 +36,7 @@ def systemctl(verb: str, unit: str, engine: Engine | None = None, top: str = "")
 
 
 def fix(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> str:
-    """Say how somebody starts or restarts a service on this host.
-
-    Args:
-        verb: as `systemctl` takes it, and all others.
-        unit: of the service.
-        engine: the running one.
-        top: of the host.
+    """Say how somebody starts or restarts a service on this host, with the arguments of `systemctl`.
 
     Returns:
         a command of systemd's or of the init that started it; else a sentence that names the process.
@@ -75,10 +65,7 @@ def _by_init(name: str, engine: Engine | None, top: str) -> bool:
 
 
 def restart(arguments: list[str]) -> None:
-    """Restart a unit.
-
-    Args:
-        arguments: of systemctl, from `systemctl`.
+    """Restart a unit with the arguments from `systemctl`.
 
     Raises:
         GpushimError: it does not come up.
@@ -87,12 +74,11 @@ def restart(arguments: list[str]) -> None:
     if not program:
         raise GpushimError(f"{programs.absent('systemctl')}; restart the engine yourself")
     shown = f"systemctl {' '.join(arguments)}"
-    try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        raise GpushimError(f"`{shown}` has not ended within {SECONDS} s; see `systemctl status`") from None
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+    answer = ask.program([program, *arguments], SECONDS, whole=True)
+    if answer.code is None:
+        raise GpushimError(f"`{shown}` has not ended within {SECONDS} s; see `systemctl status`")
+    if answer.code:
+        reason = (answer.said.strip().splitlines() or ["no reason given"])[0]
         raise GpushimError(
             f"`{shown}` failed: {reason}; the engine's reason is in its journal; --remove takes our change back"
         )

@@ -1,6 +1,6 @@
-"""The driver's files that are no libraries: programs, firmware, sockets, configuration, X.Org modules.
+"""The driver's files other than libraries: programs, firmware, sockets, configuration, X.Org modules.
 
-Out of scope: libraries (libraries.py); what is in the files, but for the machine of an X.Org module.
+Out of scope: libraries (libraries.py); the contents of files, except which machine an X.Org module is for.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ PATH_LIMIT = 4096  # bytes, PATH_MAX
 
 
 def binaries(root: str, capability: str) -> list[File]:
-    """List a capability's programs: of each name the first there is."""
+    """List a capability's programs: the first file of each name."""
     found: list[File] = []
     for name in BINARIES.get(capability, ()):
-        # NixOS has its programs where no container looks: there they are linked to.
+        # No container looks where NixOS has its programs: it gets a link in /usr/bin.
         places = [(f"{folder}/{name}", f"{folder}/{name}") for folder in BINARY_DIRS]
         places.append((f"{NIXOS_BINARIES}/{name}", f"/usr/bin/{name}"))
         found += list(_hits(root, places, "binary"))[:1]
@@ -80,13 +80,7 @@ def binaries(root: str, capability: str) -> list[File]:
 
 
 def configs(root: str, capability: str, arch: str) -> list[File]:
-    """List a capability's configuration and data files, each at every path where the host has it.
-
-    Args:
-        root: the driver root.
-        capability: one, or one with "32".
-        arch: the machine as file names have it.
-    """
+    """List a capability's configuration and data files wherever the host has them; `arch` as in CONFIGS."""
     places = []
     for folder in CONFIG_DIRS:
         for name in CONFIGS.get(capability, ()):
@@ -100,7 +94,7 @@ def configs(root: str, capability: str, arch: str) -> list[File]:
 
 
 def xorg(loader: Loader, version: str) -> list[File]:
-    """List the driver's modules of the X server: of each the first that is for this machine."""
+    """List the driver's modules for the X server: the first of each that is for this machine."""
     folders = list(dict.fromkeys([*loader.folders, *XORG_DIRS]))
     extension = f"libglxserver_nvidia.so.{version}"
     found = []
@@ -120,7 +114,7 @@ def xorg(loader: Loader, version: str) -> list[File]:
 
 
 def firmware(root: str, version: str) -> list[File]:
-    """List the GSP's firmware: of each file the one that the kernel loads (fw_path in firmware_loader/main.c)."""
+    """List the GSP's firmware: for each name the file that the kernel loads (fw_path in firmware_loader/main.c)."""
     release = os.uname().release
     below = (f"/updates/{release}", "/updates", f"/{release}", "")
     found: dict[str, File] = {}
@@ -133,7 +127,7 @@ def firmware(root: str, version: str) -> list[File]:
 
 
 def _firmware_path(root: str) -> list[str]:
-    """Read the directory that the kernel looks in first; it is the host's, and may be one in the root."""
+    """Read the directory that the kernel looks in first, a path of the host that may lie in the driver root."""
     for path in dict.fromkeys((rooted.inside(root, FIRMWARE_PATH), FIRMWARE_PATH)):
         try:
             with open(path, "rb", opener=rooted.nonblocking) as file:
@@ -155,7 +149,7 @@ def sockets(root: str) -> list[File]:
 
 
 def gds(root: str) -> list[File]:
-    """List what GPUDirect Storage needs beside its nodes: its configuration, and udev's knowledge of disks."""
+    """List what GPUDirect Storage needs beside its nodes: its configuration, and udev's database of disks."""
     found = list(_hits(root, [(CUFILE,) * 2], "data"))
     if rooted.kind(root, rooted.resolve(root, "/run/udev")) == stat.S_IFDIR:
         found.append({"path": "/run/udev", "kind": "directory"})
@@ -163,26 +157,16 @@ def gds(root: str) -> list[File]:
 
 
 def mps(root: str, pipes: str) -> list[File]:
-    """List what MPS needs: the directory of the daemon's pipes, if it runs and can be trusted, and the programs.
-
-    Args:
-        root: the driver root.
-        pipes: the directory, "" for none.
-    """
+    """List MPS's programs and the daemon's pipe directory (`pipes`, "" for none), if it runs and can be trusted."""
     if not pipes or mps_trouble(root, pipes):
         return []
     return [{"path": pipes, "kind": "directory"}, *binaries(root, "compute")]
 
 
 def mps_trouble(root: str, pipes: str) -> str:
-    """Say why containers get no MPS; "" if they do.
+    """Say why containers get no MPS, or "".
 
-    Who may write to the pipes' directory, or put another in its place, decides what containers talk to; and a program
-    of theirs in it would be one of the host.
-
-    Args:
-        root: the driver root.
-        pipes: the directory.
+    Whoever may write to the pipe directory, or replace it, decides what containers talk to.
     """
     wrong = rooted.mistrust(root, pipes)
     below = f"; all of it below the driver root {root}" if root != "/" else ""

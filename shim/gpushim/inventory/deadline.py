@@ -1,4 +1,4 @@
-"""End the process that waits too long for the driver: NVML can hang where nothing else helps.
+"""End a process that waits too long for the driver: nothing else helps when NVML hangs.
 
 Out of scope: how long a create waits for that process (renew.py).
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def deadline(seconds: int, config: str, failed: Callable[[GpushimError], None]) -> Iterator[Callable[[str], None]]:
-    """End the process if the body takes too long; yields a function that is told what is being waited for.
+    """End the process if the body takes too long; yields `waiting`.
 
-    A thread does it: NVML is C code, so a signal's Python handler would not run before NVML returns, if ever.
+    A thread does it: NVML is C code, and a signal's Python handler would run only after it returns.
     """
     what = ["nothing yet"]
 
@@ -46,5 +46,5 @@ def deadline(seconds: int, config: str, failed: Callable[[GpushimError], None]) 
 
 
 def say(sentence: str) -> None:
-    """Write a refusal, as the parent and people look for it: the last line of stderr."""
+    """Write a refusal as the last line of stderr, where the parent looks for it."""
     print(f"{renew.PREFIX}{sentence}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""Which DRM nodes, for graphics and display, belong to which GPU, and their links by PCI address.
+"""Which DRM nodes (graphics and display) belong to which GPU, and their links by PCI address.
 
-Out of scope: making them, which the kernel and udev do once nvidia_drm is loaded.
+Out of scope: making them; the kernel and udev do that when nvidia_drm is loaded.
 """
 
 from __future__ import annotations
@@ -19,13 +19,7 @@ _NODE = re.compile(r"card\d+|renderD\d+")
 
 
 def add(gpus: list[Gpu], sys: str, dev_root: str) -> None:
-    """Fill in the members "drm" and "links" of GPUs.
-
-    Args:
-        gpus: as the snapshot has them.
-        sys: where the sysfs that shows the GPUs is mounted.
-        dev_root: the directory whose dev/ has the nodes.
-    """
+    """Fill in the members "drm" and "links" of GPUs."""
     links = list(_links(dev_root))
     for gpu in gpus:
         own = f"{sys}/bus/pci/devices/{procfs.sysfs_name(gpu['pci'])}/drm" if gpu["pci"] else ""
@@ -35,7 +29,7 @@ def add(gpus: list[Gpu], sys: str, dev_root: str) -> None:
 
 
 def _links(dev_root: str) -> list[tuple[str, str]]:
-    """List udev's links by path: where each leads to, and where it is in a container."""
+    """List udev's links by path: the target of each, and its path in a container."""
     folder = f"{FOLDER}/by-path"
     host = folder if dev_root == "/" else dev_root + folder
     found = []

@@ -1,6 +1,6 @@
-"""How a GPU and a device node are written down in the snapshot.
+"""A GPU and a device node as the snapshot has them.
 
-Out of scope: files (rooted.entry), and finding anything out.
+Out of scope: files (rooted.entry).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def gpu(
     brand: str = "",
     arch: str = "",
     mig: bool = False,
+    numa: int = -1,
 ) -> Gpu:
-    """Write a GPU; what is not known, or has no meaning on a platform, is empty."""
+    """Return a GPU; what is unknown, or has no meaning on its platform, is empty."""
     return {
         "index": index,
         "uuid": uuid,
@@ -34,6 +35,8 @@ def gpu(
         "brand": brand,
         "arch": arch,
         "mig": mig,
+        "numa": numa,
+        "peers": [],
         "node": node,
         "drm": [],
         "links": [],
@@ -42,6 +45,6 @@ def gpu(
 
 
 def node(status: os.stat_result) -> Node:
-    """Write a device node."""
+    """Return a device node."""
     numbers = [os.major(status.st_rdev), os.minor(status.st_rdev)]
     return [*numbers, status.st_mode & 0o777, status.st_uid, status.st_gid]

@@ -1,7 +1,7 @@
-"""The driver's files that containers get, by capability: the way into libraries.py and data_files.py.
+"""The driver's files that containers get, by capability, from libraries.py and data_files.py.
 
 All paths are as seen inside the driver root, and links never lead out of it.
-Out of scope: device nodes (nodes.py); what a container does with the files (plan.py).
+Out of scope: device nodes (nodes.py); how containers get the files (plan.py).
 """
 
 from __future__ import annotations
@@ -22,30 +22,18 @@ if TYPE_CHECKING:
     from gpushim.model import File
 
 CAPABILITIES = tuple(LIBRARIES)
-# Of the libraries that a driver's others are of no use without: what containers lack then.
+# Libraries without which the others are useless, and what containers lack then.
 LOST = {
     "libcuda.so": "programs in containers find no CUDA",
     "libnvidia-ml.so": "nvidia-smi in containers finds no driver",
 }
 WITH_32 = ("x86_64",)  # machines whose drivers have 32-bit libraries too
-LASTING = ("library", "library32", "binary", "firmware", "data")  # kinds of entries that an installer lays down
-CROWDED = ("/", "/etc")  # directories where things come and go that are not ours
+LASTING = ("library", "library32", "binary", "firmware", "data")  # kinds of files that an installer writes
+CROWDED = ("/", "/etc")  # directories that change for reasons unrelated to the driver
 
 
 def find(root: str, version: str, notes: list[str], *, mps: str = "", machine: str = "") -> dict[str, list[File]]:
-    """Find the files of each capability.
-
-    Args:
-        root: the driver root.
-        version: of the loaded kernel module.
-        notes: gets a sentence for each file that is there and of no use.
-        mps: directory of the MPS control daemon's pipes, an absolute path; "" for none.
-        machine: that the driver is for, as uname names it; this one by default.
-
-    Returns:
-        capability ("any": every one of them), capability with "32", "gds" or "mps" to a list of
-        {"path", "kind", ...}, as the snapshot has them.
-    """
+    """Return the snapshot's "files": `mps` is the MPS pipe directory, "" for none; `machine`, "" for this one."""
     machine = machine or platform.machine()
     cache = read_cache(root, notes)
     loader = Loader(root, machine, cache, notes)
@@ -71,11 +59,7 @@ def find(root: str, version: str, notes: list[str], *, mps: str = "", machine: s
 def watched(root: str, found: dict[str, list[File]]) -> list[str]:
     """List the directories that change when one of these files comes or goes, and files in crowded directories.
 
-    Libraries that come are the library cache's matter.
-
-    Args:
-        root: the driver root.
-        found: what `find` returned.
+    New libraries change the library cache.
     """
     paths = {entry["path"] for entries in found.values() for entry in entries if entry["kind"] in LASTING}
     folders = {rooted.resolve(root, path.rpartition("/")[0] or "/") for path in paths}
@@ -83,7 +67,7 @@ def watched(root: str, found: dict[str, list[File]]) -> list[str]:
 
 
 def lacking(root: str, version: str) -> list[str]:
-    """Say which libraries are missing that a driver's others are of no use without, a sentence for each."""
+    """Say which libraries of LOST are missing, a sentence for each."""
     return [
         f"there is no {name}.{version} below {root}, so {lost}; install that part of the driver"
         for name, lost in LOST.items()
@@ -92,7 +76,7 @@ def lacking(root: str, version: str) -> list[str]:
 
 
 def versions(root: str, machine: str = "") -> list[str]:
-    """List the versions of the driver's libraries that are installed below a root, the loader's own choice first."""
+    """List the installed versions of the driver's libraries, the loader's choice first."""
     loader = Loader(root, machine, read_cache(root, []), [])
     found = []
     for name in TELLTALES:
@@ -104,7 +88,7 @@ def versions(root: str, machine: str = "") -> list[str]:
 
 
 def library(root: str, name: str, version: str, machine: str = "") -> str | None:
-    """Find one library of a version; returns its path inside the root, of a damaged one too."""
+    """Find one library of a version; returns its path inside the root, even if it is damaged."""
     loader = Loader(root, machine, read_cache(root, []), [])
     for path in loader.candidates(name, version):
         try:
@@ -112,6 +96,6 @@ def library(root: str, name: str, version: str, machine: str = "") -> str | None
         except ForeignError:
             continue
         except (OSError, ValueError):
-            pass  # who loads it says what is wrong with it
+            pass  # whoever loads it says what is wrong
         return path
     return None

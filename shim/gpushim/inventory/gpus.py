@@ -1,6 +1,6 @@
 """GPUs and MIG instances, through NVML where it works, else whole GPUs through /proc.
 
-One sick GPU must not take the others along: each is asked by itself. Out of scope: device nodes (nodes.py).
+Each GPU is asked by itself, so that a sick one does not cost the others. Out of scope: device nodes (nodes.py).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpushim.errors import DRIVER, GpushimError
-from gpushim.inventory import entries, files, nvml, procfs
+from gpushim.inventory import entries, files, nvml, peers, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 
 def read(root: str, proc: str, version: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
     """Find out which GPUs and MIG instances the host has.
-
-    Args:
-        root: the driver root.
-        proc: where the procfs that shows the driver is mounted.
-        version: of the loaded kernel module.
-        notes: gets a sentence for each thing that is not as it should be.
-        waiting: called with what is asked next, before each call that may take long.
 
     Raises:
         GpushimError: the kernel module and NVML's library are of different versions.
@@ -50,7 +43,7 @@ def read(root: str, proc: str, version: str, notes: list[str], waiting: Callable
 
 
 def mismatch(module: str, libraries: str) -> GpushimError:
-    """Say that kernel module and libraries differ; `libraries` is "", or the module's, if only NVML knows theirs."""
+    """Say that kernel module and libraries differ; `libraries` is "" or the module's if their version is unknown."""
     other = libraries if libraries not in ("", module) else "of another version"
     return GpushimError(
         f"the NVIDIA kernel module is {module} but its libraries are {other}: reboot, or reload the module "
@@ -66,16 +59,19 @@ def _ask(
     migs: list[MigInstance] = []
     missing: list[str] = []
     sick: dict[int, str] = {}
+    handles: dict[int, Any] = {}
     for index in range(session.nvmlDeviceGetCount()):
         waiting(f"GPU {index} to answer NVML")
         try:
-            handle = session.nvmlDeviceGetHandleByIndex(index)
+            handles[index] = handle = session.nvmlDeviceGetHandleByIndex(index)
             gpu = _gpu(session, index, handle)
             instances = list(_mig_instances(session, proc, handle, gpu, missing)) if gpu["mig"] else []
             gpus.append(gpu)
             migs += instances
         except (session.NVMLError, UnicodeDecodeError) as error:
             sick[index] = str(error)
+    waiting("NVML to tell how GPUs are connected")
+    peers.add(session, gpus, handles)
     left = [gpu for gpu in known if gpu["pci"] not in {one["pci"] for one in gpus}]
     gpus += _sick_gpus(sick, left, notes, missing)
     notes += missing
@@ -105,7 +101,7 @@ def _gpu(session: Any, index: int, handle: Any) -> Gpu:
 
 
 def _sick_gpus(sick: dict[int, str], left: list[Gpu], notes: list[str], missing: list[str]) -> Iterator[Gpu]:
-    """Match GPUs that do not answer NVML with those of /proc that NVML did not tell; both are in PCI order."""
+    """Match GPUs that do not answer NVML with those of /proc that NVML did not list; both are in PCI order."""
     for (index, error), gpu in zip(sick.items(), left):
         problem = f"GPU {index} ({gpu['pci']}) does not answer NVML: {error}"
         notes.append(problem)
@@ -124,7 +120,7 @@ def _mig_instances(session: Any, proc: str, parent: Any, gpu: Gpu, missing: list
             handle = session.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
         except session.NVMLError as error:
             if error.value in (session.NVML_ERROR_NOT_FOUND, session.NVML_ERROR_INVALID_ARGUMENT):
-                continue  # no instance at this place
+                continue  # no instance with this number
             raise
         gi, ci = session.nvmlDeviceGetGpuInstanceId(handle), session.nvmlDeviceGetComputeInstanceId(handle)
         uuid = session.nvmlDeviceGetUUID(handle)
@@ -149,4 +145,4 @@ def _in_mig_mode(session: Any, handle: Any) -> bool:
         current, _pending = session.nvmlDeviceGetMigMode(handle)
     except (session.NVMLError_NotSupported, session.NVMLError_FunctionNotFound):
         return False
-    return bool(current)  # what is pending comes with the next reset
+    return bool(current)  # a pending mode comes with the next reset

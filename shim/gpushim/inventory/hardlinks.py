@@ -1,9 +1,9 @@
-"""One directory of the driver's libraries for each capability, so that a container needs one mount for all of them.
+"""One directory of the driver's libraries for each capability, so that a container needs one mount instead of dozens.
 
-Dozens of mounts are most of what a container with all capabilities costs the low-level runtime. The directories hold
-hard links: no copies, and a driver's upgrade leaves those that containers use as they are. They are never changed,
-and removed only after the next boot, when no container can have them. Where links cannot be made, each library is
-mounted by itself, as without the setting.
+Mounts are most of what a container with all capabilities costs the low-level runtime. The directories hold hard
+links: nothing is copied, and an upgrade of the driver leaves those in use alone. They are never changed, and removed
+only after the next boot, when no container can have them. Where links cannot be made, each library is mounted by
+itself.
 Out of scope: which libraries there are (libraries.py); how a container sees them (plan.py, gpuhook.finish).
 """
 
@@ -29,17 +29,14 @@ if TYPE_CHECKING:
 
 KINDS = ("library", "library32")
 RECORDS = "/var/lib/gpushim"  # outlives a boot, as hard links do
-UNFINISHED = ".gpushim-unfinished"  # of a refresh that was killed; a name that nobody else has there
-_MADE = re.compile(r"([0-9a-f]{8})-[0-9a-f]{16}")  # the boot, what is in it
+UNFINISHED = ".gpushim-unfinished"  # left by a refresh that was killed; nobody else uses this name
+_MADE = re.compile(r"([0-9a-f]{8})-[0-9a-f]{16}")  # the boot, a hash of the contents
 
 
 def add(snapshot: Snapshot) -> None:
-    """Make the directories of a snapshot, or find them made, and say in it where they are.
+    """Make or find a snapshot's directories, set its "hardlinks" and each file's "in", and let its stamp watch them.
 
-    Args:
-        snapshot: of a native host; its "hardlinks" becomes the path of the directory with those of the capabilities,
-            the files in them get "in", and what was made is watched as "inputs" and "stamp" have it. If the
-            directories cannot be made, its "notes" get a sentence and nothing else changes.
+    If they cannot be made, "notes" gets a sentence and nothing else changes.
     """
     top, root = snapshot["policy"]["driver"]["library-directory"], snapshot["driver"]["root"]
     boot = snapshot["stamp"]["boot"]  # null where /proc cannot be read, and no container can run
@@ -60,7 +57,7 @@ def add(snapshot: Snapshot) -> None:
 
 
 def _groups(files: dict[str, list[File]]) -> dict[str, list[File]]:
-    """Choose what goes into the directory of each capability: libraries of which no two have a name in common."""
+    """Choose the libraries for each capability's directory, no two of which share a name."""
     groups = {}
     for capability, entries in files.items():
         chosen: dict[str, File] = {}
@@ -75,10 +72,10 @@ def _groups(files: dict[str, list[File]]) -> dict[str, list[File]]:
 
 
 def _ready(top: str, boot: str, root: str, groups: dict[str, list[File]]) -> str:
-    """Return the directory for these libraries, made now or earlier; those of former boots go."""
+    """Return the directory for these libraries, made now or earlier; remove those of former boots."""
     lock = _open_top(top)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # refreshes with other state directories have other locks of their own
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a refresh with another state directory has another lock
         wanted = dict(_wanted(root, groups))
         place = f"{top}/{boot}-{hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()[:16]}"
         for name in os.listdir(top):
@@ -105,10 +102,10 @@ def _ready(top: str, boot: str, root: str, groups: dict[str, list[File]]) -> str
 
 
 def _note(top: str) -> None:
-    """Record a directory before something is made in it: the packages' removal reads lines, and no TOML."""
+    """Record a directory before something is made in it: the packages' removal scripts cannot read TOML."""
     state = stamp.state_dir()
     record = f"{RECORDS if state == stamp.STATE_DIR else state}/library-directories"
-    with contextlib.suppress(OSError):  # on a full disk the directory is somebody's to remove
+    with contextlib.suppress(OSError):  # on a full disk nobody removes the directory later
         os.makedirs(os.path.dirname(record), 0o755, exist_ok=True)
         fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with open(fd, "r+", encoding="utf-8", errors="surrogateescape") as file:
@@ -117,7 +114,7 @@ def _note(top: str) -> None:
 
 
 def _open_top(top: str) -> int:
-    """Make the directory and open it, and refuse one where others could put libraries for containers."""
+    """Make and open the directory; refuse one where others could put libraries for containers."""
     try:
         os.makedirs(top, 0o755, exist_ok=True)
         fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -133,7 +130,7 @@ def _open_top(top: str) -> int:
 
 
 def _wanted(root: str, groups: dict[str, list[File]]) -> Iterator[tuple[str, list[int] | str]]:
-    """List what has to be in the directory: each path in it, with the file's identity or the link's text."""
+    """List what has to be in the directory: each path, with the file's identity or the link's text."""
     for capability, files in groups.items():
         for file in files:
             name = os.path.basename(file["path"])

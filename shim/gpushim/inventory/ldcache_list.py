@@ -26,10 +26,10 @@ def libraries(cache: bytes, machine: str = "", beginnings: tuple[bytes, ...] = (
     Args:
         cache: the whole file.
         machine: as uname names it, or "i386"; this one by default.
-        beginnings: of the names that are wanted; a cache may have thousands of others.
+        beginnings: of the wanted names; a cache may have thousands of others.
 
     Returns:
-        (name that the loader asks for, path), in the cache's order.
+        (SONAME, path), in the cache's order.
 
     Raises:
         ValueError: it is not a cache in the new layout, or it is damaged.

@@ -1,11 +1,11 @@
-"""The driver's libraries: which there are, and which of several files of a name is the driver's.
+"""The driver's libraries: which there are, and which of several files of one name is the driver's.
 
-A library that carries the driver's version counts only if its file name ends with the version of the loaded kernel
-module: a container must never get libraries of two versions. Of the few with versions of their own the loader's
-choice counts. They are sought in the root's ld.so.cache, then in known directories, as on hosts without a cache
-(NixOS, musl, driver containers). What carries the driver's version and stands in no list comes too, as the next
-driver's libraries need libraries that no list can know.
-Out of scope: everything else that a driver has (data_files.py); what a container does with it (plan.py).
+A library with the driver's version counts only if its file name ends with the version of the loaded kernel module: a
+container must never get libraries of two versions. For the few with versions of their own, the loader's choice
+counts. They are looked up in the root's ld.so.cache, then in known directories, for hosts without a cache (NixOS,
+musl, driver containers). Unlisted libraries of the driver's version come too: new drivers have libraries that no list
+can know.
+Out of scope: the driver's other files (data_files.py); how containers get them (plan.py).
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ OWN_VERSION = {
         "libnvidia-api.so",
     ),
 }
-UNLISTED = ("compute", "graphics")  # they get the driver's libraries that stand in no list
-# Names that are not only the driver's: an image has its own, which leads to whichever driver it finds.
+UNLISTED = ("compute", "graphics")  # capabilities that get the driver's unlisted libraries
+# Not only the driver's: an image has its own, which dispatches to whichever driver it finds.
 NEUTRAL = ("libGL.so", "libEGL.so", "libGLESv1_CM.so", "libGLESv2.so")
 LISTED = frozenset(name for lists in (LIBRARIES, OWN_VERSION) for names in lists.values() for name in names)
 BEGINNINGS = tuple({name[:6].encode() for name in LISTED})  # for a cache with thousands of others
 BELOW = {"libvdpau_nvidia.so": "/vdpau"}  # libraries in a directory of their own, which no loader searches
 TELLTALES = ("libcuda.so", "libnvidia-ml.so")  # one of them is there if the driver's libraries are
-# Links that programs need and that a host may lack: the driver's installer, or ldconfig, makes them. "file": to the
-# file itself, as a SONAME link of an image's own may lead elsewhere.
+# Links that programs need and a host may lack; the driver's installer or ldconfig makes them. "file": to the file
+# itself, as an image's own SONAME link may lead elsewhere.
 ALWAYS = {
     "libcuda.so": ("libcuda.so", "soname"),
     "libnvidia-opticalflow.so": ("libnvidia-opticalflow.so", "soname"),
@@ -100,7 +100,7 @@ CACHE_LIMIT = 64 << 20  # bytes; a crowded host has 0.3 MiB
 
 
 class Loader:
-    """What the loader of a machine finds in a root, and what lies about in known directories.
+    """What the loader of a machine finds in a root, and what is in known directories.
 
     Attributes:
         root: the driver root.
@@ -113,14 +113,6 @@ class Loader:
     __slots__ = ("_listed", "_real", "cached", "folders", "kind", "machine", "root")
 
     def __init__(self, root: str, machine: str, data: bytes, notes: list[str]) -> None:
-        """Look at a root.
-
-        Args:
-            root: the driver root.
-            machine: as uname names it, or "i386"; "" for this one.
-            data: the root's ld.so.cache, b"" if there is none.
-            notes: gets a sentence if the cache is damaged.
-        """
         self.root = root
         self.machine = machine or platform.machine()
         self.kind = "library32" if self.machine == "i386" else "library"
@@ -141,7 +133,7 @@ class Loader:
         self.folders = list(dict.fromkeys([*(os.path.dirname(path) for path in found), *self.folders]))
 
     def candidates(self, name: str, version: str) -> Iterator[str]:
-        """List the files of a library without links, the loader's choice first; with "" of whatever version."""
+        """List the files of a library, links followed, the loader's choice first; version "" for any."""
         for path in self._spellings(name, version):
             real = self._file(path)
             if real and (not version or real.endswith("." + version)):
@@ -183,18 +175,12 @@ class Loader:
         return self._listed[folder]
 
     def _unlisted(self, version: str) -> list[str]:
-        """List the libraries of exactly the driver's version, in its directories, that stand in no list."""
+        """List the unlisted libraries of exactly the driver's version in its directories."""
         found = {name for folder in self.folders for name, all_ in self._versions(folder).items() if version in all_}
         return sorted(name for name in found - LISTED if name.startswith("lib") and name not in NEUTRAL)
 
     def first(self, name: str, version: str, notes: list[str]) -> tuple[str, str] | None:
-        """Find a library's first file that is for this machine and whole; returns its path and its SONAME.
-
-        Args:
-            name: such as libcuda.so.
-            version: that the file's name has to end with, "" for any.
-            notes: gets a sentence for each file that is damaged.
-        """
+        """Find a library's first undamaged file for this machine, version "" for any; returns its path and SONAME."""
         for path in dict.fromkeys(self.candidates(name, version)):
             try:
                 return path, sonames.soname(rooted.inside(self.root, path), self.machine) or os.path.basename(path)
@@ -219,7 +205,7 @@ class Loader:
                 if links:
                     found[name]["links"] = links
         if "libEGL_nvidia.so" in found and "libnvidia-allocator.so" in found:
-            # Not with the allocator: compute lists that too, and one entry of a path would hide the other.
+            # Not with the allocator: compute lists it too, and one entry of a path would hide the other.
             link = self._gbm_link(found["libnvidia-allocator.so"])
             found["libEGL_nvidia.so"].setdefault("links", []).append(link)
         return list(found.values())
@@ -230,10 +216,10 @@ class Loader:
         always, target = ALWAYS.get(name, ("", ""))
         if always and always != file:
             links.append(f"{file if target == 'file' else soname}::{folder}/{always}")
-        # Other such links are for linking programs, and come only where the host has them.
+        # Other such links serve to link programs, and come only where the host has them.
         if name not in (soname, file, always) and rooted.resolve(self.root, f"{folder}/{name}") == path:
             links.append(f"{soname}::{folder}/{name}")
-        if name in BELOW:  # found by its name by programs that look elsewhere for it
+        if name in BELOW:  # programs look for this name one directory up
             above = os.path.dirname(folder)
             if rooted.resolve(self.root, f"{above}/{name}") == path:
                 links.append(f"{os.path.basename(folder)}/{file}::{above}/{name}")
@@ -250,7 +236,7 @@ class Loader:
 
 
 def directories(machine: str) -> list[str]:
-    """List where drivers have their libraries: those of Debian, of RHEL (64 bits), of all others, of NixOS."""
+    """List the directories where drivers have their libraries: Debian's, RHEL's (64 bits), all others', NixOS's."""
     if machine == "i386":
         usual: tuple[str, ...] = DIRS32
     else:

@@ -1,8 +1,8 @@
 """Make the driver's device nodes that are missing or wrong, and links to them below /dev/char.
 
-The kernel makes none for this driver: nvidia-modprobe does when something runs that uses a GPU, and udev where
-rules are installed. A node that is right stays as it is, with the mode and owner that somebody gave it.
-Out of scope: IMEX channels, which are an administrator's to give out; nodes of other drivers; DRM nodes.
+The kernel makes none for this driver: nvidia-modprobe does when a program first uses a GPU, and udev where it has
+rules for it. A correct node keeps its mode and owner.
+Out of scope: IMEX channels, which the administrator makes; nodes of other drivers; DRM nodes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,7 @@ Wanted = tuple[str, int, int, int, int, int]  # path in a container, major, mino
 
 
 def make(dev_root: str, proc: str) -> list[str]:
-    """Make what is missing, replace what is wrong.
-
-    Costs a stat and a readlink for each node when there is nothing to do.
-
-    Args:
-        dev_root: the directory whose dev/ has the nodes.
-        proc: where the procfs that shows the driver is mounted.
-
-    Returns:
-        notes: sentences about nodes that could not be made.
-    """
+    """Make what is missing and replace what is wrong, at a stat and a readlink per node; returns notes."""
     notes: list[str] = []
     links = os.geteuid() == 0 and not stamp.in_user_namespace()
     for path, major, minor, mode, uid, gid in wanted(proc):
@@ -60,15 +50,7 @@ def make(dev_root: str, proc: str) -> list[str]:
 
 
 def link(dev_root: str, proc: str) -> list[str]:
-    """Make the links below /dev/char to the driver's nodes that are there, and no node.
-
-    Args:
-        dev_root: the directory whose dev/ has the nodes.
-        proc: where the procfs that shows the driver is mounted.
-
-    Returns:
-        notes: sentences about links that could not be made.
-    """
+    """Make the missing links below /dev/char to the driver's nodes, but no nodes; returns notes."""
     notes = []
     for host, path, device in missing_links(dev_root, proc):
         try:
@@ -85,7 +67,7 @@ def missing_nodes(dev_root: str, proc: str) -> list[str]:
 
 
 def missing_links(dev_root: str, proc: str) -> list[tuple[str, str, int]]:
-    """List the links that `link` would make: path on the host, of the node in a container, and device number."""
+    """List the links that `link` would make: path on the host, path of the node in a container, device number."""
     found = []
     for path, (major, minor, *_) in nodes.find(dev_root, proc, []).items():
         host, device = inside(dev_root, f"/dev/char/{major}:{minor}"), os.makedev(major, minor)
@@ -95,11 +77,7 @@ def missing_links(dev_root: str, proc: str) -> list[tuple[str, str, int]]:
 
 
 def wanted(proc: str) -> Iterator[Wanted]:
-    """List the nodes that the loaded driver should have, without those that are not to be touched.
-
-    Args:
-        proc: where the procfs that shows the driver is mounted.
-    """
+    """List the nodes that the loaded driver should have, without those that it forbids to change."""
     known = nodes.majors(proc)
     given = procfs.device_files(proc)
     if not known or not given or procfs.module_version(proc) is None:
@@ -128,11 +106,11 @@ def _is_device(host: str, device: int) -> bool:
 def _mknod(device: int, mode: int, uid: int, gid: int, path: str) -> None:
     os.mknod(path, stat.S_IFCHR | 0o600, device)
     os.chown(path, uid, gid)
-    os.chmod(path, mode)  # mknod's own is cut down by the umask
+    os.chmod(path, mode)  # the umask has cut mknod's
 
 
 def _link(host: str, path: str, device: int) -> None:
-    """Make the link by number that systemd before 240, and some releases of runc, look for."""
+    """Make the link by number that systemd before 240 and some releases of runc look for."""
     if not _is_linked(host, path, device):
         _put(host, functools.partial(os.symlink, _target(path)))
 
@@ -151,14 +129,14 @@ def _is_linked(host: str, path: str, device: int) -> bool:
 
 
 def _put(host: str, make: Callable[[str], None]) -> None:
-    """Make a thing under another name, and rename it when it is complete."""
+    """Make a file under another name, and rename it when it is complete."""
     folder, _, name = host.rpartition("/")
     if not os.path.isdir(folder):
         os.mkdir(folder)
         os.chmod(folder, FOLDER_MODE)
     fresh = f"{folder}/.{name}.gpushim"
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(fresh)  # of a refresh that was killed
+        os.unlink(fresh)  # left by a refresh that was killed
     try:
         make(fresh)
         os.rename(fresh, host)

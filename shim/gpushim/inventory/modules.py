@@ -1,6 +1,6 @@
-"""Load the driver's kernel modules that are missing, as a boot without an X server leaves them.
+"""Load the driver's missing kernel modules, as a boot without an X server leaves some unloaded.
 
-Costs one short read when all are there. Out of scope: device nodes (make_nodes.py), unloading, and building modules.
+Costs one short read when all are loaded. Out of scope: device nodes (make_nodes.py), unloading, and building modules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpushim.inventory import nodes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# In this order: the others need the first. Each with the names that /proc/devices may have for it.
+# In this order, as the others need the first; each with its possible names in /proc/devices.
 MODULES = {
     "nvidia": ("nvidia", "nvidia-frontend", "nvidiactl"),
     "nvidia_uvm": ("nvidia-uvm",),
@@ -26,20 +26,14 @@ VENDOR, DISPLAY = "0x10de", "0x03"  # PCI: NVIDIA, and the class of display cont
 HELPER, USUAL_HELPER = "/proc/sys/kernel/modprobe", "/sbin/modprobe"
 CHROOT = "/usr/sbin/chroot"
 SECONDS = 10  # for one module; the driver needs about two with eight GPUs
-SAID_LIMIT = 300  # bytes of what modprobe says
+SAID_LIMIT = 300  # bytes of modprobe's output
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 
 def load(root: str, proc: str, waiting: Callable[[str], None]) -> list[str]:
-    """Load what is missing, where that is ours to do: as root of the host, which has an NVIDIA GPU.
+    """Load what is missing, if this is root of a host with an NVIDIA GPU; returns notes.
 
-    Args:
-        root: the driver root; with another than "/", its own modprobe looks for its own modules.
-        proc: where the procfs that shows the driver is mounted.
-        waiting: called with what is waited for next.
-
-    Returns:
-        notes: a sentence for a module that could not be loaded.
+    With a driver root other than "/", that root's own modprobe loads its own modules.
     """
     wanted = missing(proc)
     if not wanted or os.geteuid() != 0 or stamp.in_user_namespace() or not has_gpu(sys_dir(root)):
@@ -59,7 +53,7 @@ def sys_dir(root: str) -> str:
 
 
 def has_gpu(sys: str) -> bool:
-    """Say whether a GPU of NVIDIA's is plugged in; `sys` is where sysfs is mounted."""
+    """Say whether an NVIDIA GPU is plugged in."""
     folder = sys + "/bus/pci/devices"
     try:
         names = os.listdir(folder)
@@ -70,7 +64,7 @@ def has_gpu(sys: str) -> bool:
 
 
 def loaded(proc: str) -> set[str] | None:
-    """Return the names of the loaded modules; None if this kernel has no loadable ones."""
+    """Return the names of the loaded modules; None if this kernel cannot load any."""
     try:
         with open(proc + "/modules", encoding="ascii", errors="replace") as file:
             return {line.partition(" ")[0] for line in file}
@@ -79,7 +73,7 @@ def loaded(proc: str) -> set[str] | None:
 
 
 def missing(proc: str) -> list[str]:
-    """List the modules that `load` would load; `proc` is where the procfs that shows the driver is mounted."""
+    """List the modules that `load` would load."""
     there = loaded(proc)
     absent = [name for name in MODULES if there is not None and name not in there]
     majors = nodes.majors(proc) if absent else {}
@@ -114,7 +108,7 @@ def _modprobe(root: str, program: str, name: str) -> str:
 
 def _abandon(child: subprocess.Popen[bytes]) -> None:
     child.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, it ends when the module is done
+    with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel, it ends when the module has loaded
         child.wait(0.2)
 
 

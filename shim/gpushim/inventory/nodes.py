@@ -1,4 +1,4 @@
-"""The driver's device nodes: what /dev really has, checked against what the kernel says.
+"""The driver's device nodes: what /dev has, checked against what the kernel says.
 
 Out of scope: making nodes (make_nodes.py), which DRM nodes are a GPU's (drm.py), who gets them (plan.py).
 """
@@ -21,14 +21,14 @@ NODE_LIMIT = 8192  # nodes; a rack-scale host may have 2048 IMEX channels
 IMEX_DIR = "/dev/nvidia-caps-imex-channels"
 CAPS_DIR = "/dev/nvidia-caps"
 GRANTED_CAPS = (CAPS_DIR + "/nvidia-cap1", CAPS_DIR + "/nvidia-cap2")  # to configure and to monitor MIG
-# Where nodes of the driver and of its neighbours are, and which names count there.
+# Where nodes of the driver and of related drivers are, and which names count there.
 PLACES = (
     ("/dev", re.compile(r"nvidia.*|gdrdrv")),
     (CAPS_DIR, re.compile(r"nvidia-cap\d+")),
     (IMEX_DIR, re.compile(r"channel\d+")),
     ("/dev/infiniband", re.compile(r"uverbs\d+|rdma_cm")),
 )
-# Nodes and directories whose coming and going makes a snapshot stale, though they need not be there.
+# Nodes and directories that make a snapshot stale when they appear or vanish; they need not exist.
 EXPECTED = (
     "/dev/nvidiactl",
     "/dev/nvidia-uvm",
@@ -49,7 +49,7 @@ FEATURES = {
     "gdrcopy": re.compile(r"/dev/gdrdrv"),
     "nvswitch": re.compile(r"/dev/nvidia-nvswitch(ctl|\d+)"),
 }
-# Whose major a node has, as /proc/devices names it; several names where driver generations differ.
+# The driver that owns a node, by its names in /proc/devices, which differ between generations.
 _FRONTEND = ("nvidia", "nvidia-frontend", "nvidiactl", "nvidia-modeset")
 _OWNERS = (
     (re.compile(r"/dev/nvidia(\d+|ctl|-modeset)"), _FRONTEND),
@@ -58,7 +58,7 @@ _OWNERS = (
     (re.compile(IMEX_DIR + "/.+"), ("nvidia-caps-imex-channels",)),
     (re.compile("/dev/dri/.+"), ("drm",)),
 )
-# Of modules of their own, whose names there may differ: where it is in /proc/devices, it counts.
+# Nodes of separate modules, whose names may differ: checked only if /proc/devices has the name.
 _NEIGHBOURS = (
     (FEATURES["gds"], "nvidia-fs"),
     (FEATURES["gdrcopy"], "gdrdrv"),
@@ -68,17 +68,7 @@ FRONTEND_MAJOR = 195  # registered with the kernel (Documentation/admin-guide/de
 
 
 def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) -> dict[str, Node]:
-    """Find the device nodes.
-
-    Args:
-        dev_root: the directory whose dev/ has them.
-        proc: where the procfs that shows the driver is mounted.
-        notes: gets a sentence for each node that is there and of no use.
-        drm: paths of the DRM nodes that are NVIDIA GPUs'; those of others are not listed.
-
-    Returns:
-        path in a container to [major, minor, mode bits, uid, gid], sorted by path.
-    """
+    """Find the device nodes, by path in a container; `drm` are the paths of the GPUs' DRM nodes."""
     known = majors(proc)
     found: dict[str, Node] = {}
     for path in [*_listed(dev_root, notes), *drm]:
@@ -98,7 +88,7 @@ def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) ->
 
 
 def features(nodes: dict[str, Node]) -> dict[str, list[str]]:
-    """Sort the nodes of the driver's neighbours by the feature that a container asks for."""
+    """Sort the nodes of related drivers by the feature that a container asks for."""
     return {feature: [path for path in nodes if pattern.fullmatch(path)] for feature, pattern in FEATURES.items()}
 
 
@@ -111,8 +101,8 @@ def imex_channels(nodes: dict[str, Node]) -> list[int]:
 def watched(nodes: dict[str, Node], more: list[str]) -> list[str]:
     """List the paths that a snapshot's stamp looks at.
 
-    Channels and capability nodes come and go with their directory's time stamp, so there may be thousands for
-    the price of one; those that are in use are in `more`. A create looks at the channels that it grants.
+    For channels and capability nodes, of which there may be thousands, their directory's time tells what comes and
+    goes; those in use are in `more`, and a create looks at the channels that it grants.
     """
     plain = [path for path in nodes if path in GRANTED_CAPS or not path.startswith((CAPS_DIR + "/", IMEX_DIR + "/"))]
     return list(dict.fromkeys([*EXPECTED, *plain, *more]))
@@ -148,15 +138,9 @@ def majors(proc: str) -> dict[str, int]:
 
 
 def owners(path: str, known: dict[str, int]) -> tuple[tuple[str, ...], list[int]]:
-    """Tell which drivers a node may belong to, and the major numbers that they have.
+    """Return the names of the drivers that a node may belong to, and their major numbers.
 
-    Args:
-        path: of the node, in a container.
-        known: what `majors` returned.
-
-    Returns:
-        names as /proc/devices has them, none for a node of which we do not know; numbers, none if no such driver is
-        loaded.
+    No names: the node is unknown. No numbers: none of these drivers is in `known`, which `majors` returned.
     """
     for pattern, names in _OWNERS:
         if pattern.fullmatch(path):

@@ -1,7 +1,6 @@
 """A session with NVML: the library of one driver root, initialised and shut down, and what its numbers mean.
 
-NVML's hanging is the caller's matter: `waiting` tells what is being waited for.
-Out of scope: which GPUs there are (gpus.py, wsl.py).
+Out of scope: what to do when NVML hangs (deadline.py), which GPUs there are (gpus.py, wsl.py).
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# nvml.h, nvmlBrandType_t; the names are those that CUDA images compare in NVIDIA_REQUIRE_*, whatever their case.
+# nvml.h, nvmlBrandType_t; NVIDIA_REQUIRE_* compares these names without regard to case.
 BRANDS = (
     *("Unknown", "Quadro", "Tesla", "NVS", "GRID", "GeForce", "Titan"),
     *("NvidiaVApps", "NvidiaVPC", "NvidiaVCS", "NvidiaVWS", "NvidiaCloudGaming"),
     *("QuadroRTX", "NvidiaRTX", "Nvidia", "GeForceRTX", "TitanRTX"),
 )
-FAILS = "NVML"  # begins the sentence that NVML is there and does not work
+FAILS = "NVML"  # begins a sentence about an NVML that is there and does not work
 
 
 class UnusableError(Exception):
@@ -36,11 +35,7 @@ class UnusableError(Exception):
 
 
 def bindings() -> Any:
-    """Import pynvml: the one module here that is not Python's own.
-
-    Raises:
-        UnusableError: this host lacks it.
-    """
+    """Import pynvml, which a host may lack: UnusableError."""
     try:
         import pynvml
     except ImportError as error:
@@ -50,20 +45,15 @@ def bindings() -> Any:
 
 @contextlib.contextmanager
 def session(library: str, waiting: Callable[[str], None]) -> Iterator[Any]:
-    """Initialise NVML for the body, which gets pynvml.
-
-    Args:
-        library: path of libnvidia-ml.so on the host.
-        waiting: called with what is asked next, before each call that may take long.
+    """Initialise NVML from a library's path on the host; yields pynvml.
 
     Raises:
-        UnusableError: NVML cannot be initialised, or the body has failed with an error of NVML's.
+        UnusableError: NVML cannot be initialised, or the body failed with an NVML error.
     """
     nvml = bindings()
     waiting("NVML to initialise")
     try:
-        # pynvml asks the loader for libnvidia-ml.so.1 and gets the library of that SONAME that is loaded already:
-        # the one of this driver root and version, whichever others there are.
+        # pynvml loads libnvidia-ml.so.1 by its SONAME, and so gets this one, of this driver root and version.
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         nvml.nvmlInit()
     except (OSError, nvml.NVMLError) as error:
@@ -75,7 +65,7 @@ def session(library: str, waiting: Callable[[str], None]) -> Iterator[Any]:
     except (nvml.NVMLError, UnicodeDecodeError) as error:
         raise UnusableError(f"{FAILS} failed ({error})") from None
     finally:
-        with contextlib.suppress(nvml.NVMLError):  # a lost GPU's complaint; nothing is left to do about it
+        with contextlib.suppress(nvml.NVMLError):  # a GPU is lost; nothing is left to do
             nvml.nvmlShutdown()
 
 

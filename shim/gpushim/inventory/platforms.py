@@ -16,25 +16,13 @@ if TYPE_CHECKING:
 
 
 def find(driver: DriverPolicy, notes: list[str]) -> Platform | None:
-    """Find nodes and files, if this is such a system; a stat and two short reads tell that it is none.
-
-    Args:
-        driver: "root", "dev-root" and "csv-directory", as the policy has them.
-        notes: gets a sentence for each thing that is not as it should be.
-    """
+    """Find nodes and files, if this is such a system; a stat and two short reads tell that it is none."""
     root, dev_root = driver["root"], driver["dev-root"]
     return wsl.find(root, dev_root, notes) or tegra.find(root, dev_root, driver["csv-directory"], notes)
 
 
 def gpus(found: Platform, root: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
-    """List the GPUs of such a system.
-
-    Args:
-        found: what `find` returned.
-        root: the driver root.
-        notes: gets a sentence for each thing that is not as it should be.
-        waiting: called with what is asked next, before each call that may take long.
-    """
+    """List the GPUs of such a system."""
     if found["platform"] == "wsl":
         return wsl.gpus(root, notes, waiting)
     return tegra.gpus(root, found["nodes"])

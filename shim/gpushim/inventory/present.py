@@ -1,4 +1,4 @@
-"""What the host has now, for commands that show things: nothing is saved, loaded or made.
+"""What the host has now, for commands that show it: nothing is saved, loaded or made.
 
 Out of scope: bringing the saved snapshot up to date (gpushim.refresh).
 """
@@ -14,19 +14,9 @@ from gpushim.inventory import ensure
 if TYPE_CHECKING:
     from gpushim.model import Policy, Snapshot
 
-if TYPE_CHECKING:
-    pass
-
 
 def snapshot(config: str = "", state: str = "") -> Snapshot:
-    """Return the saved snapshot if it is true, else look at the host.
-
-    Args:
-        config: path of config.toml; "" for the one in force.
-        state: directory of the snapshot; "" for the one in force.
-
-    Returns:
-        a snapshot; its "error" may say that the host cannot serve GPUs.
+    """Return the saved snapshot if it is true, else survey the host; "" stands for the paths in force.
 
     Raises:
         GpushimError: the configuration is wrong, or there is no low-level runtime.
@@ -37,11 +27,7 @@ def snapshot(config: str = "", state: str = "") -> Snapshot:
 
 
 def anyhow(notes: list[str]) -> Snapshot:
-    """Return a snapshot as `snapshot`, with the defaults where the configuration is wrong.
-
-    Args:
-        notes: gets a sentence about that.
-    """
+    """Return what `snapshot` does, by the default policy if the configuration is wrong, which a note says."""
     try:
         return snapshot()
     except GpushimError as error:
@@ -50,12 +36,8 @@ def anyhow(notes: list[str]) -> Snapshot:
 
 
 def look(settings: Policy) -> Snapshot:
-    """List the host and save nothing; it ends the process as a refresh does if it takes too long.
-
-    Args:
-        settings: the policy.
-    """
-    from gpushim.inventory import deadline, survey  # much, beside a snapshot that is true
+    """Survey the host and save nothing; like a refresh that takes too long, it ends the process."""
+    from gpushim.inventory import deadline, survey  # slow to import, and rarely needed
 
     config, seconds = stamp.config_path(), settings["refresh"]["deadline-seconds"]
     with deadline.deadline(seconds, config, lambda error: None) as waiting:
@@ -63,15 +45,7 @@ def look(settings: Policy) -> Snapshot:
 
 
 def age(config: str, state: str) -> tuple[str, str]:
-    """Tell when the saved snapshot was written, and whether it holds.
-
-    Args:
-        config: path of config.toml.
-        state: directory of the snapshot.
-
-    Returns:
-        its time in UTC, or "" if there is none that could be used; and a few words.
-    """
+    """Return when the saved snapshot was written (UTC, "" if there is none), and a few words on whether it holds."""
     saved, stale = ensure.last(config, state)
     if stale == "policy":
         return "", "there is none, or it is from another configuration or version"

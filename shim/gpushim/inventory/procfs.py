@@ -1,6 +1,5 @@
 """What the kernel module tells about itself, its GPUs and its MIG instances in /proc/driver/nvidia.
 
-`proc` is everywhere the directory where the procfs that shows the driver is mounted.
 Out of scope: NVML (gpus.py), device nodes (nodes.py).
 """
 
@@ -35,21 +34,16 @@ def module_version(proc: str) -> str | None:
 
 
 def restricted_params(proc: str) -> str:
-    """Return what containers are to see as the module's parameters, "" if that is what they are.
+    """Return the module's parameters as containers are to see them, or "" if they need no change.
 
-    NVIDIA's libraries make and change device nodes where it says ModifyDeviceFiles: 1; a container's are not theirs.
+    NVIDIA's libraries make and change device nodes under ModifyDeviceFiles: 1, which they must not in a container.
     """
     text = _text(proc + "/driver/nvidia/params") or ""
     return _MAY_MODIFY.sub(r"\g<1>0", text) if _MAY_MODIFY.search(text) else ""
 
 
 def gpus(proc: str, notes: list[str]) -> list[Gpu]:
-    """List whole GPUs in PCI order, as the snapshot has them; what only NVML knows is empty.
-
-    Args:
-        proc: see above.
-        notes: gets a sentence for each GPU whose entry is not usable.
-    """
+    """List whole GPUs in PCI order; what only NVML knows is empty."""
     folder = proc + "/driver/nvidia/gpus"
     try:
         names = sorted(os.listdir(folder), key=pci_address)[:GPU_LIMIT]
@@ -59,7 +53,7 @@ def gpus(proc: str, notes: list[str]) -> list[Gpu]:
     for name in names:
         fields = _fields(_text(f"{folder}/{name}/information") or "")
         if fields.get("GPU Excluded") == "Yes":
-            continue  # an administrator does not want it used (NVreg_ExcludedGpus), and NVML does not tell it either
+            continue  # by an administrator (NVreg_ExcludedGpus); NVML does not list it either
         minor = fields.get("Device Minor", "")
         if not re.fullmatch(r"\d{1,3}", minor, re.ASCII):
             notes.append(f"GPU {name} is left out: {folder}/{name}/information does not tell its minor number")
@@ -69,7 +63,7 @@ def gpus(proc: str, notes: list[str]) -> list[Gpu]:
             entries.gpu(
                 len(found),
                 f"/dev/nvidia{int(minor)}",
-                uuid="" if "?" in uuid else uuid,  # the module fills it in when the GPU is first used
+                uuid="" if "?" in uuid else uuid,  # unknown until the GPU is first used
                 minor=int(minor),
                 pci=pci_address(fields.get("Bus Location", name)),
                 model=fields.get("Model", ""),
@@ -80,14 +74,7 @@ def gpus(proc: str, notes: list[str]) -> list[Gpu]:
 
 
 def mig_nodes(proc: str, minor: int, gi: int, ci: int) -> list[str]:
-    """Return the paths of the two nodes that give access to a MIG instance, [] if the kernel does not tell them.
-
-    Args:
-        proc: see above.
-        minor: minor number of the GPU's own node, which is how the kernel numbers GPUs here.
-        gi: GPU instance.
-        ci: compute instance.
-    """
+    """Return the paths of a MIG instance's two nodes, [] if the kernel does not tell them; `minor` is the GPU's."""
     gpu = f"gpu{minor}"
     numbers = []
     for place in (f"gi{gi}/access", f"gi{gi}/ci{ci}/access"):
@@ -100,9 +87,6 @@ def mig_nodes(proc: str, minor: int, gi: int, ci: int) -> list[str]:
 
 def capabilities(proc: str) -> Iterator[tuple[int, int, bool]]:
     """List the MIG capabilities that have nodes now: to configure, to monitor, and those of each instance.
-
-    Args:
-        proc: see above.
 
     Yields:
         minor number, mode bits, and whether the node may be made and changed.
@@ -117,7 +101,7 @@ def capabilities(proc: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def device_files(proc: str) -> tuple[int, int, int] | None:
-    """Return mode bits, uid and gid that the module wants its nodes to have; None if they are not to be touched."""
+    """Return mode bits, uid and gid that the module wants its nodes to have; None if nobody may change them."""
     fields = _fields(_text(proc + "/driver/nvidia/params") or "")
     if fields.get("ModifyDeviceFiles", "1") == "0":
         return None
@@ -128,13 +112,13 @@ def device_files(proc: str) -> tuple[int, int, int] | None:
 
 
 def pci_address(text: str) -> str:
-    """Write a PCI address the way NVML does, in lower case: eight digits of domain."""
+    """Return a PCI address as NVML writes it, in lower case: eight digits of domain."""
     domain, _, rest = text.strip().lower().partition(":")
     return f"{domain:0>8}:{rest}"
 
 
 def sysfs_name(pci: str) -> str:
-    """Write a PCI address of the snapshot the way the kernel does: four digits of domain, more if need be."""
+    """Return a PCI address of the snapshot as the kernel writes it: four digits of domain, or more if needed."""
     domain, _, rest = pci.partition(":")
     return f"{domain.lstrip('0'):0>4}:{rest}"
 
@@ -148,7 +132,7 @@ def _accesses(base: str) -> Iterator[str]:
 
 
 def _listed_minor(proc: str, place: str) -> str:
-    """Look a capability up in the list of all that there can be: thousands of lines of a place and its minor."""
+    """Look a capability up in the list of all possible ones: thousands of lines of a place and its minor."""
     _, found, tail = (f"\n{_text(proc + '/driver/nvidia-caps/mig-minors') or ''}").partition(f"\n{place} ")
     return tail.partition("\n")[0] if found else ""
 

@@ -1,13 +1,12 @@
-"""Have the snapshot renewed for a create that found it stale: wait for the refresh that runs, or start one.
+"""Renew the snapshot for a create that found it stale: wait for the running refresh, or start one.
 
-One refresh runs at a time, and it is nobody's: who holds the lock lists the host's GPUs, be it a unit, a person or
-the child of a create. That child gets the lock for its own and goes on when the create has given up, so that a host
-that needs longer than an engine waits has its snapshot in the end. A session, a working directory and descriptors
-of its own are what it needs for that; systemd is not asked, for most of the hosts' engines end none of a container's
-processes when a create fails, and where one does (a unit that runs `podman run`, and is stopped), the kernel lets the
-lock go and the next create begins anew.
+One refresh runs at a time: whoever holds the lock surveys the host, be it a unit, a person or the child of a create.
+The child inherits the lock and goes on when the create gives up, so that a host that takes longer than an engine
+waits has its snapshot in the end. For that it has a session, a working directory and descriptors of its own, but no
+unit of systemd's: most engines end no other process when a create fails. Where one does (a unit that runs `podman
+run` and is stopped), the kernel releases the lock and the next create starts another refresh.
 
-What a refresh fails with goes to all that waited for it. Out of scope: what a refresh does (refresh.py).
+Everyone who waited for a refresh gets its error. Out of scope: what a refresh does (refresh.py).
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
     from gpushim.model import Belongs, Inputs, Snapshot
 
 LOCK, FAILURE = "lock", "failure"  # in the state directory
-STDERR_LIMIT = 8192  # bytes of what the child says last
-WHAT_LIMIT = 256  # bytes of what a refresh says that it waits for
+STDERR_LIMIT = 8192  # bytes at the end of the child's stderr
+WHAT_LIMIT = 256  # bytes of what a refresh is waiting for
 PREFIX = "gpushim: "  # of a refusal on stderr
 ATTEMPTS = 2
-PAUSE = 0.01  # seconds between two looks at the lock
-LEAST = 1  # second that everyone waits, before config.toml is read for how long
+PAUSE = 0.01  # seconds between two attempts to lock
+LEAST = 1  # second that everyone waits before config.toml is read for the deadline
 SLOW = (
     "GPUs that must be initialised first, or are stuck, take that long: turn on persistence mode "
     "(nvidia-persistenced, or nvidia-smi -pm 1)"
@@ -45,16 +44,8 @@ SLOW = (
 def snapshot(config: str, state: str) -> Snapshot:
     """Return a snapshot that is true now.
 
-    Args:
-        config: path of config.toml.
-        state: directory of the snapshot.
-
-    Returns:
-        the snapshot; its "error" may say that the host cannot serve GPUs.
-
     Raises:
-        GpushimError: there is none, and the refresh that was waited for has failed, with its own sentence and code,
-            or goes on for longer than a create waits.
+        GpushimError: the refresh failed (its own sentence and code), or takes longer than a create waits.
     """
     found = ensure.read(config, state)
     if found is not None:
@@ -72,7 +63,7 @@ def snapshot(config: str, state: str) -> Snapshot:
         found = ensure.read(config, state)
     finally:
         if lock is not None:
-            os.close(lock)  # a child that still runs has it too
+            os.close(lock)  # a child that still runs keeps it
     if found is None:
         raise GpushimError("the host's GPUs keep changing while they are listed; try again in a moment", INVENTORY)
     return found
@@ -85,11 +76,7 @@ def command() -> list[str]:
 
 
 def facts(config: str) -> Belongs:
-    """Gather what a failure belongs to: a host or a configuration that has changed since may have none.
-
-    Args:
-        config: path of config.toml.
-    """
+    """Gather the facts about host and configuration for which a failure counts, and no others."""
     try:
         root = policy.load(config)["driver"]["root"]
     except GpushimError:
@@ -99,21 +86,15 @@ def facts(config: str) -> Belongs:
 
 
 def record(state: str, belongs: Belongs, error: GpushimError) -> None:
-    """Tell those who wait why a refresh has failed; the caller holds the lock.
-
-    Args:
-        state: directory of the snapshot.
-        belongs: `facts` of when it began.
-        error: what it failed with.
-    """
+    """Tell those who wait why a refresh failed that began with these `facts`; the caller holds the lock."""
     told = {**belongs, "at": _now(), "sentence": str(error), "code": error.exit_code}
-    with contextlib.suppress(OSError):  # then each finds it out by itself
+    with contextlib.suppress(OSError):  # then each of them tries for itself
         if stamp.ours(state):
             replace(f"{state}/{FAILURE}", json.dumps(told).encode(), 0o600)
 
 
 def _pass_on(state: str, config: str, since: int) -> None:
-    """Refuse with the sentence of a refresh that has failed while this create waited, unless things have changed."""
+    """Refuse with the error of a refresh that failed while this create waited, unless the host has changed since."""
     told = ensure.own(f"{state}/{FAILURE}")
     try:
         counts = since <= told["at"] <= _now() and told["inputs"]["config"] == config
@@ -128,17 +109,13 @@ def _now() -> int:
 
 
 class _Wait:
-    """How long a create has waited, of what config.toml allows.
-
-    Args:
-        config: path of config.toml.
-    """
+    """How long a create has waited, of what config.toml allows."""
 
     def __init__(self, config: str) -> None:
         self.config, self.began, self.seconds = config, _now(), 0
 
     def a_moment(self, lock: int | None) -> None:
-        """Sleep; refuse if it has been too long, with what the refresh waits for."""
+        """Sleep; refuse after too long, with what the refresh is waiting for."""
         waited = (_now() - self.began) / 1e9
         if waited > LEAST and not self.seconds:
             self.seconds = _seconds(self.config)
@@ -156,12 +133,12 @@ class _Wait:
 def _seconds(config: str) -> int:
     try:
         return int(policy.load(config)["refresh"]["deadline-seconds"])
-    except GpushimError:  # the refresh says why
+    except GpushimError:  # the refresh reports it
         return int(policy.defaults()["refresh"]["deadline-seconds"])
 
 
 def _opened(state: str) -> int | None:
-    """Open the lock; None for a user who may not renew a snapshot, as the child will say."""
+    """Open the lock; None for a user who may not renew the snapshot, which the child reports."""
     try:
         try:
             os.mkdir(state)
@@ -185,18 +162,18 @@ def _taken(lock: int) -> bool:
 def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
     """Run a refresh in a process of its own, and wait for its end."""
     belongs = facts(config)
-    # Not a pipe: nobody reads it when the create has given up.
+    # Not a pipe: nobody would read it after the create gives up.
     with open(os.memfd_create("refresh"), "r+b") as said:
         child = _started(config, state, lock, said)
         try:
             while child.poll() is None:
                 wait.a_moment(lock)
         except GpushimError:
-            child.returncode = 0  # it is left to itself; `subprocess` would complain, and wait for it
+            child.returncode = 0  # it runs on; `subprocess` would warn, and wait for it
             raise
         if child.returncode == 0 or ensure.read(config, state) is not None:  # which may say what is wrong
             return
-        _pass_on(state, config, wait.began)  # the child has recorded it, unless it crashed
+        _pass_on(state, config, wait.began)  # recorded by the child, unless it crashed
         error = _why(child.returncode, _last_words(said.fileno()))
     record(state, belongs, error)
     raise error

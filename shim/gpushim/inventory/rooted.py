@@ -1,6 +1,6 @@
-"""Paths inside a driver root: links are followed as a process would that has the root as its "/".
+"""Paths inside a driver root: links are followed as by a process that has the root as its "/".
 
-Out of scope: containers' roots, which may change while one looks (gpuhook.walk).
+Out of scope: containers' roots, which may change meanwhile (gpuhook.walk).
 """
 
 from __future__ import annotations
@@ -16,15 +16,7 @@ if TYPE_CHECKING:
 
 
 def resolve(root: str, path: str) -> str | None:
-    """Follow a path's links inside a root.
-
-    Args:
-        root: an absolute path; where "/" and the top of ".." are.
-        path: an absolute path inside it.
-
-    Returns:
-        the path inside the root without any link, None if it leads nowhere.
-    """
+    """Follow the links of an absolute path inside a root; None if it leads nowhere."""
     top = root.rstrip("/")
     done: list[str] = []
     todo = path.split("/")[::-1]
@@ -74,12 +66,7 @@ def is_file(root: str, path: str) -> bool:
 
 
 def mistrust(root: str, path: str) -> str:
-    """Say why others than root may decide what a directory is and has in it; "" if they may not.
-
-    Args:
-        root: an absolute path, which is trusted itself.
-        path: of the directory inside it, which need not exist.
-    """
+    """Say why others than root may replace or change a directory inside a trusted root; "" if they may not."""
     parts = path.split("/")[1:]
     if not path.startswith("/") or {"", ".", ".."} & set(parts):
         return f"{path} is not written plainly, without //, . and .."
@@ -99,7 +86,7 @@ def mistrust(root: str, path: str) -> str:
 
 
 def listing(root: str, folder: str) -> list[str]:
-    """List the names in a directory inside a root, sorted; none if it cannot be read."""
+    """List the names in a directory inside a root, sorted; [] if it cannot be read."""
     real = resolve(root, folder)
     try:
         return sorted(os.listdir(inside(root, real))) if real else []
@@ -113,17 +100,9 @@ def nonblocking(path: str, flags: int) -> int:
 
 
 def entry(root: str, path: str, real: str, kind: str) -> File:
-    """Write the snapshot's entry of a file that programs know under another path than its own.
+    """Return the snapshot's entry of a file: at `path`, where programs look for it, if the kernel finds it there.
 
-    Args:
-        root: the driver root.
-        path: where programs look for it, such as /usr/bin/nvidia-smi.
-        real: where it is.
-        kind: the entry's.
-
-    Returns:
-        an entry with the path that programs know where the kernel finds the same file there. Where it does not,
-        because a link is meant inside the root, the container gets the file at its own path, and a link to it.
+    If not, because a link is meant inside the root, the container gets the file at `real`, and a link to it.
     """
     try:
         if os.path.samefile(inside(root, path), inside(root, real)):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def prepare(state: str) -> None:
-    """Make the state directory, and refuse one where others could put a snapshot."""
+    """Make the state directory; refuse one where others could put a snapshot."""
     try:
         os.mkdir(state)
         os.chmod(state, 0o755)  # noqa: S103 - the launcher reads it in rootless engines too; mkdir minds the umask
@@ -33,10 +33,9 @@ def prepare(state: str) -> None:
             INVENTORY,
         ) from None
     if not stamp.ours(state):
-        os.lstat(state)  # raises if it was removed meanwhile, and refresh begins anew
+        os.lstat(state)  # raises if it was removed meanwhile; refresh then starts again
         raise GpushimError(
-            f"{state} cannot be trusted: it is no directory that only root can write to; remove it",
-            INVENTORY,
+            f"{state} cannot be trusted: it is no directory that only root can write to; remove it", INVENTORY
         )
     if os.statvfs(state).f_flag & os.ST_RDONLY:
         raise GpushimError(
@@ -53,7 +52,7 @@ def prepare(state: str) -> None:
 
 
 def save(state: str, snapshot: Snapshot) -> None:
-    """Save a snapshot, and before it what launcher and hook read: a true snapshot means that those are true too."""
+    """Save a snapshot, after the files that launcher and hook read: if it is true, so are they."""
     driver = snapshot["driver"]
     with contextlib.suppress(FileExistsError):
         os.mkdir(driver["empty"], 0o555)
@@ -67,9 +66,8 @@ def save(state: str, snapshot: Snapshot) -> None:
 def _tell_launcher(state: str, snapshot: Snapshot) -> None:
     """Write what the launcher reads: `triggers`; `config`, a link to the configuration, if there is one; `runtime`.
 
-    The latter has the configuration's time, and so vouches for all: a shell can compare times, not read them. With
-    other words or another link than before it is taken away first, so that it never vouches for what it was not made
-    with.
+    `runtime` has the configuration's mtime, which the shell can compare: it says that all three are up to date. It is
+    removed before the other two change.
     """
     requests, cdi = snapshot["policy"]["requests"], snapshot["policy"]["cdi"]
     known = policy.defaults()["cdi"]["annotation-prefixes"]
@@ -77,7 +75,7 @@ def _tell_launcher(state: str, snapshot: Snapshot) -> None:
     text, runtime = "".join(f"{word}\n" for word in words), state + "/runtime"
     identity = snapshot["stamp"]["config"]
     target, time = (os.path.realpath(snapshot["inputs"]["config"]), identity[2]) if identity else ("", None)
-    if stamp.identity(target) != identity:  # another came since it was read, maybe with the same time
+    if stamp.identity(target) != identity:  # replaced since it was read, maybe with the same time
         target, time = "", None
     low = snapshot["runtime"] or _stand_in(runtime)
     if _told(state) != (text, target):
@@ -96,7 +94,7 @@ def _tell_launcher(state: str, snapshot: Snapshot) -> None:
 
 
 def _stand_in(path: str) -> str:
-    """Find what containers that are there shall get instead of a runtime that is absent, if there is one."""
+    """Find a runtime for running containers where the configured one is missing."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             last = file.readline().rstrip("\n")
@@ -109,7 +107,7 @@ def _stand_in(path: str) -> str:
 
 
 def _told(state: str) -> tuple[str, str] | None:
-    """Read the words and the configuration's path that the launcher was told last."""
+    """Read the words and the configuration's path that the launcher has now."""
     try:
         with open(state + "/triggers", encoding="utf-8", errors="surrogateescape") as file:
             return file.read(), os.readlink(state + "/config") if os.path.lexists(state + "/config") else ""
@@ -123,5 +121,5 @@ def _remove(path: str) -> None:
 
 
 def _replace(path: str, text: str, time: int | None = None) -> None:
-    """Put a file of the state directory in place; `time` is to be its mtime, in nanoseconds."""
+    """Replace a file of the state directory; `time` is its mtime in nanoseconds."""
     replace(path, os.fsencode(text), time=time)

@@ -13,24 +13,17 @@ from gpushim.inventory import rooted
 
 
 def soname(path: str, machine: str = "") -> str:
-    """Read a library's SONAME.
-
-    Args:
-        path: of a regular file on the host.
-        machine: that it has to be for, as elf.MACHINES names it; this one by default.
-
-    Returns:
-        the SONAME, "" if it has none.
+    """Read a library's SONAME, "" if it has none; `machine` is one of elf.MACHINES, "" for this one.
 
     Raises:
         ForeignError: it is for another machine.
-        ValueError: it is not such a library, or it is damaged.
+        ValueError: it is no ELF library, or damaged.
         OSError: it cannot be read.
     """
     with open(path, "rb", buffering=0, opener=rooted.nonblocking) as file:
 
         def read(offset: int, length: int) -> bytes:
-            if offset:  # a FIFO cannot seek, and is refused for what it says at first
+            if offset:  # a FIFO, which cannot seek, is refused for its first bytes
                 file.seek(offset)
             return file.read(length)
 

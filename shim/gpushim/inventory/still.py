@@ -1,7 +1,7 @@
-"""Wait until nobody changes the driver, so that an unattended refresh is not in the way of an upgrade.
+"""Wait until the driver has stopped changing, so that an unattended refresh does not disturb an upgrade.
 
-An installer unloads the modules one behind the other, and fails if anybody opens a GPU or loads one of them again
-meanwhile; it calls ldconfig, which starts the refresh. Out of scope: creates, which somebody waits for.
+An installer unloads the modules one after the other, and fails if anybody opens a GPU or loads one of them meanwhile;
+it calls ldconfig, which starts the refresh. Out of scope: creates, which somebody waits for.
 """
 
 from __future__ import annotations
@@ -13,20 +13,16 @@ from gpushim.errors import INVENTORY, GpushimError
 from gpushim.inventory import libraries, procfs, rooted
 
 REST = 3.0  # seconds without a change; unloading all modules takes less
-LIMIT = 60.0  # seconds; then somebody changes these things all the time, and they are looked at as they are
+LIMIT = 60.0  # seconds; then the host is surveyed although it keeps changing
 PAUSE = 0.2
-LIVE = "Live"  # of a module in /proc/modules, whose line has its name first and its state in the fifth place
+LIVE = "Live"  # state of a module, the fifth word of its line in /proc/modules
 
 
 def wait(root: str, proc: str) -> None:
     """Wait until the driver's modules and the library caches have been the same for a while.
 
-    Args:
-        root: the driver root.
-        proc: where the procfs that shows the driver is mounted.
-
     Raises:
-        GpushimError: the driver's module is neither there nor gone after a minute.
+        GpushimError: after LIMIT, a module is still being loaded or unloaded.
     """
     began = since = time.monotonic()
     seen = _facts(root, proc)

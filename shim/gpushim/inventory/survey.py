@@ -1,4 +1,4 @@
-"""Find out what the host has: a whole snapshot.
+"""Survey the host: make a whole snapshot.
 
 Out of scope: what is where (gpus.py, nodes.py, drm.py, files.py), changing anything on the host, saving (save.py).
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpushim import __version__, policy, stamp
 from gpushim.errors import INVENTORY, GpushimError
-from gpushim.inventory import data_files, drm, ensure, files, gpus, modules, nodes, platforms, procfs, rooted
+from gpushim.inventory import data_files, drm, ensure, files, gpus, modules, nodes, peers, platforms, procfs, rooted
 from gpushim.logfile import now
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from gpushim.model import Failure, Inputs, Listed, MpsPolicy, Platform, Policy, Snapshot, Stamp
 
-ATTEMPTS = 3  # when the host changes while it is looked at, as it does when NVML makes device nodes
-MOMENT = 0.02  # seconds, in which the kernel's clock for files goes on
-# Seconds that a snapshot holds at most, counted by the clock that runs during a suspend too.
-PASSING = 30  # of what may be over in a moment: NVML failed, a GPU is sick or in MIG mode without an instance
-SETTLED = 300  # of what changes seldom, and leaves no trace outside NVML: MIG mode without instances, health
-LONGEST_LIFE = 1800  # where a look takes long
+ATTEMPTS = 3  # when the host changes during a survey, as it does when NVML makes device nodes
+MOMENT = 0.02  # seconds, longer than a tick of the kernel's clock for files
+# Seconds that a snapshot holds at most, by the clock that also runs during a suspend.
+PASSING = 30  # of what may soon be over: NVML failed, a GPU is sick or in MIG mode without an instance
+SETTLED = 300  # of what rarely changes, and leaves no trace outside NVML: MIG mode without instances, health
+LONGEST_LIFE = 1800  # where a survey takes long
 # By member of the snapshot, the fact that changes with it; "life" if none does; "own" for what says nothing about the
 # host. Members of members, and of the objects in lists, follow a dot; where names are data, there is a star.
 COVER = {
@@ -36,7 +36,7 @@ COVER = {
     "driver.params": "gpus",  # parameters change when the module is loaded, and then all GPUs are bound anew
     "driver.empty": "own",
     **dict.fromkeys(("gpus.index", "gpus.uuid", "gpus.minor", "gpus.pci", "gpus.model", "gpus.brand"), "gpus"),
-    **dict.fromkeys(("gpus.arch", "gpus.node"), "gpus"),
+    **dict.fromkeys(("gpus.arch", "gpus.node", "gpus.numa", "gpus.peers"), "gpus"),
     **dict.fromkeys(("mig.uuid", "mig.legacy", "mig.gpu", "mig.index", "mig.gi", "mig.ci", "mig.profile"), "mig"),
     "mig.nodes": "mig",
     **dict.fromkeys(("gpus.drm", "gpus.links", "nodes.*", "features.*", "imex", "hardlinks", "runtime"), "nodes"),
@@ -46,16 +46,7 @@ COVER = {
 
 
 def survey(config: str, settings: Policy, waiting: Callable[[str], None]) -> Snapshot:
-    """Find out what the host has.
-
-    Args:
-        config: path of config.toml.
-        settings: the policy.
-        waiting: called with what is asked next, before each call that may take long.
-
-    Returns:
-        a snapshot; its "runtime" is "" if there is no low-level runtime.
-    """
+    """Survey the host; "runtime" is "" if there is no low-level runtime."""
     notes, runtime = [], ""
     try:
         runtime = policy.low_level(settings["runtime"]["low-level"])
@@ -69,7 +60,7 @@ def survey(config: str, settings: Policy, waiting: Callable[[str], None]) -> Sna
         snapshot, other = _begun(settings, proc, waiting)
         paths = [*_watched(snapshot, other, proc), *_mps_control(root, settings["mps"]), *filter(None, (runtime,))]
         inputs: Inputs = {"config": config, "root": root, "sys": sys, "times": times, "nodes": paths}
-        # The driver's facts are from before it was asked: a change since then makes the snapshot stale, never wrong.
+        # The driver's facts are older than its answers: a change meanwhile makes the snapshot stale, never wrong.
         then: Stamp = {**stamp.current(inputs), **before}
         snapshot["inputs"], snapshot["stamp"], snapshot["runtime"] = inputs, then, runtime
         snapshot["notes"] += notes
@@ -82,12 +73,9 @@ def survey(config: str, settings: Policy, waiting: Callable[[str], None]) -> Sna
 
 
 def life(snapshot: Snapshot, took: float) -> int:
-    """Say how many seconds a snapshot holds, if no fact changes; 0 is without end.
+    """Say how many seconds a snapshot holds if no fact changes, 0 for without end.
 
-    Args:
-        snapshot: all but its "life".
-        took: seconds that the look took; what seldom changes is not worth more than a hundredth of the time, down to
-            two looks an hour.
+    Surveys that took so many seconds may use a hundredth of the time, but run at least twice an hour.
     """
     if is_passing(snapshot):
         return PASSING
@@ -95,12 +83,12 @@ def life(snapshot: Snapshot, took: float) -> int:
         return 0
     unbound = None in snapshot["stamp"]["gpus"].values()
     if unbound or (snapshot["mig"] and not snapshot["inputs"]["times"]):
-        return PASSING  # a fact is not to be had here
+        return PASSING  # a fact is missing
     return max(SETTLED, min(LONGEST_LIFE, round(100 * took)))
 
 
 def is_passing(snapshot: Snapshot) -> bool:
-    """Say whether something is not as it should be that may be over in a moment."""
+    """Say whether something is wrong that may soon be over."""
     parents = {mig["gpu"] for mig in snapshot["mig"]}
     return bool(
         snapshot["error"]
@@ -112,12 +100,7 @@ def is_passing(snapshot: Snapshot) -> bool:
 
 
 def keeps_times(proc: str, sys: str) -> bool:
-    """Say whether procfs keeps the times of its entries: old kernels make them anew for each look.
-
-    Args:
-        proc: where the procfs that shows the driver is mounted.
-        sys: where the sysfs that shows the GPUs is mounted.
-    """
+    """Say whether procfs keeps the times of its entries: old kernels make new ones for each read."""
     before = stamp.driver(proc, sys, True)
     if not before["mig"]:
         return True
@@ -126,10 +109,10 @@ def keeps_times(proc: str, sys: str) -> bool:
 
 
 def _begun(settings: Policy, proc: str, waiting: Callable[[str], None]) -> tuple[Snapshot, Platform | None]:
-    """Begin a snapshot with what the kernel module and NVML tell, or another platform."""
+    """Return a snapshot of what the kernel module and NVML, or another platform, tell, without nodes and files."""
     driver, state = settings["driver"], stamp.state_dir()
     notes: list[str] = []
-    said: list[str] = []  # what is wrong with a platform's files is said when they are listed, below
+    said: list[str] = []  # another platform's come when its files are listed, below
     version = procfs.module_version(proc)
     found: Listed = {"source": "proc", "version": version or "", "cuda": "", "gpus": [], "mig": [], "missing": []}
     other: Platform | None = None
@@ -144,6 +127,7 @@ def _begun(settings: Policy, proc: str, waiting: Callable[[str], None]) -> tuple
             _check_driver(version, driver["root"], proc)
             found = gpus.read(driver["root"], proc, version or "", notes, waiting)
             drm.add(found["gpus"], modules.sys_dir(driver["root"]), driver["dev-root"])
+            peers.add_numa(found["gpus"], modules.sys_dir(driver["root"]))
     except GpushimError as trouble:
         error = {"sentence": str(trouble), "code": trouble.exit_code}
     snapshot: Snapshot = {
@@ -207,7 +191,7 @@ def _watched(snapshot: Snapshot, other: Platform | None, proc: str) -> list[str]
 
 
 def _mps_control(root: str, mps: MpsPolicy) -> list[str]:
-    """List the path by which a stamp sees MPS come and go: nothing that others than root can make come and go."""
+    """List the path that shows a stamp whether MPS runs, if nobody but root can make or remove it."""
     pipes = mps["pipe-directory"]
     watched = mps["enabled"] and not rooted.mistrust(root, pipes)
     return [files.inside(root, pipes) + "/control"] if watched else []

@@ -1,7 +1,7 @@
 """Tegra (Jetson): NVIDIA's CSV files name the nodes and files that containers get.
 
-One line is `type,path`, with the types dev, dir, lib and sym. No such machine was at hand: what is here comes from
-descriptions and is tested on fixture trees.
+One line is `type,path`, with the types dev, dir, lib and sym. This follows descriptions and is tested on fixture
+trees, never on such a machine.
 Out of scope: a discrete GPU beside the integrated one; CSV files other than LISTS, by which old releases mounted the
 host's CUDA and cuDNN into containers.
 """
@@ -29,19 +29,12 @@ TYPES = ("dev", "dir", "lib", "sym")
 LIST_LIMIT = 1 << 20  # bytes of one CSV file; real ones have some 20 KiB
 ENTRY_LIMIT = 4096  # nodes and files in all
 PATH_LIMIT = 1024  # characters
-NOTE_LIMIT = 32  # lines that are mentioned each by itself
+NOTE_LIMIT = 32  # lines with a note of their own
 _GLOB = "*?["
 
 
 def find(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Platform | None:
-    """Find what a Tegra system gives to containers; None if this is none.
-
-    Args:
-        root: the driver root.
-        dev_root: the directory whose dev/ has the nodes.
-        csv_directory: where the CSV files are, inside the root.
-        notes: gets a sentence for each thing that is not as it should be.
-    """
+    """Find what containers get on a Tegra system; None if this is none."""
     if not _is_tegra(root):
         return None
     lists = [path for path in (f"{csv_directory}/{name}" for name in LISTS) if is_file(root, path)]
@@ -64,12 +57,7 @@ def find(root: str, dev_root: str, csv_directory: str, notes: list[str]) -> Plat
 
 
 def gpus(root: str, nodes: dict[str, Node]) -> Listed:
-    """Tell the one GPU of a Tegra system, which is named by its model.
-
-    Args:
-        root: the driver root.
-        nodes: what `find` found.
-    """
+    """Return the one GPU of a Tegra system, which is named after its model."""
     model = _text(root, MODEL, 256).rstrip("\0\n ") or "Tegra"
     gpu = entries.gpu(0, next(iter(nodes), ""), model=model)
     return {"source": "proc", "version": "", "cuda": "", "gpus": [gpu], "mig": [], "missing": []}
@@ -78,7 +66,7 @@ def gpus(root: str, nodes: dict[str, Node]) -> Listed:
 def _listed(
     root: str, dev_root: str, lines: list[tuple[str, str]], left_out: list[str]
 ) -> tuple[dict[str, Node], list[File]]:
-    """Find what the lines name; one list serves many boards, so what this one lacks is no news."""
+    """Find what the lines name; one list serves many boards, so what is missing gets no note."""
     nodes: dict[str, Node] = {}
     found: dict[str, File] = {}
     _add_file(root, RELEASE, found, left_out)
@@ -128,7 +116,7 @@ def _lines(root: str, path: str, left_out: list[str]) -> Iterator[tuple[str, str
 
 
 def _expand(root: str, pattern: str) -> list[str]:
-    """List the paths that a pattern means; only its last component may be one (/dev/dri/card*)."""
+    """List the paths that match; only the last component may be a pattern (/dev/dri/card*)."""
     folder, _, name = pattern.rpartition("/")
     if not any(letter in name for letter in _GLOB):
         return [pattern]
@@ -165,7 +153,7 @@ def _add_file(root: str, path: str, found: dict[str, File], left_out: list[str])
 
 
 def _file(root: str, path: str) -> File:
-    """Say what a regular file is: lib lines name programs and data too, which have no place in the loader's cache."""
+    """Tell libraries from programs and data, which lib lines also name and the loader's cache must not have."""
     host = rooted.inside(root, path)
     name = os.path.basename(host)
     if ".so" in name:

@@ -1,8 +1,8 @@
 """WSL2: Windows' driver behind one node, /dev/dxg, and its libraries below /usr/lib/wsl.
 
-Windows mounts both there: lib/ for programs to load, drivers/ (the "driver store") for those libraries to load in
-turn. Which GPU a container uses cannot be limited: there is one node for all. No such machine was at hand: what is
-here comes from descriptions and is tested on fixture trees.
+Windows mounts both there: lib/ has what programs load, drivers/ (the "driver store") what those libraries load. One
+node serves all GPUs, so a container cannot be limited to some. This follows descriptions and is tested on fixture
+trees, never on such a machine.
 Out of scope: MIG and CUDA forward compatibility, which WSL2 does not have.
 """
 
@@ -32,8 +32,8 @@ LIBRARIES = {
     "video": ("libnvcuvid.so.1", "libnvidia-encode.so.1", "libnvidia-opticalflow.so.1"),
     "graphics": ("libnvoptix.so.1", "libnvoptix_loader.so.1", "libnvwgf2umx.so", "libd3d12.so", "libd3d12core.so"),
 }
-# What the libraries above load from the driver store, by its own path; one of several stores of several adapters
-# is NVIDIA's if it has the first of these.
+# What the libraries above load from the driver store, by its own path; there is a store for each adapter, and
+# NVIDIA's have the first of these.
 STORED = (
     "libcuda.so.1.1",
     "libcuda_loader.so",
@@ -48,13 +48,7 @@ STORE_LIMIT = 1024  # adapters, graphics and others; a laptop has three
 
 
 def find(root: str, dev_root: str, notes: list[str]) -> Platform | None:
-    """Find the node and the files of a WSL2 system; None if this is none.
-
-    Args:
-        root: the driver root.
-        dev_root: the directory whose dev/ has the node.
-        notes: gets a sentence for each thing that is not as it should be.
-    """
+    """Find the node and the files of a WSL2 system; None if this is none."""
     node = rooted.inside(dev_root, NODE)
     try:
         status = os.lstat(node)
@@ -74,13 +68,7 @@ def find(root: str, dev_root: str, notes: list[str]) -> Platform | None:
 
 
 def gpus(root: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
-    """Ask NVML for the GPUs; where it cannot be used, there is one of which nothing is known.
-
-    Args:
-        root: the driver root.
-        notes: gets a sentence for each thing that is not as it should be.
-        waiting: called with what is asked next, before each call that may take long.
-    """
+    """Ask NVML for the GPUs; where it cannot be used, list one of which nothing is known."""
     found: Listed = {"source": "proc", "version": "", "cuda": "", "gpus": [], "mig": [], "missing": []}
     if not any(is_file(root, f"{LIB}/{name}") for name in (NVML, CUDA)):
         notes.append(f"there is neither {CUDA} nor {NVML} in {LIB}: install NVIDIA's driver in Windows")

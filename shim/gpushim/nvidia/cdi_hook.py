@@ -6,10 +6,8 @@
     enable-cuda-compat [--host-driver-version V] [--host-cuda-version V] [--cuda-compat-container-root DIR]
 
 They do what NVIDIA's do, by our means: below the rootfs all goes through rootfs.py, and no ldconfig runs. What an
-image does not allow is skipped with a line on stderr. Unknown hooks and options are for newer tools than these:
-a line on stderr, and the container starts.
-
-Such specs have them as createContainer hooks, but they do as well at the stages prestart and createRuntime.
+image does not allow is skipped with a line on stderr. So are unknown hooks and options, which are of newer tools: the
+container starts. Such specs have them as createContainer hooks; the stages prestart and createRuntime work too.
 
 Out of scope: all else that NVIDIA's two programs do; the rootfs and its namespace (container.py). Not for the hot
 path: our own specs bring our own hook.
@@ -40,11 +38,7 @@ COMPAT = "00-gpushim-compat.conf"  # names the folder that enable-cuda-compat ha
 
 
 def main(argv: list[str]) -> None:
-    """Run as a process.
-
-    Args:
-        argv: the program's name, by which it knows whose place it takes, and the words behind it.
-    """
+    """Run as a process; argv[0] tells which program of NVIDIA's this is."""
     prestart.main(argv, run)
 
 
@@ -73,14 +67,11 @@ def _without_flags(words: list[str]) -> list[str]:
 
 
 def parse(words: list[str], known: tuple[str, ...]) -> Options:
-    """Sort options: `--name value` and `--name=value`, with one dash or two.
+    """Sort options, `--name value` and `--name=value`, with one dash or two, into values by name.
 
     Args:
         words: behind the hook's name.
         known: names of its options.
-
-    Returns:
-        values by name; without an entry for what is absent.
 
     Raises:
         GpushimError: one has no value.

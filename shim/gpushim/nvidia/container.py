@@ -1,8 +1,8 @@
 """Open a container for a hook that may run in the host's mount namespace or in the container's.
 
-createContainer hooks run in the container's before pivot_root(2), where the host's files are still in place and the
-rootfs is at its path on the host. prestart and createRuntime hooks run in the host's; the container's mounts are then
-behind /proc/<pid>/root. `process_of` tells which of the two it is.
+createContainer hooks run in the container's mount namespace before pivot_root(2): the host's files are still in
+place, and the rootfs is at its path on the host. prestart and createRuntime hooks run in the host's, where the
+container's mounts are behind /proc/<pid>/root. `process_of` tells which of the two it is.
 
 Out of scope: what is done in the container (cdi_hook.py). Not for the hot path.
 """
@@ -16,7 +16,7 @@ from gpuhook import prestart, roots
 from gpuhook.bundled import rootfs_of
 from gpuhook.finish import Work, skipped
 from gpuhook.rootfs import Rootfs
-from gpuhook.walk import TYPE, held
+from gpuhook.walk import REGULAR, TYPE, held
 from gpushim import bounds
 from gpushim.errors import ROOTFS, GpushimError, visible
 
@@ -24,15 +24,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-REGULAR = 0o100000  # S_IFREG: inode(7)
-
 
 class Container(Work):
-    """One container, of which is said on stderr what was skipped.
-
-    Args:
-        root: its rootfs.
-    """
+    """One container; what is skipped in it is said on stderr."""
 
     __slots__ = ()
 
@@ -49,13 +43,7 @@ class Container(Work):
 
 
 def state_from(path: str) -> dict[str, Any]:
-    """Read the container's state, which the runtime writes (OCI runtime-spec, State).
-
-    Args:
-        path: of a file on the host; `-` is stdin.
-
-    Returns:
-        the state; nothing in it is sure.
+    """Read the container's state (OCI runtime-spec, State) from a file, or from stdin for `-`; it is not trusted.
 
     Raises:
         GpushimError: it does not come, or says that the container runs already.
@@ -87,9 +75,6 @@ def process_of(state: dict[str, Any]) -> str:
     is known that the number belongs there. It does not if there is none (crun gives 0 then), if it is our own
     parent's, which is the container's process in that stage alone, or if we have a number in a pid namespace
     below that of /proc ("NSpid" in proc(5)). Otherwise the two mount namespaces tell.
-
-    Args:
-        state: what the runtime wrote.
 
     Returns:
         the directory of the container's process in /proc, held open; "" if we are in its mount namespace.
@@ -124,14 +109,9 @@ def open_container(state: dict[str, Any]) -> Container:
     Raises:
         GpushimError: there is none, or it is the root directory itself, or not the container's (roots.check).
     """
-    path, process = rootfs_of(state), process_of(state)
-    try:
-        root = Rootfs(process, path)
-        ours, tops = posix.fstat(root.fd), [posix.stat("/"), posix.stat(f"{process}/root" if process else "/")]
-        if any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in tops):
-            raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
-    except OSError as error:
-        raise GpushimError(f"the rootfs {visible(path)} cannot be opened: {error.strerror}", ROOTFS) from None
+    root = roots.open_root(process_of(state), rootfs_of(state))
+    if roots.is_host_root(root):
+        raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     roots.check(root)
     return Container(root)
 

@@ -48,11 +48,7 @@ Options: {" ".join("--" + name for name in cli.GLOBAL)}
 
 
 def main(words: list[str]) -> None:
-    """Run as a process, and exit.
-
-    Args:
-        words: behind the program's name.
-    """
+    """Run as a process, with the words behind the program's name, and exit."""
     guard()
     try:
         code = run(words)
@@ -96,12 +92,7 @@ def run(words: list[str]) -> int:
 
 
 def info(inventory: Snapshot, csv: bool = False) -> list[str]:
-    """Return the lines of NVIDIA's `info`.
-
-    Args:
-        inventory: the snapshot.
-        csv: the form for programs, in which nothing is quoted.
-    """
+    """Return the lines of NVIDIA's `info`; the form for programs, `csv`, quotes nothing."""
     driver = inventory["driver"]
     about: dict[str, object] = {"NVRM version": driver["version"], "CUDA version": driver["cuda"]}
     gpus = [dict(zip(LABELS, _values(gpu))) for gpu in inventory["gpus"]]
@@ -119,14 +110,7 @@ def _values(gpu: Gpu) -> tuple[object, ...]:
 
 
 def paths(options: Given, inventory: Snapshot) -> list[str]:
-    """List what NVIDIA's `list` lists, in its order.
-
-    Args:
-        options: from the command line.
-        inventory: the snapshot.
-
-    Returns:
-        paths as seen inside the driver root, each once.
+    """List what NVIDIA's `list` lists, in its order: paths as seen inside the driver root, each once.
 
     Raises:
         GpushimError: a device is unknown, or a value malformed.

@@ -1,10 +1,10 @@
 """`nvidia-container-cli configure`: give a created container what the command line says.
 
-So do `ctr run --gpus` before containerd 2.3 (through `containerd oci-hook`), nerdctl, enroot, Apptainer and scripts.
-The options become a request; the decision and the ways into the container are those of the hook alone.
+`ctr run --gpus` before containerd 2.3 (through `containerd oci-hook`), nerdctl, enroot, Apptainer and scripts call
+it. The options become a request; the decision and the ways into the container are those of the hook alone.
 
-With --pid, the container is that process's, which waits in a mount namespace of its own. Without, this process is in
-the container's mount namespace itself, as enroot and Apptainer call it.
+With --pid, the container is that process's, which waits in a mount namespace of its own. Without it, this process is
+in the container's mount namespace itself, as when enroot and Apptainer call it.
 
 Out of scope: info and list (container_cli.py); which options there are (container_cli_options.py).
 """
@@ -39,11 +39,7 @@ MAX_REQUIREMENTS = 32
 
 
 def main(words: list[str]) -> NoReturn:
-    """Run `configure` as a process: exit 0, or say one line on stderr and exit with 1.
-
-    Args:
-        words: behind the program's name.
-    """
+    """Run `configure` as a process: exit 0, or say one line on stderr and exit with 1."""
     code = 0
     try:
         while posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC) <= 2:
@@ -60,10 +56,7 @@ def main(words: list[str]) -> NoReturn:
 
 
 def configure(words: list[str]) -> None:
-    """Give a container what the options say.
-
-    Args:
-        words: behind the program's name.
+    """Give a container what the options say; `words` stand behind the program's name.
 
     Raises:
         GpushimError: the command line is wrong, or the container cannot have what it says.
@@ -104,11 +97,7 @@ def _inventory(config: str, state: str) -> Snapshot:
 
 
 def request(options: Given, policy: Policy) -> Request:
-    """Read options as what a container asks for.
-
-    Args:
-        options: from the command line.
-        policy: the configuration; what it forbids containers' own variables does not concern who calls this.
+    """Read options as what a container asks for; what the policy forbids containers does not bind the caller.
 
     Raises:
         GpushimError: a value is malformed.

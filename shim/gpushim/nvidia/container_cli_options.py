@@ -1,4 +1,4 @@
-"""The options of `nvidia-container-cli`, and what its commands read from them alike.
+"""The options of `nvidia-container-cli`, and how its commands read the common ones.
 
 Imports as little as `configure` may, which container engines wait for. Out of scope: the grammar (getopt.py).
 """
@@ -57,13 +57,7 @@ COMMANDS: dict[str, Options] = {
         "cuda-compat-mode": ("", REQUIRED),
     },
     "info": {"csv": ("", NO), **_HELP},
-    "list": {
-        **_CHOICE,
-        "libraries": ("l", NO),
-        "binaries": ("b", NO),
-        "ipcs": ("i", NO),
-        "firmwares": ("f", NO),
-    },
+    "list": {**_CHOICE, "libraries": ("l", NO), "binaries": ("b", NO), "ipcs": ("i", NO), "firmwares": ("f", NO)},
 }
 _LEFT_OUT = {
     "no-persistenced": "/nvidia-persistenced/",
@@ -106,10 +100,10 @@ def sentence(error: Exception) -> str:
 
 
 def check_root(given: Given, driver_root: str) -> None:
-    """See that --root names the driver that gpushim knows.
+    """Check that --root names the driver root that gpushim knows.
 
     Raises:
-        GpushimError: USAGE; it is another.
+        GpushimError: USAGE; it names another.
     """
     for name, value in given:
         if name == "root" and (value.rstrip("/") or "/") != driver_root:
@@ -139,21 +133,17 @@ def only_all(given: Given, name: str) -> bool:
 
 
 def devices(given: Given, kind: str) -> tuple[str, list[Item]]:
-    """Read which GPUs and MIG instances --device names.
-
-    Args:
-        given: the command's options.
-        kind: the CDI kind of this host's own GPUs.
+    """Read which GPUs and MIG instances --device names; `kind` is the CDI kind of this host's own GPUs.
 
     Returns:
-        what it says, and what that means.
+        the option's words, and what they mean.
 
     Raises:
         GpushimError: REQUEST; a device that no GPU or MIG instance can be.
     """
     words = words_of(given, "device")
     if any(word.lower() == "all" for word in words):
-        words = ["all"]  # what stands before it is among them
+        words = ["all"]  # which includes the words before it
     items = selection.parse(words, (kind, AUTOMATIC_KIND))
     foreign = [item[2] for item in items or () if item[0] == "cdi"]  # no option may name these
     if items is None or foreign:

@@ -1,4 +1,4 @@
-"""The entry point of NVIDIA's programs: by its name, a process knows which of them it is.
+"""The entry point of NVIDIA's programs: the name of the process tells which of them it is.
 
     nvidia-cdi-hook ..., nvidia-ctk hook ...  cdi_hook.py
     nvidia-ctk ...                            ctk.py
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str], top: str) -> None:
-    """Run as one of NVIDIA's programs.
-
-    Args:
-        argv: the program's name and the words behind it.
-        top: directory above the one that the program is in.
-    """
+    """Run as one of NVIDIA's programs, argv[0]; `top` is the directory above the one that the program is in."""
     name = argv[0].rpartition("/")[2]
     if name == "nvidia-container-cli":
         from gpushim.nvidia.container_cli_options import command_of

@@ -1,7 +1,7 @@
 """Find the libraries of a container's folder by their SONAMEs, as ldconfig(8) does.
 
-The driver's lie on mounts of the engine's, which nothing tells from volumes: of what everybody may read there, the
-SONAME is read.
+The driver's libraries lie on mounts that the engine made, and that look like volumes: there only the SONAMEs of files
+that everybody may read are read.
 
 Out of scope: the loader's cache (finish.py). Not for the hot path: our own specs name each library.
 """
@@ -22,7 +22,7 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
     """Find the libraries of a folder, and make their SONAME links.
 
     In a folder where images have libraries of their own, only those count that lie on another mount than the rootfs:
-    the others have their order in the cache already, and may be meant to stand behind equal names elsewhere.
+    the cache has the others in its order already, and they may be meant to stand behind equal names elsewhere.
 
     Args:
         work: the container.
@@ -30,7 +30,7 @@ def libraries(work: Work, folder: str, machine: str) -> list[tuple[int, bytes, b
         machine: as uname(2) calls it.
 
     Returns:
-        32 or 64, name that programs load, path in the container; of two files with one SONAME the newer one alone.
+        32 or 64, the name that programs load, and the path in the container; of one SONAME's files the newest alone.
     """
     path = "/" + folder.strip("/")
     try:

@@ -1,4 +1,4 @@
-"""Command lines as getopt_long(3) reads them: a beginning of a name will do, and options may stand behind words.
+"""Command lines as getopt_long(3) reads them: a unique beginning of a name is enough, and options may follow words.
 
 Python's own getopt knows no optional values before 3.14, and imports os, for which container engines would wait.
 """
@@ -18,18 +18,15 @@ NO, REQUIRED, OPTIONAL = "no", "required", "optional"
 
 
 def parse(words: Sequence[str], options: Options, in_order: bool = False) -> tuple[Given, list[str]]:
-    """Read a command line as getopt_long(3) does.
+    """Read a command line as getopt_long(3) does; return the options with their values, and the other words.
 
     Args:
         words: behind the program's or command's name.
         options: those that there are.
-        in_order: stop at the first word that is no option, else options may stand behind such words too.
-
-    Returns:
-        options with their values, and the other words.
+        in_order: stop at the first word that is no option; otherwise options may stand behind such words too.
 
     Raises:
-        GpushimError: USAGE, for an option that there is not, or a value too many or too few.
+        GpushimError: USAGE, for an unknown option, or a value too many or too few.
     """
     given: Given = []
     others: list[str] = []
@@ -51,7 +48,7 @@ def parse(words: Sequence[str], options: Options, in_order: bool = False) -> tup
 
 def _long(word: str, rest: list[str], options: Options) -> tuple[str, str]:
     text, equals, value = word[2:].partition("=")
-    # A beginning that only one option has will do.
+    # A unique beginning is enough.
     found = [text] if text in options else [name for name in options if name.startswith(text)]
     if len(found) != 1:
         raise GpushimError(f"--{quote(text)} is {'ambiguous' if found else 'not an option here'}; see --help", USAGE)

@@ -1,7 +1,7 @@
 """From NVIDIA's container toolkit to gpushim: what each of its settings becomes in config.toml.
 
-Only what somebody wrote down is taken over; where their default and ours differ, ours stays, and a warning says what
-that changes for containers. What is left out, because nothing here would do the same, is never left out in silence.
+Only what somebody wrote down is taken over. Where NVIDIA's default and gpushim's differ, gpushim's stays, and a
+warning says what that changes for containers. Each setting without an equivalent is named.
 Out of scope: what each key means here (migrate_keys.py); printing (cli/migrate.py); the engines' settings, which are
 only looked at (migrate_engines.py).
 """
@@ -75,7 +75,7 @@ class Plan:
 
 
 def source() -> str:
-    """Return where NVIDIA's tools would read their settings, or "" if there is nothing.
+    """Return where NVIDIA's tools would read their settings, or "" if there are none.
 
     The first of $NVIDIA_CTK_CONFIG_FILE_PATH, $XDG_CONFIG_HOME and /etc that is there.
     """
@@ -86,11 +86,7 @@ def source() -> str:
 
 
 def plan(path: str, ours: str) -> Plan:
-    """Work out a migration.
-
-    Args:
-        path: of NVIDIA's settings; "" if there are none.
-        ours: path of config.toml, which need not exist.
+    """Work out a migration from NVIDIA's settings at `path` ("": there are none) into config.toml at `ours`.
 
     Raises:
         GpushimError: one of the two files cannot be read or understood.
@@ -103,23 +99,15 @@ def plan(path: str, ours: str) -> Plan:
 
 
 def rows(data: dict[str, Any]) -> list[Row]:
-    """Say what settings become.
-
-    Args:
-        data: NVIDIA's settings as nested tables.
-    """
+    """Say what settings, NVIDIA's as nested tables, become."""
     return [_row(key, value) for key, value in _flat(data, "")]
 
 
 def warnings(found: list[Row], ours: str) -> list[str]:
     """Say what changes for containers though no setting says it, a sentence each.
 
-    Args:
-        found: from `rows`.
-        ours: path of config.toml.
-
     Raises:
-        GpushimError: it is wrong.
+        GpushimError: config.toml is wrong.
     """
     theirs = {row.key: row.value for row in found}
     new = {row.setting[:2]: row.setting[2] for row in found if row.setting}
@@ -144,9 +132,9 @@ def check(found: list[Row], place: str, advice: str) -> None:
     """Refuse to call it done while something is left out.
 
     Args:
-        found: from `rows`; what each becomes has been said.
+        found: from `rows`; the user has been told what each becomes.
         place: where the settings come from, for the sentence.
-        advice: what is to be done once what is said here in their place will do.
+        advice: what to do once the equivalents that the user was told of are enough.
 
     Raises:
         GpushimError: something is left out; it names each.
@@ -162,11 +150,7 @@ def check(found: list[Row], place: str, advice: str) -> None:
 
 
 def changes(found: list[Row], ours: str) -> list[Change]:
-    """Write settings into config.toml, and see that the result is one.
-
-    Args:
-        found: from `rows`.
-        ours: path of config.toml.
+    """Write settings into config.toml at `ours`, and check the result.
 
     Raises:
         GpushimError: it is wrong already, or cannot be edited.

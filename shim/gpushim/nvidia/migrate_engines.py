@@ -12,24 +12,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpushim.edits import OTHER_HOOKS
-from gpushim.engines import crio, files, running, tomltext
+from gpushim.engines import crio, files, hooksd, running, tomltext
+from gpushim.engines.containerd.process import SYSTEM_CONFIG
 from gpushim.engines.docker import dockerd
 from gpushim.engines.dropin import table
 from gpushim.errors import GpushimError
 from gpushim.nvidia.migrate import Row
 
 RUNTIME = "nvidia-container-runtime"  # also with .cdi and .legacy behind it
-CONTAINERD = ("/etc/containerd/config.toml", "/etc/containerd/conf.d/*.toml")
-HOOK_FILES = ("/usr/share/containers/oci/hooks.d/*.json", "/etc/containers/oci/hooks.d/*.json")
+CONTAINERD = (SYSTEM_CONFIG, f"{os.path.dirname(SYSTEM_CONFIG)}/conf.d/*.toml")
+HOOK_FILES = tuple(f"{folder}/*.json" for folder in hooksd.DIRECTORIES)
 _KEPT = (files.BEFORE, files.AFTER)
 _Found = Iterator[tuple[str, object, str]]  # a place in a file, what stands there, a command
 
 
 def rows(root: str = "") -> list[Row]:
-    """List what engines have of NVIDIA's.
-
-    Args:
-        root: directory to look below, for tests; "" for this host and the engines that run on it.
+    """List what engines have of NVIDIA's; below another directory than / it looks at no running engine.
 
     Returns:
         rows whose `key` is a file and the place in it, and whose `becomes` is a command.
@@ -107,7 +105,7 @@ def _runtimes(
         engine: as `gpushim configure` calls it.
         place: of `runtimes` in the file.
         runtimes: tables by the name of the runtime.
-        keys: where each of them names its program.
+        keys: where a table names its program.
         default: name of the engine's default runtime.
         cdi: whether the engine injects CDI devices.
     """
@@ -120,7 +118,7 @@ def _runtimes(
 
 
 def _hook(data: dict[str, Any]) -> _Found:
-    program = table(data, "hook").get("path", data.get("hook"))
-    if isinstance(program, str) and os.path.basename(program) in OTHER_HOOKS:
+    program = hooksd.named(data)
+    if os.path.basename(program) in OTHER_HOOKS:
         command = "remove this file, then gpushim configure podman (--hooks for containers without gpushim-runtime)"
         yield "hook.path", program, command

@@ -21,7 +21,7 @@ LEVELS = {
 }
 
 Setting = tuple[str, str, Any]  # section, key and value of config.toml
-Answer = Union[Setting, str]  # or why it becomes none
+Answer = Union[Setting, str]  # or why there is no equivalent
 Meaning = Union[str, tuple[str, str], Callable[[Any], Answer]]
 
 
@@ -53,7 +53,7 @@ def _no_cgroups(value: bool) -> Answer:
 
 def _level(value: str) -> Answer:
     if value.lower() not in LEVELS:
-        return "log", "level", "info"  # as NVIDIA's tools take what is no level
+        return "log", "level", "info"  # as NVIDIA's tools do with an unknown level
     return "log", "level", LEVELS[value.lower()]
 
 

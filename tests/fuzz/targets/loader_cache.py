@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuhook.ldcache import FLAGS, CacheError, compare, merge
+from gpuhook.ldcache import FLAGS, compare, merge
+from gpushim.errors import GpushimError
 from gpushim.inventory import ldcache_list
 from unit.gpuhook.caches import image, ldconfig
 
@@ -52,7 +53,7 @@ def one(data: bytes) -> None:
     _listed(data)
     try:
         merged = merge(data, LIBRARIES, OURS)
-    except CacheError as error:
+    except GpushimError as error:
         assert str(error).isprintable()
         return
     assert merged is not None or all(_has(data, *library) for library in LIBRARIES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpuhook import devices, owned
+from gpuhook import devices, mountinfo
 
 LINE = b"%d 1 %d:%d / %s rw,relatime%s - %s dev rw\n"
 ESCAPED = re.compile(rb"[ \t\n\\]")  # what show_mountinfo hands to seq_path (fs/proc_namespace.c)
@@ -22,14 +22,15 @@ def one(data: bytes) -> None:
     """Write a table of mounts on these places, and read it."""
     names = [part for part in data.split(b"\0") if part]
     text = b"".join(_line(number, name) for number, name in enumerate(names))
-    found = owned.parse(text)
+    found = mountinfo.parse(text)
     assert [int(mount.id) for mount in found] == list(range(len(names)))
     for mount, name in zip(found, names):
         assert mount.type == TYPES[name[0] & 3]
         assert mount.shared == (b"", b"5", b"", b"4")[name[0] >> 2 & 3]
-        assert re.sub(rb"\\(\d{3})", lambda match: bytes([int(match[1], 8)]), mount.place) == b"/" + name[1:]
+        assert mountinfo.unescaped(mount.place) == b"/" + name[1:]
+        assert mountinfo.escaped(b"/" + name[1:]) == mount.place
     paths = [b"/" + name[1:] for name in names if name[0] & 3 == 3]
-    listed = devices.places(str(text, "utf-8", "surrogateescape"), "2", "/x")
+    listed = devices.places(found, "2", "/x")
     assert [path.encode("utf-8", "surrogateescape") for path, _ in listed] == [path + b"/x" for path in paths]
 
 

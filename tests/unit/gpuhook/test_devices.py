@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from gpuhook import bpf, devices, systemd
+from gpuhook.mountinfo import parse
 from gpushim.errors import GpushimError
 from unit.gpuhook.cgroups import ALLOWED, DENIED, DENY, attach, deny, group, member, opens, programs, show
 from unit.gpuhook.sandbox import TOP, forked
@@ -67,15 +68,14 @@ V2 = mount("/", "/sys/fs/cgroup", "cgroup2", device="0:26", tags=" shared:9 mast
         (mount("/a\\011b", "/cg", "cgroup2"), "2", "/a\tb/c", ["/cg/c"]),
         (V2 + mount("/", "/second", "cgroup2"), "2", "/a", ["/sys/fs/cgroup/a", "/second/a"]),
         ("", "2", "/a", []),
-        ("36 31 0:33 / /x\n - cgroup2\n\n", "2", "/a", []),
     ],
 )
 def test_places(text: str, version: str, path: str, found: list[str]) -> None:
-    assert [place for place, _ in devices.places(text, version, path)] == found
+    assert [place for place, _ in devices.places(parse(text.encode()), version, path)] == found
 
 
 def test_the_mount_is_known_by_its_device() -> None:
-    assert devices.places(V2, "2", "/a") == [("/sys/fs/cgroup/a", os.makedev(0, 26))]
+    assert devices.places(parse(V2.encode()), "2", "/a") == [("/sys/fs/cgroup/a", os.makedev(0, 26))]
 
 
 @pytest.mark.parametrize(

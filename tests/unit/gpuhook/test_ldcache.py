@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuhook import ldcache
-from gpuhook.ldcache import CacheError, compare, merge
+from gpuhook.ldcache import compare, merge
+from gpushim.errors import GpushimError
 from unit.gpuhook.caches import HWCAPS, LIBRARIES, OURS, image, ldconfig, listing
 
 FORMS = ("new", "compat", "old")
@@ -125,7 +126,7 @@ def test_cut_at_every_offset(form: str) -> None:
     for end in range(len(data)):
         try:
             merged = merge(data[:end], NEW, OURS)
-        except CacheError:
+        except GpushimError:
             outcomes.add("damaged")
             continue
         assert merged is not None
@@ -172,13 +173,13 @@ DAMAGE = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_reported(kind: str) -> None:
-    with pytest.raises(CacheError):
+    with pytest.raises(GpushimError):
         merge(DAMAGE[kind](real("new")), NEW, OURS)
 
 
 def test_a_name_of_a_million_digits_is_damage() -> None:
     cache = merge(None, [(b"libcuda.so." + b"1" * 1_000_000, b"/image")], 0x0003)
-    with pytest.raises(CacheError):
+    with pytest.raises(GpushimError):
         merge(cache, NEW, OURS)
 
 
@@ -249,7 +250,7 @@ def test_arbitrary_bytes_never_crash(noise: bytes, start: int) -> None:
     data = (b"", ldcache._NEW_MAGIC, b"ld.so-1.7.0\0")[start] + noise
     try:
         merge(data, NEW, OURS)
-    except CacheError:
+    except GpushimError:
         pass
 
 
@@ -261,7 +262,7 @@ def test_flipped_words_never_crash(data: st.DataObject) -> None:
         cache = poke(cache, offset, data.draw(st.sampled_from([0, 1, 24, len(cache), 0x7FFFFFFF, 0xFFFFFFFF])))
     try:
         merge(cache, NEW, OURS)
-    except CacheError:
+    except GpushimError:
         pass
 
 

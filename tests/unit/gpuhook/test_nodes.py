@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook import finish, nodes
+from gpuhook import finish, nodes, roots
 from gpuhook.options import Options
 from gpuhook.owned import own_dev, own_mounts
-from gpuhook.prestart import open_container
 from gpuhook.rootfs import Rootfs
 from unit.gpuhook.sandbox import as_root, container, forked, picture
 from unit.gpuhook.trees import glibc_image, run
@@ -177,9 +176,7 @@ def test_other_gpus_are_covered(root: Path, monkeypatch: pytest.MonkeyPatch, mad
 
         def work() -> None:
             options = Options(words)
-            opened = open_container(options, f"/proc/{pid}")
-            assert opened
-            finish.finish(opened, options)
+            finish.finish(finish.Work(roots.open_root(f"/proc/{pid}", options.rootfs), ""), options)
 
         forked(work)
         assert (os.listdir(inside(pid, root, "/proc/tty/driver")) == []) == covered

@@ -237,12 +237,6 @@ def test_a_wrong_configuration_is_told_to_the_log_of_the_last_one(shim: Shim) ->
     assert "is not TOML" in shim.logged()[-1]["msg"]
 
 
-def test_a_refusal_of_many_words_is_a_short_line(shim: Shim) -> None:
-    shim.ask("NVIDIA_VISIBLE_DEVICES=" + ",".join(f"{number}" * 60 for number in range(900)))
-    assert shim.create().returncode == 10
-    assert len((shim.work / "gpushim.log").read_text()) < 1200
-
-
 def test_other_verbs_leave_no_line(shim: Shim) -> None:
     shim.toml.write_text(shim.toml.read_text().replace(str(shim.low), str(LAUNCHER)))
     assert shim.create(args=["state", "x"]).returncode == 126
@@ -364,16 +358,6 @@ def test_a_hanging_nvml_ends_with_a_sentence(shim: Shim) -> None:
     end(str(shim.state))  # the refresh goes on
     assert done.returncode == 12
     assert "persistence mode" in done.stderr
-
-
-def test_a_container_without_a_request_does_not_wait_for_a_stale_snapshot(own: Shim) -> None:
-    own.ask("NVIDIA_VISIBLE_DEVICES=0")
-    own.create()
-    own.host.behave(hang=True)
-    own.host.remove_node("nvidia-uvm")
-    own.ask("NVIDIA_VISIBLE_DEVICES=void")
-    done = own.create()
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("toml", ["[driver\n", "[driver]\nroots = 1\n", "[runtime]\nlow-level = 3\n"])
@@ -648,19 +632,6 @@ def test_devices_of_another_vendor_need_no_driver(vendor: Shim) -> None:
     vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a", "NVIDIA_REQUIRE_CUDA=cuda>=99")
     assert vendor.create().returncode == 0
     assert "VENDOR=a" in vendor.spec["process"]["env"]
-
-
-def test_devices_of_another_vendor_do_not_wait_for_the_gpus(vendor: Shim) -> None:
-    vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
-    assert vendor.create().returncode == 0
-    written = (vendor.state / "inventory.json").stat().st_mtime_ns
-    stale = json.loads((vendor.state / "inventory.json").read_text())
-    stale["stamp"]["boot"] = "another boot"
-    (vendor.state / "inventory.json").write_text(json.dumps(stale))
-    before = (vendor.state / "inventory.json").stat().st_mtime_ns
-    vendor.ask("NVIDIA_VISIBLE_DEVICES=vendor.com/card=a")
-    assert vendor.create().returncode == 0
-    assert written != before == (vendor.state / "inventory.json").stat().st_mtime_ns
 
 
 def test_an_engine_that_has_injected_already_says_void(vendor: Shim) -> None:

@@ -255,3 +255,10 @@ def test_a_wrong_type_is_named(spec: dict[str, Any], where: str) -> None:
 def test_null_counts_as_absent(absent: dict[str, Any]) -> None:
     assert edits.apply(copy.deepcopy(ALL), absent)
     assert absent["mounts"] == [MOUNT]
+
+
+def test_reasons_are_outside_equality_and_those_of_equal_edits_meet() -> None:
+    one, other = Edit("env", ("A", "1"), ["x"]), Edit("env", ("A", "1"), ["y"])
+    assert one == other != Edit("env", ("A", "2"), ["x"])
+    (kept,) = edits.last_counts([one, other])
+    assert kept.why == ["x", "y"]

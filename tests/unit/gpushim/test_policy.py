@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -145,18 +146,14 @@ def test_accepted(config: Path, text: str, section: str, key: str, value: object
             "zzz = 1",
             "zzz is not a known key; the sections are driver, runtime, requests, cdi, mps, hook, refresh, log",
         ),
-        ("[requests]\nacept-env = true", "did you mean requests.accept-env-when-unprivileged?"),
         ("[requests]\nvolume-mounts = true", "did you mean requests.accept-volume-mounts?"),
         ("[requests]\nxx = 1", "requests.xx is not a known key; the keys of [requests] are profile, "),
-        ("[log]\nxx = 1", "log.xx is not a known key; the keys of [log] are file, "),
         ("[runtime]\nlow_level = []", "did you mean runtime.low-level?"),
-        ("[mps]\nenable = true", "did you mean mps.enabled?"),
         ("dev-root = 1", "did you mean driver.dev-root?"),
         ('"a\\nb" = 1', "a\\nb is not a known key"),
         ("driver = 1", "driver is 1, not a table"),
         ("[driver]\nroot = 1", "driver.root is 1, not a string"),
         ('[driver]\nroot = "run/nvidia"', "driver.root is 'run/nvidia', which is not allowed there"),
-        ('[driver]\nroot = "/a\\nb"', "which is not allowed there"),
         ('[driver]\nroot = "/a\\n"', "which is not allowed there"),
         ('[runtime]\nlow-level = "runc"', "runtime.low-level is 'runc', not an array"),
         ("[runtime]\nlow-level = []", "runtime.low-level is empty"),
@@ -166,12 +163,10 @@ def test_accepted(config: Path, text: str, section: str, key: str, value: object
         ('[requests]\ndefault-capabilities = ["cuda"]', "requests.default-capabilities[0] is 'cuda', not one of"),
         ("[requests]\ndefault-capabilities = []", "requests.default-capabilities is empty"),
         ('[requests]\nswarm-variables = ["A\\nB"]', "requests.swarm-variables[0]"),
-        ('[requests]\nswarm-variables = ["A=B"]', "requests.swarm-variables[0]"),
         ('[requests]\nswarm-variables = ["-e"]', "requests.swarm-variables[0]"),
         ('[cdi]\nannotation-prefixes = [""]', "cdi.annotation-prefixes[0]"),
         ('[cdi]\nkind = "nvidia.com"', "cdi.kind is 'nvidia.com'"),
         ("[refresh]\ndeadline-seconds = 0", "refresh.deadline-seconds is 0, not between 1 and 600"),
-        ("[refresh]\ndeadline-seconds = 601", "not between 1 and 600"),
         ("[refresh]\ndeadline-seconds = true", "is True, not an integer"),
         ("[refresh]\ndeadline-seconds = 2.5", "is 2.5, not an integer"),
         ('[log]\nformat = "xml"', "log.format is 'xml', not one of json, text"),
@@ -220,18 +215,9 @@ def test_refused_bytes(config: Path, data: bytes, words: str) -> None:
     assert words in refusal(config)
 
 
-def test_fifo_does_not_hang(config: Path) -> None:
-    os.mkfifo(config)
-    assert "is not a regular file" in refusal(config)
-
-
-def test_directory(config: Path) -> None:
-    config.mkdir()
-    assert "is not a regular file" in refusal(config)
-
-
-def test_link_to_a_device(config: Path) -> None:
-    config.symlink_to("/dev/zero")
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file(config: Path, make: Callable[[Path], None]) -> None:
+    make(config)
     assert "is not a regular file" in refusal(config)
 
 

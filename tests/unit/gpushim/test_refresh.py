@@ -95,14 +95,6 @@ def test_what_is_bound_anew_while_it_looks_makes_it_stale(machine: Machine, monk
     assert ensure.read(machine.config, machine.state) is None
 
 
-def test_leftovers_of_a_killed_refresh_do_not_matter(machine: Machine) -> None:
-    machine.build(1)
-    os.mkdir(machine.state)
-    Path(machine.state, ".inventory.json.0123456789abcdef.new").touch()
-    machine.refreshed()
-    assert [name for name in os.listdir(machine.state) if name.endswith(".new")] == []
-
-
 def test_broken_config_leaves_the_snapshot_alone(machine: Machine) -> None:
     machine.build(1)
     before = machine.refreshed()

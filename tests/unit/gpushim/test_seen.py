@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from gpuhook import mountinfo
 from gpushim import holders, seen
 from gpushim.cli.ps import NONE, ps
 from gpushim.engines import running
@@ -103,7 +104,7 @@ def test_a_process_whose_mounts_are_hidden(machine: Machine, monkeypatch: pytest
     def refuse(_: str) -> Any:
         raise PermissionError(13, os.strerror(13))
 
-    monkeypatch.setattr(holders, "mountinfo", refuse)
+    monkeypatch.setattr(mountinfo, "read", refuse)
     result = shown()
     assert f"/proc/{pid}" in result.stderr
     assert "may not look into" in result.stderr

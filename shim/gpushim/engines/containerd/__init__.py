@@ -22,20 +22,17 @@ from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
 
 PROGRAM = "containerd"
-# Where settings lie that nobody has named.
+# Where settings are that nobody has named.
 USUAL = (process.SYSTEM_CONFIG, *services.CONFIGS.values())
 RUNC = "io.containerd.runc.v2"
 TICKS = 0.05  # seconds; the kernel tells the start of a process, and stamps files, in ticks of up to 10 ms
-# What says which program a runtime is; a runtime like another one has all else of it.
+# What names a runtime's program; a runtime made like another one has all its other settings.
 _PROGRAM = ("runtime_type", "runtime_path", "runtime_engine", "runtime_root")
 _HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def plan(wish: Wish) -> Plan:
     """Work out what to change in containerd's settings.
-
-    Args:
-        wish: what somebody wants.
 
     Raises:
         GpushimError: a file cannot be read, understood or safely changed.
@@ -66,15 +63,7 @@ def _usual(wish: Wish) -> Plan:
 
 
 def verify(wish: Wish, found: Plan) -> list[str]:
-    """Ask containerd whether it has what somebody wanted: how it reads its settings, and whether its CRI runs.
-
-    Args:
-        wish: what that is.
-        found: from `plan`.
-
-    Returns:
-        a sentence for each thing that is missing.
-    """
+    """Ask containerd how it reads its settings and whether its CRI runs; return a sentence for each thing missing."""
     daemon = process.find(wish.config, wish.files_only)
     try:
         settings = process.dump(daemon)

@@ -1,8 +1,8 @@
 """containerd's settings where a service writes them anew at each start: k3s and rke2, and MicroK8s.
 
-k3s and rke2 make config.toml of a template in Go's language: config-v3.toml.tmpl for version 3, config.toml.tmpl for
-version 2, or one that is built in and that `{{ template "base" . }}` stands for (since k3s 1.24.17, 1.25.13, 1.26.8,
-1.27.5; see its documentation under "Configuring containerd"). What goes into a template is text at its end.
+k3s and rke2 make config.toml from a Go template: config-v3.toml.tmpl for version 3, config.toml.tmpl for version 2,
+or a built-in one, for which `{{ template "base" . }}` stands (since k3s 1.24.17, 1.25.13, 1.26.8, 1.27.5; see its
+documentation under "Configuring containerd"). What goes into a template is text at its end.
 MicroK8s fills in the variables of containerd-template.toml, which is TOML itself.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from gpushim.engines import files, tomltext
 from gpushim.engines.files import Change
+from gpushim.engines.textedit import decoded
 from gpushim.errors import GpushimError
 
 BASE = '{{ template "base" . }}\n'
@@ -26,23 +27,16 @@ _GENERATED = "/agent/etc/containerd/config.toml"
 
 
 def of(config: str, version: int) -> str:
-    """Return the template that a generated file of k3s or rke2 is made of, or "" for other files.
-
-    Args:
-        config: absolute path of containerd's settings.
-        version: that they state.
-    """
+    """Return the template of a generated file of k3s or rke2, by its path and version; "" for other files."""
     if not config.endswith(_GENERATED):
         return ""
     return posixpath.join(posixpath.dirname(config), "config-v3.toml.tmpl" if version >= 3 else "config.toml.tmpl")
 
 
 def source(config: str, place: str) -> str:
-    """Return the file to edit instead of one that MicroK8s generates; any other stays as it is.
+    """Return the file to edit: of settings that MicroK8s generates the template, else `config` itself.
 
-    Args:
-        config: absolute path of containerd's settings, within its root.
-        place: the same as this process opens it.
+    `config` is their path within containerd's root, `place` as this process opens it.
     """
     if posixpath.basename(config) == "containerd.toml" and os.path.exists(
         posixpath.join(posixpath.dirname(place), MICROK8S)
@@ -62,15 +56,15 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any], options: dict[s
     Args:
         path: of the template, which need not exist.
         keys: of the runtime's table.
-        entry: its members.
-        options: those of its table "options".
+        entry: members of the table.
+        options: members of its table "options".
 
     Raises:
-        GpushimError: the template has a runtime of this name that is not ours.
+        GpushimError: the template has a runtime of this name that is not gpushim's.
     """
     base = take_out(path)
     old = base.old
-    text = _text(old, path) if old is not None else BASE
+    text = decoded(old, path) if old is not None else BASE
     others = _BLOCK.sub("", text)
     name = keys[-1]
     if re.search(
@@ -90,18 +84,15 @@ def put(path: str, keys: tuple[str, ...], entry: dict[str, Any], options: dict[s
 
 
 def take_out(path: str) -> Change:
-    """Work out a template without our runtime; one that we made and that then only stands for the built-in one goes.
-
-    Args:
-        path: of the template.
+    """Work out a template without gpushim's runtime; one that gpushim made goes if only the built-in one is left.
 
     Raises:
-        GpushimError: the marks around the runtime are not whole.
+        GpushimError: one of the marks around the runtime is missing.
     """
     old = files.read(path)
     if old is None:
         return Change(path, None, None)
-    before, after, text = files.before(path), files.after(path), _text(old, path)
+    before, after, text = files.before(path), files.after(path), decoded(old, path)
     blocks = [match[1] for match in _BLOCK.finditer(text)]
     if not len(blocks) == text.count(BEGIN) == text.count(END) or any(BEGIN in block for block in blocks):
         raise GpushimError(f"{path} lacks one of the two marks around gpushim's runtime; take that out by hand")
@@ -113,11 +104,3 @@ def take_out(path: str) -> Change:
     if old == after and before is not None and before.split() == new.split():
         new = before  # a missing newline at its end
     return Change(path, old, new, lost=lost)
-
-
-def _text(data: bytes, path: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise GpushimError(f"{path}, line {line}: is not UTF-8; save it as UTF-8") from None

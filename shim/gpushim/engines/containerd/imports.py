@@ -45,7 +45,7 @@ def load(daemon: Daemon, path: str, strict: bool = True) -> list[File]:
     Args:
         daemon: that reads them.
         path: absolute, within containerd's root.
-        strict: False to go on without files that are missing or broken, other than the first.
+        strict: False skips imported files that are missing or broken.
 
     Raises:
         GpushimError: a file cannot be read or understood, or an imported one is missing.
@@ -70,10 +70,7 @@ def load(daemon: Daemon, path: str, strict: bool = True) -> list[File]:
 def keys(tree: list[File], file: File, merges: bool) -> tuple[str, str]:
     """Return where a file of a tree has the CRI's settings.
 
-    Args:
-        tree: from `load`.
-        file: one of it.
-        merges: whether containerd takes each file by its own version, as since 2.0, or all by the last one stated.
+    `merges` says whether containerd takes each file by its own version, as since 2.0, or all by the last one stated.
     """
     stated = [tree[0].version, file.version] if merges else [each.version for each in tree]
     version = ([1] + [each for each in stated if each])[-1]
@@ -81,12 +78,7 @@ def keys(tree: list[File], file: File, merges: bool) -> tuple[str, str]:
 
 
 def cri(tree: list[File], file: File, merges: bool) -> dict[str, Any]:
-    """Return the CRI's settings of one file; {} if it has none.
-
-    Args:
-        tree: from `load`.
-        file: one of it.
-        merges: as for `keys`.
+    """Return the CRI's settings of one file of a tree; {} if it has none.
 
     Raises:
         GpushimError: something on the way to a runtime's settings is no table.
@@ -102,12 +94,7 @@ def cri(tree: list[File], file: File, merges: bool) -> dict[str, Any]:
 
 
 def effective(tree: list[File], merges: bool) -> dict[str, Any]:
-    """Return the CRI's settings of all files together, without containerd's defaults.
-
-    Args:
-        tree: from `load`.
-        merges: whether files add up.
-    """
+    """Return the CRI's settings of all files together, without containerd's defaults."""
     result: dict[str, Any] = {}
     for file in tree:
         table = cri(tree, file, merges)
@@ -116,15 +103,7 @@ def effective(tree: list[File], merges: bool) -> dict[str, Any]:
 
 
 def directory(daemon: Daemon, tree: list[File]) -> str:
-    """Find where a file of ours would be imported.
-
-    Args:
-        daemon: that reads it.
-        tree: from `load`.
-
-    Returns:
-        the path for it, within containerd's root; "" if no import has such a place.
-    """
+    """Find the path within containerd's root at which a file of gpushim's would be imported; "" if none."""
     for pattern in _patterns(daemon, tree[0]):
         folder, last = os.path.split(pattern)
         if "*" in last and not glob.has_magic(folder):

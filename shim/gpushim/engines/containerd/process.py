@@ -8,19 +8,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import files, places, programs, running, tomltext
+from gpushim.engines import ask, files, places, programs, running, tomltext
 from gpushim.engines.containerd import services
 from gpushim.errors import GpushimError
 from gpushim.policy import SYSTEM_PATH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpushim.engines.running import Engine
 
 NAME = "containerd"
@@ -68,7 +65,7 @@ def find(config: str, files_only: bool = False) -> Daemon:
 
     Args:
         config: absolute path of the settings if somebody named them, else "".
-        files_only: whether no process is looked at.
+        files_only: look at no process.
 
     Raises:
         GpushimError: several run or are installed, and nothing tells which one is meant.
@@ -84,14 +81,14 @@ def find(config: str, files_only: bool = False) -> Daemon:
 
 
 def _service(default: str, engine: Engine | None) -> str:
-    """Return the one service that is installed and of which no containerd runs; "" if it is none of them.
+    """Return the only service whose containerd can be meant where none of it runs; "" if there is none.
 
     Args:
-        default: the settings that are meant without one.
-        engine: the containerd that runs with them, if one does.
+        default: path of the settings that are meant without a service.
+        engine: the containerd that runs with these settings, if one does.
 
     Raises:
-        GpushimError: several are, and nothing tells which one is meant.
+        GpushimError: several are installed, and nothing tells which one is meant.
     """
     here_too = services.installed() if os.geteuid() == 0 else []
     if services.of(default) or not here_too:
@@ -108,31 +105,28 @@ def _service(default: str, engine: Engine | None) -> str:
 def dump(daemon: Daemon) -> dict[str, Any]:
     """Return the settings as containerd itself reads them, all files and defaults together.
 
-    Args:
-        daemon: from `find`.
-
     Raises:
         GpushimError: it cannot read them, with its reason.
     """
     exists = files.read(daemon.seen(daemon.config)) is not None  # a file that is named must be there
     how = ("--config", daemon.config, "config", "dump") if exists else ("config", "default")
-    done = _call(daemon.engine, daemon.config, *how)
-    if done is None and daemon.engine and daemon.engine.root:
+    answer = _call(daemon.engine, daemon.config, *how)
+    if answer is None and daemon.engine and daemon.engine.root:
         pid, exe, words = daemon.engine.pid, daemon.engine.exe or NAME, " ".join(how)
         raise GpushimError(
             f"containerd (process {pid}) has a root directory of its own, so it is not asked how it reads its "
             f"settings; see what `nsenter --target {pid} --mount --root {exe} {words}` says"
         )
-    if done is None and not daemon.engine:
+    if answer is None and not daemon.engine:
         raise GpushimError(f"nothing says how containerd reads its settings: {programs.absent(NAME)}")
-    if done is None:
+    if answer is None:
         raise GpushimError(
             "no containerd program is found that could say how it reads its settings; link the program of the "
             f"running one to {programs.DIRECTORIES[0]}/{NAME}"
         )
-    if done.returncode:
-        raise GpushimError(f"containerd does not read {daemon.config}: {_reason(done)}; it would not start either")
-    settings: dict[str, Any] = tomltext.get(tomltext.parse(done.stdout.encode(), "the answer of containerd"), ())
+    if answer.code != 0:
+        raise GpushimError(f"containerd does not read {daemon.config}: {answer.last}; it would not start either")
+    settings: dict[str, Any] = tomltext.get(tomltext.parse(answer.out.encode(), "the answer of containerd"), ())
     return settings
 
 
@@ -145,8 +139,8 @@ def asked(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | No
         name: of the runtime.
 
     Returns:
-        the program that the CRI has for the runtime, "" if it has none, None if only crictl could ask and it is not
-        there; and a sentence about what is wrong with the CRI, or "".
+        the runtime's program, "" if the CRI has no such runtime, None if only crictl could ask and it is not there;
+        and what is wrong with the CRI, or "".
     """
     given = daemon.engine.option("--address", "-address", "-a") if daemon.engine else []
     address = daemon.seen((given or [settings.get("grpc", {}).get("address") or ADDRESS])[-1])
@@ -156,17 +150,17 @@ def asked(daemon: Daemon, settings: dict[str, Any], name: str) -> tuple[str | No
         return None, f"containerd cannot be asked at {address}: {error}"
     crictl = programs.find("crictl")
     if crictl:
-        done = _patiently(lambda: _run([crictl, f"--runtime-endpoint=unix://{address}", "info"]))
-        if done is None or done.returncode:
-            return None, f"the CRI does not answer at {address}: {_reason(done)}; see containerd's journal"
-        return _registered(done.stdout, name), ""
+        answer = _patiently([crictl, f"--runtime-endpoint=unix://{address}", "info"])
+        if answer.code != 0:
+            return None, f"the CRI does not answer at {address}: {answer.last}; see containerd's journal"
+        return _registered(answer.out, name), ""
     ctr = programs.find("ctr")
     if not ctr:
         return None, ""
-    done = _patiently(lambda: _run([ctr, f"--address={address}", "plugins", "ls"]))
-    if done is None or done.returncode:
-        return None, f"containerd does not answer at {address}: {_reason(done)}; see its journal"
-    states = {line.split()[1]: line.split()[-1] for line in done.stdout.splitlines() if len(line.split()) > 2}
+    answer = _patiently([ctr, f"--address={address}", "plugins", "ls"])
+    if answer.code != 0:
+        return None, f"containerd does not answer at {address}: {answer.last}; see its journal"
+    states = {line.split()[1]: line.split()[-1] for line in answer.out.splitlines() if len(line.split()) > 2}
     wrong = states.get("cri") not in ("ok", "skip")
     return None, "its CRI plugin is not running; see containerd's journal" if wrong else ""
 
@@ -187,37 +181,23 @@ def _default_config() -> str:
 
 
 def _version(engine: Engine | None, config: str) -> tuple[int, int]:
-    done = _call(engine, config, "--version")
-    match = _VERSION.search(done.stdout) if done else None
+    answer = _call(engine, config, "--version")
+    match = _VERSION.search(answer.out) if answer else None
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _call(engine: Engine | None, config: str, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+def _call(engine: Engine | None, config: str, *arguments: str) -> ask.Answer | None:
     """Run containerd's program with other arguments; None if it is in no directory where programs may be executed."""
     own = "" if engine else services.program(config)  # the system's may be of another version
     program = own if own and programs.trusted(own) else "" if own else programs.find(NAME, engine)
     # k3s is many programs in one, and its first argument tells which; hence the name.
-    return _run([NAME, *arguments], executable=program) if program else None
+    return ask.program([NAME, *arguments], CALL_SECONDS, executable=program) if program else None
 
 
-def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str] | None:
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd="/", timeout=CALL_SECONDS, check=False, **options
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _patiently(call: Callable[[], subprocess.CompletedProcess[str] | None]) -> Any:
+def _patiently(command: list[str]) -> ask.Answer:
     end = time.monotonic() + ANSWER_SECONDS
     while True:
-        done = call()
-        if (done is not None and done.returncode == 0) or time.monotonic() > end:
-            return done
+        answer = ask.program(command, CALL_SECONDS)
+        if answer.code == 0 or time.monotonic() > end:
+            return answer
         time.sleep(0.2)
-
-
-def _reason(done: subprocess.CompletedProcess[str] | None) -> str:
-    lines = done.stderr.strip().splitlines() if done else []
-    return lines[-1][:300] if lines else "no reason given"

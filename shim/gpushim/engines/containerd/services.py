@@ -1,6 +1,6 @@
 """k3s, rke2 and MicroK8s, which run a containerd of their own: where its settings and its program are.
 
-Each of them writes the settings at each start; what they are made of is in generated.py.
+Each writes the settings at each start, from what generated.py knows.
 Out of scope: those that run, whose command lines tell (running.py); installations in other directories, which only a
 running one tells.
 """
@@ -24,11 +24,7 @@ _PROGRAMS = {name: f"{ENGINES[name]}/containerd" for name in CONFIGS}
 
 
 def installed(top: str = "") -> list[str]:
-    """List those that are installed here, running or not.
-
-    Args:
-        top: what stands before the host's directories: "" but for tests.
-    """
+    """List the services that are installed here, running or not; `top` stands before the host's directories."""
     return [
         name
         for name, config in CONFIGS.items()
@@ -37,11 +33,7 @@ def installed(top: str = "") -> list[str]:
 
 
 def of(config: str) -> str:
-    """Return whose settings a file is: a name of CONFIGS, or "" for a containerd that stands alone.
-
-    Args:
-        config: absolute path of containerd's settings.
-    """
+    """Return whose settings a file is by its absolute path: a name of CONFIGS, or "" for a containerd on its own."""
     for name in CONFIGS:
         if posixpath.basename(config) == posixpath.basename(CONFIGS[name]) and f"/{name}/" in config:
             return name
@@ -49,12 +41,7 @@ def of(config: str) -> str:
 
 
 def unit(name: str, top: str = "") -> str:
-    """Return the systemd unit of one of these: that of a server, unless the one of an agent is enabled.
-
-    Args:
-        name: of CONFIGS.
-        top: as `installed` takes it.
-    """
+    """Return the systemd unit of a service: that of a server, unless the one of an agent is enabled."""
     if name not in RANCHER:
         return "snap.microk8s.daemon-containerd.service"
     agent = f"{name}-agent.service"
@@ -64,9 +51,5 @@ def unit(name: str, top: str = "") -> str:
 
 
 def program(config: str) -> str:
-    """Return where the containerd is that reads a file of one of these; "" for others.
-
-    Args:
-        config: absolute path of containerd's settings.
-    """
+    """Return the containerd that reads a service's file, by the file's absolute path; "" for others."""
     return _PROGRAMS.get(of(config), "")

@@ -25,9 +25,6 @@ _FLAGS = {"runtimes": "--add-runtime", "default-runtime": "--default-runtime", "
 def plan(wish: Wish) -> Plan:
     """Work out what to change in daemon.json.
 
-    Args:
-        wish: what somebody wants.
-
     Raises:
         GpushimError: the file cannot be read, understood or safely changed.
     """
@@ -62,15 +59,7 @@ def plan(wish: Wish) -> Plan:
 
 
 def verify(wish: Wish, found: Plan) -> list[str]:
-    """Ask dockerd whether it has what somebody wanted.
-
-    Args:
-        wish: what that is.
-        found: from `plan`.
-
-    Returns:
-        a sentence for each thing that is missing.
-    """
+    """Ask dockerd whether it has what is wished; return a sentence for each thing that is missing."""
     engine, entries = found.engine, dockerd.entries(dockerd.setting(found.config, "runtimes"))
     where = dockerd.socket(engine, found.config)
     try:

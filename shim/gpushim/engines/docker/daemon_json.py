@@ -7,10 +7,9 @@ Out of scope: what dockerd looks at only as it starts; options of its command li
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import jsontext, programs
+from gpushim.engines import ask, jsontext, programs
 from gpushim.errors import GpushimError, quote
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 # Runtimes that dockerd has by itself: runc, shims by their type, and from version 23 on shims by their path.
 STOCK = re.compile(r"runc|io\.containerd\.[^/]+|/.+")
-SECONDS = 10.0
 _TYPES: dict[str, tuple[type, str]] = {
     "runtimes": (dict, "an object"),
     "features": (dict, "an object"),
@@ -27,29 +25,18 @@ _TYPES: dict[str, tuple[type, str]] = {
 
 
 def program(engine: Engine | None, top: str = "") -> str:
-    """Find the dockerd that may be asked about its settings.
-
-    Args:
-        engine: the one that runs; None for the one that would be started.
-        top: as `programs.find` takes it.
-
-    Returns:
-        its path; "" if there is none, as for one with another root.
-    """
+    """Find the dockerd that may be asked about its settings: the one that runs, or (None) that would be started."""
     return programs.find("dockerd", engine, top)
 
 
 def wrong(content: bytes | None, path: str, dockerd: str, more: tuple[str, ...] = ()) -> str:
-    """Say why dockerd would not start with a daemon.json.
+    """Say why dockerd would not start with a daemon.json; "" if it would, as far as can be told.
 
     Args:
         content: of the file; None if there is none.
-        path: of it, for the sentence.
+        path: of the file, for the sentence.
         dockerd: from `program`.
         more: runtimes that dockerd has by its command line.
-
-    Returns:
-        a sentence; "" if it would, as far as can be told.
     """
     try:
         settings = jsontext.get(jsontext.parse(content or b"", path), ()) or {}
@@ -60,16 +47,9 @@ def wrong(content: bytes | None, path: str, dockerd: str, more: tuple[str, ...] 
 
 
 def mistyped(settings: dict[str, Any]) -> str:
-    """Say what of a daemon.json that gpushim touches is not of its kind.
-
-    Args:
-        settings: the file's.
-
-    Returns:
-        a clause; "" if all is well.
-    """
+    """Say, as a clause, which setting that gpushim touches has the wrong type; "" if none."""
     for key, value in settings.items():
-        # Go takes a key for the one that it knows, and dockerd then does not know it.
+        # Go matches keys in any case, but dockerd then does not know the key.
         if key not in _TYPES and key.lower() in _TYPES:
             return f"{quote(key)} is written {key.lower()}"
         if key in _TYPES and value is not None and not isinstance(value, _TYPES[key][0]):
@@ -99,14 +79,8 @@ def _refused(content: bytes, path: str, dockerd: str) -> str:
         return ""
     # The same bytes that were judged here, whatever the file becomes in the meantime.
     command = [dockerd, "--validate", "--config-file", "/dev/stdin"]
-    environment = {"PATH": programs.path(), "LC_ALL": "C.UTF-8"}
-    try:
-        done = subprocess.run(
-            command, input=content, capture_output=True, timeout=SECONDS, env=environment, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-    if done.returncode == 0 or "configure the Docker daemon" not in said:  # before 23 it does not know the option
+    answer = ask.program(command, feed=content)
+    said = (answer.said.strip().splitlines() or [""])[-1]
+    if answer.code == 0 or "configure the Docker daemon" not in said:  # before 23 it does not know the option
         return ""
     return f"dockerd says: {said.rpartition('/dev/stdin: ')[2][:300]}"

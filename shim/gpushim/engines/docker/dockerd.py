@@ -27,12 +27,9 @@ ANSWER_LIMIT = 16 << 20  # bytes
 
 
 def default_config(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the daemon.json that this user's dockerd reads without --config-file.
+    """Return the daemon.json that this user's dockerd, with such an environment, reads without --config-file.
 
     The snap's dockerd always has that option; its file counts where only the snap is installed.
-
-    Args:
-        environ: of the dockerd, as far as it is known.
     """
     if os.geteuid() != 0:
         home = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
@@ -86,11 +83,7 @@ def added(engine: Engine | None) -> list[str]:
 
 
 def program_of(entry: object) -> str:
-    """Return the program of an entry of `runtimes`: its path, or what runc's shim is to execute in runc's place.
-
-    Args:
-        entry: of daemon.json, or of what dockerd says.
-    """
+    """Return the program of an entry of `runtimes`: its path, or what runc's shim is to execute in runc's place."""
     options = entry.get("options") if isinstance(entry, dict) else None
     named = entry.get("path") if isinstance(entry, dict) else None
     return str(named or (options.get("BinaryName") if isinstance(options, dict) else None) or "")
@@ -100,7 +93,7 @@ def loaded(info: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str
     """Return the program of each runtime that dockerd has loaded, "" where nothing tells it.
 
     Args:
-        info: what dockerd says; of a runtime with a runtimeType it tells the name alone.
+        info: what dockerd says, which is the name alone for a runtime with a runtimeType.
         entries: the runtimes of its daemon.json.
     """
     known = info.get("Runtimes")
@@ -109,12 +102,7 @@ def loaded(info: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str
 
 
 def ours(info: dict[str, Any], engine: Engine | None) -> list[str]:
-    """List the names under which a dockerd has gpushim-runtime.
-
-    Args:
-        info: what it says.
-        engine: the dockerd; None where it cannot be seen, and with it what its file says.
-    """
+    """List the names under which a dockerd has gpushim-runtime, by its answer and, where it is seen, its file."""
     return [name for name, program in loaded(info, written(engine)).items() if executes_ours(program, engine)]
 
 
@@ -141,7 +129,7 @@ def info(engine: Engine | None, path: str = "", seconds: float = SECONDS, patien
         engine: the dockerd, if one runs.
         path: as `socket` takes it.
         seconds: how long each step may take.
-        patience: seconds until it must have come up; it is asked again and again.
+        patience: seconds for which it is asked again while it does not listen yet.
 
     Raises:
         OSError: it does not answer, or somebody else could.

@@ -1,9 +1,9 @@
 """What `docker run --gpus` needs: a program on the PATH of dockerd, by one of two names that are NVIDIA's.
 
-dockerd looks for them when it starts, and which of them counts depends on its version (seen with 20.10 to 29.7).
-gpushim's package has neither, because NVIDIA's package has both and two packages cannot have one file; so `configure
-docker` links each that nobody has, in a directory that no package writes to, and a link says itself whose it is: it
-is gpushim's if it leads to gpushim-hook. Out of scope: what the programs do (gpuhook).
+dockerd looks for them when it starts; its version decides which of them counts (seen with 20.10 to 29.7). gpushim's
+package has neither, because NVIDIA's has both and two packages cannot have one file; so `configure docker` links each
+that nobody has, in a directory that no package writes to. A link is gpushim's if it leads to gpushim-hook.
+Out of scope: what the programs do (gpuhook).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATH = SYSTEM_PATH  # also of systemd's services (DEFAULT_PATH), where no docker
 
 @dataclass(frozen=True)
 class Link:
-    """A link that is to be, or to be gone.
+    """A link to be made, or to be removed.
 
     Attributes:
         path: absolute.
@@ -57,11 +57,9 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def found(engine: Engine | None, name: str) -> str:
-    """Return where a dockerd finds a program, as this process opens it; "" if nowhere.
+    """Return where a dockerd finds HOOK or CDI_HOOK, as this process opens it; "" if nowhere.
 
-    Args:
-        engine: the dockerd; None for one that systemd is going to start.
-        name: HOOK or CDI_HOOK.
+    `engine` is None for one that systemd is going to start.
     """
     for folder in _on_path(engine):
         path = f"{folder}/{name}"
@@ -83,7 +81,7 @@ def wanted(engine: Engine | None, hook: str, version: str) -> tuple[list[Link], 
     Args:
         engine: the dockerd; None for one that systemd is going to start.
         hook: absolute path of gpushim-hook.
-        version: of Docker's; "" if it is not known.
+        version: of Docker; "" if it is not known.
 
     Returns:
         the links, and a note about a name that this version needs, nobody has, and no link can be made for.
@@ -111,11 +109,8 @@ def made() -> list[Link]:
 def apply(links: list[Link]) -> tuple[list[Link], list[str]]:
     """Make and remove links.
 
-    Args:
-        links: of `wanted` or `made`.
-
     Returns:
-        those that are now as wished, and a note about each other one, with the command that does it.
+        those that are now as wished, and for each other one a note with the command that does it.
     """
     done, notes = [], []
     for link in links:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
 import os
 import posix
 import stat
@@ -69,13 +68,6 @@ def test_spec_is_written_for_everyone_to_read(directory: Path) -> None:
 def test_kind_of_the_policy_names_the_file(directory: Path) -> None:
     refresh(directory, kind="example.org/accelerator")
     assert json.loads((directory / "example.org-accelerator.json").read_text())["kind"] == "example.org/accelerator"
-
-
-def test_nothing_is_written_if_the_policy_says_so(directory: Path) -> None:
-    host = hosts.mixed()
-    host["policy"]["cdi"]["write-spec"] = False
-    assert refresh(directory, host) == []
-    assert not directory.exists()
 
 
 @pytest.mark.parametrize(
@@ -341,28 +333,6 @@ def test_another_directory_that_is_refused_keeps_no_untrue_spec_in_the_earlier_o
     assert list(directory.iterdir()) == []
 
 
-def _again_and_again(directory: Path, gpus: int, failed: Any) -> None:
-    for _ in range(60):
-        if refresh(directory, hosts.mixed(gpus=[gpu(index, index) for index in range(gpus)], mig=[])):
-            failed.set()
-
-
-def test_two_refreshes_at_once_leave_one_whole_spec(directory: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    failed = context.Event()
-    racers = [context.Process(target=_again_and_again, args=(directory, gpus, failed)) for gpus in (1, 2)]
-    for racer in racers:
-        racer.start()
-    seen = set()
-    while any(racer.is_alive() for racer in racers):
-        if (directory / "nvidia.com-gpu.json").exists():
-            seen.add(len(names(directory)))
-    assert [racer.exitcode for racer in racers] == [0, 0]
-    assert not failed.is_set()
-    assert seen <= {3, 5}
-    assert [path.name for path in directory.iterdir()] == ["nvidia.com-gpu.json"]
-
-
 def test_eight_gpus_with_seven_instances_each_take_less_than_half_a_second(directory: Path) -> None:
     host = hosts.eight_by_seven()
     start = time.process_time()
@@ -376,10 +346,3 @@ def test_a_record_that_cannot_be_kept_is_said(directory: Path, state: Path) -> N
     (note,) = refresh(directory)
     assert note.startswith(f"{state}/specs cannot be written (Is a directory), so nothing will know that {directory}")
     assert names(directory)
-
-
-def test_what_a_killed_refresh_has_left_is_removed(directory: Path) -> None:
-    directory.mkdir(mode=0o755)
-    (directory / ".nvidia.com-gpu.json.0123456789abcdef.new").write_text("{")
-    refresh(directory)
-    assert os.listdir(directory) == ["nvidia.com-gpu.json"]

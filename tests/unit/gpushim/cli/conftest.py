@@ -1,6 +1,8 @@
-"""No test of the command line lists this machine, or reads its configuration."""
+"""No test of the command line lists this machine, or reads its configuration or state."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +11,9 @@ from unit.gpushim.cli.commands import Host
 
 
 @pytest.fixture(autouse=True)
-def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     found = Host()
     monkeypatch.setattr(present, "look", found.look)
     monkeypatch.setattr("gpushim.stamp.config_path", lambda: "/none.toml")
+    monkeypatch.setattr("gpushim.stamp.state_dir", lambda: str(tmp_path / "state"))
     return found

@@ -47,11 +47,7 @@ def test_what_is_well(well: Outcomes) -> None:
 
 @pytest.mark.parametrize(
     ("way", "why"),
-    [
-        ("full stdout", "No space left on device"),
-        ("closed stdout", "Bad file descriptor"),
-        ("broken pipe", ""),
-    ],
+    [("full stdout", "No space left on device"), ("closed stdout", "Bad file descriptor"), ("broken pipe", "")],
 )
 def test_output_that_cannot_be_written(machine: Machine, well: Outcomes, way: str, why: str) -> None:
     sentence = f"gpushim: standard output cannot be written: {why}\n" if why else ""

@@ -291,7 +291,7 @@ def runc_with_flaws(patient: Patient) -> None:
 
 @fault("low-level-runtime", "broken", "does not run")
 def runc_that_hangs(patient: Patient) -> None:
-    patient.patch.setattr("gpushim.doctor.ask.program.__defaults__", (0.2, None))
+    patient.patch.setattr("gpushim.engines.ask.program.__defaults__", (0.2, None))
     patient.script("usr/sbin/runc", "sleep 100")
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.doctor import ask, run
+from gpushim.doctor import run
+from gpushim.engines import ask
 from gpushim.errors import GpushimError
 
 WELL = "node /dev/nvidia0 opens\nnode /dev/nvidiactl opens\nlibrary libcuda.so.1 \nlibrary libnvidia-ml.so.1 \n"

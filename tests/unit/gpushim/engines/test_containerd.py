@@ -401,32 +401,6 @@ def test_an_entry_in_an_imported_file_is_not_ours_to_change(
     assert theirs.read_bytes() == content
 
 
-@pytest.mark.parametrize("kind", ["read-only", "directory", "FIFO", "dangling"])
-def test_what_is_no_file_to_change(kind: str, call: Call, config: Path) -> None:
-    if kind == "read-only":
-        config.write_bytes((DATA / "debian.toml").read_bytes())
-        config.chmod(0o444)
-    elif kind == "directory":
-        config.mkdir()
-    elif kind == "FIFO":
-        os.mkfifo(config)
-    else:
-        config.symlink_to("gone.toml")
-    assert str(config) in refused(call("containerd", config))
-
-
-def test_a_link_stays_a_link(call: Call, config: Path) -> None:
-    real = config.parent / "real.toml"
-    content = (DATA / "kubeadm.toml").read_bytes()
-    real.write_bytes(content)
-    config.symlink_to("real.toml")
-    ok(call("containerd", config))
-    assert config.is_symlink()
-    assert "nvidia" in runtimes(real)
-    ok(call("containerd", config, "--remove"))
-    assert real.read_bytes() == content
-
-
 def test_k3s_with_containerd_1_gets_a_template(call: Call, k3s: Path, program: str) -> None:
     config = k3s / "config.toml"
     content = (DATA / "kubeadm.toml").read_bytes()

@@ -148,25 +148,6 @@ def test_the_style_of_the_file_is_kept(config: Path, call: Call, program: str) -
     )
 
 
-def test_defect_cdi_wipes_other_features(config: Path, call: Call) -> None:
-    config.write_bytes((DATA / "features.json").read_bytes())
-    ok(call("docker", config, "--cdi"))
-    assert meaning(config.read_bytes())["features"] == {"buildkit": True, "containerd-snapshotter": True, "cdi": True}
-
-
-def test_defect_an_empty_file_is_an_error(config: Path, call: Call) -> None:
-    config.touch()
-    ok(call("docker", config))
-    assert "nvidia" in meaning(config.read_bytes())["runtimes"]
-
-
-def test_defect_keys_are_sorted_and_the_last_newline_is_lost(config: Path, call: Call) -> None:
-    config.write_text('{\n  "z": 1,\n  "a": 2\n}\n')
-    ok(call("docker", config))
-    assert config.read_text().startswith('{\n  "z": 1,\n  "a": 2,\n')
-    assert config.read_text().endswith("}\n")
-
-
 def test_defect_the_program_is_a_bare_name(config: Path, call: Call) -> None:
     result = call("docker", config, "--runtime-path=gpushim-runtime")
     assert "is a relative path" in str(result.exception)

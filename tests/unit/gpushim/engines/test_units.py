@@ -69,24 +69,7 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("engine", "arguments"),
-    [
-        (None, ["restart", "docker.service"]),
-        (Engine("dockerd", 1, unit="snap.docker.dockerd.service"), ["restart", "snap.docker.dockerd.service"]),
-        (Engine("dockerd", 1, unit="docker.service", uid=1000), ["--user", "restart", "docker.service"]),
-        (Engine("dockerd", 1), []),
-    ],
-)
-def test_which_unit(engine: Engine | None, arguments: list[str], systemctl: Path) -> None:
-    assert units.systemctl("restart", "docker.service", engine) == arguments
-
-
-def test_without_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "RUNNING", "/nonexistent")
-    assert units.systemctl("restart", "docker.service") == []
-
-
+NVIDIA = {"nvidia": {"path": "/x/gpushim-runtime"}}
 BY_HAND = "restart dockerd (process 17) the way it was started"
 SCRIPT, OPENRC, SSD = "etc/init.d/docker", "run/openrc/started/docker", "run/docker-ssd.pid"
 SYSTEMD, SERVICE = "run/systemd/system/x", "usr/sbin/service"
@@ -133,18 +116,14 @@ def test_restart_and_verify(
     ("options", "info", "missing"),
     [
         ([], {}, "dockerd 20.10 does not have the runtime nvidia"),
-        (
-            ["--set-as-default"],
-            {"Runtimes": {"nvidia": {"path": "/x/gpushim-runtime"}}},
-            "the default runtime is runc",
-        ),
+        (["--set-as-default"], {"Runtimes": NVIDIA}, "the default runtime is runc"),
         (["--cdi"], {}, "does not do CDI, which needs version 25"),
         (
             ["--cdi"],
             {"CDISpecDirs": ["/etc/cdi"], "DiscoveredDevices": [{"ID": "amd.com/gpu=0"}]},
             "dockerd finds no nvidia.com CDI device in /etc/cdi",
         ),
-        (["--remove"], {"Runtimes": {"nvidia": {"path": "/x/gpushim-runtime"}}}, "still has the runtime nvidia"),
+        (["--remove"], {"Runtimes": NVIDIA}, "still has the runtime nvidia"),
     ],
 )
 def test_what_verify_finds_missing(

@@ -96,16 +96,6 @@ def test_a_state_directory_of_others_is_not_trusted_whatever_is_in_it(fresh: Mac
     assert "cannot be trusted" in str(refusal(fresh))
 
 
-def test_host_that_changed_is_looked_at_again(fresh: Machine) -> None:
-    fresh.build(2)
-    assert len(snapshot(fresh)["gpus"]) == 2
-
-
-def test_node_that_appears_makes_the_snapshot_stale(fresh: Machine) -> None:
-    os.mknod(f"{fresh.root}/dev/gdrdrv", 0o020666, os.makedev(300, 0))
-    assert snapshot(fresh)["features"]["gdrcopy"] == ["/dev/gdrdrv"]
-
-
 def test_who_may_not_renew_it_goes_by_the_facts(fresh: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(fresh.state, "inventory.json")
     edit(path, looked=fresh.saved()["looked"] - 1e6)

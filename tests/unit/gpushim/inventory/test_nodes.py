@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushim import authorization
 from gpushim.inventory import nodes
 
 DEVICES = """Character devices:
@@ -142,3 +143,19 @@ def test_watched_paths_do_not_grow_with_the_channels() -> None:
 
 def test_no_dev_at_all(tmp_path: Path) -> None:
     assert find(tmp_path) == ({}, [])
+
+
+def test_each_feature_has_nodes_that_are_looked_for() -> None:
+    assert nodes.FEATURES.keys() == authorization.FEATURES.keys()
+    examples = {
+        "gds": "nvidia-fs0",
+        "mofed": "infiniband/uverbs0",
+        "gdrcopy": "gdrdrv",
+        "nvswitch": "nvidia-nvswitch0",
+    }
+    for feature, pattern in nodes.FEATURES.items():
+        path = "/dev/" + examples[feature]  # a new feature: one of its nodes
+        assert pattern.fullmatch(path)
+        folder, _, name = path.rpartition("/")
+        assert any(place == folder and known.fullmatch(name) for place, known in nodes.PLACES)
+        assert {path, folder} & set(nodes.EXPECTED) or feature == "nvswitch"

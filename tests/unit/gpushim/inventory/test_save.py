@@ -90,15 +90,6 @@ def test_triggers_come_and_go_with_the_policy(machine: Machine) -> None:
     assert triggers.read_text() == ""
 
 
-def test_state_directory_of_others_is_refused(machine: Machine) -> None:
-    machine.build(1)
-    os.mkdir(machine.state)
-    os.chmod(machine.state, 0o777)
-    code, said = machine.refresh()
-    assert code == INVENTORY
-    assert f"{machine.state} cannot be trusted" in said
-
-
 def test_state_directory_that_cannot_be_made(machine: Machine) -> None:
     machine.build(1)
     Path(machine.state).write_text("")

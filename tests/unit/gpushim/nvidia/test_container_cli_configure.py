@@ -140,10 +140,7 @@ def test_the_call_of_enroot(landed: Landed) -> None:
 
 @pytest.mark.parametrize(
     ("option", "kind", "path"),
-    [
-        ("--no-devbind", "node", "/dev/nvidiactl"),
-        ("--no-persistenced", "mount", "/run/nvidia-persistenced/socket"),
-    ],
+    [("--no-devbind", "node", "/dev/nvidiactl"), ("--no-persistenced", "mount", "/run/nvidia-persistenced/socket")],
 )
 def test_options_that_leave_something_out(landed: Landed, option: str, kind: str, path: str) -> None:
     container_cli_configure.configure(["configure", *CTR.split()])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.doctor import ask
+from gpushim.engines import ask
 
 
 def script(folder: Path, text: str) -> str:
@@ -58,7 +58,7 @@ def test_a_program_that_is_not_there() -> None:
 def test_secrets_of_the_environment_stay_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("HOME", "/home/somebody")
-    out = ask.program([script(tmp_path, "env")], LD_TEST="1").out
+    out = ask.program([script(tmp_path, "env")], more={"LD_TEST": "1"}).out
     assert ("AWS" in out, "HOME=/home/somebody" in out, "LD_TEST=1" in out) == (False, True, True)
 
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 from dataclasses import dataclass
+from subprocess import PIPE
 from typing import TYPE_CHECKING
 
 from gpushim.policy import SYSTEM_PATH
@@ -47,32 +48,44 @@ class Answer:
         return lines[-1][:300] if lines else f"code {self.code}"
 
 
-def program(argv: list[str], seconds: float = SECONDS, feed: IO[bytes] | None = None, **more: str) -> Answer:
+def program(
+    argv: list[str],
+    seconds: float = SECONDS,
+    feed: IO[bytes] | bytes | None = None,
+    *,
+    executable: str = "",
+    whole: bool = False,
+    more: dict[str, str] | None = None,
+) -> Answer:
     """Run a program.
 
     Args:
         argv: its absolute path and its arguments.
         seconds: how long it may take; then it is killed with all that it started.
-        feed: file for its stdin; none by default.
+        feed: its stdin; empty by default.
+        executable: its absolute path, where argv[0] is another name.
+        whole: hand on the whole environment, which tells a client of an engine whom to ask.
         more: variables of its environment.
     """
-    environment = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", **more}
-    environment.update({name: os.environ[name] for name in HANDED_ON if name in os.environ})
-    pipe = subprocess.PIPE
+    names = os.environ if whole else [name for name in HANDED_ON if name in os.environ]
+    known = {name: os.environ[name] for name in names}
+    data = feed if isinstance(feed, bytes) else None
+    stdin = PIPE if isinstance(feed, bytes) else feed or subprocess.DEVNULL
     try:
         child = subprocess.Popen(
             argv,
-            stdin=feed or subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            env=environment,
+            executable=executable or None,
+            stdin=stdin,
+            stdout=PIPE,
+            stderr=PIPE,
+            env={"PATH": SYSTEM_PATH, **known, "LC_ALL": "C.UTF-8", **(more or {})},
             cwd="/",
             start_new_session=True,
         )
     except OSError as error:
         return Answer(None, "", f"{argv[0]} cannot be started: {error.strerror}")
     try:
-        out, said = child.communicate(timeout=seconds)
+        out, said = child.communicate(data, timeout=seconds)
     except subprocess.TimeoutExpired:
         _abandon(child)
         return Answer(None, "", f"`{' '.join(argv)[:200]}` has not ended within {seconds:g} s")
