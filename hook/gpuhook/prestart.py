@@ -28,6 +28,7 @@ from gpuhook import roots
 from gpuhook.confine import confine, exhausted
 from gpuhook.finish import Work, finish
 from gpuhook.options import Options, usage
+from gpuhook.walk import FIFO, TYPE
 from gpushim import bounds
 from gpushim.errors import FAILED, ROOTFS, USAGE, GpushimError, for_engines, visible
 from gpushim.fastjson import loads
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 STATE_DEADLINE = 10.0  # seconds
+REST_DEADLINE = 1.0  # seconds
 WAITING = (None, "creating", "created")  # runc's word and crun's while these hooks run
 SETTINGS = (b"GPUSHIM_CONFIG", b"GPUSHIM_STATE")
 
@@ -178,6 +180,7 @@ def main(argv: list[str], work: Callable[[list[str]], None] = run) -> None:
         while posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC) <= 2:
             pass
         work(argv)
+        _drain()
     except GpushimError as error:
         code = error.exit_code
         say(str(error))
@@ -191,6 +194,15 @@ def main(argv: list[str], work: Callable[[list[str]], None] = run) -> None:
         code = FAILED
         say(f"internal error, please report it: {error!r}")
     posix._exit(code)  # nothing is left to flush; taking the interpreter down costs a millisecond
+
+
+def _drain() -> None:
+    """Take from stdin what nothing has read: crun before 1.17 dies of SIGPIPE if a hook ends before it wrote all."""
+    try:
+        if posix.fstat(0).st_mode & TYPE == FIFO:  # a person's terminal would not end
+            read_object(0, REST_DEADLINE)
+    except (GpushimError, OSError):
+        pass  # nothing more came, or no state
 
 
 def say(sentence: str) -> None:

@@ -45,10 +45,10 @@ def open_root(process: str, path: str) -> Rootfs:
         raise GpushimError(f"the rootfs {visible(path)} cannot be opened: {error.strerror}", ROOTFS) from None
 
 
-def is_host_root(root: Rootfs) -> bool:
-    """Say whether this is no container's root, but the root directory of this process or of the container's."""
-    ours, tops = posix.fstat(root.fd), ["/", f"{root.process}/root"] if root.process else ["/"]
-    return any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in [posix.stat(path) for path in tops])
+def is_host_root(root: Rootfs, *others: str) -> bool:
+    """Say whether this is the root directory of this process, or another directory that is no container's root."""
+    ours, tops = posix.fstat(root.fd), map(posix.stat, ("/", *others))
+    return any((ours.st_dev, ours.st_ino) == (top.st_dev, top.st_ino) for top in tops)
 
 
 def check(root: Rootfs) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TYPE = 0o170000  # S_IFMT and the types: inode(7); `stat` would be one import more
 DIRECTORY, REGULAR, LINK = 0o040000, 0o100000, 0o120000
-CHARACTER, SOCKET = 0o020000, 0o140000
+CHARACTER, SOCKET, FIFO = 0o020000, 0o140000, 0o010000
 PLACE = posix.O_PATH | posix.O_NOFOLLOW | posix.O_CLOEXEC
 NEW = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
 

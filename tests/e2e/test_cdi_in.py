@@ -64,7 +64,8 @@ def vendor(write: Writer, tmp_path: Path) -> Path:
     """The spec of vendor.com/card=a and =b: node, mount, variables, group and a hook that leaves its word."""
     (tmp_path / "vendor").mkdir()
     (tmp_path / "vendor" / "text").write_text("of the host")
-    (tmp_path / "hook").write_text(f'#!/bin/sh\necho "$PATH $*" >>{tmp_path}/said\n')
+    # It reads its stdin to the end: crun before 1.17 dies of SIGPIPE otherwise, if it writes later.
+    (tmp_path / "hook").write_text(f'#!/bin/sh\necho "$PATH $*" >>{tmp_path}/said\nexec cat >/dev/null\n')
     (tmp_path / "hook").chmod(0o755)
     hook = {"hookName": "createRuntime", "path": str(tmp_path / "hook"), "args": ["hook", "a"]}
     mount = {"hostPath": str(tmp_path / "vendor"), "containerPath": "/opt/vendor", "options": ["ro", "rbind"]}

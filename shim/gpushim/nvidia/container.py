@@ -110,7 +110,7 @@ def open_container(state: dict[str, Any]) -> Container:
         GpushimError: there is none, or it is the root directory itself, or not the container's (roots.check).
     """
     root = roots.open_root(process_of(state), rootfs_of(state))
-    if roots.is_host_root(root):
+    if roots.is_host_root(root, *([f"{root.process}/root"] if root.process else [])):
         raise GpushimError("the container's rootfs is the host's own root directory", ROOTFS)
     roots.check(root)
     return Container(root)

@@ -85,8 +85,10 @@ def _meant(name: bytes) -> bool:
 
 
 def _in_order(cache: Cache) -> bool:
-    names = [entry.name + b"\0" for entry in cache.entries]
-    return all(compare(one, 0, two) >= 0 for one, two in zip(names, names[1:]))
+    """Say whether entries come as ldconfig sorts them: by name, those of one name by flags, the highest first."""
+    keys = [(entry.name + b"\0", entry.flags) for entry in cache.entries]
+    pairs = ((compare(one[0], 0, two[0]), one[1] - two[1]) for one, two in zip(keys, keys[1:]))
+    return all(names > 0 or (names == 0 and flags >= 0) for names, flags in pairs)
 
 
 def _listed(data: bytes) -> None:

@@ -199,6 +199,17 @@ def test_other_stages_have_nothing_to_do(verb: str) -> None:
     assert run(verb, state=b"{}").returncode == 0
 
 
+@pytest.mark.parametrize("words", [["gpushim-hook", "poststop"], ["nvidia-cdi-hook", "made-up"], ["nvidia-cdi-hook"]])
+def test_a_hook_with_nothing_to_do_reads_its_stdin_to_the_end(words: list[str]) -> None:
+    """crun before 1.17 dies of SIGPIPE if it writes the state after its hook has ended."""
+    command = [str(HOOK.with_name(words[0])), *words[1:]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as hook:
+        assert hook.stdin
+        hook.stdin.write(b" " * (1 << 18))  # more than a pipe holds
+        hook.stdin.close()
+    assert hook.returncode == 0
+
+
 def test_environment_and_directory_do_nothing(root: Path, pid: int) -> None:
     """CVE-2025-23266: what an image's environment and files could bring is not looked at by Python."""
     trap = root.parent / "trap"
