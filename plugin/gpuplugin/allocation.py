@@ -1,4 +1,4 @@
-"""What a container gets of the devices that kubelet has chosen for it: names, by the ways that the node's engine takes.
+"""What a container gets of the devices that kubelet has chosen: names, by the ways that the node's engine takes.
 
 What a name brings is decided when the container is made (gpushim.decide), or was when the CDI spec was written.
 In memory only: kubelet has no deadline for the call, and the whole node waits for it. Budget: 1 ms for ten devices of
@@ -8,7 +8,7 @@ In memory only: kubelet has no deadline for the call, and the whole node waits f
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpushim import bounds

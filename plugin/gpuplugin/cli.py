@@ -41,7 +41,7 @@ def _options() -> list[click.Parameter]:
     rows: list[click.Parameter] = []
     for setting in SETTINGS:
         for flag in setting.flags:
-            shown = setting.key and flag == setting.flags[0] or flag == "kubelet-socket"
+            shown = (setting.key and flag == setting.flags[0]) or flag == "kubelet-socket"
             kind = {"bool": "true|false", "word": "TEXT", "words": "TEXT,...", "numbers": "NUMBER,..."}[setting.kind]
             metavar = (
                 "|".join(setting.choices) + (",..." if setting.kind == "words" else "") if setting.choices else kind
@@ -62,7 +62,7 @@ def run(config_file: str | None, check: bool, **flags: Any) -> None:
     config = policy.load(policy.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     path = config_file or os.environ.get("CONFIG_FILE", "")
-    found = settings.resolve(given, os.environ, config.get("device-plugin", {}), path)
+    found = settings.resolve(given, os.environ, {}, path)
     if check:
         say("\n".join(daemon.check(found)))
         return

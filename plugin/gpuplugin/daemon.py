@@ -273,7 +273,7 @@ def check(settings: Settings) -> list[str]:
     Raises:
         GpushimError: nothing would be.
     """
-    snapshot = ensure.snapshot(stamp.config_path(), stamp.state_dir())
+    snapshot = renew.snapshot(stamp.config_path(), stamp.state_dir())
     notes = list(settings.notes)
     found = offered(snapshot, settings, notes)
     lines = []

@@ -164,9 +164,8 @@ class Endpoint:
             there = identity(self.path)
             if there == self._listeners[-1].inode:
                 return True
-            if there is not None:
-                if listening(self.path):
-                    return False
+            if there is not None and listening(self.path):
+                return False
             logger.warning("%s is %s, and is made anew", self.path, "dead" if there else "gone")
         listener = Listener(self.path)
         await listener.bind(_handlers(self, listener, self._allocate, self._prefer))

@@ -97,14 +97,9 @@ def shared(devices: Sequence[Device], packed: bool) -> Choice:
         left = Counter(known[name].gpu for name in free)
         here = Counter(known[name].gpu for name in chosen)
         while len(chosen) < size and free:
-            used = {gpu: sizes[gpu] - left[gpu] for gpu in left}
             # packed: the fullest GPU; distributed: the emptiest, and of those the one least picked in this call.
-            key = (
-                (lambda name: -used[known[name].gpu])
-                if packed
-                else (lambda name: (used[known[name].gpu], here[known[name].gpu]))
-            )
-            name = min(free, key=key)
+            rank = {gpu: (left[gpu] - sizes[gpu],) if packed else (sizes[gpu] - left[gpu], here[gpu]) for gpu in left}
+            name = min(free, key=lambda name: rank[known[name].gpu])
             free.remove(name)
             left[known[name].gpu] -= 1
             here[known[name].gpu] += 1

@@ -55,31 +55,136 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("mig-strategy", ("mig-strategy",), "flags.migStrategy", "word", "none", "what MIG instances are called", STRATEGIES),
-    Setting("fail-on-init-error", ("fail-on-init-error",), "flags.failOnInitError", "bool", True, "exit where the host cannot serve GPUs, instead of waiting until it can"),
-    Setting("device-list-strategy", ("device-list-strategy",), "flags.plugin.deviceListStrategy", "words", ["envvar"], "how containers are told their devices", WAYS),
-    Setting("device-id-strategy", ("device-id-strategy",), "flags.plugin.deviceIDStrategy", "word", "uuid", "how devices are named there", ("uuid", "index")),
-    Setting("pass-device-specs", ("pass-device-specs",), "flags.plugin.passDeviceSpecs", "bool", False, "let kubelet pass device nodes too (for the CPU manager with an engine that loses them)"),
+    Setting(
+        "mig-strategy",
+        ("mig-strategy",),
+        "flags.migStrategy",
+        "word",
+        "none",
+        "what MIG instances are called",
+        STRATEGIES,
+    ),
+    Setting(
+        "fail-on-init-error",
+        ("fail-on-init-error",),
+        "flags.failOnInitError",
+        "bool",
+        True,
+        "exit where the host cannot serve GPUs, instead of waiting until it can",
+    ),
+    Setting(
+        "device-list-strategy",
+        ("device-list-strategy",),
+        "flags.plugin.deviceListStrategy",
+        "words",
+        ["envvar"],
+        "how containers are told their devices",
+        WAYS,
+    ),
+    Setting(
+        "device-id-strategy",
+        ("device-id-strategy",),
+        "flags.plugin.deviceIDStrategy",
+        "word",
+        "uuid",
+        "how devices are named there",
+        ("uuid", "index"),
+    ),
+    Setting(
+        "pass-device-specs",
+        ("pass-device-specs",),
+        "flags.plugin.passDeviceSpecs",
+        "bool",
+        False,
+        "let kubelet pass device nodes too (for the CPU manager with an engine that loses them)",
+    ),
     Setting("gds", ("gds-enabled",), "flags.gdsEnabled", "bool", False, "give every container GPUDirect Storage"),
-    Setting("mofed", ("mofed-enabled",), "flags.mofedEnabled", "bool", False, "give every container the nodes of Mellanox' OFED"),
+    Setting(
+        "mofed",
+        ("mofed-enabled",),
+        "flags.mofedEnabled",
+        "bool",
+        False,
+        "give every container the nodes of Mellanox' OFED",
+    ),
     Setting("gdrcopy", ("gdrcopy-enabled",), "flags.gdrcopyEnabled", "bool", False, "give every container GDRCopy"),
-    Setting("imex-channels", ("imex-channel-ids",), "imex.channelIDs", "numbers", [], "IMEX channels of every container"),
-    Setting("imex-required", ("imex-required",), "imex.required", "bool", False, "refuse to start where they are not there"),
-    Setting("allocation-policy", ("shared-devices-allocation-policy",), "flags.plugin.sharedDevicesAllocationPolicy", "word", "distributed", "which replicas are given out first", ("distributed", "packed")),
-    Setting("cdi-annotation-prefix", ("cdi-annotation-prefix",), "flags.plugin.cdiAnnotationPrefix", "word", "cdi.k8s.io/", "of annotations that name CDI devices"),
-    Setting("exclude", ("exclude",), "", "words", [], "devices that are not given out: indices, UUIDs, PCI addresses"),
-    Setting("kubelet-dir", ("kubelet-dir",), "", "word", KUBELET_DIR, "kubelet's directory, with device-plugins in it"),
+    Setting(
+        "imex-channels", ("imex-channel-ids",), "imex.channelIDs", "numbers", [], "IMEX channels of every container"
+    ),
+    Setting(
+        "imex-required",
+        ("imex-required",),
+        "imex.required",
+        "bool",
+        False,
+        "refuse to start where they are not there",
+    ),
+    Setting(
+        "allocation-policy",
+        ("shared-devices-allocation-policy",),
+        "flags.plugin.sharedDevicesAllocationPolicy",
+        "word",
+        "distributed",
+        "which replicas are given out first",
+        ("distributed", "packed"),
+    ),
+    Setting(
+        "cdi-annotation-prefix",
+        ("cdi-annotation-prefix",),
+        "flags.plugin.cdiAnnotationPrefix",
+        "word",
+        "cdi.k8s.io/",
+        "of annotations that name CDI devices",
+    ),
+    Setting(
+        "exclude", ("exclude",), "", "words", [], "devices that are not given out: indices, UUIDs, PCI addresses"
+    ),
+    Setting(
+        "kubelet-dir", ("kubelet-dir",), "", "word", KUBELET_DIR, "kubelet's directory, with device-plugins in it"
+    ),
     Setting("", ("kubelet-socket",), "", "word", "", "kubelet's socket; its directory has the plugin's sockets"),
-    Setting("", ("nvidia-driver-root", "driver-root"), "flags.nvidiaDriverRoot", "word", "", "root under [driver] of config.toml counts"),
-    Setting("", ("nvidia-dev-root", "dev-root"), "flags.nvidiaDevRoot", "word", "", "dev-root under [driver] of config.toml counts"),
-    Setting("", ("container-driver-root", "driver-root-ctr-path"), "flags.plugin.containerDriverRoot", "word", "", "the plugin reads what gpushim refresh has found, not the driver"),
-    Setting("", ("device-discovery-strategy",), "flags.deviceDiscoveryStrategy", "word", "", "gpushim refresh finds out"),
-    Setting("", ("nvidia-cdi-hook-path", "nvidia-ctk-path"), "flags.plugin.nvidiaCTKPath", "word", "", "the CDI spec is gpushim's, with its own hook"),
+    Setting(
+        "",
+        ("nvidia-driver-root", "driver-root"),
+        "flags.nvidiaDriverRoot",
+        "word",
+        "",
+        "root under [driver] of config.toml counts",
+    ),
+    Setting(
+        "",
+        ("nvidia-dev-root", "dev-root"),
+        "flags.nvidiaDevRoot",
+        "word",
+        "",
+        "dev-root under [driver] of config.toml counts",
+    ),
+    Setting(
+        "",
+        ("container-driver-root", "driver-root-ctr-path"),
+        "flags.plugin.containerDriverRoot",
+        "word",
+        "",
+        "the plugin reads what gpushim refresh has found, not the driver",
+    ),
+    Setting(
+        "", ("device-discovery-strategy",), "flags.deviceDiscoveryStrategy", "word", "", "gpushim refresh finds out"
+    ),
+    Setting(
+        "",
+        ("nvidia-cdi-hook-path", "nvidia-ctk-path"),
+        "flags.plugin.nvidiaCTKPath",
+        "word",
+        "",
+        "the CDI spec is gpushim's, with its own hook",
+    ),
     Setting("", ("cdi-feature-flags",), "", "words", [], "the CDI spec is gpushim's"),
     Setting("", ("cdi-disable-hooks",), "", "words", [], "the CDI spec is gpushim's"),
     Setting("", ("mps-root",), "flags.mpsRoot", "word", "", "MPS is not offered"),
-    Setting("", ("use-node-feature-api",), "flags.useNodeFeatureAPI", "bool", False, "it belongs to GPU feature discovery"),
-)  # fmt: skip
+    Setting(
+        "", ("use-node-feature-api",), "flags.useNodeFeatureAPI", "bool", False, "it belongs to GPU feature discovery"
+    ),
+)
 # Of NVIDIA's file, what is read elsewhere, or belongs to its other programs.
 OTHER_KEYS = ("version", "sharing", "resources", "flags.gfd")
 

@@ -300,6 +300,7 @@ def unusable(inventory: Snapshot) -> list[str]:
 
 
 def find(item: Item, inventory: Snapshot) -> list[Device]:
+    """Return the GPUs or MIG instances that an item of `parse` names; none for one that names no device."""
     kind, value, _ = item
     name = str(value).lower()
     if kind == "mig-index":

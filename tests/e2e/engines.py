@@ -277,7 +277,9 @@ def containerd(
         The daemon, once it answers.
     """
     with leftovers.state() as state:
-        config = CONTAINERD_CONFIG.format(state=state, pause=pause, more="enable_cdi = true" if cdi else "", default=default)
+        config = CONTAINERD_CONFIG.format(
+            state=state, pause=pause, more="enable_cdi = true" if cdi else "", default=default
+        )
         for name, path in runtimes.items():
             config += HANDLER_CONFIG.format(name=name, path=path, state=state)
         (state / "config.toml").write_text(config)

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,9 @@ class Node:
                 states = (status.get("containerStatuses") or [{}])[0]
                 running = "running" in states.get("state", {})
                 waiting = states.get("state", {}).get("waiting", {})
-                why = status.get("message") or (waiting.get("message") if "Error" in waiting.get("reason", "") else "")
+                why = status.get("message") or (
+                    waiting.get("message") if "Error" in waiting.get("reason", "") else ""
+                )
                 container = states.get("containerID", "").rpartition("/")[2] if running else ""
                 return Pod(status.get("phase", ""), why or "", container)
         return None
@@ -331,6 +333,6 @@ def node(engine: Containerd, place: Chroot) -> Iterator[Node]:
         found.clean()
         subprocess.run([*place.prefix, "/bin/umount", "-R", "/var/lib/kubelet"], check=True)
         for top in Path("/sys/fs/cgroup").glob(f"*/{engine.state.name}"):
-            for folder in sorted(top.rglob("*/"), reverse=True):
-                folder.rmdir()
+            for group in sorted(top.rglob("*/"), reverse=True):
+                group.rmdir()
             top.rmdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def node(
     pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
     with chroots.entered("sid", Path(gpu_host.root), program.parent, view="v1") as place:
         chroots.publish(place.prefix, cdi_dir)
-        options = {"env": gpushim_env, "prefix": place.prefix, "cdi": True, "default": "nvidia"}
+        options: dict[str, Any] = {"env": gpushim_env, "prefix": place.prefix, "cdi": True, "default": "nvidia"}
         handlers = {"nvidia": trees.TOP / "bin" / "gpushim-runtime"}
         with containerd(handlers, pause="docker.io/library/pause:local", **options) as engine:
             for archive in (debian_image, pause):

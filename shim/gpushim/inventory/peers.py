@@ -24,9 +24,9 @@ FURTHEST = 50  # NVML_TOPOLOGY_SYSTEM
 def add_numa(gpus: Sequence[Gpu], sys: str) -> None:
     """Fill in the member "numa" of GPUs."""
     for gpu in gpus if sys else ():
-        with contextlib.suppress(OSError, ValueError):
-            with open(f"{sys}/bus/pci/devices/{procfs.sysfs_name(gpu['pci'])}/numa_node", encoding="ascii") as file:
-                gpu["numa"] = max(int(file.read(16)), -1)
+        path = f"{sys}/bus/pci/devices/{procfs.sysfs_name(gpu['pci'])}/numa_node"
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            gpu["numa"] = max(int(file.read(16)), -1)
 
 
 def add(nvml: Any, gpus: Sequence[Gpu], handles: Mapping[int, Any]) -> None:

@@ -34,8 +34,15 @@ def snapshot(gpus: list[dict[str, Any]], migs: list[dict[str, Any]] | None = Non
         *(one["node"] for one in gpus),
         *(n for m in migs or () for n in m["nodes"]),
     ]
-    found = {"platform": "native", "error": None, "gpus": gpus, "mig": migs or [], "missing": [], "notes": []}
-    found["nodes"] = dict.fromkeys(nodes, [195, 0, 0o666, 0, 0])
+    found: dict[str, Any] = {
+        "platform": "native",
+        "error": None,
+        "gpus": gpus,
+        "mig": migs or [],
+        "missing": [],
+        "notes": [],
+    }
+    found["nodes"] = {node: [195, 0, 0o666, 0, 0] for node in nodes}
     found["driver"] = {"dev-root": "/"}
     found["policy"] = {"cdi": {"kind": "nvidia.com/gpu"}, "requests": {"list-devices-in-refusals": True}}
     return {**found, **more}

@@ -72,7 +72,7 @@ async def running(top: Path, **values: Any) -> AsyncIterator[Kubelet]:
             os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(task, 5)
         await kubelet.stop()
-        assert not [path for path in (top / "device-plugins").iterdir()]
+        assert not list((top / "device-plugins").iterdir())
 
 
 def health(*well: str, sick: tuple[str, ...] = ()) -> dict[str, str]:

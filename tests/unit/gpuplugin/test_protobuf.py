@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
@@ -30,7 +30,7 @@ def theirs() -> dict[str, type[Message]]:
         message = file.message_type.add(name=name)
         for number, (field, kind, repeated) in fields.items():
             label = 3 if repeated or kind == "map" else 1
-            target = message.field.add(name=field, number=number, label=label)
+            target: Any = message.field.add(name=field, number=number, label=label)
             if kind == "map":
                 entry = message.nested_type.add(name=field.capitalize() + "Entry", options={"map_entry": True})
                 entry.field.add(name="key", number=1, type=9, label=1)
@@ -64,10 +64,14 @@ def plain(message: Message) -> dict[str, Any]:
     return found
 
 
+def _later(kind: str) -> Callable[[], st.SearchStrategy[dict[str, Any]]]:
+    return lambda: messages(kind)
+
+
 def messages(name: str) -> st.SearchStrategy[dict[str, Any]]:
     members = {}
     for field, kind, repeated in MESSAGES[name].values():
-        value = VALUES[kind] if kind in VALUES else st.deferred(lambda kind=kind: messages(kind))
+        value = VALUES[kind] if kind in VALUES else st.deferred(_later(kind))
         members[field] = st.lists(value, max_size=3) if repeated else value
     return st.fixed_dictionaries({}, optional=members)
 
@@ -94,7 +98,9 @@ def same(name: str, data: bytes) -> None:
         wanted = None
     try:
         found: Any = protobuf.decode(MESSAGES, name, data)
-    except protobuf.WireError:
+    except protobuf.WireError as error:
+        if "number 0" in str(error):
+            return  # an error to the specification and to Go, but not to all of protobuf's versions for Python
         found = None
     assert found == wanted
 

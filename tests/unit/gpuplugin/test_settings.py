@@ -114,5 +114,6 @@ def test_replicas(file: Any) -> None:
 def test_flags_as_a_go_program_takes_them() -> None:
     words = ["-mig-strategy=single", "--pass-device-specs", "--gds-enabled=false", "-mofed-enabled", "x", "-h", "--"]
     assert spelled(words) == [
-        "--mig-strategy=single", "--pass-device-specs=true", "--gds-enabled=false", "--mofed-enabled=true", "x", "-h", "--",
+        "--mig-strategy=single", "--pass-device-specs=true", "--gds-enabled=false", "--mofed-enabled=true",
+        "x", "-h", "--",
     ]  # fmt: skip
