@@ -5,6 +5,7 @@ Out of scope: kubelet (daemon.py, endpoint.py); names and values (resources.py, 
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,26 +30,45 @@ class Resource:
 
     Args:
         name: such as nvidia.com/gpu.
-        settings: in force.
-        ways: how containers are told.
+
+    Attributes:
+        devices: by id; the host has had them all.
+        answered: time.monotonic() of the last Allocate that gave a device out.
     """
 
-    def __init__(self, name: str, settings: Settings, ways: Ways) -> None:
-        self.name, self._settings, self._ways = name, settings, ways
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.devices: dict[str, Device] = {}
+        self.answered = 0.0
+        self._single = False
+        self._ways = Ways()
         self._choose: Choice = preferred.shared((), packed=False)
 
-    def have(self, devices: Sequence[Device], weights: Mapping[tuple[int, int], int]) -> None:
+    def have(
+        self, devices: Sequence[Device], weights: Mapping[tuple[int, int], int], settings: Settings, told: Ways
+    ) -> None:
         """Take over what the host has; what it had and has not is kept, and cannot be used.
 
         kubelet 1.36 crashes if a device leaves the list while it allocates it.
+
+        Args:
+            devices: all of them.
+            weights: of pairs of GPUs, as `preferred.nearness` has them.
+            settings: in force.
+            told: how containers are told.
         """
         now = {device.id: device for device in devices}
         gone = {key: replace(one, problem=GONE) for key, one in self.devices.items() if key not in now}
-        self.devices = {**now, **gone}
+        self.devices, self._ways, self._single = {**now, **gone}, told, settings.single
         whole = all(device.id == device.uuid and ":" not in device.index for device in devices)
-        packed = self._settings.values["allocation-policy"] == "packed"
+        packed = settings.values["allocation-policy"] == "packed"
         self._choose = preferred.nearest(devices, weights) if whole else preferred.shared(devices, packed)
+
+    def fail(self, problem: str) -> None:
+        """Take note that no device can be used for now, and nobody can say which of them the host still has."""
+        self.devices = {
+            key: one if one.problem == GONE else replace(one, problem=problem) for key, one in self.devices.items()
+        }
 
     def drop(self, ids: set[str]) -> None:
         """Forget devices that the host does not have any more."""
@@ -79,12 +99,13 @@ class Resource:
         """
         ids = request["devices_ids"]
         found = allocation.check(ids, self.name, self.devices)
-        if self._settings.single and len(ids) > 1 and any("::" in name for name in ids):
+        if self._single and len(ids) > 1 and any("::" in name for name in ids):
             raise GpushimError(
                 f"a container asks for {len(ids)} of {self.name}, which is shared, and failRequestsGreaterThanOne "
                 "is true: more of it is not more of a GPU; ask for 1",
                 REQUEST,
             )
+        self.answered = time.monotonic()
         return allocation.answer(found, self.name, self._ways)
 
     def prefer(self, request: Mapping[str, Any]) -> dict[str, Any]:
