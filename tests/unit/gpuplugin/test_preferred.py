@@ -191,7 +191,7 @@ def test_a_choice_of_replicas_takes_no_square_of_them() -> None:
         def __eq__(self, other: object) -> bool:
             nonlocal looked
             looked += 1
-            return str.__eq__(self, other)  # type: ignore[arg-type]
+            return str.__eq__(self, other)
 
         __hash__ = str.__hash__
 
