@@ -34,6 +34,7 @@ REGISTERING = 15.0  # seconds; kubelet dials us within that call, and has up to 
 AGAIN = 1.0  # seconds between registrations with a kubelet that forgets them at once
 POLL = 1.0  # seconds between looks where nothing tells of a change
 SOON, PATIENCE = 0.05, 200  # seconds between tries while kubelet is coming up, and how many of them
+SETTLED = 2.0  # seconds in which kubelet takes a list in
 CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 
 
@@ -59,7 +60,8 @@ class Endpoint:
         self._service = Service(resource, allocate, prefer, self.changed.set)
         self._listeners: list[Listener] = []  # the last is found at the path
         self._kubelet: Identity | None = None  # that has accepted us
-        self._registered = 0.0  # time.monotonic()
+        self._away = False  # another instance is found at the path
+        self._registered = self._since = 0.0  # time.monotonic(); of the last list
         self._refusing: Identity | None = None  # a kubelet's socket
         self._refused = 0  # connections by it, one after the other
 
@@ -72,8 +74,10 @@ class Endpoint:
         Raises:
             GpushimError: it is more than kubelet reads.
         """
-        if self._service.offer(devices) and self.doubted:
-            self.forgotten()
+        if self._service.offer(devices):
+            self._since = time.monotonic()
+            if self.doubted:
+                self.forgotten()
 
     async def keep(self) -> None:
         """Attend this resource as long as the plugin runs."""
@@ -98,12 +102,17 @@ class Endpoint:
     @property
     def known(self) -> bool:
         """Whether kubelet has registered this and reads its list."""
-        return self._kubelet is not None and self._service.read
+        return self._kubelet is not None and self._service.read and not self._away
 
     @property
     def told(self) -> bool:
         """Whether kubelet has been sent the list as it is now."""
         return self.known and self._service.told
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was sent that long enough ago to have taken it in."""
+        return self.told and time.monotonic() - max(self._registered, self._since) > SETTLED
 
     async def attend(self) -> float:
         """Do what is missing for kubelet to know this resource.
@@ -114,9 +123,9 @@ class Endpoint:
         Raises:
             GpushimError: the socket cannot be made, or kubelet refuses.
         """
-        ours = await self._bound()
-        self._service.hush(not ours)
-        if not ours:
+        self._away = not await self._bound()
+        self._service.hush(self._away)
+        if self._away:
             return POLL
         path = f"{self.folder}/{v1beta1.KUBELET_SOCKET}"
         kubelet = identity(path)
@@ -174,6 +183,11 @@ class Endpoint:
                 raise GpushimError(f"kubelet does not register {self.resource}: {error.details()}", FAILED) from None
         logger.info("kubelet has registered %s", self.resource)
         return True
+
+    def leave(self) -> None:
+        """Remove the socket if it is ours."""
+        for listener in self._listeners:
+            listener.leave()
 
     async def stop(self) -> None:
         """Serve no more: remove the socket if it is ours, answer what was asked, end the list's streams."""

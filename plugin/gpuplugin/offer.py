@@ -33,13 +33,12 @@ class Resource:
 
     Attributes:
         devices: by id; the host has had them all.
-        answered: time.monotonic() of the last Allocate that gave a device out.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.devices: dict[str, Device] = {}
-        self.answered = 0.0
+        self._answered = self._left = 0.0  # time.monotonic() of the last Allocate, of the last that the host lost
         self._single = False
         self._ways = Ways()
         self._choose: Choice = preferred.shared((), packed=False)
@@ -59,6 +58,8 @@ class Resource:
         """
         now = {device.id: device for device in devices}
         gone = {key: replace(one, problem=GONE) for key, one in self.devices.items() if key not in now}
+        if gone.keys() - self.gone:
+            self._left = time.monotonic()
         self.devices, self._ways, self._single = {**now, **gone}, told, settings.single
         whole = all(device.id == device.uuid and ":" not in device.index for device in devices)
         packed = settings.values["allocation-policy"] == "packed"
@@ -79,6 +80,16 @@ class Resource:
     def gone(self) -> set[str]:
         """The devices that the host does not have any more."""
         return {name for name, device in self.devices.items() if device.problem == GONE}
+
+    @property
+    def well(self) -> set[str]:
+        """The devices that can be used."""
+        return {name for name, device in self.devices.items() if not device.problem}
+
+    @property
+    def idle(self) -> float:
+        """Seconds since a device was last given out, or missed."""
+        return time.monotonic() - max(self._answered, self._left)
 
     def listed(self) -> list[dict[str, Any]]:
         """Say what there is as Device messages."""
@@ -105,7 +116,7 @@ class Resource:
                 "is true: more of it is not more of a GPU; ask for 1",
                 REQUEST,
             )
-        self.answered = time.monotonic()
+        self._answered = time.monotonic()
         return allocation.answer(found, self.name, self._ways)
 
     def prefer(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,11 +89,13 @@ class Refresh:
     def _over(self, config: str, state: str, code: int, lines: list[Line]) -> None:
         """Log what it said, but not again what the last one said too; and take note of what came of it."""
         true = ensure.read(config, state) is not None
-        for level, text in lines[:-1] if true and code else lines:  # the snapshot tells its error, which comes last
+        self.trouble = None if true else _why(code, lines)
+        lines = [*lines, (logging.WARNING, str(self.trouble))] if self.trouble else lines
+        # Where there is a snapshot, it has the error, which comes last.
+        for level, text in dict.fromkeys(lines[: -1 if true and code else None]):
             if (level, text) not in self._said:
                 logger.log(level, "%s", text)
         self._said = set(lines)
-        self.trouble = None if true else _why(code, lines)
         self._ended()
 
 

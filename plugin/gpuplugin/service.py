@@ -145,7 +145,9 @@ class Service:
         prefer, allocate = partial(self._serve, self._prefer), partial(self._serve, self._allocate)
         rows = {
             "GetDevicePluginOptions": unary(options, "Empty", "DevicePluginOptions"),
-            "ListAndWatch": grpc.unary_stream_rpc_method_handler(partial(self.watch, listener), reader("Empty"), None),
+            "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+                partial(self.watch, listener), reader("Empty"), None
+            ),
             "GetPreferredAllocation": unary(prefer, "PreferredAllocationRequest", "PreferredAllocationResponse"),
             "Allocate": unary(allocate, "AllocateRequest", "AllocateResponse"),
             "PreStartContainer": unary(nothing, "PreStartContainerRequest", "Empty"),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from gpuplugin.v1beta1 import KUBELET_SOCKET
 from gpushim.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
@@ -107,6 +108,17 @@ def sweep(folder: str) -> None:
             if is_socket(path) and not listening(path):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
+
+
+def others(folder: str) -> frozenset[tuple[str, Identity | None]]:
+    """List the sockets of other plugins."""
+    try:
+        names = [
+            name for name in os.listdir(folder) if not name.startswith((PREFIX, ASIDE)) and name != KUBELET_SOCKET
+        ]
+    except OSError:
+        names = []
+    return frozenset((name, identity(f"{folder}/{name}")) for name in names if is_socket(f"{folder}/{name}"))
 
 
 def identity(path: str) -> Identity | None:

@@ -12,7 +12,6 @@ import os
 
 from gpushim.logs import logger
 
-
 # inotify(7): a name came or went, was moved here or away; the directory itself went.
 CHANGES = 0x100 | 0x200 | 0x40 | 0x80 | 0x400 | 0x800
 ONLY_DIRECTORIES = 0x01000000
