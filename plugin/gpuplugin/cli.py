@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from gpuplugin import daemon, settings
+from gpuplugin import settings
 from gpuplugin.settings import SETTINGS
 from gpushim import __version__, logs, policy
 from gpushim.cli.program import guard
@@ -63,6 +63,7 @@ def run(config_file: str | None, check: bool, **flags: Any) -> None:
     logs.start(config["log"]["format"], config["log"]["level"])
     path = config_file or os.environ.get("CONFIG_FILE", "")
     found = settings.resolve(given, os.environ, {}, path)
+    daemon = _daemon()
     if check:
         say("\n".join(daemon.check(found)))
         return
@@ -71,20 +72,37 @@ def run(config_file: str | None, check: bool, **flags: Any) -> None:
     asyncio.run(daemon.Plugin(found).run())
 
 
-def main() -> None:
-    """Run as a process: exit 0, or say one sentence on stderr and exit with its code."""
-    guard()
+def _daemon() -> Any:
+    """Import what needs grpcio; --help, --version and man pages do without.
+
+    Raises:
+        GpushimError: there is no grpcio.
+    """
+    try:
+        from gpuplugin import daemon
+    except ImportError as error:
+        raise GpushimError(
+            f"Python's grpcio cannot be used ({error}); install python3-grpcio, or with pip gpushim[device-plugin]"
+        ) from None
+    return daemon
+
+
+def command() -> click.Command:
+    """Return the command, for `main` and for its man page."""
     options = [
         *_options(),
         click.Option(["--config-file"], metavar="FILE", help="settings as NVIDIA's plugin has them, YAML or JSON"),
         click.Option(["--check"], is_flag=True, help="say what would be registered and why, and exit"),
     ]
-    command = click.Command(
-        PROGRAM, {"help_option_names": ["-h", "--help"]}, run, options, help=run.__doc__, short_help="device plugin"
-    )
-    click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")(command)
+    found = click.Command(PROGRAM, {"help_option_names": ["-h", "--help"]}, run, options, help=run.__doc__)
+    return click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")(found)
+
+
+def main() -> None:
+    """Run as a process: exit 0, or say one sentence on stderr and exit with its code."""
+    guard()
     try:
-        command.main(spelled(sys.argv[1:]), PROGRAM)
+        command().main(spelled(sys.argv[1:]), PROGRAM)
     except GpushimError as error:
         say(f"{PROGRAM}: {error}", error=True)
         sys.exit(error.exit_code)
