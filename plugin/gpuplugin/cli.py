@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from gpuplugin import check as checking
 from gpuplugin import settings
 from gpuplugin.settings import SETTINGS
 from gpushim import __version__, logs, policy
@@ -63,17 +64,16 @@ def run(config_file: str | None, check: bool, **flags: Any) -> None:
     logs.start(config["log"]["format"], config["log"]["level"])
     path = config_file or os.environ.get("CONFIG_FILE", "")
     found = settings.resolve(given, os.environ, {}, path)
-    daemon = _daemon()
     if check:
-        say("\n".join(daemon.check(found)))
+        say("\n".join(checking.check(found)))
         return
     for note in found.notes:
         logs.logger.warning("%s", note)
-    asyncio.run(daemon.Plugin(found).run())
+    asyncio.run(_daemon().Plugin(found).run())
 
 
 def _daemon() -> Any:
-    """Import what needs grpcio; --help, --version and man pages do without.
+    """Import what needs grpcio; --help, --check, --version and man pages do without.
 
     Raises:
         GpushimError: there is no grpcio.

@@ -1,0 +1,145 @@
+"""What a node offers to a cluster: its resources, and each one's answers to kubelet. In memory, without grpc.
+
+Out of scope: kubelet (daemon.py, endpoint.py); names and values (resources.py, allocation.py, preferred.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin import allocation, preferred, resources
+from gpuplugin.allocation import Ways
+from gpuplugin.resources import Device
+from gpuplugin.v1beta1 import HEALTHY, UNHEALTHY
+from gpushim.errors import INVENTORY, REQUEST, GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuplugin.preferred import Choice
+    from gpuplugin.settings import Settings
+    from gpushim.model import Snapshot
+
+GONE = "the host does not have it any more"
+
+
+class Resource:
+    """A resource: what there is of it, and its answers to kubelet.
+
+    Args:
+        name: such as nvidia.com/gpu.
+        settings: in force.
+        ways: how containers are told.
+    """
+
+    def __init__(self, name: str, settings: Settings, ways: Ways) -> None:
+        self.name, self._settings, self._ways = name, settings, ways
+        self.devices: dict[str, Device] = {}
+        self._choose: Choice = preferred.shared((), packed=False)
+
+    def have(self, devices: Sequence[Device], weights: Mapping[tuple[int, int], int]) -> None:
+        """Take over what the host has; what it had and has not is kept, and cannot be used.
+
+        kubelet 1.36 crashes if a device leaves the list while it allocates it.
+        """
+        now = {device.id: device for device in devices}
+        gone = {key: replace(one, problem=GONE) for key, one in self.devices.items() if key not in now}
+        self.devices = {**now, **gone}
+        whole = all(device.id == device.uuid and ":" not in device.index for device in devices)
+        packed = self._settings.values["allocation-policy"] == "packed"
+        self._choose = preferred.nearest(devices, weights) if whole else preferred.shared(devices, packed)
+
+    def drop(self, ids: set[str]) -> None:
+        """Forget devices that the host does not have any more."""
+        for name in ids:
+            del self.devices[name]
+
+    @property
+    def gone(self) -> set[str]:
+        """The devices that the host does not have any more."""
+        return {name for name, device in self.devices.items() if device.problem == GONE}
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Say what there is as Device messages."""
+        return [
+            {
+                "ID": one.id,
+                "health": UNHEALTHY if one.problem else HEALTHY,
+                **({"topology": {"nodes": [{"ID": one.numa}]}} if one.numa >= 0 else {}),
+            }
+            for one in self.devices.values()
+        ]
+
+    def allocate(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a ContainerAllocateRequest.
+
+        Raises:
+            GpushimError: a device of it cannot be given.
+        """
+        ids = request["devices_ids"]
+        found = allocation.check(ids, self.name, self.devices)
+        if self._settings.single and len(ids) > 1 and any("::" in name for name in ids):
+            raise GpushimError(
+                f"a container asks for {len(ids)} of {self.name}, which is shared, and failRequestsGreaterThanOne "
+                "is true: more of it is not more of a GPU; ask for 1",
+                REQUEST,
+            )
+        return allocation.answer(found, self.name, self._ways)
+
+    def prefer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a ContainerPreferredAllocationRequest."""
+        must, size = request["must_include_deviceIDs"], request["allocation_size"]
+        return {"deviceIDs": self._choose(request["available_deviceIDs"], must, size)}
+
+
+def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> dict[str, list[Device]]:
+    """List the resources of a node as the settings have them.
+
+    Args:
+        snapshot: of its inventory.
+        settings: in force.
+        notes: gets a sentence for each thing that is left out.
+
+    Raises:
+        GpushimError: the host cannot serve GPUs, or not as the settings say.
+    """
+    if snapshot["error"]:
+        raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
+    found = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
+    return dict(_shared(name, devices, settings) for name, devices in found.items())
+
+
+def ways(settings: Settings, snapshot: Snapshot) -> Ways:
+    """Say how containers are told their devices."""
+    values, nodes = settings.values, snapshot["nodes"]
+    control = [path for path in allocation.CONTROL_NODES if path in nodes] if values["pass-device-specs"] else None
+    return Ways(
+        ways=values["device-list-strategy"],
+        by_index=values["device-id-strategy"] == "index",
+        kind=snapshot["policy"]["cdi"]["kind"],
+        annotation_prefix=values["cdi-annotation-prefix"],
+        features=[name for name in allocation.FEATURES if values[name]],
+        imex=_channels(values, nodes),
+        control=control,
+        dev_root=snapshot["driver"]["dev-root"],
+    )
+
+
+def _channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
+    wanted: list[int] = values["imex-channels"]
+    missing = [one for one in wanted if f"/dev/nvidia-caps-imex-channels/channel{one}" not in nodes]
+    if missing and values["imex-required"]:
+        raise GpushimError(
+            f"imex-required is true, and this host has no IMEX channel {missing[0]}; nvidia-modprobe makes it",
+            INVENTORY,
+        )
+    return [one for one in wanted if one not in missing]
+
+
+def _shared(name: str, devices: list[Device], settings: Settings) -> tuple[str, list[Device]]:
+    """Give a resource its replicas, and the name that tells of them."""
+    replicas = settings.replicas.get(name, 1)
+    if replicas == 1:
+        return name, devices
+    return name + ".shared" * settings.renamed, resources.replicated(devices, replicas)
