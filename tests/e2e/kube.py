@@ -244,8 +244,9 @@ class Node:
         left = {f"{name}-{NAME}" for name in names or self._pods}
 
         def gone() -> bool:
-            pods = json.loads(self._get("/pods") or '{"items": [{"metadata": {"name": ""}}]}')["items"] or ()
-            return not left & {pod["metadata"]["name"] for pod in pods}
+            text = self._get("/pods")  # what it knows of, and then what has devices
+            known = {pod["metadata"]["name"] for pod in json.loads(text)["items"] or ()} if text else left
+            return not left & known and not any(self.held(name.rpartition("-")[0]) for name in left)
 
         assert until(gone, SECONDS), f"{left} are still there"
 
@@ -270,6 +271,12 @@ class Node:
         """Ids that kubelet would give out, all of them that are well."""
         devices = self.ask("GetAllocatableResources", "AllocatableResourcesResponse")["devices"]
         return sorted(one for row in devices if row["resource_name"] == resource for one in row["device_ids"])
+
+    def checkpoint(self) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
+        """Read what kubelet would know after a restart: ids by resource, and what it has given out."""
+        text = (self.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint").read_text()
+        data: dict[str, Any] = json.loads(text)["Data"]
+        return data["RegisteredDevices"] or {}, data["PodDeviceEntries"] or []
 
     def held(self, name: str) -> dict[str, list[str]]:
         """Ids that a pod has, by resource."""

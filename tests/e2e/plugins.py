@@ -1,0 +1,123 @@
+"""The real device plugin, against the kubelet of kube.py.
+
+It runs on this machine and not in the node's Debian: kubelet's directory, the simulated host and gpushim's state have
+the same paths in both, so that its sockets are those that kubelet sees.
+Out of scope: the node (kube.py), what kubelet and containers must show (the tests).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from e2e.engines import SYSTEM_PATH, members
+from e2e.kube import Node
+from e2e.leftovers import until
+from e2e.trees import TOP
+
+PROGRAM = TOP / "bin" / "gpushim-device-plugin"
+ROOTS = ":".join(str(TOP / name) for name in ("plugin", "shim", "hook"))
+COMMAND = [str(PROGRAM)] if PROGRAM.exists() else [sys.executable, "-c", "from gpuplugin.cli import main; main()"]
+SECONDS = 30.0
+
+
+@dataclass
+class Plugin:
+    """A device plugin; its process runs between `start` and `stop`, and may be started again.
+
+    Attributes:
+        node: whose kubelet it serves.
+        env: variables of its own, GPUSHIM_CONFIG and GPUSHIM_STATE among them.
+        flags: its arguments.
+        log: all that its processes have said.
+        process: the one that was started last.
+    """
+
+    node: Node
+    env: dict[str, str]
+    flags: tuple[str, ...]
+    log: Path
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        """Start it, without waiting for anything."""
+        command = [*COMMAND, f"--kubelet-dir={self.node.kubelet_dir}", *self.flags]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={"PATH": SYSTEM_PATH, "PYTHONPATH": ROOTS, **self.env},
+            )  # fmt: skip
+
+    def stop(self, number: int = signal.SIGTERM) -> int | None:
+        """End it by a signal, with what it has started; return its exit status, None if there was none to end."""
+        process, self.process = self.process, None
+        if process is None:
+            return None
+        process.send_signal(number)
+        try:
+            return process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the plugin does not end:\n{self.said()}") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            until(lambda: not members(process.pid), SECONDS)
+
+    def ended(self) -> int:
+        """Wait for its own end, and return its exit status."""
+        assert self.process is not None
+        code, self.process = self.process.wait(SECONDS), None
+        return code
+
+    def said(self) -> str:
+        """What it has said."""
+        return self.log.read_text(errors="replace")
+
+    def offers(
+        self, resource: str = "nvidia.com/gpu", ids: set[str] | None = None, seconds: float = SECONDS
+    ) -> float:
+        """Wait until kubelet would give out these devices, or any, and say how long that took."""
+        began = time.monotonic()
+
+        def there() -> bool:
+            found = set(self.node.allocatable(resource))
+            return bool(found) if ids is None else found == ids
+
+        if not until(there, seconds):
+            raise AssertionError(f"{resource}: kubelet has {self.node.allocatable(resource)}\n{self.said()[-3000:]}")
+        return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def plugin(
+    node: Node, env: dict[str, str], *flags: str, name: str = "plugin", start: bool = True
+) -> Iterator[Plugin]:
+    """Run a device plugin for the block.
+
+    Args:
+        node: whose kubelet it serves.
+        env: variables of its own, GPUSHIM_CONFIG and GPUSHIM_STATE among them.
+        flags: its arguments.
+        name: of its log, among those of one test.
+        start: whether to start it at once.
+
+    Yields:
+        The plugin, as soon as it is started; `offers` waits for kubelet to have its devices.
+    """
+    log = node.work / f"{name}.log"
+    log.write_bytes(b"")
+    found = Plugin(node, env, flags, log)
+    try:
+        if start:
+            found.start()
+        yield found
+    finally:
+        found.stop()
