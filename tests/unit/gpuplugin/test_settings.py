@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gpuplugin import settings
-from gpuplugin.cli import spelled
 from gpushim import policy
 from gpushim.errors import CONFIG, GpushimError
 from gpushim.nvidia.device_plugin_keys import SETTINGS
@@ -166,11 +165,3 @@ def test_each_key_of_config_toml_has_a_flag() -> None:
     ].keys()
     flags = [flag for setting in SETTINGS for flag in setting.flags]
     assert len(flags) == len(set(flags))
-
-
-def test_flags_as_a_go_program_takes_them() -> None:
-    words = ["-mig-strategy=single", "--pass-device-specs", "--gds-enabled=false", "-mofed-enabled", "x", "-h", "--"]
-    assert spelled(words) == [
-        "--mig-strategy=single", "--pass-device-specs=true", "--gds-enabled=false", "--mofed-enabled=true",
-        "x", "-h", "--",
-    ]  # fmt: skip
