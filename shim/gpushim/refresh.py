@@ -140,8 +140,11 @@ def _renewed(
         snapshot["stamp"]["config"] = identity
         snapshot["notes"] += notes
         hardlinks.add(snapshot)
+        save.for_hook(snapshot)
+        told: Snapshot = {**snapshot, "notes": [*snapshot["notes"]]}
+        publish.on_refresh(told)  # first, for who sees the snapshot goes by its spec
         save.save(state, snapshot)
-        publish.on_refresh(snapshot)
+        snapshot["notes"] = told["notes"]  # what CDI lacks is no reason for what a container does not get
     if snapshot["error"]:  # the caller reports it; the snapshot's notes follow from it
         _warn(notes)
         return snapshot
