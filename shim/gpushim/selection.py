@@ -88,9 +88,9 @@ def is_qualified(text: str) -> bool:
 
 
 def cdi_name(name: str) -> str:
-    """Return a device's name as a CDI device can have it: the ids MIG-GPU-UUID/1/0 of old drivers as MIG-GPU-UUID:1:0.
+    """Return a device's name as a CDI device can have it: MIG-GPU-UUID/1/0 of old drivers is MIG-GPU-UUID:1:0.
 
-    In a CDI name there is no slash; of what may be inside one, ":" already stands between a GPU and its instance.
+    A CDI name has no slash; of what it may have, ":" already stands between a GPU and its instance.
     """
     return name.replace("/", ":")
 

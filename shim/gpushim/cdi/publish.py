@@ -36,7 +36,7 @@ def on_refresh(snapshot: Snapshot) -> None:
             _remove_others(path, notes)
     except (GpushimError, OSError, ValueError) as error:
         notes.append(f"no CDI spec is written: {error}")
-    snapshot["notes"] += [note for note in notes if note not in snapshot["notes"]]
+    snapshot["notes"] = [*snapshot["notes"], *(note for note in notes if note not in snapshot["notes"])]
 
 
 def _remove_others(path: str, notes: list[str]) -> None:
@@ -128,8 +128,8 @@ def saved(path: str) -> Optional[dict[str, Any]]:
 def emptier(path: str, spec: dict[str, Any], source: str) -> str:
     """Say why a spec must not replace the one at a path, or "".
 
-    A spec made without NVML may lack GPUs and MIG instances that exist. The old one stays only if no device in both has changed its
-    nodes: after GPUs were bound in another order it would give the wrong ones.
+    A spec made without NVML may lack GPUs and MIG instances that exist. The old one stays only if no device in both
+    has changed its nodes: after GPUs were bound in another order it would give the wrong ones.
     """
     old = saved(path) if source == "proc" else None
     if old is None or old["kind"] != spec["kind"] or _contradict(old, spec):

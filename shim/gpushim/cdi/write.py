@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpushim.model import Device, DeviceNode, Mount, Snapshot
+    from gpushim.selection import Item
 
     Planned = dict[str, Edit]  # by repr: equal edits have the same
 
@@ -141,7 +142,7 @@ def _divided(device: Device) -> bool:
 
 def _beside(inventory: Snapshot, hook: str) -> Iterator[tuple[str, Planned]]:
     """Plan for what the host gives beside GPUs: names, and edits."""
-    items = [(selection.FEATURE, name, name) for name in FEATURES if inventory["features"].get(name)]
+    items: list[Item] = [(selection.FEATURE, name, name) for name in FEATURES if inventory["features"].get(name)]
     items += [(selection.CHANNEL, number, f"{selection.CHANNEL}-{number}") for number in inventory["imex"]]
     for item in items:
         edits = of_items([item], inventory, hook, request.CAPABILITIES)
