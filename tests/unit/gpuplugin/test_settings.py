@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,12 @@ def test_each_key_of_config_toml_has_a_flag() -> None:
     ].keys()
     flags = [flag for setting in SETTINGS for flag in setting.flags]
     assert len(flags) == len(set(flags))
+
+
+def test_the_documentation_has_the_table() -> None:
+    page = (Path(policy.__file__).parents[2] / "docs/configuration.md").read_text()
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| `--([a-z-]+)` \| (?:`([A-Z_]+)`)? ?\| (?:`([A-Za-z.]+)`)? ?\|$", page, re.M
+    )
+    wanted = [(one.key, one.flags[0], "".join(one.variables[:1]), one.file) for one in SETTINGS if one.key]
+    assert rows == wanted
