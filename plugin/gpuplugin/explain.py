@@ -6,11 +6,10 @@ nothing but a snapshot that is out of date. Out of scope: what else a pod's spec
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin import preferred
-from gpuplugin.offer import Resource, offered, ways
+from gpuplugin.offer import Resource, check_cdi, offered, ways
 from gpuplugin.resources import PREFIX
 from gpushim import explain as story
 from gpushim import stamp
@@ -48,6 +47,7 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
     """
     snapshot, notes = renew.snapshot(stamp.config_path(), stamp.state_dir()), settings.notes[:]
     found, told = offered(snapshot, settings, notes), ways(settings, snapshot)
+    check_cdi(snapshot, found, told)
     weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
     answers: list[dict[str, Any]] = []
     for text in requests:
@@ -83,7 +83,7 @@ def tell(requests: Sequence[str], settings: Settings, form: str) -> None:
     """
     found = report(requests, settings)
     if form == "json":
-        show.text(json.dumps(found, indent=2))
+        show.emit(form, found)
     else:
         _print(found)
     refusal = found["container"] and found["container"]["refusal"]

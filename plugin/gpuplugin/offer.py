@@ -118,6 +118,25 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> dict[st
     return dict(_shared(name, devices, settings) for name, devices in found.items())
 
 
+def check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], told: Ways) -> None:
+    """Refuse to tell devices by CDI where engines would not find them.
+
+    Args:
+        snapshot: of the inventory.
+        found: as `offered` returned it.
+        told: how containers are told.
+
+    Raises:
+        GpushimError: one has no name in the spec of this host, or another's spec has it.
+    """
+    if allocation.BY_CDI.isdisjoint(told.ways):
+        return
+    from gpuplugin import cdi  # which needs much of gpushim
+
+    well = [device for devices in found.values() for device in devices if not device.problem]
+    cdi.check(snapshot, allocation.cdi_names(well, told))
+
+
 def _unheard(told: Ways, requests: RequestsPolicy) -> list[str]:
     """Say where gpushim-runtime's policy forbids the way in which containers are told."""
     if allocation.MOUNTS in told.ways:

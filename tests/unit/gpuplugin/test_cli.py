@@ -88,6 +88,16 @@ def test_check_says_why_a_strategy_does_not_fit(node: Node) -> None:
     assert "mig-strategy is single, but GPU 0 is not in MIG mode while others are" in said
 
 
+def test_check_says_why_devices_cannot_be_told_by_cdi(node: Node) -> None:
+    node.build(1)
+    with node.config.open("a") as file:
+        file.write("write-spec = false\n")
+    for words in (["--check"], ["--explain=gpu=1"]):
+        said = node.run(*words, "--device-list-strategy=envvar,cdi-cri", code=15)
+        assert "write-spec under [cdi] is false" in said
+    assert "told by envvar;" in node.run("--check")
+
+
 def test_check_changes_nothing_but_the_snapshot(node: Node) -> None:
     def times() -> dict[Path, int]:
         return {path: path.lstat().st_mtime_ns for path in node.folder.rglob("*")}
@@ -157,7 +167,7 @@ def test_gpushim_explain_asks_the_plugin(two: Node) -> None:
 
 def test_each_option_has_help_and_its_default() -> None:
     for option in command().params:
-        record = option.get_help_record(command().make_context("x", []))  # type: ignore[attr-defined]
+        record = option.get_help_record(command().make_context("x", []))
         if record and "--help" not in record[0]:
             assert re.match(r"[A-Z].*[.)\]]$|kubelet", record[1]), record
 
