@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin import allocation, podresources, preferred, sockets
 from gpuplugin.endpoint import Endpoint
-from gpuplugin.offer import Resource, offered, ways
+from gpuplugin.offer import Resource, check_cdi, offered, ways
 from gpuplugin.refresh import Refresh
 from gpuplugin.watch import Watch
 from gpushim import stamp
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuplugin.allocation import Ways
-    from gpuplugin.resources import Device
     from gpuplugin.settings import Settings
     from gpushim.model import Snapshot
 
@@ -215,16 +214,16 @@ class Plugin:
         """
         found = offered(snapshot, self._settings, notes)
         told = ways(self._settings, snapshot)
-        if self._by_cdi:
-            _check_cdi(snapshot, [one for devices in found.values() for one in devices if not one.problem], told)
+        check_cdi(snapshot, found, told)
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
         for name in [*found, *(name for name in self._served if name not in found)]:
-            one = self._served.get(name) or self._serve(name)
-            one.resource.have(found.get(name, []), weights, self._settings, told)
+            one = self._served.get(name) or self._serve(name, told)
+            one.resource.obey(self._settings, told)
+            one.resource.have(found.get(name, []), weights)
             one.tell()
 
-    def _serve(self, name: str) -> Served:
-        resource = Resource(name)
+    def _serve(self, name: str, told: Ways) -> Served:
+        resource = Resource(name, self._settings, told)
         endpoint = Endpoint(self._folder, name, resource.allocate, resource.prefer)
         self._served[name] = Served(resource, endpoint, self._spawn(endpoint.keep()))
         return self._served[name]
@@ -284,11 +283,3 @@ class Plugin:
                     one.tell()
                 else:
                     self._retire(name)
-
-
-def _check_cdi(snapshot: Snapshot, devices: list[Device], told: Ways) -> None:
-    """Refuse names that engines would not find in the CDI spec.
-
-    Raises:
-        GpushimError: they would not.
-    """
