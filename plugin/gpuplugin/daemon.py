@@ -257,7 +257,9 @@ class Plugin:
         """Register anew what kubelet reads the list of and has nothing of: another plugin's end made it forget."""
         told = {name: one.resource.well for name, one in self._served.items() if one.endpoint.settled}
         has = await podresources.allocatable(self._settings.values["kubelet-dir"]) if any(told.values()) else None
-        for name, well in told.items() if has is not None else ():
+        if has is None:
+            return
+        for name, well in told.items():
             one = self._served.get(name)
             if one and one.endpoint.settled and well and well.isdisjoint(has.get(name, ())):
                 logger.warning("kubelet has no device of %s, and is told again", name)
@@ -275,7 +277,9 @@ class Plugin:
             if one.resource.gone and one.endpoint.told and one.resource.idle > QUIET
         }
         held = await podresources.held(self._settings.values["kubelet-dir"]) if ripe else None
-        for name, gone in ripe.items() if held is not None else ():
+        if held is None:
+            return
+        for name, gone in ripe.items():
             one = self._served.get(name)
             if one and one.resource.idle > QUIET:
                 one.resource.drop(gone & one.resource.gone - held.get(name, set()))
