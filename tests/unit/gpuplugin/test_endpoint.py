@@ -60,7 +60,7 @@ async def plugin(folder: Path) -> AsyncIterator[Endpoint]:
             endpoint.changed.clear()
 
     def told() -> None:
-        watch.clear()
+        watch.told()
         endpoint.changed.set()
 
     loop.add_reader(watch.fd, told)
