@@ -19,7 +19,7 @@ from gpuplugin.v1beta1 import DEVICE_PLUGIN, reader, writer
 from unit.gpuplugin.kubelet import OPTIONS, until
 
 LIST = [{"ID": "GPU-0", "health": "Healthy"}]
-BIG = [{"ID": f"GPU-{number:059}", "health": "Healthy"} for number in range(50000)]  # 3.7 MiB
+BIG = [{"ID": f"GPU-{number:059}", "health": "Healthy"} for number in range(10000)]  # 0.8 MiB
 
 
 @pytest.fixture
