@@ -204,6 +204,10 @@ class Node:
     def pod(self, name: str, limits: dict[str, int], **more: Any) -> Pod:
         """Create a pod, and wait until it runs or is refused."""
         self.create(name, limits, **more)
+        return self.wait(name)
+
+    def wait(self, name: str) -> Pod:
+        """Wait until a pod runs or is refused."""
         found: list[Pod] = []
 
         def settled() -> bool:
@@ -231,9 +235,13 @@ class Node:
 
     def look(self, container: str, host: Host, indices: list[int]) -> str:
         """Run the probe in a container."""
+        return self.run(container, probe(host, indices))
+
+    def run(self, container: str, command: list[str]) -> str:
+        """Run a command in a container and return what it prints."""
         client = cri.Client(self.engine.socket, self.work)  # not `engine.cri`, which removes all pods
         try:
-            return client.execute(container, *probe(host, indices))
+            return client.execute(container, *command)
         finally:
             client.close()
 

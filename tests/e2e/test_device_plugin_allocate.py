@@ -1,0 +1,211 @@
+"""What pods get through the device plugin: real kubelet, containerd 2, gpushim-runtime, and runc with CDI.
+
+Each case has a plugin with settings of its own and one pod. Kubelet decides at once what a pod gets, so the plugins
+follow each other while the pods come up; each test looks at its pod from inside, in pod-resources and in kubelet's
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakehost
+from e2e import kube, trees
+from e2e.engines import SYSTEM_PATH, run
+from e2e.expect import CONTROL_NODES, GPU_MAJOR, MODESET_NODE
+from e2e.kube import Node
+from e2e.leftovers import until
+from e2e.plugins import gpu_node, plugin
+from e2e.witness import settings
+from fakehost import Host, tree
+from fakehost.gpus import ci_cap, gi_cap
+from gpuplugin.v1beta1 import reader
+
+GPU, LARGE, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
+BOTH = {GPU: 1, LARGE: 1}
+FEATURES = {"nvidia-fs0": (510, 0), "gdrdrv": (511, 0), "infiniband/uverbs0": (231, 192)}
+CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
+ALL_FEATURES = ("--gds-enabled", "--mofed-enabled", "--gdrcopy-enabled", "--imex-channel-ids=0")
+FEATURE_NODES = ("/dev/nvidia-fs0", "/dev/gdrdrv", "/dev/infiniband/uverbs0", CHANNEL)
+SHARED: dict[str, Any] = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}
+STRICT = {"timeSlicing": {"failRequestsGreaterThanOne": True, **SHARED["timeSlicing"]}}
+
+
+@dataclass
+class Case:
+    """A plugin's settings and a pod.
+
+    Attributes:
+        name: of the pod; "runc..." is made by runc alone.
+        flags: of the plugin.
+        limits: what the pod asks for.
+        nodes: what it gets besides the devices' nodes and those of all GPUs.
+        sharing: in the plugin's configuration file.
+        bare: it has the nodes, and nothing of the driver.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    limits: dict[str, int]
+    nodes: tuple[str, ...] = ()
+    sharing: dict[str, Any] = field(default_factory=dict)
+    bare: bool = False
+
+
+CASES = (
+    Case("envvar", (), {GPU: 2}),
+    Case("envvar-index", ("--device-id-strategy=index",), {GPU: 1}),
+    Case("envvar-index-mig", ("--device-id-strategy=index",), {SMALL: 2}),
+    Case("mounts", ("--device-list-strategy=volume-mounts",), BOTH),
+    Case("mounts-index", ("--device-list-strategy=volume-mounts", "--device-id-strategy=index"), BOTH),
+    Case("mounts-features", ("--device-list-strategy=volume-mounts", *ALL_FEATURES), {GPU: 1}, FEATURE_NODES),
+    Case("annotations", ("--device-list-strategy=cdi-annotations",), BOTH, (MODESET_NODE,)),
+    Case("runc-annotations", ("--device-list-strategy=cdi-annotations",), BOTH, (MODESET_NODE,)),
+    Case("cri", ("--device-list-strategy=cdi-cri",), BOTH, (MODESET_NODE,)),
+    Case("runc-cri", ("--device-list-strategy=cdi-cri",), BOTH, (MODESET_NODE,)),
+    Case(
+        "runc-cri-index",
+        ("--device-list-strategy=cdi-cri", "--device-id-strategy=index"),
+        {GPU: 1, SMALL: 1},
+        (MODESET_NODE,),
+    ),
+    Case(
+        "runc-features",
+        ("--device-list-strategy=cdi-cri", *ALL_FEATURES),
+        {GPU: 1},
+        (MODESET_NODE, *FEATURE_NODES),
+    ),
+    Case("cri-mounts", ("--device-list-strategy=cdi-cri,volume-mounts",), BOTH, (MODESET_NODE,)),
+    Case("runc-all", ("--device-list-strategy=envvar,cdi-annotations,cdi-cri",), BOTH, (MODESET_NODE,)),
+    Case("specs", ("--pass-device-specs",), {GPU: 1}, (MODESET_NODE,)),
+    Case("runc-specs", ("--pass-device-specs",), {GPU: 1}, (MODESET_NODE,), bare=True),
+    Case("cri-specs", ("--device-list-strategy=cdi-cri", "--pass-device-specs"), {GPU: 1}, (MODESET_NODE,)),
+    Case("packed", ("--shared-devices-allocation-policy=packed",), {GPU: 2}, sharing=SHARED),
+    Case("spread", ("--shared-devices-allocation-policy=distributed",), {GPU: 2}, sharing=SHARED),
+    Case("refused", (), {GPU: 2}, sharing=STRICT),
+    Case("too-many", (), {GPU: 99}),
+)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """Thirty-two GPUs, the last eight of them divided."""
+    root, divided = tmp_path_factory.mktemp("allocate") / "root", dict.fromkeys(range(24, 32), ["3g.20gb", "1g.5gb"])
+    host = fakehost.build(str(root), 32, mig=divided, imex=1, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+    for name, (major, minor) in FEATURES.items():
+        tree.make_node(host.node(name), major, minor, 0o666, 0, 0)
+    return host
+
+
+@pytest.fixture(scope="module")
+def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Settings by which the shim takes requests by mounts, as a node's administrator would write them."""
+    kube.program()
+    env = settings(tmp_path_factory.mktemp("settings"), host.root)
+    with open(env["GPUSHIM_CONFIG"], "a", encoding="utf-8") as config:
+        config.write("[requests]\naccept-volume-mounts = true\n")
+    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
+    return env
+
+
+@pytest.fixture(scope="module")
+def node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
+    """A node that has decided about all pods."""
+    with gpu_node(host, env, debian_image, busybox_tree) as found:
+        for case in CASES:
+            decide(found, env, case)
+        yield found
+
+
+def decide(node: Node, env: dict[str, str], case: Case) -> None:
+    """Let kubelet decide what a pod gets."""
+    file = node.work / f"{case.name}.yaml"
+    file.write_text(json.dumps({"version": "v1", "sharing": case.sharing}))
+    flags = ("--mig-strategy=mixed", *case.flags, *([f"--config-file={file}"] if case.sharing else []))
+    with plugin(node, env, *flags, name=case.name) as running:
+        for resource in case.limits:
+            running.offers(resource)
+        node.create(case.name, case.limits)
+        assert until(lambda: bool(node.held(case.name)) or refused(node, case.name), 30), running.said()
+        assert running.stop() == 0
+
+
+def refused(node: Node, name: str) -> bool:
+    """Say whether kubelet has refused a pod."""
+    pod = node.status(name)
+    return pod is not None and pod.phase == "Failed"
+
+
+def entries(node: Node, held: dict[str, list[str]]) -> list[dict[str, Any]]:
+    """Return the answers that kubelet has noted for exactly these devices."""
+    found = []
+    for entry in node.checkpoint()[1]:
+        ids = [name for names in entry["DeviceIDs"].values() for name in names]
+        if sorted(held.get(entry["ResourceName"], [])) == sorted(ids):
+            found.append(reader("ContainerAllocateResponse")(base64.b64decode(entry["AllocResp"])))
+    return found
+
+
+def expected(host: Host, uuids: set[str]) -> tuple[set[str], list[str], list[str]]:
+    """Return the devices' nodes, the MIG instances' and GPUs' UUIDs, and MAJOR:MINOR of all that is not theirs."""
+    nodes, shown, others = set(CONTROL_NODES), [], []
+    for gpu in host.gpus:
+        migs = [mig for mig in gpu.mig if mig.uuid in uuids]
+        if gpu.uuid in uuids or migs:
+            shown.append(gpu.uuid)
+            nodes.add(f"/dev/nvidia{gpu.minor}")
+        else:
+            others.append(f"{GPU_MAJOR}:{gpu.minor}")
+        for mig in gpu.mig:
+            caps = (gi_cap(gpu.minor, mig.gi), ci_cap(gpu.minor, mig.gi, mig.ci))
+            if mig in migs:
+                shown.append(mig.uuid)
+                nodes |= {f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in caps}
+            else:
+                others += [f"{host.majors['nvidia-caps']}:{cap}" for cap in caps]
+    return nodes, shown, others
+
+
+@pytest.mark.parametrize("case", CASES[:-2], ids=lambda case: case.name)
+def test_a_pod_has_what_kubelet_gave_it(node: Node, host: Host, case: Case) -> None:
+    held = node.held(case.name)
+    assert {name: len(ids) for name, ids in held.items()} == case.limits
+    pod = node.wait(case.name)
+    assert pod.container, pod
+    assert len(entries(node, held)) == len(case.limits)
+    uuids = {one.partition("::")[0] for ids in held.values() for one in ids}
+    nodes, shown, others = expected(host, uuids)
+    report = json.loads(node.run(pod.container, ["python3", "/probe.py", *others]))
+    assert set(report["nodes"]) == nodes | set(case.nodes)
+    assert set(report["nodes"].values()) == {"ENXIO"}
+    assert set(report["made"].values()) == {"EPERM"}
+    if case.bare:
+        assert "loads" not in report["libraries"].values()
+    else:
+        assert set(report["libraries"].values()) == {"loads"}
+        every = [name for gpu in host.gpus for name in (gpu.uuid, *(mig.uuid for mig in gpu.mig))]
+        assert [name for name in every if name in report["nvidia-smi"]] == shown
+
+
+def test_two_replicas_of_a_gpu_are_one_device(node: Node) -> None:
+    assert len({name.partition("::")[0] for name in node.held("packed")[GPU]}) == 1
+
+
+def test_more_than_there_is_refuses_the_pod(node: Node) -> None:
+    pod = node.status("too-many")
+    assert pod is not None
+    print(pod)
+
+
+def test_the_plugins_own_refusal_is_in_the_pods_status(node: Node) -> None:
+    pod = node.status("refused")
+    assert pod is not None
+    print(pod)
+    assert 0
