@@ -277,8 +277,21 @@ class Node:
 
     def allocatable(self, resource: str = "nvidia.com/gpu") -> list[str]:
         """Ids that kubelet would give out, all of them that are well."""
-        devices = self.ask("GetAllocatableResources", "AllocatableResourcesResponse")["devices"]
-        return sorted(one for row in devices if row["resource_name"] == resource for one in row["device_ids"])
+        return self.everything().get(resource, [])
+
+    def everything(self) -> dict[str, list[str]]:
+        """Ids that kubelet would give out, by resource."""
+        found: dict[str, list[str]] = {}
+        for row in self.ask("GetAllocatableResources", "AllocatableResourcesResponse")["devices"]:
+            found.setdefault(row["resource_name"], []).extend(row["device_ids"])
+        return {name: sorted(ids) for name, ids in found.items()}
+
+    def healths(self, name: str) -> dict[str, str]:
+        """How a pod's status says that its devices are, by id."""
+        rows = json.loads(self._get("/pods") or "{}").get("items") or ()
+        boxes = [one for row in rows if row["metadata"]["name"] == f"{name}-{NAME}" for one in _boxes(row)]
+        listed = [one for box in boxes for row in box.get("allocatedResourcesStatus", ()) for one in row["resources"]]
+        return {one["resourceID"]: one["health"] for one in listed}
 
     def checkpoint(self) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
         """Read what kubelet would know after a restart: ids by resource, and what it has given out."""
@@ -294,6 +307,10 @@ class Node:
                 for row in [row for box in pod["containers"] for row in box["devices"]]:
                     found.setdefault(row["resource_name"], []).extend(row["device_ids"])
         return found
+
+
+def _boxes(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return pod["status"].get("containerStatuses") or []
 
 
 def _ports(count: int) -> list[int]:
@@ -315,9 +332,9 @@ def node(engine: Containerd, place: Chroot) -> Iterator[Node]:
         engine: the containerd, with the pods' images.
         place: the Debian that it runs in.
     """
-    work = Path(tempfile.mkdtemp(prefix="kube-", dir=engine.state))
-    ports, kubelet = _ports(3), work / "kubelet"
-    for folder in ("kubelet", "manifests", "settings", "logs"):
+    work = Path(tempfile.mkdtemp(prefix="k", dir=engine.state))
+    ports, kubelet = _ports(3), work / "k"  # short, for sockets lie in it
+    for folder in ("k", "manifests", "settings", "logs"):
         (work / folder).mkdir()
     for name, value in KERNEL.items():
         (work / "settings" / name).parent.mkdir(parents=True, exist_ok=True)

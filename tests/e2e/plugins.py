@@ -68,6 +68,11 @@ def gpu_node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: 
                 yield found
 
 
+def environment(env: dict[str, str]) -> dict[str, str]:
+    """Return all variables of a plugin's process."""
+    return {"PATH": SYSTEM_PATH, "PYTHONPATH": ROOTS, **env}
+
+
 @dataclass
 class Plugin:
     """A device plugin; its process runs between `start` and `stop`, and may be started again.
@@ -92,7 +97,7 @@ class Plugin:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={"PATH": SYSTEM_PATH, "PYTHONPATH": ROOTS, **self.env},
+                env=environment(self.env),
             )  # fmt: skip
 
     def stop(self, number: int = signal.SIGTERM) -> int | None:

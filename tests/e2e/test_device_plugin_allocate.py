@@ -97,8 +97,9 @@ CASES = (
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Thirty-two GPUs, the last eight of them divided."""
-    root, divided = tmp_path_factory.mktemp("allocate") / "root", dict.fromkeys(range(24, 32), ["3g.20gb", "1g.5gb"])
-    host = fakehost.build(str(root), 32, mig=divided, imex=1, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+    divided, cache = {index: ["3g.20gb", "1g.5gb"] for index in range(24, 32)}, trees.TOP / ".cache" / "fakehost"
+    root = tmp_path_factory.mktemp("allocate") / "root"
+    host = fakehost.build(str(root), 32, mig=divided, imex=1, compile_cache=str(cache))
     for name, (major, minor) in FEATURES.items():
         tree.make_node(host.node(name), major, minor, 0o666, 0, 0)
     return host
