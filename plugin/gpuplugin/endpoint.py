@@ -10,7 +10,6 @@ Out of scope: which devices there are (resources.py) and what a container gets (
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -115,8 +114,7 @@ class Endpoint:
             if trouble and trouble != told:  # once, not every second
                 logger.error("%s", trouble)
             told = trouble
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.changed.wait(), pause)
+            await _set(self.changed, pause)
             self.changed.clear()
 
     def forgotten(self) -> None:
@@ -192,6 +190,18 @@ class Endpoint:
     async def stop(self) -> None:
         """Serve no more, and remove the socket if it is ours."""
         await asyncio.gather(*(listener.stop() for listener in self._listeners))
+
+
+async def _set(event: asyncio.Event, seconds: float) -> None:
+    """Wait until an event is set, but no longer than so many seconds.
+
+    asyncio.wait_for forgets before Python 3.12 that it was cancelled, if the event is set just then.
+    """
+    waiter = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([waiter], timeout=seconds)
+    finally:
+        waiter.cancel()
 
 
 def _handlers(endpoint: Endpoint, listener: Listener, allocate: Answer, prefer: Answer) -> grpc.GenericRpcHandler:
