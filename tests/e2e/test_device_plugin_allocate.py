@@ -89,8 +89,9 @@ CASES = (
     Case("cri-specs", ("--device-list-strategy=cdi-cri", "--pass-device-specs"), {GPU: 1}, (MODESET_NODE,)),
     Case("packed", ("--shared-devices-allocation-policy=packed",), {GPU: 2}, sharing=SHARED),
     Case("spread", ("--shared-devices-allocation-policy=distributed",), {GPU: 2}, sharing=SHARED),
-    Case("refused", (), {GPU: 2}, sharing=STRICT),
+    Case("shared", (), {GPU: 2}, sharing=STRICT),
     Case("too-many", (), {GPU: 99}),
+    Case("one", (), BOTH),
 )
 
 
@@ -174,7 +175,7 @@ def expected(host: Host, uuids: set[str]) -> tuple[set[str], list[str], list[str
     return nodes, shown, others
 
 
-@pytest.mark.parametrize("case", CASES[:-2], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES[:-3], ids=lambda case: case.name)
 def test_a_pod_has_what_kubelet_gave_it(node: Node, host: Host, case: Case) -> None:
     held = node.held(case.name)
     assert {name: len(ids) for name, ids in held.items()} == case.limits
@@ -195,18 +196,31 @@ def test_a_pod_has_what_kubelet_gave_it(node: Node, host: Host, case: Case) -> N
         assert [name for name in every if name in report["nvidia-smi"]] == shown
 
 
-def test_two_replicas_of_a_gpu_are_one_device(node: Node) -> None:
-    assert len({name.partition("::")[0] for name in node.held("packed")[GPU]}) == 1
+def test_replicas_are_packed_on_one_gpu_or_spread(node: Node) -> None:
+    found = {name: len({one.partition("::")[0] for one in node.held(name)[GPU]}) for name in ("packed", "spread")}
+    assert found == {"packed": 1, "spread": 2}
 
 
-def test_more_than_there_is_refuses_the_pod(node: Node) -> None:
-    pod = node.status("too-many")
-    assert pod is not None
-    print(pod)
+def test_with_a_variable_alone_a_container_gets_one_of_two_resources(node: Node, host: Host) -> None:
+    assert "gets the devices of one: device-list-strategy is envvar" in (node.work / "one.log").read_text()
+    report = json.loads(node.run(node.wait("one").container, ["python3", "/probe.py"]))
+    every = [name for gpu in host.gpus for name in (gpu.uuid, *(mig.uuid for mig in gpu.mig))]
+    shown = [name for name in every if name in report["nvidia-smi"]]
+    assert shown in [expected(host, set(ids))[1] for ids in node.held("one").values()]
 
 
-def test_the_plugins_own_refusal_is_in_the_pods_status(node: Node) -> None:
-    pod = node.status("refused")
-    assert pod is not None
-    print(pod)
-    assert 0
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("too-many", "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu"),
+        (
+            "shared",
+            "a container asks for 2 of nvidia.com/gpu, which is shared, and failRequestsGreaterThanOne is true",
+        ),
+    ],
+)
+def test_a_refusal_is_in_the_pods_status(node: Node, name: str, why: str) -> None:
+    pod = node.wait(name)
+    assert pod.phase == "Failed"
+    assert why in pod.why
+    assert node.held(name) == {}
