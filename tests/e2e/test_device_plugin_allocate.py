@@ -30,10 +30,10 @@ from gpuplugin.v1beta1 import reader
 
 GPU, LARGE, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
 BOTH = {GPU: 1, LARGE: 1}
-FEATURES = {"nvidia-fs0": (510, 0), "gdrdrv": (511, 0), "infiniband/uverbs0": (231, 192)}
-CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
-ALL_FEATURES = ("--gds-enabled", "--mofed-enabled", "--gdrcopy-enabled", "--imex-channel-ids=0")
-FEATURE_NODES = ("/dev/nvidia-fs0", "/dev/gdrdrv", "/dev/infiniband/uverbs0", CHANNEL)
+NEIGHBOURS = {"nvidia-fs0": (510, 0), "gdrdrv": (511, 0), "infiniband/uverbs0": (231, 192)}
+MODESET, INDEX = (MODESET_NODE,), "--device-id-strategy=index"
+FEATURES = ("--gds-enabled", "--mofed-enabled", "--gdrcopy-enabled", "--imex-channel-ids=0")
+FEATURE_NODES = (*(f"/dev/{name}" for name in NEIGHBOURS), "/dev/nvidia-caps-imex-channels/channel0")
 SHARED: dict[str, Any] = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}
 STRICT = {"timeSlicing": {"failRequestsGreaterThanOne": True, **SHARED["timeSlicing"]}}
 
@@ -46,6 +46,7 @@ class Case:
         name: of the pod; "runc..." is made by runc alone.
         flags: of the plugin.
         limits: what the pod asks for.
+        answer: what kubelet gets for each resource, by the fields of its API.
         nodes: what it gets besides the devices' nodes and those of all GPUs.
         sharing: in the plugin's configuration file.
         bare: it has the nodes, and nothing of the driver.
@@ -54,41 +55,37 @@ class Case:
     name: str
     flags: tuple[str, ...]
     limits: dict[str, int]
+    answer: str = ""
     nodes: tuple[str, ...] = ()
     sharing: dict[str, Any] = field(default_factory=dict)
     bare: bool = False
 
 
+def by(ways: str) -> str:
+    """Return the flag that says how containers are told their devices."""
+    return f"--device-list-strategy={ways}"
+
+
 CASES = (
-    Case("envvar", (), {GPU: 2}),
-    Case("envvar-index", ("--device-id-strategy=index",), {GPU: 1}),
-    Case("envvar-index-mig", ("--device-id-strategy=index",), {SMALL: 2}),
-    Case("mounts", ("--device-list-strategy=volume-mounts",), BOTH),
-    Case("mounts-index", ("--device-list-strategy=volume-mounts", "--device-id-strategy=index"), BOTH),
-    Case("mounts-features", ("--device-list-strategy=volume-mounts", *ALL_FEATURES), {GPU: 1}, FEATURE_NODES),
-    Case("annotations", ("--device-list-strategy=cdi-annotations",), BOTH, (MODESET_NODE,)),
-    Case("runc-annotations", ("--device-list-strategy=cdi-annotations",), BOTH, (MODESET_NODE,)),
-    Case("cri", ("--device-list-strategy=cdi-cri",), BOTH, (MODESET_NODE,)),
-    Case("runc-cri", ("--device-list-strategy=cdi-cri",), BOTH, (MODESET_NODE,)),
-    Case(
-        "runc-cri-index",
-        ("--device-list-strategy=cdi-cri", "--device-id-strategy=index"),
-        {GPU: 1, SMALL: 1},
-        (MODESET_NODE,),
-    ),
-    Case(
-        "runc-features",
-        ("--device-list-strategy=cdi-cri", *ALL_FEATURES),
-        {GPU: 1},
-        (MODESET_NODE, *FEATURE_NODES),
-    ),
-    Case("cri-mounts", ("--device-list-strategy=cdi-cri,volume-mounts",), BOTH, (MODESET_NODE,)),
-    Case("runc-all", ("--device-list-strategy=envvar,cdi-annotations,cdi-cri",), BOTH, (MODESET_NODE,)),
-    Case("specs", ("--pass-device-specs",), {GPU: 1}, (MODESET_NODE,)),
-    Case("runc-specs", ("--pass-device-specs",), {GPU: 1}, (MODESET_NODE,), bare=True),
-    Case("cri-specs", ("--device-list-strategy=cdi-cri", "--pass-device-specs"), {GPU: 1}, (MODESET_NODE,)),
-    Case("packed", ("--shared-devices-allocation-policy=packed",), {GPU: 2}, sharing=SHARED),
-    Case("spread", ("--shared-devices-allocation-policy=distributed",), {GPU: 2}, sharing=SHARED),
+    Case("envvar", (), {GPU: 2}, "envs"),
+    Case("envvar-index", (INDEX,), {GPU: 1}, "envs"),
+    Case("envvar-index-mig", (INDEX,), {SMALL: 2}, "envs"),
+    Case("mounts", (by("volume-mounts"),), BOTH, "envs mounts"),
+    Case("mounts-index", (by("volume-mounts"), INDEX), BOTH, "envs mounts"),
+    Case("mounts-features", (by("volume-mounts"), *FEATURES), {GPU: 1}, "envs mounts", FEATURE_NODES),
+    Case("annotations", (by("cdi-annotations"),), BOTH, "annotations", MODESET),
+    Case("runc-annotations", (by("cdi-annotations"),), BOTH, "annotations", MODESET),
+    Case("cri", (by("cdi-cri"),), BOTH, "cdi_devices", MODESET),
+    Case("runc-cri", (by("cdi-cri"),), BOTH, "cdi_devices", MODESET),
+    Case("runc-cri-index", (by("cdi-cri"), INDEX), {GPU: 1, SMALL: 1}, "cdi_devices", MODESET),
+    Case("runc-features", (by("cdi-cri"), *FEATURES), {GPU: 1}, "envs cdi_devices", (*MODESET, *FEATURE_NODES)),
+    Case("cri-mounts", (by("cdi-cri,volume-mounts"),), BOTH, "envs mounts cdi_devices", MODESET),
+    Case("runc-all", (by("envvar,cdi-annotations,cdi-cri"),), BOTH, "envs annotations cdi_devices", MODESET),
+    Case("specs", ("--pass-device-specs",), {GPU: 1}, "envs devices", MODESET),
+    Case("runc-specs", ("--pass-device-specs",), {GPU: 1}, "envs devices", MODESET, bare=True),
+    Case("cri-specs", (by("cdi-cri"), "--pass-device-specs"), {GPU: 1}, "cdi_devices", MODESET),
+    Case("packed", ("--shared-devices-allocation-policy=packed",), {GPU: 2}, "envs", sharing=SHARED),
+    Case("spread", ("--shared-devices-allocation-policy=distributed",), {GPU: 2}, "envs", sharing=SHARED),
     Case("shared", (), {GPU: 2}, sharing=STRICT),
     Case("too-many", (), {GPU: 99}),
     Case("one", (), BOTH),
@@ -97,11 +94,11 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """Thirty-two GPUs, the last eight of them divided."""
-    divided, cache = {index: ["3g.20gb", "1g.5gb"] for index in range(24, 32)}, trees.TOP / ".cache" / "fakehost"
+    """Thirty-two GPUs, the last nine of them divided."""
+    divided, cache = {index: ["3g.20gb", "1g.5gb"] for index in range(23, 32)}, trees.TOP / ".cache" / "fakehost"
     root = tmp_path_factory.mktemp("allocate") / "root"
     host = fakehost.build(str(root), 32, mig=divided, imex=1, compile_cache=str(cache))
-    for name, (major, minor) in FEATURES.items():
+    for name, (major, minor) in NEIGHBOURS.items():
         tree.make_node(host.node(name), major, minor, 0o666, 0, 0)
     return host
 
@@ -181,7 +178,9 @@ def test_a_pod_has_what_kubelet_gave_it(node: Node, host: Host, case: Case) -> N
     assert {name: len(ids) for name, ids in held.items()} == case.limits
     pod = node.wait(case.name)
     assert pod.container, pod
-    assert len(entries(node, held)) == len(case.limits)
+    assert [sorted(key for key, value in one.items() if value) for one in entries(node, held)] == [
+        sorted(case.answer.split())
+    ] * len(case.limits)
     uuids = {one.partition("::")[0] for ids in held.values() for one in ids}
     nodes, shown, others = expected(host, uuids)
     report = json.loads(node.run(pod.container, ["python3", "/probe.py", *others]))
@@ -203,7 +202,9 @@ def test_replicas_are_packed_on_one_gpu_or_spread(node: Node) -> None:
 
 def test_with_a_variable_alone_a_container_gets_one_of_two_resources(node: Node, host: Host) -> None:
     assert "gets the devices of one: device-list-strategy is envvar" in (node.work / "one.log").read_text()
-    report = json.loads(node.run(node.wait("one").container, ["python3", "/probe.py"]))
+    pod = node.wait("one")
+    assert pod.container, pod
+    report = json.loads(node.run(pod.container, ["python3", "/probe.py"]))
     every = [name for gpu in host.gpus for name in (gpu.uuid, *(mig.uuid for mig in gpu.mig))]
     shown = [name for name in every if name in report["nvidia-smi"]]
     assert shown in [expected(host, set(ids))[1] for ids in node.held("one").values()]
