@@ -49,7 +49,7 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
     found, told = offered(snapshot, settings, notes), ways(settings, snapshot)
     check_cdi(snapshot, found, told)
     weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
-    answers = []
+    answers: list[dict[str, Any]] = []
     for text in requests:
         name = _named(text.partition("=")[0], found)
         resource = Resource(name, settings, told)
