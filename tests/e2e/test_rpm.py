@@ -239,6 +239,15 @@ def test_systemd_gets_the_units_and_no_engine_is_restarted(
     both = " ".join(units)
     started = [line for unit in units for line in (f"--quiet is-enabled {unit}", f"--no-block start {unit}")]
     services = "gpushim-refresh.service gpushim-refresh-again.service"
-    assert said[0] == [f"--no-reload preset {both}", "daemon-reload", *started]
-    assert said[1] == ["daemon-reload", f"--no-block try-restart {both}", "daemon-reload"]
-    assert said[2] == [f"--no-reload --now disable {both}", f"stop {services}", "daemon-reload"]
+    served = "gpushim-device-plugin.service"
+    enabled = ["daemon-reload", f"--quiet is-enabled {served}", f"--no-block start {served}"]
+    assert said[0] == [
+        *(f"--no-reload preset {both}", "daemon-reload", *started),
+        *(f"--no-reload preset {served}", *enabled),
+    ]
+    restarted = [line for names in (both, served) for line in ("daemon-reload", f"--no-block try-restart {names}")]
+    assert said[1] == [*restarted, "daemon-reload", "daemon-reload"]
+    assert said[2] == [
+        *(f"--no-reload --now disable {served}", "daemon-reload"),
+        *(f"--no-reload --now disable {both}", f"stop {services}", "daemon-reload"),
+    ]

@@ -76,7 +76,6 @@ def test_the_version_comes_from_the_source(rpms: dict[str, Path]) -> None:
     (version,) = ask(rpms[MAIN], "--queryformat", "%{VERSION}")
     assert version.replace("~", "") == built.version_here()
     assert f"gpushim = {version}-1" in ask(rpms[COMPAT], "--requires")
-    assert f"gpushim = {version}-1" in ask(rpms[PLUGIN], "--requires")
 
 
 @pytest.mark.parametrize(("version", "wanted"), [("1.2.3rc1", "1.2.3~rc1"), ("1.2.dev3", "1.2~dev3"), ("1.2", "1.2")])
@@ -111,7 +110,8 @@ def test_dependencies_are_those_of_every_distribution(rpms: dict[str, Path]) -> 
     """None is guessed from the Python that builds, and what is bundled is named."""
     needed = [line for line in ask(rpms[MAIN], "--requires") if not line.startswith("rpmlib(")]
     assert sorted(set(needed)) == ["/bin/sh", "coreutils", "grep", "python3 >= 3.9", "python3-pyyaml", "sed"]
-    assert "python3-grpcio" in ask(rpms[PLUGIN], "--requires")
+    needed = [line for line in ask(rpms[PLUGIN], "--requires") if not line.startswith("rpmlib(")]
+    assert sorted(set(needed)) == ["/bin/sh", f"gpushim = {built.version_here()}-1", "python3-grpcio"]
     bundled = re.findall(r"^([a-z-]+)==([0-9.]+)", (BUILD.parent / "bundled.txt").read_text(), re.MULTILINE)
     provided = [line for line in ask(rpms[MAIN], "--provides") if line.startswith("bundled(")]
     assert sorted(provided) == sorted(f"bundled(python3dist({name})) = {version}" for name, version in bundled)
