@@ -89,7 +89,7 @@ def test_refresh_starts_by_itself(there: Machine) -> None:
 
 
 def test_the_device_plugin_offers_gpus_by_the_distribution_s_grpc(there: Machine) -> None:
-    assert "nvidia.com/gpu: 3, of which 3 can be given out" in there.run("gpushim-device-plugin --check").stdout
+    assert "nvidia.com/gpu: 3 of 3 can be given out" in there.run("gpushim-device-plugin --check").stdout
     done = there.run(SERVE % (there.state / "kubelet"))
     assert done.stdout == "gpushim-gpu.sock\nended with 0\n", done.stderr
 

@@ -35,7 +35,8 @@ ROOMS = {
     "cli": ("gpushim.cli", "ground inventory decision refresh cdi engines holders doctor migrate"),
     # The device plugin: what a node has is told apart from how kubelet asks for it.
     "kubelet": (
-        "gpuplugin.protobuf gpuplugin.v1beta1 gpuplugin.sockets gpuplugin.endpoint gpuplugin.podresources",
+        "gpuplugin.protobuf gpuplugin.v1beta1 gpuplugin.sockets gpuplugin.service gpuplugin.endpoint "
+        "gpuplugin.podresources",
         "ground",
     ),
     "resources": ("gpuplugin.resources gpuplugin.preferred gpuplugin.sharing", "ground"),
@@ -44,10 +45,14 @@ ROOMS = {
         "ground resources gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
     ),
     "allocation": ("gpuplugin.allocation gpuplugin.cdi", "ground cdi resources"),
-    "offer": ("gpuplugin.offer gpuplugin.check", "ground inventory resources settings allocation gpuplugin.v1beta1"),
+    "offer": ("gpuplugin.offer", "ground inventory resources settings allocation gpuplugin.v1beta1"),
+    "told": (
+        "gpuplugin.check gpuplugin.explain",
+        "ground inventory decision cdi cli resources settings allocation offer",
+    ),
     "plugin": (
         "gpuplugin",
-        "ground inventory cli kubelet resources settings allocation offer gpushim.nvidia.device_plugin_keys",
+        "ground inventory cli kubelet resources settings allocation offer told gpushim.nvidia.device_plugin_keys",
     ),
 }
 # What is not so yet. Whoever changes it takes the line out here; a new one needs a better place for the code instead.
