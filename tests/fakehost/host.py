@@ -41,6 +41,7 @@ class Host:
     modify: bool = True
     unloaded: tuple[str, ...] = ()
     behaviours: list[str] = field(default_factory=list)
+    links: list[tuple[int, int]] = field(default_factory=list)  # NVLinks, by the indices of both ends
     bound: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # by bus id, what is settled when it is bound
     divided: dict[str, str] = field(default_factory=dict)  # by place, the UUID of a MIG instance
 
@@ -154,8 +155,10 @@ class Host:
         os.unlink(self.node(name))
 
     def _table(self) -> str:
+        there = {gpu.index for gpu in self.gpus}
+        links = "".join(f"link = {one} {other}\n" for one, other in self.links if {one, other} <= there)
         return f"{compiled.MARK}root = {self.root}\ndev = {self.dev_root}\ndriver = {self.driver}\n" + (
-            f"cuda = {self.cuda}\n{table(self.gpus)}"
+            f"cuda = {self.cuda}\n{table(self.gpus)}{links}"
         )
 
     def _write_conf(self) -> None:

@@ -57,6 +57,20 @@ static int parse_mig(struct host *host, const char *line)
     return 1;
 }
 
+static int parse_link(struct host *host, const char *line)
+{
+    int numbers[2];
+    struct gpu *ends[2];
+    if (sscanf(line, "link = %d %d", &numbers[0], &numbers[1]) != 2)
+        return 0;
+    for (int i = 0; i < 2; i++)
+        if ((ends[i] = find_gpu(host, numbers[i])) == NULL || ends[i]->link_count == MAX_LINKS)
+            return 0;
+    for (int i = 0; i < 2; i++)
+        ends[i]->links[ends[i]->link_count++] = ends[1 - i];
+    return 1;
+}
+
 static int parse_line(struct host *host, const char *line)
 {
     int number, code;
@@ -66,6 +80,8 @@ static int parse_line(struct host *host, const char *line)
         return parse_gpu(host, line);
     if (strncmp(line, "mig =", 5) == 0)
         return parse_mig(host, line);
+    if (strncmp(line, "link =", 6) == 0)
+        return parse_link(host, line);
     if (sscanf(line, "fail_gpu = %d %d", &number, &code) == 2 && find_gpu(host, number)) {
         find_gpu(host, number)->fail = code;
         return 1;

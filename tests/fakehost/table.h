@@ -7,6 +7,7 @@
 
 #define MAX_GPUS 64
 #define MAX_MIG 7
+#define MAX_LINKS 18
 #define CTL_MINOR 255
 #define ANY_DEVICE (-1)
 
@@ -28,6 +29,8 @@ struct gpu {
     int fail;                     /* what NVML answers for this GPU's handle, 0 for all well */
     int mig_count;
     struct mig migs[MAX_MIG];
+    int link_count;
+    struct gpu *links[MAX_LINKS]; /* what each of its NVLinks leads to */
     char model[96], uuid[80];
 };
 
