@@ -7,15 +7,31 @@ from typing import Any
 
 import pytest
 
+from fakehost import Host
+from fakehost.gpus import describe
 from gpushim.inventory import peers
 from unit.gpushim.inventory.machine import Machine
+
+pytestmark = pytest.mark.slow
 
 SYSTEM, SINGLE = 50, 10  # nvmlGpuTopologyLevel_t
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(tmp_path_factory.mktemp("peers"))
+
+
+@pytest.fixture(scope="module")
+def host(machine: Machine) -> Host:
+    return machine.build(3)
+
+
+def connect(host: Host, gpus: Any) -> None:
+    """Let the host have other GPUs, whose NVML works."""
+    host.gpus[:] = describe(gpus, None)
+    host.behave()
+    host.update()
 
 
 def found(snapshot: Any) -> dict[int, list[list[int]]]:
@@ -34,33 +50,33 @@ def found(snapshot: Any) -> dict[int, list[list[int]]]:
     ],
     ids=["alone", "one board", "bus", "direct", "switch", "both"],
 )  # fmt: skip
-def test_what_nvml_tells(machine: Machine, gpus: Any, expected: dict[int, Any]) -> None:
-    machine.build(gpus)
-    told = found(machine.refreshed())
+def test_what_nvml_tells(machine: Machine, host: Host, gpus: Any, expected: dict[int, Any]) -> None:
+    connect(host, gpus)
+    told = found(machine.refreshed("--force"))
     assert {index: told[index] for index in expected} == expected
 
 
 @pytest.mark.parametrize("error", [3, 13, 999], ids=["not supported", "an old driver", "unknown"])
-def test_without_answers_there_are_no_links_and_all_is_far(machine: Machine, error: int) -> None:
-    host = machine.build([{"links": {1: 4}, "near": {1: SINGLE}}, {}])
+def test_without_answers_there_are_no_links_and_all_is_far(machine: Machine, host: Host, error: int) -> None:
+    connect(host, [{"links": {1: 4}, "near": {1: SINGLE}}, {}])
     host.behave(fail_links=error)
-    snapshot = machine.refreshed()
+    snapshot = machine.refreshed("--force")
     assert (snapshot["source"], snapshot["notes"]) == ("nvml", [])
     assert found(snapshot) == {0: [[1, SYSTEM, 0]], 1: [[0, SYSTEM, 0]]}
 
 
-def test_lost_gpu_has_no_peers_and_is_no_switch(machine: Machine) -> None:
+def test_lost_gpu_has_no_peers_and_is_no_switch(machine: Machine, host: Host) -> None:
     """All three are linked to each other; what is left of the third are its neighbours' links."""
-    host = machine.build([{"links": {1: 2, 2: 4}}, {"links": {2: 4}}, {}])
+    connect(host, [{"links": {1: 2, 2: 4}}, {"links": {2: 4}}, {}])
     host.behave(fail_gpu={2: 15})
-    snapshot = machine.refreshed()
+    snapshot = machine.refreshed("--force")
     assert found(snapshot) == {0: [[1, SYSTEM, 2]], 1: [[0, SYSTEM, 2]], 2: []}
     assert "GPU is lost" in snapshot["gpus"][2]["problem"]
 
 
-def test_numa_nodes_come_from_sysfs(machine: Machine) -> None:
-    machine.build([{"numa": 3}, {"numa": -1}])
-    assert [gpu["numa"] for gpu in machine.refreshed()["gpus"]] == [3, -1]
+def test_numa_nodes_come_from_sysfs(machine: Machine, host: Host) -> None:
+    connect(host, [{"numa": 3}, {"numa": -1}])
+    assert [gpu["numa"] for gpu in machine.refreshed("--force")["gpus"]] == [3, -1]
 
 
 @pytest.mark.parametrize("content", [None, "", "x\n", "\xff", "-2\n"])
