@@ -5,6 +5,7 @@ Out of scope: kubelet (daemon.py, endpoint.py); names and values (resources.py, 
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.preferred import Choice
     from gpuplugin.settings import Settings
-    from gpushim.model import Snapshot
+    from gpushim.model import RequestsPolicy, Snapshot
 
 GONE = "the host does not have it any more"
 
@@ -31,12 +32,21 @@ class Resource:
         name: such as nvidia.com/gpu.
         settings: in force.
         ways: how containers are told.
+
+    Attributes:
+        devices: by id; the host has had them all.
     """
 
     def __init__(self, name: str, settings: Settings, ways: Ways) -> None:
-        self.name, self._settings, self._ways = name, settings, ways
+        self.name = name
         self.devices: dict[str, Device] = {}
+        self._answered = self._left = 0.0  # time.monotonic() of the last Allocate, of the last that the host lost
         self._choose: Choice = preferred.shared((), packed=False)
+        self.obey(settings, ways)
+
+    def obey(self, settings: Settings, ways: Ways) -> None:
+        """Go by other settings from now on; `have` follows."""
+        self._settings, self._ways = settings, ways
 
     def have(self, devices: Sequence[Device], weights: Mapping[tuple[int, int], int]) -> None:
         """Take over what the host has; what it had and has not is kept, and cannot be used.
@@ -45,10 +55,18 @@ class Resource:
         """
         now = {device.id: device for device in devices}
         gone = {key: replace(one, problem=GONE) for key, one in self.devices.items() if key not in now}
+        if gone.keys() - self.gone:
+            self._left = time.monotonic()
         self.devices = {**now, **gone}
         whole = all(device.id == device.uuid and ":" not in device.index for device in devices)
         packed = self._settings.values["allocation-policy"] == "packed"
         self._choose = preferred.nearest(devices, weights) if whole else preferred.shared(devices, packed)
+
+    def fail(self, problem: str) -> None:
+        """Take note that no device can be used for now, and nobody can say which of them the host still has."""
+        self.devices = {
+            key: one if one.problem == GONE else replace(one, problem=problem) for key, one in self.devices.items()
+        }
 
     def drop(self, ids: set[str]) -> None:
         """Forget devices that the host does not have any more."""
@@ -59,6 +77,16 @@ class Resource:
     def gone(self) -> set[str]:
         """The devices that the host does not have any more."""
         return {name for name, device in self.devices.items() if device.problem == GONE}
+
+    @property
+    def well(self) -> set[str]:
+        """The devices that can be used."""
+        return {name for name, device in self.devices.items() if not device.problem}
+
+    @property
+    def idle(self) -> float:
+        """Seconds since a device was last given out, or missed."""
+        return time.monotonic() - max(self._answered, self._left)
 
     def listed(self) -> list[dict[str, Any]]:
         """Say what there is as Device messages."""
@@ -85,6 +113,7 @@ class Resource:
                 "is true: more of it is not more of a GPU; ask for 1",
                 REQUEST,
             )
+        self._answered = time.monotonic()
         return allocation.answer(found, self.name, self._ways)
 
     def prefer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,8 +136,51 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> dict[st
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     found = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
-    notes += allocation.clash(ways(settings, snapshot), [*found])
+    told = ways(settings, snapshot)
+    notes += allocation.clash(told, [*found])
+    notes += _unheard(told, snapshot["policy"]["requests"])
+    notes += [
+        f"no container gets IMEX channel {channel}, which this host does not have; nvidia-modprobe makes it"
+        for channel in settings.values["imex-channels"]
+        if channel not in told.imex
+    ]
     return dict(_shared(name, devices, settings) for name, devices in found.items())
+
+
+def check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], told: Ways) -> None:
+    """Refuse to tell devices by CDI where engines would not find them.
+
+    Args:
+        snapshot: of the inventory.
+        found: as `offered` returned it.
+        told: how containers are told.
+
+    Raises:
+        GpushimError: one has no name in the spec of this host, or another's spec has it.
+    """
+    if allocation.BY_CDI.isdisjoint(told.ways):
+        return
+    from gpuplugin import cdi  # which needs much of gpushim
+
+    well = [device for devices in found.values() for device in devices if not device.problem]
+    cdi.check(snapshot, allocation.cdi_names(well, told))
+
+
+def _unheard(told: Ways, requests: RequestsPolicy) -> list[str]:
+    """Say where gpushim-runtime's policy forbids the way in which containers are told."""
+    if allocation.MOUNTS in told.ways:
+        if requests["accept-volume-mounts"]:
+            return []
+        return [
+            f"device-list-strategy has {allocation.MOUNTS}, and gpushim-runtime refuses such containers while "
+            "accept-volume-mounts under [requests] of config.toml is false; make it true"
+        ]
+    if allocation.ENVVAR not in told.ways or requests["accept-env-when-unprivileged"]:
+        return []
+    return [
+        f"device-list-strategy has {allocation.ENVVAR}, which brings nothing to unprivileged containers while "
+        "accept-env-when-unprivileged under [requests] of config.toml is false; choose volume-mounts"
+    ]
 
 
 def ways(settings: Settings, snapshot: Snapshot) -> Ways:

@@ -20,6 +20,9 @@ ROW = re.compile(r"^\| (\d+) \| (`.*?`+) \| (.*?) \| (.*?) \|$", re.MULTILINE)
 ENDS = (";", ",", ":", " (", " [[")
 # What a program passes on: the sentence of another place of the source, or of the kernel.
 PASSED_ON = {
+    "plugin/gpuplugin/explain.py: refusal['sentence']",
+    "plugin/gpuplugin/offer.py: snapshot['error']['sentence']",
+    "plugin/gpuplugin/refresh.py: lines[-1][1]",
     "hook/gpuhook/systemd.py: error.strerror",
     "hook/gpuhook/systemd.py: f\"{member.rpartition('.')[2]}: {name or 'an unknown error'}\"",
     "shim/gpushim/cdi/text.py: str(error)",
@@ -38,6 +41,7 @@ PASSED_ON = {
     "shim/gpushim/inventory/renew.py: str(told['sentence'])",
     "shim/gpushim/nvidia/device_plugin.py: str(error)",
     "shim/gpushim/nvidia/device_plugin.py: trouble",
+    "shim/gpushim/nvidia/migrate_plugin.py: trouble",
     "shim/gpushim/policy.py: f'{path}: {trouble}'",
 }
 
@@ -60,7 +64,9 @@ SENTENCES, ELSEWHERE = collected()
 
 def test_the_source_has_been_read() -> None:
     assert len(SENTENCES) > 200
-    assert {"shim/gpushim/launcher", "hook/gpuhook/live.py"} <= {each.place.partition(":")[0] for each in SENTENCES}
+    assert {"shim/gpushim/launcher", "hook/gpuhook/live.py", "plugin/gpuplugin/allocation.py"} <= {
+        each.place.partition(":")[0] for each in SENTENCES
+    }
 
 
 def test_no_sentence_is_missing() -> None:
