@@ -70,8 +70,8 @@ class Machine:
     def saved(self) -> Any:
         return json.loads((self.folder / "state/inventory.json").read_text())
 
-    def refreshed(self) -> Any:
-        code, said = self.refresh()
+    def refreshed(self, *args: str) -> Any:
+        code, said = self.refresh(*args)
         assert code == 0, said
         return self.saved()
 
