@@ -6,6 +6,7 @@ Out of scope: sockets (sockets.py), being known to kubelet (endpoint.py), what t
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -110,29 +111,24 @@ class Service:
         """Whether that stream has got the list as it is now."""
         return self.newest is not None and self.read and self.newest.told == self._list
 
-    def _watch(self, listener: Listener) -> Any:
-        """Return ListAndWatch: the list now, and again when it changes."""
-
-        # Not a partial of a method: grpc on Python 3.9 does not see that it is asynchronous.
-        async def watch(_: Any, context: Any) -> AsyncIterator[bytes]:
-            self.newest = mine = Reader(listener)
-            self.readers.append(mine)
-            for old in self.readers[:-READERS]:
-                old.end()
-            try:
-                while not mine.over:
-                    mine.news.clear()
-                    data = self._list
-                    if data != mine.told and (mine.told is None or not self._quiet):
-                        yield data
-                        mine.told = data
-                    else:
-                        await mine.news.wait()
-            finally:
-                self.readers.remove(mine)
-                self._ended()
-
-        return watch
+    async def watch(self, listener: Listener, _: Any, context: Any) -> AsyncIterator[bytes]:
+        """Serve ListAndWatch: the list now, and again when it changes."""
+        self.newest = mine = Reader(listener)
+        self.readers.append(mine)
+        for old in self.readers[:-READERS]:
+            old.end()
+        try:
+            while not mine.over:
+                mine.news.clear()
+                data = self._list
+                if data != mine.told and (mine.told is None or not self._quiet):
+                    yield data
+                    mine.told = data
+                else:
+                    await mine.news.wait()
+        finally:
+            self.readers.remove(mine)
+            self._ended()
 
     def handlers(self, listener: Listener) -> grpc.GenericRpcHandler:
         """Name the methods, with what reads and writes their messages."""
@@ -146,23 +142,26 @@ class Service:
         async def nothing(_: Any, context: Any) -> dict[str, Any]:
             return {}
 
-        prefer, allocate = self._answering(self._prefer), self._answering(self._allocate)
+        # Partials of functions: in one of a bound method, Python 3.9 and so grpc see nothing asynchronous.
+        prefer = partial(Service._serve, self, self._prefer)
+        allocate = partial(Service._serve, self, self._allocate)
         rows = {
             "GetDevicePluginOptions": unary(options, "Empty", "DevicePluginOptions"),
-            "ListAndWatch": grpc.unary_stream_rpc_method_handler(self._watch(listener), reader("Empty"), None),
+            "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+                partial(Service.watch, self, listener), reader("Empty"), None
+            ),
             "GetPreferredAllocation": unary(prefer, "PreferredAllocationRequest", "PreferredAllocationResponse"),
             "Allocate": unary(allocate, "AllocateRequest", "AllocateResponse"),
             "PreStartContainer": unary(nothing, "PreStartContainerRequest", "Empty"),
         }
         return grpc.method_handlers_generic_handler(v1beta1.DEVICE_PLUGIN, rows)
 
-    def _answering(self, answer: Answer) -> Any:
-        async def serve(request: dict[str, Any], context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, Any]:
-            try:
-                return {"container_responses": [answer(one) for one in request["container_requests"]]}
-            except GpushimError as error:
-                logger.error("%s: %s", self._resource, error)
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-                raise
-
-        return serve
+    async def _serve(
+        self, answer: Answer, request: dict[str, Any], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> dict[str, Any]:
+        try:
+            return {"container_responses": [answer(one) for one in request["container_requests"]]}
+        except GpushimError as error:
+            logger.error("%s: %s", self._resource, error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise
