@@ -122,8 +122,8 @@ class Plugin:
 
     def _changed(self, watch: Watch) -> None:
         """Have everything looked at again."""
-        strangers = [path for path in watch.told() if os.path.dirname(path) == self._folder]
-        if any(sockets.foreign(os.path.basename(path)) for path in strangers):
+        places = [os.path.split(path) for path in watch.told()]
+        if any(folder == self._folder and sockets.foreign(name) for folder, name in places):
             self._doubt()
         self._wake.set()
         for one in self._served.values():
@@ -160,9 +160,8 @@ class Plugin:
 
     def _note(self, notes: list[str]) -> None:
         """Log what was not said already."""
-        for note in dict.fromkeys(notes):
-            if note not in self._noted:
-                logger.warning("%s", note)
+        for note in sorted({*notes} - self._noted, key=notes.index):
+            logger.warning("%s", note)
 
     def _look(self) -> float:
         """Go by the snapshot; have it renewed if it is out of date.

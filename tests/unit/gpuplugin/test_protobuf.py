@@ -46,7 +46,7 @@ def theirs() -> dict[str, type[Message]]:
     if hasattr(message_factory, "GetMessageClass"):  # not before protobuf 4.22
         make = message_factory.GetMessageClass
     else:
-        make = message_factory.MessageFactory(pool).GetPrototype
+        make = message_factory.MessageFactory(pool).GetPrototype  # type: ignore[attr-defined]
     return {name: make(pool.FindMessageTypeByName("t." + name)) for name in MESSAGES}
 
 

@@ -111,6 +111,7 @@ def test_what_fails_is_tried_more_and_more_rarely_and_said_once(
         assert time.monotonic() - began > 0.1 + 0.2 + 0.4
         assert caplog.messages == ["a note", "the state is full"]
         assert str(child.trouble) == "the state is full"
+        assert child.trouble is not None
         assert child.trouble.exit_code == 12
         host["facts"] = 2  # it is worth another try at once
         assert await needed(child, lambda: host["runs"]() == 5) < 0.5
