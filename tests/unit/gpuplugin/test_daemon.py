@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -17,12 +18,12 @@ import pytest
 
 from gpuplugin import daemon, endpoint, settings
 from gpuplugin.endpoint import Endpoint
-from gpuplugin.watch import Watch
 from gpushim import stamp
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure, renew
 from unit.gpuplugin.kubelet import Kubelet, until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
+from unit.gpuplugin.test_watch import Exhausted
 
 GPU = "nvidia.com/gpu"
 
@@ -321,7 +322,7 @@ def test_cdi_names_that_engines_would_not_find(top: Path, host: Host, monkeypatc
 
 def test_without_inotify_changes_are_found_by_looking(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        monkeypatch.setattr(Watch, "add", lambda *_: None)
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Exhausted(-1))
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
             (kubelet.folder / "gpushim-gpu.sock").unlink()
