@@ -26,6 +26,9 @@ DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DEVICE_LIST = "/var/run/nvidia-container-devices"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 FEATURES = ("gds", "mofed", "gdrcopy")
+CHANNEL = "/dev/nvidia-caps-imex-channels/channel"
+# One for each resource, since kubelet keeps the first of equal keys; 63 characters at most (resources.LONGEST_NAME).
+ANNOTATION = "gpushim-device-plugin_"
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class Ways:
         annotation_prefix: of the annotation's key.
         features: some of FEATURES, which every container gets.
         imex: numbers of the IMEX channels that every container gets.
-        specs: (path in the container, path on the host) of nodes that every container gets besides its own; None if
-            nodes are not passed.
+        control: nodes that every container gets besides its devices'; None if nodes are not passed. CDI passes its
+            own.
         dev_root: absolute path of the directory that the host's nodes lie below.
     """
 
@@ -108,18 +111,39 @@ def answer(devices: Sequence[Device], resource: str, by: Ways) -> dict[str, Any]
         if by.imex:
             found["envs"]["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, by.imex))
     if plain and by.control is not None:
-        root = by.dev_root.rstrip("/")
-        paths = dict.fromkeys([path for device in devices for path in device.nodes] + list(by.control))
-        found["devices"] = [{"container_path": path, "host_path": root + path, "permissions": "rw"} for path in paths]
-    if not BY_CDI.isdisjoint(by.ways):
-        more = [*(f"imex-channel-{channel}" for channel in by.imex), *by.features]
-        qualified = [f"{by.kind}={name}" for name in [*names, *more]]
+        found["devices"] = _nodes(devices, by, by.control)
+    if names and not BY_CDI.isdisjoint(by.ways):  # without a name, an annotation would be an error
+        channels = [f"imex-channel-{channel}" for channel in by.imex]
+        qualified = [f"{by.kind}={name}" for name in (*names, *channels, *by.features)]
         if CRI in by.ways:
             found["cdi_devices"] = [{"name": name} for name in qualified]
         if ANNOTATIONS in by.ways:
-            key = f"{by.annotation_prefix}gpushim-device-plugin_{resource.partition('/')[2]}"
+            key = by.annotation_prefix + ANNOTATION + resource.partition("/")[2]
             found["annotations"] = {key: ",".join(qualified)}
     return found
+
+
+def _nodes(devices: Sequence[Device], by: Ways, control: Sequence[str]) -> list[dict[str, str]]:
+    """List DeviceSpecs."""
+    own = [path for device in devices for path in device.nodes]
+    paths = dict.fromkeys([*own, *(f"{CHANNEL}{channel}" for channel in by.imex), *control])
+    root = by.dev_root.rstrip("/")
+    return [{"container_path": path, "host_path": root + path, "permissions": "rw"} for path in paths]
+
+
+def clash(by: Ways, resources: Sequence[str]) -> list[str]:
+    """Say what a container does not get that asks for two resources.
+
+    Args:
+        by: how it is told.
+        resources: names of all that there are.
+    """
+    if {*by.ways} - {ENVVAR} or len(resources) < 2:
+        return []
+    return [
+        f"a container that asks for two of {', '.join(resources)} gets the devices of one: device-list-strategy is "
+        f"{ENVVAR}, kubelet passes a variable once, and both are told in {DEVICES}; choose {MOUNTS} or {CRI}"
+    ]
 
 
 def _listed(devices: Mapping[str, Device]) -> str:

@@ -107,6 +107,7 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> dict[st
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     found = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
+    notes += allocation.clash(ways(settings, snapshot), [*found])
     return dict(_shared(name, devices, settings) for name, devices in found.items())
 
 
@@ -128,7 +129,7 @@ def ways(settings: Settings, snapshot: Snapshot) -> Ways:
 
 def _channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
     wanted: list[int] = values["imex-channels"]
-    missing = [one for one in wanted if f"/dev/nvidia-caps-imex-channels/channel{one}" not in nodes]
+    missing = [one for one in wanted if f"{allocation.CHANNEL}{one}" not in nodes]
     if missing and values["imex-required"]:
         raise GpushimError(
             f"imex-required is true, and this host has no IMEX channel {missing[0]}; nvidia-modprobe makes it",

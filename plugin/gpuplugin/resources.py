@@ -6,11 +6,12 @@ Out of scope: what the host has (gpushim.inventory), and what a container gets o
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpushim import selection
-from gpushim.errors import CONFIG, INVENTORY, GpushimError
+from gpushim.errors import CONFIG, INVENTORY, GpushimError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 PREFIX = "nvidia.com/"
 WHOLE = PREFIX + "gpu"
-LONGEST_NAME = 63  # characters, of a resource; the cluster's rule for label names
+# Of a resource's name, 63 characters may be the cluster's. Fewer here: ".shared" may follow, and the key of an
+# annotation, which has the same limit, has the name and more in it (allocation.ANNOTATION).
+LONGEST_NAME = 45
+_NAME = re.compile("[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 STRATEGIES = ("none", "single", "mixed")
 ALL_IN_ONE = {"wsl": "all", "tegra": "tegra"}  # platforms whose GPUs are one device, and its id
 
@@ -29,8 +33,8 @@ class Device:
     """What kubelet counts as one.
 
     Attributes:
-        id: the device's UUID, with "::0", "::1" ... if it is given out several times.
-        uuid: of the GPU or MIG instance, as NVML has it.
+        id: its UUID, with "::0", "::1" ... if it is given out several times.
+        uuid: of the GPU or MIG instance, as NVML has it: what containers call it.
         index: its other name: 0, or 0:1 of a MIG instance.
         gpu: index of the GPU that it is, or is part of.
         numa: NUMA node of that GPU; -1 if it has none.
@@ -60,62 +64,101 @@ def find(snapshot: Snapshot, strategy: str, excluded: Sequence[str], notes: list
         the devices of each resource, by its name; in the order of indices.
 
     Raises:
-        GpushimError: "single" is asked for, and the GPUs do not allow it; or an entry of `excluded` cannot be read.
+        GpushimError: the strategy is for MIG instances, and the host does not allow it; or an entry of `excluded`
+            names no device.
     """
     if snapshot["platform"] in ALL_IN_ONE:
-        name = ALL_IN_ONE[snapshot["platform"]]
-        return {WHOLE: [Device(name, name, "all" if name == "all" else "0", 0)]} if snapshot["gpus"] else {}
+        return _one(snapshot, excluded, notes)
+    if strategy != "none" and snapshot["source"] != "nvml":
+        raise GpushimError(
+            f"mig-strategy is {strategy}, but NVML, which alone tells MIG instances, cannot be used; gpushim doctor "
+            "says why",
+            INVENTORY,
+        )
     gpus, migs = _kept(snapshot, excluded, notes)
     notes += snapshot["missing"]
+    parents = {gpu["index"]: gpu for gpu in gpus}
     if strategy == "single" and any(gpu["mig"] for gpu in gpus):
-        _check_single(gpus, migs)
-        return {WHOLE: [_instance(mig, gpus) for mig in migs]}
-    whole = gpus if strategy != "mixed" else [gpu for gpu in gpus if not gpu["mig"]]
-    found = {WHOLE: [_whole(gpu) for gpu in whole if _named(gpu, notes)]} if whole else {}
+        _check_single(gpus, migs, notes)
+        return {WHOLE: [_instance(mig, parents[mig["gpu"]]) for mig in migs]} if migs else {}
+    whole = [_whole(gpu) for gpu in gpus if _is_whole(gpu, strategy, snapshot["mig"], notes)]
+    found = {WHOLE: whole} if whole else {}
     for mig in migs if strategy == "mixed" else ():
-        name = f"{PREFIX}mig-{mig['profile'].replace('+', '.')}"
-        if mig["profile"].partition(".")[0].endswith("c"):  # 1c.3g.20gb: a part of a GPU instance
-            notes.append(
-                f"MIG instance {mig['uuid']} is left out: {mig['profile']} does not use all of its GPU instance"
-            )
-        else:
-            found.setdefault(name, []).append(_instance(mig, gpus))
+        name = _name(mig, notes)
+        if name:
+            found.setdefault(name, []).append(_instance(mig, parents[mig["gpu"]]))
     return found
+
+
+def _one(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> dict[str, list[Device]]:
+    """Count all GPUs as one where containers get all of them or none."""
+    name, gpus = ALL_IN_ONE[snapshot["platform"]], snapshot["gpus"]
+    if excluded:
+        notes.append("exclude does nothing here: containers get all of this host's GPUs or none")
+    index = "all" if snapshot["platform"] == "wsl" else "0"
+    problem = next((gpu["problem"] for gpu in gpus if gpu["problem"]), "")
+    device = Device(name, "all", index, 0, nodes=(*snapshot["nodes"],), problem=problem)
+    return {WHOLE: [device]} if gpus else {}
+
+
+def _name(mig: MigInstance, notes: list[str]) -> str:
+    """Name the resource of a MIG instance; "" if it is left out."""
+    profile = mig["profile"]
+    name = "mig-" + profile.replace("+", ".")
+    if profile.partition(".")[0].endswith("c"):  # 1c.3g.20gb
+        why = f"{profile} does not use all of its GPU instance; that is given out with mig-strategy single alone"
+    elif not _NAME.fullmatch(name) or len(PREFIX + name) > LONGEST_NAME:
+        why = f'its profile "{quote(profile)}" makes no name of a resource'
+    else:
+        return PREFIX + name
+    notes.append(f"MIG instance {mig['uuid']} is left out: {why}")
+    return ""
 
 
 def replicated(devices: Sequence[Device], replicas: int) -> list[Device]:
     """Give each device out several times, under ids of their own."""
-    return [replace(one, id=f"{one.uuid}::{number}") for one in devices for number in range(replicas)]
+    return [replace(one, id=f"{one.id}::{number}") for one in devices for number in range(replicas)]
 
 
 def _kept(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
     gpus = sorted(snapshot["gpus"], key=lambda gpu: gpu["index"])
     migs = sorted(snapshot["mig"], key=lambda mig: (mig["gpu"], mig["index"]))
     for text in excluded:
-        items = selection.parse([text], ()) or []
-        if not items or items[0][0] in ("all", "none", "cdi", "unknown"):
-            raise GpushimError(
-                f'exclude has "{text}", which names no device; write an index, a UUID or a PCI address', CONFIG
-            )
-        out = [one for item in items for one in selection.find(item, snapshot)]
+        out = [one for item in _items(text) for one in selection.find(item, snapshot)]
         if not out:
-            notes.append(f'exclude has "{text}", which this host does not have')
-        gone = {one["index"] for one in out if "gi" not in one}
+            notes.append(f'exclude has "{quote(text)}", which this host does not have')
         gpus = [gpu for gpu in gpus if gpu not in out]
-        migs = [mig for mig in migs if mig not in out and mig["gpu"] not in gone]
-    return gpus, migs
+        migs = [mig for mig in migs if mig not in out]
+    kept = {gpu["index"] for gpu in gpus}
+    return gpus, [mig for mig in migs if mig["gpu"] in kept]
 
 
-def _check_single(gpus: Sequence[Gpu], migs: Sequence[MigInstance]) -> None:
+def _items(text: str) -> list[selection.Item]:
+    try:
+        items = selection.parse([text], ()) or []
+    except GpushimError:  # it speaks of a request
+        items = []
+    if not items or items[0][0] in ("all", "none", "cdi", "unknown"):
+        raise GpushimError(
+            f'exclude has "{quote(text)}", which names no device; write an index, a UUID or a PCI address', CONFIG
+        )
+    return items
+
+
+def _check_single(gpus: Sequence[Gpu], migs: Sequence[MigInstance], notes: list[str]) -> None:
     """Refuse what the strategy single cannot tell apart: all its devices have one name."""
     fix = "make the instances alike, leave GPUs out with exclude, or choose mig-strategy mixed"
-    plain = [str(gpu["index"]) for gpu in gpus if not gpu["mig"]]
+    divided = {mig["gpu"] for mig in migs}
+    # A GPU that does not answer may be in MIG mode; it stands in nobody's way.
+    sick = [gpu for gpu in gpus if gpu["problem"] and gpu["index"] not in divided]
+    notes += [f"GPU {gpu['index']} is left out: its MIG instances are not known: {gpu['problem']}" for gpu in sick]
+    plain = [str(gpu["index"]) for gpu in gpus if not gpu["mig"] and gpu not in sick]
     if plain:
         raise GpushimError(
             f"mig-strategy is single, but GPU {', '.join(plain)} is not in MIG mode while others are; {fix}",
             INVENTORY,
         )
-    empty = [str(gpu["index"]) for gpu in gpus if gpu["index"] not in {mig["gpu"] for mig in migs}]
+    empty = [str(gpu["index"]) for gpu in gpus if gpu["index"] not in divided and gpu not in sick]
     if empty:
         raise GpushimError(
             f"mig-strategy is single, but GPU {', '.join(empty)} has no MIG instance; {fix}", INVENTORY
@@ -125,9 +168,20 @@ def _check_single(gpus: Sequence[Gpu], migs: Sequence[MigInstance]) -> None:
         raise GpushimError(f"mig-strategy is single, but there are {' and '.join(profiles)}; {fix}", INVENTORY)
 
 
-def _named(gpu: Gpu, notes: list[str]) -> bool:
+def _is_whole(gpu: Gpu, strategy: str, migs: Sequence[MigInstance], notes: list[str]) -> bool:
+    """Say whether a GPU is a device by itself; notes get what is odd about it."""
+    who = f"GPU {gpu['index']}"
+    if gpu["mig"] and strategy == "mixed":
+        if all(mig["gpu"] != gpu["index"] for mig in migs):
+            notes.append(f"{who} is in MIG mode and has no instance, so nothing of it is given out")
+        return False
     if not gpu["uuid"]:
-        notes.append(f"GPU {gpu['index']} is left out: it has no UUID, for NVML does not tell it")
+        notes.append(f"{who} is left out: it has no UUID, for NVML does not tell it")
+    elif gpu["mig"]:
+        notes.append(
+            f"{who} is in MIG mode and given out as a whole, in which CUDA finds no device; choose mig-strategy "
+            "single or mixed, or leave it out with exclude"
+        )
     return bool(gpu["uuid"])
 
 
@@ -136,8 +190,7 @@ def _whole(gpu: Gpu) -> Device:
     return Device(uuid, uuid, str(gpu["index"]), gpu["index"], gpu["numa"], (gpu["node"],), gpu["problem"] or "")
 
 
-def _instance(mig: MigInstance, gpus: Sequence[Gpu]) -> Device:
-    parent = next(gpu for gpu in gpus if gpu["index"] == mig["gpu"])
+def _instance(mig: MigInstance, parent: Gpu) -> Device:
     nodes = (parent["node"], *mig["nodes"])
     index = f"{mig['gpu']}:{mig['index']}"
     return Device(mig["uuid"], mig["uuid"], index, mig["gpu"], parent["numa"], nodes, parent["problem"] or "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -36,6 +38,24 @@ ANNOTATED = {"cdi.k8s.io/gpushim-device-plugin_gpu": f"{GPU}={uuid(0)},{GPU}={MI
     [
         ({}, {"envs": {"NVIDIA_VISIBLE_DEVICES": f"{uuid(0)},{MIG}"}}),
         ({"by_index": True}, {"envs": {"NVIDIA_VISIBLE_DEVICES": "0,2:0"}}),
+        (
+            {"ways": [MOUNTS], "by_index": True},
+            {
+                "envs": {"NVIDIA_VISIBLE_DEVICES": LIST},
+                "mounts": [{"container_path": f"{LIST}/{name}", "host_path": "/dev/null"} for name in ("0", "2:0")],
+            },
+        ),
+        (
+            {"ways": [CRI], "by_index": True, "kind": "example.com/gpu"},
+            {"envs": {}, "cdi_devices": [{"name": "example.com/gpu=0"}, {"name": "example.com/gpu=2:0"}]},
+        ),
+        (
+            {"ways": [ENVVAR, ANNOTATIONS], "annotation_prefix": "nvidia.cdi.k8s.io/"},
+            {
+                "envs": {"NVIDIA_VISIBLE_DEVICES": f"{uuid(0)},{MIG}"},
+                "annotations": {key.replace("cdi", "nvidia.cdi", 1): text for key, text in ANNOTATED.items()},
+            },
+        ),
         ({"ways": [MOUNTS]}, {"envs": {"NVIDIA_VISIBLE_DEVICES": LIST}, "mounts": MOUNTED}),
         ({"ways": [ENVVAR, MOUNTS]}, {"envs": {"NVIDIA_VISIBLE_DEVICES": LIST}, "mounts": MOUNTED}),
         ({"ways": [CRI]}, {"envs": {}, "cdi_devices": NAMED}),
@@ -68,17 +88,63 @@ def test_answers(by: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert told(**by) == wanted
 
 
+@pytest.mark.parametrize("ways", [ways for n in range(1, 5) for ways in combinations(allocation.WAYS, n)])
+def test_each_way_is_gone_beside_the_others(ways: tuple[str, ...]) -> None:
+    found = told(ways=ways, imex=[0], features=["gds", "mofed"], control=["/dev/nvidiactl"])
+    plain = {ENVVAR, MOUNTS} & {*ways}
+    value = LIST if MOUNTS in ways else f"{uuid(0)},{MIG}" if plain else None
+    assert found["envs"].get("NVIDIA_VISIBLE_DEVICES") == value
+    assert ("NVIDIA_IMEX_CHANNELS" in found["envs"]) == (plain == {ENVVAR})
+    assert {"NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"}.items() <= found["envs"].items()
+    keys = {MOUNTS: "mounts", ANNOTATIONS: "annotations", CRI: "cdi_devices"}
+    assert {*found} == {"envs", *(["devices"] * bool(plain)), *(keys[way] for way in ways if way in keys)}
+
+
+LONGEST = "nvidia.com/mig-" + "5" * (resources.LONGEST_NAME - 15) + ".shared"
+
+
+@pytest.mark.parametrize("resource", [GPU, "nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.24gb.me.all.shared", LONGEST])
+def test_an_annotation_of_each_resource(resource: str) -> None:
+    (key,) = allocation.answer([DEVICES[uuid(0)]], resource, Ways(ways=[ANNOTATIONS]))["annotations"]
+    prefix, _, name = key.partition("/")
+    assert (prefix, name) == ("cdi.k8s.io", "gpushim-device-plugin_" + resource.partition("/")[2])
+    assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", name)
+
+
+def test_no_devices_are_no_error() -> None:
+    found = allocation.answer([], GPU, Ways(ways=allocation.WAYS, imex=[0], features=["gds"]))
+    assert not {"annotations", "cdi_devices"} & found.keys()
+    assert allocation.answer([], GPU, Ways())["envs"] == {"NVIDIA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize(
+    ("ways", "names", "said"),
+    [
+        ([ENVVAR], [GPU, "nvidia.com/mig-1g.5gb"], True),
+        ([ENVVAR], [GPU], False),
+        ([ENVVAR], [], False),
+        ([ENVVAR, MOUNTS], [GPU, "nvidia.com/mig-1g.5gb"], False),
+        ([ENVVAR, CRI], [GPU, "nvidia.com/mig-1g.5gb"], False),
+        ([ANNOTATIONS], [GPU, "nvidia.com/mig-1g.5gb"], False),
+    ],
+)
+def test_what_two_resources_in_a_container_come_to_is_said(ways: list[str], names: list[str], said: bool) -> None:
+    notes = allocation.clash(Ways(ways=ways), names)
+    assert [", ".join(names) in note and "choose volume-mounts or cdi-cri" in note for note in notes] == [True] * said
+
+
 def test_imex_channels_among_the_mounts() -> None:
     assert told(ways=[MOUNTS], imex=[3])["mounts"][-1]["container_path"] == f"{LIST}/imex/3"
 
 
 def test_nodes_are_passed() -> None:
-    passed = told(control=["/dev/nvidiactl"], dev_root="/run/nvidia/driver")["devices"]
+    passed = told(control=["/dev/nvidiactl"], imex=[7], dev_root="/run/nvidia/driver")["devices"]
     nodes = [
         "/dev/nvidia0",
         "/dev/nvidia2",
         "/dev/nvidia-caps/nvidia-cap74",
         "/dev/nvidia-caps/nvidia-cap75",
+        "/dev/nvidia-caps-imex-channels/channel7",
         "/dev/nvidiactl",
     ]
     assert [one["container_path"] for one in passed] == nodes
@@ -98,6 +164,21 @@ def test_nodes_are_passed() -> None:
 def test_refusals(ids: list[str], why: str) -> None:
     with pytest.raises(GpushimError, match=why):
         allocation.check(ids, GPU, DEVICES)
+
+
+def test_nodes_of_wsl_below_the_root() -> None:
+    host = snapshot([gpu(0, uuid=""), gpu(1, uuid="")], platform="wsl", nodes={"/dev/dxg": []})
+    found = allocation.answer(resources.find(host, "none", [], [])[GPU], GPU, Ways(control=()))
+    assert found["envs"] == {"NVIDIA_VISIBLE_DEVICES": "all"}
+    assert found["devices"] == [{"container_path": "/dev/dxg", "host_path": "/dev/dxg", "permissions": "rw"}]
+
+
+def test_a_refusal_of_many_is_short() -> None:
+    many = resources.by_id(resources.replicated([*DEVICES.values()], 1000))
+    with pytest.raises(GpushimError) as refused:
+        allocation.check(["x" * 5000], GPU, many)
+    assert len(str(refused.value)) < 1200
+    assert "and 1984 more" in str(refused.value)
 
 
 def test_two_replicas_of_a_gpu_are_one() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import combinations as pairs
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuplugin import preferred, resources
 from gpuplugin.preferred import nearest, nearness, shared
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GPU = "nvidia.com/gpu"
 
@@ -22,17 +27,35 @@ def names(*indices: int) -> list[str]:
     return [uuid(index) for index in indices]
 
 
-# Two islands of four, with NVLink within, and a PCIe switch for each pair.
-ISLANDS = nearness(
-    {
+def host(count: int, level: Any, links: Any) -> dict[tuple[int, int], int]:
+    """Weights where functions of two GPUs, the lower one first, tell level and links."""
+    rows = {
         one: [
-            [other, 10 if one // 2 == other // 2 else 50, 4 * (one // 4 == other // 4)]
-            for other in range(8)
+            [other, level(*sorted((one, other))), links(*sorted((one, other)))]
+            for other in range(count)
             if other != one
         ]
-        for one in range(8)
+        for one in range(count)
     }
-)
+    return nearness(rows)
+
+
+# Two islands of four, with NVLink within, and a PCIe switch for each pair.
+ISLANDS = host(8, lambda a, b: 10 if a // 2 == b // 2 else 50, lambda a, b: 4 * (a // 4 == b // 4))
+# A DGX-1: NVLinks between GPUs, not all of which have any; PCIe switches for two, sockets for four.
+MESH = {
+    **dict.fromkeys([(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)], 2),
+    **dict.fromkeys([(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)], 1),
+}
+
+
+def socket(a: int, b: int) -> int:
+    """The level where a socket has four GPUs, and a PCIe switch two."""
+    return 10 if a // 2 == b // 2 else 40 if a // 4 == b // 4 else 50
+
+
+DGX1 = host(8, socket, lambda a, b: MESH.get((a, b), 0))
+SWITCHED = host(8, socket, lambda a, b: 18)
 
 
 def test_a_set_within_an_island() -> None:
@@ -43,42 +66,99 @@ def test_a_set_within_an_island() -> None:
     assert choose(names(0, 1, 2, 5, 6), names(5), 2) == names(5, 6)
 
 
+@pytest.mark.parametrize(
+    ("weights", "free", "must", "size", "best"),
+    [
+        (DGX1, range(8), (), 1, (0,)),
+        (DGX1, range(8), (), 2, (2, 3)),  # two links, and one PCIe switch
+        (DGX1, (0, 1, 3), (), 2, (0, 3)),  # two links, not one and the same switch
+        (DGX1, range(8), (), 4, (0, 1, 2, 3)),
+        (DGX1, (0, 1, 4, 5, 6, 7), (), 4, (4, 5, 6, 7)),
+        (DGX1, (0, 5, 6), (), 2, (5, 6)),
+        (DGX1, (1, 2, 4, 7), (4,), 2, (4, 7)),
+        (SWITCHED, (1, 2, 3, 4), (), 2, (2, 3)),  # all have links: one PCIe switch
+        (SWITCHED, (0, 2, 4, 6), (), 2, (0, 2)),  # one socket
+        (SWITCHED, (3, 4, 5, 6, 7), (), 4, (4, 5, 6, 7)),
+        ({}, (1, 2, 3), (), 2, (2, 3)),  # nothing but NUMA nodes is known
+        ({}, (0, 3, 5), (), 2, (0, 3)),
+    ],
+)
+def test_the_best_set(weights: Any, free: Any, must: Any, size: int, best: tuple[int, ...]) -> None:
+    assert nearest(whole(8), weights)(names(*free), names(*must), size) == names(*best)
+
+
+def test_a_link_counts_more_than_the_bus_of_all_pairs() -> None:
+    weights = host(16, lambda a, b: 50 if b == 15 else 0, lambda a, b: int((a, b) == (0, 15)))
+    assert uuid(15) in nearest(whole(16), weights)(names(*range(16)), [], 15)
+
+
 @given(st.data(), st.integers(0, 7), st.integers(0, 9))
 def test_the_best_of_all_sets(data: st.DataObject, count: int, size: int) -> None:
-    pairs = list(itertools.combinations(range(count), 2))
-    level = data.draw(st.lists(st.sampled_from([0, 10, 20, 30, 40, 50]), min_size=len(pairs), max_size=len(pairs)))
-    links = data.draw(st.lists(st.integers(0, 12), min_size=len(pairs), max_size=len(pairs)))
+    levels, links = st.sampled_from([0, 10, 60]), st.integers(0, 3)
     weights = {}
-    for (one, other), bus, link in zip(pairs, level, links):
-        weights[one, other] = weights[other, one] = preferred.BUS[bus] + preferred.NVLINK * link
+    for one, other in pairs(range(count), 2):
+        weights[one, other] = weights[other, one] = data.draw(levels) + preferred.NVLINK * data.draw(links)
     available = data.draw(st.lists(st.sampled_from(range(count)), unique=True)) if count else []
     must = data.draw(st.lists(st.sampled_from(available), unique=True, max_size=size)) if available else []
     chosen = nearest(whole(count), weights)(names(*available), names(*must), size)
     assert len(chosen) == len(set(chosen)) == min(size, len(available))
     assert set(names(*must)) <= set(chosen) <= set(names(*available))
 
-    def worth(some: tuple[int, ...]) -> int:
-        return sum(weights[pair] for pair in itertools.combinations(some, 2))
+    def worth(some: Sequence[int]) -> int:
+        return sum(weights[pair] + preferred.NUMA * (pair[0] // 2 == pair[1] // 2) for pair in pairs(some, 2))
 
-    sets = [some for some in itertools.combinations(sorted(available), len(chosen)) if set(must) <= set(some)]
-    found = tuple(index for index in range(count) if uuid(index) in chosen)
-    assert worth(found) == max(map(worth, sets))
-
-
-def test_what_cannot_be_met_is_no_error() -> None:
-    choose = nearest(whole(2), {})
-    assert choose(names(0, 7), names(9), 2) == [*names(9), *names(0)][:2]
-    assert choose([], [], 3) == []
-    assert choose(names(0), [], -1) == []
-    assert nearest(whole(20), {})(names(*range(20)), names(19), 2) == names(19, 0)
+    sets = [some for some in pairs(sorted(available), len(chosen)) if set(must) <= set(some)]
+    assert worth([index for index in range(count) if uuid(index) in chosen]) == max(map(worth, sets))
 
 
 HOST = snapshot([gpu(n, mig=True) for n in range(2)], [mig(n, i) for n in range(2) for i in range(3)])
+MIGS = resources.find(HOST, "single", [], [])[GPU]
+CHOICES = {
+    "near": (nearest(whole(8), ISLANDS), names(*range(8))),
+    "without links": (nearest(whole(8), {}), names(*range(8))),
+    "many": (nearest(whole(20), {}), names(*range(20))),
+    "none": (nearest([], {}), []),
+    "spread": (shared(MIGS, packed=False), [one.id for one in MIGS]),
+    "packed": (shared(MIGS, packed=True), [one.id for one in MIGS]),
+}
+
+
+@pytest.mark.parametrize("kind", CHOICES)
+@given(data=st.data())
+def test_any_request_is_answered(kind: str, data: st.DataObject) -> None:
+    choose, known = CHOICES[kind]
+    name = st.sampled_from([*known, "GPU-unknown", "", "\0"])
+    available, must = data.draw(st.lists(name, max_size=30)), data.draw(st.lists(name, max_size=9))
+    size = data.draw(st.integers(-3, 25) | st.sampled_from([-(1 << 31), (1 << 31) - 1]))
+    chosen = choose(available, must, size)
+    assert len(chosen) == len(set(chosen)) == max(0, min(size, len({*available, *must})))
+    assert set(chosen) <= {*available, *must}
+    assert set(must) <= set(chosen) or set(chosen) <= set(must)
+
+
+def test_of_many_gpus_near_ones_are_found() -> None:
+    weights = host(24, lambda a, b: 50, lambda a, b: 4 * (a // 4 == b // 4))
+    choose = nearest(whole(24), weights)
+    assert choose(names(0, 1, 2, *range(7, 24)), [], 4) == names(8, 9, 10, 11)
+    assert choose(names(*range(24)), names(21), 3) == names(21, 20, 22)
+
+
+def test_the_sets_are_listed_once_for_equal_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = preferred._sets.cache_info().misses
+    for _ in range(3):
+        nearest(whole(5), {})
+    assert preferred._sets.cache_info().misses == before + 1
+
+
+def test_unknown_and_lost_gpus_are_the_last_choice() -> None:
+    choose = nearest(whole(4), ISLANDS)
+    assert choose(["GPU-lost", *names(3, 2)], [], 2) == names(2, 3)
+    assert choose(names(0, 2, 3), ["GPU-lost"], 3) == ["GPU-lost", *names(2, 3)]
+    assert choose(["GPU-lost", *names(3)], [], 2) == ["GPU-lost", *names(3)]
 
 
 def test_instances_are_spread_or_packed() -> None:
-    migs = resources.find(HOST, "single", [], [])[GPU]
-    ids = [device.id for device in migs]
+    migs, ids = MIGS, [device.id for device in MIGS]
     assert shared(migs, packed=False)(ids, [], 3) == [ids[0], ids[3], ids[1]]
     assert shared(migs, packed=True)(ids, [], 3) == ids[:3]
     assert shared(migs, packed=False)(ids[1:], [], 1) == [ids[3]]  # of the first GPU one is given out
@@ -91,3 +171,30 @@ def test_replicas_one_from_each_gpu() -> None:
     ids = [device.id for device in replicas]
     assert shared(replicas, packed=False)(ids, [], 3) == [ids[0], ids[2], ids[4]]
     assert shared(replicas, packed=True)(ids, [], 3) == [ids[0], ids[1], ids[2]]
+
+
+def test_two_replicas_are_of_two_instances() -> None:
+    replicas = resources.replicated(MIGS[:3], 4)
+    ids = [device.id for device in replicas]
+    assert shared(replicas, packed=False)(ids, [], 4) == [ids[0], ids[4], ids[8], ids[1]]
+    assert shared(replicas, packed=True)(ids, [], 5) == ids[:5]
+
+
+def test_a_choice_of_replicas_takes_no_square_of_them() -> None:
+    replicas = resources.replicated(whole(8), 1000)
+    ids = [device.id for device in replicas]
+    looked = 0
+
+    class Counted(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal looked
+            looked += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    chosen = shared(replicas, packed=False)([Counted(name) for name in ids], [], 4000)
+    assert len(chosen) == 4000
+    assert looked < 10 * len(ids)
