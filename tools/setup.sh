@@ -14,7 +14,7 @@ case $what in
   demo) ;;
   package) packages=$building ;;
   # Without recommended packages docker.io brings no bridge firewall tools; its service does start.
-  test) packages="$packages containerd crun docker.io podman shellcheck python3-yaml strace systemd udev valgrind $building" ;;
+  test) packages="$packages containerd crun docker.io podman shellcheck python3-grpcio python3-yaml strace systemd udev valgrind $building" ;;
   *) echo "usage: tools/setup.sh demo|package|test" >&2 && exit 2 ;;
 esac
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import bounds
 from gpushim.errors import REQUEST, GpushimError, quote
+from gpushim.selection import CHANNEL as CDI_CHANNEL
+from gpushim.selection import cdi_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,14 +115,20 @@ def answer(devices: Sequence[Device], resource: str, by: Ways) -> dict[str, Any]
     if plain and by.control is not None:
         found["devices"] = _nodes(devices, by, by.control)
     if names and not BY_CDI.isdisjoint(by.ways):  # without a name, an annotation would be an error
-        channels = [f"imex-channel-{channel}" for channel in by.imex]
-        qualified = [f"{by.kind}={name}" for name in (*names, *channels, *by.features)]
+        qualified = cdi_names(devices, by)
         if CRI in by.ways:
             found["cdi_devices"] = [{"name": name} for name in qualified]
         if ANNOTATIONS in by.ways:
             key = by.annotation_prefix + ANNOTATION + resource.partition("/")[2]
             found["annotations"] = {key: ",".join(qualified)}
     return found
+
+
+def cdi_names(devices: Sequence[Device], by: Ways) -> list[str]:
+    """List the qualified CDI names of what a container with these devices gets."""
+    names = [cdi_name(device.index if by.by_index else device.uuid) for device in devices]
+    channels = [f"{CDI_CHANNEL}-{channel}" for channel in by.imex]
+    return [f"{by.kind}={name}" for name in (*names, *channels, *by.features)]
 
 
 def _nodes(devices: Sequence[Device], by: Ways, control: Sequence[str]) -> list[dict[str, str]]:

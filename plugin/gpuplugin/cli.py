@@ -14,11 +14,11 @@ import click
 
 from gpuplugin import check as checking
 from gpuplugin import settings
-from gpuplugin.settings import SETTINGS
 from gpushim import __version__, logs, policy
 from gpushim.cli.program import guard
 from gpushim.cli.show import say
 from gpushim.errors import GpushimError
+from gpushim.nvidia.device_plugin_keys import SETTINGS, Setting
 
 PROGRAM = "gpushim-device-plugin"
 
@@ -29,7 +29,7 @@ def spelled(words: list[str]) -> list[str]:
     Args:
         words: as NVIDIA's plugin, a Go program, takes them too: -flag, --flag, --switch, --switch=false.
     """
-    switches = {flag for setting in SETTINGS if setting.kind == "bool" for flag in setting.flags}
+    switches = {flag for setting in SETTINGS if setting.rule["type"] == "boolean" for flag in setting.flags}
     found = []
     for word in words:
         if word.startswith("-") and len(word.lstrip("-")) > 1:
@@ -39,18 +39,32 @@ def spelled(words: list[str]) -> list[str]:
 
 
 def _options() -> list[click.Parameter]:
-    rows: list[click.Parameter] = []
-    for setting in SETTINGS:
-        for flag in setting.flags:
-            shown = (setting.key and flag == setting.flags[0]) or flag == "kubelet-socket"
-            kind = {"bool": "true|false", "word": "TEXT", "words": "TEXT,...", "numbers": "NUMBER,..."}[setting.kind]
-            metavar = (
-                "|".join(setting.choices) + (",..." if setting.kind == "words" else "") if setting.choices else kind
-            )
-            default = setting.default if setting.kind in ("bool", "word") else ",".join(map(str, setting.default))
-            text = f"{setting.help} [{str(default).lower() if setting.kind == 'bool' else default}]"
-            rows.append(click.Option([f"--{flag}"], multiple=True, metavar=metavar, help=text, hidden=not shown))
-    return rows
+    """Make an option of each flag; those that do nothing here, and second names, are not shown."""
+    return [
+        click.Option(
+            [f"--{flag}"],
+            multiple=True,
+            metavar=_metavar(setting.rule),
+            help=_help(setting),
+            hidden=not setting.key or flag != setting.flags[0],
+        )
+        for setting in SETTINGS
+        for flag in setting.flags
+    ]
+
+
+def _metavar(rule: dict[str, Any]) -> str:
+    if rule["type"] == "array":
+        return f"{_metavar(rule['items'])},..."
+    names = {"boolean": "[true|false]", "integer": "NUMBER", "string": "TEXT"}
+    return f"[{'|'.join(rule['enum'])}]" if "enum" in rule else names[rule["type"]]
+
+
+def _help(setting: Setting) -> str:
+    default = setting.rule.get("default", "")
+    shown = ",".join(map(str, default)) if isinstance(default, list) else str(default)
+    value = shown.lower() if isinstance(default, bool) else shown
+    return setting.why or f"{setting.rule['description']}  [default: {value or 'none'}]"
 
 
 def run(config_file: str | None, check: bool, **flags: Any) -> None:
@@ -63,7 +77,7 @@ def run(config_file: str | None, check: bool, **flags: Any) -> None:
     config = policy.load(policy.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     path = config_file or os.environ.get("CONFIG_FILE", "")
-    found = settings.resolve(given, os.environ, {}, path)
+    found = settings.resolve(given, os.environ, config["device-plugin"], path)
     if check:
         say("\n".join(checking.check(found)))
         return
@@ -91,8 +105,12 @@ def command() -> click.Command:
     """Return the command, for `main` and for its man page."""
     options = [
         *_options(),
-        click.Option(["--config-file"], metavar="FILE", help="settings as NVIDIA's plugin has them, YAML or JSON"),
-        click.Option(["--check"], is_flag=True, help="say what would be registered and why, and exit"),
+        click.Option(
+            ["--config-file"],
+            metavar="FILE",
+            help="Settings as NVIDIA's plugin has them, YAML or JSON.  [default: $CONFIG_FILE]",
+        ),
+        click.Option(["--check"], is_flag=True, help="Say what would be registered and why, and exit."),
     ]
     found = click.Command(PROGRAM, {"help_option_names": ["-h", "--help"]}, run, options, help=run.__doc__)
     return click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")(found)

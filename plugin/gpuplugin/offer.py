@@ -79,7 +79,7 @@ class Resource:
         """
         ids = request["devices_ids"]
         found = allocation.check(ids, self.name, self.devices)
-        if self._settings.single and len(ids) > 1 and any("::" in name for name in ids):
+        if self._settings.sharing.single and len(ids) > 1 and any("::" in name for name in ids):
             raise GpushimError(
                 f"a container asks for {len(ids)} of {self.name}, which is shared, and failRequestsGreaterThanOne "
                 "is true: more of it is not more of a GPU; ask for 1",
@@ -140,7 +140,7 @@ def _channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
 
 def _shared(name: str, devices: list[Device], settings: Settings) -> tuple[str, list[Device]]:
     """Give a resource its replicas, and the name that tells of them."""
-    replicas = settings.replicas.get(name, 1)
+    replicas = settings.sharing.replicas.get(name, 1)
     if replicas == 1:
         return name, devices
-    return name + ".shared" * settings.renamed, resources.replicated(devices, replicas)
+    return name + ".shared" * settings.sharing.renamed, resources.replicated(devices, replicas)

@@ -41,8 +41,8 @@ _ROWS: dict[str, tuple[Cell, Cell, Cell, Cell, Cell]] = {
     "foreign-cdi": ((ENV, KIND),    (MOUNTS, KIND),  (ANNOTATIONS, KIND), NO,     NO),
     "mig-config":  ((PRIVILEGED,),  NO,              NO,                  YES,    NO),
     "mig-monitor": ((PRIVILEGED,),  NO,              NO,                  YES,    NO),
-    "imex":        ((IMEX, ENV),    (IMEX, MOUNTS),  NO,                  (IMEX,), NO),
-    **dict.fromkeys(FEATURES, ((ENV,), NO,           NO,                  NO,     NO)),
+    "imex":        ((IMEX, ENV),    (IMEX, MOUNTS),  (IMEX, ANNOTATIONS), (IMEX,), NO),
+    **dict.fromkeys(FEATURES, ((ENV,), (MOUNTS,),    (ANNOTATIONS,),      NO,     NO)),
     "mps":         (NO,             NO,              NO,                  NO,     (MPS,)),
     # Read-only files of the driver and the nodes for drawing of the GPUs that something else has granted.
     "capabilities": (YES,           NO,              NO,                  YES,    NO),

@@ -60,7 +60,7 @@ class LogPolicy(TypedDict):
 
 
 class Policy(TypedDict):
-    """config.toml with all defaults."""
+    """What a create, a refresh and a snapshot have of config.toml, with all defaults: all but [device-plugin]."""
 
     driver: DriverPolicy
     runtime: RuntimePolicy
@@ -70,6 +70,32 @@ class Policy(TypedDict):
     hook: HookPolicy
     refresh: RefreshPolicy
     log: LogPolicy
+
+
+DevicePluginPolicy = TypedDict(
+    "DevicePluginPolicy",
+    {
+        "mig-strategy": str,
+        "fail-on-init-error": bool,
+        "device-list-strategy": list[str],
+        "device-id-strategy": str,
+        "pass-device-specs": bool,
+        "gds": bool,
+        "mofed": bool,
+        "gdrcopy": bool,
+        "imex-channels": list[int],
+        "imex-required": bool,
+        "allocation-policy": str,
+        "cdi-annotation-prefix": str,
+        "exclude": list[str],
+        "kubelet-dir": str,
+    },
+)
+_DevicePlugin = TypedDict("_DevicePlugin", {"device-plugin": DevicePluginPolicy})
+
+
+class Config(Policy, _DevicePlugin):
+    """config.toml with all defaults."""
 
 
 class Driver(DriverPolicy):

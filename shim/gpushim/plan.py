@@ -171,7 +171,7 @@ def node_paths(
             more += [(path, f"DRM node of GPU {gpu['index']}: {why}") for path in gpu["drm"]]
     more += channels
     for name in request.features if _devices(request) else ():
-        more += [(path, feature(name)) for path in inventory["features"].get(name, ())]
+        more += [(path, feature(name, request)) for path in inventory["features"].get(name, ())]
     for path, why in more:
         if path in nodes:
             found.setdefault(path, []).append(why)
@@ -226,9 +226,10 @@ def capabilities(words: Sequence[str]) -> str:
     return f"{'capability' if len(words) == 1 else 'capabilities'} {' and '.join(words)}"
 
 
-def feature(name: str) -> str:
+def feature(name: str, request: Request) -> str:
     """Return the reason for what comes with a feature."""
-    return f"feature {name}: NVIDIA_{name.upper()}=enabled"
+    named = [text for kind, value, text in request.devices if (kind, value) == (selection.FEATURE, name)]
+    return f"CDI device {named[0]}" if named else f"feature {name}: NVIDIA_{name.upper()}=enabled"
 
 
 def channel_paths(request: Request, inventory: Snapshot) -> list[tuple[str, str]]:
@@ -261,7 +262,7 @@ def driver_files(request: Request, inventory: Snapshot) -> dict[str, tuple[File,
     if "display" in names:
         names.setdefault("graphics", "capability display brings graphics")
     if _devices(request):
-        names.update({name: feature(name) for name in request.features})
+        names.update({name: feature(name, request) for name in request.features})
         if not authorization.missing("mps", "policy", lambda: request.privileged, inventory["policy"]):
             names["mps"] = "MPS: [mps] enabled is true"
             if inventory["mps"] and inventory["mps"] not in request.ignored:

@@ -22,7 +22,7 @@ from gpushim.stamp import config_path as config_path  # shared with the create p
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.model import DriverPolicy, Policy
+    from gpushim.model import Config, DriverPolicy, Policy
 
 CONFIG_LIMIT = 1 << 20  # bytes
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -72,12 +72,12 @@ def schema() -> dict[str, Any]:
     return parsed
 
 
-def defaults() -> Policy:
+def defaults() -> Config:
     """Return the policy of a host without a config.toml, new objects each time."""
     return _completed({})
 
 
-def load(path: str) -> Policy:
+def load(path: str) -> Config:
     """Read, check and complete a config.toml, which need not exist.
 
     Returns:
@@ -89,16 +89,23 @@ def load(path: str) -> Policy:
     return loaded(path)[0]
 
 
-def loaded(path: str) -> tuple[Policy, list[str]]:
+def loaded(path: str) -> tuple[Config, list[str]]:
     """Return what `load` and `old_names` do, reading config.toml once."""
     found = given(path) or {}
     return _completed(found), old_names(found)
 
 
+def of_containers(config: Policy) -> Policy:
+    """Return what a snapshot keeps of a config: a create reads it, and has no use for the device plugin's section."""
+    kept: Any = {section: entries for section, entries in config.items() if section != "device-plugin"}
+    policy: Policy = kept
+    return policy
+
+
 def given(path: str) -> dict[str, Any] | None:
     """Return the sections and keys that a config.toml sets itself, checked; None if there is no such file."""
     try:
-        data = _read(path)
+        data = trusted(path, "config.toml")
     except FileNotFoundError:
         link = _dangling(path)
         if not link:
@@ -116,7 +123,7 @@ def given(path: str) -> dict[str, Any] | None:
 def checked(data: bytes, path: str) -> dict[str, Any]:
     """Parse and check the content of a config.toml; `path` is its name in messages."""
     found = _parse(data, path)
-    for trouble in _troubles(found, schema(), ""):
+    for trouble in troubles(found, schema(), ""):
         raise GpushimError(f"{path}: {trouble}", CONFIG)
     return found
 
@@ -184,6 +191,65 @@ def stand_in(names: list[str], last: str) -> str:
     return low_level([*dict.fromkeys([*names, *others])])
 
 
+def troubles(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
+    """Check a value against a rule of the schema; yields a sentence about `name` for each error.
+
+    Only the subset of JSON Schema that config.schema.json uses; a test holds it against jsonschema.
+    """
+    kind = rule["type"]
+    if not isinstance(value, _TYPES[kind]) or (kind == "integer" and isinstance(value, bool)):
+        line = f"; write {name.rpartition('.')[2]} = [{_shown(value)}]" if _alone(value, rule) else ""
+        yield f"{name} is {_shown(value)}, not {_TOML_NAMES[kind]}{line}"
+    elif kind == "object":
+        for key, member in value.items():
+            if key in rule["properties"]:
+                yield from troubles(member, rule["properties"][key], _joined(name, key))
+            else:
+                yield _unknown(_joined(name, key))
+    elif kind == "array":
+        if len(value) < rule.get("minItems", 0):
+            yield f"{name} is empty"
+        for number, member in enumerate(value):
+            yield from troubles(member, rule["items"], f"{name}[{number}]")
+    elif "enum" in rule and value not in rule["enum"]:
+        yield f"{name} is {_shown(value)}, not one of {', '.join(rule['enum'])}"
+    elif "pattern" in rule and not re.search(rule["pattern"], value):
+        yield f"{name} is {_shown(value)}, which is not allowed there: {rule.get('description', 'see the schema')}"
+    elif "minimum" in rule and not rule["minimum"] <= value <= rule["maximum"]:
+        yield f"{name} is {_shown(value)}, not between {rule['minimum']} and {rule['maximum']}"
+
+
+def trusted(path: str, what: str) -> bytes:
+    """Read a file of the administrator's settings.
+
+    Args:
+        path: of the file, links followed.
+        what: the kind of file, as in "no config.toml".
+
+    Raises:
+        OSError: it cannot be read.
+        GpushimError: it is no regular file, too large, or somebody else than root and this user may write to it.
+    """
+    # O_NONBLOCK: a FIFO must not hang us; it does not matter to regular files (open(2)).
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise GpushimError(f"{path} is not a regular file", CONFIG)
+        if stamp.others_may(status):
+            raise GpushimError(
+                f"{path} cannot be trusted: user {status.st_uid} owns it, its mode is "
+                f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",
+                CONFIG,
+            )
+        data = os.read(fd, CONFIG_LIMIT + 1)
+    finally:
+        os.close(fd)
+    if len(data) > CONFIG_LIMIT:
+        raise GpushimError(f"{path} is larger than {CONFIG_LIMIT >> 20} MiB; that is no {what}", CONFIG)
+    return data
+
+
 def _folders() -> Iterator[list[str]]:
     """List where runtimes may be: first the system's directories and PATH's, then the engines' own."""
     yield [*SYSTEM_PATH.split(":"), *filter(_is_safe, os.environ.get("PATH", "").split(":"))]
@@ -205,27 +271,6 @@ def _is_safe(folder: str) -> bool:
         return folder.startswith("/") and not stamp.others_may(os.stat(folder))
     except (OSError, ValueError):
         return False
-
-
-def _read(path: str) -> bytes:
-    # O_NONBLOCK: a FIFO must not hang us; it does not matter to regular files (open(2)).
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise GpushimError(f"{path} is not a regular file", CONFIG)
-        if stamp.others_may(status):
-            raise GpushimError(
-                f"{path} cannot be trusted: user {status.st_uid} owns it, its mode is "
-                f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",
-                CONFIG,
-            )
-        data = os.read(fd, CONFIG_LIMIT + 1)
-    finally:
-        os.close(fd)
-    if len(data) > CONFIG_LIMIT:
-        raise GpushimError(f"{path} is larger than {CONFIG_LIMIT >> 20} MiB; that is no config.toml", CONFIG)
-    return data
 
 
 def _dangling(path: str) -> str:
@@ -271,39 +316,11 @@ def _toml(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _troubles(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
-    """Check a value against a rule of the schema; yields a sentence for each error.
-
-    Only the subset of JSON Schema that config.schema.json uses; a test holds it against jsonschema.
-    """
-    kind = rule["type"]
-    if not isinstance(value, _TYPES[kind]) or (kind == "integer" and isinstance(value, bool)):
-        line = f"; write {name.rpartition('.')[2]} = [{_shown(value)}]" if _alone(value, rule) else ""
-        yield f"{name} is {_shown(value)}, not {_TOML_NAMES[kind]}{line}"
-    elif kind == "object":
-        for key, member in value.items():
-            if key in rule["properties"]:
-                yield from _troubles(member, rule["properties"][key], _joined(name, key))
-            else:
-                yield _unknown(_joined(name, key))
-    elif kind == "array":
-        if len(value) < rule.get("minItems", 0):
-            yield f"{name} is empty"
-        for number, member in enumerate(value):
-            yield from _troubles(member, rule["items"], f"{name}[{number}]")
-    elif "enum" in rule and value not in rule["enum"]:
-        yield f"{name} is {_shown(value)}, not one of {', '.join(rule['enum'])}"
-    elif "pattern" in rule and not re.search(rule["pattern"], value):
-        yield f"{name} is {_shown(value)}, which is not allowed there: {rule.get('description', 'see the schema')}"
-    elif "minimum" in rule and not rule["minimum"] <= value <= rule["maximum"]:
-        yield f"{name} is {_shown(value)}, not between {rule['minimum']} and {rule['maximum']}"
-
-
 def _alone(value: Any, rule: dict[str, Any]) -> bool:
     """Say whether a string should be in brackets: a list of it would be right."""
     if rule["type"] != "array" or not isinstance(value, str) or _shown(value)[1:-1] != value:
         return False
-    return not [*_troubles(value, rule["items"], "")]
+    return not [*troubles(value, rule["items"], "")]
 
 
 def _unknown(name: str) -> str:
@@ -336,7 +353,7 @@ def _meant(name: str, known: list[str]) -> str:
     return path if likeness >= 0.85 else ""
 
 
-def _completed(given: dict[str, Any]) -> Policy:
+def _completed(given: dict[str, Any]) -> Config:
     profile = PROFILES[given.get("requests", {}).get("profile", "default")]
     policy: Any = {
         section: {
@@ -346,7 +363,7 @@ def _completed(given: dict[str, Any]) -> Policy:
         }
         for section, rule in schema()["properties"].items()
     }
-    completed: Policy = policy
+    completed: Config = policy
     driver = completed["driver"]
     driver["root"] = _cleaned(driver["root"])
     driver["dev-root"] = _cleaned(driver["dev-root"] or driver["root"])

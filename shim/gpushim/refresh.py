@@ -8,6 +8,7 @@ Out of scope: the three steps (inventory/survey.py, inventory/save.py, cdi/publi
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import os
 import sys
@@ -140,8 +141,11 @@ def _renewed(
         snapshot["stamp"]["config"] = identity
         snapshot["notes"] += notes
         hardlinks.add(snapshot)
+        save.for_hook(snapshot)
+        told = copy.copy(snapshot)
+        publish.on_refresh(told)  # first, for who sees the snapshot goes by its spec
         save.save(state, snapshot)
-        publish.on_refresh(snapshot)
+        snapshot["notes"] = told["notes"]  # what CDI lacks is no reason for what a container does not get
     if snapshot["error"]:  # the caller reports it; the snapshot's notes follow from it
         _warn(notes)
         return snapshot

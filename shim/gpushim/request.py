@@ -14,11 +14,11 @@ from gpushim import authorization, bounds
 from gpushim.authorization import FEATURES, Gate
 from gpushim.errors import BUNDLE, REQUEST, GpushimError, quote
 from gpushim.require import PREFIX, gather
-from gpushim.selection import is_qualified, number, parse
+from gpushim.selection import CHANNEL, FEATURE, is_qualified, number, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Mapping, Optional, Sequence, TypeVar
+    from typing import Any, Mapping, Optional, Sequence, TypeVar
 
     from gpushim.model import Policy
     from gpushim.selection import Item
@@ -48,8 +48,8 @@ class Request:
         capabilities: out of CAPABILITIES, in that order.
         requirements: (variable, expression) for require.check.
         mps: CUDA_MPS_PIPE_DIRECTORY as the container has it, or ""; it brings nothing.
-        imex: channel numbers in order without duplicates.
-        features: out of authorization.FEATURES, in that order.
+        imex: channel numbers in order without duplicates; those among the devices are added.
+        features: out of authorization.FEATURES, in that order; those among the devices are added.
         mig_config: MIG may be configured from the container.
         mig_monitor: MIG may be monitored from the container.
         legacy: the image has CUDA_VERSION but no NVIDIA_REQUIRE_CUDA.
@@ -79,8 +79,11 @@ class Request:
         privileged: bool = False,
         ignored: Optional[list[str]] = None,
     ) -> None:
-        self.source, self.text, self.devices, self.imex = source, text, devices, imex
-        self.capabilities, self.features, self.requirements = capabilities, features, requirements
+        self.source, self.text, self.devices = source, text, devices
+        self.capabilities, self.requirements = capabilities, requirements
+        self.imex: Sequence[int] = [*imex, *[each for each in named(devices, CHANNEL) if each not in imex]]
+        by_name = named(devices, FEATURE)
+        self.features = [name for name in FEATURES if name in features or name in by_name]
         self.mps, self.mig_config, self.mig_monitor = mps, mig_config, mig_monitor
         self.legacy, self.privileged, self.ignored = legacy, privileged, [] if ignored is None else ignored
 
@@ -117,7 +120,13 @@ def read(spec: Mapping[str, object], policy: Policy, ignored: Optional[list[str]
     if devices is None:
         return None
     _check_kinds(devices, asked[0], gate)
+    devices = [item for item in devices if _lets(item, asked[0], gate)]
     return _completed(asked[0], asked[1], devices, env, mounted, gate)
+
+
+def named(devices: Sequence[Item], form: str) -> list[Any]:
+    """List what items of one kind name."""
+    return [value for kind, value, _ in devices if kind == form]
 
 
 def is_true(value: str) -> bool:
@@ -137,6 +146,15 @@ def _check_kinds(devices: Sequence[Item], source: str, gate: Gate) -> None:
                 f"add it there, or let the engine do CDI",
                 REQUEST,
             )
+
+
+def _lets(item: Item, source: str, gate: Gate) -> bool:
+    """Say whether what a CDI name asks for beside GPUs may be had; anything else is not decided here."""
+    if item[0] not in (CHANNEL, FEATURE):
+        return True
+    grant = "imex" if item[0] == CHANNEL else str(item[1])
+    origin, _ = _ORIGINS.get(source, ("variable", ""))
+    return gate.lets(grant, origin, f"the CDI device {item[2]} adds nothing")
 
 
 def _completed(

@@ -7,6 +7,7 @@ Hot path: imports nothing but gpushim's bounds and errors; parsing and choosing 
 from __future__ import annotations
 
 from gpushim import bounds
+from gpushim.authorization import FEATURES
 from gpushim.errors import INVENTORY, REQUEST, GpushimError, quote
 
 TYPE_CHECKING = False
@@ -17,13 +18,16 @@ if TYPE_CHECKING:
 
     # (kind, value, text for messages). Kinds and values: "all" None; "none" None; "index" int;
     # "uuid" and "uuid-prefix" str with an upper-case GPU- and lower-case digits; "pci" str such as
-    # 00000000:3b:00.0; "mig-index" (int, int); "mig-uuid" and "mig-legacy" str; "cdi" and "unknown" str.
+    # 00000000:3b:00.0; "mig-index" (int, int); "mig-uuid" and "mig-legacy" str; "cdi" and "unknown" str; what is
+    # given beside GPUs: "imex-channel" int, "feature" str.
     Item = tuple[str, object, str]
 
 _DIGITS = "0123456789"
 _HEX = "0123456789abcdef"
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ALNUM = _LETTERS + _DIGITS
+CHANNEL, FEATURE = "imex-channel", "feature"
+BESIDE = ("cdi", CHANNEL, FEATURE)  # kinds of items that do not decide about the GPUs
 _TYPED = {"gpu": "index", "mig": "mig-index"}  # CDI names with the strategy type-index: gpu0, mig0:1
 SHOWN = "`gpushim list` on the host says"
 _UUID_GROUPS = [8, 4, 4, 4, 12]  # RFC 9562, section 4
@@ -33,7 +37,7 @@ def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:
     """Read a list of device names.
 
     Read from left to right, the first of "all" and "none" decides about the GPUs alone; "void" anywhere decides
-    over everything. CDI names that only a CDI spec can explain stay beside both.
+    over everything. CDI names of other things than this host's GPUs stay beside both.
 
     Args:
         texts: trimmed, non-empty names.
@@ -54,11 +58,11 @@ def parse(texts: Sequence[str], kinds: Sequence[str]) -> Optional[list[Item]]:
         if decided and not is_qualified(text):
             continue
         for item in _read(text, kinds):
-            if item[0] != "cdi" and decided:
+            if item[0] not in BESIDE and decided:
                 continue
             if item[0] in ("all", "none"):
                 decided = item[0]
-                items = [other for other in items if other[0] == "cdi"]
+                items = [other for other in items if other[0] in BESIDE]
             if item[:2] not in seen:
                 seen.add(item[:2])
                 items.append(item)
@@ -81,6 +85,14 @@ def is_qualified(text: str) -> bool:
         if not word or word[0] not in first or word[-1] not in _ALNUM or word.strip(_ALNUM + middle):
             return False
     return True
+
+
+def cdi_name(name: str) -> str:
+    """Return a device's name as a CDI device can have it: MIG-GPU-UUID/1/0 of old drivers is MIG-GPU-UUID:1:0.
+
+    A CDI name has no slash; of what it may have, ":" already stands between a GPU and its instance.
+    """
+    return name.replace("/", ":")
 
 
 def number(text: str) -> int:
@@ -113,6 +125,10 @@ def _read(text: str, kinds: Sequence[str]) -> list[Item]:
         return _range(text, number(first), number(last))
     form, value = _single(name)
     if form == "unknown" and name != text:
+        if name in FEATURES:
+            return [(FEATURE, name, text)]
+        if name.startswith(CHANNEL + "-") and number(name[len(CHANNEL) + 1 :]) >= 0:
+            return [(CHANNEL, number(name[len(CHANNEL) + 1 :]), text)]
         form, value = _single(name[3:])
         if form != _TYPED.get(name[:3]):
             return [("cdi", text, text)]
@@ -139,7 +155,7 @@ def _single(name: str) -> tuple[str, object]:
     if head == "MIG-" and form == "uuid":
         return ("mig-uuid", head + rest)
     if head == "MIG-" and rest.startswith("gpu-"):
-        uuid, _, place = rest[4:].partition("/")
+        uuid, _, place = rest[4:].replace(":", "/").partition("/")  # as cdi_name writes it
         gi, _, ci = place.partition("/")
         if _uuid(uuid) == "uuid" and number(gi) >= 0 and number(ci) >= 0:
             return ("mig-legacy", f"MIG-GPU-{uuid}/{gi}/{ci}")
@@ -208,6 +224,9 @@ def select(
     notes = [] if notes is None else notes
     meant = {} if meant is None else meant
     for item in devices:
+        if item[0] in BESIDE:
+            _require_there(who, item, inventory)
+            continue
         if item[0] == "all":
             whole, instances = _all(inventory, notes)
             meant["all"] = [*whole, *instances]
@@ -315,6 +334,16 @@ def find(item: Item, inventory: Snapshot) -> list[Device]:
     if kind == "index":
         return [gpu for gpu in gpus if gpu["index"] == value]
     return [gpu for gpu in gpus if kind == "pci" and gpu["pci"] == value]
+
+
+def _require_there(who: str, item: Item, inventory: Snapshot) -> None:
+    """Refuse a feature that the host does not have; plan does so with IMEX channels, however they are named."""
+    if item[0] == FEATURE and not inventory["features"].get(str(item[1])):
+        raise GpushimError(
+            f'{who} the CDI device "{quote(item[2])}", but this host has no device node for it; load its kernel '
+            "module, or ask without it",
+            REQUEST,
+        )
 
 
 def _require_healthy(who: str, item: Item, device: Device, inventory: Snapshot) -> None:

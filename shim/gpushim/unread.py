@@ -28,7 +28,7 @@ _ESCAPE = re.compile(r"\\(?:[ \t]*\n\s*|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00
 def may_ask(spec: dict[str, Any], config: str, state: str) -> bool:
     """Say whether a container may have a request."""
     try:
-        settings = policy.load(config)  # then it is the host that cannot be surveyed
+        settings: Policy = policy.load(config)  # then it is the host that cannot be surveyed
     except GpushimError:
         settings = _widest(spec, [_text(config), _text(state + "/triggers")])
     try:

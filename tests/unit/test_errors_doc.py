@@ -36,6 +36,8 @@ PASSED_ON = {
     "shim/gpushim/engines/rewrite.py: f'{path} {reason}'",
     "shim/gpushim/inventory/renew.py: said",
     "shim/gpushim/inventory/renew.py: str(told['sentence'])",
+    "shim/gpushim/nvidia/device_plugin.py: str(error)",
+    "shim/gpushim/nvidia/device_plugin.py: trouble",
     "shim/gpushim/policy.py: f'{path}: {trouble}'",
 }
 

@@ -27,8 +27,9 @@ ROOMS = {
     "doctor": ("gpushim.doctor", "ground inventory cdi engines migrate"),
     "hook": ("gpuhook", "ground decision"),
     "migrate": (
-        "gpushim.nvidia.migrate gpushim.nvidia.migrate_keys gpushim.nvidia.migrate_engines",
-        "ground engines",
+        "gpushim.nvidia.migrate gpushim.nvidia.migrate_keys gpushim.nvidia.migrate_engines "
+        "gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
+        "ground cdi engines",
     ),
     "nvidia": ("gpushim.nvidia", "ground inventory decision engines hook migrate cli"),
     "cli": ("gpushim.cli", "ground inventory decision refresh cdi engines holders doctor migrate"),

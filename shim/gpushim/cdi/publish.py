@@ -13,6 +13,7 @@ from gpushim import stamp
 from gpushim.cdi import form, specs, text, write, written
 from gpushim.errors import FAILED, GpushimError
 from gpushim.replace import replace
+from gpushim.selection import BESIDE, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +36,7 @@ def on_refresh(snapshot: Snapshot) -> None:
             _remove_others(path, notes)
     except (GpushimError, OSError, ValueError) as error:
         notes.append(f"no CDI spec is written: {error}")
-    snapshot["notes"] += [note for note in notes if note not in snapshot["notes"]]
+    snapshot["notes"] = [*snapshot["notes"], *(note for note in notes if note not in snapshot["notes"])]
 
 
 def _remove_others(path: str, notes: list[str]) -> None:
@@ -127,13 +128,15 @@ def saved(path: str) -> Optional[dict[str, Any]]:
 def emptier(path: str, spec: dict[str, Any], source: str) -> str:
     """Say why a spec must not replace the one at a path, or "".
 
-    A spec made without NVML may lack devices that exist. The old one stays only if no device in both has changed its
-    nodes: after GPUs were bound in another order it would give the wrong ones.
+    A spec made without NVML may lack GPUs and MIG instances that exist. The old one stays only if no device in both
+    has changed its nodes: after GPUs were bound in another order it would give the wrong ones.
     """
     old = saved(path) if source == "proc" else None
     if old is None or old["kind"] != spec["kind"] or _contradict(old, spec):
         return ""
-    lost = sorted(_names(old) - _names(spec))
+    kind = spec["kind"]
+    gone = sorted(_names(old) - _names(spec))  # what is beside GPUs is listed without NVML
+    lost = [name for name in gone if not any(item[0] in BESIDE for item in parse([f"{kind}={name}"], [kind]) or ())]
     if not lost:
         return ""
     return (

@@ -1,6 +1,6 @@
-"""A CDI spec of a snapshot's GPUs and MIG instances, from a plan for each.
+"""A CDI spec of a snapshot's GPUs, MIG instances, IMEX channels and features, from a plan for each.
 
-Out of scope: deciding what a container gets (gpushim.plan), other kinds of devices (modes.py), files (publish.py).
+Out of scope: deciding what a container gets (gpushim.plan), specs of other kinds (modes.py), files (publish.py).
 """
 
 from __future__ import annotations
@@ -8,13 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Optional
 
 from gpushim import request, selection
+from gpushim.authorization import FEATURES
 from gpushim.cdi import versions
 from gpushim.decide import hook_program, of_items
 from gpushim.edits import Edit
 from gpushim.errors import INVENTORY, GpushimError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gpushim.model import Device, DeviceNode, Mount, Snapshot
+    from gpushim.selection import Item
 
     Planned = dict[str, Edit]  # by repr: equal edits have the same
 
@@ -32,7 +36,7 @@ def gpu_spec(
     only: Optional[list[str]] = None,
     merged: bool = True,
 ) -> dict[str, Any]:
-    """Write a spec of the GPUs and MIG instances.
+    """Write a spec of the GPUs and MIG instances, and of what the host gives beside them.
 
     Args:
         inventory: the snapshot.
@@ -41,7 +45,7 @@ def gpu_spec(
         notes: gets a sentence for each device that is left out.
         hook: absolute path of gpushim-hook; "" for the one beside this code.
         only: names of the devices to describe, as in NVIDIA_VISIBLE_DEVICES; None for all that can be used.
-        merged: whether to add a device "all" for all of them.
+        merged: whether to add a device "all" for what a request for all gives, or for those described.
 
     Raises:
         GpushimError: there is no device that can be used.
@@ -52,19 +56,23 @@ def gpu_spec(
     named = [device for device in chosen if _named(device, names, kind)]
     nameless = [selection.called(device) for device in chosen if device not in named]
     notes += [f"{who} is left out of the CDI spec: it has no UUID" for who in nameless]
-    plans = _plans(named, inventory, hook or hook_program(), notes)
-    shared = _shared(plans, inventory, hook or hook_program())
+    hook = hook or hook_program()
+    plans = _plans(named, inventory, hook, notes)
+    shared = _shared(plans, inventory, hook)
     devices = []
     for device, edits in plans:
         own = container_edits(_without(shared, edits), inventory)
         devices += [{"name": name, "containerEdits": own} for name in _named(device, names, kind)]
     lost = [] if only is not None else selection.unusable(inventory)
+    # An edit that several devices have comes once.
+    of_all = [edits for device, edits in plans if only is not None or not _divided(device)]
+    union = {key: edit for edits in of_all for key, edit in edits.items()}
     if merged and (lost or len(plans) < len(named)):  # a request for all never gets fewer
         notes.append(f"the device {ALL} is left out of the CDI spec: not all GPUs can be used")
-    elif merged:
-        # An edit that several devices have comes once.
-        union = {key: edit for _, edits in plans for key, edit in edits.items()}
+    elif merged and union:
         devices.append({"name": ALL, "containerEdits": container_edits(_without(shared, union), inventory)})
+    for name, edits in _beside(inventory, hook) if only is None else ():
+        devices.append({"name": name, "containerEdits": container_edits(_without(shared, edits), inventory)})
     common = [edit for key, edit in plans[0][1].items() if key in shared]
     return finished(kind, devices, container_edits(common, inventory, [INJECTED]))
 
@@ -112,7 +120,7 @@ def _by_depth(path: str) -> tuple[int, str]:
 
 
 def _chosen(inventory: Snapshot, kind: str, only: Optional[list[str]], notes: list[str]) -> list[Device]:
-    """List the devices to describe: the GPUs that are not divided, then the MIG instances."""
+    """List the devices to describe: the GPUs, those in MIG mode among them, then the MIG instances."""
     if only is not None:
         items = selection.parse(only, (kind,)) or []
         gpus, migs = selection.select(items, inventory, "env --device-id", notes)
@@ -122,8 +130,23 @@ def _chosen(inventory: Snapshot, kind: str, only: Optional[list[str]], notes: li
         if gpu["problem"]:
             notes.append(f"GPU {gpu['index']} is left out of the CDI spec: {gpu['problem']}")
         elif gpu["index"] in empty:
-            notes.append(f"GPU {gpu['index']} is left out of the CDI spec: it is in MIG mode and not divided")
-    return [*whole, *migs]
+            notes.append(f"GPU {gpu['index']} is left out of the CDI device {ALL}: it is in MIG mode and not divided")
+    divided = [gpu for gpu in inventory["gpus"] if gpu["mig"] and not gpu["problem"]]
+    return [*sorted([*whole, *divided], key=lambda gpu: gpu["index"]), *migs]
+
+
+def _divided(device: Device) -> bool:
+    """Say whether this is a whole GPU in MIG mode, which a request for all does not give."""
+    return "gi" not in device and device["mig"]
+
+
+def _beside(inventory: Snapshot, hook: str) -> Iterator[tuple[str, Planned]]:
+    """Plan for what the host gives beside GPUs: names, and edits."""
+    items: list[Item] = [(selection.FEATURE, name, name) for name in FEATURES if inventory["features"].get(name)]
+    items += [(selection.CHANNEL, number, f"{selection.CHANNEL}-{number}") for number in inventory["imex"]]
+    for item in items:
+        edits = of_items([item], inventory, hook, request.CAPABILITIES)
+        yield item[2], {repr(edit): edit for edit in edits}
 
 
 def _plans(devices: list[Device], inventory: Snapshot, hook: str, notes: list[str]) -> list[tuple[Device, Planned]]:
@@ -163,7 +186,9 @@ def _without(shared: set[str], edits: Planned) -> list[Edit]:
 
 
 def _named(device: Device, strategies: list[str], kind: str) -> list[str]:
+    """List a device's names; MIG instances have the UUIDs of old drivers too, which name a place on a GPU."""
     part = f"{device['gpu']}:{device['index']}" if "gi" in device else str(device["index"])
-    forms = {"index": part, "type-index": ("mig" if "gi" in device else "gpu") + part, "uuid": device["uuid"]}
-    # Old drivers' names of MIG instances have slashes, which CDI does not allow.
-    return [forms[name] for name in dict.fromkeys(strategies) if selection.is_qualified(f"{kind}={forms[name]}")]
+    uuids = [device["uuid"], *([device["legacy"]] if "gi" in device else [])]
+    forms = {"index": [part], "type-index": [("mig" if "gi" in device else "gpu") + part], "uuid": uuids}
+    found = dict.fromkeys(selection.cdi_name(form) for name in strategies for form in forms[name])
+    return [name for name in found if selection.is_qualified(f"{kind}={name}")]

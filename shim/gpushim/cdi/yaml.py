@@ -89,7 +89,7 @@ class _Builder:
         if isinstance(event, self.module.ScalarEvent):
             found = self.scalar(event)
         elif event.tag is not None:
-            raise YamlError(f"has the tag {ascii(event.tag)[:60]}, which no CDI spec needs")
+            raise YamlError(f"has the tag {ascii(event.tag)[:60]}, which is not read")
         elif isinstance(event, self.module.SequenceStartEvent):
             found = list(self.members(self.module.SequenceEndEvent, depth + 1))
         else:
@@ -117,7 +117,7 @@ class _Builder:
 
     def scalar(self, event: Any) -> Any:
         if event.tag not in (None, "!", _STRING):
-            raise YamlError(f"has the tag {ascii(event.tag)[:60]}, which no CDI spec needs")
+            raise YamlError(f"has the tag {ascii(event.tag)[:60]}, which is not read")
         node = self.module.ScalarNode
         tag = self.resolver.resolve(node, event.value, event.implicit)
         if event.tag is not None or tag.rpartition(":")[2] not in _PLAIN:

@@ -51,13 +51,17 @@ def prepare(state: str) -> None:
         )
 
 
-def save(state: str, snapshot: Snapshot) -> None:
-    """Save a snapshot, after the files that launcher and hook read: if it is true, so are they."""
+def for_hook(snapshot: Snapshot) -> None:
+    """Make the files that containers of a snapshot, or of its CDI spec, get from the hook."""
     driver = snapshot["driver"]
     with contextlib.suppress(FileExistsError):
         os.mkdir(driver["empty"], 0o555)
     if driver["params"]:
         _replace(driver["params"], procfs.restricted_params(stamp.proc_dir(driver["root"])))
+
+
+def save(state: str, snapshot: Snapshot) -> None:
+    """Save a snapshot, after the files that the launcher reads: if it is true, so are they."""
     _tell_launcher(state, snapshot)
     _remove(f"{state}/{renew.FAILURE}")
     _replace(f"{state}/{ensure.SNAPSHOT}", json.dumps(snapshot, separators=(",", ":")) + "\n")

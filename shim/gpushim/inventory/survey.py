@@ -153,7 +153,7 @@ def _begun(settings: Policy, proc: str, waiting: Callable[[str], None]) -> tuple
         "features": {},
         "imex": [],
         "files": {},
-        "policy": settings,
+        "policy": policy.of_containers(settings),
         "runtime": "",
     }
     return snapshot, other

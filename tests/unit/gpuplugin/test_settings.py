@@ -10,7 +10,9 @@ import pytest
 
 from gpuplugin import settings
 from gpuplugin.cli import spelled
-from gpushim.errors import GpushimError
+from gpushim import policy
+from gpushim.errors import CONFIG, GpushimError
+from gpushim.nvidia.device_plugin_keys import SETTINGS
 
 
 def values(
@@ -71,44 +73,99 @@ def test_ways_to_say_it(
 @pytest.mark.parametrize(
     ("flags", "content", "why"),
     [
-        ({"mig-strategy": ["both"]}, {}, r'--mig-strategy is "both"; it may be none, single, mixed'),
-        ({"device-list-strategy": ["env"]}, {}, r'"env"; it may be envvar, volume-mounts, cdi-annotations, cdi-cri'),
-        ({"gds-enabled": ["yes"]}, {}, r'--gds-enabled is "yes"; write true or false'),
-        ({"imex-channel-ids": ["all"]}, {}, r'"all"; write numbers'),
-        ({}, {"version": "v2"}, r'version "v2"; only v1 is known'),
-        ({}, "version: [", "neither YAML nor JSON"),
-        ({}, "- 1", "is not a mapping; it begins with version: v1"),
-        ({}, {"flags": {"migStrategy": "x"}}, r'config.yaml: flags.migStrategy is "x"'),
-        ({}, {"sharing": {"timeSlicing": {"resources": [{"name": "gpu"}]}}}, "no replicas above 0"),
-        ({}, {"sharing": []}, "sharing is not a mapping"),
+        ({"mig-strategy": ["both"]}, {}, "--mig-strategy is 'both', not one of none, single, mixed"),
+        ({"device-list-strategy": ["env"]}, {}, r"--device-list-strategy\[0\] is 'env', not one of envvar, volume-m"),
+        ({"device-list-strategy": [""]}, {}, "--device-list-strategy is empty"),
+        ({"gds-enabled": ["yes"]}, {}, '--gds-enabled is "yes"; write true or false'),
+        ({"imex-channel-ids": ["all"]}, {}, '"all"; write numbers'),
+        ({"imex-channel-ids": ["65536"]}, {}, r"--imex-channel-ids\[0\] is 65536, not between 0 and 65535"),
+        ({"kubelet-socket": ["kubelet.sock"]}, {}, "absolute path of kubelet.sock in a directory device-plugins"),
+        (
+            {"cdi-annotation-prefix": ["x"]},
+            {},
+            "--cdi-annotation-prefix is 'x', which is not allowed there: How anno",
+        ),
+        ({}, {"version": "v2"}, 'version "v2"; only v1 is known'),
+        ({}, "version: [", "config.yaml is not YAML"),
+        ({}, '{"version":', "config.yaml is not valid JSON"),
+        ({}, "flags: {}\nflags: {}", "has the key 'flags' twice"),
+        ({}, "- 1", "is no mapping of YAML or JSON; it begins with version: v1"),
+        ({}, "flags:\n  migStrategy: x", "config.yaml: flags.migStrategy is 'x', not one of"),
+        ({}, {"flags": {"gdsEnabled": "yes"}}, "flags.gdsEnabled is 'yes', not true or false"),
+        ({}, {"flags": {"migStrategy": 1}}, "flags.migStrategy is 1, not a string"),
+        ({}, {"flags": ["migStrategy"]}, "config.yaml: flags is no mapping"),
+        ({}, {"imex": {"channelIDs": ["0"]}}, r"imex.channelIDs\[0\] is '0', not an integer"),
+        ({}, "a: &a [x]\n" + "b: [" + "*a, " * 2000 + "]", "aliases"),
+        ({}, "a: " + "[" * 5000, "nested too deeply"),
+        ({}, "a" * (1 << 20) + "a", "is larger than 1 MiB; that is no configuration of a device plugin"),
     ],
 )
 def test_what_is_wrong(file: Any, flags: dict[str, list[str]], content: Any, why: str) -> None:
-    if content == {"sharing": []}:
-        content = {"sharing": ["x"]}
-    with pytest.raises(GpushimError, match=why):
+    with pytest.raises(GpushimError, match=why) as told:
         values(flags, path=file(content))
+    assert told.value.exit_code == CONFIG
+
+
+def test_what_is_overridden_is_not_looked_at(file: Any) -> None:
+    assert values({"mig-strategy": ["mixed"]}, {"MIG_STRATEGY": "both"})["mig-strategy"] == "mixed"
+
+
+def test_a_file_that_others_may_write_is_refused(file: Any) -> None:
+    path = file({"flags": {"migStrategy": "mixed"}})
+    Path(path).chmod(0o666)
+    with pytest.raises(GpushimError, match=f"{path} cannot be trusted: user 0 owns it, its mode is 0666"):
+        values(path=path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(GpushimError, match="x cannot be read: No such file"):
+        values(path=str(tmp_path / "x"))
+
+
+def test_a_file_that_a_configmap_brings_is_a_link(file: Any, tmp_path: Path) -> None:
+    (tmp_path / "config").symlink_to(file("version: v1\nflags: {migStrategy: mixed}\n"))
+    assert values(path=str(tmp_path / "config"))["mig-strategy"] == "mixed"
+
+
+@pytest.mark.parametrize("content", ["", "{}", "version: v1\nflags:\n", "flags: {migStrategy: null}"])
+def test_a_file_that_says_nothing(file: Any, content: str) -> None:
+    assert values(path=file(content)) == values()
 
 
 def test_what_means_nothing_is_said(file: Any) -> None:
-    path = file(
-        {"flags": {"migStrateggy": "none", "mpsRoot": "/m", "gfd": {"oneshot": True}}, "resources": {"gpus": []}}
-    )
-    notes = settings.resolve({"driver-root": ["/d"]}, {}, {}, path).notes
-    assert notes == [
+    content = {"migStrateggy": "none", "mpsRoot": "/m", "nvidiaDriverRoot": "/", "gfd": {"oneshot": True}}
+    path = file({"flags": content, "resources": {"gpus": []}, **{f"x{number}": 1 for number in range(17)}})
+    found = settings.resolve({"dev-root": ["/d"]}, {"DP_DISABLE_HEALTHCHECKS": "all"}, {}, path).notes
+    assert found[:4] == [
+        "--dev-root is read and does nothing: dev-root under [driver] of config.toml counts",
+        f"{path}: flags.mpsRoot is read and does nothing: MPS is not offered",
+        "DP_DISABLE_HEALTHCHECKS is read and does nothing: no XID makes a device unhealthy",
         f"{path}: flags.migStrateggy means nothing; is flags.migStrategy meant?",
-        f"{path}: resources is read and does nothing, as in NVIDIA's plugin",
-        "--nvidia-driver-root is read and does nothing: root under [driver] of config.toml counts",
-        "--mps-root is read and does nothing: MPS is not offered",
     ]
+    assert found[-2:] == [
+        f"{path}: 2 more keys mean nothing",
+        f"{path}: resources is read and does nothing, as in NVIDIA's plugin",
+    ]
+    assert len(found) == 4 + 15 + 2
 
 
-def test_replicas(file: Any) -> None:
-    rows = [{"name": "nvidia.com/gpu", "replicas": 4}, {"name": "mig-1g.5gb", "replicas": 2}]
-    path = file({"sharing": {"timeSlicing": {"renameByDefault": True, "resources": rows}}})
-    found = settings.resolve({}, {}, {}, path)
-    assert found.replicas == {"nvidia.com/gpu": 4, "nvidia.com/mig-1g.5gb": 2}
-    assert (found.renamed, found.single) == (True, False)
+@pytest.mark.parametrize(("name", "value"), [("NVIDIA_CTK_PATH", "/x"), ("CONTAINER_DRIVER_ROOT", "/x")])
+def test_old_variables_are_known(name: str, value: str) -> None:
+    (note,) = settings.resolve({}, {name: value}, {}, "").notes
+    assert note.startswith(f"{name} is read and does nothing: ")
+
+
+@pytest.mark.parametrize("name", ["EXCLUDE", "DRIVER_ROOT", "KUBELET_DIR", "GDS"])
+def test_variables_of_other_programs_are_none(name: str) -> None:
+    assert settings.resolve({}, {name: "x"}, {}, "") == settings.resolve({}, {}, {}, "")
+
+
+def test_each_key_of_config_toml_has_a_flag() -> None:
+    assert {setting.key for setting in SETTINGS} - {""} == policy.schema()["properties"]["device-plugin"][
+        "properties"
+    ].keys()
+    flags = [flag for setting in SETTINGS for flag in setting.flags]
+    assert len(flags) == len(set(flags))
 
 
 def test_flags_as_a_go_program_takes_them() -> None:

@@ -36,7 +36,13 @@ ASKS: dict[tuple[str, str], dict[str, Any]] = {
     ("mig-monitor", "variable"): {"env": ["NVIDIA_MIG_MONITOR_DEVICES=all"]},
     ("imex", "variable"): {"env": ["NVIDIA_IMEX_CHANNELS=3"]},
     ("imex", "mount"): {"mounts": [f"{DIR}/imex/3"]},
+    ("imex", "annotation"): {"annotations": {ANNOTATION: "nvidia.com/gpu=imex-channel-3"}},
     **{(name, "variable"): {"env": [f"NVIDIA_{name.upper()}=enabled"]} for name in authorization.FEATURES},
+    **{(name, "mount"): {"mounts": [f"{DIR}/cdi/nvidia.com/gpu/{name}"]} for name in authorization.FEATURES},
+    **{
+        (name, "annotation"): {"annotations": {ANNOTATION: f"nvidia.com/gpu={name}"}}
+        for name in authorization.FEATURES
+    },
     ("mps", "variable"): {"env": ["CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps"]},
     ("mps", "policy"): {"env": []},
     ("capabilities", "variable"): {"env": ["NVIDIA_DRIVER_CAPABILITIES=video"]},
@@ -66,7 +72,10 @@ EXPECTED: dict[tuple[str, str], tuple[set[str] | None, set[str] | None]] = {
     ("mig-monitor", "variable"): (None, set()),
     ("imex", "variable"): ({ENV, IMEX}, {IMEX}),
     ("imex", "mount"): ({MOUNTS, IMEX}, {MOUNTS, IMEX}),
+    ("imex", "annotation"): ({ANNOTATIONS, IMEX}, {IMEX}),
     **{(name, "variable"): ({ENV}, set()) for name in authorization.FEATURES},
+    **{(name, "mount"): ({MOUNTS}, {MOUNTS}) for name in authorization.FEATURES},
+    **{(name, "annotation"): ({ANNOTATIONS}, set()) for name in authorization.FEATURES},
     ("mps", "variable"): (None, None),
     ("mps", "policy"): ({MPS}, {MPS}),
     ("capabilities", "variable"): (set(), set()),
@@ -119,7 +128,7 @@ def granted(wanted: request.Request | None, settings: dict[str, Any]) -> set[str
     found |= set() if wanted.requirements else {"no-conditions"}
     inventory = snapshot(policy=settings)
     inventory["files"] = {**inventory["files"], "mps": [{"path": "/run/nvidia-mps", "kind": "directory"}]}
-    if "cdi" not in {form for form, _ in items} and not wanted.mig_config and not wanted.mig_monitor:
+    if not {"cdi", "feature"} & {form for form, _ in items} and not wanted.mig_config and not wanted.mig_monitor:
         edits, _ = plan(wanted, inventory, BUNDLE)
         places = [edit.value["destination"] for edit in edits if edit.kind == "mount"]
         found |= {"mps"} if "/run/nvidia-mps" in places else set()
@@ -150,7 +159,7 @@ def test_every_cell_is_expected_and_asked_for() -> None:
 def test_the_table(grant: str, source: str, privileged: bool) -> None:
     """Under every combination of the switches, a container gets what the cell says and no more."""
     needs = EXPECTED[grant, source][privileged]
-    by_mount = {MOUNTS} if source != "option" and grant not in grants.DEVICES else set()  # how it has its GPU
+    by_mount = {MOUNTS} if source in ("variable", "mount", "policy") and grant not in grants.DEVICES else set()
     for holds in SETTINGS:
         got = what_comes(grant, privileged, ASKS[grant, source], holds)
         if grant == "mps":

@@ -37,7 +37,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def test_the_policy_is_the_schema() -> None:
-    sections = get_type_hints(model.Policy)
+    sections = get_type_hints(model.Config)
     schema = policy.schema()["properties"]
     assert sections.keys() == schema.keys()
     for name, section in sections.items():

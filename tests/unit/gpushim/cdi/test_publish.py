@@ -29,6 +29,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "cdi"
 
 
+BESIDE = ["gds", "imex-channel-3"]  # what the usual host gives beside GPUs
 # The two whole GPUs of the usual host, bound in the other order.
 SWAPPED = hosts.mixed(
     gpus=[{**gpu(0, 2), "uuid": gpu(0, 1)["uuid"]}, {**gpu(1, 1), "uuid": gpu(1, 2)["uuid"]}], mig=[]
@@ -99,13 +100,13 @@ def test_same_spec_is_not_written_again(directory: Path) -> None:
 def test_gpu_that_is_gone_goes_from_the_spec(directory: Path) -> None:
     refresh(directory)
     assert refresh(directory, hosts.mixed(gpus=[gpu(0, 1)], mig=[])) == []
-    assert names(directory) == ["0", "GPU-01111111-1111-1111-1111-111111111111", "all"]
+    assert names(directory) == ["0", "GPU-01111111-1111-1111-1111-111111111111", "all", *BESIDE]
 
 
 def test_without_nvml_a_good_spec_stays(directory: Path) -> None:
     refresh(directory)
     (note,) = refresh(directory, hosts.proc())
-    assert "stays as it was: it has 2:0, GPU-01111111" in note
+    assert "stays as it was: it has 2, 2:0, GPU-01111111" in note
     assert "2:0" in names(directory)
 
 
@@ -118,7 +119,14 @@ def test_without_nvml_a_spec_goes_that_would_give_another_gpu(directory: Path) -
 
 def test_without_nvml_a_first_spec_is_written(directory: Path) -> None:
     assert refresh(directory, hosts.proc()) == []
-    assert names(directory) == ["0", "1", "all"]
+    assert names(directory) == ["0", "1", "all", *BESIDE]
+
+
+def test_without_nvml_a_spec_goes_that_has_a_feature_too_many(directory: Path) -> None:
+    refresh(directory, hosts.mixed(gpus=[gpu(0, 1)], mig=[]), **{"device-names": ["index"]})
+    without = hosts.mixed(gpus=[gpu(0, 1, uuid="")], mig=[], source="proc", features={}, imex=[])
+    assert refresh(directory, without, **{"device-names": ["index"]}) == []
+    assert names(directory) == ["0", "all"]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +346,7 @@ def test_eight_gpus_with_seven_instances_each_take_less_than_half_a_second(direc
     start = time.process_time()
     assert refresh(directory, host) == []
     assert time.process_time() - start < 0.5
-    assert len(names(directory)) == 8 * 7 * 2 + 1
+    assert len(names(directory)) == 8 * 2 + 8 * 7 * 2 + 1 + len(BESIDE)
 
 
 def test_a_record_that_cannot_be_kept_is_said(directory: Path, state: Path) -> None:

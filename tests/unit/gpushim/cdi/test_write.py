@@ -13,6 +13,7 @@ from unit.gpushim.test_plan import CAPS, LIBRARY, UUIDS, gpu
 
 GOLDEN = Path(__file__).parents[3] / "data/cdi"
 BOTH = ["index", "uuid"]
+BESIDE = ["gds", "imex-channel-3"]  # what the usual host gives beside GPUs
 
 
 def spec(host: Any, names: list[str] | None = None, **options: Any) -> dict[str, Any]:
@@ -44,14 +45,35 @@ def test_every_spec_is_valid_and_usable_by_ourselves(host: str) -> None:
 @pytest.mark.parametrize(
     ("strategies", "expected"),
     [
-        (["index"], ["0", "1", "2:0", "all"]),
-        (["type-index"], ["gpu0", "gpu1", "mig2:0", "all"]),
-        (["uuid"], [UUIDS[0], UUIDS[1], "MIG-1", "all"]),
-        (["index", "uuid"], ["0", UUIDS[0], "1", UUIDS[1], "2:0", "MIG-1", "all"]),
+        (["index"], ["0", "1", "2", "2:0"]),
+        (["type-index"], ["gpu0", "gpu1", "gpu2", "mig2:0"]),
+        (["uuid"], [*UUIDS, "MIG-1", "MIG-x:1:0"]),
+        (["index", "uuid"], ["0", UUIDS[0], "1", UUIDS[1], "2", UUIDS[2], "2:0", "MIG-1", "MIG-x:1:0"]),
     ],
 )
 def test_devices_are_named_as_the_policy_says(strategies: list[str], expected: list[str]) -> None:
-    assert names(spec(hosts.mixed(), strategies)) == expected
+    assert names(spec(hosts.mixed(), strategies)) == [*expected, "all", *BESIDE]
+
+
+def test_mig_instance_of_an_old_driver_has_its_one_uuid_without_slashes() -> None:
+    old = f"MIG-{UUIDS[2]}/1/0"
+    host = hosts.mixed()
+    host["mig"][0].update(uuid=old, legacy=old)
+    assert names(spec(host, ["uuid"])) == [*UUIDS, f"MIG-{UUIDS[2]}:1:0", "all", *BESIDE]
+
+
+def test_what_is_beside_gpus_has_its_own_nodes_and_files() -> None:
+    host = hosts.mixed()
+    host["features"]["mofed"] = ["/dev/infiniband/uverbs0"]
+    host["nodes"]["/dev/infiniband/uverbs0"] = [231, 0, 0o666, 0, 0]
+    host["files"]["gds"] = [{"path": "/etc/cufile.json", "kind": "data"}]
+    found = spec(host, ["index"])
+    assert nodes(found, "mofed") == ["/dev/infiniband/uverbs0"]
+    assert nodes(found, "imex-channel-3") == ["/dev/nvidia-caps-imex-channels/channel3"]
+    assert nodes(found, "gds") == ["/dev/nvidia-fs0"]
+    (gds,) = (device["containerEdits"] for device in found["devices"] if device["name"] == "gds")
+    assert ([mount["hostPath"] for mount in gds["mounts"]], "hooks" in gds) == (["/etc/cufile.json"], False)
+    assert not {*nodes(found, "gds"), *nodes(found, "mofed")} & {*nodes(found, "all")}
 
 
 def test_directory_of_hard_links_is_one_mount() -> None:
@@ -128,30 +150,35 @@ def test_broken_gpu_is_left_out_with_a_note() -> None:
     notes: list[str] = []
     host = hosts.mixed(gpus=[gpu(0, 1), gpu(1, 2, problem="it fell off the bus")], mig=[])
     found = write.gpu_spec(host, hosts.KIND, ["index"], notes)
-    assert names(found) == ["0"]
+    assert names(found) == ["0", *BESIDE]
     assert notes == [
         "GPU 1 is left out of the CDI spec: it fell off the bus",
         "the device all is left out of the CDI spec: not all GPUs can be used",
     ]
 
 
-def test_gpu_in_mig_mode_is_no_whole_gpu() -> None:
+def test_gpu_in_mig_mode_is_its_node_alone_and_not_in_all() -> None:
     notes: list[str] = []
     found = write.gpu_spec(hosts.mixed(mig=[]), hosts.KIND, ["index"], notes)
-    assert names(found) == ["0", "1", "all"]
-    assert notes == ["GPU 2 is left out of the CDI spec: it is in MIG mode and not divided"]
+    assert names(found) == ["0", "1", "2", "all", *BESIDE]
+    assert (nodes(found, "2"), nodes(found, "all")) == (["/dev/nvidia0"], ["/dev/nvidia1", "/dev/nvidia2"])
+    assert notes == ["GPU 2 is left out of the CDI device all: it is in MIG mode and not divided"]
+
+
+def test_only_gpu_of_a_host_in_mig_mode_leaves_no_device_all() -> None:
+    assert names(spec(hosts.mixed(gpus=[gpu(0, 1, mig=True)], mig=[]), ["index"])) == ["0", *BESIDE]
 
 
 def test_mig_instance_without_its_node_is_left_out_with_a_note() -> None:
     notes: list[str] = []
     host = hosts.mixed()
     del host["nodes"][CAPS + "12"]
-    assert names(write.gpu_spec(host, hosts.KIND, ["index"], notes)) == ["0", "1"]
+    assert names(write.gpu_spec(host, hosts.KIND, ["index"], notes)) == ["0", "1", "2", *BESIDE]
     assert notes[0].startswith(f"MIG instance 2:0 is left out of the CDI spec: {CAPS}12 is not on this host")
 
 
 def test_gpu_without_uuid_has_no_name_that_needs_one() -> None:
-    assert names(spec(hosts.proc())) == ["0", "1", "all"]
+    assert names(spec(hosts.proc())) == ["0", "1", "all", *BESIDE]
     with pytest.raises(GpushimError, match="there is no GPU or MIG instance to describe"):
         spec(hosts.proc(), ["uuid"])
 
@@ -177,7 +204,7 @@ def test_only_some_devices(only: list[str], expected: list[str]) -> None:
 
 
 def test_without_a_device_all() -> None:
-    assert names(spec(hosts.mixed(), ["index"], merged=False)) == ["0", "1", "2:0"]
+    assert names(spec(hosts.mixed(), ["index"], merged=False)) == ["0", "1", "2", "2:0", *BESIDE]
 
 
 def test_order_of_the_host_lists_does_not_matter() -> None:
