@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpuplugin.settings import Settings
     from gpushim.model import Snapshot
 
-LOOK = 5.0  # seconds between looks at the snapshot, where nothing tells of a change
+LOOK = 3.0  # seconds between looks at the snapshot, where nothing tells of a change; a driver is seen within 5
 ASK = 10.0  # seconds between questions to kubelet
 
 
