@@ -1,0 +1,115 @@
+"""Plugin, kubelet and containerd killed at random moments, while pods are made and removed.
+
+$GPUSHIM_KILL_SECONDS says how long, $GPUSHIM_KILL_SEED repeats a run as far as a machine repeats itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+
+from e2e.kube import Node
+from e2e.leftovers import until
+from e2e.plugins import Plugin, plugin
+from e2e.podgpus import GPU, gpus
+from e2e.test_device_plugin import node as node
+from fakehost import Host
+
+SECONDS = float(os.environ.get("GPUSHIM_KILL_SECONDS", "120"))
+SEED = os.environ.get("GPUSHIM_KILL_SEED") or str(time.time_ns())
+PODS = 6  # at most
+STEADY = 60.0  # seconds until all that was killed and made has settled
+
+
+def kubelet_up(node: Node) -> None:
+    """Start kubelet as systemd does: again until containerd is there."""
+
+    def up() -> bool:
+        try:
+            node.start()
+        except AssertionError:
+            node.stop(signal.SIGKILL)
+            return False
+        return True
+
+    assert until(up, STEADY), node.said()
+
+
+def strike(node: Node, one: Plugin, chance: random.Random) -> str:
+    """Kill one or more of the three, and bring them back, both in any order and at any moment."""
+    daemon = node.engine.daemon
+    assert daemon is not None
+    down: dict[str, Callable[[], object]] = {
+        "plugin": lambda: one.stop(signal.SIGKILL),
+        "kubelet": lambda: node.stop(signal.SIGKILL),
+        "containerd": lambda: daemon.stop(signal.SIGKILL),
+    }
+    up: dict[str, Callable[[], object]] = {
+        "plugin": one.start, "kubelet": lambda: kubelet_up(node), "containerd": daemon.start
+    }  # fmt: skip
+    victims = chance.sample(sorted(down), chance.choice((1, 1, 1, 2, 2, 3)))
+    for name in victims:
+        down[name]()
+        time.sleep(chance.choice((0, chance.random() / 10, chance.random())))
+    again = chance.sample(victims, len(victims))
+    if "containerd" in again and "kubelet" in again:  # a kubelet waits for it anyway
+        again.sort(key="kubelet".__eq__)
+    for name in again:
+        up[name]()
+        time.sleep(chance.choice((0, chance.random() / 2)))
+    return " ".join([*victims, "->", *again])
+
+
+def change(node: Node, pods: set[str], names: Iterator[str], chance: random.Random) -> None:
+    """Make a pod or take one away, or do nothing."""
+    if len(pods) < PODS and chance.random() < 0.6:
+        name = next(names)
+        pods.add(name)
+        node.create(name, {GPU: chance.choice((1, 1, 2))})
+    elif pods:
+        name = chance.choice(sorted(pods))
+        pods.remove(name)
+        (node.work / "manifests" / f"{name}.json").unlink()
+
+
+def settled(node: Node, pods: set[str]) -> bool:
+    """Say whether each pod runs, or was refused for good."""
+    found = [node.status(name) for name in pods]
+    return all(pod and (pod.phase == "Failed" or (pod.phase == "Running" and pod.container)) for pod in found)
+
+
+def sockets(node: Node) -> set[str]:
+    """Names of the sockets beside kubelet's."""
+    folder = node.kubelet_dir / "device-plugins"
+    return {path.name for path in folder.iterdir() if stat.S_ISSOCK(path.lstat().st_mode)}
+
+
+def test_killed_at_any_moment(node: Node, gpu_host: Host, gpushim_env: dict[str, str]) -> None:
+    print(f"GPUSHIM_KILL_SEED={SEED}")
+    chance, end, pods = random.Random(SEED), time.monotonic() + SECONDS, set[str]()
+    names = (f"p{number}" for number in itertools.count())
+    with plugin(node, gpushim_env) as one:
+        one.offers()
+        while time.monotonic() < end:
+            for _ in range(chance.randrange(4)):
+                change(node, pods, names, chance)
+            time.sleep(chance.choice((0, chance.random() / 2, chance.random() * 3)))
+            print(f"{time.strftime('%T')} {sorted(pods)} {strike(node, one, chance)}", flush=True)
+        one.offers(ids={gpu.uuid for gpu in gpu_host.gpus}, seconds=STEADY)
+        assert len(node.allocatable()) == len(gpu_host.gpus)
+        assert until(lambda: settled(node, pods), STEADY), {name: node.status(name) for name in pods}
+        running = [name for name in sorted(pods) if node.status(name).phase == "Running"]  # type: ignore[union-attr]
+        given = [uuid for name in running for uuid in gpus(node, gpu_host, name)[1]]
+        assert len(given) == len(set(given))
+        node.remove(*pods, "none")
+        node.pod("all", {GPU: len(gpu_host.gpus)})  # each can be given out
+        assert len(gpus(node, gpu_host, "all")[1]) == len(gpu_host.gpus)
+        assert sockets(node) == {"kubelet.sock", "gpushim-gpu.sock"}
+        assert one.stop() == 0
+        assert sockets(node) == {"kubelet.sock"}
+        assert "Traceback" not in one.said()
