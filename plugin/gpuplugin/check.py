@@ -7,31 +7,55 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuplugin.offer import offered, ways
+from gpuplugin.offer import check_cdi, offered, ways
 from gpushim import stamp
+from gpushim.cli import show
 from gpushim.inventory import renew
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuplugin.resources import Device
     from gpuplugin.settings import Settings
 
+COLUMNS = ("DEVICE", "IS", "NUMA", "CANNOT BE GIVEN OUT, BECAUSE")
 
-def check(settings: Settings) -> list[str]:
-    """Say what would be registered, and why, in lines for people.
+
+def tell(settings: Settings) -> None:
+    """Print it.
 
     Args:
         settings: in force.
 
     Raises:
-        GpushimError: nothing would be.
+        GpushimError: nothing would be registered.
     """
-    snapshot = renew.snapshot(stamp.config_path(), stamp.state_dir())
-    notes = list(settings.notes)
-    found = offered(snapshot, settings, notes)
-    lines = []
+    notes = settings.notes[:]
+    try:
+        snapshot = renew.snapshot(stamp.config_path(), stamp.state_dir())
+        found, told = offered(snapshot, settings, notes), ways(settings, snapshot)
+        check_cdi(snapshot, found, told)
+    finally:
+        for note in notes:
+            show.say(f"note: {note}")
     for name, devices in found.items():
         well = [device for device in devices if not device.problem]
-        lines.append(f"{name}: {len(devices)}, of which {len(well)} can be given out")
-        lines += [f"  {one.id}  {one.index}" + (f"  {one.problem}" if one.problem else "") for one in devices]
-    told = ways(settings, snapshot)
-    lines.append(f"containers are told by {', '.join(told.ways)}, by {'index' if told.by_index else 'UUID'}")
-    return [*(lines if found else ["nothing: this host has no GPU to give out"]), *notes]
+        show.say(f"{name}: {len(well)} of {len(devices)} can be given out")
+        show.table(COLUMNS, _rows(devices))
+        show.say()
+    if not found:
+        show.say("nothing is registered: this host has no GPU to give out")
+    show.say(f"Containers are told by {', '.join(told.ways)}; devices are named by {_names(told.by_index)}.")
+    if settings.values["exclude"]:
+        show.say(f"Left out by exclude: {', '.join(settings.values['exclude'])}.")
+    if told.features or told.imex:
+        beside = [*told.features, *(f"IMEX channel {channel}" for channel in told.imex)]
+        show.say(f"Every container gets {', '.join(beside)}, too.")
+
+
+def _rows(devices: Sequence[Device]) -> list[list[str]]:
+    return [[one.id, one.index, str(one.numa) if one.numa >= 0 else "", one.problem] for one in devices]
+
+
+def _names(by_index: bool) -> str:
+    return "index" if by_index else "UUID"

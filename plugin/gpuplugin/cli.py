@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from gpuplugin import check as checking
 from gpuplugin import settings
 from gpushim import __version__, logs, policy
 from gpushim.cli.program import guard
@@ -67,7 +66,7 @@ def _help(setting: Setting) -> str:
     return setting.why or f"{setting.rule['description']}  [default: {value or 'none'}]"
 
 
-def run(config_file: str | None, check: bool, **flags: Any) -> None:
+def run(config_file: str | None, check: bool, explain: tuple[str, ...], form: str, **flags: Any) -> None:
     """Tell kubelet which GPUs this node has, and what a container gets of them.
 
     Settings are read from [device-plugin] of /etc/gpushim/config.toml, and as NVIDIA's plugin reads them: flags,
@@ -78,8 +77,15 @@ def run(config_file: str | None, check: bool, **flags: Any) -> None:
     logs.start(config["log"]["format"], config["log"]["level"])
     path = config_file or os.environ.get("CONFIG_FILE", "")
     found = settings.resolve(given, os.environ, config["device-plugin"], path)
+    if explain:
+        from gpuplugin import explain as explaining  # with much of gpushim, which the daemon does without
+
+        explaining.tell(explain, found, form)
+        return
     if check:
-        say("\n".join(checking.check(found)))
+        from gpuplugin import check as checking
+
+        checking.tell(found)
         return
     for note in found.notes:
         logs.logger.warning("%s", note)
@@ -111,6 +117,18 @@ def command() -> click.Command:
             help="Settings as NVIDIA's plugin has them, YAML or JSON.  [default: $CONFIG_FILE]",
         ),
         click.Option(["--check"], is_flag=True, help="Say what would be registered and why, and exit."),
+        click.Option(
+            ["--explain"],
+            multiple=True,
+            metavar="RESOURCE=NUMBER|IDS",
+            help="Say what a container gets that asks for this, and exit; may be repeated.",
+        ),
+        click.Option(
+            ["--format", "form"],
+            type=click.Choice(["table", "json"]),
+            default="table",
+            help="How --explain prints it.",
+        ),
     ]
     found = click.Command(PROGRAM, {"help_option_names": ["-h", "--help"]}, run, options, help=run.__doc__)
     return click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")(found)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.preferred import Choice
     from gpuplugin.settings import Settings
-    from gpushim.model import Snapshot
+    from gpushim.model import RequestsPolicy, Snapshot
 
 GONE = "the host does not have it any more"
 
@@ -107,8 +107,51 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> dict[st
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     found = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
-    notes += allocation.clash(ways(settings, snapshot), [*found])
+    told = ways(settings, snapshot)
+    notes += allocation.clash(told, [*found])
+    notes += _unheard(told, snapshot["policy"]["requests"])
+    notes += [
+        f"no container gets IMEX channel {channel}, which this host does not have; nvidia-modprobe makes it"
+        for channel in settings.values["imex-channels"]
+        if channel not in told.imex
+    ]
     return dict(_shared(name, devices, settings) for name, devices in found.items())
+
+
+def check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], told: Ways) -> None:
+    """Refuse to tell devices by CDI where engines would not find them.
+
+    Args:
+        snapshot: of the inventory.
+        found: as `offered` returned it.
+        told: how containers are told.
+
+    Raises:
+        GpushimError: one has no name in the spec of this host, or another's spec has it.
+    """
+    if allocation.BY_CDI.isdisjoint(told.ways):
+        return
+    from gpuplugin import cdi  # which needs much of gpushim
+
+    well = [device for devices in found.values() for device in devices if not device.problem]
+    cdi.check(snapshot, allocation.cdi_names(well, told))
+
+
+def _unheard(told: Ways, requests: RequestsPolicy) -> list[str]:
+    """Say where gpushim-runtime's policy forbids the way in which containers are told."""
+    if allocation.MOUNTS in told.ways:
+        if requests["accept-volume-mounts"]:
+            return []
+        return [
+            f"device-list-strategy has {allocation.MOUNTS}, and gpushim-runtime refuses such containers while "
+            "accept-volume-mounts under [requests] of config.toml is false; make it true"
+        ]
+    if allocation.ENVVAR not in told.ways or requests["accept-env-when-unprivileged"]:
+        return []
+    return [
+        f"device-list-strategy has {allocation.ENVVAR}, which brings nothing to unprivileged containers while "
+        "accept-env-when-unprivileged under [requests] of config.toml is false; choose volume-mounts"
+    ]
 
 
 def ways(settings: Settings, snapshot: Snapshot) -> Ways:

@@ -38,6 +38,7 @@ PASSED_ON = {
     "shim/gpushim/inventory/renew.py: str(told['sentence'])",
     "shim/gpushim/nvidia/device_plugin.py: str(error)",
     "shim/gpushim/nvidia/device_plugin.py: trouble",
+    "shim/gpushim/nvidia/migrate_plugin.py: trouble",
     "shim/gpushim/policy.py: f'{path}: {trouble}'",
 }
 

@@ -28,7 +28,7 @@ ROOMS = {
     "hook": ("gpuhook", "ground decision"),
     "migrate": (
         "gpushim.nvidia.migrate gpushim.nvidia.migrate_keys gpushim.nvidia.migrate_engines "
-        "gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
+        "gpushim.nvidia.migrate_plugin gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
         "ground cdi engines",
     ),
     "nvidia": ("gpushim.nvidia", "ground inventory decision engines hook migrate cli"),

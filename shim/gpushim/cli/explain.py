@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from gpushim import bounds, bundle, fastjson
 from gpushim import explain as story
 from gpushim.cli import show
+from gpushim.decide import hook_program
 from gpushim.errors import BUNDLE, GpushimError
 
 
@@ -22,6 +23,12 @@ from gpushim.errors import BUNDLE, GpushimError
 @click.option("--annotation", multiple=True, metavar="KEY=VALUE", help="An annotation of it.")
 @click.option("--mount", multiple=True, metavar="SOURCE:PATH", help="A mount of it, such as /dev/null:/path.")
 @click.option("--privileged", is_flag=True, help="It has CAP_SYS_ADMIN.")
+@click.option(
+    "--kubernetes",
+    multiple=True,
+    metavar="RESOURCE=NUMBER|IDS",
+    help="A container that asks Kubernetes for this, such as nvidia.com/gpu=2.",
+)
 @show.format_option("table", "json")
 def explain(
     target: str | None,
@@ -30,19 +37,25 @@ def explain(
     annotation: tuple[str, ...],
     mount: tuple[str, ...],
     privileged: bool,
+    kubernetes: tuple[str, ...],
     form: str,
 ) -> None:
     """Say what a container would get, and why.
 
-    Takes a bundle's directory, a config.json (- reads one from stdin), a container or image of Docker's, or
-    variables. Shows the request with the source of every decision, each device node, rule, mount, variable and hook
-    with its reason, or the refusal that the container would meet; then the exit code is the refusal's.
+    Takes a bundle's directory, a config.json (- reads one from stdin), a container or image of Docker's, variables,
+    or what a container of Kubernetes asks for, which gpushim-device-plugin answers by config.toml and its variables
+    as they are here. Shows the request with the source of every decision, each device node, rule, mount, variable and
+    hook with its reason, or the refusal that the container would meet; then the exit code is the refusal's.
 
     Nothing is changed: neither config.json nor what gpushim knows about the host.
     """
     made = bool(env or annotation or mount or privileged)
-    if [bool(target), bool(docker), made].count(True) != 1:
-        raise click.UsageError("say one of: a bundle or config.json, --docker NAME, or --env NAME=VALUE")
+    if [bool(target), bool(docker), made, bool(kubernetes)].count(True) != 1:
+        raise click.UsageError(
+            "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, or --kubernetes RESOURCE=NUMBER"
+        )
+    if kubernetes:
+        _ask_plugin(kubernetes, form)
     if docker:
         from gpushim.engines import inspect  # a fifth of the command's time, with an HTTP client
 
@@ -57,9 +70,20 @@ def explain(
     if form == "json":
         click.echo(json.dumps(report, indent=2))
     else:
-        _print(report)
+        tell(report)
     if report["refusal"]:
         raise GpushimError(report["refusal"]["sentence"], report["refusal"]["exit_code"])
+
+
+def _ask_plugin(requests: tuple[str, ...], form: str) -> NoReturn:
+    """Become the device plugin, which imports gpushim, and never the reverse."""
+    program = f"{os.path.dirname(hook_program())}/gpushim-device-plugin"
+    try:
+        os.execv(program, [program, *(f"--explain={text}" for text in requests), f"--format={form}"])  # noqa: S606 - no shell is meant
+    except OSError as error:
+        raise GpushimError(
+            f"{program} cannot be executed: {error.strerror}; install gpushim-device-plugin, which answers kubelet"
+        ) from None
 
 
 def _read(target: str) -> tuple[str, Any]:
@@ -94,7 +118,8 @@ def _pair(text: str, sign: str, option: str) -> tuple[str, str]:
     return name, value
 
 
-def _print(report: dict[str, Any]) -> None:
+def tell(report: dict[str, Any]) -> None:
+    """Print what gpushim.explain has found out."""
     for note in report["notes"]:
         show.say(f"note: {note}")
     _section("What was looked at", ("WHAT", "VALUE", "FROM", "EFFECT"), [[*row.values()] for row in report["asked"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -10,17 +11,24 @@ from gpushim import stamp
 from gpushim.cli import show
 from gpushim.engines import files
 from gpushim.nvidia import migrate as moving
-from gpushim.nvidia import migrate_engines
+from gpushim.nvidia import migrate_engines, migrate_plugin
 
 COLUMNS = ("SETTING", "VALUE", "BECOMES")
 
 
 @click.command()
 @click.option("--from", "source", default="", metavar="FILE", help="NVIDIA's config.toml, if it is elsewhere.")
+@click.option(
+    "--device-plugin",
+    "plugin",
+    default="",
+    metavar="FILE",
+    help="The configuration of NVIDIA's k8s-device-plugin, or the manifest of its DaemonSet, to take over, too.",
+)
 @click.option("--write", is_flag=True, help="Write config.toml; without it, the change is only shown.")
 @click.option("--dry-run", is_flag=True, help="Only show the change, which is what happens without --write.")
 @show.format_option("table", "json")
-def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
+def migrate(source: str, plugin: str, write: bool, dry_run: bool, form: str) -> None:
     """Take over the settings of NVIDIA's container toolkit.
 
     Shows what each setting of its config.toml becomes in gpushim's, or why it becomes nothing, and for each engine
@@ -31,16 +39,14 @@ def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
     if write and dry_run:
         raise click.UsageError("--write and --dry-run exclude each other")
     ours = stamp.config_path()
-    plan = moving.plan(source or moving.source(), ours)
+    plan = moving.plan(source or moving.source(), ours, migrate_plugin.rows(plugin) if plugin else ())
     engines = migrate_engines.rows()
     if form == "json":
         data = {
             "source": plan.source or None,
             "config": ours,
-            "settings": [
-                {"key": row.key, "value": row.value, "becomes": row.becomes, "left-out": row.left_out}
-                for row in plan.rows
-            ],
+            "settings": _settings(plan.rows),
+            "device-plugin": _settings(plan.plugin),
             "warnings": plan.warnings,
             "engines": [{"key": row.key, "value": row.value, "becomes": row.becomes} for row in engines],
             "diff": files.diff(plan.changes),
@@ -53,6 +59,11 @@ def migrate(source: str, write: bool, dry_run: bool, form: str) -> None:
         for note in files.apply(plan.changes):
             click.echo(f"note: {note}", err=True)
     moving.check(plan.rows, plan.source, "take it out there")
+    moving.check(plan.plugin, plugin, "take it out there")
+
+
+def _settings(rows: list[moving.Row]) -> list[dict[str, Any]]:
+    return [{"key": row.key, "value": row.value, "becomes": row.becomes, "left-out": row.left_out} for row in rows]
 
 
 def _print(plan: moving.Plan, engines: list[moving.Row], ours: str, write: bool) -> None:
@@ -61,6 +72,10 @@ def _print(plan: moving.Plan, engines: list[moving.Row], ours: str, write: bool)
         show.table(COLUMNS, [[row.key, json.dumps(row.value, default=str), row.becomes] for row in plan.rows])
     else:
         show.say("there is no config.toml of NVIDIA's container toolkit, so there is nothing to take over")
+    if plan.plugin:
+        show.say()
+        show.say("device plugin:")
+        show.table(COLUMNS, [[row.key, json.dumps(row.value, default=str), row.becomes] for row in plan.plugin])
     if engines:
         show.say()
         show.say("engines:")

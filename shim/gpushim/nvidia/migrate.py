@@ -9,6 +9,7 @@ only looked at (migrate_engines.py).
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,12 +67,14 @@ class Plan:
         rows: what each of them becomes.
         changes: of config.toml; none if it says all that already.
         warnings: sentences about what containers meet here that NVIDIA's toolkit does otherwise.
+        plugin: what each setting of NVIDIA's device plugin becomes.
     """
 
     source: str
     rows: list[Row] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    plugin: list[Row] = field(default_factory=list)
 
 
 def source() -> str:
@@ -85,8 +88,13 @@ def source() -> str:
     return next((os.path.abspath(path) for path in candidates if not seen.absent(path)), "")
 
 
-def plan(path: str, ours: str) -> Plan:
-    """Work out a migration from NVIDIA's settings at `path` ("": there are none) into config.toml at `ours`.
+def plan(path: str, ours: str, plugin: Sequence[Row] = ()) -> Plan:
+    """Work out a migration from NVIDIA's settings into config.toml.
+
+    Args:
+        path: of the toolkit's settings; "" if there are none.
+        ours: path of config.toml.
+        plugin: what settings of the device plugin become.
 
     Raises:
         GpushimError: one of the two files cannot be read or understood.
@@ -95,7 +103,7 @@ def plan(path: str, ours: str) -> Plan:
     if data is None:
         raise GpushimError(f"{path} is not there; name the toolkit's config.toml with --from")
     found = rows(tomltext.get(tomltext.parse(data, path), ()))
-    return Plan(path, found, changes(found, ours), warnings(found, ours))
+    return Plan(path, found, changes([*found, *plugin], ours), warnings(found, ours), [*plugin])
 
 
 def rows(data: dict[str, Any]) -> list[Row]:

@@ -45,5 +45,6 @@ def snapshot(gpus: list[dict[str, Any]], migs: list[dict[str, Any]] | None = Non
     }
     found["nodes"] = {node: [195, 0, 0o666, 0, 0] for node in nodes}
     found["driver"] = {"dev-root": "/"}
-    found["policy"] = {"cdi": {"kind": "nvidia.com/gpu"}, "requests": {"list-devices-in-refusals": True}}
+    allowed = ("list-devices-in-refusals", "accept-env-when-unprivileged", "accept-volume-mounts")
+    found["policy"] = {"cdi": {"kind": "nvidia.com/gpu", "spec-dirs": []}, "requests": dict.fromkeys(allowed, True)}
     return {**found, **more}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuplugin import settings
-from gpuplugin.cli import spelled
 from gpushim import policy
 from gpushim.errors import CONFIG, GpushimError
 from gpushim.nvidia.device_plugin_keys import SETTINGS
@@ -168,9 +168,10 @@ def test_each_key_of_config_toml_has_a_flag() -> None:
     assert len(flags) == len(set(flags))
 
 
-def test_flags_as_a_go_program_takes_them() -> None:
-    words = ["-mig-strategy=single", "--pass-device-specs", "--gds-enabled=false", "-mofed-enabled", "x", "-h", "--"]
-    assert spelled(words) == [
-        "--mig-strategy=single", "--pass-device-specs=true", "--gds-enabled=false", "--mofed-enabled=true",
-        "x", "-h", "--",
-    ]  # fmt: skip
+def test_the_documentation_has_the_table() -> None:
+    page = (Path(policy.__file__).parents[2] / "docs/configuration.md").read_text()
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| `--([a-z-]+)` \| (?:`([A-Z_]+)`)? ?\| (?:`([A-Za-z.]+)`)? ?\|$", page, re.M
+    )
+    wanted = [(one.key, one.flags[0], "".join(one.variables[:1]), one.file) for one in SETTINGS if one.key]
+    assert rows == wanted

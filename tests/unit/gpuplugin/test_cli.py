@@ -1,0 +1,180 @@
+"""The program's command line, against a simulated host."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakehost
+from gpuplugin.cli import command, spelled
+
+TOP = Path(__file__).parents[3]
+PROGRAM = TOP / "bin/gpushim-device-plugin"
+VOLUME = "[requests]\naccept-volume-mounts = true\n"
+
+
+class Node:
+    """A host with gpushim's settings for it.
+
+    Args:
+        folder: for all of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.config = folder, folder / "config.toml"
+        (folder / "grpc.py").write_text("raise ImportError('not here')")
+
+    def build(self, gpus: Any, more: str = "") -> None:
+        fakehost.build(str(self.folder / "host"), gpus)
+        cdi = f'[cdi]\nspec-dirs = ["{self.folder}/cdi"]\noutput-directory = "{self.folder}/cdi"\n'
+        self.config.write_text(f'[driver]\nroot = "{self.folder}/host"\n{cdi}{more}')
+
+    def run(self, *words: str, code: int = 0, program: Path = PROGRAM, **env: str) -> str:
+        """Run a program without grpcio, which --check and --explain need not have; return all that it says."""
+        variables = {"GPUSHIM_CONFIG": str(self.config), "GPUSHIM_STATE": f"{self.folder}/state"}
+        done = subprocess.run(
+            [sys.executable, "-B", str(program), *words],
+            capture_output=True, text=True,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(self.folder), **variables, **env},
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """A host with two GPUs, whose snapshot is made once for all tests."""
+    node = Node(tmp_path_factory.mktemp("two"))
+    node.build(2)
+    return node
+
+
+def test_check_says_what_would_be_registered(node: Node) -> None:
+    node.build([{}, {"mig": [(1, 0, "3g.20gb")]}, {}], '[device-plugin]\nmig-strategy = "mixed"\nexclude = ["2"]\n')
+    said = node.run("--check", "-gds-enabled", MPS_ROOT="/run/mps")
+    assert "note: MPS_ROOT is read and does nothing: MPS is not offered" in said
+    assert said.count("note: a container that asks for two of nvidia.com/gpu, nvidia.com/mig-3g.20gb gets") == 1
+    assert re.search(r"^nvidia.com/gpu: 1 of 1 can be given out\nDEVICE .*\nGPU-\S+ +0 ", said, re.M)
+    assert re.search(r"^nvidia.com/mig-3g.20gb: 1 of 1 can be given out\nDEVICE .*\nMIG-\S+ +1:0 ", said, re.M)
+    assert "told by envvar; devices are named by UUID." in said
+    assert "Left out by exclude: 2." in said
+    assert "Every container gets gds, too." in said
+
+
+def test_check_without_a_driver_ends_with_the_code_of_a_create(node: Node) -> None:
+    node.build(1)
+    (node.folder / "host/proc/driver/nvidia/version").unlink()
+    said = node.run("--check", "--mps-root=/m", code=12)
+    assert said.startswith("note: --mps-root is read and does nothing")
+    assert "gpushim-device-plugin: no NVIDIA driver is loaded" in said
+
+
+def test_check_says_why_a_strategy_does_not_fit(node: Node) -> None:
+    node.build([{}, {"mig": [(1, 0, "3g.20gb")]}])
+    said = node.run("--check", code=12, MIG_STRATEGY="single")
+    assert "mig-strategy is single, but GPU 0 is not in MIG mode while others are" in said
+
+
+def test_check_says_why_devices_cannot_be_told_by_cdi(node: Node) -> None:
+    node.build(1)
+    with node.config.open("a") as file:
+        file.write("write-spec = false\n")
+    for words in (["--check"], ["--explain=gpu=1"]):
+        said = node.run(*words, "--device-list-strategy=envvar,cdi-cri", code=15)
+        assert "write-spec under [cdi] is false" in said
+    assert "told by envvar;" in node.run("--check")
+
+
+def test_check_changes_nothing_but_the_snapshot(node: Node) -> None:
+    def times() -> dict[Path, int]:
+        return {path: path.lstat().st_mtime_ns for path in node.folder.rglob("*")}
+
+    node.build(1)
+    node.run("--check")
+    assert (node.folder / "state/inventory.json").exists()
+    before = times()
+    node.run("--check", f"--kubelet-dir={node.folder}/kubelet")
+    node.run("--explain=gpu=1")
+    assert times() == before
+
+
+def test_config_toml_counts_least(node: Node) -> None:
+    node.build(1, '[device-plugin]\ndevice-id-strategy = "index"\n')
+    assert "named by index" in node.run("--check")
+    (node.folder / "nvidia.yaml").write_text("version: v1\nflags: {plugin: {deviceIDStrategy: uuid}}\n")
+    assert "named by UUID" in node.run("--check", CONFIG_FILE=f"{node.folder}/nvidia.yaml")
+    assert "named by UUID" in node.run("--check", f"--config-file={node.folder}/nvidia.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--mig-strategy=x"], 15, "gpushim-device-plugin: --mig-strategy is 'x', not one of none, single, mixed"),
+        (["--config-file=/none"], 15, "/none cannot be read: No such file or directory"),
+        (["--mig-stratgy=x"], 2, "No such option"),
+        ([], 1, "grpcio cannot be used (not here); install python3-grpcio"),
+    ],
+)
+def test_what_ends_it(two: Node, words: list[str], code: int, said: str) -> None:
+    assert said in two.run(*words, code=code)
+
+
+def test_explain_says_what_two_resources_bring(node: Node) -> None:
+    node.build([{}, {"mig": [(1, 0, "3g.20gb")]}], VOLUME + '[device-plugin]\nmig-strategy = "mixed"\n')
+    words = ["--explain=gpu=1", "--explain=nvidia.com/mig-3g.20gb=1", "--format=json"]
+    found = json.loads(node.run(*words))
+    assert [each["resource"] for each in found["answers"]] == ["nvidia.com/gpu", "nvidia.com/mig-3g.20gb"]
+    assert [each["means"] for each in found["container"]["devices"]] == ["GPU 0"]  # the first variable counts
+    both = json.loads(node.run(*words, DEVICE_LIST_STRATEGY="volume-mounts"))
+    assert sorted(each["means"][:3] for each in both["container"]["devices"]) == ["GPU", "MIG"]
+    by_cdi = json.loads(node.run(*words, DEVICE_LIST_STRATEGY="cdi-cri"))
+    assert by_cdi["container"] is None
+    assert [each["file"] for each in by_cdi["cdi"]] == [f"{node.folder}/cdi/nvidia.com-gpu.json"] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--explain=gpux=1"], "this node has no nvidia.com/gpux; it has nvidia.com/gpu; say"),
+        (["--explain=gpu=3"], "a container asks for 3 of nvidia.com/gpu, of which 2 can be given out"),
+        (["--explain=gpu"], "a container asks for 0 of nvidia.com/gpu"),
+        (["--explain=gpu=GPU-1"], "nvidia.com/gpu has no device GPU-1; it has GPU-"),
+        (["--explain=gpu=1", "--device-list-strategy=volume-mounts"], "accept-volume-mounts is false"),
+    ],
+)
+def test_explain_says_why_a_container_is_refused(two: Node, words: list[str], said: str) -> None:
+    assert said in two.run(*words, code=10)
+
+
+def test_gpushim_explain_asks_the_plugin(two: Node) -> None:
+    said = two.run("explain", "--kubernetes", "gpu=2", program=TOP / "bin/gpushim")
+    assert re.search(r"nvidia.com/gpu +GPU-\S+, GPU-\S+\n", said)
+    assert said.count("/dev/nvidia0") + said.count("/dev/nvidia1") >= 2
+
+
+def test_each_option_has_help_and_its_default() -> None:
+    for option in command().params:
+        record = option.get_help_record(command().make_context("x", []))
+        if record and "--help" not in record[0]:
+            assert re.match(r"[A-Z].*[.)\]]$|kubelet", record[1]), record
+
+
+def test_flags_as_a_go_program_takes_them() -> None:
+    words = ["-mig-strategy=single", "--pass-device-specs", "--gds-enabled=false", "-mofed-enabled", "x", "-h", "--"]
+    assert spelled(words) == [
+        "--mig-strategy=single", "--pass-device-specs=true", "--gds-enabled=false", "--mofed-enabled=true",
+        "x", "-h", "--",
+    ]  # fmt: skip
