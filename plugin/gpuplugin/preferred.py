@@ -77,22 +77,21 @@ def _first(sets: Sequence[int], free: set[int], must: set[int]) -> set[int]:
 
 @lru_cache(maxsize=1)  # a new snapshot seldom has other pairs
 def _sets(pairs: Pairs) -> list[array[int]]:
-    """List all sets of GPUs as bits, by size, the nearest first."""
-    total = [0] * (1 << len(pairs))
+    """List all sets of GPUs as bits, by size, the nearest first; in arrays, as lists would be 5 MiB on the way."""
+    total = array("q", bytes(8 << len(pairs)))
     for place, row in enumerate(pairs):
         first = 1 << place
-        near = [0] * first  # of this GPU to each set of those before
+        near = array("q", bytes(8 << place))  # of this GPU to each set of those before
         for other in range(place):
             for rest in range(1 << other):
                 near[1 << other | rest] = near[rest] + row[other]
         for rest in range(first):
             total[first | rest] = total[rest] + near[rest]
-    sets: list[list[int]] = [[] for _ in range(len(pairs) + 1)]
+    sets = [array("H") for _ in range(len(pairs) + 1)]
     for one in range(len(total)):
         sets[bin(one).count("1")].append(one)
-    for same in sets:
-        same.sort(key=total.__getitem__, reverse=True)  # stable: of equals the one of lower indices
-    return [array("H", same) for same in sets]
+    # Stable: of equals the one of lower indices.
+    return [array("H", sorted(same, key=total.__getitem__, reverse=True)) for same in sets]
 
 
 def _grown(pairs: Pairs, free: set[int], must: set[int], size: int) -> set[int]:

@@ -42,7 +42,8 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tree = ast.parse(path.read_text())
-        self.functions = {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        self.functions = {node.name: node for node in ast.walk(self.tree) if isinstance(node, functions)}
         self.elsewhere: list[str] = []
 
     def sentences(self) -> Iterator[Sentence]:
@@ -66,7 +67,7 @@ class _File:
                 for value in node.value.values:
                     yield Sentence(f"... {_text(value)}", errors.FAILED, f"{name}:{value.lineno}")
 
-    def texts(self, node: ast.expr, function: ast.FunctionDef) -> list[str]:
+    def texts(self, node: ast.expr, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
         """The texts that an expression may have."""
         if isinstance(node, ast.IfExp):
             return [*self.texts(node.body, function), *self.texts(node.orelse, function)]
@@ -96,7 +97,7 @@ def collected() -> tuple[list[Sentence], list[str]]:
     """Return all sentences, and the expressions whose sentences come from elsewhere."""
     found: list[Sentence] = []
     elsewhere: list[str] = []
-    for path in sorted([*(TOP / "shim").rglob("*.py"), *(TOP / "hook").rglob("*.py")]):
+    for path in sorted(one for root in ("shim", "hook", "plugin") for one in (TOP / root).rglob("*.py")):
         file = _File(path)
         found += file.sentences()
         elsewhere += file.elsewhere
@@ -106,13 +107,17 @@ def collected() -> tuple[list[Sentence], list[str]]:
     return found, elsewhere
 
 
-def _own(function: ast.FunctionDef) -> Iterator[ast.AST]:
+def _own(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
     """Walk a function without those that are defined in it, which are walked by themselves."""
     waiting: list[ast.AST] = [*function.body]
     while waiting:
         node = waiting.pop(0)
         yield node
-        waiting += [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.FunctionDef)]
+        waiting += [
+            each
+            for each in ast.iter_child_nodes(node)
+            if not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
 
 
 def _text(node: ast.expr) -> str:

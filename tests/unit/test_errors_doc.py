@@ -20,6 +20,8 @@ ROW = re.compile(r"^\| (\d+) \| (`.*?`+) \| (.*?) \| (.*?) \|$", re.MULTILINE)
 ENDS = (";", ",", ":", " (", " [[")
 # What a program passes on: the sentence of another place of the source, or of the kernel.
 PASSED_ON = {
+    "plugin/gpuplugin/explain.py: refusal['sentence']",
+    "plugin/gpuplugin/offer.py: snapshot['error']['sentence']",
     "hook/gpuhook/systemd.py: error.strerror",
     "hook/gpuhook/systemd.py: f\"{member.rpartition('.')[2]}: {name or 'an unknown error'}\"",
     "shim/gpushim/cdi/text.py: str(error)",
@@ -61,7 +63,9 @@ SENTENCES, ELSEWHERE = collected()
 
 def test_the_source_has_been_read() -> None:
     assert len(SENTENCES) > 200
-    assert {"shim/gpushim/launcher", "hook/gpuhook/live.py"} <= {each.place.partition(":")[0] for each in SENTENCES}
+    assert {"shim/gpushim/launcher", "hook/gpuhook/live.py", "plugin/gpuplugin/allocation.py"} <= {
+        each.place.partition(":")[0] for each in SENTENCES
+    }
 
 
 def test_no_sentence_is_missing() -> None:

@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""Measure what the device plugin costs a node, and print it.
+
+    bench/device_plugin.py [--python PROGRAM ...] [--rounds N] [--rest SECONDS]
+
+Needs root and tools/setup.sh; runs under a Python that has grpcio, as .venv's. The plugin itself runs under each
+PROGRAM (by default /usr/bin/python3 and .venv's) on simulated hosts, whose snapshot is valid, against the tests'
+kubelet in this process. Each time is the least of all rounds: other work on the machine adds to the rest. Rows:
+
+    registered      from posix_spawn to the kubelet's having the list
+    CPU at rest     of all threads (schedstat); the children's apart
+    memory          resident, and what of it is this process' alone (Private_* of smaps_rollup); no child runs then
+    Allocate        for 10 of 560 devices (8 GPUs, 7 MIG instances each, 10 replicas): in memory, through gRPC
+    preferred       for 8 of 16 GPUs: the table of all sets, the slowest size of an answer, through gRPC
+    list            of 60 000 devices: bytes and time to write it; kubelet reads 4 MiB
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Awaitable, Callable
+
+TOP = Path(__file__).resolve().parents[1]
+sys.path[:1] = [str(TOP / name) for name in (".", "tests", "plugin", "shim", "vendor")]
+
+from bench import scenes  # noqa: E402
+
+from gpuplugin import offer, preferred, resources, settings  # noqa: E402
+from gpuplugin.allocation import ANNOTATIONS, CRI, MOUNTS, Ways  # noqa: E402
+from gpuplugin.v1beta1 import LIST_LIMIT, writer  # noqa: E402
+from unit.gpuplugin.kubelet import Kubelet, until  # noqa: E402
+from unit.gpuplugin.snapshots import gpu, mig, snapshot  # noqa: E402
+
+Measure = Callable[[Kubelet, int], Awaitable[dict[str, str]]]
+
+START = f"""
+import sys
+sys.path[:0] = ["{TOP}/shim", "{TOP}/plugin", "{TOP}/vendor"]
+from gpuplugin.cli import main
+main()
+"""
+PYTHONS = ["/usr/bin/python3", str(TOP / ".venv/bin/python")]
+GPU = "nvidia.com/gpu"
+SHARING = {"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 10}]}}}
+MANY = 60_000
+SETTLED = 2.0  # seconds after which nothing of the start is left
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", action="append", metavar="PROGRAM", help="a Python with grpcio, again for more")
+    parser.add_argument("--rounds", type=int, default=10, help="starts, and calls in hundreds (default 10)")
+    parser.add_argument("--rest", type=float, default=20, metavar="SECONDS", help="how long it rests (default 20)")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        print(json.dumps(inside(options.rounds)))
+        return
+    for python in options.python or PYTHONS:
+        asked = [python, "-c", "import grpc, platform; print(platform.python_version(), grpc.__version__)"]
+        versions = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
+        print("\nPython {}, grpcio {} ({})".format(*versions, python))
+        words = [python, "-B", __file__, "--inside", "--rounds", str(options.rounds)]
+        rows = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+        with tempfile.TemporaryDirectory(prefix="gpushim-bench-") as work:
+            rows.update(asyncio.run(outside(Path(work), python, options.rounds, options.rest)))
+        for name, value in rows.items():
+            print(f"  {name:<44} {value}")
+
+
+def least(rounds: int, work: Callable[[], object]) -> float:
+    """Return the milliseconds of the shortest of several runs."""
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times) * 1000
+
+
+def resource(devices: list[resources.Device]) -> offer.Resource:
+    """Return a resource with these devices, told by three strategies at once."""
+    found = offer.Resource(GPU, settings.resolve({}, {}, {}, ""), Ways(ways=[MOUNTS, CRI, ANNOTATIONS]))
+    found.have(devices, {})
+    return found
+
+
+def inside(rounds: int) -> dict[str, str]:
+    """Measure what needs no process of its own."""
+    host = snapshot([gpu(n, mig=True) for n in range(8)], [mig(n, i) for n in range(8) for i in range(7)])
+    parts = resource(resources.replicated(resources.find(host, "single", [], [])[GPU], 10))
+    ten = {"devices_ids": [*parts.devices][::56]}
+    some = {"available_deviceIDs": [*parts.devices], "must_include_deviceIDs": [], "allocation_size": 10}
+    whole = resources.find(snapshot([gpu(n) for n in range(16)]), "none", [], [])[GPU]
+    draw = random.Random(1)
+    steps = [*preferred.BUS.values(), preferred.NVLINK]
+    weights = {(one, other): draw.choice(steps) for one in range(16) for other in range(16)}
+    names = [device.id for device in whole]
+
+    def table() -> None:
+        preferred._sets.cache_clear()
+        preferred.nearest(whole, weights)
+
+    choose = preferred.nearest(whole, weights)
+    # A few more free ones than are asked for: few sets of all are left.
+    wishes = [(draw.sample(names, size + 1), size) for size in range(1, 16) for _ in range(50)]
+    slowest = max(least(3, partial(choose, free, [], size)) for free, size in wishes)
+    many = resource(resources.replicated(whole[:8], MANY // 8))
+    data = writer("ListAndWatchResponse")({"devices": many.listed()})
+    listing = least(3, lambda: writer("ListAndWatchResponse")({"devices": many.listed()}))
+    return {
+        "Allocate, in memory": f"{least(rounds * 100, lambda: parts.allocate(ten)):.3f} ms",
+        "preferred, 10 of 560, in memory": f"{least(rounds * 10, lambda: parts.prefer(some)):.3f} ms",
+        "preferred, 16 GPUs: table": f"{least(rounds, table):.1f} ms",
+        "preferred, 16 GPUs: slowest answer": f"{slowest:.3f} ms",
+        f"list of {MANY} devices": f"{len(data) / LIST_LIMIT:.2f} of kubelet's limit, {listing:.0f} ms",
+    }
+
+
+async def outside(work: Path, python: str, rounds: int, rest: float) -> dict[str, str]:
+    """Measure the process."""
+    host = scenes.settings(work, "eight", 8, scenes.RUNC)
+    await serving(work, python, host, [], nothing)  # which writes bytecode, as a package's installation does
+    times = [(await serving(work, python, host, [], nothing))["time"] for _ in range(rounds)]
+    rows = {"registered": f"{min(times):.0f} ms"}
+    rows.update(await serving(work, python, host, [], lambda _, pid: resting(pid, rest)))
+    (work / "sharing.json").write_text(json.dumps(SHARING))
+    words = ["--mig-strategy=single", "--device-list-strategy=volume-mounts", f"--config-file={work}/sharing.json"]
+    host = scenes.settings(work, "divided", 8, scenes.RUNC, mig=True)
+    rows.update(await serving(work, python, host, words, lambda kubelet, pid: allocating(kubelet, pid, rounds)))
+    host = scenes.settings(work, "sixteen", 16, scenes.RUNC)
+    rows.update(await serving(work, python, host, [], lambda kubelet, pid: preferring(kubelet, pid, rounds)))
+    return {name: text for name, text in rows.items() if name != "time"}
+
+
+async def serving(work: Path, python: str, env: dict[str, str], words: list[str], measure: Measure) -> dict[str, Any]:
+    """Run the plugin while something is measured, and return that, and after how many milliseconds it was known."""
+    kubelet = Kubelet(work / "kubelet" / "device-plugins")
+    kubelet.folder.mkdir(parents=True, exist_ok=True)
+    await kubelet.start()
+    command = [python, "-I", "-c", START, f"--kubelet-dir={work}/kubelet", *words]
+    began = time.perf_counter()
+    plugin = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
+    try:
+        await until(lambda: kubelet.lists.get(GPU) or plugin.poll() is not None, 60)
+        took = (time.perf_counter() - began) * 1000
+        assert plugin.poll() is None, f"it has ended: {command}"
+        return {**await measure(kubelet, plugin.pid), "time": took}
+    finally:
+        plugin.terminate()
+        plugin.wait()
+        await kubelet.stop()
+
+
+async def nothing(kubelet: Kubelet, pid: int) -> dict[str, str]:
+    """Measure the start alone."""
+    return {}
+
+
+async def resting(pid: int, seconds: float) -> dict[str, str]:
+    """Measure what it does when nothing happens."""
+    await asyncio.sleep(SETTLED)
+    before = cpu(pid)
+    await asyncio.sleep(seconds)
+    own, children = (after - then for after, then in zip(cpu(pid), before))
+    return {
+        f"CPU at rest, in {seconds:.0f} s": f"{own * 1000:.1f} ms; children {children * 1000:.0f} ms",
+        "memory, 8 GPUs, at rest": memory(pid),
+    }
+
+
+async def allocating(kubelet: Kubelet, pid: int, rounds: int) -> dict[str, str]:
+    """Measure Allocate for devices of many."""
+    ids = [*kubelet.lists[GPU]]
+    spent = await quickest(rounds * 100, lambda: kubelet.allocate(GPU, *ids[::56]))
+    return {f"Allocate of {len(ids)}, through gRPC": f"{spent:.2f} ms", "memory after that, 560 devices": memory(pid)}
+
+
+async def preferring(kubelet: Kubelet, pid: int, rounds: int) -> dict[str, str]:
+    """Measure GetPreferredAllocation with many whole GPUs."""
+    ids = [*kubelet.lists[GPU]]
+    request = {"container_requests": [{"available_deviceIDs": ids, "allocation_size": 8}]}
+    names = ("PreferredAllocationRequest", "PreferredAllocationResponse")
+    client = kubelet.clients[GPU]
+    spent = await quickest(rounds * 100, lambda: client.call("GetPreferredAllocation", request, names))
+    return {f"preferred, {len(ids)} GPUs, through gRPC": f"{spent:.2f} ms", "memory after that, 16 GPUs": memory(pid)}
+
+
+async def quickest(rounds: int, call: Callable[[], Awaitable[object]]) -> float:
+    """Return the milliseconds of the shortest of several calls."""
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        await call()
+        times.append(time.perf_counter() - began)
+    return min(times) * 1000
+
+
+def cpu(pid: int) -> tuple[float, float]:
+    """Return the seconds of CPU of a process's threads, and of its children that have ended."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    own = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[13:15]
+    return own, sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def memory(pid: int) -> str:
+    """Say what a process has in memory, and what of it is its own."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    sizes = {line.partition(":")[0]: int(line.split()[1]) for line in lines}
+    own = sizes["Private_Clean"] + sizes["Private_Dirty"]
+    return f"{sizes['Rss'] / 1024:.1f} MiB, {own / 1024:.1f} its own"
+
+
+if __name__ == "__main__":
+    main()
