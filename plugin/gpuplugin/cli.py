@@ -76,7 +76,12 @@ def run(config_file: str | None, check: bool, explain: tuple[str, ...], form: st
     config = policy.load(policy.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
     path = config_file or os.environ.get("CONFIG_FILE", "")
-    found = settings.resolve(given, os.environ, config["device-plugin"], path)
+
+    def read() -> settings.Settings:
+        section = policy.load(policy.config_path())["device-plugin"]
+        return settings.resolve(given, os.environ, section, path)
+
+    found = read()
     if explain:
         from gpuplugin import explain as explaining  # with much of gpushim, which the daemon does without
 
@@ -89,7 +94,7 @@ def run(config_file: str | None, check: bool, explain: tuple[str, ...], form: st
         return
     for note in found.notes:
         logs.logger.warning("%s", note)
-    asyncio.run(_daemon().Plugin(found).run())
+    asyncio.run(_daemon().Plugin(found, read).run())
 
 
 def _daemon() -> Any:

@@ -1,9 +1,9 @@
 """From the snapshot to kubelet, and from kubelet's Allocate to its answer: the whole story, top to bottom.
 
 There is an endpoint at kubelet for each resource of the snapshot. Three things are looked at again and again: the
-snapshot, which `gpushim refresh` renews, a child with a deadline (NVML is never called here); kubelet's directory;
-and what kubelet says that it has. An Allocate is answered from memory.
-Out of scope: the wire (endpoint.py), names and values (offer.py, settings.py).
+snapshot, which `gpushim refresh` renews; kubelet's directory; and what kubelet says that it has. An Allocate is
+answered from memory.
+Out of scope: the wire (endpoint.py, service.py), the refresh (refresh.py), names and values (offer.py, settings.py).
 """
 
 from __future__ import annotations
@@ -13,25 +13,44 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import podresources, preferred
+from gpuplugin import allocation, podresources, preferred, sockets
 from gpuplugin.endpoint import Endpoint
-from gpuplugin.offer import Resource, offered, ways
+from gpuplugin.offer import Resource, check_cdi, offered, ways
+from gpuplugin.refresh import Refresh
 from gpuplugin.watch import Watch
 from gpushim import stamp
 from gpushim.errors import GpushimError
-from gpushim.inventory import ensure, renew
+from gpushim.inventory import ensure
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
+    from gpuplugin.allocation import Ways
     from gpuplugin.settings import Settings
     from gpushim.model import Snapshot
 
-LOOK = 3.0  # seconds between looks at the snapshot, where nothing tells of a change; a driver is seen within 5
-ASK = 10.0  # seconds between questions to kubelet
+LOOK = 2.0  # seconds between looks at the snapshot, where nothing tells of a change
+ASK = 10.0  # seconds between questions to kubelet, at most
+TICK = 1.0  # seconds between looks at other plugins' sockets, and to the first question after a change
+QUIET = 10.0  # seconds after an Allocate in which nothing is taken off the list
+SOON, FRESH = 0.1, 2.0  # seconds; a refresh writes the CDI spec right after the snapshot
+
+
+@dataclass
+class Served:
+    """A resource, its endpoint, and the task that attends it."""
+
+    resource: Resource
+    endpoint: Endpoint
+    task: asyncio.Task[Any]
+
+    def tell(self) -> None:
+        """Tell kubelet what there is."""
+        self.endpoint.offer(self.resource.listed())
 
 
 class Plugin:
@@ -39,18 +58,25 @@ class Plugin:
 
     Args:
         settings: in force.
+        reread: reads them anew, on SIGHUP; may raise GpushimError.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._folder = settings.values["kubelet-dir"] + "/device-plugins"
-        self._resources: dict[str, tuple[Resource, Endpoint]] = {}
+    def __init__(self, settings: Settings, reread: Callable[[], Settings] | None = None) -> None:
+        self._settings, self._reread = settings, reread
+        self._served: dict[str, Served] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._seen: object = None  # identity of the snapshot's file that was read last
-        self._quarantined: dict[str, set[str]] = {}
-        self._child = 0
-        self._again = 0.0  # time.monotonic() before which refresh is not started anew
-        self._wake = asyncio.Event()
+        self._broken: BaseException | None = None  # what a task ended with
+        self._seen: object = None  # identity of the snapshot's file that kubelet was told of
+        self._started = self._ending = False
+        self._noted: set[str] = set()
+
+    @property
+    def _folder(self) -> str:
+        return str(self._settings.values["kubelet-dir"]) + "/device-plugins"
+
+    @property
+    def _by_cdi(self) -> bool:
+        return not allocation.BY_CDI.isdisjoint(self._settings.values["device-list-strategy"])
 
     async def run(self) -> None:
         """Serve until a signal ends it.
@@ -58,133 +84,206 @@ class Plugin:
         Raises:
             GpushimError: the host cannot serve GPUs, and the settings say not to wait.
         """
-        loop, watch, ending = asyncio.get_running_loop(), Watch(), asyncio.Event()
-
-        def end() -> None:
-            ending.set()
-            self._wake.set()
-
+        loop, watch = asyncio.get_running_loop(), Watch()
+        self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
+        self._refresh = Refresh(self._wake.set)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-            loop.add_signal_handler(number, end)
-        loop.add_reader(watch.fd, self._changed, watch)
+            loop.add_signal_handler(number, self._end)
+        loop.add_signal_handler(signal.SIGHUP, self._read_again)
+        if watch.fd >= 0:
+            loop.add_reader(watch.fd, self._changed, watch)
         self._spawn(self._question())
         try:
-            while not ending.is_set():
+            while not self._ending:
                 watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir())
-                self._look()
+                pause = self._look()
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), LOOK)
+                    await asyncio.wait_for(self._wake.wait(), pause)
                 self._wake.clear()
+                if self._broken:
+                    raise self._broken
         finally:
-            loop.remove_reader(watch.fd)
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*(endpoint.stop() for _, endpoint in self._resources.values()))
+            if watch.fd >= 0:
+                loop.remove_reader(watch.fd)
+            watch.close()
+            await self._stop()
+
+    def _end(self) -> None:
+        self._ending = True
+        self._wake.set()
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, self._refresh.stop(), return_exceptions=True)
+        await asyncio.gather(*(one.endpoint.stop() for one in self._served.values()))
 
     def _changed(self, watch: Watch) -> None:
         """Have everything looked at again."""
         watch.clear()
         self._wake.set()
-        for _, endpoint in self._resources.values():
-            endpoint.changed.set()
+        for one in self._served.values():
+            one.endpoint.changed.set()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and task.exception():
+                self._broken = task.exception()
+                self._wake.set()
+
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
+        return task
 
-    def _look(self) -> None:
-        """Go by the snapshot; have it renewed if it is out of date."""
+    def _read_again(self) -> None:
+        """Go by settings that have changed, and register anew; kubelet has the devices all the while."""
+        try:
+            settings = self._reread() if self._reread else self._settings
+        except GpushimError as error:
+            logger.error("the settings stay as they were: %s", error)
+            return
+        logger.info("the settings were read again")
+        self._note(settings.notes)
+        before, self._settings, self._seen = self._folder, settings, None
+        for name, one in [*self._served.items()]:
+            if before == self._folder:
+                one.endpoint.forgotten()
+            else:
+                self._retire(name)
+        self._wake.set()
+
+    def _note(self, notes: list[str]) -> None:
+        """Log what was not said already."""
+        for note in dict.fromkeys(notes):
+            if note not in self._noted:
+                logger.warning("%s", note)
+
+    def _look(self) -> float:
+        """Go by the snapshot; have it renewed if it is out of date.
+
+        Returns:
+            seconds after which to look again.
+
+        Raises:
+            GpushimError: from the start no GPU can be given out, and the settings say not to wait.
+        """
         config, state = stamp.config_path(), stamp.state_dir()
         found = ensure.read(config, state)
         if found is None:
-            self._refresh()
-            return
+            self._refresh.need()
+            if self._refresh.trouble:
+                self._fail(self._refresh.trouble)
+            return LOOK
         seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")
         if seen == self._seen:
-            return
-        self._seen = seen
-        self._offer(found)
+            return LOOK
+        notes: list[str] = []
+        try:
+            self._offer(found, notes)
+        except GpushimError as error:
+            if self._by_cdi and 0 <= stamp.clock() - found["looked"] < FRESH:
+                return SOON  # the spec may not be there yet
+            self._fail(error)
+            notes.append(f"no device is given out: {error}")
+        else:
+            self._seen, self._started = seen, True
+        self._note(notes)
+        self._noted = set(notes)
+        return LOOK
 
-    def _refresh(self) -> None:
-        """Start `gpushim refresh`, unless one of ours runs or has just failed."""
-        if self._child or time.monotonic() < self._again:
-            return
-        words = renew.command()
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        # Not a fork: threads of grpc's hold locks. The pipe is at its end when the child is.
-        self._child = os.posix_spawn(words[0], words, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, writing, 0)])
-        os.close(writing)
-        loop = asyncio.get_running_loop()
+    def _fail(self, error: GpushimError) -> None:
+        """Give nothing out until there is a snapshot to go by.
 
-        def ended() -> None:
-            loop.remove_reader(reading)
-            os.close(reading)
-            os.waitpid(self._child, 0)
-            self._child, self._again = 0, time.monotonic() + LOOK
-            self._wake.set()
+        Raises:
+            GpushimError: it is so from the start, and the settings say not to wait.
+        """
+        if self._settings.values["fail-on-init-error"] and not self._started:
+            raise error
+        self._seen = None
+        for one in self._served.values():
+            one.resource.fail(str(error))
+            one.tell()
 
-        loop.add_reader(reading, ended)
-
-    def _offer(self, snapshot: Snapshot) -> None:
+    def _offer(self, snapshot: Snapshot, notes: list[str]) -> None:
         """Tell kubelet what a snapshot has.
 
         Raises:
-            GpushimError: there is nothing to tell, from the start, and the settings say not to wait.
+            GpushimError: its devices cannot be given out.
         """
-        notes: list[str] = []
-        try:
-            found = offered(snapshot, self._settings, notes)
-        except GpushimError as error:
-            if self._settings.values["fail-on-init-error"] and not self._resources:
-                raise
-            found = {}  # what there was cannot be given out
-            notes.append(f"no device is given out: {error}")
-        for note in notes:
-            logger.warning("%s", note)
+        found = offered(snapshot, self._settings, notes)
+        told = ways(self._settings, snapshot)
+        check_cdi(snapshot, found, told)
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
-        for name in [*found, *(name for name in self._resources if name not in found)]:
-            if name not in self._resources:
-                self._add(name, snapshot)
-            resource, endpoint = self._resources[name]
-            resource.have(found.get(name, []), weights)
-            endpoint.offer(resource.listed())
+        for name in [*found, *(name for name in self._served if name not in found)]:
+            one = self._served.get(name) or self._serve(name, told)
+            one.resource.obey(self._settings, told)
+            one.resource.have(found.get(name, []), weights)
+            one.tell()
 
-    def _add(self, name: str, snapshot: Snapshot) -> None:
-        resource = Resource(name, self._settings, ways(self._settings, snapshot))
+    def _serve(self, name: str, told: Ways) -> Served:
+        resource = Resource(name, self._settings, told)
         endpoint = Endpoint(self._folder, name, resource.allocate, resource.prefer)
-        self._resources[name] = resource, endpoint
-        self._spawn(endpoint.keep())
+        self._served[name] = Served(resource, endpoint, self._spawn(endpoint.keep()))
+        return self._served[name]
+
+    def _retire(self, name: str) -> None:
+        """Register a resource no more."""
+        one = self._served.pop(name)
+        one.task.cancel()
+        one.endpoint.leave()
+        self._spawn(one.endpoint.stop())
 
     async def _question(self) -> None:
-        """Ask kubelet, again and again, whether it has what it was told, and who has what is gone."""
-        folder = self._settings.values["kubelet-dir"]
-        while True:
-            await asyncio.sleep(ASK)
-            if any(endpoint.known for _, endpoint in self._resources.values()):
-                self._remind(await podresources.allocatable(folder))
-            if any(resource.gone for resource, _ in self._resources.values()):
-                await self._drop(folder)
+        """Ask kubelet, again and again, whether it has what it was told, and who has what is gone.
 
-    def _remind(self, has: Mapping[str, set[str]] | None) -> None:
+        Sooner when a plugin's socket has come or gone: it may be a stranger with the same resource.
+        """
+        others, pause, due = sockets.others(self._folder), TICK, 0.0
+        while True:
+            await asyncio.sleep(TICK)
+            now, found = time.monotonic(), sockets.others(self._folder)
+            if found != others:
+                others, pause, due = found, TICK, now
+                for one in self._served.values():
+                    one.endpoint.doubted = True
+            if now >= due:
+                due, pause = now + pause, min(2 * pause, ASK)
+                await self._remind()
+                await self._drop()
+
+    async def _remind(self) -> None:
         """Register anew what kubelet reads the list of and has nothing of: another plugin's end made it forget."""
+        told = {name: one.resource.well for name, one in self._served.items() if one.endpoint.settled}
+        has = await podresources.allocatable(self._settings.values["kubelet-dir"]) if any(told.values()) else None
         if has is None:
             return
-        for name, (resource, endpoint) in self._resources.items():
-            well = {key for key, one in resource.devices.items() if not one.problem}
-            if well and endpoint.known and well.isdisjoint(has.get(name, ())):
+        for name, well in told.items():
+            one = self._served.get(name)
+            if one and one.endpoint.settled and well and well.isdisjoint(has.get(name, ())):
                 logger.warning("kubelet has no device of %s, and is told again", name)
-                endpoint.forgotten()
+                one.endpoint.forgotten()
 
-    async def _drop(self, folder: str) -> None:
-        """Take devices off the list that were gone a question ago, and that no pod has had since."""
-        held = await podresources.held(folder)
+    async def _drop(self) -> None:
+        """Take devices off the list that the host has not, no pod has, and no Allocate can be under way for.
+
+        They are refused, and told as Unhealthy, from the moment they were missed. The last Allocate that got one was
+        answered before that, QUIET seconds ago or more, and kubelet has listed its pod since.
+        """
+        ripe = {
+            name: one.resource.gone
+            for name, one in self._served.items()
+            if one.resource.gone and one.endpoint.told and one.resource.idle > QUIET
+        }
+        held = await podresources.held(self._settings.values["kubelet-dir"]) if ripe else None
         if held is None:
             return
-        for name, (resource, endpoint) in self._resources.items():
-            free = resource.gone - held.get(name, set())
-            dropped = free & self._quarantined.get(name, set())
-            resource.drop(dropped)
-            self._quarantined[name] = free - dropped
-            if dropped:
-                endpoint.offer(resource.listed())
+        for name, gone in ripe.items():
+            one = self._served.get(name)
+            if one and one.resource.idle > QUIET:
+                one.resource.drop(gone & one.resource.gone - held.get(name, set()))
+                if one.resource.devices:
+                    one.tell()
+                else:
+                    self._retire(name)

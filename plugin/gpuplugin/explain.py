@@ -20,7 +20,7 @@ from gpushim.errors import REQUEST, GpushimError, quote
 from gpushim.inventory import renew
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpuplugin.settings import Settings
 
@@ -51,28 +51,30 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
     weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
     answers: list[dict[str, Any]] = []
     for text in requests:
-        name = text.partition("=")[0]
-        name = name if "/" in name else PREFIX + name
-        if name not in found:
-            raise GpushimError(
-                f"this node has no {quote(name)}; it has {', '.join(found) or 'no resource'}; say "
-                "RESOURCE=NUMBER or RESOURCE=ID,ID",
-                REQUEST,
-            )
+        name = _named(text.partition("=")[0], found)
         resource = Resource(name, settings, told)
         resource.have(found[name], weights)
         ids = _chosen(resource, text.partition("=")[2])
         answers.append({"resource": name, "devices": ids, "answer": resource.allocate({"devices_ids": ids})})
     merged = _merged([each["answer"] for each in answers])
+    cdi = _places(merged, snapshot["policy"]["cdi"]["spec-dirs"])
+    return {"notes": notes, "answers": answers, "merged": merged, "cdi": cdi, "container": _container(merged)}
+
+
+def _named(name: str, found: Mapping[str, Any]) -> str:
+    name = name if "/" in name else PREFIX + name
+    if name not in found:
+        raise GpushimError(
+            f"this node has no {quote(name)}; it has {', '.join(found) or 'no resource'}; say RESOURCE=NUMBER or "
+            "RESOURCE=ID,ID",
+            REQUEST,
+        )
+    return name
+
+
+def _places(merged: dict[str, Any], folders: Sequence[str]) -> list[dict[str, str]]:
     names = [device["name"] for device in merged["cdi_devices"]]
-    places = specs.find(names, snapshot["policy"]["cdi"]["spec-dirs"])
-    return {
-        "notes": notes,
-        "answers": answers,
-        "merged": merged,
-        "cdi": [{"name": name, "file": place[0]} for name, place in zip(names, places)],
-        "container": _container(merged),
-    }
+    return [{"name": name, "file": place[0]} for name, place in zip(names, specs.find(names, folders))]
 
 
 def tell(requests: Sequence[str], settings: Settings, form: str) -> None:

@@ -5,6 +5,7 @@ Out of scope: kubelet (daemon.py, endpoint.py); names and values (resources.py, 
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,21 @@ class Resource:
         name: such as nvidia.com/gpu.
         settings: in force.
         ways: how containers are told.
+
+    Attributes:
+        devices: by id; the host has had them all.
     """
 
     def __init__(self, name: str, settings: Settings, ways: Ways) -> None:
-        self.name, self._settings, self._ways = name, settings, ways
+        self.name = name
         self.devices: dict[str, Device] = {}
+        self._answered = self._left = 0.0  # time.monotonic() of the last Allocate, of the last that the host lost
         self._choose: Choice = preferred.shared((), packed=False)
+        self.obey(settings, ways)
+
+    def obey(self, settings: Settings, ways: Ways) -> None:
+        """Go by other settings from now on; `have` follows."""
+        self._settings, self._ways = settings, ways
 
     def have(self, devices: Sequence[Device], weights: Mapping[tuple[int, int], int]) -> None:
         """Take over what the host has; what it had and has not is kept, and cannot be used.
@@ -45,10 +55,18 @@ class Resource:
         """
         now = {device.id: device for device in devices}
         gone = {key: replace(one, problem=GONE) for key, one in self.devices.items() if key not in now}
+        if gone.keys() - self.gone:
+            self._left = time.monotonic()
         self.devices = {**now, **gone}
         whole = all(device.id == device.uuid and ":" not in device.index for device in devices)
         packed = self._settings.values["allocation-policy"] == "packed"
         self._choose = preferred.nearest(devices, weights) if whole else preferred.shared(devices, packed)
+
+    def fail(self, problem: str) -> None:
+        """Take note that no device can be used for now, and nobody can say which of them the host still has."""
+        self.devices = {
+            key: one if one.problem == GONE else replace(one, problem=problem) for key, one in self.devices.items()
+        }
 
     def drop(self, ids: set[str]) -> None:
         """Forget devices that the host does not have any more."""
@@ -59,6 +77,16 @@ class Resource:
     def gone(self) -> set[str]:
         """The devices that the host does not have any more."""
         return {name for name, device in self.devices.items() if device.problem == GONE}
+
+    @property
+    def well(self) -> set[str]:
+        """The devices that can be used."""
+        return {name for name, device in self.devices.items() if not device.problem}
+
+    @property
+    def idle(self) -> float:
+        """Seconds since a device was last given out, or missed."""
+        return time.monotonic() - max(self._answered, self._left)
 
     def listed(self) -> list[dict[str, Any]]:
         """Say what there is as Device messages."""
@@ -85,6 +113,7 @@ class Resource:
                 "is true: more of it is not more of a GPU; ask for 1",
                 REQUEST,
             )
+        self._answered = time.monotonic()
         return allocation.answer(found, self.name, self._ways)
 
     def prefer(self, request: Mapping[str, Any]) -> dict[str, Any]:

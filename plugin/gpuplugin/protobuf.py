@@ -90,8 +90,10 @@ def _merge(tables: Tables, name: str, data: bytes, message: dict[str, Any]) -> d
         elif kind in BITS:
             message[field] = _number(kind, value)
         elif kind == "string":
-            text = _string(value)
-            message[field] = [*message[field], text] if repeated else text
+            if repeated:
+                message[field].append(_string(value))
+            else:
+                message[field] = _string(value)
         elif repeated:
             message[field].append(decode(tables, kind, value))
         else:

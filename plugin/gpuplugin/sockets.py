@@ -3,26 +3,37 @@
 kubelet removes all sockets in its directory when it starts; a second instance of this plugin puts its own in the
 place of the first one's; an administrator may remove the directory and make it anew. So a path is looked at again and
 again, and its file is ours only if its inode is.
-Out of scope: what is served (endpoint.py), and when to look (daemon.py).
+Out of scope: what is served (service.py), and when to look (daemon.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
+import stat
 from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from gpuplugin.v1beta1 import KUBELET_SOCKET
 from gpushim.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
     Identity = tuple[int, int, int]
 
 LONGEST_PATH = 107  # bytes, of sun_path in unix(7) less the null
-_serial = itertools.count()
+PREFIX, ASIDE, SUFFIX = "gpushim-", ".gpushim-", ".sock"  # of our sockets' names; aside, until they are renamed
+GRACE = 1.0  # seconds for calls that are being answered
+# Whoever may connect, kubelet alone by the socket's mode, cannot make this process big: a connection without a call
+# is closed, and a message has at most what kubelet's own lists may have.
+OPTIONS = (
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_concurrent_streams", 32),
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.so_reuseport", 0),
+)
+CALLS = 64  # at a time, over all connections
 
 
 class Listener:
@@ -33,13 +44,12 @@ class Listener:
 
     Attributes:
         inode: of its socket, as `identity` tells it.
-        streams: how many calls that do not end by themselves are being served.
     """
 
     def __init__(self, path: str) -> None:
-        self.path, self.streams = path, 0
+        self.path = path
         self.inode: Identity | None = None
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS)
 
     async def bind(self, handlers: grpc.GenericRpcHandler) -> None:
         """Serve, in the place of whatever is at the path.
@@ -50,31 +60,65 @@ class Listener:
         Raises:
             GpushimError: it cannot be bound; its directory may be gone.
         """
-        folder, _, name = self.path.rpartition("/")
-        aside = f"{folder}/.{name}.{os.getpid()}.{next(_serial)}"
-        if len(os.fsencode(aside)) > LONGEST_PATH:
+        folder = self.path.rpartition("/")[0]
+        aside = f"{folder}/{ASIDE}{os.urandom(4).hex()}"  # not the process's number: each container has a 1
+        if len(os.fsencode(max(aside, self.path, key=len))) > LONGEST_PATH:
             sentence = f"{self.path} is too long for a socket; --kubelet-dir must name a shorter directory"
             raise GpushimError(sentence, FAILED)
         self._server.add_generic_rpc_handlers((handlers,))
         try:
-            os.stat(folder)  # grpc says nothing of why it cannot bind
-            self._server.add_insecure_port("unix:" + aside)
+            sweep(folder)
+            if not self._server.add_insecure_port("unix:" + aside):  # grpc before 1.60 does not raise
+                raise RuntimeError
+            os.chmod(aside, 0o600)
             await self._server.start()
             self.inode = identity(aside)
             os.rename(aside, self.path)
-        except (OSError, RuntimeError) as error:
-            await self.stop()
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
+        except BaseException as error:
+            await self._server.stop(None)
+            if not isinstance(error, (OSError, RuntimeError)):
+                raise
             why = error.strerror if isinstance(error, OSError) else f"{folder} cannot be written"
             raise GpushimError(f"the socket {self.path} cannot be made: {why}", FAILED) from None
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
 
-    async def stop(self) -> None:
-        """End what is served, and remove the socket if it is still our own."""
+    def leave(self) -> None:
+        """Remove the socket if it is still our own."""
         if self.inode is not None and identity(self.path) == self.inode:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
-        await self._server.stop(None)
+
+    async def stop(self) -> None:
+        """End what is served, and remove the socket if it is still our own."""
+        self.leave()
+        await self._server.stop(GRACE)
+
+
+def sweep(folder: str) -> None:
+    """Remove the sockets of instances that were killed: those of our names that nobody listens to.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    for name in os.listdir(folder):
+        if name.startswith(ASIDE) or (name.startswith(PREFIX) and name.endswith(SUFFIX)):
+            path = f"{folder}/{name}"
+            if is_socket(path) and not listening(path):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+
+def others(folder: str) -> frozenset[tuple[str, Identity | None]]:
+    """List the sockets of other plugins."""
+    try:
+        names = [
+            name for name in os.listdir(folder) if not name.startswith((PREFIX, ASIDE)) and name != KUBELET_SOCKET
+        ]
+    except OSError:
+        names = []
+    return frozenset((name, identity(f"{folder}/{name}")) for name in names if is_socket(f"{folder}/{name}"))
 
 
 def identity(path: str) -> Identity | None:
@@ -84,6 +128,14 @@ def identity(path: str) -> Identity | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def is_socket(path: str) -> bool:
+    """Say whether a path is a socket's own, and no link to one."""
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def listening(path: str) -> bool:

@@ -22,6 +22,7 @@ ENDS = (";", ",", ":", " (", " [[")
 PASSED_ON = {
     "plugin/gpuplugin/explain.py: refusal['sentence']",
     "plugin/gpuplugin/offer.py: snapshot['error']['sentence']",
+    "plugin/gpuplugin/refresh.py: lines[-1][1]",
     "hook/gpuhook/systemd.py: error.strerror",
     "hook/gpuhook/systemd.py: f\"{member.rpartition('.')[2]}: {name or 'an unknown error'}\"",
     "shim/gpushim/cdi/text.py: str(error)",

@@ -67,6 +67,10 @@ def explain(
         report = story.explain(spec, folder)
     else:
         report = story.explain(*_described(env, annotation, mount, privileged))
+    _end(report, form)
+
+
+def _end(report: dict[str, Any], form: str) -> None:
     if form == "json":
         click.echo(json.dumps(report, indent=2))
     else:

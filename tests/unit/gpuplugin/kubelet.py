@@ -50,6 +50,9 @@ class Kubelet:
     lists: dict[str, dict[str, str]] = field(default_factory=dict)  # resource: health by id
     registered: list[tuple[float, str]] = field(default_factory=list)
     held: dict[str, list[str]] = field(default_factory=dict)  # resource: ids that a pod has
+    reading: list[str] = field(default_factory=list)  # resources, one for each list that it reads
+    ended: int = 0  # of those
+    slow: float = 0  # seconds between an answer to Allocate and what it makes of it
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _server: Any = None
 
@@ -91,10 +94,10 @@ class Kubelet:
         return grpc.method_handlers_generic_handler(POD_RESOURCES.strip("/"), methods)
 
     def well(self) -> dict[str, list[str]]:
-        """What it would give out."""
+        """What it would give out: by the last list, whoever sent it."""
         return {
-            name: [one for one, health in self.lists.get(name, {}).items() if health == "Healthy"]
-            for name in self.clients
+            name: [one for one, health in listed.items() if health == "Healthy"]
+            for name, listed in self.lists.items()
         }
 
     async def _register(self, request: dict[str, Any], context: Any) -> dict[str, Any]:
@@ -121,9 +124,12 @@ class Kubelet:
     async def _watch(self, client: Client) -> None:
         method = f"/{DEVICE_PLUGIN}/ListAndWatch"
         call = client.channel.unary_stream(method, writer("Empty"), reader("ListAndWatchResponse"))
+        self.reading.append(client.resource)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError, grpc.aio.UsageError):
             async for answer in call({}):
                 self.lists[client.resource] = {one["ID"]: one["health"] for one in answer["devices"]}
+        self.reading.remove(client.resource)
+        self.ended += 1
         newest = self.clients.get(client.resource)
         if newest and (not self.old or newest is client):
             self.clients.pop(client.resource)
@@ -150,9 +156,11 @@ class Kubelet:
             os.replace(aside, self.socket)
 
     async def allocate(self, resource: str, *ids: str) -> dict[str, Any]:
-        """Ask for devices; the answer of the one container."""
+        """Ask for devices; the answer of the one container. It crashes if they have left the list meanwhile."""
         request = {"container_requests": [{"devices_ids": list(ids)}]}
         answer = await self.clients[resource].call("Allocate", request, ("AllocateRequest", "AllocateResponse"))
+        await asyncio.sleep(self.slow)
+        assert set(ids) <= set(self.lists[resource]), "kubelet has crashed: it allocates what is no more"
         (one,) = answer["container_responses"]
         found: dict[str, Any] = one
         return found

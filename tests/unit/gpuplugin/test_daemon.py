@@ -15,7 +15,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from gpuplugin import daemon, settings
+from gpuplugin import daemon, endpoint, settings
 from gpuplugin.endpoint import Endpoint
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
@@ -54,7 +54,9 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setenv("GPUSHIM_STATE", str(top / "state"))
     monkeypatch.setenv("GPUSHIM_CONFIG", str(top / "config.toml"))
     monkeypatch.setattr(ensure, "read", lambda config, state: host.found)
-    monkeypatch.setattr(daemon, "ASK", 0.1)
+    for name in ("ASK", "TICK", "QUIET"):
+        monkeypatch.setattr(daemon, name, 0.1)
+    monkeypatch.setattr(endpoint, "SETTLED", 0.1)
     return host
 
 

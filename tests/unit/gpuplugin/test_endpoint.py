@@ -168,16 +168,15 @@ def test_two_instances_overlap(folder: Path, first_ends: bool, old: bool) -> Non
             await first.enter_async_context(plugin(folder))
             await until(lambda: knows(kubelet))
             await second.enter_async_context(plugin(folder))
-            await until(lambda: len(kubelet.registered) == 2 and knows(kubelet))
-            times = 2 if old and first_ends else 3  # an old one has closed the first's connection itself
+            # Not before kubelet reads the second's list; an old one has then closed the first's connection itself.
+            await until(lambda: kubelet.ended == old and len(kubelet.reading) == 2 - old and knows(kubelet))
+            # A new one closes the second's connection when the first's list ends.
+            times, ends = (2, 1) if old and first_ends else (3, 1 + (old or first_ends))
             going, staying = (first, second) if first_ends else (second, first)
             stack.push_async_callback(staying.aclose)
             await going.aclose()
-            await until(
-                lambda: (
-                    len(kubelet.registered) >= times and knows(kubelet) and sockets(folder) == ["gpushim-gpu.sock"]
-                )
-            )
+            await until(lambda: len(kubelet.registered) >= times and kubelet.ended >= ends and knows(kubelet))
+            assert sockets(folder) == ["gpushim-gpu.sock"]
             assert (await kubelet.allocate(GPU, "GPU-0"))["envs"]
 
     asyncio.run(run())

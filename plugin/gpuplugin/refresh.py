@@ -1,0 +1,224 @@
+"""`gpushim refresh` in a child with a deadline: NVML can hang, and is never called in the plugin's own process.
+
+One at a time, and the more rarely the more often it fails, but at once when the driver or config.toml has changed.
+Not by `subprocess`, which forks: threads of grpc's hold locks. Out of scope: what a refresh does (gpushim.refresh).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from gpushim import policy, stamp
+from gpushim.errors import INVENTORY, GpushimError, visible
+from gpushim.inventory import ensure, renew
+from gpushim.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Line = tuple[int, str]  # level, text
+
+GRACE = 10  # seconds after its own deadline (deadline-seconds under [refresh]) before it is killed
+FIRST, LONGEST = 1.0, 60.0  # seconds between tries that fail
+POLL = 0.02  # seconds between looks at the child
+STDERR_LIMIT = 16384  # bytes at the end of what it says
+LINES = 50  # of it that are logged
+LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class Refresh:
+    """The child, started when it is needed.
+
+    Args:
+        ended: is called when it has ended.
+
+    Attributes:
+        trouble: why the last one brought no snapshot that is true; None if it did.
+    """
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self._task: asyncio.Task[None] | None = None
+        self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
+        self._failed_for: object = None  # facts about host and configuration
+        self._said: set[Line] = set()
+        self.trouble: GpushimError | None = None
+
+    def need(self) -> None:
+        """Start it, unless it runs or has just failed."""
+        if self._task is not None:
+            return
+        if time.monotonic() < self._again:
+            if renew.facts(stamp.config_path()) == self._failed_for:
+                return
+            self._pause = FIRST
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Kill it, if it runs."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        config, state = stamp.config_path(), stamp.state_dir()
+        facts, seconds = renew.facts(config), _seconds(config) + GRACE
+        try:
+            code, said = await run(renew.command(), _environment(config, state), seconds)
+        except OSError as error:
+            sentence = f"gpushim refresh cannot be started: {error.strerror}"
+            self._over(config, state, INVENTORY, [(logging.WARNING, sentence)])
+        except LateError as late:
+            self._over(config, state, INVENTORY, [(logging.WARNING, str(late))])
+            await _gone(late.pid)  # a driver that hangs may hold it: another would hang beside it
+        else:
+            self._over(config, state, code, _lines(said))
+        self._failed_for, self._task = facts, None
+        self._again = time.monotonic() + self._pause if self.trouble else 0.0
+        self._pause = min(2 * self._pause, LONGEST) if self.trouble else FIRST
+        self._ended()
+
+    def _over(self, config: str, state: str, code: int, lines: list[Line]) -> None:
+        """Log what it said, but not again what the last one said too; and take note of what came of it."""
+        true = ensure.read(config, state) is not None
+        self.trouble = None if true else _why(code, lines)
+        lines = [*lines, (logging.WARNING, str(self.trouble))] if self.trouble else lines
+        # Where there is a snapshot, it has the error, which comes last.
+        for level, text in dict.fromkeys(lines[: -1 if true and code else None]):
+            if (level, text) not in self._said:
+                logger.log(level, "%s", text)
+        self._said = set(lines)
+        self._ended()
+
+
+class LateError(Exception):
+    """A child did not end in time, and has been sent SIGKILL.
+
+    Attributes:
+        pid: the child's.
+    """
+
+    def __init__(self, words: list[str], seconds: float, pid: int) -> None:
+        super().__init__(f"gpushim {words[-1]} has not ended after {seconds:g} s and is killed; {renew.SLOW}")
+        self.pid = pid
+
+
+async def run(words: list[str], environment: dict[str, str], seconds: float) -> tuple[int, bytes]:
+    """Run a program until it ends.
+
+    Args:
+        words: its command line, with an absolute path.
+        environment: its variables, all of them.
+        seconds: after which it is killed with its children.
+
+    Returns:
+        its exit code, or the negative number of a signal, and the end of what it wrote to stderr.
+
+    Raises:
+        OSError: it cannot be started.
+        LateError: it took too long.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(reading, False)
+    try:
+        pid = _spawned(words, environment, writing)
+    except OSError:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    said, late = b"", time.monotonic() + seconds
+    try:
+        while time.monotonic() < late:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            said = _more(reading, said)
+            if ended:
+                return _code(status), said
+            await asyncio.sleep(POLL)
+        _kill(pid)
+        raise LateError(words, seconds, pid)
+    except asyncio.CancelledError:
+        _kill(pid)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_gone(pid), 1)
+        raise
+    finally:
+        os.close(reading)
+
+
+def _spawned(words: list[str], environment: dict[str, str], stderr: int) -> int:
+    actions: Any = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
+        (os.POSIX_SPAWN_DUP2, 0, 1),
+        (os.POSIX_SPAWN_DUP2, stderr, 2),
+    ]
+    defaults = [signal.SIGPIPE, signal.SIGHUP]  # Python ignores the one, nohup the other
+    return os.posix_spawn(
+        words[0], words, environment, file_actions=actions, setpgroup=0, setsigmask=[], setsigdef=defaults
+    )
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+async def _gone(pid: int) -> None:
+    """Wait until a child that was killed is gone."""
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        await asyncio.sleep(POLL)
+
+
+def _more(reading: int, said: bytes) -> bytes:
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(reading, STDERR_LIMIT):
+            said = (said + data)[-STDERR_LIMIT:]
+    return said
+
+
+def _code(status: int) -> int:
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+
+
+def _lines(said: bytes) -> list[Line]:
+    """Take its log apart: lines of text, or of JSON; its refusal, which comes last, is text."""
+    found = []
+    for line in said.decode("utf-8", "replace").strip().splitlines()[-LINES:]:
+        level, text = "warning", line
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            record = json.loads(line)
+            level, text = str(record["level"]), str(record["msg"])
+        if text.startswith(renew.PREFIX):
+            text = text[len(renew.PREFIX) :]
+            before, colon, after = text.partition(": ")
+            level, text = (before, after) if colon and before in LEVELS else (level, text)
+        found.append((LEVELS.get(level, logging.WARNING), visible(text)))
+    return found
+
+
+def _why(code: int, lines: list[Line]) -> GpushimError:
+    if code < 0:
+        return GpushimError(f"gpushim refresh was ended by signal {-code}; run it by hand to see why", INVENTORY)
+    if code and lines:
+        return GpushimError(lines[-1][1], code)
+    return GpushimError("gpushim refresh brought no inventory that is true; run it by hand to see why", INVENTORY)
+
+
+def _environment(config: str, state: str) -> dict[str, str]:
+    found = {"PATH": os.environ.get("PATH", policy.SYSTEM_PATH), "LC_ALL": "C.UTF-8"}
+    return {**found, "GPUSHIM_CONFIG": config, "GPUSHIM_STATE": state}
+
+
+def _seconds(config: str) -> int:
+    try:
+        return int(policy.load(config)["refresh"]["deadline-seconds"])
+    except GpushimError:  # the refresh reports it
+        return int(policy.defaults()["refresh"]["deadline-seconds"])
