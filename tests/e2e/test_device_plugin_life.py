@@ -6,6 +6,7 @@ A pod that runs from the first test to the last has the same GPU in the same con
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -36,6 +37,7 @@ NVIDIAS = "nvidia-gpu.sock"
 KNOWN = 1.0  # seconds from kubelet's listening until it has our list; 0.004 were measured
 DRIVER = 5.0  # seconds from a driver's coming until kubelet has its GPUs
 SOON = 3.0  # seconds until a change is noticed that nothing tells of
+NUMBERS = itertools.count()
 ASKED = 15.0  # seconds until kubelet, which is asked every 10 s, has been asked
 LISTENS, LISTED = "Starting device plugin registration server", f'State pushed for device plugin" resource="{GPU}"'
 
@@ -69,12 +71,12 @@ def folder(node: Node) -> Path:
     return node.kubelet_dir / "device-plugins"
 
 
-def inode(node: Node) -> int:
-    """Number of the plugin's socket; 0 if there is none, or nobody listens."""
+def made(node: Node) -> int:
+    """When the plugin's socket was made, in ns (an inode's number comes again); 0 if there is none, or it is dead."""
     path = folder(node) / "gpushim-gpu.sock"
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
-        return path.stat().st_ino
+        return path.stat().st_mtime_ns
     return 0
 
 
@@ -88,9 +90,10 @@ def anew(directory: Path) -> None:
 
 def works(node: Node, host: Host, kept: tuple[str, list[str]]) -> None:
     """Assert that a pod gets a GPU, another one than the pod that runs all the time."""
-    node.pod("new", {GPU: 1})
-    assert gpus(node, host, "new")[1] != kept[1]
-    node.remove("new")
+    name = f"new{next(NUMBERS)}"  # the same one again would wait for kubelet's next round
+    node.pod(name, {GPU: 1})
+    assert gpus(node, host, name)[1] != kept[1]
+    node.remove(name)
 
 
 def known(node: Node, since: int) -> float:
@@ -125,7 +128,7 @@ def test_kubelet_ends(
             (folder(node) / "kubelet.sock").unlink()
         if late:
             one.start()
-            assert until(lambda: inode(node) > 0, plugins.SECONDS), one.said()
+            assert until(lambda: made(node) > 0, plugins.SECONDS), one.said()
         if not left:
             anew(folder(node))
         since = node.log.stat().st_size
@@ -174,14 +177,14 @@ def test_others_registration_takes_our_place(
 def test_two_instances(node: Node, gpushim_env: dict[str, str], ids: set[str], number: int, ends: str) -> None:
     with plugin(node, gpushim_env) as old, plugin(node, gpushim_env, name="new", start=False) as new:
         old.offers(ids=ids)
-        first = inode(node)
+        first = made(node)
         new.start()
-        assert until(lambda: inode(node) not in (0, first), plugins.SECONDS), new.said()
-        second = inode(node)
+        assert until(lambda: made(node) not in (0, first), plugins.SECONDS), new.said()
+        second = made(node)
         left, gone = (new, old) if ends == "old" else (old, new)
         assert until(lambda: "registered" in new.said(), plugins.SECONDS), new.said()
         assert gone.stop(number) == (0 if number == signal.SIGTERM else -number)
-        assert until(lambda: inode(node) != 0 and (ends == "old") == (inode(node) == second), SOON)
+        assert until(lambda: made(node) != 0 and (ends == "old") == (made(node) == second), SOON)
         left.offers(ids=ids, seconds=SOON)
 
 
@@ -199,9 +202,9 @@ def test_own_socket_deleted(
 ) -> None:
     with plugin(node, gpushim_env) as one:
         one.offers(ids=ids)
-        before = inode(node)
+        before = made(node)
         (folder(node) / "gpushim-gpu.sock").unlink()
-        assert until(lambda: inode(node) not in (0, before), SOON), one.said()
+        assert until(lambda: made(node) not in (0, before), SOON), one.said()
         one.offers(ids=ids, seconds=SOON)
         works(node, gpu_host, kept)
 
