@@ -12,9 +12,12 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
 
 from e2e.kube import Node
-from e2e.leftovers import until
+from e2e.leftovers import processes, until
 from e2e.plugins import Plugin, plugin
 from e2e.podgpus import GPU, gpus
 from e2e.test_device_plugin import node as node
@@ -22,7 +25,7 @@ from fakehost import Host
 
 SECONDS = float(os.environ.get("GPUSHIM_KILL_SECONDS", "120"))
 SEED = os.environ.get("GPUSHIM_KILL_SEED") or str(time.time_ns())
-PODS = 6  # at most
+PODS = 4  # at most, of one or two GPUs each
 STEADY = 60.0  # seconds until all that was killed and made has settled
 
 
@@ -66,13 +69,14 @@ def strike(node: Node, one: Plugin, chance: random.Random) -> str:
 
 
 def change(node: Node, pods: set[str], names: Iterator[str], chance: random.Random) -> None:
-    """Make a pod or take one away, or do nothing."""
+    """Make a pod or take one away, first one that was refused for good, or do nothing."""
+    refused = [name for name in sorted(pods) if (pod := node.status(name)) and pod.phase == "Failed"]
     if len(pods) < PODS and chance.random() < 0.6:
         name = next(names)
         pods.add(name)
         node.create(name, {GPU: chance.choice((1, 1, 2))})
-    elif pods:
-        name = chance.choice(sorted(pods))
+    elif refused or (len(pods) == PODS and chance.random() < 0.5):
+        name = chance.choice(refused or sorted(pods))
         pods.remove(name)
         (node.work / "manifests" / f"{name}.json").unlink()
 
@@ -89,24 +93,46 @@ def sockets(node: Node) -> set[str]:
     return {path.name for path in folder.iterdir() if stat.S_ISSOCK(path.lstat().st_mode)}
 
 
+def same(node: Node, pods: set[str], had: dict[str, list[str]]) -> None:
+    """Assert that each container still has the GPUs that it was first seen with."""
+    for name in pods:
+        pod, ids = node.status(name), sorted(node.held(name).get(GPU, []))
+        if pod and pod.container and ids:
+            assert had.setdefault(pod.container, ids) == ids, name
+
+
+@pytest.fixture
+def orphans(node: Node) -> Iterator[None]:
+    """End shims whose sandbox containerd has lost, as it does when it is killed while it makes one."""
+    yield
+    known = node.engine.ctr("containers", "ls", "--quiet", namespace="k8s.io").stdout.split()
+    for pid in processes(node.engine.state):
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if words[0].endswith("containerd-shim-runc-v2") and words[words.index("-id") + 1] not in known:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("orphans")
 def test_killed_at_any_moment(node: Node, gpu_host: Host, gpushim_env: dict[str, str]) -> None:
     print(f"GPUSHIM_KILL_SEED={SEED}")
-    chance, end, pods = random.Random(SEED), time.monotonic() + SECONDS, set[str]()
+    chance, pods, had = random.Random(SEED), set[str](), dict[str, list[str]]()
     names = (f"p{number}" for number in itertools.count())
+    state = Path(gpushim_env["GPUSHIM_STATE"])
+    files = {path.name for path in state.iterdir()}
     with plugin(node, gpushim_env) as one:
         one.offers()
+        end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             for _ in range(chance.randrange(4)):
                 change(node, pods, names, chance)
-            time.sleep(chance.choice((0, chance.random() / 2, chance.random() * 3)))
+            time.sleep(chance.choice((0, chance.random(), 6 * chance.random())))
+            same(node, pods, had)
             print(f"{time.strftime('%T')} {sorted(pods)} {strike(node, one, chance)}", flush=True)
-        one.offers(ids={gpu.uuid for gpu in gpu_host.gpus}, seconds=STEADY)
-        assert len(node.allocatable()) == len(gpu_host.gpus)
+        assert node.engine.daemon is not None
+        assert node.engine.daemon.answers()
         assert until(lambda: settled(node, pods), STEADY), {name: node.status(name) for name in pods}
-        running = [name for name in sorted(pods) if node.status(name).phase == "Running"]  # type: ignore[union-attr]
-        print(f"running at the end: {running}, refused: {sorted(pods - set(running))}")
-        given = [uuid for name in running for uuid in gpus(node, gpu_host, name)[1]]
-        assert len(given) == len(set(given))
+        agree(node, gpu_host, pods, had)
+        one.offers(ids={gpu.uuid for gpu in gpu_host.gpus}, seconds=STEADY)
         if pods:
             node.remove(*pods)
         node.pod("all", {GPU: len(gpu_host.gpus)})  # each can be given out
@@ -114,4 +140,27 @@ def test_killed_at_any_moment(node: Node, gpu_host: Host, gpushim_env: dict[str,
         assert sockets(node) == {"kubelet.sock", "gpushim-gpu.sock"}
         assert one.stop() == 0
         assert sockets(node) == {"kubelet.sock"}
+        assert {path.name for path in state.iterdir()} == files
         assert "Traceback" not in one.said()
+
+
+def agree(node: Node, host: Host, pods: set[str], had: dict[str, list[str]]) -> None:
+    """Assert that each pod that runs has its GPUs, alone, and that no container runs of those that do not."""
+    status = {name: node.status(name) for name in sorted(pods)}
+    running = [name for name, pod in status.items() if pod and pod.phase == "Running"]
+    print(f"running at the end: {running}, refused: {sorted(pods - set(running))}; containers seen: {len(had)}")
+    found = [gpus(node, host, name) for name in running]
+    for container, ids in found:
+        assert had.setdefault(container, ids) == ids
+    given = [uuid for _, ids in found for uuid in ids]
+    assert len(given) == len(set(given))
+    here = {container for container, _ in found}
+    assert until(lambda: containers(node) == here, STEADY), containers(node) ^ here
+
+
+def containers(node: Node) -> set[str]:
+    """Containers that run, but for the pods' sandboxes."""
+    rows = [row.split() for row in node.engine.ctr("tasks", "ls", namespace="k8s.io").stdout.splitlines()[1:]]
+    kinds = node.engine.ctr("containers", "ls", namespace="k8s.io").stdout.splitlines()[1:]
+    boxes = {row.split()[0] for row in kinds if "pause" in row}
+    return {row[0] for row in rows if row[2] == "RUNNING"} - boxes
