@@ -10,7 +10,6 @@ Out of scope: what kubelet calls (service.py), which devices there are (resource
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +89,7 @@ class Endpoint:
             if trouble and trouble != told:  # once, not every second
                 logger.error("%s", trouble)
             told = trouble
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.changed.wait(), pause)
+            await _set(self.changed, pause)
             self.changed.clear()
 
     def forgotten(self) -> None:
@@ -194,3 +192,15 @@ class Endpoint:
         for one in self._service.readers:
             one.end()
         await asyncio.gather(*(listener.stop() for listener in self._listeners))
+
+
+async def _set(event: asyncio.Event, seconds: float) -> None:
+    """Wait until an event is set, but no longer than so many seconds.
+
+    asyncio.wait_for forgets before Python 3.12 that it was cancelled, if the event is set just then.
+    """
+    waiter = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([waiter], timeout=seconds)
+    finally:
+        waiter.cancel()

@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,10 @@ class Node:
     def pod(self, name: str, limits: dict[str, int], **more: Any) -> Pod:
         """Create a pod, and wait until it runs or is refused."""
         self.create(name, limits, **more)
+        return self.wait(name)
+
+    def wait(self, name: str) -> Pod:
+        """Wait until a pod runs or is refused."""
         found: list[Pod] = []
 
         def settled() -> bool:
@@ -231,9 +236,13 @@ class Node:
 
     def look(self, container: str, host: Host, indices: list[int]) -> str:
         """Run the probe in a container."""
+        return self.run(container, probe(host, indices))
+
+    def run(self, container: str, command: list[str]) -> str:
+        """Run a command in a container and return what it prints."""
         client = cri.Client(self.engine.socket, self.work)  # not `engine.cri`, which removes all pods
         try:
-            return client.execute(container, *probe(host, indices))
+            return client.execute(container, *command)
         finally:
             client.close()
 
@@ -254,8 +263,8 @@ class Node:
         """Remove the pods that kubelet has left behind, as it does when it ends."""
         rows = self.engine.ctr("containers", "ls", namespace="k8s.io").stdout.splitlines()
         client = cri.Client(self.engine.socket, self.work)
-        for sandbox in [row.split()[0] for row in rows if "pause" in row]:
-            client.remove_pod(sandbox)
+        with ThreadPoolExecutor(8) as several:  # each waits for processes to end
+            list(several.map(client.remove_pod, [row.split()[0] for row in rows if "pause" in row]))
         client.close()
 
     def ask(self, method: str, answer: str) -> dict[str, Any]:
@@ -269,8 +278,21 @@ class Node:
 
     def allocatable(self, resource: str = "nvidia.com/gpu") -> list[str]:
         """Ids that kubelet would give out, all of them that are well."""
-        devices = self.ask("GetAllocatableResources", "AllocatableResourcesResponse")["devices"]
-        return sorted(one for row in devices if row["resource_name"] == resource for one in row["device_ids"])
+        return self.everything().get(resource, [])
+
+    def everything(self) -> dict[str, list[str]]:
+        """Ids that kubelet would give out, by resource."""
+        found: dict[str, list[str]] = {}
+        for row in self.ask("GetAllocatableResources", "AllocatableResourcesResponse")["devices"]:
+            found.setdefault(row["resource_name"], []).extend(row["device_ids"])
+        return {name: sorted(ids) for name, ids in found.items()}
+
+    def healths(self, name: str) -> dict[str, str]:
+        """How a pod's status says that its devices are, by id."""
+        rows = json.loads(self._get("/pods") or "{}").get("items") or ()
+        boxes = [one for row in rows if row["metadata"]["name"] == f"{name}-{NAME}" for one in _boxes(row)]
+        listed = [one for box in boxes for row in box.get("allocatedResourcesStatus", ()) for one in row["resources"]]
+        return {one["resourceID"]: one["health"] for one in listed}
 
     def checkpoint(self) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
         """Read what kubelet would know after a restart: ids by resource, and what it has given out."""
@@ -286,6 +308,10 @@ class Node:
                 for row in [row for box in pod["containers"] for row in box["devices"]]:
                     found.setdefault(row["resource_name"], []).extend(row["device_ids"])
         return found
+
+
+def _boxes(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return pod["status"].get("containerStatuses") or []
 
 
 def _ports(count: int) -> list[int]:
@@ -307,9 +333,9 @@ def node(engine: Containerd, place: Chroot) -> Iterator[Node]:
         engine: the containerd, with the pods' images.
         place: the Debian that it runs in.
     """
-    work = Path(tempfile.mkdtemp(prefix="kube-", dir=engine.state))
-    ports, kubelet = _ports(3), work / "kubelet"
-    for folder in ("kubelet", "manifests", "settings", "logs"):
+    work = Path(tempfile.mkdtemp(prefix="k", dir=engine.state))
+    ports, kubelet = _ports(3), work / "k"  # short, for sockets lie in it
+    for folder in ("k", "manifests", "settings", "logs"):
         (work / folder).mkdir()
     for name, value in KERNEL.items():
         (work / "settings" / name).parent.mkdir(parents=True, exist_ok=True)

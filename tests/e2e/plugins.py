@@ -2,7 +2,8 @@
 
 It runs on this machine and not in the node's Debian: kubelet's directory, the simulated host and gpushim's state have
 the same paths in both, so that its sockets are those that kubelet sees.
-Out of scope: the node (kube.py), what kubelet and containers must show (the tests).
+The node's pods are made by gpushim-runtime, and those whose names begin with "runc" by runc alone.
+Out of scope: the node's kubelet (kube.py), what kubelet and containers must show (the tests).
 """
 
 from __future__ import annotations
@@ -17,15 +18,59 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from e2e.engines import SYSTEM_PATH, members
+from e2e import chroots, kube, trees
+from e2e.engines import SYSTEM_PATH, containerd, members
 from e2e.kube import Node
 from e2e.leftovers import until
 from e2e.trees import TOP
+from fakehost import Host
 
 PROGRAM = TOP / "bin" / "gpushim-device-plugin"
 ROOTS = ":".join(str(TOP / name) for name in ("plugin", "shim", "hook"))
 COMMAND = [str(PROGRAM)] if PROGRAM.exists() else [sys.executable, "-c", "from gpuplugin.cli import main; main()"]
 SECONDS = 30.0
+# In the bundle's directory, as containerd's shim calls it: the pod's name decides who makes its containers.
+CHOICE = """#!/bin/sh
+if grep -q '"io.kubernetes.cri.sandbox-name":"runc' config.json 2>/dev/null; then exec runc "$@"; fi
+exec {shim} "$@"
+"""
+
+
+@contextlib.contextmanager
+def gpu_node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
+    """Run a node for a simulated host, with CDI.
+
+    Args:
+        host: whose GPUs it has.
+        env: GPUSHIM_CONFIG and GPUSHIM_STATE, after a refresh.
+        debian_image: archive of its pods' image.
+        busybox_tree: root filesystem of their pause container.
+
+    Yields:
+        The node, without any device plugin.
+    """
+    program, state = kube.program(), Path(env["GPUSHIM_STATE"])
+    pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
+    runtime = state.with_name("runtime")
+    runtime.write_text(CHOICE.format(shim=TOP / "bin" / "gpushim-runtime"))
+    runtime.chmod(0o755)
+    with chroots.entered("sid", Path(host.root), program.parent, view="v1") as place:
+        chroots.publish(place.prefix, state / "cdi")
+        # A snapshot with MIG instances lives seconds on some kernels, so that a create there needs NVIDIA's bindings.
+        subprocess.run([*place.prefix, "/bin/umount", str(TOP / "vendor")], check=True)
+        with containerd(
+            {"nvidia": runtime}, pause="docker.io/library/pause:local", env=env, prefix=place.prefix, cdi=True,
+            default="nvidia",
+        ) as engine:  # fmt: skip
+            for archive in (debian_image, pause):
+                engine.load(archive, ("k8s.io",))
+            with kube.node(engine, place) as found:
+                yield found
+
+
+def environment(env: dict[str, str]) -> dict[str, str]:
+    """Return all variables of a plugin's process."""
+    return {"PATH": SYSTEM_PATH, "PYTHONPATH": ROOTS, **env}
 
 
 @dataclass
@@ -52,7 +97,7 @@ class Plugin:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={"PATH": SYSTEM_PATH, "PYTHONPATH": ROOTS, **self.env},
+                env=environment(self.env),
             )  # fmt: skip
 
     def stop(self, number: int = signal.SIGTERM) -> int | None:

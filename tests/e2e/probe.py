@@ -29,8 +29,10 @@ def opened(path: str) -> str:
 
 
 def nodes() -> dict[str, str]:
-    """Open every NVIDIA character device below /dev."""
-    found = [*glob.glob("/dev/nvidia*"), *glob.glob("/dev/nvidia*/*")]
+    """Open every character device below /dev that comes with GPUs."""
+    found = [
+        path for name in ("nvidia*", "nvidia*/*", "gdrdrv", "infiniband/*") for path in glob.glob("/dev/" + name)
+    ]
     return {path: opened(path) for path in sorted(found) if stat.S_ISCHR(os.stat(path).st_mode)}
 
 

@@ -14,7 +14,9 @@ from typing import Any, Optional, Union
 from fakehost import compiled, kernel, layouts, tree
 from fakehost.gpus import Gpu, MigRequest, describe, set_mig, table
 
-HINT = "# behaviours: delay_ms = N, hang = 1, fail = NVML_ERROR, fail_gpu = INDEX NVML_ERROR\n"
+HINT = (
+    "# behaviours: delay_ms = N, hang = 1, fail = NVML_ERROR, fail_gpu = INDEX NVML_ERROR, fail_links = NVML_ERROR\n"
+)
 
 
 @dataclass
@@ -122,7 +124,13 @@ class Host:
         self.update()
 
     def behave(
-        self, *, delay_ms: int = 0, hang: bool = False, fail: int = 0, fail_gpu: Optional[Mapping[int, int]] = None
+        self,
+        *,
+        delay_ms: int = 0,
+        hang: bool = False,
+        fail: int = 0,
+        fail_gpu: Optional[Mapping[int, int]] = None,
+        fail_links: int = 0,
     ) -> None:
         """Set how NVML behaves from its next start on; what is not named goes back to normal.
 
@@ -131,8 +139,10 @@ class Host:
             hang: nvmlInit never returns.
             fail: the NVML error that nvmlInit answers.
             fail_gpu: by GPU index on the host, the NVML error of every handle look-up.
+            fail_links: the NVML error of every question about how GPUs are connected; 13 is a driver too old for it.
         """
         self.behaviours = [f"delay_ms = {delay_ms}", f"hang = {int(hang)}", f"fail = {fail}"]
+        self.behaviours += [f"fail_links = {fail_links}"]
         self.behaviours += [f"fail_gpu = {index} {code}" for index, code in (fail_gpu or {}).items()]
         self._write_conf()
 

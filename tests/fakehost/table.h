@@ -28,6 +28,8 @@ struct gpu {
     int fail;                     /* what NVML answers for this GPU's handle, 0 for all well */
     int mig_count;
     struct mig migs[MAX_MIG];
+    unsigned char near[MAX_GPUS], links[MAX_GPUS]; /* by number: topology level + 1 (0: not said), NVLinks */
+    unsigned char switched;                        /* NVLinks to an NVSwitch */
     char model[96], uuid[80];
 };
 
@@ -35,7 +37,7 @@ struct host {
     int in_container; /* the directory the host was built in is not there */
     char root[3072], dev[3072], driver[64];
     int cuda_major, cuda_minor;
-    int delay_ms, hang, fail;
+    int delay_ms, hang, fail, fail_links;
     int gpu_count;
     struct gpu gpus[MAX_GPUS];
 };

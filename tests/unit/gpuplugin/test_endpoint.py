@@ -95,6 +95,24 @@ def sockets(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_socket() and path.name != "kubelet.sock")
 
 
+@pytest.mark.parametrize("turns", range(5))
+def test_it_ends_even_if_something_changes_just_then(folder: Path, turns: int) -> None:
+    async def run() -> None:
+        endpoint = Endpoint(str(folder), GPU, give, prefer)
+        task = asyncio.create_task(endpoint.keep())
+        await until(lambda: sockets(folder) != [])
+        await asyncio.sleep(0.05)
+        endpoint.changed.set()
+        for _ in range(turns):  # of the loop, each of which may be the one before it has noticed
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=2)
+        assert task.cancelled()
+        await endpoint.stop()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("old", [False, True])
 def test_it_registers_lists_and_answers(folder: Path, old: bool) -> None:
     async def run() -> None:
