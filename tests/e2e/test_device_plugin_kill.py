@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from e2e.kube import Node
-from e2e.leftovers import processes, until
+from e2e.leftovers import SHIM_SECONDS, processes, until
 from e2e.plugins import Plugin, plugin
 from e2e.podgpus import GPU, gpus
 from e2e.test_device_plugin import node as node
@@ -69,14 +69,14 @@ def strike(node: Node, one: Plugin, chance: random.Random) -> str:
 
 
 def change(node: Node, pods: set[str], names: Iterator[str], chance: random.Random) -> None:
-    """Make a pod or take one away, first one that was refused for good, or do nothing."""
-    refused = [name for name in sorted(pods) if (pod := node.status(name)) and pod.phase == "Failed"]
-    if len(pods) < PODS and chance.random() < 0.6:
-        name = next(names)
-        pods.add(name)
+    """Take away the pods that were refused for good, and make one, or take away any."""
+    leaving = [name for name in sorted(pods) if (pod := node.status(name)) and pod.phase == "Failed"]
+    if len(pods) - len(leaving) == PODS or (pods and chance.random() < 0.3):
+        leaving.append(chance.choice(sorted(pods)))
+    else:
+        pods.add(name := next(names))
         node.create(name, {GPU: chance.choice((1, 1, 2))})
-    elif refused or (len(pods) == PODS and chance.random() < 0.5):
-        name = chance.choice(refused or sorted(pods))
+    for name in set(leaving):
         pods.remove(name)
         (node.work / "manifests" / f"{name}.json").unlink()
 
@@ -103,13 +103,20 @@ def same(node: Node, pods: set[str], had: dict[str, list[str]]) -> None:
 
 @pytest.fixture
 def orphans(node: Node) -> Iterator[None]:
-    """End shims whose sandbox containerd has lost, as it does when it is killed while it makes one."""
+    """End shims that containerd has lost, as it does when it is killed while it makes a sandbox."""
+
+    def shims() -> list[int]:
+        return [
+            pid
+            for pid in processes(node.engine.state)
+            if b"/containerd-shim" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+
     yield
-    known = node.engine.ctr("containers", "ls", "--quiet", namespace="k8s.io").stdout.split()
-    for pid in processes(node.engine.state):
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        if words[0].endswith("containerd-shim-runc-v2") and words[words.index("-id") + 1] not in known:
-            os.kill(pid, signal.SIGKILL)
+    node.remove("all")
+    until(lambda: not shims(), SHIM_SECONDS)
+    for pid in shims():
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("orphans")
@@ -123,7 +130,7 @@ def test_killed_at_any_moment(node: Node, gpu_host: Host, gpushim_env: dict[str,
         one.offers()
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            for _ in range(chance.randrange(4)):
+            for _ in range(chance.randrange(3)):
                 change(node, pods, names, chance)
             time.sleep(chance.choice((0, chance.random(), 6 * chance.random())))
             same(node, pods, had)
