@@ -18,15 +18,21 @@ import pytest
 
 from e2e.kube import Node
 from e2e.leftovers import SHIM_SECONDS, processes, until
-from e2e.plugins import Plugin, plugin
+from e2e.plugins import Plugin, gpu_node, plugin
 from e2e.podgpus import GPU, gpus
-from e2e.test_device_plugin import node as node
 from fakehost import Host
 
 SECONDS = float(os.environ.get("GPUSHIM_KILL_SECONDS", "120"))
 SEED = os.environ.get("GPUSHIM_KILL_SEED") or str(time.time_ns())
 PODS = 4  # at most, of one or two GPUs each
 STEADY = 60.0  # seconds until all that was killed and made has settled
+
+
+@pytest.fixture(scope="module")
+def node(gpu_host: Host, gpushim_env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
+    """A node of the simulated host."""
+    with gpu_node(gpu_host, gpushim_env, debian_image, busybox_tree) as found:
+        yield found
 
 
 def kubelet_up(node: Node) -> None:

@@ -22,12 +22,10 @@ import pytest
 
 import fakehost
 from e2e import otherplugin, plugins
-from e2e.engines import SYSTEM_PATH
 from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import plugin
+from e2e.plugins import gpu_node, plugin
 from e2e.podgpus import GPU, gpus
-from e2e.test_device_plugin import node as node
 from e2e.trees import TOP
 from e2e.witness import settings
 from fakehost import Host
@@ -40,6 +38,13 @@ SOON = 3.0  # seconds until a change is noticed that nothing tells of
 NUMBERS = itertools.count()
 ASKED = 15.0  # seconds until kubelet, which is asked every 10 s, has been asked
 LISTENS, LISTED = "Starting device plugin registration server", f'State pushed for device plugin" resource="{GPU}"'
+
+
+@pytest.fixture(scope="module")
+def node(gpu_host: Host, gpushim_env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
+    """A node of the simulated host."""
+    with gpu_node(gpu_host, gpushim_env, debian_image, busybox_tree) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +146,7 @@ def test_kubelet_ends(
 def other(node: Node) -> Iterator[None]:
     """Run somebody else's plugin, which registers our resource, for the block; kill it then."""
     command = [sys.executable, otherplugin.__file__, str(folder(node)), GPU]
-    env = {"PATH": SYSTEM_PATH, "PYTHONPATH": plugins.ROOTS}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=plugins.environment({})) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"listed\n"
@@ -245,7 +249,7 @@ def test_litter_of_a_killed_one(node: Node, gpushim_env: dict[str, str], ids: se
         one.offers(ids=ids)
 
 
-@pytest.mark.parametrize("path", ["k3s/agent/kubelet", "kubelet/"])
+@pytest.mark.parametrize("path", ["k3s/kubelet", "k0s/kubelet/"])
 def test_kubelet_dir(node: Node, gpushim_env: dict[str, str], ids: set[str], path: str) -> None:
     place = node.work / path
     if not place.exists():
