@@ -120,6 +120,7 @@ def node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path
     with gpu_node(host, env, debian_image, busybox_tree) as found:
         for case in CASES:
             decide(found, env, case)
+            found.wait(CASES[0].name)  # or containerd unpacks the image for many pods at once
         yield found
 
 
