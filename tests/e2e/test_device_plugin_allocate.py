@@ -176,13 +176,14 @@ def expected(host: Host, uuids: set[str]) -> tuple[set[str], list[str], list[str
 @pytest.mark.parametrize("case", CASES[:-3], ids=lambda case: case.name)
 def test_a_pod_has_what_kubelet_gave_it(node: Node, host: Host, case: Case) -> None:
     held = node.held(case.name)
-    assert {name: len(ids) for name, ids in held.items()} == case.limits
+    assert {name: len(ids) for name, ids in held.items()} == case.limits, node.status(case.name)
     pod = node.wait(case.name)
     assert pod.container, pod
-    assert [sorted(key for key, value in one.items() if value) for one in entries(node, held)] == [
-        sorted(case.answer.split())
-    ] * len(case.limits)
+    noted = entries(node, held)
+    fields = [sorted(key for key, value in one.items() if value) for one in noted]
+    assert fields == [sorted(case.answer.split())] * len(case.limits)
     uuids = {one.partition("::")[0] for ids in held.values() for one in ids}
+    assert all((one in str(noted)) == (INDEX not in case.flags) for one in uuids)
     nodes, shown, others = expected(host, uuids)
     report = json.loads(node.run(pod.container, ["python3", "/probe.py", *others]))
     assert set(report["nodes"]) == nodes | set(case.nodes)
