@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TOP / "shim"), str(TOP / "hook")]
+sys.path[:0] = [str(TOP / "shim"), str(TOP / "hook"), str(TOP / "plugin")]
 sys.path += [str(TOP / "vendor")]
 
 import click  # noqa: E402
 
+from gpuplugin import cli as device_plugin  # noqa: E402
 from gpushim import __version__, cli  # noqa: E402
 
 SECTIONS = {"1": "User Commands", "8": "System Administration"}
@@ -58,13 +59,17 @@ def pages(main: click.Group, docs: Path) -> Iterator[tuple[str, str]]:
     ctx = click.Context(main, info_name="gpushim")
     texts = sorted((docs / "man").glob("*.txt"))
     names = [name for name in main.list_commands(ctx) if not _command(main, ctx, name).hidden]
-    others = [f"gpushim-{name}(1)" for name in names] + ["{}({})".format(*text.stem.split(".")) for text in texts]
+    written = sorted([f"{device_plugin.PROGRAM}.8", *(text.stem for text in texts)])
+    others = [f"gpushim-{name}(1)" for name in names] + ["{}({})".format(*page.split(".")) for page in written]
     yield "gpushim.1", _front(main, ctx, docs, names, others)
     for name in names:
         yield f"gpushim-{name}.1", _page_of(_command(main, ctx, name), click.Context(main, info_name="gpushim"), name)
     for text in texts:
         name, section = text.stem.split(".")
         yield text.stem, _header(name, section) + _written(text.read_text(encoding="ascii"))
+    command = device_plugin.command()
+    page = _body(command, click.Context(command, info_name=command.name), device_plugin.PROGRAM, "8")
+    yield f"{device_plugin.PROGRAM}.8", page + f".SH SEE ALSO\n{_escaped('gpushim(1), gpushim-refresh(1)')}\n"
 
 
 def _command(group: click.Group, ctx: click.Context, name: str) -> click.Command:
@@ -110,10 +115,10 @@ def _subcommand(group: click.Group, parent: click.Context, name: str) -> str:
     return text
 
 
-def _body(command: click.Command, ctx: click.Context, page: str) -> str:
+def _body(command: click.Command, ctx: click.Context, page: str, section: str = "1") -> str:
     options = _options(command, ctx)
     return (
-        _header(page, "1")
+        _header(page, section)
         + f".SH NAME\n{_escaped(page)} \\- {_escaped(_short(command))}\n"
         + f".SH SYNOPSIS\n.B {_usage(command, ctx)}\n"
         + f".SH DESCRIPTION\n{_paragraphs(command)}"

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from gpuplugin.settings import Settings
     from gpushim.model import Snapshot
 
-LOOK = 2.0  # seconds between looks at the snapshot, where nothing tells of a change
+LOOK = 2.0  # seconds between looks at the snapshot, where nothing tells of a change; a look is 1 ms of CPU
+WELL = 5.0  # the same, where kubelet has been told of a snapshot that is true
 ASK = 10.0  # seconds between questions to kubelet, at most
 TICK = 1.0  # seconds between looks at other plugins' sockets, and to the first question after a change
 QUIET = 10.0  # seconds after an Allocate in which nothing is taken off the list
@@ -178,7 +179,7 @@ class Plugin:
             return LOOK
         seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")
         if seen == self._seen:
-            return LOOK
+            return WELL
         notes: list[str] = []
         try:
             self._offer(found, notes)

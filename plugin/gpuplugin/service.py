@@ -142,11 +142,13 @@ class Service:
         async def nothing(_: Any, context: Any) -> dict[str, Any]:
             return {}
 
-        prefer, allocate = partial(self._serve, self._prefer), partial(self._serve, self._allocate)
+        # Partials of functions: in one of a bound method, Python 3.9 and so grpc see nothing asynchronous.
+        prefer = partial(Service._serve, self, self._prefer)
+        allocate = partial(Service._serve, self, self._allocate)
         rows = {
             "GetDevicePluginOptions": unary(options, "Empty", "DevicePluginOptions"),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                partial(self.watch, listener), reader("Empty"), None
+                partial(Service.watch, self, listener), reader("Empty"), None
             ),
             "GetPreferredAllocation": unary(prefer, "PreferredAllocationRequest", "PreferredAllocationResponse"),
             "Allocate": unary(allocate, "AllocateRequest", "AllocateResponse"),

@@ -20,8 +20,8 @@ from gpushim.replace import replace
 
 # In this order each finds those that it imports; packages end with a dot.
 CREATE = """
-    gpushim. gpushim.errors gpushim.bounds gpushim.bundle gpushim.fastjson gpushim.selection gpushim.require
-    gpushim.authorization gpushim.request gpushim.edits gpushim.hookargs gpushim.plan gpushim.stamp gpushim.inventory.
+    gpushim. gpushim.errors gpushim.bounds gpushim.bundle gpushim.fastjson gpushim.authorization gpushim.selection
+    gpushim.require gpushim.request gpushim.edits gpushim.hookargs gpushim.plan gpushim.stamp gpushim.inventory.
     gpushim.inventory.ensure gpushim.logfile gpushim.decide gpushim.create
 """
 HOOK = """

@@ -17,7 +17,7 @@ from e2e.engines import SYSTEM_PATH
 CACHE = trees.TOP / ".cache" / "packages"
 # What packaging/deb/build takes from a checkout, and what it links to: tools that are not of the packages.
 SOURCES = (
-    *("bin", "docs", "hook", "packaging", "shim", "tools"),
+    *("bin", "docs", "hook", "packaging", "plugin", "shim", "tools"),
     *("pyproject.toml", "CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md"),
 )
 TOOLS = (".venv", "vendor")

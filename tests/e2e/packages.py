@@ -22,7 +22,8 @@ from gpushim.inventory.hardlinks import UNFINISHED
 
 HERE = "here"  # the machine that runs the tests
 SUITES = (HERE, *chroots.SUITES)
-MAIN, COMPAT = "gpushim", "gpushim-nvidia-compat"
+MAIN, COMPAT, PLUGIN = "gpushim", "gpushim-nvidia-compat", "gpushim-device-plugin"
+NEEDED = ("python3-yaml", "python3-grpcio")  # of the distribution
 # The argument: the state directory. Engines' files cannot lie on an overlay.
 MOUNT = """
 ldconfig
@@ -50,14 +51,14 @@ def root(suite: str) -> str:
     """Return the lower directories of a machine: a Debian that dpkg knows, over one of its engines' files."""
     if suite == HERE:
         return "/"
-    place = built.CACHE / "roots" / suite
+    place = built.CACHE / "roots" / "-".join((suite, *NEEDED))
     with trees.locked(place.parent):
         if not place.is_dir():
             with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
                 fresh = Path(scratch, "tree")
                 # Its lists of packages stay, and the dependencies, so that apt needs no network later.
-                later = 'chroot "$1" apt-get install --yes --download-only --no-install-recommends python3-yaml'
-                more = ("--skip=cleanup/apt", f"--customize-hook={later} >/dev/null")
+                later = 'chroot "$1" apt-get install --yes --download-only --no-install-recommends'
+                more = ("--skip=cleanup/apt", f"--customize-hook={later} {' '.join(NEEDED)} >/dev/null")
                 trees.bootstrap(fresh, suite, "apt", ("python3",), *more)
                 fresh.rename(place)
     return f"{place}:{chroots.tree(suite)}"

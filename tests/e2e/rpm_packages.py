@@ -19,7 +19,7 @@ from e2e.engines import Done
 from e2e.installed import Machine
 
 SUITE = "trixie"
-MAIN, COMPAT, SOURCE = "gpushim", "gpushim-nvidia-compat", "gpushim.src"
+MAIN, COMPAT, PLUGIN, SOURCE = "gpushim", "gpushim-nvidia-compat", "gpushim-device-plugin", "gpushim.src"
 RPM, RPMBUILD, CONFIGURATION = "/usr/bin/rpm", "/usr/bin/rpmbuild", "/usr/lib/rpm"
 # Of these a program takes those of the system that it runs on.
 GLIBC = ("libc.so.6", "libm.so.6")
@@ -35,7 +35,7 @@ BuildArch: noarch
 It has no files.
 %files
 """
-SYSTEM = "Provides: python3 = 3.13, python3-pyyaml, coreutils, grep, sed, /bin/sh"
+SYSTEM = "Provides: python3 = 3.13, python3-pyyaml, python3-grpcio, coreutils, grep, sed, /bin/sh"
 # Directories of such a system, most of them of Fedora's package `filesystem`.
 DIRECTORIES = (
     *("/usr/share/man/man1", "/usr/share/man/man8", "/usr/share/licenses", "/usr/lib/systemd/system-preset"),

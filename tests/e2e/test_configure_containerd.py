@@ -70,7 +70,9 @@ def state() -> Iterator[Path]:
 def write(config: Path, version: int, prefix: tuple[str, ...], *, imports: bool) -> bytes:
     """Write settings of a version, with comments; containerd 2 makes version 3 of version 2 itself."""
     state = config.parent
-    text = engines.CONTAINERD_CONFIG.format(state=state, pause=PAUSE, more="") + RUNC_OPTIONS.format(state=state)
+    text = engines.CONTAINERD_CONFIG.format(state=state, pause=PAUSE, more="", default="runc") + RUNC_OPTIONS.format(
+        state=state
+    )
     config.write_text(text)
     if version == 3:
         text = engines.run([*prefix, engines.CONTAINERD, f"--config={config}", "config", "migrate"]).stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e import built, pages, trees
-from e2e.packages import COMPAT, MAIN
+from e2e.packages import COMPAT, MAIN, PLUGIN
 
 # Differences between two machines on which the same commit is built.
 ELSEWHERE = {"TZ": "Pacific/Kiritimati", "LANG": "tr_TR.UTF-8", "LC_ALL": "C", "HOME": "/nonexistent"}
@@ -37,7 +37,7 @@ def contents(package: Path) -> dict[str, list[str]]:
 
 def test_two_builds_of_the_same_sources_are_equal(debs: dict[str, Path], tmp_path: Path) -> None:
     again = built.packages_again("deb", tmp_path, **ELSEWHERE)
-    assert set(again) == {MAIN, COMPAT}
+    assert set(again) == {MAIN, COMPAT, PLUGIN}
     assert {name: path.name for name, path in again.items()} == {name: path.name for name, path in debs.items()}
     assert all(again[name].read_bytes() == debs[name].read_bytes() for name in debs)
 
@@ -49,7 +49,8 @@ def test_lintian_has_nothing_to_say(debs: dict[str, Path]) -> None:
 
 def test_version_comes_from_the_source(debs: dict[str, Path]) -> None:
     assert field(debs[MAIN], "Version") == f"{built.version_here()}-1"
-    assert field(debs[COMPAT], "Depends") == f"gpushim (= {built.version_here()}-1)"
+    for name in (COMPAT, PLUGIN):
+        assert f"gpushim (= {built.version_here()}-1)" in field(debs[name], "Depends").split(", ")
 
 
 @pytest.mark.parametrize(("version", "debian"), [("1.2.3rc1", "1.2.3~rc1-1"), ("1.2.dev3", "1.2~dev3-1")])
@@ -69,6 +70,19 @@ def test_everything_is_in_its_place(debs: dict[str, Path]) -> None:
         assert inside[path][:2] == ["-rwxr-xr-x", "root/root"]
     assert not [path for path in inside if path.endswith(".pyc") or path.startswith(("/lib/", "/usr/local/"))]
     assert {"/etc/gpushim/config.toml"} == {path for path in inside if path[:5] == "/etc/" and path[-1] != "/"}
+
+
+def test_the_device_plugin_is_in_its_own_package(debs: dict[str, Path]) -> None:
+    """But for directories and documentation, and no file in two of them."""
+    inside = {name: {path for path in contents(path) if path[-1] != "/"} for name, path in debs.items()}
+    named = {name: {path for path in inside[name] if "plugin" in path and "/doc/" not in path} for name in inside}
+    assert named == {
+        MAIN: {path for path in named[MAIN] if "/gpushim/nvidia/device_plugin" in path},
+        COMPAT: set(),
+        PLUGIN: {path for path in inside[PLUGIN] if "/doc/" not in path},
+    }
+    assert f"/usr/lib/gpushim/{built.version_here()}/gpuplugin/daemon.py" in inside[PLUGIN]
+    assert not inside[MAIN] & inside[PLUGIN]
 
 
 def test_last_file_says_that_all_are_there(debs: dict[str, Path]) -> None:

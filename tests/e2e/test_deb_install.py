@@ -14,18 +14,31 @@ import pytest
 from e2e import built, packages
 from e2e.expect import INSIDE, PROBE, probe, sees_exactly, sees_nothing
 from e2e.installed import Machine
-from e2e.packages import COMPAT, MAIN
+from e2e.packages import COMPAT, MAIN, PLUGIN
 
 # As NVIDIA's documentation has it, and beside it our own name.
 DAEMON = {"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}, "ours": {"path": "/usr/bin/gpushim-runtime"}}}
 RUN = f"docker run --rm --network=none --volume={PROBE}:{INSIDE}:ro"
 IMAGE = "debian:local"
+# The device plugin, until it listens for kubelet; the argument is kubelet's directory.
+SERVE = """
+set -- %s
+mkdir -p "$1/device-plugins"
+gpushim-device-plugin --kubelet-dir="$1" 2>"$1/said" &
+for try in $(seq 100); do [ ! -S "$1/device-plugins/gpushim-gpu.sock" ] || break; sleep 0.1; done
+ls "$1/device-plugins"
+kill $!
+wait $!
+echo "ended with $?"
+ls "$1/device-plugins"
+cat "$1/said" >&2
+"""
 FOREIGN = '{"cdiVersion": "0.5.0", "kind": "example.org/gpu", "devices": [], "containerEdits": {}}'
 
 
 @pytest.fixture(scope="module", params=packages.SUITES)
 def there(request: pytest.FixtureRequest, debian_tree: Path, debian_image: Path) -> Iterator[Machine]:
-    """A machine with both packages and a dockerd whose settings were there before."""
+    """A machine with all packages and a dockerd whose settings were there before."""
     with packages.machine(request.param, debian_tree) as there:
         there.write("/etc/docker/daemon.json", json.dumps(DAEMON))
         packages.install(there, *built.packages("deb").values())
@@ -75,6 +88,20 @@ def test_refresh_starts_by_itself(there: Machine) -> None:
         assert wanted.endswith(f"/systemd/system/{name.partition('/')[2]}\n")
 
 
+def test_the_device_plugin_offers_gpus_by_the_distribution_s_grpc(there: Machine) -> None:
+    assert "nvidia.com/gpu: 3 of 3 can be given out" in there.run("gpushim-device-plugin --check").stdout
+    done = there.run(SERVE % (there.state / "kubelet"))
+    assert done.stdout == "gpushim-gpu.sock\nended with 0\n", done.stderr
+
+
+def test_its_service_is_started_at_boot_and_systemd_understands_it(there: Machine) -> None:
+    name = "gpushim-device-plugin.service"
+    wanted = there.run(f"readlink /etc/systemd/system/multi-user.target.wants/{name}").stdout
+    assert wanted.endswith(f"/systemd/system/{name}\n")
+    if there.run("command -v systemd-analyze", check=False).stdout:
+        assert there.run(f"systemd-analyze verify --man=no /usr/lib/systemd/system/{name} 2>&1").stdout == ""
+
+
 def test_cdi_spec_is_where_engines_look(there: Machine) -> None:
     there.run("gpushim refresh")
     assert json.loads(there.run("cat /var/run/cdi/nvidia.com-gpu.json").stdout)["kind"] == "nvidia.com/gpu"
@@ -87,10 +114,12 @@ def test_nothing_is_left(suite: str, debian_tree: Path) -> None:
         there.write("/var/run/cdi/example.json", FOREIGN)
         there.run("apt-get autoremove --yes --purge")  # or the removal below would take what nobody needs before
         before = packages.files(there)
-        packages.install(there, *built.packages("deb").values())
+        # Of suites without grpcio it would be the distribution's packages that take time here.
+        chosen = (MAIN, COMPAT, PLUGIN) if suite == packages.HERE else (MAIN, COMPAT)
+        packages.install(there, *(built.packages("deb")[name] for name in chosen))
         packages.settle(there)
         there.run("gpushim refresh && gpushim configure docker && gpushim configure podman --hooks")
         packages.bundle(there).look(there.host, [1], "NVIDIA_VISIBLE_DEVICES=1")
         assert packages.traces(there, before)
-        there.run(f"GPUSHIM_UNCONFIGURE=1 apt-get purge --yes --auto-remove {MAIN} {COMPAT}")
+        there.run(f"GPUSHIM_UNCONFIGURE=1 apt-get purge --yes --auto-remove {' '.join(chosen)}")
         assert packages.traces(there, before) == []

@@ -31,7 +31,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Six GPUs, of which pairs are linked."""
     root = tmp_path_factory.mktemp("resources") / "root"
     host = fakehost.build(str(root), COUNT, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
-    host.links = [pair for pair in PAIRS for _ in range(2)]
+    for one, other in PAIRS:
+        host.gpus[one].links = {other: 2}
     host.update()
     return host
 

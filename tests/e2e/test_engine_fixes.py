@@ -154,7 +154,7 @@ def containerd(state: Path) -> Iterator[Containerd]:
 def test_a_handler_of_containerds_that_is_gone_and_has_another_cgroup_driver(state: Path) -> None:
     names = ("containerd-daemon", "containerd-runtime", "containerd-cgroups", "containerd-restart")
     handler = engines.HANDLER_CONFIG.format(name="nvidia", path=GONE, state=state)
-    text = engines.CONTAINERD_CONFIG.format(state=state, pause=PAUSE, more="")
+    text = engines.CONTAINERD_CONFIG.format(state=state, pause=PAUSE, more="", default="runc")
     runc = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]\nSystemdCgroup = true\n'
     config = state / "config.toml"
     config.write_text(f"{text}{runc}{handler}SystemdCgroup = false\n")

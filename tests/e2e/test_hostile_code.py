@@ -220,7 +220,9 @@ def test_runc_gets_no_open_file_of_ours(trap: Trap, gpu_host: Host) -> None:
     assert set(recorder.read(trap.work / "record")["fds"]) == {0, 1, 2, given}
 
 
-@pytest.mark.parametrize("name", ["bin/gpushim-hook", "shim/gpushim/launcher", "bin/gpushim"])
+@pytest.mark.parametrize(
+    "name", ["bin/gpushim-hook", "shim/gpushim/launcher", "bin/gpushim", "bin/gpushim-device-plugin"]
+)
 def test_no_program_finds_its_interpreter_by_a_name(name: str) -> None:
     """P-1."""
     words = (TOP / name).read_bytes().splitlines()[0].split()

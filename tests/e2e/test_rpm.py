@@ -12,7 +12,7 @@ import pytest
 
 from e2e import built, packages, rpm_packages
 from e2e.expect import probe, sees_exactly
-from e2e.rpm_packages import COMPAT, MAIN, RpmMachine, stand_in
+from e2e.rpm_packages import COMPAT, MAIN, PLUGIN, RpmMachine, stand_in
 
 OLD, HERE = built.OLD, built.version_here()
 LIB = f"/usr/lib/gpushim/{HERE}"
@@ -182,15 +182,16 @@ def test_erasing_takes_the_hard_links(bare: RpmMachine, rpms: dict[str, dict[str
 
 def test_erasing_leaves_nothing_but_running_containers(bare: RpmMachine, rpms: dict[str, dict[str, Path]]) -> None:
     before = packages.files(bare.there)
-    bare.rpm("-i", rpms[HERE][MAIN], rpms[HERE][COMPAT])
+    bare.rpm("-i", rpms[HERE][MAIN], rpms[HERE][COMPAT], rpms[HERE][PLUGIN])
     original = bare.there.run(f"cat {CONFIG}").stdout
     packages.settle(bare.there)
     bundle = packages.bundle(bare.there)
     bundle.ask("NVIDIA_VISIBLE_DEVICES=0", args=["sleep", "1000"])
     bundle.call("run", "--detach", "--bundle", str(bundle.directory), bundle.id)
     assert bare.there.run("ls /run/cdi/nvidia.com-gpu.json /run/gpushim/inventory.json /var/log/gpushim.log").stdout
+    assert "nvidia.com/gpu: 3" in bare.there.run("gpushim-device-plugin --check").stdout
     bare.there.write(CONFIG, original)
-    bare.rpm("-e gpushim gpushim-nvidia-compat")
+    bare.rpm("-e gpushim gpushim-nvidia-compat gpushim-device-plugin")
     assert packages.traces(bare.there, before) == []
     bundle.runtime = Path("/usr/sbin/runc")
     assert bundle.state() == "running"
@@ -229,7 +230,8 @@ def test_systemd_gets_the_units_and_no_engine_is_restarted(
     bare.there.write("/usr/bin/systemctl", SYSTEMCTL)
     bare.there.run("chmod +x /usr/bin/systemctl; mkdir -p /run/systemd/system")
     said = []
-    for words, files in (("-i", [rpms[OLD][MAIN]]), ("-U", [rpms[HERE][MAIN]]), ("-e gpushim", [])):
+    ours, theirs = ([rpms[version][name] for name in (MAIN, PLUGIN)] for version in (HERE, OLD))
+    for words, files in (("-i", theirs), ("-U", ours), ("-e gpushim gpushim-device-plugin", [])):
         bare.rpm(words, *files)
         said.append(bare.there.run("cat /run/systemctl; rm /run/systemctl").stdout.splitlines())
     bare.there.run("rm -r /usr/bin/systemctl /run/systemd")
@@ -237,6 +239,15 @@ def test_systemd_gets_the_units_and_no_engine_is_restarted(
     both = " ".join(units)
     started = [line for unit in units for line in (f"--quiet is-enabled {unit}", f"--no-block start {unit}")]
     services = "gpushim-refresh.service gpushim-refresh-again.service"
-    assert said[0] == [f"--no-reload preset {both}", "daemon-reload", *started]
-    assert said[1] == ["daemon-reload", f"--no-block try-restart {both}", "daemon-reload"]
-    assert said[2] == [f"--no-reload --now disable {both}", f"stop {services}", "daemon-reload"]
+    served = "gpushim-device-plugin.service"
+    enabled = ["daemon-reload", f"--quiet is-enabled {served}", f"--no-block start {served}"]
+    assert said[0] == [
+        *(f"--no-reload preset {both}", "daemon-reload", *started),
+        *(f"--no-reload preset {served}", *enabled),
+    ]
+    restarted = [line for names in (both, served) for line in ("daemon-reload", f"--no-block try-restart {names}")]
+    assert said[1] == [*restarted, "daemon-reload", "daemon-reload"]
+    assert said[2] == [
+        *(f"--no-reload --now disable {served}", "daemon-reload"),
+        *(f"--no-reload --now disable {both}", f"stop {services}", "daemon-reload"),
+    ]

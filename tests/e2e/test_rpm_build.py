@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from e2e import built, pages, rpm_packages, trees
-from e2e.rpm_packages import COMPAT, MAIN, RPM, SOURCE
+from e2e.rpm_packages import COMPAT, MAIN, PLUGIN, RPM, SOURCE
 
 # Differences between two machines on which the same commit is built.
 ELSEWHERE = {"TZ": "Pacific/Kiritimati", "LANG": "tr_TR.UTF-8", "LC_ALL": "C", "HOME": "/nonexistent"}
 BUILD = trees.TOP / "packaging/rpm"
-SCRIPTS = {MAIN: ("POSTIN", "PREUN", "POSTUN", "TRIGGERSCRIPTS"), COMPAT: ("POSTIN", "PREUN")}
+SCRIPTS = {
+    MAIN: ("POSTIN", "PREUN", "POSTUN", "TRIGGERSCRIPTS"),
+    COMPAT: ("POSTIN", "PREUN"),
+    PLUGIN: ("POSTIN", "PREUN", "POSTUN"),
+}
 LIB = f"/usr/lib/gpushim/{built.version_here()}"
 
 
@@ -37,7 +41,7 @@ def what(package: Path, words: list[str]) -> set[str]:
 
 def test_two_builds_of_the_same_sources_are_equal(rpms: dict[str, Path], tmp_path: Path) -> None:
     again = built.packages_again("rpm", tmp_path, **ELSEWHERE)
-    assert set(again) == {MAIN, COMPAT, SOURCE}
+    assert set(again) == {MAIN, COMPAT, PLUGIN, SOURCE}
     assert {name: path.name for name, path in again.items()} == {name: path.name for name, path in rpms.items()}
     assert [name for name in rpms if again[name].read_bytes() != rpms[name].read_bytes()] == []
 
@@ -46,7 +50,7 @@ def test_the_source_rpm_gives_the_same_files_without_a_network(rpms: dict[str, P
     defines = [word for name in ("_topdir", "_rpmdir") for word in ("--define", f"{name} {tmp_path}")]
     command = ["/usr/bin/unshare", "--net", rpm_packages.RPMBUILD, "--rebuild", "--nodeps", "--quiet", *defines]
     subprocess.run([*command, str(rpms[SOURCE])], check=True, capture_output=True)
-    for name in (MAIN, COMPAT):
+    for name in (MAIN, COMPAT, PLUGIN):
         (rebuilt,) = tmp_path.glob(f"noarch/{name}-[0-9]*.rpm")
         for words in (["--dump"], ["--scripts", "--triggers"], ["--requires", "--provides", "--conflicts"]):
             now, then = (what(package, words) for package in (rebuilt, rpms[name]))
@@ -56,7 +60,7 @@ def test_the_source_rpm_gives_the_same_files_without_a_network(rpms: dict[str, P
 def test_rpmlint_has_nothing_to_say(rpms: dict[str, Path]) -> None:
     command = ["/usr/bin/rpmlint", "--config", str(BUILD / "rpmlint.toml"), *map(str, rpms.values())]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert "3 packages and 0 specfiles checked; 0 errors, 0 warnings" in done.stdout, done.stdout
+    assert "4 packages and 0 specfiles checked; 0 errors, 0 warnings" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(("name", "tag"), [(name, tag) for name in SCRIPTS for tag in SCRIPTS[name]])
@@ -96,10 +100,18 @@ def test_everything_is_in_its_place(rpms: dict[str, Path]) -> None:
     assert [path for path in modes if path.startswith(f"{LIB}/") and modes[path][0][0] != "d"][-1] == f"{LIB}/whole"
 
 
+def test_no_file_is_in_two_packages(rpms: dict[str, Path]) -> None:
+    inside = [path for name in (MAIN, COMPAT, PLUGIN) for path in ask(rpms[name], "--list")]
+    assert len(inside) == len(set(inside))
+    assert f"{LIB}/gpuplugin/daemon.py" in ask(rpms[PLUGIN], "--list")
+
+
 def test_dependencies_are_those_of_every_distribution(rpms: dict[str, Path]) -> None:
     """None is guessed from the Python that builds, and what is bundled is named."""
     needed = [line for line in ask(rpms[MAIN], "--requires") if not line.startswith("rpmlib(")]
     assert sorted(set(needed)) == ["/bin/sh", "coreutils", "grep", "python3 >= 3.9", "python3-pyyaml", "sed"]
+    needed = [line for line in ask(rpms[PLUGIN], "--requires") if not line.startswith("rpmlib(")]
+    assert sorted(set(needed)) == ["/bin/sh", f"gpushim = {built.version_here()}-1", "python3-grpcio"]
     bundled = re.findall(r"^([a-z-]+)==([0-9.]+)", (BUILD.parent / "bundled.txt").read_text(), re.MULTILINE)
     provided = [line for line in ask(rpms[MAIN], "--provides") if line.startswith("bundled(")]
     assert sorted(provided) == sorted(f"bundled(python3dist({name})) = {version}" for name, version in bundled)

@@ -61,7 +61,9 @@ class Gpu:
     """One GPU.
 
     `index` is its place in PCI order, `pci` its bus id as sysfs writes it, `memory` its size in MiB, `mig_mode`
-    the current and pending mode or None on a model without MIG.
+    the current and pending mode or None on a model without MIG. `near` has NVML's topology levels and `links` the
+    numbers of NVLinks by the index of another GPU, said of one of the two; `switched` is the number of its NVLinks
+    to an NVSwitch.
     """
 
     index: int
@@ -75,6 +77,10 @@ class Gpu:
     device_id: int = 0x20B0
     mig_mode: Optional[tuple[int, int]] = (0, 0)
     mig: list[Mig] = field(default_factory=list)
+    numa: int = -1
+    near: dict[int, int] = field(default_factory=dict)
+    links: dict[int, int] = field(default_factory=dict)
+    switched: int = 0
 
     @property
     def nvml_bus_id(self) -> str:
@@ -124,6 +130,7 @@ def _gpu(index: int, count: int, fields: Mapping[str, Any]) -> Gpu:
         "minor": (index + 1) % count if count > 1 else 1,
         "uuid": f"GPU-{_uuid('gpu', index)}",
         "pci": f"0000:{bus:02x}:00.0",
+        "numa": index % 2,
     }
     own = {key: value for key, value in fields.items() if key not in ("index", "mig")}
     gpu = Gpu(index, **{**defaults, **own})
@@ -157,8 +164,9 @@ def _uuid(*parts: object) -> str:
 
 
 def table(gpus: Iterable[Gpu]) -> str:
-    """Return the `gpu =` and `mig =` lines of fakehost.conf; table.c reads exactly this form."""
+    """Return the lines about GPUs of fakehost.conf; table.c reads exactly this form."""
     lines = []
+    gpus = list(gpus)
     for gpu in gpus:
         current, pending = gpu.mig_mode or (-1, -1)
         lines.append(
@@ -172,4 +180,8 @@ def table(gpus: Iterable[Gpu]) -> str:
             f"profile={mig.profile} uuid={mig.uuid}"
             for mig in gpu.mig
         ]
+    for gpu in gpus:
+        lines += [f"near = {gpu.index} {other} {level}" for other, level in gpu.near.items() if other < len(gpus)]
+        lines += [f"link = {gpu.index} {other} {count}" for other, count in gpu.links.items() if other < len(gpus)]
+        lines += [f"switch = {gpu.index} {gpu.switched}"] if gpu.switched else []
     return "".join(line + "\n" for line in lines)

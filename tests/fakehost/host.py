@@ -14,7 +14,9 @@ from typing import Any, Optional, Union
 from fakehost import compiled, kernel, layouts, tree
 from fakehost.gpus import Gpu, MigRequest, describe, set_mig, table
 
-HINT = "# behaviours: delay_ms = N, hang = 1, fail = NVML_ERROR, fail_gpu = INDEX NVML_ERROR\n"
+HINT = (
+    "# behaviours: delay_ms = N, hang = 1, fail = NVML_ERROR, fail_gpu = INDEX NVML_ERROR, fail_links = NVML_ERROR\n"
+)
 
 
 @dataclass
@@ -41,7 +43,6 @@ class Host:
     modify: bool = True
     unloaded: tuple[str, ...] = ()
     behaviours: list[str] = field(default_factory=list)
-    links: list[tuple[int, int]] = field(default_factory=list)  # NVLinks, by the indices of both ends
     bound: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # by bus id, what is settled when it is bound
     divided: dict[str, str] = field(default_factory=dict)  # by place, the UUID of a MIG instance
 
@@ -123,7 +124,13 @@ class Host:
         self.update()
 
     def behave(
-        self, *, delay_ms: int = 0, hang: bool = False, fail: int = 0, fail_gpu: Optional[Mapping[int, int]] = None
+        self,
+        *,
+        delay_ms: int = 0,
+        hang: bool = False,
+        fail: int = 0,
+        fail_gpu: Optional[Mapping[int, int]] = None,
+        fail_links: int = 0,
     ) -> None:
         """Set how NVML behaves from its next start on; what is not named goes back to normal.
 
@@ -132,8 +139,10 @@ class Host:
             hang: nvmlInit never returns.
             fail: the NVML error that nvmlInit answers.
             fail_gpu: by GPU index on the host, the NVML error of every handle look-up.
+            fail_links: the NVML error of every question about how GPUs are connected; 13 is a driver too old for it.
         """
         self.behaviours = [f"delay_ms = {delay_ms}", f"hang = {int(hang)}", f"fail = {fail}"]
+        self.behaviours += [f"fail_links = {fail_links}"]
         self.behaviours += [f"fail_gpu = {index} {code}" for index, code in (fail_gpu or {}).items()]
         self._write_conf()
 
@@ -155,10 +164,8 @@ class Host:
         os.unlink(self.node(name))
 
     def _table(self) -> str:
-        there = {gpu.index for gpu in self.gpus}
-        links = "".join(f"link = {one} {other}\n" for one, other in self.links if {one, other} <= there)
         return f"{compiled.MARK}root = {self.root}\ndev = {self.dev_root}\ndriver = {self.driver}\n" + (
-            f"cuda = {self.cuda}\n{table(self.gpus)}{links}"
+            f"cuda = {self.cuda}\n{table(self.gpus)}"
         )
 
     def _write_conf(self) -> None:

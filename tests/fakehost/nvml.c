@@ -15,7 +15,7 @@
 struct gpu *gpus[MAX_GPUS];
 unsigned gpu_count, users;
 
-static struct host host;
+struct host host;
 
 result copy_text(char *buffer, unsigned size, const char *text)
 {

@@ -56,6 +56,7 @@ typedef struct {
 
 extern struct gpu *gpus[MAX_GPUS]; /* the visible ones: positions are NVML indices */
 extern unsigned gpu_count, users;
+extern struct host host;
 
 result copy_text(char *buffer, unsigned size, const char *text);
 struct gpu *as_gpu(device handle);

@@ -42,8 +42,9 @@ EXPORT result nvmlDeviceGetMinorNumber(device handle, unsigned *minor)
     return OK;
 }
 
-static result pci_info(const struct gpu *gpu, pci_info_v3 *info)
+EXPORT result nvmlDeviceGetPciInfo_v3(device handle, pci_info_v3 *info)
 {
+    NEED_GPU(gpu, handle, info)
     memset(info, 0, sizeof *info);
     info->domain = gpu->domain;
     info->bus = gpu->bus;
@@ -53,12 +54,6 @@ static result pci_info(const struct gpu *gpu, pci_info_v3 *info)
              gpu->bus & 0xff, gpu->device & 0xff);
     snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:%02X.0", gpu->domain, gpu->bus, gpu->device);
     return OK;
-}
-
-EXPORT result nvmlDeviceGetPciInfo_v3(device handle, pci_info_v3 *info)
-{
-    NEED_GPU(gpu, handle, info)
-    return pci_info(gpu, info);
 }
 
 EXPORT result nvmlDeviceGetPciInfo_v2(device handle, pci_info_v2 *info)
@@ -74,25 +69,6 @@ EXPORT result nvmlDeviceGetPciInfo_v2(device handle, pci_info_v2 *info)
 EXPORT result nvmlDeviceGetPciInfo(device handle, pci_info_v2 *info)
 {
     return nvmlDeviceGetPciInfo_v2(handle, info);
-}
-
-EXPORT result nvmlDeviceGetNvLinkState(device handle, unsigned link, unsigned *active)
-{
-    NEED_GPU(gpu, handle, active)
-    if (gpu->link_count == 0)
-        return NOT_SUPPORTED;
-    if (link >= MAX_LINKS)
-        return INVALID_ARGUMENT;
-    *active = link < (unsigned)gpu->link_count;
-    return OK;
-}
-
-EXPORT result nvmlDeviceGetNvLinkRemotePciInfo_v2(device handle, unsigned link, pci_info_v3 *info)
-{
-    NEED_GPU(gpu, handle, info)
-    if (link >= (unsigned)gpu->link_count)
-        return gpu->link_count ? INVALID_ARGUMENT : NOT_SUPPORTED;
-    return pci_info(gpu->links[link], info);
 }
 
 EXPORT result nvmlDeviceGetBrand(device handle, unsigned *brand)

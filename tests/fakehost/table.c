@@ -57,17 +57,16 @@ static int parse_mig(struct host *host, const char *line)
     return 1;
 }
 
-static int parse_link(struct host *host, const char *line)
+/* Lines about two GPUs, said of one of them. */
+static int parse_pair(struct host *host, const char *line)
 {
-    int numbers[2];
-    struct gpu *ends[2];
-    if (sscanf(line, "link = %d %d", &numbers[0], &numbers[1]) != 2)
+    int one, other, value, linked = strncmp(line, "link", 4) == 0;
+    if (sscanf(line, linked ? "link = %d %d %d" : "near = %d %d %d", &one, &other, &value) != 3)
         return 0;
-    for (int i = 0; i < 2; i++)
-        if ((ends[i] = find_gpu(host, numbers[i])) == NULL || ends[i]->link_count == MAX_LINKS)
-            return 0;
-    for (int i = 0; i < 2; i++)
-        ends[i]->links[ends[i]->link_count++] = ends[1 - i];
+    struct gpu *a = find_gpu(host, one), *b = find_gpu(host, other);
+    if (a == NULL || b == NULL || a == b || one >= MAX_GPUS || other >= MAX_GPUS)
+        return 0;
+    (linked ? a->links : a->near)[other] = (linked ? b->links : b->near)[one] = linked ? value : value + 1;
     return 1;
 }
 
@@ -80,8 +79,12 @@ static int parse_line(struct host *host, const char *line)
         return parse_gpu(host, line);
     if (strncmp(line, "mig =", 5) == 0)
         return parse_mig(host, line);
-    if (strncmp(line, "link =", 6) == 0)
-        return parse_link(host, line);
+    if (strncmp(line, "link =", 6) == 0 || strncmp(line, "near =", 6) == 0)
+        return parse_pair(host, line);
+    if (sscanf(line, "switch = %d %d", &number, &code) == 2 && find_gpu(host, number)) {
+        find_gpu(host, number)->switched = code;
+        return 1;
+    }
     if (sscanf(line, "fail_gpu = %d %d", &number, &code) == 2 && find_gpu(host, number)) {
         find_gpu(host, number)->fail = code;
         return 1;
@@ -90,7 +93,8 @@ static int parse_line(struct host *host, const char *line)
            sscanf(line, "driver = %63s", host->driver) == 1 ||
            sscanf(line, "cuda = %d.%d", &host->cuda_major, &host->cuda_minor) == 2 ||
            sscanf(line, "delay_ms = %d", &host->delay_ms) == 1 || sscanf(line, "hang = %d", &host->hang) == 1 ||
-           sscanf(line, "fail = %d", &host->fail) == 1;
+           sscanf(line, "fail = %d", &host->fail) == 1 ||
+           sscanf(line, "fail_links = %d", &host->fail_links) == 1;
 }
 
 /* Parse a whole text, which is cut to pieces; 0 and a line on stderr when it cannot be read. */

@@ -7,7 +7,6 @@
 
 #define MAX_GPUS 64
 #define MAX_MIG 7
-#define MAX_LINKS 18
 #define CTL_MINOR 255
 #define ANY_DEVICE (-1)
 
@@ -29,8 +28,8 @@ struct gpu {
     int fail;                     /* what NVML answers for this GPU's handle, 0 for all well */
     int mig_count;
     struct mig migs[MAX_MIG];
-    int link_count;
-    struct gpu *links[MAX_LINKS]; /* what each of its NVLinks leads to */
+    unsigned char near[MAX_GPUS], links[MAX_GPUS]; /* by number: topology level + 1 (0: not said), NVLinks */
+    unsigned char switched;                        /* NVLinks to an NVSwitch */
     char model[96], uuid[80];
 };
 
@@ -38,7 +37,7 @@ struct host {
     int in_container; /* the directory the host was built in is not there */
     char root[3072], dev[3072], driver[64];
     int cuda_major, cuda_minor;
-    int delay_ms, hang, fail;
+    int delay_ms, hang, fail, fail_links;
     int gpu_count;
     struct gpu gpus[MAX_GPUS];
 };

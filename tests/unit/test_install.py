@@ -22,13 +22,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(TOP / "vendor/click", bundled / "click")
     subprocess.run([TOP / "packaging/install", root, "main", bundled], check=True)
     subprocess.run([TOP / "packaging/install", root, "compat"], check=True)
+    subprocess.run([TOP / "packaging/install", root, "device-plugin", bundled], check=True)
     return root
 
 
 def test_nothing_of_the_code_is_left_out(installed: Path) -> None:
     lib = installed / "usr/lib/gpushim" / VERSION
     assert (lib / "whole").read_text() == f"{VERSION}\n"
-    for source in (TOP / "shim/gpushim", TOP / "hook/gpuhook"):
+    for source in (TOP / "shim/gpushim", TOP / "hook/gpuhook", TOP / "plugin/gpuplugin"):
         wanted = {path.relative_to(source) for kind in ("*.py", "*.json") for path in source.rglob(kind)}
         found = {path.relative_to(lib / source.name) for path in (lib / source.name).rglob("*") if path.is_file()}
         assert found == wanted
@@ -40,7 +41,7 @@ def test_the_last_file_is_the_last_in_every_order(installed: Path) -> None:
     assert max(path.name for path in lib.iterdir()) == "whole"
 
 
-@pytest.mark.parametrize("program", ["gpushim", "gpushim-hook", "gpushim-runtime"])
+@pytest.mark.parametrize("program", ["gpushim", "gpushim-device-plugin", "gpushim-hook", "gpushim-runtime"])
 def test_programs_know_their_version_and_no_checkout(installed: Path, program: str) -> None:
     text = (installed / "usr/bin" / program).read_text()
     assert f"/lib/gpushim/{VERSION}" in text

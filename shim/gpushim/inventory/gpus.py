@@ -71,7 +71,7 @@ def _ask(
         except (session.NVMLError, UnicodeDecodeError) as error:
             sick[index] = str(error)
     waiting("NVML to tell how GPUs are connected")
-    peers.add(session, gpus, handles)
+    peers.add(session, gpus, handles, {gpu["pci"] for gpu in [*known, *gpus]})
     left = [gpu for gpu in known if gpu["pci"] not in {one["pci"] for one in gpus}]
     gpus += _sick_gpus(sick, left, notes, missing)
     notes += missing

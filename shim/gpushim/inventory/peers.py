@@ -29,16 +29,16 @@ def add_numa(gpus: Sequence[Gpu], sys: str) -> None:
             gpu["numa"] = max(int(file.read(16)), -1)
 
 
-def add(nvml: Any, gpus: Sequence[Gpu], handles: Mapping[int, Any]) -> None:
+def add(nvml: Any, gpus: Sequence[Gpu], handles: Mapping[int, Any], known: set[str]) -> None:
     """Fill in the member "peers" of GPUs, through NVML.
 
     Args:
         nvml: a session.
         gpus: that answer.
         handles: NVML's, by index.
+        known: PCI addresses of all GPUs, also of those that do not answer: what else a link leads to is a switch.
     """
     links = {gpu["index"]: _links(nvml, handles[gpu["index"]]) for gpu in gpus}
-    known = {gpu["pci"]: gpu["index"] for gpu in gpus}
     switched = {index: sum(count for pci, count in ends.items() if pci not in known) for index, ends in links.items()}
     for gpu in gpus:
         one = gpu["index"]
@@ -51,19 +51,17 @@ def add(nvml: Any, gpus: Sequence[Gpu], handles: Mapping[int, Any]) -> None:
 
 def _level(nvml: Any, one: Any, other: Any) -> int:
     """Return nvmlGpuTopologyLevel_t of two GPUs: 0 is one board, FURTHEST are two sockets."""
-    try:
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
         return int(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
-    except nvml.NVMLError:
-        return FURTHEST
+    return FURTHEST
 
 
 def _links(nvml: Any, handle: Any) -> Counter[str]:
     """Count a GPU's NVLinks that are up, by the PCI address of what they lead to."""
     found: Counter[str] = Counter()
     for link in range(NVLINKS):
-        try:
+        # No such link, no NVLink at all, no such function in an old driver or old bindings, or a garbled answer.
+        with contextlib.suppress(nvml.NVMLError, AttributeError, UnicodeDecodeError):
             if nvml.nvmlDeviceGetNvLinkState(handle, link):
                 found[procfs.pci_address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)] += 1
-        except nvml.NVMLError:  # no such link, no NVLink at all, or no such function in an old driver
-            break
     return found

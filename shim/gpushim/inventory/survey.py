@@ -36,7 +36,9 @@ COVER = {
     "driver.params": "gpus",  # parameters change when the module is loaded, and then all GPUs are bound anew
     "driver.empty": "own",
     **dict.fromkeys(("gpus.index", "gpus.uuid", "gpus.minor", "gpus.pci", "gpus.model", "gpus.brand"), "gpus"),
-    **dict.fromkeys(("gpus.arch", "gpus.node", "gpus.numa", "gpus.peers"), "gpus"),
+    **dict.fromkeys(("gpus.arch", "gpus.node"), "gpus"),
+    # The firmware tells a NUMA node, and root may correct it in sysfs; NVLinks come up when a fabric manager starts.
+    **dict.fromkeys(("gpus.numa", "gpus.peers"), "life"),
     **dict.fromkeys(("mig.uuid", "mig.legacy", "mig.gpu", "mig.index", "mig.gi", "mig.ci", "mig.profile"), "mig"),
     "mig.nodes": "mig",
     **dict.fromkeys(("gpus.drm", "gpus.links", "nodes.*", "features.*", "imex", "hardlinks", "runtime"), "nodes"),

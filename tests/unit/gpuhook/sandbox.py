@@ -38,6 +38,16 @@ def bind(source: Path, target: Path) -> None:
     _check(_libc.mount(bytes(source), bytes(target), None, ctypes.c_ulong(MS_BIND | MS_REC), None))
 
 
+def own_mounts() -> None:
+    """Let this process see what it mounts from now on, and nobody else."""
+    _check(_libc.unshare(0x20000))  # CLONE_NEWNS
+    _check(_libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
+
+
+def mount(kind: str, target: Path, options: str = "") -> None:
+    _check(_libc.mount(b"gpushim-tests", bytes(target), kind.encode(), ctypes.c_ulong(0), options.encode()))
+
+
 class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
@@ -60,8 +70,7 @@ def forked(work: Callable[[], T], namespace: bool = False) -> T:
     if not child:
         try:
             if namespace:
-                _check(_libc.unshare(0x20000))  # CLONE_NEWNS
-                _check(_libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
+                own_mounts()
             result: object = (work(), "")
         except BaseException:
             result = (None, traceback.format_exc())

@@ -599,3 +599,56 @@ def test_a_plan_with_devices_of_others_applies_once(tmp_path: Path, env: list[st
     found = plan(wanted, inventory, BUNDLE)[0]
     assert edits.apply(copy.deepcopy(found), spec)
     assert not edits.apply(found, spec)
+
+
+CHANNEL = "/dev/nvidia-caps-imex-channels/channel3"
+
+
+@pytest.mark.parametrize(
+    ("names", "more"),
+    [
+        ("imex-channel-3", [CHANNEL]),
+        ("gds", ["/dev/nvidia-fs0"]),
+        ("gds,nvidia.com/gpu=imex-channel-3", [CHANNEL, "/dev/nvidia-fs0"]),
+        ("0,nvidia.com/gpu=gds", ["/dev/nvidia-fs0"]),
+        ("all,nvidia.com/gpu=imex-channel-3", [CHANNEL]),
+    ],
+)
+def test_cdi_names_of_what_is_beside_gpus_need_no_spec(names: str, more: list[str]) -> None:
+    asked = f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={names}"
+    assert [path for path in paths(decide(asked)) if path in (CHANNEL, "/dev/nvidia-fs0")] == more
+
+
+def test_same_channel_and_feature_by_name_and_by_variable_come_once() -> None:
+    env = ["NVIDIA_VISIBLE_DEVICES=0,nvidia.com/gpu=gds,nvidia.com/gpu=imex-channel-3"]
+    both = [*env, "NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=3"]
+    assert decide(*both)["node"] == decide(*env)["node"]
+
+
+def test_a_name_is_the_reason_for_what_it_brings() -> None:
+    wanted = request.read({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=gds"]}}, snapshot()["policy"])
+    assert wanted is not None
+    reasons = [edit.why for edit in plan(wanted, snapshot(), BUNDLE)[0]]
+    assert ["CDI device nvidia.com/gpu=gds"] in reasons
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("mofed", 'asks for the CDI device "nvidia.com/gpu=mofed", but this host has no device node for it'),
+        ("nvswitch", 'asks for the CDI device "nvidia.com/gpu=nvswitch", but this host has no device node for it'),
+        ("imex-channel-4", "the container asks for the IMEX channel 4, but there is no"),
+    ],
+)
+def test_what_the_host_does_not_have_beside_gpus_is_refused(name: str, why: str) -> None:
+    with pytest.raises(GpushimError, match=why):
+        decide(f"NVIDIA_VISIBLE_DEVICES=0,nvidia.com/gpu={name}")
+
+
+def test_a_channel_that_the_policy_ignores_does_not_come_by_its_cdi_name() -> None:
+    host = snapshot()
+    host["policy"]["requests"] = {**host["policy"]["requests"], "ignore-imex-channel-requests": True}
+    spec = {"process": {}, "annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=0,nvidia.com/gpu=imex-channel-3"}}
+    found = decide(inventory=host, spec=spec)
+    assert CHANNEL not in paths(found)
+    assert "/dev/nvidia1" in paths(found)

@@ -19,7 +19,7 @@ import pytest
 
 from gpushim import policy, refresh
 from gpushim.errors import CONFIG, DRIVER, INVENTORY, GpushimError
-from gpushim.inventory import ensure, gpus, procfs, survey
+from gpushim.inventory import ensure, gpus, procfs, save, survey
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -34,6 +34,17 @@ def test_snapshot_is_complete_and_readable_by_all(machine: Machine) -> None:
     assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
     known = {"cdi", "config", "empty", "inventory.json", "lock", "params", "runtime", "specs", "triggers"}
     assert {*os.listdir(machine.state)} == known
+
+
+def test_who_sees_a_snapshot_sees_its_spec(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what the spec's hook needs."""
+    machine.build(1)
+    monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
+    monkeypatch.setenv("GPUSHIM_STATE", machine.state)
+    seen: list[set[str]] = []
+    monkeypatch.setattr(save, "save", lambda state, _: seen.append({*os.listdir(state), *os.listdir(f"{state}/cdi")}))
+    refresh.refresh()
+    assert {"empty", "params", "nvidia.com-gpu.json"} <= seen[0]
 
 
 def test_umask_of_the_engine_does_not_matter(machine: Machine) -> None:

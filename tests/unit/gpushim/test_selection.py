@@ -85,6 +85,7 @@ ONE_ITEM = [
     (f"MIG-{UUIDS[0]}/1/0", "mig-legacy", f"MIG-{UUIDS[0]}/1/0"),
     (f"MIG-{UUIDS[3].upper()}/13/7", "mig-legacy", f"MIG-{UUIDS[3]}/13/7"),
     (f"mig-{UUIDS[3].lower()}/0/0", "mig-legacy", f"MIG-{UUIDS[3]}/0/0"),
+    (f"MIG-{UUIDS[0]}:13:0", "mig-legacy", f"MIG-{UUIDS[0]}/13/0"),
     ("a/b=0", "cdi", "a/b=0"),
     ("vendor.com/class=name", "cdi", "vendor.com/class=name"),
     ("Vendor-1_x.y/cl.ass-2_z=na:me_1.2-3", "cdi", "Vendor-1_x.y/cl.ass-2_z=na:me_1.2-3"),
@@ -101,6 +102,16 @@ ONE_ITEM = [
     ("nvidia.com/gpu=3b:00.0", "pci", "00000000:3b:00.0"),
     ("runtime.nvidia.com/gpu=1", "index", 1),
     ("runtime.nvidia.com/gpu=all", "all", None),
+    (f"nvidia.com/gpu=MIG-{UUIDS[0]}:1:0", "mig-legacy", f"MIG-{UUIDS[0]}/1/0"),
+    ("nvidia.com/gpu=imex-channel-0", "imex-channel", 0),
+    ("runtime.nvidia.com/gpu=imex-channel-2047", "imex-channel", 2047),
+    *[(f"nvidia.com/gpu={name}", "feature", name) for name in ("gds", "mofed", "gdrcopy", "nvswitch")],
+    *[
+        (f"nvidia.com/gpu={name}", "cdi", f"nvidia.com/gpu={name}")
+        for name in ("GDS", "imex-channel", "imex-channel-00", "imex-channel-x", "imex-channel-0-1")
+    ],
+    *[(name, "unknown", name) for name in ("gds", "imex-channel-0")],
+    ("vendor.com/gpu=gds", "cdi", "vendor.com/gpu=gds"),
     ("nvidia.com/gpu=gpu1", "index", 1),
     ("nvidia.com/gpu=mig0:1", "mig-index", (0, 1)),
     *[(f"nvidia.com/gpu={name}", "cdi", f"nvidia.com/gpu={name}") for name in ("special", "ALL", "00", "void", "x")],
@@ -114,9 +125,8 @@ ONE_ITEM = [
 
 @pytest.mark.parametrize(("text", "kind", "value"), ONE_ITEM)
 def test_one_name_becomes_one_item(text: str, kind: str, value: object) -> None:
-    assert selection.parse([text], KINDS) == [
-        (kind, value, text if kind == "cdi" else text.partition("=")[2] or text)
-    ]
+    whole = kind in selection.BESIDE
+    assert selection.parse([text], KINDS) == [(kind, value, text if whole else text.partition("=")[2] or text)]
 
 
 UNKNOWN = """
@@ -176,6 +186,12 @@ LISTS: list[tuple[str, str | None]] = [
     ("all a/b=0", "all a/b=0"),
     ("a/b=0 0 all 1 nvidia.com/gpu=x a/b=0", "a/b=0 all nvidia.com/gpu=x"),
     ("0 none a/b=0", "none a/b=0"),
+    (
+        "nvidia.com/gpu=gds all 1 nvidia.com/gpu=imex-channel-0",
+        "nvidia.com/gpu=gds all nvidia.com/gpu=imex-channel-0",
+    ),
+    ("none nvidia.com/gpu=gds nvidia.com/gpu=gds", "none nvidia.com/gpu=gds"),
+    ("nvidia.com/gpu=imex-channel-0 runtime.nvidia.com/gpu=imex-channel-0", "nvidia.com/gpu=imex-channel-0"),
     ("a/b=0 none", "a/b=0 none"),
     ("0 a/b=0 1 a/b=1 0", "0 a/b=0 1 a/b=1"),
     ("all x::1", "all"),

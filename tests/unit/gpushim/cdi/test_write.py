@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from gpushim import request
 from gpushim.cdi import form, validate, write
 from gpushim.errors import DRIVER, INVENTORY, REQUEST, GpushimError
+from gpushim.plan import plan
 from unit.gpushim.cdi import hosts
-from unit.gpushim.test_plan import CAPS, LIBRARY, UUIDS, gpu
+from unit.gpushim.test_plan import BUNDLE, CAPS, LIBRARY, UUIDS, gpu
 
 GOLDEN = Path(__file__).parents[3] / "data/cdi"
 BOTH = ["index", "uuid"]
@@ -235,3 +237,19 @@ def test_unknown_device_is_refused_with_what_there_is() -> None:
     with pytest.raises(GpushimError, match='--device-id asks for GPU "9", but this host has 3') as refusal:
         spec(hosts.mixed(), only=["9"])
     assert refusal.value.exit_code == REQUEST
+
+
+@pytest.mark.parametrize("host", ["mixed", "apart", "wsl"])
+def test_runtime_gives_by_each_name_what_the_spec_says(host: str) -> None:
+    inventory = getattr(hosts, host)()
+    for mig in inventory["mig"]:
+        mig.update(uuid=f"MIG-{UUIDS[1][4:]}", legacy=f"MIG-{UUIDS[2]}/1/0")
+    found = spec(inventory, ["index", "type-index", "uuid"])
+    common = [node["path"] for node in found["containerEdits"].get("deviceNodes", ())]
+    for name in names(found):
+        process = {"env": ["NVIDIA_DRIVER_CAPABILITIES=all"]}
+        asked = {"process": process, "annotations": {"cdi.k8s.io/x": f"{hosts.KIND}={name}"}}
+        wanted = request.read(asked, inventory["policy"])
+        assert wanted is not None
+        edits, _ = plan(wanted, inventory, BUNDLE)
+        assert {*common, *nodes(found, name)} == {edit.value["path"] for edit in edits if edit.kind == "node"}, name

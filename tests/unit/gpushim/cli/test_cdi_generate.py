@@ -17,15 +17,21 @@ def test_generate_writes_yaml_to_stdout() -> None:
     assert yaml.safe_load(text) == generated()
 
 
+BESIDE = ["gds", "imex-channel-3"]  # what the host gives beside GPUs
+
+
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["--device-name-strategy", "type-index"], ["gpu0", "gpu1", "mig2:0", "all"]),
-        (["--device-name-strategy=index,type-index"], ["0", "gpu0", "1", "gpu1", "2:0", "mig2:0", "all"]),
-        (2 * ["--device-name-strategy", "uuid"] + ["--device-id", "2:0"], ["MIG-1", "all"]),
-        (["--device-name-strategy", "index", "--no-all-device"], ["0", "1", "2:0"]),
+        (["--device-name-strategy", "type-index"], ["gpu0", "gpu1", "gpu2", "mig2:0", "all", *BESIDE]),
+        (
+            ["--device-name-strategy=index,type-index"],
+            ["0", "gpu0", "1", "gpu1", "2", "gpu2", "2:0", "mig2:0", "all", *BESIDE],
+        ),
+        (2 * ["--device-name-strategy", "uuid"] + ["--device-id", "2:0"], ["MIG-1", "MIG-x:1:0", "all"]),
+        (["--device-name-strategy", "index", "--no-all-device"], ["0", "1", "2", "2:0", *BESIDE]),
         (["--device-name-strategy", "index", "--devices", "1,0"], ["1", "0", "all"]),
-        (["--device-name-strategy", "index", "--device-id", "all"], ["0", "1", "2:0", "all"]),
+        (["--device-name-strategy", "index", "--device-id", "all"], ["0", "1", "2", "2:0", "all", *BESIDE]),
     ],
 )  # fmt: skip
 def test_generate_names_devices_as_told(args: list[str], expected: list[str]) -> None:
@@ -75,7 +81,7 @@ def test_generate_reads_the_variables_of_the_other_tool(tmp_path: Path) -> None:
 )
 def test_generate_into_a_file(tmp_path: Path, name: str, args: list[str], loads: Any) -> None:
     assert run("generate", "--output", str(tmp_path / name), *args).stdout == ""
-    assert names(loads((tmp_path / name).read_text()))[-1] == "all"
+    assert names(loads((tmp_path / name).read_text()))[-3:] == ["all", *BESIDE]
     assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
 
 
@@ -86,7 +92,7 @@ def test_generate_keeps_a_fuller_spec_unless_forced(tmp_path: Path, host: Host) 
     assert "or use --force" in run("generate", "--output", str(file), code=1).stderr
     assert "2:0" in names(json.loads(file.read_text()))
     run("generate", "--output", str(file), "--force")
-    assert names(json.loads(file.read_text())) == ["0", "1", "all"]
+    assert names(json.loads(file.read_text())) == ["0", "1", "all", *BESIDE]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class Patient(Machine):
         self.host = Host(top=self.root, config=self.config, state=self.state)
         self.lay_out()
         if refreshed:
-            self.refreshed()
+            self.listed()
         self.reread()
         self.host.engines = self.engines()
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import fakehost
+from gpushim import refresh
 from gpushim.inventory import renew
+from unit.gpuhook.sandbox import forked
 
 
 def running(state: str) -> list[int]:
@@ -54,8 +56,11 @@ class Machine:
         Path(self.config).write_text(text)
 
     def start(self, *args: str, path: str = "/usr/sbin:/usr/bin") -> subprocess.Popen[str]:
-        environment = {"PATH": path, "GPUSHIM_CONFIG": self.config, "GPUSHIM_STATE": self.state}
-        return subprocess.Popen([*renew.command(), *args], stderr=subprocess.PIPE, text=True, env=environment)
+        words = [*renew.command(), *args]
+        return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=self.environment(path))
+
+    def environment(self, path: str = "/usr/sbin:/usr/bin") -> dict[str, str]:
+        return {"PATH": path, "GPUSHIM_CONFIG": self.config, "GPUSHIM_STATE": self.state}
 
     def refresh(self, *args: str) -> tuple[int, str]:
         process = self.start(*args)
@@ -65,7 +70,17 @@ class Machine:
     def saved(self) -> Any:
         return json.loads((self.folder / "state/inventory.json").read_text())
 
-    def refreshed(self) -> Any:
-        code, said = self.refresh()
+    def refreshed(self, *args: str) -> Any:
+        code, said = self.refresh(*args)
         assert code == 0, said
         return self.saved()
+
+    def listed(self) -> None:
+        """Refresh in a child that has the modules already, for tests that only begin with it."""
+
+        def work() -> object:
+            os.environ.clear()
+            os.environ.update(self.environment())
+            return refresh.refresh()["error"]
+
+        assert not forked(work)

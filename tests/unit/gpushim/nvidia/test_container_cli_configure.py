@@ -80,6 +80,8 @@ def test_the_rest_of_a_request() -> None:
     [
         ("--device=void", "void: unknown device"),
         ("--device=amd.com/gpu=0", "amd.com/gpu=0: unknown device"),
+        ("--device=nvidia.com/gpu=gds", "nvidia.com/gpu=gds: unknown device"),
+        ("--device=0,nvidia.com/gpu=imex-channel-3", "nvidia.com/gpu=imex-channel-3: unknown device"),
         ("--mig-config=0", "only 'all' devices are currently supported"),
         ("--mig-monitor=0", "only 'all' devices are currently supported"),
         ("--device=0:0 --mig-config=all", "all: cannot enable mig-config with specific MIG devices selected"),
@@ -88,7 +90,7 @@ def test_the_rest_of_a_request() -> None:
         ("--imex-channel=-1", "want a number"),
         (" ".join(["--require=cuda>=1"] * 33), "more than 32"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_requests_that_are_wrong(line: str, text: str) -> None:
     with pytest.raises(GpushimError, match=text):
