@@ -186,6 +186,8 @@ def test_a_lost_gpu_is_unhealthy_until_it_is_back(node: Node, host: Host, env: d
             host.behave()
             refresh(env)
         running.offers(ids=every)
+        assert f"{lost.uuid} of {GPU} is not given out: GPU 5" in running.said()
+        assert f"{lost.uuid} of {GPU} can be given out again" in running.said()
 
 
 def test_a_gpu_that_vanishes_is_dropped_when_no_pod_has_it(node: Node, host: Host, env: dict[str, str]) -> None:
