@@ -16,7 +16,7 @@ from e2e import pages
 from gpushim import policy
 from gpushim.cli import main
 
-INFOS = {"sh", "sh not-here", "text", "toml", "toml config", "yaml", "mermaid"}
+INFOS = {"sh", "sh node", "sh not-here", "text", "toml", "toml config", "yaml", "mermaid"}
 ENGINES = [pages.TOP / "docs" / f"{name}.md" for name in ("docker", "containerd", "podman", "kubernetes")]
 SYMPTOMS = pages.TOP / "docs/symptoms.md"
 LINKED = [*pages.PAGES, pages.TOP / "SECURITY.md", pages.TOP / "CONTRIBUTING.md"]
@@ -132,7 +132,7 @@ def test_what_cannot_be_run_says_so(page: Path) -> None:
 
 def test_settings_are_valid(tmp_path: Path) -> None:
     found = [block.text for page in pages.PAGES for block in pages.blocks(page.read_text()) if "config" in block.info]
-    assert len(found) == 4
+    assert len(found) == 5
     for text in found:
         (tmp_path / "config.toml").write_text(text)
         policy.load(str(tmp_path / "config.toml"))
