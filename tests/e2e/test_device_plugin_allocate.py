@@ -105,9 +105,11 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 @pytest.fixture(scope="module")
 def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The host's settings and snapshot."""
+    """Settings by which the shim takes requests by mounts, as volume-mounts wants them, and a snapshot."""
     kube.program()
     env = settings(tmp_path_factory.mktemp("settings"), host.root)
+    with open(env["GPUSHIM_CONFIG"], "a", encoding="utf-8") as config:
+        config.write("[requests]\naccept-volume-mounts = true\n")
     run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
     return env
 
