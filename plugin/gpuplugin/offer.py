@@ -14,6 +14,7 @@ from gpuplugin.allocation import Ways
 from gpuplugin.resources import Device
 from gpuplugin.v1beta1 import HEALTHY, UNHEALTHY
 from gpushim.errors import INVENTORY, REQUEST, GpushimError
+from gpushim.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,16 +58,26 @@ class Resource:
         gone = {key: replace(one, problem=GONE) for key, one in self.devices.items() if key not in now}
         if gone.keys() - self.gone:
             self._left = time.monotonic()
-        self.devices = {**now, **gone}
+        self._take({**now, **gone})
         whole = all(device.id == device.uuid and ":" not in device.index for device in devices)
         packed = self._settings.values["allocation-policy"] == "packed"
         self._choose = preferred.nearest(devices, weights) if whole else preferred.shared(devices, packed)
 
     def fail(self, problem: str) -> None:
         """Take note that no device can be used for now, and nobody can say which of them the host still has."""
-        self.devices = {
-            key: one if one.problem == GONE else replace(one, problem=problem) for key, one in self.devices.items()
-        }
+        self._take(
+            {key: one if one.problem == GONE else replace(one, problem=problem) for key, one in self.devices.items()}
+        )
+
+    def _take(self, devices: dict[str, Device]) -> None:
+        """Have these devices, and say once of each GPU or MIG instance if it has become unusable, or usable."""
+        before = {one.uuid: one.problem for one in self.devices.values()}
+        for uuid, problem in {one.uuid: one.problem for one in devices.values()}.items():
+            if problem and problem != before.get(uuid):
+                logger.warning("%s of %s is not given out: %s", uuid, self.name, problem)
+            elif before.get(uuid) and not problem:
+                logger.info("%s of %s can be given out again", uuid, self.name)
+        self.devices = devices
 
     def drop(self, ids: set[str]) -> None:
         """Forget devices that the host does not have any more."""

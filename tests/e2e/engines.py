@@ -51,38 +51,68 @@ def tail(log: Path) -> str:
     return "\n".join([line for line in lines if "level=info" not in line][-10:])
 
 
-@contextlib.contextmanager
-def _daemon(command: list[str], log: Path, env: dict[str, str], ready: list[str]) -> Iterator[None]:
-    """Run a daemon until the block ends; its log is printed if it does not come up."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
-        )
-    try:
-        until(lambda: process.poll() is not None or run(ready, check=False).returncode == 0, READY_SECONDS)
-        answered = process.poll() is None and run(ready, check=False).returncode == 0
-        assert answered, f"{command[0]} does not come up:\n{tail(log)}"
-        yield
-    finally:
-        _stop(process)
+@dataclass
+class Daemon:
+    """An engine's process, which may be killed and started again.
 
+    Attributes:
+        ready: a client's command that succeeds when it answers.
+    """
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its group: a prefix that enters a PID namespace forks, and hands no signal on."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        if until(lambda: process.poll() is not None and not members(process.pid), STOP_SECONDS):
+    command: list[str]
+    log: Path
+    env: dict[str, str]
+    ready: list[str]
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, without waiting for anything."""
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.env,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def answers(self) -> bool:
+        """Wait until it answers; says whether it does."""
+        until(lambda: self._ended() or run(self.ready, check=False).returncode == 0, READY_SECONDS)
+        return not self._ended() and run(self.ready, check=False).returncode == 0
+
+    def _ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    def stop(self, *numbers: int) -> None:
+        """End it and its group by signals: a prefix that enters a PID namespace forks, and hands none on."""
+        if self.process is None:
             return
+        for number in numbers or (signal.SIGTERM, signal.SIGKILL):
+            group = self.process.pid
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, number)
+            if until(lambda: self._ended() and not members(group), STOP_SECONDS):  # noqa: B023 - called here
+                return
+
+
+@contextlib.contextmanager
+def _daemon(command: list[str], log: Path, env: dict[str, str], ready: list[str]) -> Iterator[Daemon]:
+    """Run a daemon until the block ends; its log is printed if it does not come up."""
+    daemon = Daemon(command, log, env, ready)
+    daemon.start()
+    try:
+        assert daemon.answers(), f"{command[0]} does not come up:\n{tail(log)}"
+        yield daemon
+    finally:
+        daemon.stop()
 
 
 def members(group: int) -> bool:
-    """Say whether a process group has any process."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    """Say whether a process group has any process that runs; init may reap the others seconds later."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, _, found = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(found) == group and state not in "ZX":
+                return True
+    return False
 
 
 @dataclass
@@ -171,6 +201,7 @@ class Containerd:
 
     state: Path
     prefix: tuple[str, ...] = ()
+    daemon: Daemon | None = None
 
     @property
     def socket(self) -> Path:
@@ -286,5 +317,5 @@ def containerd(
         engine = Containerd(state, prefix)
         ready = [*prefix, CTR, f"--address={engine.socket}", "version"]
         command = [*prefix, CONTAINERD, f"--config={state}/config.toml"]
-        with _daemon(command, engine.log, {"PATH": SYSTEM_PATH, **(env or {})}, ready):
+        with _daemon(command, engine.log, {"PATH": SYSTEM_PATH, **(env or {})}, ready) as engine.daemon:
             yield engine

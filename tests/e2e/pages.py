@@ -1,8 +1,9 @@
 """Commands and settings in the documentation: fenced blocks of its pages, and sessions, which are made by running.
 
 The word behind a fence says what a block is: `sh` is run by a test, `sh not-here` cannot be run on a machine like
-this one, `sh node` is run on a node with a kubelet, `toml config` is a config.toml of gpushim's. A block behind `<!-- session: STAGE -->` is a session: its
-lines that begin with "$ " are commands, and what stands below each is what it prints at that stage.
+this one, `sh node` is run on a node with a kubelet, `toml config` is a config.toml of gpushim's. A block behind `<!--
+session: STAGE -->` is a session: its lines that begin with "$ " are commands, and what stands below each is what it
+prints at that stage.
 """
 
 from __future__ import annotations

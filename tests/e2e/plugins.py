@@ -83,6 +83,7 @@ class Plugin:
         flags: its arguments.
         log: all that its processes have said.
         process: the one that was started last.
+        since: where in the log that one begins.
     """
 
     node: Node
@@ -90,9 +91,11 @@ class Plugin:
     flags: tuple[str, ...]
     log: Path
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    since: int = 0
 
     def start(self) -> None:
         """Start it, without waiting for anything."""
+        self.since = self.log.stat().st_size
         command = [*COMMAND, f"--kubelet-dir={self.node.kubelet_dir}", *self.flags]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -126,13 +129,19 @@ class Plugin:
         """What it has said."""
         return self.log.read_text(errors="replace")
 
+    def registered(self, resource: str) -> bool:
+        """Say whether the process that runs says that kubelet knows a resource."""
+        return f'registered {resource}"'.encode() in self.log.read_bytes()[self.since :]
+
     def offers(
         self, resource: str = "nvidia.com/gpu", ids: set[str] | None = None, seconds: float = SECONDS
     ) -> float:
-        """Wait until kubelet would give out these devices, or any, and say how long that took."""
+        """Wait until kubelet would give out these devices of this process, or any; say how long that took."""
         began = time.monotonic()
 
         def there() -> bool:
+            if not self.registered(resource):  # or the devices are those of another process
+                return False
             found = set(self.node.allocatable(resource))
             return bool(found) if ids is None else found == ids
 

@@ -178,12 +178,16 @@ def test_a_lost_gpu_is_unhealthy_until_it_is_back(node: Node, host: Host, env: d
     with plugin(node, env) as running:
         running.offers(ids=every)
         host.behave(fail_gpu={lost.index: 15})  # NVML_ERROR_GPU_IS_LOST
-        refresh(env)
-        running.offers(ids=every - {lost.uuid})
-        assert counted(node) == (COUNT, COUNT - 1)
-        host.behave()
-        refresh(env)
+        try:
+            refresh(env)
+            running.offers(ids=every - {lost.uuid})
+            assert counts(node, COUNT, COUNT - 1)
+        finally:
+            host.behave()
+            refresh(env)
         running.offers(ids=every)
+        assert f"{lost.uuid} of {GPU} is not given out: GPU 5" in running.said()
+        assert f"{lost.uuid} of {GPU} can be given out again" in running.said()
 
 
 def test_a_gpu_that_vanishes_is_dropped_when_no_pod_has_it(node: Node, host: Host, env: dict[str, str]) -> None:
@@ -196,19 +200,20 @@ def test_a_gpu_that_vanishes_is_dropped_when_no_pod_has_it(node: Node, host: Hos
         host.gpus[:] = [gpu for gpu in host.gpus if gpu.uuid not in gone]
         host.update()
         running.offers(ids=every - gone)
-        assert counted(node) == (
-            COUNT,
-            COUNT - 2,
-        )  # never dropped at once: kubelet crashes if it allocates it just then
+        assert counts(node, COUNT, COUNT - 2)  # dropped at once, one that is just allocated makes kubelet crash
         assert until(lambda: node.healths("holder").get(*held & gone) == "Unhealthy", SECONDS)
-        assert until(lambda: counted(node) == (COUNT - 1, COUNT - 2), SECONDS), running.said()
+        assert counts(node, COUNT - 1, COUNT - 2), running.said()
         node.remove("holder")
-        assert until(lambda: counted(node) == (COUNT - 2, COUNT - 2), SECONDS), running.said()
+        assert counts(node, COUNT - 2, COUNT - 2), running.said()
         assert "Requested: 5, Available: 4" in node.pod("too-many", {GPU: COUNT - 1}).why
         assert "panic" not in node.said()
 
 
-def counted(node: Node) -> tuple[int, int]:
-    """Return how many devices kubelet has read last, and how many of them were well."""
-    *_, last = re.findall(r"totalCount=(\d+) healthyCount=(\d+)", node.log.read_text(errors="replace"))
-    return int(last[0]), int(last[1])
+def counts(node: Node, listed: int, well: int) -> bool:
+    """Wait until kubelet has last read a list of so many devices, so many of them well."""
+
+    def read() -> bool:
+        *_, last = re.findall(r"totalCount=(\d+) healthyCount=(\d+)", node.log.read_text(errors="replace"))
+        return bool(last == (str(listed), str(well)))
+
+    return until(read, SECONDS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpuplugin import settings
-from gpuplugin.offer import offered, ways
+from gpuplugin.allocation import Ways
+from gpuplugin.offer import GONE, Resource, offered, ways
+from gpuplugin.resources import Device
 from gpushim.errors import INVENTORY, GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
@@ -64,3 +67,15 @@ def test_an_imex_channel_that_is_not_there_is_told_or_refused() -> None:
     found["nodes"]["/dev/nvidia-caps-imex-channels/channel3"] = [1, 3, 0o666, 0, 0]
     assert told(found, imex_channels=[3], imex_required=True) == []
     assert ways(settings.resolve({}, {}, {"imex-channels": [3]}, ""), found).imex == [3]
+
+
+def test_each_gpu_that_is_lost_and_found_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    resource = Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Ways())
+    well = [Device(f"GPU-{gpu}::{number}", f"GPU-{gpu}", str(gpu), gpu) for gpu in range(2) for number in range(3)]
+    lost = [replace(one, problem="it is lost") if one.gpu else one for one in well]
+    with caplog.at_level("INFO", "gpushim"):
+        for devices in (well, lost, lost, well, well[:3], well):
+            resource.have(devices, {})
+    again = "GPU-1 of nvidia.com/gpu can be given out again"
+    said = [f"GPU-1 of nvidia.com/gpu is not given out: {why}" for why in ("it is lost", GONE)]
+    assert caplog.messages == [said[0], again, said[1], again]
