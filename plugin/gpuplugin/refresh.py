@@ -117,7 +117,8 @@ async def run(words: list[str], environment: dict[str, str], seconds: float) -> 
     """Run a program until it ends.
 
     Args:
-        words, environment: its command line, with an absolute path; all its variables.
+        words: its command line, with an absolute path.
+        environment: its variables, all of them.
         seconds: after which it is killed with its children.
 
     Returns:
@@ -128,15 +129,12 @@ async def run(words: list[str], environment: dict[str, str], seconds: float) -> 
         LateError: it took too long.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(reading, False)
     try:
-        pid = _spawned(words, environment, writing)
-    except OSError:
-        os.close(reading)
-        raise
-    finally:
-        os.close(writing)
-    try:
+        os.set_blocking(reading, False)
+        try:
+            pid = _spawned(words, environment, writing)
+        finally:
+            os.close(writing)
         said, late = b"", time.monotonic() + seconds
         while time.monotonic() < late:
             (ended, status), said = os.waitpid(pid, os.WNOHANG), _more(reading, said)
