@@ -171,13 +171,14 @@ class Plugin:
             GpushimError: from the start no GPU can be given out, and the settings say not to wait.
         """
         config, state = stamp.config_path(), stamp.state_dir()
+        seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")  # before it is read: it may be replaced meanwhile
         found = ensure.read(config, state)
         if found is None:
             self._refresh.need()
             if self._refresh.trouble:
                 self._fail(self._refresh.trouble)
             return LOOK
-        seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")
+        self._refresh.trouble = None  # another process may have renewed it
         if seen == self._seen:
             return WELL
         notes: list[str] = []

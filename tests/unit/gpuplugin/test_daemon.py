@@ -17,6 +17,7 @@ import pytest
 
 from gpuplugin import daemon, endpoint, settings
 from gpuplugin.endpoint import Endpoint
+from gpuplugin.refresh import Refresh
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 from unit.gpuplugin.kubelet import Kubelet, until
@@ -159,4 +160,43 @@ def test_or_waited_for(top: Path, host: Host) -> None:
             host.has(snapshot([gpu(0)]))
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
 
+    asyncio.run(run())
+
+
+def test_a_snapshot_is_replaced_while_it_is_read(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(config: str, state: str) -> Any:
+        found = host.found
+        if len(found["gpus"]) == 2:
+            host.has(snapshot([gpu(0)]))
+        return found
+
+    async def run() -> None:
+        monkeypatch.setattr(ensure, "read", read)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
+
+    asyncio.run(run())
+
+
+def test_a_failure_is_past_when_another_process_has_refreshed(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    troubles = []
+
+    def need(refresh: Refresh) -> None:
+        troubles.append(refresh.trouble)
+        refresh.trouble = GpushimError("NVML does not answer")
+
+    async def run() -> None:
+        host.has(None)
+        async with running(top, **{"fail-on-init-error": False}) as kubelet:
+            await until(lambda: troubles)
+            host.has(snapshot([gpu(0)]))
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
+            troubles.clear()
+            host.has(None)
+            await until(lambda: troubles)
+            assert troubles[0] is None
+
+    monkeypatch.setattr(Refresh, "need", need)
     asyncio.run(run())
