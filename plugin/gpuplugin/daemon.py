@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin import allocation, podresources, preferred, sockets
 from gpuplugin.endpoint import Endpoint
-from gpuplugin.offer import Resource, check_cdi, offered, ways
+from gpuplugin.offer import Resource, offered
 from gpuplugin.refresh import Refresh
 from gpuplugin.watch import Watch
 from gpushim import stamp
@@ -214,9 +214,7 @@ class Plugin:
         Raises:
             GpushimError: its devices cannot be given out.
         """
-        found = offered(snapshot, self._settings, notes)
-        told = ways(self._settings, snapshot)
-        check_cdi(snapshot, found, told)
+        found, told = offered(snapshot, self._settings, notes)
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
         for name in [*found, *(name for name in self._served if name not in found)]:
             one = self._served.get(name) or self._serve(name, told)

@@ -11,11 +11,12 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc.aio
 import pytest
 
-from gpuplugin import daemon, endpoint, settings
+from gpuplugin import daemon, endpoint, settings, v1beta1
 from gpuplugin.endpoint import Endpoint
 from gpuplugin.refresh import Refresh
 from gpushim.errors import GpushimError
@@ -62,12 +63,12 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @contextlib.asynccontextmanager
-async def running(top: Path, **values: Any) -> AsyncIterator[Kubelet]:
+async def running(top: Path, reread: Any = None, **values: Any) -> AsyncIterator[Kubelet]:
     """A kubelet and the daemon, which a signal ends."""
     found = settings.resolve({}, {}, {"kubelet-dir": str(top), **values}, "")
     kubelet = Kubelet(top / "device-plugins")
     await kubelet.start()
-    task = asyncio.create_task(daemon.Plugin(found).run())
+    task = asyncio.create_task(daemon.Plugin(found, reread).run())
     try:
         yield kubelet
     finally:
@@ -199,4 +200,33 @@ def test_a_failure_is_past_when_another_process_has_refreshed(
             assert troubles[0] is None
 
     monkeypatch.setattr(Refresh, "need", need)
+    asyncio.run(run())
+
+
+def test_more_than_kubelet_reads_is_no_end(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(v1beta1, "LIST_LIMIT", 200)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            host.has(snapshot([gpu(number) for number in range(8)]))
+            await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0), uuid(1))))
+            host.has(snapshot([gpu(0), gpu(1)]))
+            await until(lambda: kubelet.lists[GPU] == health(uuid(0), uuid(1)))
+
+    asyncio.run(run())
+
+
+def test_settings_are_read_again(top: Path, host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = GpushimError("mig-strategy is wrong")
+    fewer = settings.resolve({}, {}, {"kubelet-dir": str(top), "exclude": ["1"]}, "")
+
+    async def run() -> None:
+        async with running(top, Mock(side_effect=[wrong, fewer])) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: "the settings stay as they were: mig-strategy is wrong" in caplog.messages)
+            assert kubelet.lists[GPU] == health(uuid(0), uuid(1))
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: len(kubelet.registered) == 2 and kubelet.lists[GPU] == health(uuid(0)))
+
     asyncio.run(run())
