@@ -31,6 +31,13 @@ class Client:
     resource: str
     channel: grpc.aio.Channel
     options: dict[str, Any] = field(default_factory=dict)
+    stream: Any = None  # of the list
+
+    async def close(self) -> None:
+        """Close it, and end its stream, which on Python 3.9 goes on without its channel."""
+        if self.stream:
+            self.stream.cancel()
+        await self.channel.close()
 
     async def call(self, method: str, request: dict[str, Any], names: tuple[str, str]) -> dict[str, Any]:
         """Call a method of the plugin's."""
@@ -118,15 +125,16 @@ class Kubelet:
         before = self.clients.get(client.resource)
         self.clients[client.resource] = client
         if self.old and before:
-            await before.channel.close()
+            await before.close()
         self._spawn(self._watch(client))
 
     async def _watch(self, client: Client) -> None:
         method = f"/{DEVICE_PLUGIN}/ListAndWatch"
         call = client.channel.unary_stream(method, writer("Empty"), reader("ListAndWatchResponse"))
+        client.stream = call({})
         self.reading.append(client.resource)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError, grpc.aio.UsageError):
-            async for answer in call({}):
+            async for answer in client.stream:
                 self.lists[client.resource] = {one["ID"]: one["health"] for one in answer["devices"]}
         self.reading.remove(client.resource)
         self.ended += 1
@@ -134,7 +142,7 @@ class Kubelet:
         if newest and (not self.old or newest is client):
             self.clients.pop(client.resource)
             self.lists[client.resource] = dict.fromkeys(self.lists.get(client.resource, ()), "Unhealthy")
-            await newest.channel.close()
+            await newest.close()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -148,7 +156,7 @@ class Kubelet:
             os.link(self.socket, aside)
         await self._server.stop(0)
         clients, self.clients = list(self.clients.values()), {}
-        await asyncio.gather(*(client.channel.close() for client in clients))
+        await asyncio.gather(*(client.close() for client in clients))
         self.lists.clear()
         if clean:
             self.socket.unlink(missing_ok=True)
