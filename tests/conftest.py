@@ -19,6 +19,9 @@ from unit.gpuhook.sandbox import container
 # Where pytest makes directories for tests; read when the first one is.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(scratch.top()))
 
+# grpc's handlers of forks abort the children of tests that come later in the same process.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 # The same examples each time, and no deadline by the clock, which a busy machine would miss. With
 # --hypothesis-profile=search they are new each time; bytes that were never thought of are for tests/fuzz.
 settings.register_profile("gpushim", deadline=None, derandomize=True, database=None)

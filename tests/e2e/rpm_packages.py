@@ -35,7 +35,7 @@ BuildArch: noarch
 It has no files.
 %files
 """
-SYSTEM = "Provides: python3 = 3.13, python3-pyyaml, python3-grpcio, coreutils, grep, sed, /bin/sh"
+SYSTEM = "Provides: python3 = 3.13, python3-pyyaml, python3-grpcio = 1.48, coreutils, grep, sed, /bin/sh"
 # Directories of such a system, most of them of Fedora's package `filesystem`.
 DIRECTORIES = (
     *("/usr/share/man/man1", "/usr/share/man/man8", "/usr/share/licenses", "/usr/lib/systemd/system-preset"),

@@ -31,10 +31,10 @@ class Client:
     resource: str
     channel: grpc.aio.Channel
     options: dict[str, Any] = field(default_factory=dict)
-    stream: Any = None  # of the list
+    stream: Any = None  # of ListAndWatch
 
     async def close(self) -> None:
-        """Close it, and end its stream, which on Python 3.9 goes on without its channel."""
+        """Close the connection; before grpcio 1.81 a channel does not always end its streams."""
         if self.stream:
             self.stream.cancel()
         await self.channel.close()
@@ -131,9 +131,9 @@ class Kubelet:
     async def _watch(self, client: Client) -> None:
         method = f"/{DEVICE_PLUGIN}/ListAndWatch"
         call = client.channel.unary_stream(method, writer("Empty"), reader("ListAndWatchResponse"))
-        client.stream = call({})
         self.reading.append(client.resource)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError, grpc.aio.UsageError):
+            client.stream = call({})
             async for answer in client.stream:
                 self.lists[client.resource] = {one["ID"]: one["health"] for one in answer["devices"]}
         self.reading.remove(client.resource)
