@@ -16,7 +16,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import allocation, podresources, preferred, sockets
+from gpuplugin import podresources, preferred, sockets
+from gpuplugin.allocation import BY_CDI
 from gpuplugin.endpoint import Endpoint
 from gpuplugin.offer import Resource, offered
 from gpuplugin.refresh import Refresh
@@ -70,14 +71,14 @@ class Plugin:
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._started = self._ending = False
         self._noted: set[str] = set()
+        self._due, self._pause = (
+            0.0,
+            TICK,
+        )  # time.monotonic() of the next question to kubelet; seconds to the one after
 
     @property
     def _folder(self) -> str:
         return str(self._settings.values["kubelet-dir"]) + "/device-plugins"
-
-    @property
-    def _by_cdi(self) -> bool:
-        return not allocation.BY_CDI.isdisjoint(self._settings.values["device-list-strategy"])
 
     async def run(self) -> None:
         """Serve until a signal ends it.
@@ -121,7 +122,9 @@ class Plugin:
 
     def _changed(self, watch: Watch) -> None:
         """Have everything looked at again."""
-        watch.clear()
+        places = [os.path.split(path) for path in watch.told()]
+        if any(folder == self._folder and sockets.foreign(name) for folder, name in places):
+            self._doubt()
         self._wake.set()
         for one in self._served.values():
             one.endpoint.changed.set()
@@ -157,9 +160,8 @@ class Plugin:
 
     def _note(self, notes: list[str]) -> None:
         """Log what was not said already."""
-        for note in dict.fromkeys(notes):
-            if note not in self._noted:
-                logger.warning("%s", note)
+        for note in sorted({*notes} - self._noted, key=notes.index):
+            logger.warning("%s", note)
 
     def _look(self) -> float:
         """Go by the snapshot; have it renewed if it is out of date.
@@ -185,7 +187,8 @@ class Plugin:
         try:
             self._offer(found, notes)
         except GpushimError as error:
-            if self._by_cdi and 0 <= stamp.clock() - found["looked"] < FRESH:
+            by_cdi = not BY_CDI.isdisjoint(self._settings.values["device-list-strategy"])
+            if by_cdi and 0 <= stamp.clock() - found["looked"] < FRESH:
                 return SOON  # the spec may not be there yet
             self._fail(error)
             notes.append(f"no device is given out: {error}")
@@ -240,18 +243,24 @@ class Plugin:
 
         Sooner when a plugin's socket has come or gone: it may be a stranger with the same resource.
         """
-        others, pause, due = sockets.others(self._folder), TICK, 0.0
+        others = sockets.others(self._folder)
         while True:
             await asyncio.sleep(TICK)
-            now, found = time.monotonic(), sockets.others(self._folder)
-            if found != others:
-                others, pause, due = found, TICK, now
-                for one in self._served.values():
-                    one.endpoint.doubted = True
-            if now >= due:
-                due, pause = now + pause, min(2 * pause, ASK)
+            found = sockets.others(self._folder)
+            if found != others:  # inotify may not have told
+                others = found
+                self._doubt()
+            now = time.monotonic()
+            if now >= self._due:
+                self._due, self._pause = now + self._pause, min(2 * self._pause, ASK)
                 await self._remind()
                 await self._drop()
+
+    def _doubt(self) -> None:
+        """Take note that another plugin has come or gone."""
+        self._due, self._pause = 0.0, TICK
+        for one in self._served.values():
+            one.endpoint.doubted = True
 
     async def _remind(self) -> None:
         """Register anew what kubelet reads the list of and has nothing of: another plugin's end made it forget."""

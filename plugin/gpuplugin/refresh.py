@@ -49,7 +49,7 @@ class Refresh:
         self._task: asyncio.Task[None] | None = None
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
         self._failed_for: object = None  # facts about host and configuration
-        self._said: set[Line] = set()
+        self._said: set[str] = set()
         self.trouble: GpushimError | None = None
 
     def need(self) -> None:
@@ -90,12 +90,14 @@ class Refresh:
         """Log what it said, but not again what the last one said too; and take note of what came of it."""
         true = ensure.read(config, state) is not None
         self.trouble = None if true else _why(code, lines)
-        lines = [*lines, (logging.WARNING, str(self.trouble))] if self.trouble else lines
         # Where there is a snapshot, it has the error, which comes last.
-        for level, text in dict.fromkeys(lines[: -1 if true and code else None]):
-            if (level, text) not in self._said:
+        said = {text: level for level, text in lines[: -1 if true and code else None]}
+        if self.trouble:
+            said.setdefault(str(self.trouble), logging.WARNING)
+        for text, level in said.items():
+            if text not in self._said:
                 logger.log(level, "%s", text)
-        self._said = set(lines)
+        self._said = set(said)
         self._ended()
 
 
@@ -160,7 +162,7 @@ def _spawned(words: list[str], environment: dict[str, str], stderr: int) -> int:
         (os.POSIX_SPAWN_DUP2, 0, 1),
         (os.POSIX_SPAWN_DUP2, stderr, 2),
     ]
-    defaults = [signal.SIGPIPE, signal.SIGHUP]  # Python ignores the one, nohup the other
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP]  # Python ignores two, nohup the other
     return os.posix_spawn(
         words[0], words, environment, file_actions=actions, setpgroup=0, setsigmask=[], setsigdef=defaults
     )

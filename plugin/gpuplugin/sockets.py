@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from gpuplugin.v1beta1 import KUBELET_SOCKET
 from gpushim.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
     Identity = tuple[int, int, int]
 
 LONGEST_PATH = 107  # bytes, of sun_path in unix(7) less the null
+KUBELET = "kubelet"  # begins names of its socket and checkpoint
 PREFIX, ASIDE, SUFFIX = "gpushim-", ".gpushim-", ".sock"  # of our sockets' names; aside, until they are renamed
 GRACE = 1.0  # seconds for calls that are being answered
 # Whoever may connect, kubelet alone by the socket's mode, cannot make this process big: a connection without a call
@@ -75,7 +75,8 @@ class Listener:
             self.inode = identity(aside)
             os.rename(aside, self.path)
         except BaseException as error:
-            await self._server.stop(None)
+            with contextlib.suppress(Exception):  # of a server that was cancelled while it started
+                await self._server.stop(None)
             if not isinstance(error, (OSError, RuntimeError)):
                 raise
             why = error.strerror if isinstance(error, OSError) else f"{folder} cannot be written"
@@ -113,12 +114,15 @@ def sweep(folder: str) -> None:
 def others(folder: str) -> frozenset[tuple[str, Identity | None]]:
     """List the sockets of other plugins."""
     try:
-        names = [
-            name for name in os.listdir(folder) if not name.startswith((PREFIX, ASIDE)) and name != KUBELET_SOCKET
-        ]
+        names = {name for name in os.listdir(folder) if foreign(name)}
     except OSError:
-        names = []
+        names = set()
     return frozenset((name, identity(f"{folder}/{name}")) for name in names if is_socket(f"{folder}/{name}"))
+
+
+def foreign(name: str) -> bool:
+    """Say whether a name in kubelet's directory of plugins is neither ours nor kubelet's."""
+    return not name.lstrip(".").startswith((PREFIX, KUBELET))
 
 
 def identity(path: str) -> Identity | None:

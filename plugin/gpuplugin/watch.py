@@ -1,7 +1,7 @@
 """Directories watched through inotify(7), for asyncio.
 
 Only a hint that something changed: who waits for one looks at all of it again, and every second anyway, since there
-is no inotify on some file systems, and a host has only so many watches. Out of scope: what changed.
+is no inotify on some file systems, and a host has only so many watches. Out of scope: what follows.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import struct
 
 from gpushim.logs import logger
 
@@ -16,6 +17,7 @@ from gpushim.logs import logger
 CHANGES = 0x100 | 0x200 | 0x40 | 0x80 | 0x400 | 0x800
 ONLY_DIRECTORIES = 0x01000000
 ABSENT = (2, 20)  # ENOENT, ENOTDIR
+EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -30,13 +32,17 @@ class Watch:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = self._libc.inotify_init1(_FLAGS)
         self._said = False
+        self._folders: dict[int, str] = {}  # by watch
         if self.fd < 0:
             self._say("fs.inotify.max_user_instances", ctypes.get_errno())
 
     def add(self, *folders: str) -> None:
         """Watch directories too; one that is watched already, or is not there, changes nothing."""
         for folder in folders if self.fd >= 0 else ():
-            if self._libc.inotify_add_watch(self.fd, os.fsencode(folder), CHANGES | ONLY_DIRECTORIES) < 0:
+            watched = self._libc.inotify_add_watch(self.fd, os.fsencode(folder), CHANGES | ONLY_DIRECTORIES)
+            if watched >= 0:
+                self._folders[watched] = folder
+            else:
                 error = ctypes.get_errno()
                 if error not in ABSENT:
                     self._say("fs.inotify.max_user_watches", error)
@@ -50,11 +56,18 @@ class Watch:
             )
         self._said = True
 
-    def clear(self) -> None:
-        """Forget what has been told."""
+    def told(self) -> set[str]:
+        """Return the paths that came or went since the last time."""
+        found = set()
         with contextlib.suppress(OSError):
-            while os.read(self.fd, 1 << 16):
-                pass
+            while data := os.read(self.fd, 1 << 16):
+                place = 0
+                while place < len(data):
+                    watched, _, _, length = EVENT.unpack_from(data, place)
+                    name = data[place + EVENT.size : place + EVENT.size + length].rstrip(b"\0")
+                    found.add(f"{self._folders.get(watched, '')}/{os.fsdecode(name)}")
+                    place += EVENT.size + length
+        return found
 
     def close(self) -> None:
         """Watch nothing more."""

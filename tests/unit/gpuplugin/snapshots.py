@@ -36,6 +36,7 @@ def snapshot(gpus: list[dict[str, Any]], migs: list[dict[str, Any]] | None = Non
     ]
     found: dict[str, Any] = {
         "platform": "native",
+        "looked": 0,
         "source": "nvml",
         "error": None,
         "gpus": gpus,

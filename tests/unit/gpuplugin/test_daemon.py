@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -19,10 +20,12 @@ import pytest
 from gpuplugin import daemon, endpoint, settings, v1beta1
 from gpuplugin.endpoint import Endpoint
 from gpuplugin.refresh import Refresh
+from gpushim import stamp
 from gpushim.errors import GpushimError
-from gpushim.inventory import ensure
+from gpushim.inventory import ensure, renew
 from unit.gpuplugin.kubelet import Kubelet, until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
+from unit.gpuplugin.test_watch import Exhausted
 
 GPU = "nvidia.com/gpu"
 
@@ -65,10 +68,9 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 @contextlib.asynccontextmanager
 async def running(top: Path, reread: Any = None, **values: Any) -> AsyncIterator[Kubelet]:
     """A kubelet and the daemon, which a signal ends."""
-    found = settings.resolve({}, {}, {"kubelet-dir": str(top), **values}, "")
     kubelet = Kubelet(top / "device-plugins")
     await kubelet.start()
-    task = asyncio.create_task(daemon.Plugin(found, reread).run())
+    task = asyncio.create_task(daemon.Plugin(told(top, **values), reread).run())
     try:
         yield kubelet
     finally:
@@ -77,6 +79,10 @@ async def running(top: Path, reread: Any = None, **values: Any) -> AsyncIterator
         await asyncio.wait_for(task, 5)
         await kubelet.stop()
         assert not list((top / "device-plugins").iterdir())
+
+
+def told(top: Path, **values: Any) -> settings.Settings:
+    return settings.resolve({}, {}, {"kubelet-dir": str(top), **values}, "")
 
 
 def health(*well: str, sick: tuple[str, ...] = ()) -> dict[str, str]:
@@ -126,18 +132,216 @@ def test_what_comes_back_is_well_again(top: Path, host: Host) -> None:
     asyncio.run(run())
 
 
+async def a_stranger(kubelet: Kubelet, devices: Any = ()) -> Endpoint:
+    """Another plugin with the same resource, which kubelet reads the list of."""
+    stranger = Endpoint(str(kubelet.folder), GPU, dict, dict)
+    stranger.path = f"{kubelet.folder}/nvidia-gpu.sock"
+    stranger.offer(devices)
+    await stranger.attend()
+    await until(lambda: set(kubelet.lists[GPU]) == {one["ID"] for one in devices})
+    return stranger
+
+
 def test_a_stranger_registers_the_same_and_dies(top: Path, host: Host) -> None:
     async def run() -> None:
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
-            stranger = Endpoint(str(kubelet.folder), GPU, dict, dict)
-            stranger.path = f"{kubelet.folder}/nvidia-gpu.sock"
-            await stranger.attend()
-            await until(lambda: len(kubelet.registered) == 2 and kubelet.lists[GPU] == {})
+            stranger = await a_stranger(kubelet)
             await stranger.stop()
             await until(lambda: kubelet.well().get(GPU) == [uuid(0), uuid(1)])
 
     asyncio.run(run())
+
+
+def test_a_stranger_s_end_is_noticed_long_before_the_next_question(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(daemon, "ASK", 60)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            await asyncio.sleep(1)  # the first questions are over
+            stranger = await a_stranger(kubelet, [{"ID": uuid(0), "health": "Healthy"}])
+            await stranger.stop()
+            await until(lambda: kubelet.well().get(GPU) == [uuid(0), uuid(1)], 5)
+
+    asyncio.run(run())
+
+
+def test_news_by_the_stream_of_a_plugin_that_kubelet_does_not_ask(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(endpoint, "SETTLED", 60)  # it does not find out by asking
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            stranger = await a_stranger(kubelet)
+            await stranger.stop()
+            await until(lambda: GPU not in kubelet.clients)
+            host.has(snapshot([gpu(0), gpu(1, problem="XID 79")]))
+            await until(lambda: kubelet.lists[GPU] == health(uuid(0), sick=(uuid(1),)) and GPU in kubelet.clients)
+            assert (await kubelet.allocate(GPU, uuid(0)))["envs"]
+
+    asyncio.run(run())
+
+
+def test_nothing_leaves_the_list_while_kubelet_allocates_it(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(daemon, "QUIET", 1.5)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            kubelet.slow = 0.8
+            allocating = asyncio.create_task(kubelet.allocate(GPU, uuid(1)))
+            await asyncio.sleep(0.1)
+            host.has(snapshot([gpu(0)]))
+            assert (await allocating)["envs"]
+            await until(lambda: kubelet.lists[GPU] == health(uuid(0)))
+
+    asyncio.run(run())
+
+
+def sliced(top: Path, replicas: int) -> settings.Settings:
+    path = top / "nvidia.yaml"
+    path.write_text(
+        f"sharing: {{timeSlicing: {{renameByDefault: true, resources: [{{name: gpu, replicas: {replicas}}}]}}}}"
+    )
+    return settings.resolve({}, {}, {"kubelet-dir": str(top)}, str(path))
+
+
+def test_settings_are_read_again(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top, lambda: told(top, exclude=["0"])) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            kubelet.held[GPU] = [uuid(0)]
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: kubelet.lists[GPU] == health(uuid(1), sick=(uuid(0),)))
+            await until(lambda: len(kubelet.registered) == 2)
+            assert (await kubelet.allocate(GPU, uuid(1)))["envs"]
+            assert kubelet.ended == 0  # it had the devices all the while
+
+    asyncio.run(run())
+
+
+def test_a_resource_that_is_no_more_is_retired(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top, lambda: sliced(top, 2)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            os.kill(os.getpid(), signal.SIGHUP)
+            shared = [f"{uuid(number)}::{place}" for number in (0, 1) for place in (0, 1)]
+            await until(lambda: kubelet.lists.get(GPU + ".shared") == health(*shared))
+            await until(lambda: [*kubelet.clients] == [GPU + ".shared"])
+            await until(lambda: not (kubelet.folder / "gpushim-gpu.sock").exists())
+
+    asyncio.run(run())
+
+
+def test_settings_that_are_wrong_change_nothing(top: Path, host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    def wrong() -> settings.Settings:
+        raise GpushimError("mig-strategy is wrong", 15)
+
+    async def run() -> None:
+        async with running(top, wrong) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: "the settings stay as they were: mig-strategy is wrong" in caplog.messages)
+            assert (await kubelet.allocate(GPU, uuid(0)))["envs"]
+            assert len(kubelet.registered) == 1
+
+    asyncio.run(run())
+
+
+def test_kubelet_moves(top: Path, host: Host) -> None:
+    async def run() -> None:
+        other = Kubelet(top / "k3s" / "device-plugins")
+        other.folder.mkdir(parents=True)
+        await other.start()
+        async with running(top, lambda: told(top / "k3s")) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: other.lists.get(GPU) == health(uuid(0), uuid(1)))
+            assert not (kubelet.folder / "gpushim-gpu.sock").exists()
+        await other.stop()
+
+    asyncio.run(run())
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    monkeypatch.setattr(renew, "command", lambda: ["/bin/sh", "-c", script, "refresh"])
+
+
+def test_what_cannot_be_refreshed_is_not_given_out(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        failing(monkeypatch, "echo 'gpushim: NVML hangs' >&2; exit 12")
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            host.has(None)
+            await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0), uuid(1))))
+            with pytest.raises(grpc.aio.AioRpcError, match="cannot be used: NVML hangs"):
+                await kubelet.allocate(GPU, uuid(1))
+            host.has(snapshot([gpu(0), gpu(1)]))
+            await until(lambda: kubelet.lists[GPU] == health(uuid(0), uuid(1)))
+
+    asyncio.run(run())
+
+
+def test_a_refresh_that_fails_at_the_start_is_refused(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, "echo 'gpushim: config.toml is wrong' >&2; exit 15")
+    host.has(None)
+    with pytest.raises(GpushimError, match=r"config\.toml is wrong") as caught:
+        asyncio.run(daemon.Plugin(told(top)).run())
+    assert caught.value.exit_code == 15
+
+
+def test_cdi_names_that_engines_would_not_find(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = ["no spec"]
+
+    def check(*_: Any) -> None:
+        for sentence in refused:
+            raise GpushimError(sentence, 15)
+
+    monkeypatch.setattr(daemon, "check_cdi", check)
+    with pytest.raises(GpushimError, match="no spec"):
+        asyncio.run(daemon.Plugin(told(top, **{"device-list-strategy": ["cdi-cri"]})).run())
+
+    async def run() -> None:
+        host.has({**snapshot([gpu(0)]), "looked": stamp.clock()})  # the spec is being written
+        async with running(top, **{"device-list-strategy": ["cdi-cri"]}) as kubelet:
+            await asyncio.sleep(0.3)
+            refused.clear()
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
+            refused.append("another's spec is in the way")
+            host.has(snapshot([gpu(0)]))
+            await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0),)))
+            with pytest.raises(grpc.aio.AioRpcError, match="cannot be used: another's spec is in the way"):
+                await kubelet.allocate(GPU, uuid(0))
+            refused.clear()  # nothing else changes
+            await until(lambda: kubelet.lists[GPU] == health(uuid(0)))
+
+    asyncio.run(run())
+
+
+def test_without_inotify_changes_are_found_by_looking(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Exhausted(-1))
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            (kubelet.folder / "gpushim-gpu.sock").unlink()
+            await until(lambda: len(kubelet.registered) == 2, 3)
+            host.has(snapshot([gpu(0), gpu(1, problem="XID 79")]))
+            await until(lambda: kubelet.lists[GPU] == health(uuid(0), sick=(uuid(1),)), 5)
+
+    asyncio.run(run())
+
+
+def test_a_bug_ends_the_program(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Endpoint, "attend", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        asyncio.run(daemon.Plugin(told(top)).run())
 
 
 NO_DRIVER = {"sentence": "the driver is not loaded", "code": 4}

@@ -50,7 +50,7 @@ async def plugin(folder: Path) -> AsyncIterator[Endpoint]:
     watch.add(endpoint.folder)
 
     def told() -> None:
-        watch.clear()
+        watch.told()
         endpoint.changed.set()
 
     loop.add_reader(watch.fd, told)
@@ -186,6 +186,43 @@ def test_two_instances_overlap(folder: Path, first_ends: bool, old: bool) -> Non
             await until(lambda: len(kubelet.registered) >= times and kubelet.ended >= ends and knows(kubelet))
             assert sockets(folder) == ["gpushim-gpu.sock"]
             assert (await kubelet.allocate(GPU, "GPU-0"))["envs"]
+
+    asyncio.run(run())
+
+
+def test_who_was_taken_over_tells_no_news(folder: Path) -> None:
+    async def run() -> None:
+        async with both(folder) as (kubelet, first), plugin(folder) as second:
+            await until(lambda: len(kubelet.reading) == 2)
+            await asyncio.sleep(0.1)  # the first has seen what is at its path
+            second.offer(LIST[:1])
+            await until(lambda: kubelet.lists[GPU] == {"GPU-0": "Healthy"})
+            first.offer([])
+            await asyncio.sleep(0.1)
+            assert kubelet.lists[GPU] == {"GPU-0": "Healthy"}
+
+    asyncio.run(run())
+
+
+def test_a_link_to_another_socket_is_no_instance(folder: Path) -> None:
+    async def run() -> None:
+        async with both(folder) as (kubelet, _):
+            path = folder / "gpushim-gpu.sock"
+            path.unlink()
+            path.symlink_to(kubelet.socket)
+            await until(path.is_symlink)
+            await until(lambda: not path.is_symlink() and len(kubelet.registered) == 2)
+
+    asyncio.run(run())
+
+
+def test_a_kubelet_that_ends_as_it_is_dialled_is_dialled_again_soon(folder: Path) -> None:
+    async def run() -> None:
+        dying = await asyncio.start_unix_server(lambda _, writer: writer.close(), f"{folder}/kubelet.sock")
+        endpoint = Endpoint(str(folder), GPU, give, prefer)
+        assert await endpoint.attend() == 0.05
+        dying.close()
+        await endpoint.stop()
 
     asyncio.run(run())
 

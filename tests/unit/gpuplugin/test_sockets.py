@@ -1,0 +1,124 @@
+"""A socket's file among others: whose it is, who may connect, and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gpuplugin import sockets
+from gpuplugin.sockets import Listener
+from gpushim.errors import GpushimError
+
+NOTHING = grpc.method_handlers_generic_handler("none", {})
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory whose sockets have short paths."""
+    path = Path(tempfile.mkdtemp(prefix="so", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+def dead(path: Path) -> None:
+    """Leave a socket that nobody listens to."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+def a_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def a_file(path: Path) -> None:
+    path.write_text("kept")
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to(path.parent / "target")
+    (path.parent / "target").write_text("kept")
+
+
+@pytest.mark.parametrize("place", [dead, a_file, a_link])
+def test_it_takes_the_place_of_what_is_there(folder: Path, place: Callable[[Path], None]) -> None:
+    async def run() -> None:
+        path = folder / "gpushim-gpu.sock"
+        place(path)
+        listener = Listener(str(path))
+        await listener.bind(NOTHING)
+        assert stat.S_ISSOCK(path.lstat().st_mode)
+        assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+        assert sockets.listening(str(path))
+        await listener.stop()
+        assert [one.read_text() for one in folder.iterdir()] == ["kept"] * (place is a_link)
+
+    asyncio.run(run())
+
+
+def test_a_directory_in_its_place_is_said(folder: Path) -> None:
+    async def run() -> None:
+        a_directory(folder / "gpushim-gpu.sock")
+        with pytest.raises(GpushimError, match=r"gpushim-gpu.sock cannot be made: Is a directory"):
+            await Listener(f"{folder}/gpushim-gpu.sock").bind(NOTHING)
+        assert os.listdir(folder) == ["gpushim-gpu.sock"]
+
+    asyncio.run(run())
+
+
+def test_it_leaves_another_s_socket(folder: Path) -> None:
+    async def run() -> None:
+        first, second = (Listener(f"{folder}/gpushim-gpu.sock") for _ in "12")
+        await first.bind(NOTHING)
+        await second.bind(NOTHING)
+        await first.stop()
+        assert sockets.listening(f"{folder}/gpushim-gpu.sock")
+        await second.stop()
+        assert os.listdir(folder) == []
+
+    asyncio.run(run())
+
+
+def test_what_killed_instances_left_is_removed(folder: Path) -> None:
+    async def run() -> None:
+        with socket.socket(socket.AF_UNIX) as alive:
+            alive.bind(f"{folder}/gpushim-mig-1g.5gb.sock")
+            alive.listen()
+            for name in ("gpushim-gpu.shared.sock", ".gpushim-0a1b2c3d", "nvidia-gpu.sock"):
+                dead(folder / name)
+            a_file(folder / "gpushim-notes.sock")
+            listener = Listener(f"{folder}/gpushim-gpu.sock")
+            await listener.bind(NOTHING)
+            await listener.stop()
+            left = sorted(os.listdir(folder))
+        assert left == ["gpushim-mig-1g.5gb.sock", "gpushim-notes.sock", "nvidia-gpu.sock"]
+
+    asyncio.run(run())
+
+
+def test_nothing_is_left_of_a_bind_that_is_cancelled(folder: Path) -> None:
+    async def run() -> None:
+        task = asyncio.create_task(Listener(f"{folder}/gpushim-gpu.sock").bind(NOTHING))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        assert os.listdir(folder) == []
+
+    asyncio.run(run())
+
+
+def test_other_plugins_sockets(folder: Path) -> None:
+    for name in ("gpushim-gpu.sock", ".gpushim-0a1b2c3d", "kubelet.sock", "rdma.sock"):
+        dead(folder / name)
+    a_file(folder / "kubelet_internal_checkpoint")
+    assert {name for name, _ in sockets.others(str(folder))} == {"rdma.sock"}
+    assert sockets.others(f"{folder}/none") == frozenset()
