@@ -71,10 +71,7 @@ class Plugin:
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._started = self._ending = False
         self._noted: set[str] = set()
-        self._due, self._pause = (
-            0.0,
-            TICK,
-        )  # time.monotonic() of the next question to kubelet; seconds to the one after
+        self._due, self._pause = 0.0, TICK  # time.monotonic() of the next question to kubelet; seconds to that after
 
     @property
     def _folder(self) -> str:
@@ -88,7 +85,8 @@ class Plugin:
         """
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-        self._refresh = Refresh(self._wake.set)
+        self._refresh = Refresh(self._wake.set, self._spawn)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
         loop.add_signal_handler(signal.SIGHUP, self._read_again)

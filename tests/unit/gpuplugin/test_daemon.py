@@ -12,12 +12,11 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import grpc.aio
 import pytest
 
-from gpuplugin import daemon, endpoint, settings, v1beta1
+from gpuplugin import daemon, endpoint, offer, settings, v1beta1
 from gpuplugin.endpoint import Endpoint
 from gpuplugin.refresh import Refresh
 from gpushim import stamp
@@ -301,7 +300,7 @@ def test_cdi_names_that_engines_would_not_find(top: Path, host: Host, monkeypatc
         for sentence in refused:
             raise GpushimError(sentence, 15)
 
-    monkeypatch.setattr(daemon, "check_cdi", check)
+    monkeypatch.setattr(offer, "_check_cdi", check)
     with pytest.raises(GpushimError, match="no spec"):
         asyncio.run(daemon.Plugin(told(top, **{"device-list-strategy": ["cdi-cri"]})).run())
 
@@ -416,21 +415,5 @@ def test_more_than_kubelet_reads_is_no_end(top: Path, host: Host, monkeypatch: p
             await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0), uuid(1))))
             host.has(snapshot([gpu(0), gpu(1)]))
             await until(lambda: kubelet.lists[GPU] == health(uuid(0), uuid(1)))
-
-    asyncio.run(run())
-
-
-def test_settings_are_read_again(top: Path, host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    wrong = GpushimError("mig-strategy is wrong")
-    fewer = settings.resolve({}, {}, {"kubelet-dir": str(top), "exclude": ["1"]}, "")
-
-    async def run() -> None:
-        async with running(top, Mock(side_effect=[wrong, fewer])) as kubelet:
-            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
-            os.kill(os.getpid(), signal.SIGHUP)
-            await until(lambda: "the settings stay as they were: mig-strategy is wrong" in caplog.messages)
-            assert kubelet.lists[GPU] == health(uuid(0), uuid(1))
-            os.kill(os.getpid(), signal.SIGHUP)
-            await until(lambda: len(kubelet.registered) == 2 and kubelet.lists[GPU] == health(uuid(0)))
 
     asyncio.run(run())
