@@ -120,12 +120,11 @@ async def run(words: list[str], environment: dict[str, str], seconds: float) -> 
     """Run a program until it ends.
 
     Args:
-        words: its command line, with an absolute path.
-        environment: its variables, all of them.
+        words, environment: its command line, with an absolute path; all its variables.
         seconds: after which it is killed with its children.
 
     Returns:
-        its exit code, or the negative number of a signal, and the end of what it wrote to stderr.
+        its exit code, or less a signal's number; the end of what it wrote to stderr.
 
     Raises:
         OSError: it cannot be started.
@@ -140,11 +139,10 @@ async def run(words: list[str], environment: dict[str, str], seconds: float) -> 
         raise
     finally:
         os.close(writing)
-    said, late = b"", time.monotonic() + seconds
     try:
+        said, late = b"", time.monotonic() + seconds
         while time.monotonic() < late:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            said = _more(reading, said)
+            (ended, status), said = os.waitpid(pid, os.WNOHANG), _more(reading, said)
             if ended:
                 return _code(status), said
             await asyncio.sleep(POLL)
