@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuplugin.offer import check_cdi, offered, ways
+from gpuplugin.offer import offered
 from gpushim import stamp
 from gpushim.cli import show
 from gpushim.inventory import renew
@@ -33,8 +33,7 @@ def tell(settings: Settings) -> None:
     notes = settings.notes[:]
     try:
         snapshot = renew.snapshot(stamp.config_path(), stamp.state_dir())
-        found, told = offered(snapshot, settings, notes), ways(settings, snapshot)
-        check_cdi(snapshot, found, told)
+        found, told = offered(snapshot, settings, notes)
     finally:
         for note in notes:
             show.say(f"note: {note}")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin import podresources, preferred, sockets
 from gpuplugin.allocation import BY_CDI
 from gpuplugin.endpoint import Endpoint
-from gpuplugin.offer import Resource, check_cdi, offered, ways
+from gpuplugin.offer import Resource, offered
 from gpuplugin.refresh import Refresh
 from gpuplugin.watch import Watch
 from gpushim import stamp
@@ -71,10 +71,7 @@ class Plugin:
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._started = self._ending = False
         self._noted: set[str] = set()
-        self._due, self._pause = (
-            0.0,
-            TICK,
-        )  # time.monotonic() of the next question to kubelet; seconds to the one after
+        self._due, self._pause = 0.0, TICK  # time.monotonic() of the next question to kubelet; seconds to that after
 
     @property
     def _folder(self) -> str:
@@ -88,7 +85,8 @@ class Plugin:
         """
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-        self._refresh = Refresh(self._wake.set)
+        self._refresh = Refresh(self._wake.set, self._spawn)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
         loop.add_signal_handler(signal.SIGHUP, self._read_again)
@@ -173,13 +171,14 @@ class Plugin:
             GpushimError: from the start no GPU can be given out, and the settings say not to wait.
         """
         config, state = stamp.config_path(), stamp.state_dir()
+        seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")  # before it is read: it may be replaced meanwhile
         found = ensure.read(config, state)
         if found is None:
             self._refresh.need()
             if self._refresh.trouble:
                 self._fail(self._refresh.trouble)
             return LOOK
-        seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")
+        self._refresh.trouble = None  # another process may have renewed it
         if seen == self._seen:
             return WELL
         notes: list[str] = []
@@ -216,9 +215,7 @@ class Plugin:
         Raises:
             GpushimError: its devices cannot be given out.
         """
-        found = offered(snapshot, self._settings, notes)
-        told = ways(self._settings, snapshot)
-        check_cdi(snapshot, found, told)
+        found, told = offered(snapshot, self._settings, notes)
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
         for name in [*found, *(name for name in self._served if name not in found)]:
             one = self._served.get(name) or self._serve(name, told)

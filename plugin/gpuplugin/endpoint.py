@@ -98,14 +98,9 @@ class Endpoint:
         self.changed.set()
 
     @property
-    def known(self) -> bool:
-        """Whether kubelet has registered this and reads its list."""
-        return self._kubelet is not None and self._service.read and not self._away
-
-    @property
     def told(self) -> bool:
-        """Whether kubelet has been sent the list as it is now."""
-        return self.known and self._service.told
+        """Whether kubelet has registered this, and been sent the list as it is now."""
+        return self._kubelet is not None and self._service.told and not self._away
 
     @property
     def settled(self) -> bool:

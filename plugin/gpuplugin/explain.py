@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin import preferred
-from gpuplugin.offer import Resource, check_cdi, offered, ways
+from gpuplugin.offer import Resource, offered
 from gpuplugin.resources import PREFIX
 from gpushim import explain as story
 from gpushim import stamp
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpuplugin.settings import Settings
-
-_KEYED = {"mounts": "container_path", "devices": "container_path"}  # members of an answer that are lists, by key
 
 
 def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
@@ -46,8 +44,7 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
         GpushimError: the host or the request is such that there is no answer.
     """
     snapshot, notes = renew.snapshot(stamp.config_path(), stamp.state_dir()), settings.notes[:]
-    found, told = offered(snapshot, settings, notes), ways(settings, snapshot)
-    check_cdi(snapshot, found, told)
+    found, told = offered(snapshot, settings, notes)
     weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
     answers: list[dict[str, Any]] = []
     for text in requests:
@@ -116,9 +113,9 @@ def _merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for answer in answers:
         for name in ("envs", "annotations"):
             merged[name] = {**answer.get(name, {}), **merged[name]}
-        for name, key in _KEYED.items():
-            there = {one[key] for one in merged[name]}
-            merged[name] += [one for one in answer.get(name, ()) if one[key] not in there]
+        for name in ("mounts", "devices"):
+            there = {one["container_path"] for one in merged[name]}
+            merged[name] += [one for one in answer.get(name, ()) if one["container_path"] not in there]
         merged["cdi_devices"] += [one for one in answer.get("cdi_devices", ()) if one not in merged["cdi_devices"]]
     return merged
 

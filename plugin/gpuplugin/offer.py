@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin import allocation, preferred, resources
 from gpuplugin.allocation import Ways
 from gpuplugin.resources import Device
-from gpuplugin.v1beta1 import HEALTHY, UNHEALTHY
+from gpuplugin.v1beta1 import HEALTHY, UNHEALTHY, written
 from gpushim.errors import INVENTORY, REQUEST, GpushimError
 from gpushim.logs import logger
 
@@ -101,14 +101,7 @@ class Resource:
 
     def listed(self) -> list[dict[str, Any]]:
         """Say what there is as Device messages."""
-        return [
-            {
-                "ID": one.id,
-                "health": UNHEALTHY if one.problem else HEALTHY,
-                **({"topology": {"nodes": [{"ID": one.numa}]}} if one.numa >= 0 else {}),
-            }
-            for one in self.devices.values()
-        ]
+        return [_message(one) for one in self.devices.values()]
 
     def allocate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a ContainerAllocateRequest.
@@ -133,8 +126,13 @@ class Resource:
         return {"deviceIDs": self._choose(request["available_deviceIDs"], must, size)}
 
 
-def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> dict[str, list[Device]]:
-    """List the resources of a node as the settings have them.
+def _message(device: Device) -> dict[str, Any]:
+    topology = {"topology": {"nodes": [{"ID": device.numa}]}} if device.numa >= 0 else {}
+    return {"ID": device.id, "health": UNHEALTHY if device.problem else HEALTHY, **topology}
+
+
+def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[dict[str, list[Device]], Ways]:
+    """List the resources of a node as the settings have them, and say how containers are told.
 
     Args:
         snapshot: of its inventory.
@@ -146,29 +144,24 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> dict[st
     """
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
-    found = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
-    told = ways(settings, snapshot)
-    notes += allocation.clash(told, [*found])
+    there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
+    told = _ways(settings, snapshot)
+    notes += allocation.clash(told, [*there])
     notes += _unheard(told, snapshot["policy"]["requests"])
     notes += [
         f"no container gets IMEX channel {channel}, which this host does not have; nvidia-modprobe makes it"
         for channel in settings.values["imex-channels"]
         if channel not in told.imex
     ]
-    return dict(_shared(name, devices, settings) for name, devices in found.items())
+    found = dict(_shared(name, devices, settings) for name, devices in there.items())
+    for name, devices in found.items():
+        written(name, [_message(replace(one, problem=GONE)) for one in devices])  # the longest that it may become
+    _check_cdi(snapshot, found, told)
+    return found, told
 
 
-def check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], told: Ways) -> None:
-    """Refuse to tell devices by CDI where engines would not find them.
-
-    Args:
-        snapshot: of the inventory.
-        found: as `offered` returned it.
-        told: how containers are told.
-
-    Raises:
-        GpushimError: one has no name in the spec of this host, or another's spec has it.
-    """
+def _check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], told: Ways) -> None:
+    """Refuse to tell devices by CDI where engines would not find them."""
     if allocation.BY_CDI.isdisjoint(told.ways):
         return
     from gpuplugin import cdi  # which needs much of gpushim
@@ -194,7 +187,7 @@ def _unheard(told: Ways, requests: RequestsPolicy) -> list[str]:
     ]
 
 
-def ways(settings: Settings, snapshot: Snapshot) -> Ways:
+def _ways(settings: Settings, snapshot: Snapshot) -> Ways:
     """Say how containers are told their devices."""
     values, nodes = settings.values, snapshot["nodes"]
     control = [path for path in allocation.CONTROL_NODES if path in nodes] if values["pass-device-specs"] else None

@@ -1,21 +1,25 @@
 """What kubelet says that it has, and who has what of it: its pod-resources API, version v1.
 
-Asked now and then, never while a container waits. Out of scope: what follows from the answers (daemon.py).
+Asked now and then, never while a container waits, and read in a thread: with tens of thousands of replicas that takes a
+second. Out of scope: what follows from the answers (daemon.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
 from gpuplugin.endpoint import CHANNEL
+from gpuplugin.protobuf import WireError
 from gpuplugin.v1beta1 import POD_RESOURCES, reader, writer
 
 if TYPE_CHECKING:
     Devices = dict[str, set[str]]  # ids by resource
 
 DEADLINE = 5.0  # seconds
+LIMIT = 1 << 24  # bytes of an answer, which has each device at most twice
 
 
 async def allocatable(kubelet_dir: str) -> Devices | None:
@@ -41,11 +45,11 @@ def _devices(listed: list[dict[str, Any]]) -> Devices:
 
 async def _ask(kubelet_dir: str, method: str, name: str) -> dict[str, Any] | None:
     path = f"unix:{kubelet_dir}/pod-resources/kubelet.sock"
-    async with grpc.aio.insecure_channel(path, options=CHANNEL) as channel:
+    options = (*CHANNEL, ("grpc.max_receive_message_length", LIMIT))
+    async with grpc.aio.insecure_channel(path, options=options) as channel:
         try:
-            answer: dict[str, Any] = await channel.unary_unary(POD_RESOURCES + method, writer("Empty"), reader(name))(
-                {}, timeout=DEADLINE
-            )
-        except grpc.aio.AioRpcError:  # none there, of an old kubelet, or not answering: nothing follows from that
+            data = await channel.unary_unary(POD_RESOURCES + method, writer("Empty"))({}, timeout=DEADLINE)
+            answer: dict[str, Any] = await asyncio.to_thread(reader(name), data)
+        except (grpc.aio.AioRpcError, WireError):  # none there, of an old kubelet, not answering: nothing follows
             return None
     return answer

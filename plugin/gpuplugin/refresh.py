@@ -39,13 +39,16 @@ class Refresh:
 
     Args:
         ended: is called when it has ended.
+        start: starts the task that waits for it, and sees to what that ends with.
 
     Attributes:
         trouble: why the last one brought no snapshot that is true; None if it did.
     """
 
-    def __init__(self, ended: Callable[[], None]) -> None:
-        self._ended = ended
+    def __init__(
+        self, ended: Callable[[], None], start: Callable[[Any], asyncio.Task[Any]] = asyncio.ensure_future
+    ) -> None:
+        self._ended, self._start = ended, start
         self._task: asyncio.Task[None] | None = None
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
         self._failed_for: object = None  # facts about host and configuration
@@ -60,7 +63,7 @@ class Refresh:
             if renew.facts(stamp.config_path()) == self._failed_for:
                 return
             self._pause = FIRST
-        self._task = asyncio.create_task(self._run())
+        self._task = self._start(self._run())
 
     async def stop(self) -> None:
         """Kill it, if it runs."""

@@ -14,7 +14,7 @@ from gpushim import selection
 from gpushim.errors import CONFIG, INVENTORY, GpushimError, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from gpushim.model import Gpu, MigInstance, Snapshot
 
@@ -194,8 +194,3 @@ def _instance(mig: MigInstance, parent: Gpu) -> Device:
     nodes = (parent["node"], *mig["nodes"])
     index = f"{mig['gpu']}:{mig['index']}"
     return Device(mig["uuid"], mig["uuid"], index, mig["gpu"], parent["numa"], nodes, parent["problem"] or "")
-
-
-def by_id(devices: Sequence[Device]) -> Mapping[str, Device]:
-    """Index devices by what kubelet calls them."""
-    return {device.id: device for device in devices}

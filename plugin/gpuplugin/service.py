@@ -14,7 +14,7 @@ import grpc.aio
 
 from gpuplugin import v1beta1
 from gpuplugin.v1beta1 import reader, writer
-from gpushim.errors import FAILED, GpushimError
+from gpushim.errors import GpushimError
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
@@ -78,13 +78,7 @@ class Service:
         Raises:
             GpushimError: it is more than kubelet reads.
         """
-        data = writer("ListAndWatchResponse")({"devices": list(devices)})
-        if len(data) > v1beta1.LIST_LIMIT:
-            raise GpushimError(
-                f"the list of {self._resource} has {len(devices)} devices and {len(data)} bytes, and kubelet reads "
-                f"{v1beta1.LIST_LIMIT}; give out fewer replicas",
-                FAILED,
-            )
+        data = v1beta1.written(self._resource, devices)
         if data == self._list:
             return False
         self._list = data

@@ -6,11 +6,12 @@ pkg/apis/podresources/v1/api.proto. Out of scope: what the messages mean to us.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from gpuplugin import protobuf
+from gpushim.errors import FAILED, GpushimError
 
 VERSION = "v1beta1"
 DEVICE_PLUGIN = "v1beta1.DevicePlugin"
@@ -19,8 +20,6 @@ POD_RESOURCES = "/v1.PodResourcesLister/"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 KUBELET_SOCKET = "kubelet.sock"
 LIST_LIMIT = 4 << 20  # bytes of one list that kubelet takes (grpc-go's default)
-LONGEST_ID = 63  # characters, as api.proto's comment on Device has it
-LONGEST_NAME = 63  # characters of a resource's name
 
 _STRINGS = ("string", True)
 MESSAGES: dict[str, dict[int, tuple[str, str, bool]]] = {
@@ -90,3 +89,23 @@ def writer(name: str) -> Callable[[dict[str, Any]], bytes]:
 def reader(name: str) -> Callable[[bytes], dict[str, Any]]:
     """Return a function that reads messages of this name, as grpc calls it."""
     return partial(protobuf.decode, MESSAGES, name)
+
+
+def written(resource: str, devices: Sequence[Mapping[str, Any]]) -> bytes:
+    """Write the list of a resource's devices.
+
+    Args:
+        resource: its name.
+        devices: Device messages, all of them.
+
+    Raises:
+        GpushimError: it is more than kubelet reads.
+    """
+    data = protobuf.encode(MESSAGES, "ListAndWatchResponse", {"devices": devices})
+    if len(data) > LIST_LIMIT:
+        raise GpushimError(
+            f"the list of {resource} has {len(devices)} devices and {len(data)} bytes, and kubelet reads "
+            f"{LIST_LIMIT}; give out fewer replicas",
+            FAILED,
+        )
+    return data

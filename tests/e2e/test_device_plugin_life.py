@@ -219,7 +219,7 @@ def test_sighup(node: Node, gpushim_env: dict[str, str], ids: set[str]) -> None:
         assert one.process is not None
         before = one.process.pid
         one.process.send_signal(signal.SIGHUP)
-        assert not until(lambda: one.process is None or one.process.poll() is not None, 1)
+        assert until(lambda: one.said().count("kubelet has registered") == 2, plugins.SECONDS), one.said()
         one.offers(ids=ids)
         assert one.process.pid == before
 

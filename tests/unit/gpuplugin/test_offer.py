@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from gpuplugin import settings
+from gpuplugin import cdi, settings, v1beta1
 from gpuplugin.allocation import Ways
-from gpuplugin.offer import GONE, Resource, offered, ways
+from gpuplugin.offer import GONE, Resource, offered
 from gpuplugin.resources import Device
 from gpushim.errors import INVENTORY, GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the CDI spec have all names."""
+    monkeypatch.setattr(cdi, "check", lambda host, names: None)
 
 
 def told(found: Any, **values: Any) -> list[str]:
@@ -66,7 +72,16 @@ def test_an_imex_channel_that_is_not_there_is_told_or_refused() -> None:
     assert refused.value.exit_code == INVENTORY
     found["nodes"]["/dev/nvidia-caps-imex-channels/channel3"] = [1, 3, 0o666, 0, 0]
     assert told(found, imex_channels=[3], imex_required=True) == []
-    assert ways(settings.resolve({}, {}, {"imex-channels": [3]}, ""), found).imex == [3]
+    assert offered(found, settings.resolve({}, {}, {"imex-channels": [3]}, ""), [])[1].imex == [3]
+
+
+def test_more_than_kubelet_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = settings.resolve({}, {}, {}, "")
+    shared.sharing.replicas["nvidia.com/gpu"] = 10
+    (found,), _ = offered(snapshot([gpu(0)]), shared, [])
+    monkeypatch.setattr(v1beta1, "LIST_LIMIT", 610)  # bytes; it fits as long as they are well
+    with pytest.raises(GpushimError, match=f"{found} has 10 devices and 620 bytes, and kubelet reads 610"):
+        offered(snapshot([gpu(0)]), shared, [])
 
 
 def test_each_gpu_that_is_lost_and_found_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
