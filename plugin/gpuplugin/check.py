@@ -1,13 +1,14 @@
 """What would be registered at kubelet, and why, in lines for people.
 
-Changes nothing but a snapshot that is out of date, as a create would. Out of scope: kubelet, which need not be there.
+Changes nothing but a snapshot that is out of date, as a create would. Out of scope: kubelet; where it is not
+there, a note says so.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuplugin.offer import check_cdi, offered, ways
+from gpuplugin.offer import absent, check_cdi, offered, ways
 from gpushim import stamp
 from gpushim.cli import show
 from gpushim.inventory import renew
@@ -35,6 +36,7 @@ def tell(settings: Settings) -> None:
         snapshot = renew.snapshot(stamp.config_path(), stamp.state_dir())
         found, told = offered(snapshot, settings, notes), ways(settings, snapshot)
         check_cdi(snapshot, found, told)
+        notes += absent(settings)
     finally:
         for note in notes:
             show.say(f"note: {note}")

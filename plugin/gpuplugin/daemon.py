@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin import allocation, podresources, preferred, sockets
 from gpuplugin.endpoint import Endpoint
-from gpuplugin.offer import Resource, check_cdi, offered, ways
+from gpuplugin.offer import Resource, absent, check_cdi, offered, ways
 from gpuplugin.refresh import Refresh
 from gpuplugin.watch import Watch
 from gpushim import stamp
@@ -216,6 +216,9 @@ class Plugin:
         found = offered(snapshot, self._settings, notes)
         told = ways(self._settings, snapshot)
         check_cdi(snapshot, found, told)
+        notes += absent(self._settings)
+        if not found:
+            notes.append("no device is given out: this host has no GPU, or exclude leaves all of them out")
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
         for name in [*found, *(name for name in self._served if name not in found)]:
             one = self._served.get(name) or self._serve(name, told)
