@@ -120,7 +120,8 @@ async def run(words: list[str], environment: dict[str, str], seconds: float) -> 
     """Run a program until it ends.
 
     Args:
-        words, environment: its command line, with an absolute path; all its variables.
+        words: its command line, with an absolute path.
+        environment: its variables, all of them.
         seconds: after which it is killed with its children.
 
     Returns:
