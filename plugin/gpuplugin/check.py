@@ -1,13 +1,14 @@
 """What would be registered at kubelet, and why, in lines for people.
 
-Changes nothing but a snapshot that is out of date, as a create would. Out of scope: kubelet, which need not be there.
+Changes nothing but a snapshot that is out of date, as a create would. Out of scope: kubelet; where it is not
+there, a note says so.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuplugin.offer import offered
+from gpuplugin.offer import absent, offered
 from gpushim import stamp
 from gpushim.cli import show
 from gpushim.inventory import renew
@@ -34,6 +35,7 @@ def tell(settings: Settings) -> None:
     try:
         snapshot = renew.snapshot(stamp.config_path(), stamp.state_dir())
         found, told = offered(snapshot, settings, notes)
+        notes += absent(settings)
     finally:
         for note in notes:
             show.say(f"note: {note}")

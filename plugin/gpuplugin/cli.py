@@ -55,7 +55,7 @@ def _options() -> list[click.Parameter]:
 def _metavar(rule: dict[str, Any]) -> str:
     if rule["type"] == "array":
         return f"{_metavar(rule['items'])},..."
-    names = {"boolean": "[true|false]", "integer": "NUMBER", "string": "TEXT"}
+    names = {"boolean": "[=true|false]", "integer": "NUMBER", "string": "TEXT"}
     return f"[{'|'.join(rule['enum'])}]" if "enum" in rule else names[rule["type"]]
 
 

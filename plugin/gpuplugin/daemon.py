@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin import podresources, preferred, sockets
 from gpuplugin.allocation import BY_CDI
 from gpuplugin.endpoint import Endpoint
-from gpuplugin.offer import Resource, offered
+from gpuplugin.offer import Resource, absent, offered
 from gpuplugin.refresh import Refresh
 from gpuplugin.watch import Watch
 from gpushim import stamp
@@ -216,6 +216,9 @@ class Plugin:
             GpushimError: its devices cannot be given out.
         """
         found, told = offered(snapshot, self._settings, notes)
+        notes += absent(self._settings)
+        if not found:
+            notes.append("no device is given out: this host has no GPU, or exclude leaves all of them out")
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
         for name in [*found, *(name for name in self._served if name not in found)]:
             one = self._served.get(name) or self._serve(name, told)

@@ -5,6 +5,7 @@ Out of scope: kubelet (daemon.py, endpoint.py); names and values (resources.py, 
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin import allocation, preferred, resources
 from gpuplugin.allocation import Ways
 from gpuplugin.resources import Device
-from gpuplugin.v1beta1 import HEALTHY, UNHEALTHY, written
-from gpushim.errors import INVENTORY, REQUEST, GpushimError
+from gpuplugin.v1beta1 import HEALTHY, KUBELET_SOCKET, UNHEALTHY, written
+from gpushim.errors import INVENTORY, REQUEST, GpushimError, quote
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
@@ -153,11 +154,31 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
         for channel in settings.values["imex-channels"]
         if channel not in told.imex
     ]
+    notes += [
+        f"{quote(name)} is to be shared, and this node has no such resource; it has {', '.join(there) or 'none'}"
+        for name in settings.sharing.replicas
+        if name not in there
+    ]
     found = dict(_shared(name, devices, settings) for name, devices in there.items())
     for name, devices in found.items():
         written(name, [_message(replace(one, problem=GONE)) for one in devices])  # the longest that it may become
     _check_cdi(snapshot, found, told)
     return found, told
+
+
+def absent(settings: Settings) -> list[str]:
+    """Say that kubelet is not there, or elsewhere; one that starts makes its socket then."""
+    path = f"{settings.values['kubelet-dir']}/device-plugins/{KUBELET_SOCKET}"
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return [
+            f"kubelet does not listen at {path}, and until it does nothing is registered: start it, or let "
+            "kubelet-dir under [device-plugin] of config.toml be its --root-dir"
+        ]
+    except OSError:  # root alone may look there
+        pass
+    return []
 
 
 def _check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], told: Ways) -> None:

@@ -1,6 +1,6 @@
 """What kubelet says that it has, and who has what of it: its pod-resources API, version v1.
 
-Asked now and then, never while a container waits, and read in a thread: with tens of thousands of replicas that takes a
+Asked now and then, never while a container waits, and read in a thread, for tens of thousands of replicas take a
 second. Out of scope: what follows from the answers (daemon.py).
 """
 

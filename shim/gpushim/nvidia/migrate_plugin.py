@@ -57,7 +57,10 @@ def rows(path: str) -> list[Row]:
         return [*_of_file(device_plugin.parse(data, path), path)]
     containers = [one for document in documents for one in _containers(document) if _is_plugin(one)]
     if not containers:
-        raise GpushimError(f"{path} has no container that runs NVIDIA's device plugin; name its DaemonSet's manifest")
+        raise GpushimError(
+            f"{path} has no container that runs NVIDIA's device plugin; name its DaemonSet's manifest, or a file "
+            "with what a ConfigMap has below data"
+        )
     return [row for container in containers for row in _of_container(container)]
 
 
@@ -124,7 +127,8 @@ def _flags(container: dict[str, Any]) -> dict[str, list[str]]:
 def _row(name: str, setting: Setting, given: Given) -> Row:
     first = setting.variables[0] if setting.variables else ""
     section, key = (SECTION, setting.key) if setting.key else ("driver", _DRIVER.get(first, ""))
-    if not key:
+    # That NVIDIA's plugin has the default says nothing of this host, whose config.toml may know better.
+    if not key or (section == "driver" and given.value == setting.default):
         lost = first in _LOST and given.value != setting.default
         return Row(name, given.value, f"{GIVEN_UP if lost else 'not needed'}: {setting.why}")
     for trouble in policy.troubles(

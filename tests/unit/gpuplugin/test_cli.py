@@ -165,6 +165,23 @@ def test_gpushim_explain_asks_the_plugin(two: Node) -> None:
     assert said.count("/dev/nvidia0") + said.count("/dev/nvidia1") >= 2
 
 
+@pytest.mark.parametrize(("there", "times"), [(False, 1), (True, 0)])
+def test_check_says_where_no_kubelet_is(two: Node, tmp_path: Path, there: bool, times: int) -> None:
+    (tmp_path / "device-plugins").mkdir()
+    if there:
+        (tmp_path / "device-plugins/kubelet.sock").touch()
+    said = two.run("--check", f"--kubelet-dir={tmp_path}")
+    assert said.count(f"note: kubelet does not listen at {tmp_path}/device-plugins/kubelet.sock, and") == times
+
+
+def test_check_says_that_what_is_shared_is_not_there(two: Node) -> None:
+    file = two.folder / "sharing.yaml"
+    file.write_text("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: gup, replicas: 2}]}}")
+    said = two.run("--check", f"--config-file={file}")
+    assert said.count("is to be shared") == 1
+    assert "note: nvidia.com/gup is to be shared, and this node has no such resource; it has nvidia.com/gpu" in said
+
+
 def test_each_option_has_help_and_its_default() -> None:
     for option in command().params:
         record = option.get_help_record(command().make_context("x", []))

@@ -61,6 +61,10 @@ def become(tmp_path: Path) -> Any:
     return said
 
 
+def test_the_default_root_says_nothing_of_this_host(become: Any) -> None:
+    assert become("flags: {nvidiaDriverRoot: /}")["flags.nvidiaDriverRoot"].startswith("not needed: root under")
+
+
 def test_a_configuration(become: Any) -> None:
     found = become(CONFIGURATION)
     assert found["flags.migStrategy"] == '[device-plugin] mig-strategy = "mixed"'
