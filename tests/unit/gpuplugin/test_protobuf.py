@@ -130,3 +130,20 @@ def test_a_changed_byte_means_the_same_to_protobuf(case: tuple[str, dict[str, An
 def test_a_member_without_a_number_is_a_mistake() -> None:
     with pytest.raises(KeyError):
         protobuf.encode(MESSAGES, "Device", {"id": "GPU-0"})
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("AllocateRequest", b"\n\0"),
+        ("ContainerAllocateRequest", b"\n\0"),
+        ("ListPodResourcesResponse", b"\n\4\x1a\2\x12\0"),
+        ("AllocateRequest", b"\x78\0"),
+    ],
+    ids=["messages", "strings", "messages in messages", "unknown"],
+)
+def test_the_number_of_fields_is_limited(name: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protobuf, "MOST", 30)
+    protobuf.decode(MESSAGES, name, data * 10)
+    with pytest.raises(protobuf.WireError, match="more than 30 fields"):
+        protobuf.decode(MESSAGES, name, data * 31)
