@@ -156,6 +156,8 @@ def _(self: Administrator, words: str) -> None:
 @step("systemctl restart gpushim-device-plugin")
 def _(self: Administrator) -> None:
     self.held.enter_context(self.patient.listening())
+    made = self.patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock"
+    made.replace(made.with_name("gpushim-gpu.sock"))
 
 
 @step(r"systemctl (?:re)?start (\S+)")
