@@ -20,7 +20,7 @@ from gpuplugin import sockets, v1beta1
 from gpuplugin.service import Service
 from gpuplugin.sockets import Listener, identity, is_socket, listening
 from gpuplugin.v1beta1 import reader, writer
-from gpushim.errors import FAILED, GpushimError
+from gpushim.errors import FAILED, GpushimError, visible
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ AGAIN = 1.0  # seconds between registrations with a kubelet that forgets them at
 POLL = 1.0  # seconds between looks where nothing tells of a change
 SOON, PATIENCE = 0.05, 200  # seconds between tries while kubelet is coming up, and how many of them
 SETTLED = 2.0  # seconds in which kubelet takes a list in
+LONGEST_REASON = 500  # characters of why kubelet refuses
 CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 
 
@@ -173,7 +174,8 @@ class Endpoint:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
                     return False
-                raise GpushimError(f"kubelet does not register {self.resource}: {error.details()}", FAILED) from None
+                why = visible((error.details() or "")[:LONGEST_REASON])  # it may not be kubelet that listens there
+                raise GpushimError(f"kubelet does not register {self.resource}: {why}", FAILED) from None
         logger.info("kubelet has registered %s", self.resource)
         return True
 

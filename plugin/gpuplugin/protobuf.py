@@ -3,7 +3,8 @@
 A table maps a message's name to its fields, by number: (name, type, repeated). A type is "string", "bool", "int32",
 "int64", "map" (of strings to strings) or another message's name. What protobuf's own parser accepts is accepted, what
 it refuses is refused, and unknown fields are skipped; tests hold the two together (protobuf's wire format,
-https://protobuf.dev/programming-guides/encoding). Generated code of one protoc, and protobuf's factories, do not
+https://protobuf.dev/programming-guides/encoding). Only the number of fields is limited: 2 bytes may be a message,
+which is 400 here. Generated code of one protoc, and protobuf's factories, do not
 work with both the protobuf of Debian 12 and today's.
 
 Out of scope: which messages there are (v1beta1.py), packed numbers and floats, which none of them has.
@@ -20,6 +21,7 @@ Tables = Mapping[str, Mapping[int, Field]]
 VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = range(6)
 BITS = {"bool": 64, "int32": 32, "int64": 64}
 DEEPEST = 100  # groups in groups, as protobuf has it
+MOST = 300_000  # fields; kubelet's longest list has some 60 000 devices with four of them each
 _ENTRY: Mapping[int, Field] = {1: ("key", "string", False), 2: ("value", "string", False)}
 _EMPTY = {"string": "", "bool": False, "int32": 0, "int64": 0}
 
@@ -70,22 +72,27 @@ def decode(tables: Tables, name: str, data: bytes) -> dict[str, Any]:
         all its members by name; a message that is not there is None.
 
     Raises:
-        WireError: these are not its bytes.
+        WireError: these are not its bytes, or it has too many fields.
     """
-    message: dict[str, Any] = {}
-    for field, kind, repeated in tables[name].values():
-        message[field] = {} if kind == "map" else [] if repeated else _EMPTY.get(kind)
-    return _merge(tables, name, data, message)
+    return _merge(tables, name, data, _empty(tables, name), iter(range(MOST)))
 
 
-def _merge(tables: Tables, name: str, data: bytes, message: dict[str, Any]) -> dict[str, Any]:
-    for number, wire, value in _fields(data):
+def _empty(tables: Tables, name: str) -> dict[str, Any]:
+    return {
+        field: {} if kind == "map" else [] if repeated else _EMPTY.get(kind)
+        for field, kind, repeated in tables[name].values()
+    }
+
+
+def _merge(tables: Tables, name: str, data: bytes, message: dict[str, Any], left: Iterator[int]) -> dict[str, Any]:
+    """Add fields to a message; `left` has one item for each that there may still be."""
+    for number, wire, value in _fields(data, left):
         field, kind, repeated = tables[name].get(number, ("", "", False))
         if wire != (VARINT if kind in BITS else BYTES) or not field:
             continue  # unknown, or not of this type: both are unknown to protobuf
         if kind == "map":
             entry = {"key": "", "value": ""}
-            _merge({"": _ENTRY}, "", value, entry)
+            _merge({"": _ENTRY}, "", value, entry, left)
             message[field][entry["key"]] = entry["value"]
         elif kind in BITS:
             message[field] = _number(kind, value)
@@ -95,16 +102,18 @@ def _merge(tables: Tables, name: str, data: bytes, message: dict[str, Any]) -> d
             else:
                 message[field] = _string(value)
         elif repeated:
-            message[field].append(decode(tables, kind, value))
+            message[field].append(_merge(tables, kind, value, _empty(tables, kind), left))
         else:
-            message[field] = _merge(tables, kind, value, message[field] or decode(tables, kind, b""))
+            message[field] = _merge(tables, kind, value, message[field] or _empty(tables, kind), left)
     return message
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
+def _fields(data: bytes, left: Iterator[int]) -> Iterator[tuple[int, int, Any]]:
     """Read fields one after the other: number, wire type, value; what is in groups is left out."""
     place, groups = 0, []
     while place < len(data):
+        if next(left, None) is None:
+            raise WireError(f"there are more than {MOST} fields")
         tag, place = _read(data, place, 32)
         number, wire = tag >> 3, tag & 7
         value: Any = None

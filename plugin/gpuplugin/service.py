@@ -14,7 +14,7 @@ import grpc.aio
 
 from gpuplugin import v1beta1
 from gpuplugin.v1beta1 import reader, writer
-from gpushim.errors import GpushimError
+from gpushim.errors import REQUEST, GpushimError
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Who read the list at the same time, most: kubelet keeps the streams of former registrations. The oldest has to go.
 READERS = 16
+CONTAINERS = 100  # of one call, most; kubelet asks for one at a time, and an answer is larger than its request
 
 
 class Reader:
@@ -154,7 +155,10 @@ class Service:
         self, answer: Answer, request: dict[str, Any], context: grpc.aio.ServicerContext[Any, Any]
     ) -> dict[str, Any]:
         try:
-            return {"container_responses": [answer(one) for one in request["container_requests"]]}
+            asked = request["container_requests"]
+            if len(asked) > CONTAINERS:
+                raise GpushimError(f"kubelet asks for {len(asked)} containers at a time; ask for one", REQUEST)
+            return {"container_responses": [answer(one) for one in asked]}
         except GpushimError as error:
             logger.error("%s: %s", self._resource, error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

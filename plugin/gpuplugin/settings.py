@@ -60,7 +60,11 @@ def resolve(
         elif setting.key and rank < ranks[setting.key]:
             found.values[setting.key], ranks[setting.key] = given.value, rank
     found.notes += _of_file(file, path)
-    found.sharing = sharing.read(file.get("sharing"), path, found.notes)
+    notes: list[str] = []
+    found.sharing = sharing.read(file.get("sharing"), path, notes)
+    found.notes += notes[: bounds.LISTED]
+    if len(notes) > bounds.LISTED:
+        found.notes.append(f"{path}: {len(notes) - bounds.LISTED} more places below sharing do nothing")
     return found
 
 

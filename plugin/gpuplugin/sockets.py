@@ -144,7 +144,11 @@ def is_socket(path: str) -> bool:
 
 def listening(path: str) -> bool:
     """Say whether a process listens on a socket; what cannot be asked at once, because it is busy, does."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
+    try:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    except OSError:  # no descriptor is left: that speaks for no socket's end
+        return True
+    with client:
         client.setblocking(False)
         try:
             client.connect(path)

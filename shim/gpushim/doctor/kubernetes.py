@@ -47,11 +47,14 @@ def device_plugin(host: Host) -> Iterator[Finding]:
     if not found:
         yield warning(
             f"no device plugin for GPUs has a socket in {folder}: pods cannot ask for nvidia.com/gpu",
-            "install NVIDIA's k8s-device-plugin; `kubectl get pods -A -o wide` says whether one runs on this node",
+            "install gpushim-device-plugin or NVIDIA's k8s-device-plugin; `kubectl get pods -A -o wide` says whether "
+            "one of NVIDIA's runs on this node",
         )
     elif not any(ask.listens(path) for path in found):
         told = f"nobody listens on {found[0]}: the device plugin that made it has ended"
-        yield warning(told, "delete the device plugin's pod on this node with kubectl: its daemon set makes another")
+        fix = "delete the device plugin's pod on this node with kubectl: its daemon set makes another"
+        ours = os.path.basename(found[0]).startswith("gpushim-")
+        yield warning(told, "systemctl restart gpushim-device-plugin" if ours else fix)
     else:
         yield ok("a device plugin for GPUs listens")
 

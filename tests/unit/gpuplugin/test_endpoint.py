@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,6 +17,7 @@ import grpc.aio
 import pytest
 
 from gpuplugin.endpoint import Endpoint
+from gpuplugin.sockets import listening
 from gpuplugin.watch import Watch
 from gpushim.errors import FAILED, GpushimError
 from unit.gpuplugin.kubelet import Kubelet, until
@@ -251,6 +255,48 @@ def test_kubelet_refuses(folder: Path) -> None:
         await kubelet.stop()
 
     asyncio.run(run())
+
+
+def test_a_refusal_is_one_short_line_without_controls(folder: Path) -> None:
+    async def run() -> None:
+        kubelet = Kubelet(folder, refuses="no\x1b[2J\nforged\u202e" + "x" * 5000)
+        await kubelet.start()
+        endpoint = Endpoint(str(folder), GPU, give, prefer)
+        try:
+            with pytest.raises(GpushimError, match=r": no\\x1b\[2J\\nforged\\u202ex{400,500}$"):
+                await endpoint.attend()
+        finally:
+            await endpoint.stop()
+            await kubelet.stop()
+
+    asyncio.run(run())
+
+
+def test_a_call_for_very_many_containers_is_refused(folder: Path) -> None:
+    async def run() -> None:
+        async with both(folder) as (kubelet, _):
+            names = ("AllocateRequest", "AllocateResponse")
+            for number in (100, 101):
+                request = {"container_requests": [{"devices_ids": ["GPU-0"]}] * number}
+                with (
+                    contextlib.nullcontext()
+                    if number == 100
+                    else pytest.raises(
+                        grpc.aio.AioRpcError, match="kubelet asks for 101 containers at a time; ask for one"
+                    )
+                ):
+                    await kubelet.clients[GPU].call("Allocate", request, names)
+
+    asyncio.run(run())
+
+
+def test_without_a_free_descriptor_every_socket_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    assert not listening("/nowhere.sock")
+    monkeypatch.setattr(socket, "socket", none)
+    assert listening("/nowhere.sock")
 
 
 def test_a_list_that_kubelet_would_not_read(folder: Path) -> None:

@@ -142,3 +142,20 @@ def test_many_members_take_no_square_of_their_number() -> None:
     found = protobuf.decode(MESSAGES, "ContainerAllocateRequest", b"\x0a\x00" * 200_000)
     assert len(found["devices_ids"]) == 200_000
     assert time.process_time() - began < 5  # some 0.2 s; by the square more than a minute
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("AllocateRequest", b"\n\0"),
+        ("ContainerAllocateRequest", b"\n\0"),
+        ("ListPodResourcesResponse", b"\n\4\x1a\2\x12\0"),
+        ("AllocateRequest", b"\x78\0"),
+    ],
+    ids=["messages", "strings", "messages in messages", "unknown"],
+)
+def test_the_number_of_fields_is_limited(name: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protobuf, "MOST", 30)
+    protobuf.decode(MESSAGES, name, data * 10)
+    with pytest.raises(protobuf.WireError, match="more than 30 fields"):
+        protobuf.decode(MESSAGES, name, data * 31)

@@ -132,6 +132,14 @@ def test_a_file_that_says_nothing(file: Any, content: str) -> None:
     assert values(path=file(content)) == values()
 
 
+def test_what_means_nothing_in_sharing_is_said_of_so_much(file: Any) -> None:
+    path = file({"sharing": {f"x{number}": 1 for number in range(18)}})
+    assert settings.resolve({}, {}, {}, path).notes[-2:] == [
+        f"{path}: sharing.x15 means nothing",
+        f"{path}: 2 more places below sharing do nothing",
+    ]
+
+
 def test_what_means_nothing_is_said(file: Any) -> None:
     content = {"migStrateggy": "none", "mpsRoot": "/m", "nvidiaDriverRoot": "/", "gfd": {"oneshot": True}}
     path = file({"flags": content, "resources": {"gpus": []}, **{f"x{number}": 1 for number in range(17)}})

@@ -153,6 +153,13 @@ def _(self: Administrator, words: str) -> None:
     assert done.exit_code == 0, (words, done.output, done.exception)
 
 
+@step("systemctl restart gpushim-device-plugin")
+def _(self: Administrator) -> None:
+    self.held.enter_context(self.patient.listening())
+    made = self.patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock"
+    made.replace(made.with_name("gpushim-gpu.sock"))
+
+
 @step(r"systemctl (?:re)?start (\S+)")
 def _(self: Administrator, unit: str) -> None:
     assert os.path.isdir(f"{self.patient.root}{units.RUNNING}"), "systemd does not run"
@@ -281,7 +288,7 @@ def _(self: Administrator) -> None:
     config.write_text(config.read_text().replace("enable_cdi = false", "enable_cdi = true"))
 
 
-@step(r"install NVIDIA's k8s-device-plugin|delete the device plugin's pod on this node with kubectl: .*")
+@step(r"install gpushim-device-plugin or NVIDIA's .*|delete the device plugin's pod on this node with kubectl: .*")
 def _(self: Administrator) -> None:
     self.held.enter_context(self.patient.listening())
 

@@ -220,6 +220,13 @@ def the_device_plugin_has_ended(patient: Patient) -> None:
     patient.patch.setattr("gpushim.engines.ask.listens", lambda path: os.stat(path).st_ctime > ended)
 
 
+@fault("kubernetes-device-plugin", "warning", "nobody listens")
+def gpushims_device_plugin_has_ended(patient: Patient) -> None:
+    socket = patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock"
+    ended = socket.rename(socket.with_name("gpushim-gpu.sock")).stat().st_ctime
+    patient.patch.setattr("gpushim.engines.ask.listens", lambda path: os.stat(path).st_ctime > ended)
+
+
 @fault("kubernetes-template", "broken", "does not know gpushim-runtime")
 def k3s_is_not_configured(patient: Patient) -> None:
     patient.write(
