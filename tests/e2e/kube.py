@@ -287,6 +287,10 @@ class Node:
             found.setdefault(row["resource_name"], []).extend(row["device_ids"])
         return {name: sorted(ids) for name, ids in found.items()}
 
+    def alone(self) -> None:
+        """Wait until it knows that no plugin is left: the connection of the next would end with the last one's."""
+        assert until(lambda: not any(self.everything().values()), SECONDS), self.everything()
+
     def healths(self, name: str) -> dict[str, str]:
         """How a pod's status says that its devices are, by id."""
         rows = json.loads(self._get("/pods") or "{}").get("items") or ()

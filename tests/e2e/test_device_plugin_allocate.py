@@ -129,6 +129,7 @@ def decide(node: Node, env: dict[str, str], case: Case) -> None:
     file = node.work / f"{case.name}.yaml"
     file.write_text(json.dumps({"version": "v1", "sharing": case.sharing}))
     flags = ("--mig-strategy=mixed", *case.flags, *([f"--config-file={file}"] if case.sharing else []))
+    node.alone()
     with plugin(node, env, *flags, name=case.name) as running:
         for resource in case.limits:
             running.offers(resource)

@@ -57,6 +57,7 @@ def module_node(host: Host, env: dict[str, str], debian_image: Path, busybox_tre
 def node(module_node: Node, host: Host) -> Iterator[Node]:
     """The node, which has neither pods nor MIG instances after the test."""
     gpus = list(host.gpus)
+    module_node.alone()
     yield module_node
     module_node.remove()
     host.gpus[:] = gpus
