@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from gpuplugin.settings import Settings
     from gpushim.model import RequestsPolicy, Snapshot
 
+NOTHING = (
+    "which brings nothing to unprivileged containers while accept-env-when-unprivileged under [requests] of "
+    "config.toml is false"
+)
 GONE = "the host does not have it any more"
 
 
@@ -193,19 +197,20 @@ def _check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], told: 
 
 def _unheard(told: Ways, requests: RequestsPolicy) -> list[str]:
     """Say where gpushim-runtime's policy forbids the way in which containers are told."""
+    closed = not requests["accept-env-when-unprivileged"]
     if allocation.MOUNTS in told.ways:
         if requests["accept-volume-mounts"]:
-            return []
+            by_variable = closed and told.features and allocation.BY_CDI.isdisjoint(told.ways)
+            return [f"{', '.join(told.features)} is told by a variable, {NOTHING}; choose cdi-cri"] * bool(
+                by_variable
+            )
         return [
             f"device-list-strategy has {allocation.MOUNTS}, and gpushim-runtime refuses such containers while "
             "accept-volume-mounts under [requests] of config.toml is false; make it true"
         ]
-    if allocation.ENVVAR not in told.ways or requests["accept-env-when-unprivileged"]:
+    if allocation.ENVVAR not in told.ways or not closed:
         return []
-    return [
-        f"device-list-strategy has {allocation.ENVVAR}, which brings nothing to unprivileged containers while "
-        "accept-env-when-unprivileged under [requests] of config.toml is false; choose volume-mounts"
-    ]
+    return [f"device-list-strategy has {allocation.ENVVAR}, {NOTHING}; choose volume-mounts"]
 
 
 def _ways(settings: Settings, snapshot: Snapshot) -> Ways:

@@ -55,6 +55,14 @@ def test_a_way_that_the_policy_forbids_is_told(forbidden: list[str], told_by: li
     assert [words in note for note in notes] == [True] * bool(words)
 
 
+def test_a_feature_that_the_policy_forbids_is_told() -> None:
+    ways: dict[str, Any] = {"gds": True, "device_list_strategy": ["volume-mounts"]}
+    (note,) = told(forbidding(ENV), **ways)
+    assert note.startswith("gds is told by a variable, which brings nothing")
+    assert told(forbidding(ENV), **{**ways, "device_list_strategy": ["cdi-cri"]}) == []
+    assert told(forbidding(), **ways) == []
+
+
 def test_one_variable_for_two_resources_is_told() -> None:
     found = snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0)])
     (note,) = told(found, mig_strategy="mixed")
