@@ -131,6 +131,7 @@ def test_killed_at_any_moment(node: Node, gpu_host: Host, gpushim_env: dict[str,
     chance, pods, had = random.Random(SEED), set[str](), dict[str, list[str]]()
     names = (f"p{number}" for number in itertools.count())
     state = Path(gpushim_env["GPUSHIM_STATE"])
+    ids = {gpu.uuid for gpu in gpu_host.gpus}
     files = {path.name for path in state.iterdir()}
     with plugin(node, gpushim_env) as one:
         one.offers()
@@ -141,11 +142,13 @@ def test_killed_at_any_moment(node: Node, gpu_host: Host, gpushim_env: dict[str,
             time.sleep(chance.choice((0, chance.random(), 6 * chance.random())))
             same(node, pods, had)
             print(f"{time.strftime('%T')} {sorted(pods)} {strike(node, one, chance)}", flush=True)
+            if chance.random() < 0.5:  # else the next stroke may heal what this one has broken
+                one.offers(ids=ids, seconds=STEADY)
         assert node.engine.daemon is not None
         assert node.engine.daemon.answers()
         assert until(lambda: settled(node, pods), STEADY), {name: node.status(name) for name in pods}
         agree(node, gpu_host, pods, had)
-        one.offers(ids={gpu.uuid for gpu in gpu_host.gpus}, seconds=STEADY)
+        one.offers(ids=ids, seconds=STEADY)
         if pods:
             node.remove(*pods)
         node.pod("all", {GPU: len(gpu_host.gpus)})  # each can be given out
