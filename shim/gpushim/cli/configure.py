@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import shlex
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import click
 
 from gpushim.cli import show
 from gpushim.cli.sections import Commands
-from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, installed, table, units
+from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, installed, running, table, units
 from gpushim.engines.docker import on_path
 from gpushim.errors import GpushimError
 
@@ -93,6 +94,8 @@ def _run(name: str, row: table.Row, options: dict[str, Any]) -> None:
         links, notes = on_path.apply(plan.links)
         report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
         report["changed"] = bool(plan.changed or links)
+        if report["changed"]:
+            time.sleep(2 * running.TICKS)  # then an engine that is started next has surely read the change
         report["notes"] += _kept(plan, report["notes"]) if wish.remove else []
     if verify or (restart and not dry_run):
         report["missing"] = _asked(engine, row, wish, plan, restart and not verify)

@@ -28,6 +28,7 @@ CONFIG_OPTIONS = {
 VARIABLES = {"PATH", "HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"}
 VARIABLES.update(name for row in table.ENGINES.values() for name in row.variables)
 NOTED = 8  # users whose engines are named
+TICKS = 0.02  # seconds; the kernel tells the start of a process, and stamps files, in ticks of up to 10 ms
 SLACK = 2.0  # seconds by which a clock that is set can make a start seem too early
 
 

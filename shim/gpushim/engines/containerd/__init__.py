@@ -14,7 +14,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from gpushim.engines import Plan, Wish, dropin, is_ours, tomltext, undo
+from gpushim.engines import Plan, Wish, dropin, is_ours, running, tomltext, undo
 from gpushim.engines.containerd import generated, imports, process, services
 from gpushim.engines.containerd.imports import File
 from gpushim.engines.containerd.process import Daemon
@@ -25,7 +25,6 @@ PROGRAM = "containerd"
 # Where settings are that nobody has named.
 USUAL = (process.SYSTEM_CONFIG, *services.CONFIGS.values())
 RUNC = "io.containerd.runc.v2"
-TICKS = 0.05  # seconds; the kernel tells the start of a process, and stamps files, in ticks of up to 10 ms
 # What names a runtime's program; a runtime made like another one has all its other settings.
 _PROGRAM = ("runtime_type", "runtime_path", "runtime_engine", "runtime_root")
 _HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -73,12 +72,12 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     if not daemon.engine:
         start = f"; start {daemon.stopped}" if daemon.stopped else ""
         return [*missing, f"no containerd runs that reads {daemon.config}, so only the file was looked at{start}"]
-    if daemon.engine.before(found.config, TICKS):
+    if daemon.engine.before(found.config, running.TICKS):
         missing.append(f"containerd (process {daemon.engine.pid}) runs since before {found.config} was changed")
     if missing:
         return missing
     program, trouble = process.asked(daemon, settings, wish.name)
-    if program is None and daemon.engine.before(found.config, -TICKS) and not trouble:
+    if program is None and daemon.engine.before(found.config, -running.TICKS) and not trouble:
         missing.append(
             f"containerd (process {daemon.engine.pid}) started as {found.config} was changed, and which of the two "
             "came first cannot be told apart; restart it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from click.testing import Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushim.engines import Plan, Wish, containerd, files, programs, tomltext
+from gpushim.engines import Plan, Wish, containerd, files, programs, running, tomltext
 from gpushim.engines.containerd import imports, process
 from gpushim.engines.containerd.process import Daemon
 from gpushim.engines.running import Engine, Stranger
@@ -555,9 +556,9 @@ def test_verify(
     [
         (60, (None, ""), "runs since before"),
         (0.2, (None, ""), "runs since before"),
-        (0.02, (None, ""), "which of the two came first cannot be told apart; restart it"),
-        (0.02, ("/usr/bin/gpushim-runtime", ""), ""),  # of the CRI that runs
-        (-0.2, (None, ""), ""),
+        (0.01, (None, ""), "which of the two came first cannot be told apart; restart it"),
+        (0.01, ("/usr/bin/gpushim-runtime", ""), ""),  # of the CRI that runs
+        (-0.03, (None, ""), ""),
     ],
 )
 def test_verify_sees_that_containerd_runs_since_before(
@@ -570,6 +571,13 @@ def test_verify_sees_that_containerd_runs_since_before(
     monkeypatch.setattr(process, "asked", lambda *_: answer)
     said = "".join(containerd.verify(Wish(), Plan(str(config))))
     assert says in said if says else said == ""
+
+
+def test_a_containerd_that_is_started_next_has_surely_read_the_change(config: Path, call: Call) -> None:
+    write(config, "version = 2")
+    assert call("containerd", config).exit_code == 0
+    started = time.time() - 0.01  # as the kernel tells it at the most
+    assert not Engine("containerd", 7, started=started).before(str(config), -running.TICKS)
 
 
 def script(path: Path, text: str) -> str:
