@@ -14,15 +14,18 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import preferred, sockets
+from gpuplugin import podresources, preferred, sockets, status
+from gpuplugin import release as releasing
 from gpuplugin.allocation import BY_CDI
+from gpuplugin.control import Control
 from gpuplugin.offer import absent, offered
 from gpuplugin.questions import Questions
 from gpuplugin.refresh import Refresh
 from gpuplugin.registry import Registry
+from gpuplugin.release import Release
 from gpuplugin.watch import Watch
 from gpushim import stamp
-from gpushim.errors import GpushimError
+from gpushim.errors import FAILED, GpushimError
 from gpushim.inventory import ensure
 from gpushim.logs import logger
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from gpushim.model import Snapshot
 
 LOOK = 2.0  # seconds between looks, most, for nothing tells of a GPU that comes; a look takes 1 ms of CPU
+CLOSING = 20.0  # seconds that letting go may take before it is said that it does not happen
 SOON, FRESH = 0.1, 2.0  # seconds; a refresh writes the CDI spec right after the snapshot
 
 
@@ -53,6 +57,10 @@ class Plugin:
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._started = self._ending = False
         self._noted: set[str] = set()
+        self._release = Release()
+        self._closing: asyncio.Task[Any] | None = None  # while the GPUs are let go
+        deeds = {"status": self._status, "release": self._let_go, "take": self._take}
+        self._control = Control(deeds)
 
     @property
     def _folder(self) -> str:
@@ -73,11 +81,13 @@ class Plugin:
         loop.add_signal_handler(signal.SIGHUP, self._read_again)
         if watch.fd >= 0:
             loop.add_reader(watch.fd, self._changed, watch)
+        releasing.prepare()
         self._spawn(self._questions.keep())
         try:
             while not self._ending:
-                watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir())
+                watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir(), releasing.folder())
                 pause = self._look()
+                await self._control.attend(stamp.state_dir())
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
                 self._wake.clear()
@@ -87,6 +97,7 @@ class Plugin:
             if watch.fd >= 0:
                 loop.remove_reader(watch.fd)
             watch.close()
+            self._control.stop()
             await self._stop()
 
     def _end(self) -> None:
@@ -150,9 +161,14 @@ class Plugin:
             GpushimError: from the start no GPU can be given out, and the settings say not to wait.
         """
         config, state = stamp.config_path(), stamp.state_dir()
+        held = self._held()
         seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")  # before it is read: it may be replaced meanwhile
         found = ensure.read(config, state)
+        if found is None and held:
+            found = ensure.last(config, state)[0] or None  # of which nothing is given out
         if found is None:
+            if held:
+                return LOOK
             self._refresh.need()
             if self._refresh.trouble:
                 self._fail(self._refresh.trouble)
@@ -175,13 +191,65 @@ class Plugin:
         self._noted = set(notes)
         return LOOK
 
+    def _held(self) -> bool:
+        """Let go of the GPUs or take them again, as the release's file says; True while they are let go."""
+        if self._release.wanted():
+            if self._closing is None:
+                logger.warning("the GPUs are let go, until gpushim device-plugin take")
+                self._registry.hold(releasing.PROBLEM)
+                self._closing = self._spawn(self._close())
+        elif self._closing and self._closing.done():  # not before: it would open what is being closed
+            logger.info("the GPUs are taken again")
+            self._registry.hold("")
+            self._closing = self._seen = None
+        return self._closing is not None
+
+    async def _close(self) -> None:
+        """End every process that may have NVML open."""
+        await self._refresh.stop()
+        await releasing.alone()
+        self._wake.set()
+
+    async def _let_go(self) -> dict[str, Any]:
+        """Answer `release`, when it is done."""
+        self._release.ask()
+        self._held()
+        if self._closing and not (await asyncio.wait([self._closing], timeout=CLOSING))[0]:
+            raise GpushimError(
+                "the GPUs are not let go yet: a process of the device plugin hangs in the driver and does not end; "
+                "gpushim device-plugin status says when it is gone, and a reboot ends it",
+                FAILED,
+            )
+        return await self._status()
+
+    async def _take(self) -> dict[str, Any]:
+        """Answer `take`."""
+        self._release.take()
+        self._held()
+        self._wake.set()
+        return await self._status()
+
+    async def _status(self) -> dict[str, Any]:
+        """Answer `status`."""
+        served = self._registry.served
+        holders = await podresources.holders(self._settings.values["kubelet-dir"], served)
+        taken = [status.resource(one) for one in served.values()]
+        return {
+            "released": self._release.since or None,
+            "closed": self._closing is not None and self._closing.done(),
+            "resources": await asyncio.to_thread(status.resources, taken, {}, holders),
+            "pods": holders,
+            "trouble": str(self._refresh.trouble or ""),
+            "notes": [*self._settings.notes, *sorted(self._noted)],
+        }
+
     def _fail(self, error: GpushimError) -> None:
         """Give nothing out until there is a snapshot to go by.
 
         Raises:
             GpushimError: it is so from the start, and the settings say not to wait.
         """
-        if self._settings.values["fail-on-init-error"] and not self._started:
+        if self._settings.values["fail-on-init-error"] and not self._started and not self._closing:
             raise error
         self._seen = None
         self._registry.fail(str(error))

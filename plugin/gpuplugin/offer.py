@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ NOTHING = (
     "which brings nothing to unprivileged containers while accept-env-when-unprivileged under [requests] of "
     "config.toml is false"
 )
+REMEMBERED = 10  # Allocates
 GONE = "the host does not have it any more"
 
 
@@ -41,6 +43,7 @@ class Resource:
 
     Attributes:
         devices: by id; the host has had them all.
+        allocated: what was given out last: seconds since 1970, ids.
     """
 
     def __init__(self, name: str, settings: Settings, ways: Ways) -> None:
@@ -48,6 +51,7 @@ class Resource:
         self.devices: dict[str, Device] = {}
         self._had: dict[str, Device] = {}  # the same, without what `ail` was told
         self._ailing: Mapping[str, str] = {}
+        self.allocated: deque[tuple[float, Sequence[str]]] = deque(maxlen=REMEMBERED)
         self._answered = self._left = 0.0  # time.monotonic() of the last Allocate, of the last that the host lost
         self._choose: Choice = preferred.shared((), packed=False)
         self.obey(settings, ways)
@@ -136,6 +140,7 @@ class Resource:
                 REQUEST,
             )
         self._answered = time.monotonic()
+        self.allocated.append((time.time(), ids))
         return allocation.answer(found, self.name, self._ways)
 
     def prefer(self, request: Mapping[str, Any]) -> dict[str, Any]:

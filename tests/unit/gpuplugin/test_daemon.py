@@ -65,11 +65,11 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @contextlib.asynccontextmanager
-async def running(top: Path, reread: Any = None, **values: Any) -> AsyncIterator[Kubelet]:
+async def running(top: Path, reread: Any = None, having: Any = None, **values: Any) -> AsyncIterator[Kubelet]:
     """A kubelet and the daemon, which a signal ends."""
     kubelet = Kubelet(top / "device-plugins")
     await kubelet.start()
-    task = asyncio.create_task(daemon.Plugin(told(top, **values), reread).run())
+    task = asyncio.create_task(daemon.Plugin(having or told(top, **values), reread).run())
     try:
         yield kubelet
     finally:
