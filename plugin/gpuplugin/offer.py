@@ -47,6 +47,8 @@ class Resource:
     def __init__(self, name: str, settings: Settings, ways: Ways) -> None:
         self.name = name
         self.devices: dict[str, Device] = {}
+        self._had: dict[str, Device] = {}  # the same, without what `ail` was told
+        self._ailing: Mapping[str, str] = {}
         self._answered = self._left = 0.0  # time.monotonic() of the last Allocate, of the last that the host lost
         self._choose: Choice = preferred.shared((), packed=False)
         self.obey(settings, ways)
@@ -61,7 +63,7 @@ class Resource:
         kubelet 1.36 crashes if a device leaves the list while it allocates it.
         """
         now = {device.id: device for device in devices}
-        gone = {key: replace(one, problem=GONE) for key, one in self.devices.items() if key not in now}
+        gone = {key: replace(one, problem=GONE) for key, one in self._had.items() if key not in now}
         if gone.keys() - self.gone:
             self._left = time.monotonic()
         self._take({**now, **gone})
@@ -78,23 +80,34 @@ class Resource:
     def fail(self, problem: str) -> None:
         """Take note that no device can be used for now, and nobody can say which of them the host still has."""
         self._take(
-            {key: one if one.problem == GONE else replace(one, problem=problem) for key, one in self.devices.items()}
+            {key: one if one.problem == GONE else replace(one, problem=problem) for key, one in self._had.items()}
         )
 
-    def _take(self, devices: dict[str, Device]) -> None:
+    def ail(self, problems: Mapping[str, str]) -> None:
+        """Go by what is wrong beside what the snapshot says, until the next call.
+
+        Args:
+            problems: by UUID of a GPU or MIG instance; of all its replicas, therefore.
+        """
+        self._ailing = problems
+        self._take(self._had)
+
+    def _take(self, had: dict[str, Device]) -> None:
         """Have these devices, and say once of each GPU or MIG instance if it has become unusable, or usable."""
-        before = {one.uuid: one.problem for one in self.devices.values()}
+        ailing, before = self._ailing, {one.uuid: one.problem for one in self.devices.values()}
+        sick = {key: _ill(one, ailing[one.uuid]) for key, one in had.items() if one.uuid in ailing}
+        devices = {**had, **sick}
         for uuid, problem in {one.uuid: one.problem for one in devices.values()}.items():
             if problem and problem != before.get(uuid):
                 logger.warning("%s of %s is not given out: %s", uuid, self.name, problem)
             elif before.get(uuid) and not problem:
                 logger.info("%s of %s can be given out again", uuid, self.name)
-        self.devices = devices
+        self._had, self.devices = had, devices
 
     def drop(self, ids: set[str]) -> None:
         """Forget devices that the host does not have any more."""
-        for name in ids:
-            del self.devices[name]
+        self._had = {key: one for key, one in self._had.items() if key not in ids}
+        self.devices = {key: one for key, one in self.devices.items() if key not in ids}
 
     @property
     def gone(self) -> set[str]:
@@ -130,6 +143,13 @@ class Resource:
         """Answer a ContainerPreferredAllocationRequest."""
         must, size = request["must_include_deviceIDs"], request["allocation_size"]
         return {"deviceIDs": self._choose(request["available_deviceIDs"], must, size)}
+
+
+def _ill(device: Device, problem: str) -> Device:
+    """Add a problem to a device; what the host does not have has no other."""
+    if device.problem == GONE:
+        return device
+    return replace(device, problem=f"{device.problem}; {problem}" if device.problem else problem)
 
 
 def _message(device: Device) -> dict[str, Any]:

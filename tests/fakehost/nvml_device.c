@@ -130,6 +130,7 @@ EXPORT result nvmlDeviceGetMigMode(device handle, unsigned *current, unsigned *p
     NEED_GPU(gpu, handle, current)
     if (pending == NULL)
         return INVALID_ARGUMENT;
+    renew_migs(gpu);
     if (gpu->mig_current < 0)
         return NOT_SUPPORTED;
     *current = gpu->mig_current;
@@ -140,6 +141,7 @@ EXPORT result nvmlDeviceGetMigMode(device handle, unsigned *current, unsigned *p
 EXPORT result nvmlDeviceGetMaxMigDeviceCount(device handle, unsigned *count)
 {
     NEED_GPU(gpu, handle, count)
+    renew_migs(gpu);
     *count = gpu->mig_current == 1 ? MAX_MIG : 0;
     return OK;
 }
@@ -147,6 +149,7 @@ EXPORT result nvmlDeviceGetMaxMigDeviceCount(device handle, unsigned *count)
 EXPORT result nvmlDeviceGetMigDeviceHandleByIndex(device handle, unsigned index, device *out)
 {
     NEED_GPU(gpu, handle, out)
+    renew_migs(gpu);
     if (gpu->mig_current < 0)
         return NOT_SUPPORTED;
     if (index >= MAX_MIG)
