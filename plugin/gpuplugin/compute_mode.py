@@ -18,7 +18,7 @@ from gpushim.inventory import ensure, files, nvml, renew
 from gpushim.replace import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from gpushim.model import Snapshot
 
@@ -39,14 +39,14 @@ def take(snapshot: Snapshot, uuids: list[str], path: str, seconds: float) -> Non
         GpushimError: NVML refuses, or takes longer.
     """
     saved = before(path)
-    give_back(snapshot, path, seconds, set(uuids))
+    give_back(snapshot, path, seconds, uuids)
     kept = {uuid: mode for uuid, mode in saved.items() if uuid in uuids}
     found = _within(seconds, lambda: _modes(snapshot, uuids))
     _save(path, {**found, **kept})
     _within(seconds, lambda: _set(snapshot, dict.fromkeys(uuids, EXCLUSIVE_PROCESS)))
 
 
-def give_back(snapshot: Snapshot, path: str, seconds: float, but: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+def give_back(snapshot: Snapshot, path: str, seconds: float, but: Collection[str] = ()) -> None:
     """Put the modes back that the file has; GPUs that the host has lost are left out.
 
     Args:
@@ -58,7 +58,7 @@ def give_back(snapshot: Snapshot, path: str, seconds: float, but: set[str] = fro
     Raises:
         GpushimError: NVML refuses, or takes longer.
     """
-    here = {gpu["uuid"] for gpu in snapshot["gpus"]} - but
+    here = {gpu["uuid"] for gpu in snapshot["gpus"]}.difference(but)
     modes = {uuid: mode for uuid, mode in before(path).items() if uuid in here}
     if modes:
         _within(seconds, lambda: _set(snapshot, modes))
@@ -78,8 +78,7 @@ def _save(path: str, modes: Mapping[str, int]) -> None:
 def _modes(snapshot: Snapshot, uuids: list[str]) -> dict[str, int]:
     with _session(snapshot) as session:
         return {
-            uuid: session.nvmlDeviceGetComputeMode(session.nvmlDeviceGetHandleByUUID(uuid.encode()))
-            for uuid in uuids
+            uuid: session.nvmlDeviceGetComputeMode(session.nvmlDeviceGetHandleByUUID(uuid.encode())) for uuid in uuids
         }
 
 
@@ -128,7 +127,7 @@ def _answered(data: bytes) -> dict[str, int]:
         found = {"error": "NVML has ended its process"}
     if "error" in found:
         raise GpushimError(
-            f"the compute mode of the GPUs of MPS cannot be set: {found['error']}; gpushim doctor looks at the driver",
+            f"the compute mode of the GPUs of MPS cannot be set: {found['error']}; gpushim doctor looks into it",
             INVENTORY,
         )
     return found["modes"]  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -32,6 +33,7 @@ POLL = 0.05  # seconds between looks at a daemon that starts or ends
 ASKED = "get_default_active_thread_percentage"  # of all drivers' commands, the one that changes nothing
 SAID = 300  # characters of what it says that a sentence has
 _UNKNOWN = re.compile("unknown|invalid|error|not supported|usage", re.IGNORECASE)
+UNSHARED = ("--mount", "--propagation", "slave")
 # The shell's arguments: the group's directory, and a command line.
 _WITH_SHM = 'mount --bind "$1" /dev/shm && shift && exec "$@"'
 
@@ -50,7 +52,7 @@ class ControlDaemon:
 
     def __init__(self, snapshot: Snapshot, group: MpsGroup, place: Place) -> None:
         self._group, self._place, self._version = group, place, snapshot["driver"]["version"]
-        self._program = _program(snapshot)
+        self._program = _control(snapshot)
         self._environment = _environment(snapshot, group, place, self._program)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -72,7 +74,7 @@ class ControlDaemon:
         words = [self._program, "-f", *(["-M"] if self._group.multi_user else [])]
         with open(f"{self._place.log}/output.log", "wb") as output:
             self._process = subprocess.Popen(
-                ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _WITH_SHM, "sh", self._place.shm, *words],
+                [program("unshare"), *UNSHARED, program("sh"), "-c", _WITH_SHM, "sh", self._place.shm, *words],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment, cwd="/",
                 start_new_session=True,
             )  # fmt: skip
@@ -104,7 +106,7 @@ class ControlDaemon:
         try:
             done = subprocess.run(
                 [self._program], input=lines, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=ANSWER,
-                env=self._environment, cwd="/", check=False,
+                env=self._environment, cwd="/", check=False, start_new_session=True,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise GpushimError(
@@ -153,12 +155,16 @@ class ControlDaemon:
             return
         with open(f"{self._place.log}/output.log", errors="replace") as output:
             said = " ".join(output.read()[-SAID:].split())
-        raise GpushimError(f"{PROGRAM} has ended: {quote(said) or 'it says nothing'}; see {self._place.log}", INVENTORY)
+        raise GpushimError(
+            f"{PROGRAM} has ended: {quote(said) or 'it says nothing'}; see {self._place.log}", INVENTORY
+        )
 
     def _limit(self) -> None:
         """Set the limits that each client has unless it asks for lower ones."""
         self.ask(f"set_default_active_thread_percentage {self._group.threads}")
-        for index in range(len(self._group.gpus) if self._group.memory else 0):  # as its CUDA_VISIBLE_DEVICES has them
+        for index in range(
+            len(self._group.gpus) if self._group.memory else 0
+        ):  # as its CUDA_VISIBLE_DEVICES has them
             name = f"default_device_pinned_mem_limit {index}"
             said = self.ask(f"set_{name} {self._group.memory}M") + self.ask(f"get_{name}")
             if not re.search("[0-9]", said) or _UNKNOWN.search(said):
@@ -169,7 +175,19 @@ class ControlDaemon:
                 )
 
 
-def _program(snapshot: Snapshot) -> str:
+def program(name: str) -> str:
+    """Find a program of the host's.
+
+    Raises:
+        GpushimError: there is none.
+    """
+    found = shutil.which(name, path=f"{policy.SYSTEM_PATH}:{os.environ.get('PATH', '')}")
+    if found is None:
+        raise GpushimError(f"there is no {name}, which MPS needs; install util-linux", INVENTORY)
+    return found
+
+
+def _control(snapshot: Snapshot) -> str:
     root = snapshot["driver"]["root"]
     for file in snapshot["files"].get("compute", ()):
         if file["path"].rpartition("/")[2] == PROGRAM:
