@@ -112,6 +112,8 @@ static unsigned long long total_memory(const struct gpu *gpu, const struct mig *
 EXPORT result nvmlDeviceGetMemoryInfo(device handle, memory_v1 *memory)
 {
     NEED_EITHER(gpu, mig, handle, memory)
+    if (gpu->memory_mib == 0) /* a GB10: the system's memory is its own */
+        return NOT_SUPPORTED;
     memory->total = memory->free = total_memory(gpu, mig);
     memory->used = 0;
     return OK;
@@ -120,6 +122,8 @@ EXPORT result nvmlDeviceGetMemoryInfo(device handle, memory_v1 *memory)
 EXPORT result nvmlDeviceGetMemoryInfo_v2(device handle, memory_v2 *memory)
 {
     NEED_EITHER(gpu, mig, handle, memory)
+    if (gpu->memory_mib == 0) /* a GB10: the system's memory is its own */
+        return NOT_SUPPORTED;
     memory->total = memory->free = total_memory(gpu, mig);
     memory->reserved = memory->used = 0;
     return OK;
