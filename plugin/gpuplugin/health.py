@@ -3,8 +3,7 @@
 Takes the lines of the children that watch (watching.py), and keeps what follows in one file, so that a restart heals
 nothing. A reason ends when what caused it is gone: each cause says how (causes.Cause.ends).
 Out of scope: watching itself, telling kubelet, and MIG modes that change, which call for another look at the host.
-Budget: `heard` and `problems` do no more than look through the reasons of a GPU, and write a small file at most four
-times a second.
+Budget: `heard` and `problems` look through the reasons of GPUs; a small file is written at most four times a second.
 """
 
 from __future__ import annotations
