@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.allocation import Ways
     from gpuplugin.settings import Settings
+    from gpuplugin.sources import Sources
     from gpushim.model import Snapshot
 
 LOOK = 2.0  # seconds between looks at the snapshot, where nothing tells of a change; a look is 1 ms of CPU
@@ -61,10 +62,13 @@ class Plugin:
     Args:
         settings: in force.
         reread: reads them anew, on SIGHUP; may raise GpushimError.
+        sources: the files that they come from, whose changes are followed.
     """
 
-    def __init__(self, settings: Settings, reread: Callable[[], Settings] | None = None) -> None:
-        self._settings, self._reread = settings, reread
+    def __init__(
+        self, settings: Settings, reread: Callable[[], Settings] | None = None, sources: Sources | None = None
+    ) -> None:
+        self._settings, self._reread, self._sources = settings, reread, sources
         self._served: dict[str, Served] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._broken: BaseException | None = None  # what a task ended with
@@ -96,6 +100,7 @@ class Plugin:
         try:
             while not self._ending:
                 watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir())
+                self._heed(watch)
                 pause = self._look()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
@@ -138,6 +143,13 @@ class Plugin:
         self._tasks.add(task)
         task.add_done_callback(ended)
         return task
+
+    def _heed(self, watch: Watch) -> None:
+        """Read the settings again if one of their files has changed."""
+        if self._sources:
+            watch.add(*self._sources.folders, written=True)
+            if self._sources.changed():
+                self._read_again()
 
     def _read_again(self) -> None:
         """Go by settings that have changed, and register anew; kubelet has the devices all the while."""
