@@ -12,15 +12,14 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import podresources, preferred, sockets
+from gpuplugin import preferred, sockets
 from gpuplugin.allocation import BY_CDI
-from gpuplugin.endpoint import Endpoint
-from gpuplugin.offer import Resource, absent, offered
+from gpuplugin.offer import absent, offered
+from gpuplugin.questions import Questions
 from gpuplugin.refresh import Refresh
+from gpuplugin.registry import Registry
 from gpuplugin.watch import Watch
 from gpushim import stamp
 from gpushim.errors import GpushimError
@@ -30,30 +29,12 @@ from gpushim.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpuplugin.allocation import Ways
     from gpuplugin.settings import Settings
     from gpuplugin.sources import Sources
     from gpushim.model import Snapshot
 
-LOOK = 2.0  # seconds between looks at the snapshot, where nothing tells of a change; a look is 1 ms of CPU
-WELL = 5.0  # the same, where kubelet has been told of a snapshot that is true
-ASK = 10.0  # seconds between questions to kubelet, at most
-TICK = 1.0  # seconds between looks at other plugins' sockets, and to the first question after a change
-QUIET = 10.0  # seconds after an Allocate in which nothing is taken off the list
+LOOK = 2.0  # seconds between looks, most, for nothing tells of a GPU that comes; a look takes 1 ms of CPU
 SOON, FRESH = 0.1, 2.0  # seconds; a refresh writes the CDI spec right after the snapshot
-
-
-@dataclass
-class Served:
-    """A resource, its endpoint, and the task that attends it."""
-
-    resource: Resource
-    endpoint: Endpoint
-    task: asyncio.Task[Any]
-
-    def tell(self) -> None:
-        """Tell kubelet what there is."""
-        self.endpoint.offer(self.resource.listed())
 
 
 class Plugin:
@@ -69,13 +50,13 @@ class Plugin:
         self, settings: Settings, reread: Callable[[], Settings] | None = None, sources: Sources | None = None
     ) -> None:
         self._settings, self._reread, self._sources = settings, reread, sources
-        self._served: dict[str, Served] = {}
+        self._registry = Registry(self._spawn)
+        self._questions = Questions(self._registry, lambda: str(self._settings.values["kubelet-dir"]))
         self._tasks: set[asyncio.Task[Any]] = set()
         self._broken: BaseException | None = None  # what a task ended with
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._started = self._ending = False
         self._noted: set[str] = set()
-        self._due, self._pause = 0.0, TICK  # time.monotonic() of the next question to kubelet; seconds to that after
 
     @property
     def _folder(self) -> str:
@@ -96,7 +77,7 @@ class Plugin:
         loop.add_signal_handler(signal.SIGHUP, self._read_again)
         if watch.fd >= 0:
             loop.add_reader(watch.fd, self._changed, watch)
-        self._spawn(self._question())
+        self._spawn(self._questions.keep())
         try:
             while not self._ending:
                 watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir())
@@ -121,16 +102,15 @@ class Plugin:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, self._refresh.stop(), return_exceptions=True)
-        await asyncio.gather(*(one.endpoint.stop() for one in self._served.values()))
+        await self._registry.stop()
 
     def _changed(self, watch: Watch) -> None:
         """Have everything looked at again."""
         places = [os.path.split(path) for path in watch.told()]
         if any(folder == self._folder and sockets.foreign(name) for folder, name in places):
-            self._doubt()
+            self._questions.doubt()
         self._wake.set()
-        for one in self._served.values():
-            one.endpoint.changed.set()
+        self._registry.changed()
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         def ended(task: asyncio.Task[Any]) -> None:
@@ -161,11 +141,10 @@ class Plugin:
         logger.info("the settings were read again")
         self._note(settings.notes)
         before, self._settings, self._seen = self._folder, settings, None
-        for name, one in [*self._served.items()]:
-            if before == self._folder:
-                one.endpoint.forgotten()
-            else:
-                self._retire(name)
+        if before == self._folder:
+            self._registry.forgotten()
+        for name in [*self._registry.served] if before != self._folder else ():
+            self._registry.retire(name)
         self._wake.set()
 
     def _note(self, notes: list[str]) -> None:
@@ -192,7 +171,7 @@ class Plugin:
             return LOOK
         self._refresh.trouble = None  # another process may have renewed it
         if seen == self._seen:
-            return WELL
+            return LOOK
         notes: list[str] = []
         try:
             self._offer(found, notes)
@@ -217,9 +196,7 @@ class Plugin:
         if self._settings.values["fail-on-init-error"] and not self._started:
             raise error
         self._seen = None
-        for one in self._served.values():
-            one.resource.fail(str(error))
-            one.tell()
+        self._registry.fail(str(error))
 
     def _offer(self, snapshot: Snapshot, notes: list[str]) -> None:
         """Tell kubelet what a snapshot has.
@@ -232,80 +209,4 @@ class Plugin:
         if not found:
             notes.append("no device is given out: this host has no GPU, or exclude leaves all of them out")
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
-        for name in [*found, *(name for name in self._served if name not in found)]:
-            one = self._served.get(name) or self._serve(name, told)
-            one.resource.obey(self._settings, told)
-            one.resource.have(found.get(name, []), weights)
-            one.tell()
-
-    def _serve(self, name: str, told: Ways) -> Served:
-        resource = Resource(name, self._settings, told)
-        endpoint = Endpoint(self._folder, name, resource.allocate, resource.prefer)
-        self._served[name] = Served(resource, endpoint, self._spawn(endpoint.keep()))
-        return self._served[name]
-
-    def _retire(self, name: str) -> None:
-        """Register a resource no more."""
-        one = self._served.pop(name)
-        one.task.cancel()
-        one.endpoint.leave()
-        self._spawn(one.endpoint.stop())
-
-    async def _question(self) -> None:
-        """Ask kubelet, again and again, whether it has what it was told, and who has what is gone.
-
-        Sooner when a plugin's socket has come or gone: it may be a stranger with the same resource.
-        """
-        others = sockets.others(self._folder)
-        while True:
-            await asyncio.sleep(TICK)
-            found = sockets.others(self._folder)
-            if found != others:  # inotify may not have told
-                others = found
-                self._doubt()
-            now = time.monotonic()
-            if now >= self._due:
-                self._due, self._pause = now + self._pause, min(2 * self._pause, ASK)
-                await self._remind()
-                await self._drop()
-
-    def _doubt(self) -> None:
-        """Take note that another plugin has come or gone."""
-        self._due, self._pause = 0.0, TICK
-        for one in self._served.values():
-            one.endpoint.doubted = True
-
-    async def _remind(self) -> None:
-        """Register anew what kubelet reads the list of and has nothing of: another plugin's end made it forget."""
-        told = {name: one.resource.well for name, one in self._served.items() if one.endpoint.settled}
-        has = await podresources.allocatable(self._settings.values["kubelet-dir"]) if any(told.values()) else None
-        if has is None:
-            return
-        for name, well in told.items():
-            one = self._served.get(name)
-            if one and one.endpoint.settled and well and well.isdisjoint(has.get(name, ())):
-                logger.warning("kubelet has no device of %s, and is told again", name)
-                one.endpoint.forgotten()
-
-    async def _drop(self) -> None:
-        """Take devices off the list that the host has not, no pod has, and no Allocate can be under way for.
-
-        They are refused, and told as Unhealthy, from the moment they were missed. The last Allocate that got one was
-        answered before that, QUIET seconds ago or more, and kubelet has listed its pod since.
-        """
-        ripe = {
-            name: one.resource.gone
-            for name, one in self._served.items()
-            if one.resource.gone and one.endpoint.told and one.resource.idle > QUIET
-        }
-        held = await podresources.held(self._settings.values["kubelet-dir"]) if ripe else None
-        if held is None:
-            return
-        for name, gone in ripe.items():
-            one = self._served.get(name)
-            if one and one.resource.idle > QUIET:
-                one.resource.drop(gone & one.resource.gone - held.get(name, set()))
-                if one.resource.devices:
-                    one.tell()
-                else:
-                    self._retire(name)
+        self._registry.offer(found, told, self._settings, weights, self._folder)

@@ -10,11 +10,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import allocation, preferred, resources
+from gpuplugin import allocation, division, mps, preferred, resources
 from gpuplugin.allocation import Ways
 from gpuplugin.resources import Device
 from gpuplugin.v1beta1 import HEALTHY, KUBELET_SOCKET, UNHEALTHY, written
-from gpushim.errors import INVENTORY, REQUEST, GpushimError, quote
+from gpushim import stamp
+from gpushim.errors import INVENTORY, GpushimError
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Resource:
     def __init__(self, name: str, settings: Settings, ways: Ways) -> None:
         self.name = name
         self.devices: dict[str, Device] = {}
+        self._had: dict[str, Device] = {}  # the same, without what `ail` was told
+        self._ailing: Mapping[str, str] = {}
         self._answered = self._left = 0.0  # time.monotonic() of the last Allocate, of the last that the host lost
         self._choose: Choice = preferred.shared((), packed=False)
         self.obey(settings, ways)
@@ -60,34 +63,51 @@ class Resource:
         kubelet 1.36 crashes if a device leaves the list while it allocates it.
         """
         now = {device.id: device for device in devices}
-        gone = {key: replace(one, problem=GONE) for key, one in self.devices.items() if key not in now}
+        gone = {key: replace(one, problem=GONE) for key, one in self._had.items() if key not in now}
         if gone.keys() - self.gone:
             self._left = time.monotonic()
         self._take({**now, **gone})
         whole = all(device.id == device.uuid and ":" not in device.index for device in devices)
-        packed = self._settings.values["allocation-policy"] == "packed"
-        self._choose = preferred.nearest(devices, weights) if whole else preferred.shared(devices, packed)
+        share = next((device.share for device in devices if device.share), None)
+        policy = (share and share.policy) or self._settings.values["allocation-policy"]
+        distinct = bool(share and share.distinct)
+        self._choose = (
+            preferred.nearest(devices, weights)
+            if whole
+            else preferred.shared(devices, policy == "packed", distinct=distinct)
+        )
 
     def fail(self, problem: str) -> None:
         """Take note that no device can be used for now, and nobody can say which of them the host still has."""
         self._take(
-            {key: one if one.problem == GONE else replace(one, problem=problem) for key, one in self.devices.items()}
+            {key: one if one.problem == GONE else replace(one, problem=problem) for key, one in self._had.items()}
         )
 
-    def _take(self, devices: dict[str, Device]) -> None:
+    def ail(self, problems: Mapping[str, str]) -> None:
+        """Go by what is wrong beside what the snapshot says, until the next call.
+
+        Args:
+            problems: by UUID of a GPU or MIG instance; of all its replicas, therefore.
+        """
+        self._ailing = problems
+        self._take(self._had)
+
+    def _take(self, had: dict[str, Device]) -> None:
         """Have these devices, and say once of each GPU or MIG instance if it has become unusable, or usable."""
-        before = {one.uuid: one.problem for one in self.devices.values()}
+        ailing, before = self._ailing, {one.uuid: one.problem for one in self.devices.values()}
+        sick = {key: _ill(one, ailing[one.uuid]) for key, one in had.items() if one.uuid in ailing}
+        devices = {**had, **sick}
         for uuid, problem in {one.uuid: one.problem for one in devices.values()}.items():
             if problem and problem != before.get(uuid):
                 logger.warning("%s of %s is not given out: %s", uuid, self.name, problem)
             elif before.get(uuid) and not problem:
                 logger.info("%s of %s can be given out again", uuid, self.name)
-        self.devices = devices
+        self._had, self.devices = had, devices
 
     def drop(self, ids: set[str]) -> None:
         """Forget devices that the host does not have any more."""
-        for name in ids:
-            del self.devices[name]
+        self._had = {key: one for key, one in self._had.items() if key not in ids}
+        self.devices = {key: one for key, one in self.devices.items() if key not in ids}
 
     @property
     def gone(self) -> set[str]:
@@ -116,12 +136,6 @@ class Resource:
         """
         ids = request["devices_ids"]
         found = allocation.check(ids, self.name, self.devices)
-        if self._settings.sharing.single and len(ids) > 1 and any("::" in name for name in ids):
-            raise GpushimError(
-                f"a container asks for {len(ids)} of {self.name}, which is shared, and failRequestsGreaterThanOne "
-                "is true: more of it is not more of a GPU; ask for 1",
-                REQUEST,
-            )
         self._answered = time.monotonic()
         return allocation.answer(found, self.name, self._ways)
 
@@ -129,6 +143,13 @@ class Resource:
         """Answer a ContainerPreferredAllocationRequest."""
         must, size = request["must_include_deviceIDs"], request["allocation_size"]
         return {"deviceIDs": self._choose(request["available_deviceIDs"], must, size)}
+
+
+def _ill(device: Device, problem: str) -> Device:
+    """Add a problem to a device; what the host does not have has no other."""
+    if device.problem == GONE:
+        return device
+    return replace(device, problem=f"{device.problem}; {problem}" if device.problem else problem)
 
 
 def _message(device: Device) -> dict[str, Any]:
@@ -150,20 +171,17 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
+    found = division.divide(there, snapshot, settings.sharing.groups, notes)
+    daemons = {one.name: mps.ready(stamp.state_dir(), one) for one in division.mps_groups(snapshot, settings)}
+    found = {name: [_served(device, daemons) for device in devices] for name, devices in found.items()}
     told = _ways(settings, snapshot)
-    notes += allocation.clash(told, [*there])
+    notes += allocation.clash(told, found)
     notes += _unheard(told, snapshot["policy"]["requests"])
     notes += [
         f"no container gets IMEX channel {channel}, which this host does not have; nvidia-modprobe makes it"
         for channel in settings.values["imex-channels"]
         if channel not in told.imex
     ]
-    notes += [
-        f"{quote(name)} is to be shared, and this node has no such resource; it has {', '.join(there) or 'none'}"
-        for name in settings.sharing.replicas
-        if name not in there
-    ]
-    found = dict(_shared(name, devices, settings) for name, devices in there.items())
     for name, devices in found.items():
         written(name, [_message(replace(one, problem=GONE)) for one in devices])  # the longest that it may become
     _check_cdi(snapshot, found, told)
@@ -240,9 +258,7 @@ def _channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
     return [one for one in wanted if one not in missing]
 
 
-def _shared(name: str, devices: list[Device], settings: Settings) -> tuple[str, list[Device]]:
-    """Give a resource its replicas, and the name that tells of them."""
-    replicas = settings.sharing.replicas.get(name, 1)
-    if replicas == 1:
-        return name, devices
-    return name + ".shared" * settings.sharing.renamed, resources.replicated(devices, replicas)
+def _served(device: Device, daemons: Mapping[str, str]) -> Device:
+    """Take note of a device whose daemon of MPS does not run."""
+    why = daemons.get(device.share.group, "") if device.share and not device.problem else ""
+    return replace(device, problem=why) if why else device

@@ -120,6 +120,7 @@ class Gpu(TypedDict):
     model: str
     brand: str
     arch: str
+    memory: int
     mig: bool
     numa: int
     peers: list[list[int]]
@@ -140,6 +141,7 @@ class MigInstance(TypedDict):
     gi: int
     ci: int
     profile: str
+    memory: int
     nodes: list[str]
 
 

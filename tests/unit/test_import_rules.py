@@ -39,13 +39,17 @@ ROOMS = {
         "gpuplugin.podresources",
         "ground",
     ),
-    "resources": ("gpuplugin.resources gpuplugin.preferred gpuplugin.sharing", "ground"),
+    "resources": (
+        "gpuplugin.resources gpuplugin.preferred gpuplugin.sharing gpuplugin.forms gpuplugin.division",
+        "ground",
+    ),
     "settings": (
         "gpuplugin.settings",
         "ground resources gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
     ),
     "allocation": ("gpuplugin.allocation gpuplugin.cdi", "ground cdi resources"),
-    "offer": ("gpuplugin.offer", "ground inventory resources settings allocation gpuplugin.v1beta1"),
+    "mps": ("gpuplugin.mps", "ground"),
+    "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
         "gpuplugin.check gpuplugin.explain",
         "ground inventory decision cdi cli resources settings allocation offer",

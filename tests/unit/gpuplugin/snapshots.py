@@ -16,6 +16,9 @@ def gpu(index: int, **more: Any) -> dict[str, Any]:
         "pci": f"00000000:{index + 16:02x}:00.0",
         "mig": False,
         "problem": None,
+        "model": "NVIDIA A100-SXM4-40GB",
+        "arch": "8.0",
+        "memory": 40960,
     }
     return {**found, "node": f"/dev/nvidia{index}", "numa": index // 2, "peers": [], "minor": index, **more}
 

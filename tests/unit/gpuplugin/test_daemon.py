@@ -16,7 +16,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from gpuplugin import daemon, endpoint, offer, settings, v1beta1
+from gpuplugin import daemon, endpoint, offer, questions, settings, v1beta1
 from gpuplugin.endpoint import Endpoint
 from gpuplugin.refresh import Refresh
 from gpushim import stamp
@@ -59,7 +59,7 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setenv("GPUSHIM_CONFIG", str(top / "config.toml"))
     monkeypatch.setattr(ensure, "read", lambda config, state: host.found)
     for name in ("ASK", "TICK", "QUIET"):
-        monkeypatch.setattr(daemon, name, 0.1)
+        monkeypatch.setattr(questions, name, 0.1)
     monkeypatch.setattr(endpoint, "SETTLED", 0.1)
     return host
 
@@ -156,7 +156,7 @@ def test_a_stranger_s_end_is_noticed_long_before_the_next_question(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        monkeypatch.setattr(daemon, "ASK", 60)
+        monkeypatch.setattr(questions, "ASK", 60)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
             await asyncio.sleep(1)  # the first questions are over
@@ -188,7 +188,7 @@ def test_nothing_leaves_the_list_while_kubelet_allocates_it(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        monkeypatch.setattr(daemon, "QUIET", 1.5)
+        monkeypatch.setattr(questions, "QUIET", 1.5)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
             kubelet.slow = 0.8

@@ -1,0 +1,115 @@
+"""The resources that are registered at kubelet, each with its endpoint, and the problems that all of them share.
+
+Out of scope: which resources there are (daemon.py), what kubelet is asked about them (questions.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.endpoint import Endpoint
+from gpuplugin.offer import Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpuplugin.allocation import Ways
+    from gpuplugin.resources import Device
+    from gpuplugin.settings import Settings
+
+    Problems = Mapping[str, str]  # sentences, by UUID of a GPU or MIG instance
+
+
+@dataclass
+class Served:
+    """A resource, its endpoint, and the task that attends it."""
+
+    resource: Resource
+    endpoint: Endpoint
+    task: asyncio.Task[Any]
+
+    def tell(self) -> None:
+        """Tell kubelet what there is."""
+        self.endpoint.offer(self.resource.listed())
+
+
+class Registry:
+    """All resources.
+
+    Args:
+        start: starts a task, and sees to what it ends with.
+
+    Attributes:
+        served: by the resource's name.
+    """
+
+    def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
+        self._start = start
+        self._problems: Problems = {}
+        self.served: dict[str, Served] = {}
+
+    def offer(
+        self,
+        found: Mapping[str, list[Device]],
+        told: Ways,
+        settings: Settings,
+        weights: Mapping[tuple[int, int], int],
+        folder: str,
+    ) -> None:
+        """Tell kubelet what there is now; resources that are no more keep their devices, which cannot be used.
+
+        Args:
+            found: devices by resource.
+            told: how containers are told.
+            settings: in force.
+            weights: nearness of GPUs.
+            folder: kubelet's directory of device plugins.
+        """
+        for name in [*found, *(name for name in self.served if name not in found)]:
+            one = self.served.get(name) or self._serve(name, Resource(name, settings, told), folder)
+            one.resource.obey(settings, told)
+            one.resource.have(found.get(name, []), weights)
+            one.tell()
+
+    def _serve(self, name: str, resource: Resource, folder: str) -> Served:
+        resource.ail(self._problems)
+        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer)
+        self.served[name] = Served(resource, endpoint, self._start(endpoint.keep()))
+        return self.served[name]
+
+    def fail(self, problem: str) -> None:
+        """Give nothing out until the next `offer`."""
+        for one in self.served.values():
+            one.resource.fail(problem)
+            one.tell()
+
+    def ail(self, problems: Problems) -> None:
+        """Go by what is wrong with GPUs and MIG instances beside what the snapshot says; kubelet is told at once."""
+        if problems != self._problems:
+            self._problems = problems
+            for one in self.served.values():
+                one.resource.ail(problems)
+                one.tell()
+
+    def changed(self) -> None:
+        """Have kubelet's socket and ours looked at again."""
+        for one in self.served.values():
+            one.endpoint.changed.set()
+
+    def forgotten(self) -> None:
+        """Register all anew; kubelet has the devices all the while."""
+        for one in self.served.values():
+            one.endpoint.forgotten()
+
+    def retire(self, name: str) -> None:
+        """Register a resource no more."""
+        one = self.served.pop(name)
+        one.task.cancel()
+        one.endpoint.leave()
+        self._start(one.endpoint.stop())
+
+    async def stop(self) -> None:
+        """Serve no more."""
+        await asyncio.gather(*(one.endpoint.stop() for one in self.served.values()))
