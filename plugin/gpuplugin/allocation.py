@@ -195,13 +195,19 @@ def _nodes(devices: Sequence[Device], by: Ways, control: Sequence[str]) -> list[
     return [{"container_path": path, "host_path": root + path, "permissions": "rw"} for path in paths]
 
 
-def clash(by: Ways, resources: Sequence[str]) -> list[str]:
+def clash(by: Ways, resources: Mapping[str, Sequence[Device]]) -> list[str]:
     """Say what a container does not get that asks for two resources.
 
     Args:
         by: how it is told.
-        resources: names of all that there are.
+        resources: the devices of all that there are, by name.
     """
+    by_mps = [name for name, devices in resources.items() if any(one.share and one.share.group for one in devices)]
+    if by_mps and len(resources) > 1:
+        return [
+            f"a container that asks for one of {', '.join(by_mps)} and for another resource can use the devices of "
+            "one alone: a process has one MPS daemon"
+        ]
     if {*by.ways} - {ENVVAR} or len(resources) < 2:
         return []
     return [

@@ -1,6 +1,6 @@
 """Groups of sharing on a host: which devices each has, and what becomes of them.
 
-Out of scope: how groups are written (sharing.py), which devices there are (resources.py), the daemons of MPS (mps.py).
+Out of scope: how groups are written (sharing.py), which devices there are (resources.py), MPS daemons (mps.py).
 """
 
 from __future__ import annotations
@@ -215,8 +215,8 @@ def _check_mps(group: Group, mps: Mps, devices: Sequence[Device], snapshot: Snap
     divided = sorted({str(one.gpu) for one in devices if ":" in one.index or gpus[one.gpu]["mig"]})
     if divided:
         raise GpushimError(
-            f"{group.name} is to be shared by MPS, but GPU {', '.join(divided)} is in MIG mode; leave it out of devices, "
-            "use timeSlicing, or switch the mode off (nvidia-smi -mig 0)",
+            f"{group.name} is to be shared by MPS, but GPU {', '.join(divided)} is in MIG mode; leave it out of "
+            "devices, use timeSlicing, or switch the mode off (nvidia-smi -mig 0)",
             CONFIG,
         )
     for device in devices:
@@ -266,7 +266,8 @@ def _limits(group: Group, mps: Mps, totals: Sequence[int]) -> tuple[int | None, 
 
 
 def _memory(gpu: Gpu) -> int:
-    return int(gpu.get("memory") or 0)
+    memory = gpu.get("memory")
+    return memory if isinstance(memory, int) else 0
 
 
 def _capability(gpu: Gpu) -> tuple[int, ...]:
@@ -284,7 +285,7 @@ def _mixed(found: There) -> list[str]:
         kinds = Counter((one.share.kind, one.share.group) if one.share else ("", "") for one in devices)
         if len(kinds) > 1 and (("", "") in kinds or any(group for _, group in kinds)):
             notes.append(
-                f"{name} has devices that are shared in one way, and others that are not: a pod cannot choose; rename "
-                "one, or name all devices"
+                f"{name} has devices that are shared in one way, and others that are not: a pod cannot choose; "
+                "rename one, or name all devices"
             )
     return notes

@@ -32,6 +32,7 @@ def is_name(value: Any) -> bool:
 
 
 def full_name(name: Optional[str]) -> str:
+    """Return a resource's whole name, "" for none."""
     return PREFIX + name.rpartition("/")[2] if name else ""
 
 
@@ -40,6 +41,7 @@ def _is_memory(value: Any) -> bool:
 
 
 def mib(value: Optional[str]) -> Optional[int]:
+    """Return an amount of memory in MiB."""
     return int(value[:-2]) * _MIB[value[-2:]] if value else None
 
 
@@ -70,7 +72,7 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rename": (is_name, A_NAME),
     "devices": (
         _is_devices,
-        'how many, all, or a list of indices, UUIDs, PCI addresses, patterns of models such as "*A100*", and profiles '
+        "how many, all, or a list of indices, UUIDs, PCI addresses, patterns of models such as *A100*, and profiles "
         "of MIG instances",
     ),
     "distinct": (_is_switch, "true or false"),
@@ -80,7 +82,7 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "threads": (_number(100), "percent, a number between 1 and 100"),
     "slices": (lambda value: isinstance(value, list) and bool(value), "a list"),
     "count": (_number(MOST), f"a number between 1 and {MOST}"),
-    **{name: (_is_switch, "true or false") for name in SWITCHES},
+    **dict.fromkeys(SWITCHES, (_is_switch, "true or false")),
 }
 
 
@@ -94,6 +96,7 @@ def value(row: Mapping[str, Any], key: str, where: str) -> Any:
 
 
 def table(value: Any, path: str, name: str) -> dict[str, Any]:
+    """Return a mapping, an empty one for None; anything else is refused."""
     if value is None:
         return {}
     if not isinstance(value, dict):

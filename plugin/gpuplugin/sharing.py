@@ -71,7 +71,7 @@ class Group:
     """
 
     resource: str
-    devices: Union[None, int, tuple[str, ...]]
+    devices: Union[int, tuple[str, ...], None]
     name: str
     replicas: int
     distinct: bool = False
@@ -222,8 +222,8 @@ def _changes(where: str, resource: str, renamed: str, found: Mapping[str, Any]) 
     notes = []
     if found["rename"]:
         notes.append(
-            f"{where}: its devices are {renamed} here, and pods ask for that; NVIDIA's plugin drops rename, and calls "
-            f"them {resource} or {resource}.shared"
+            f"{where}: its devices are {renamed} here, and pods ask for that; NVIDIA's plugin drops rename, and "
+            f"calls them {resource} or {resource}.shared"
         )
     if found["devices"] not in (None, "all"):
         notes.append(

@@ -136,7 +136,7 @@ def test_no_devices_are_no_error() -> None:
     ],
 )
 def test_what_two_resources_in_a_container_come_to_is_said(ways: list[str], names: list[str], said: bool) -> None:
-    notes = allocation.clash(Ways(ways=ways), names)
+    notes = allocation.clash(Ways(ways=ways), dict.fromkeys(names, []))
     assert [", ".join(names) in note and "choose volume-mounts or cdi-cri" in note for note in notes] == [True] * said
 
 

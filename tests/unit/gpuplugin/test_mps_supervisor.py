@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import fakehost
+from e2e.leftovers import until
 from fakehost import Host
 from gpuplugin import mps
 from gpuplugin.division import MpsGpu, MpsGroup
-from e2e.leftovers import until
 
 TOP = Path(__file__).parents[3]
 HERE = Path("/dev/shm").stat()
