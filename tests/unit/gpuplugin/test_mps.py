@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def test_it_is_not_without_a_supervisor(served: mps.Place, tmp_path: Path) -> No
         lambda place: os.chmod(place.lock, 0o666),
         lambda place: os.chmod(place.top, 0o777),
         lambda place: os.chown(os.path.dirname(place.top), 1, 1),
-        lambda place: (os.rename(place.lock, place.lock + "2"), os.symlink(place.lock + "2", place.lock)),
+        lambda place: os.symlink(shutil.move(place.lock, place.lock + "2"), place.lock),
     ],
 )
 def test_what_others_can_make_is_no_supervisor(served: mps.Place, spoil: Callable[[mps.Place], object]) -> None:
