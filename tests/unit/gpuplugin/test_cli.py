@@ -65,7 +65,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Node:
 def test_check_says_what_would_be_registered(node: Node) -> None:
     node.build([{}, {"mig": [(1, 0, "3g.20gb")]}, {}], '[device-plugin]\nmig-strategy = "mixed"\nexclude = ["2"]\n')
     said = node.run("--check", "-gds-enabled", MPS_ROOT="/run/mps")
-    assert "note: MPS_ROOT is read and does nothing: MPS is not offered" in said
+    assert "note: MPS_ROOT is read and does nothing: pipes of MPS are in /run/gpushim/mps" in said
     assert said.count("note: a container that asks for two of nvidia.com/gpu, nvidia.com/mig-3g.20gb gets") == 1
     assert re.search(r"^nvidia.com/gpu: 1 of 1 can be given out\nDEVICE .*\nGPU-\S+ +0 ", said, re.M)
     assert re.search(r"^nvidia.com/mig-3g.20gb: 1 of 1 can be given out\nDEVICE .*\nMIG-\S+ +1:0 ", said, re.M)
