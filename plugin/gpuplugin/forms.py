@@ -76,8 +76,8 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rename": (is_name, A_NAME),
     "devices": (
         _is_devices,
-        "how many, all, or a list of indices, MIG indices in quotes, UUIDs, PCI addresses, patterns of models such as "
-        "*A100*, and profiles of MIG instances",
+        "how many, all, or a list of indices, MIG indices in quotes, UUIDs, PCI addresses, patterns of models such "
+        "as *A100*, and profiles of MIG instances",
     ),
     "distinct": (_is_switch, "true or false"),
     "policy": (lambda value: value in ("packed", "distributed"), "packed or distributed"),

@@ -17,7 +17,8 @@ from gpushim.errors import CONFIG, GpushimError, quote
 
 TIME_SLICING, MPS = "time-slicing", "mps"
 _KINDS = {"timeSlicing": TIME_SLICING, "mps": MPS}  # by key of the file
-_OWN = ("replicas", "devices", "rename", "distinct", "policy")
+_SINGLE = "failRequestsGreaterThanOne"
+_OWN = ("replicas", "devices", "rename", "distinct", "policy", _SINGLE)
 _OF_MPS = ("multiUser", "memory", "threads", "slices")
 
 
@@ -150,7 +151,7 @@ def told(devices: Sequence[Device]) -> list[str]:
             ways.setdefault(one.share, Counter())[one.index] += 1
     lines = []
     for share, times in ways.items():
-        line = f"{', '.join(times)}: {_kind_of(share)}, {max(times.values())} of each"
+        line = f"{', '.join(times)} by {_kind_of(share)}, {max(times.values())} of each"
         line += "; a container gets one (failRequestsGreaterThanOne)" * share.single
         line += "; a container gets one of each at most (distinct)" * share.distinct
         lines.append(line + f"; {share.policy}" * bool(share.policy))
@@ -163,7 +164,7 @@ def _kind_of(share: Share) -> str:
     limits = [f"{share.memory} MiB"] if share.memory else []
     limits += [f"{share.threads} % of the threads"] if share.threads else []
     kept = ", which the container is told and may override" * share.sliced
-    return f"MPS by gpushim-mps@{share.group}.service, {' and '.join(limits)} for a process{kept}"
+    return f"MPS (gpushim-mps@{share.group}.service), {' and '.join(limits)} for a process{kept}"
 
 
 def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:
@@ -205,7 +206,7 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
     devices = found["devices"]
     if isinstance(devices, list):
         devices = tuple(map(str, devices))
-    single = section.get("failRequestsGreaterThanOne")
+    single = section.get(_SINGLE) if found[_SINGLE] is None else found[_SINGLE]
     return Group(
         resource=resource,
         devices=None if devices == "all" else devices,

@@ -209,7 +209,7 @@ def test_check_says_how_each_resource_is_shared(two: Node) -> None:
     said = two.run("--check", sharing(two, f"{{timeSlicing: {{resources: [{row}]}}}}"))
     assert "nvidia.com/gpu.dev here, and pods ask for that; NVIDIA's plugin drops rename" in said
     assert "what devices does not name stays whole, and nvidia.com/gpu; NVIDIA's plugin drops devices" in said
-    assert "nvidia.com/gpu.dev: 2 of 2 can be given out\nshared: 0: time-slicing, 2 of each; a container gets" in said
+    assert "nvidia.com/gpu.dev: 2 of 2 can be given out\nshared: 0 by time-slicing, 2 of each; a" in said
     assert "at most (distinct); packed\n" in said
     assert "nvidia.com/gpu: 1 of 1 can be given out\nDEVICE" in said
 
@@ -218,7 +218,7 @@ def test_check_says_what_limits_a_slice_of_mps_has(two: Node) -> None:
     row = "{name: gpu, devices: [1], slices: [{name: half, memory: 1Gi, threads: 50, count: 2}]}"
     said = two.run("--check", sharing(two, f"{{mps: {{resources: [{row}]}}}}"))
     limits = "1024 MiB and 50 % of the threads for a process, which the container is told and may override"
-    assert f"shared: 1: MPS by gpushim-mps@gpu.service, {limits}, 2 of each; a container gets one" in said
+    assert f"shared: 1 by MPS (gpushim-mps@gpu.service), {limits}, 2 of each; a container gets one" in said
     assert "nvidia.com/half: 0 of 2 can be given out" in said
     assert "a container that asks for one of nvidia.com/half and for another resource" in said
 
@@ -226,6 +226,6 @@ def test_check_says_what_limits_a_slice_of_mps_has(two: Node) -> None:
 def test_explain_says_how_what_a_container_gets_is_shared(two: Node) -> None:
     flag = sharing(two, "{timeSlicing: {resources: [{name: gpu, replicas: 2, distinct: true}]}}")
     said = two.run("--explain=gpu=2", flag)
-    assert "shared: 0, 1: time-slicing, 1 of each; a container gets one of each at most (distinct)" in said
+    assert "shared: 0, 1 by time-slicing, 1 of each; a container gets one of each at most (distinct)" in said
     assert "::" not in said.partition("The container's configuration gets:")[2]
     assert "each on another GPU or MIG instance (distinct is true)" in two.run("--explain=gpu=3", flag, code=10)

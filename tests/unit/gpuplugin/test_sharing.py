@@ -63,6 +63,16 @@ def test_mps_refuses_two_of_a_container_unless_it_is_told_not_to(said: Any, sing
     assert (found.single, found.mps) == (single, Mps(8192, 25, multi_user=True))
 
 
+def test_an_entry_says_otherwise_than_its_section() -> None:
+    key = "failRequestsGreaterThanOne"
+    rows = [
+        entry(devices=[n], rename=f"n{n}", **({} if said is None else {key: said}))
+        for n, said in enumerate([None, False])
+    ]
+    assert [one.single for one in groups(sliced(*rows, **{key: True}))] == [True, False]
+    assert [one.single for one in groups(by_mps(*rows))] == [True, False]
+
+
 def test_slices() -> None:
     rows = [{"name": "gpu.20gb", "memory": "20Gi", "threads": 50}, {"name": "b", "memory": "512Mi", "count": 3}]
     (found,) = groups(by_mps({"name": "gpu", "slices": rows}))
@@ -105,7 +115,7 @@ SLICE = {"name": "a", "memory": "1Gi"}
         (sliced(entry(devices=["GPU-0::1"])), "devices is .*; write how many"),
         (
             sliced(entry(devices=[60])),
-            "devices is .60.; write how many, all, or a list of indices, MIG indices in quotes",
+            "devices is .60.; write .* MIG indices in quotes",
         ),
         (sliced(entry(devices=[-1])), "devices is .-1.; write how many"),
         (sliced(entry(devices=[True])), "devices is .True.; write how many"),
