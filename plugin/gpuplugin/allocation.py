@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpushim import bounds
+from gpushim import bounds, stamp
 from gpushim.errors import REQUEST, GpushimError, quote
 from gpushim.selection import CHANNEL as CDI_CHANNEL
 from gpushim.selection import cdi_name
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpuplugin.resources import Device
+    from gpuplugin.sharing import Share
 
 ENVVAR, MOUNTS, ANNOTATIONS, CRI = "envvar", "volume-mounts", "cdi-annotations", "cdi-cri"
 WAYS = (ENVVAR, MOUNTS, ANNOTATIONS, CRI)
 BY_CDI = {ANNOTATIONS, CRI}
+MPS_PIPES = "/run/gpushim/mps"  # in containers
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DEVICE_LIST = "/var/run/nvidia-container-devices"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -85,7 +87,35 @@ def check(ids: Sequence[str], resource: str, devices: Mapping[str, Device]) -> l
                 f"{quote(name)} of {resource} cannot be used: {device.problem}; these can: {_listed(well)}", REQUEST
             )
         found.setdefault(device.uuid, device)
+    _check_shares([devices[name] for name in ids], resource)
     return list(found.values())
+
+
+def _check_shares(chosen: Sequence[Device], resource: str) -> None:
+    """Hold a request against the groups that its devices are of."""
+    number = len(chosen)
+    if number > 1 and any(one.share and one.share.single for one in chosen):
+        raise GpushimError(
+            f"a container asks for {number} of {resource}, which is shared, and failRequestsGreaterThanOne is "
+            "true: more of it is not more of a GPU; ask for 1",
+            REQUEST,
+        )
+    times = Counter(one.uuid for one in chosen if one.share and one.share.distinct)
+    twice = next((uuid for uuid in times if times[uuid] > 1), "")
+    if twice:
+        raise GpushimError(
+            f"a container asks for {number} of {resource}, each on another GPU or MIG instance (distinct is true), "
+            f"and {times[twice]} of those that kubelet has chosen are on {twice}: fewer than {number} have one left; "
+            "ask for less, or wait until others end",
+            REQUEST,
+        )
+    daemons = {one.share.group if one.share else "" for one in chosen}
+    if len(daemons) > 1:
+        raise GpushimError(
+            f"a container asks for {number} of {resource}, and those that kubelet has chosen are not all of one MPS "
+            "daemon, of which a process can have one; ask for 1, or let each group have a name of its own (rename)",
+            REQUEST,
+        )
 
 
 def answer(devices: Sequence[Device], resource: str, by: Ways) -> dict[str, Any]:
@@ -101,17 +131,23 @@ def answer(devices: Sequence[Device], resource: str, by: Ways) -> dict[str, Any]
     """
     names = [device.index if by.by_index else device.uuid for device in devices]
     found: dict[str, Any] = {"envs": {f"NVIDIA_{name.upper()}": "enabled" for name in by.features}}
+    mounts = []
     plain = [way for way in by.ways if way not in BY_CDI]
     if MOUNTS in plain:
         channels = [f"imex/{channel}" for channel in by.imex]
         found["envs"][DEVICES] = DEVICE_LIST
-        found["mounts"] = [
+        mounts += [
             {"container_path": f"{DEVICE_LIST}/{name}", "host_path": "/dev/null"} for name in [*names, *channels]
         ]
     elif plain:
         found["envs"][DEVICES] = ",".join(names)
         if by.imex:
             found["envs"]["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, by.imex))
+    shares = [device.share for device in devices if device.share and device.share.group]
+    if shares:
+        mounts += _mps(devices, shares[0], found["envs"])
+    if mounts:
+        found["mounts"] = mounts
     if plain and by.control is not None:
         found["devices"] = _nodes(devices, by, by.control)
     if names and not BY_CDI.isdisjoint(by.ways):  # without a name, an annotation would be an error
@@ -122,6 +158,27 @@ def answer(devices: Sequence[Device], resource: str, by: Ways) -> dict[str, Any]
             key = by.annotation_prefix + ANNOTATION + resource.partition("/")[2]
             found["annotations"] = {key: ",".join(qualified)}
     return found
+
+
+def _mps(devices: Sequence[Device], share: Share, envs: dict[str, str]) -> list[dict[str, Any]]:
+    """Name the daemon of MPS in the variables; return the mounts by which it is reached.
+
+    Pipes can be opened on a read-only mount, but none made or removed. Limits go by UUID: an index is the
+    container's, and one entry of a GPU that the process does not see drops all of them.
+    """
+    pipes = f"{MPS_PIPES}/{share.group}/pipe"
+    envs["CUDA_MPS_PIPE_DIRECTORY"] = pipes
+    if share.sliced:
+        if share.memory:
+            limits = (f"{one.uuid}={one.share.memory}M" for one in devices if one.share)
+            envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
+        if share.threads:
+            envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share.threads)
+    host = f"{stamp.state_dir()}/mps/{share.group}"
+    return [
+        {"container_path": pipes, "host_path": f"{host}/pipe", "read_only": True},
+        {"container_path": "/dev/shm", "host_path": f"{host}/shm"},
+    ]
 
 
 def cdi_names(devices: Sequence[Device], by: Ways) -> list[str]:
@@ -139,13 +196,19 @@ def _nodes(devices: Sequence[Device], by: Ways, control: Sequence[str]) -> list[
     return [{"container_path": path, "host_path": root + path, "permissions": "rw"} for path in paths]
 
 
-def clash(by: Ways, resources: Sequence[str]) -> list[str]:
+def clash(by: Ways, resources: Mapping[str, Sequence[Device]]) -> list[str]:
     """Say what a container does not get that asks for two resources.
 
     Args:
         by: how it is told.
-        resources: names of all that there are.
+        resources: the devices of all that there are, by name.
     """
+    by_mps = [name for name, devices in resources.items() if any(one.share and one.share.group for one in devices)]
+    if by_mps and len(resources) > 1:
+        return [
+            f"a container that asks for one of {', '.join(by_mps)} and for another resource can use the devices of "
+            "one alone: a process has one MPS daemon"
+        ]
     if {*by.ways} - {ENVVAR} or len(resources) < 2:
         return []
     return [

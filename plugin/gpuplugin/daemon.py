@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuplugin.settings import Settings
+    from gpuplugin.sources import Sources
     from gpushim.model import Snapshot
 
 LOOK = 2.0  # seconds between looks, most, for nothing tells of a GPU that comes; a look takes 1 ms of CPU
@@ -46,10 +47,13 @@ class Plugin:
     Args:
         settings: in force.
         reread: reads them anew, on SIGHUP; may raise GpushimError.
+        sources: the files that they come from, whose changes are followed.
     """
 
-    def __init__(self, settings: Settings, reread: Callable[[], Settings] | None = None) -> None:
-        self._settings, self._reread = settings, reread
+    def __init__(
+        self, settings: Settings, reread: Callable[[], Settings] | None = None, sources: Sources | None = None
+    ) -> None:
+        self._settings, self._reread, self._sources = settings, reread, sources
         self._registry = Registry(self._spawn)
         self._questions = Questions(self._registry, lambda: str(self._settings.values["kubelet-dir"]))
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -86,6 +90,7 @@ class Plugin:
         try:
             while not self._ending:
                 watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir(), releasing.folder())
+                self._heed(watch)
                 pause = self._look()
                 await self._control.attend(stamp.state_dir())
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -130,6 +135,13 @@ class Plugin:
         task.add_done_callback(ended)
         return task
 
+    def _heed(self, watch: Watch) -> None:
+        """Read the settings again if one of their files has changed."""
+        if self._sources:
+            watch.add(*self._sources.folders, written=True)
+            if self._sources.changed():
+                self._read_again()
+
     def _read_again(self) -> None:
         """Go by settings that have changed, and register anew; kubelet has the devices all the while."""
         try:
@@ -162,6 +174,7 @@ class Plugin:
         """
         config, state = stamp.config_path(), stamp.state_dir()
         held = self._held()
+        self._started |= held
         seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")  # before it is read: it may be replaced meanwhile
         found = ensure.read(config, state)
         if found is None and held:
@@ -249,7 +262,7 @@ class Plugin:
         Raises:
             GpushimError: it is so from the start, and the settings say not to wait.
         """
-        if self._settings.values["fail-on-init-error"] and not self._started and not self._closing:
+        if self._settings.values["fail-on-init-error"] and not self._started:
             raise error
         self._seen = None
         self._registry.fail(str(error))

@@ -11,11 +11,12 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import allocation, preferred, resources
+from gpuplugin import allocation, division, mps, preferred, resources
 from gpuplugin.allocation import Ways
 from gpuplugin.resources import Device
 from gpuplugin.v1beta1 import HEALTHY, KUBELET_SOCKET, UNHEALTHY, written
-from gpushim.errors import INVENTORY, REQUEST, GpushimError, quote
+from gpushim import stamp
+from gpushim.errors import INVENTORY, GpushimError
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
@@ -71,8 +72,14 @@ class Resource:
             self._left = time.monotonic()
         self._take({**now, **gone})
         whole = all(device.id == device.uuid and ":" not in device.index for device in devices)
-        packed = self._settings.values["allocation-policy"] == "packed"
-        self._choose = preferred.nearest(devices, weights) if whole else preferred.shared(devices, packed)
+        share = next((device.share for device in devices if device.share), None)
+        policy = (share and share.policy) or self._settings.values["allocation-policy"]
+        distinct = bool(share and share.distinct)
+        self._choose = (
+            preferred.nearest(devices, weights)
+            if whole
+            else preferred.shared(devices, policy == "packed", distinct=distinct)
+        )
 
     def fail(self, problem: str) -> None:
         """Take note that no device can be used for now, and nobody can say which of them the host still has."""
@@ -133,12 +140,6 @@ class Resource:
         """
         ids = request["devices_ids"]
         found = allocation.check(ids, self.name, self.devices)
-        if self._settings.sharing.single and len(ids) > 1 and any("::" in name for name in ids):
-            raise GpushimError(
-                f"a container asks for {len(ids)} of {self.name}, which is shared, and failRequestsGreaterThanOne "
-                "is true: more of it is not more of a GPU; ask for 1",
-                REQUEST,
-            )
         self._answered = time.monotonic()
         self.allocated.append((time.time(), ids))
         return allocation.answer(found, self.name, self._ways)
@@ -175,20 +176,17 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
+    found = division.divide(there, snapshot, settings.sharing.groups, notes)
+    daemons = {one.name: mps.ready(stamp.state_dir(), one) for one in division.mps_groups(snapshot, settings)}
+    found = {name: [_served(device, daemons) for device in devices] for name, devices in found.items()}
     told = _ways(settings, snapshot)
-    notes += allocation.clash(told, [*there])
+    notes += allocation.clash(told, found)
     notes += _unheard(told, snapshot["policy"]["requests"])
     notes += [
         f"no container gets IMEX channel {channel}, which this host does not have; nvidia-modprobe makes it"
         for channel in settings.values["imex-channels"]
         if channel not in told.imex
     ]
-    notes += [
-        f"{quote(name)} is to be shared, and this node has no such resource; it has {', '.join(there) or 'none'}"
-        for name in settings.sharing.replicas
-        if name not in there
-    ]
-    found = dict(_shared(name, devices, settings) for name, devices in there.items())
     for name, devices in found.items():
         written(name, [_message(replace(one, problem=GONE)) for one in devices])  # the longest that it may become
     _check_cdi(snapshot, found, told)
@@ -265,9 +263,7 @@ def _channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
     return [one for one in wanted if one not in missing]
 
 
-def _shared(name: str, devices: list[Device], settings: Settings) -> tuple[str, list[Device]]:
-    """Give a resource its replicas, and the name that tells of them."""
-    replicas = settings.sharing.replicas.get(name, 1)
-    if replicas == 1:
-        return name, devices
-    return name + ".shared" * settings.sharing.renamed, resources.replicated(devices, replicas)
+def _served(device: Device, daemons: Mapping[str, str]) -> Device:
+    """Take note of a device whose daemon of MPS does not run."""
+    why = daemons.get(device.share.group, "") if device.share and not device.problem else ""
+    return replace(device, problem=why) if why else device

@@ -110,12 +110,13 @@ def _grown(pairs: Pairs, free: set[int], must: set[int], size: int) -> set[int]:
     return best[1]
 
 
-def shared(devices: Sequence[Device], packed: bool) -> Choice:
+def shared(devices: Sequence[Device], packed: bool, distinct: bool = False) -> Choice:
     """Return a choice of replicas and MIG instances.
 
     Args:
         devices: all of them.
         packed: whether GPUs of which most is given out come first, or last; and so for the instances of a GPU.
+        distinct: one replica of each GPU or MIG instance, as long as there are others.
     """
     known = {device.id: device for device in devices}
     of_gpu = Counter(device.gpu for device in devices)
@@ -126,7 +127,8 @@ def shared(devices: Sequence[Device], packed: bool) -> Choice:
         chosen = [name for name in dict.fromkeys(wanted) if name in known]
         here = Counter(known[name].gpu for name in chosen)
         free: dict[int, dict[str, list[str]]] = {}  # ids by GPU and UUID, the first last
-        rest = set(available) - set(wanted)
+        mine = {known[name].uuid for name in chosen} if distinct else set()
+        rest = {name for name in set(available) - set(wanted) if name in known and known[name].uuid not in mine}
         for name in reversed([name for name in known if name in rest]):
             free.setdefault(known[name].gpu, {}).setdefault(known[name].uuid, []).append(name)
         gpus = {gpu: sign * (of_gpu[gpu] - sum(map(len, free[gpu].values()))) for gpu in sorted(free)}
@@ -138,7 +140,7 @@ def shared(devices: Sequence[Device], packed: bool) -> Choice:
             gpus[gpu] += sign
             ones[uuid] += sign
             here[gpu] += 1
-            if not free[gpu][uuid]:
+            if distinct or not free[gpu][uuid]:
                 del free[gpu][uuid]
             if not free[gpu]:
                 del gpus[gpu]

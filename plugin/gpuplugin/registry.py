@@ -85,7 +85,7 @@ class Registry:
     def fail(self, problem: str) -> None:
         """Give nothing out until the next `offer`."""
         for one in self.served.values():
-            one.resource.fail(problem)
+            one.resource.fail(self._held or problem)
             one.tell()
 
     def hold(self, problem: str) -> None:

@@ -16,6 +16,7 @@ from gpushim.errors import CONFIG, INVENTORY, GpushimError, quote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuplugin.sharing import Share
     from gpushim.model import Gpu, MigInstance, Snapshot
 
 PREFIX = "nvidia.com/"
@@ -23,7 +24,7 @@ WHOLE = PREFIX + "gpu"
 # Of a resource's name, 63 characters may be the cluster's. Fewer here: ".shared" may follow, and the key of an
 # annotation, which has the same limit, has the name and more in it (allocation.ANNOTATION).
 LONGEST_NAME = 45
-_NAME = re.compile("[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+NAME = re.compile("[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 STRATEGIES = ("none", "single", "mixed")
 ALL_IN_ONE = {"wsl": "all", "tegra": "tegra"}  # platforms whose GPUs are one device, and its id
 
@@ -40,6 +41,7 @@ class Device:
         numa: NUMA node of that GPU; -1 if it has none.
         nodes: its device nodes, below the device root.
         problem: why it cannot be handed out now, or "".
+        share: what its group of sharing has it given out by; None if it is whole.
     """
 
     id: str
@@ -49,6 +51,7 @@ class Device:
     numa: int = -1
     nodes: tuple[str, ...] = ()
     problem: str = ""
+    share: Share | None = None
 
 
 def find(snapshot: Snapshot, strategy: str, excluded: Sequence[str], notes: list[str]) -> dict[str, list[Device]]:
@@ -107,7 +110,7 @@ def _name(mig: MigInstance, notes: list[str]) -> str:
     name = "mig-" + profile.replace("+", ".")
     if profile.partition(".")[0].endswith("c"):  # 1c.3g.20gb
         why = f"{profile} does not use all of its GPU instance; that is given out with mig-strategy single alone"
-    elif not _NAME.fullmatch(name) or len(PREFIX + name) > LONGEST_NAME:
+    elif not NAME.fullmatch(name) or len(PREFIX + name) > LONGEST_NAME:
         why = f'its profile "{quote(profile)}" makes no name of a resource'
     else:
         return PREFIX + name
@@ -115,9 +118,20 @@ def _name(mig: MigInstance, notes: list[str]) -> str:
     return ""
 
 
-def replicated(devices: Sequence[Device], replicas: int) -> list[Device]:
-    """Give each device out several times, under ids of their own."""
-    return [replace(one, id=f"{one.id}::{number}") for one in devices for number in range(replicas)]
+def replicated(
+    devices: Sequence[Device], replicas: int, share: Share | None = None, numbered: bool = False
+) -> list[Device]:
+    """Give each device out several times, under ids of their own.
+
+    Args:
+        devices: to be given out.
+        replicas: how often; what is given out once keeps its id.
+        share: by what.
+        numbered: even what is given out once gets a number: it is a part of a device.
+    """
+    if replicas == 1 and not numbered:
+        return [replace(one, share=share) for one in devices]
+    return [replace(one, id=f"{one.id}::{number}", share=share) for one in devices for number in range(replicas)]
 
 
 def _kept(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:

@@ -1,35 +1,122 @@
-"""Which devices are given out several times: the section sharing of NVIDIA's file.
+"""Which devices are given out several times: the section sharing of NVIDIA's file, and what it has here beyond.
 
-Out of scope: replicas themselves (resources.py), and which of them comes first (preferred.py).
+Out of scope: which devices of a host a group means (division.py), replicas' ids (resources.py), which of them comes
+first (preferred.py), and the daemons of MPS (mps.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional, Union
 
-from gpuplugin.resources import PREFIX
+from gpuplugin import forms
+from gpuplugin.resources import PREFIX, WHOLE, Device
 from gpushim.errors import CONFIG, GpushimError, quote
 
-MOST = 1000  # replicas of a device; kubelet takes 60 000 devices of a resource
-SLICING = "sharing.timeSlicing"
-_SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
-_NOT_DONE = ("rename", "devices")  # keys of a resource, which NVIDIA's plugin reads and does not follow either
+TIME_SLICING, MPS = "time-slicing", "mps"
+_KINDS = {"timeSlicing": TIME_SLICING, "mps": MPS}  # by key of the file
+_SINGLE = "failRequestsGreaterThanOne"
+_OWN = ("replicas", "devices", "rename", "distinct", "policy", _SINGLE)
+_OF_MPS = ("multiUser", "memory", "threads", "slices")
 
 
-@dataclass
-class Sharing:
-    """What is shared.
+@dataclass(frozen=True)
+class Slice:
+    """A slice of each GPU of an MPS group, that is a resource of its own.
 
     Attributes:
-        replicas: how many times devices are given out, by name of the resource.
-        renamed: resources with replicas are called NAME.shared.
-        single: a container may ask for one replica only.
+        name: of the resource.
+        memory: MiB that a client process may have of a GPU; None is the daemon's limit.
+        threads: percent of a GPU's threads that a client process may use; None is the daemon's limit.
+        count: how many there are of each GPU.
     """
 
-    replicas: dict[str, int] = field(default_factory=dict)
-    renamed: bool = False
+    name: str
+    memory: Optional[int]
+    threads: Optional[int]
+    count: int
+
+
+@dataclass(frozen=True)
+class Mps:
+    """What an MPS group has of its own.
+
+    Attributes:
+        memory: MiB that a client process may have of a GPU; None is an equal part.
+        threads: percent of a GPU's threads that a client process may use; None is an equal part.
+        multi_user: one server for clients of all users.
+        slices: of each GPU, where they are not all alike.
+    """
+
+    memory: Optional[int]
+    threads: Optional[int]
+    multi_user: bool
+    slices: tuple[Slice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices that are shared in one way.
+
+    Attributes:
+        resource: whose devices they are, such as nvidia.com/gpu.
+        devices: which of them: the first so many; or what selection.parse reads, patterns of models and profiles of
+            MIG instances; None is all.
+        name: of the resource that they become.
+        replicas: how often each is given out.
+        distinct: a container gets one replica of each GPU or MIG instance.
+        policy: "packed" or "distributed"; "" as the settings have it for all.
+        single: a container gets one replica.
+        mps: of MPS; None is time-slicing.
+    """
+
+    resource: str
+    devices: Union[int, tuple[str, ...], None]
+    name: str
+    replicas: int
+    distinct: bool = False
+    policy: str = ""
     single: bool = False
+    mps: Optional[Mps] = None
+
+    @property
+    def names(self) -> list[str]:
+        """The resources that come of it."""
+        return [one.name for one in self.mps.slices] if self.mps and self.mps.slices else [self.name]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of its group counts when a device is given out.
+
+    Attributes:
+        kind: TIME_SLICING or MPS.
+        distinct: a container gets one replica of this GPU or MIG instance.
+        single: a container that gets this gets no other replica.
+        policy: of the group.
+        group: of MPS: name of its directory and unit.
+        memory: of MPS: MiB, what a client process may have; None if no limit is known.
+        threads: of MPS: percent, the same.
+        sliced: the limits are below the daemon's, so that the container has to be told.
+    """
+
+    kind: str
+    distinct: bool = False
+    single: bool = False
+    policy: str = ""
+    group: str = ""
+    memory: Optional[int] = None
+    threads: Optional[int] = None
+    sliced: bool = False
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What is shared."""
+
+    groups: tuple[Group, ...] = ()
 
 
 def read(section: Any, path: str, notes: list[str]) -> Sharing:
@@ -38,58 +125,156 @@ def read(section: Any, path: str, notes: list[str]) -> Sharing:
     Args:
         section: as parsed; None says nothing.
         path: the file's name in messages.
-        notes: gets a sentence for each thing that does nothing.
+        notes: gets a sentence for each thing that does nothing, or something else than in NVIDIA's plugin.
 
     Raises:
-        GpushimError: something has a wrong form.
+        GpushimError: something has a wrong form, or two entries are for the same devices or name.
     """
-    section = _table(section, path, "sharing")
-    notes += [f"{path}: sharing.{quote(key)} means nothing" for key in section if key not in ("timeSlicing", "mps")]
-    if section.get("mps"):
-        notes.append(f"{path}: sharing.mps is read and does nothing: MPS is not offered")
-    slicing = _table(section.get("timeSlicing"), path, SLICING)
-    known = ("resources", *_SWITCHES)
-    notes += [f"{path}: {SLICING}.{quote(key)} means nothing" for key in slicing if key not in known]
-    renamed, single = (_switch(slicing, key, path) for key in _SWITCHES)
-    rows = slicing.get("resources")
-    if not isinstance(rows, (list, type(None))):
-        raise GpushimError(f"{path}: {SLICING}.resources is no list", CONFIG)
-    found = [_resource(row, path, notes) for row in rows or ()]
-    replicas = dict(found)
-    if len(replicas) < len(found):
-        raise GpushimError(f"{path}: {SLICING}.resources has a resource twice", CONFIG)
-    return Sharing(replicas, renamed, single)
+    section = forms.table(section, path, "sharing")
+    notes += [f"{path}: sharing.{quote(key)} means nothing" for key in section if key not in _KINDS]
+    sliced, mps = (_groups(section.get(key), path, key, notes) for key in _KINDS)
+    of_all = {group.resource for group in mps if group.devices is None}
+    twice = [group for group in sliced if group.devices is None and group.resource in of_all]
+    notes += [f"{path}: sharing.mps takes all of {one.resource}, and sharing.timeSlicing none of it" for one in twice]
+    groups = [*(group for group in sliced if group not in twice), *mps]
+    if sliced and mps:
+        notes.append(f"{path}: timeSlicing and mps both count here; NVIDIA's plugin goes by mps alone")
+    _check_apart(groups, path)
+    return Sharing(tuple(groups))
 
 
-def _resource(row: Any, path: str, notes: list[str]) -> tuple[str, int]:
-    row = _table(row, path, f"an entry of {SLICING}.resources")
-    name, replicas = row.get("name"), row.get("replicas")
-    if not isinstance(name, str) or not name:
-        raise GpushimError(f"{path}: an entry of {SLICING}.resources has no name", CONFIG)
-    if type(replicas) is not int or not 2 <= replicas <= MOST:
-        raise GpushimError(
-            f"{path}: replicas of {quote(name)} is {quote(str(replicas))}, not a number between 2 and {MOST}; leave "
-            "the entry out where nothing is shared",
-            CONFIG,
-        )
+def told(devices: Sequence[Device]) -> list[str]:
+    """Say how devices of a resource are shared, in a line for each way."""
+    ways: dict[Share, Counter[str]] = {}
+    for one in devices:
+        if one.share:
+            ways.setdefault(one.share, Counter())[one.index] += 1
+    lines = []
+    for share, times in ways.items():
+        line = f"{', '.join(times)} by {_kind_of(share)}, {max(times.values())} of each"
+        line += "; a container gets one (failRequestsGreaterThanOne)" * share.single
+        line += "; a container gets one of each at most (distinct)" * share.distinct
+        lines.append(line + f"; {share.policy}" * bool(share.policy))
+    return lines
+
+
+def _kind_of(share: Share) -> str:
+    if share.kind != MPS:
+        return share.kind
+    limits = [f"{share.memory} MiB"] if share.memory else []
+    limits += [f"{share.threads} % of the threads"] if share.threads else []
+    kept = ", which the container is told and may override" * share.sliced
+    return f"MPS (gpushim-mps@{share.group}.service), {' and '.join(limits)} for a process{kept}"
+
+
+def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:
+    where = f"sharing.{key}"
+    section = forms.table(section, path, where)
     notes += [
-        f"{path}: {key} of {quote(name)} is read and does nothing, as in NVIDIA's plugin"
-        for key in _NOT_DONE
-        if row.get(key)
+        f"{path}: {where}.{quote(name)} means nothing"
+        for name in section
+        if name not in ("resources", *forms.SWITCHES)
     ]
-    return name if "/" in name else PREFIX + name, replicas
+    for name in forms.SWITCHES:
+        forms.value(section, name, f"{path}: {where}")
+    rows = section.get("resources")
+    if not isinstance(rows, (list, type(None))):
+        raise GpushimError(f"{path}: {where}.resources is no list", CONFIG)
+    return [_group(row, section, path, key, notes) for row in rows or ()]
 
 
-def _table(value: Any, path: str, name: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise GpushimError(f"{path}: {name} is no mapping of YAML or JSON", CONFIG)
-    return value
+def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: list[str]) -> Group:
+    """Read an entry of resources."""
+    kind = f"sharing.{key}"
+    row = forms.table(row, path, f"an entry of {kind}.resources")
+    name = row.get("name")
+    if not isinstance(name, str) or not name:
+        raise GpushimError(f"{path}: an entry of {kind}.resources has no name", CONFIG)
+    resource = name if "/" in name else PREFIX + name
+    where = f"{path}: {kind}, {quote(name)}"
+    found = {name: forms.value(row, name, where) for name in (*_OWN, *_OF_MPS)}
+    renamed = forms.full_name(found["rename"]) or resource + ".shared" * (section.get("renameByDefault") is True)
+    known = ("name", *_OWN, *(_OF_MPS if key == "mps" else ()))
+    notes += [f"{where}: {quote(each)} means nothing" for each in row if each not in known]
+    notes += _changes(where, resource, renamed, found)
+    mps = _mps(found, resource, where, notes) if key == "mps" else None
+    replicas = sum(one.count for one in mps.slices) if mps and mps.slices else found["replicas"]
+    if replicas is None:
+        raise GpushimError(f"{where} has no replicas; say how often each device is given out", CONFIG)
+    if replicas == 1 and not (mps or found["distinct"] or renamed != resource):
+        raise GpushimError(f"{where} has 1 replica and no name of its own; leave the entry out", CONFIG)
+    devices = found["devices"]
+    if isinstance(devices, list):
+        devices = tuple(map(str, devices))
+    single = section.get(_SINGLE) if found[_SINGLE] is None else found[_SINGLE]
+    return Group(
+        resource=resource,
+        devices=None if devices == "all" else devices,
+        name=renamed,
+        replicas=replicas,
+        distinct=found["distinct"] is True,
+        policy=found["policy"] or "",
+        single=key == "mps" if single is None else single,
+        mps=mps,
+    )
 
 
-def _switch(slicing: dict[str, Any], key: str, path: str) -> bool:
-    value = slicing.get(key)
-    if not isinstance(value, (bool, type(None))):
-        raise GpushimError(f"{path}: {SLICING}.{key} is {quote(str(value))}, not true or false", CONFIG)
-    return value is True
+def _mps(found: Mapping[str, Any], resource: str, where: str, notes: list[str]) -> Mps:
+    if resource != WHOLE:
+        raise GpushimError(f"{where}: MPS shares whole GPUs, no MIG instances; the name that it takes is gpu", CONFIG)
+    rows = [_slice(row, where, notes) for row in found["slices"] or ()]
+    given = [key for key in ("replicas", "rename", "memory", "threads") if rows and found[key] is not None]
+    if given:
+        raise GpushimError(f"{where} has slices and {given[0]}; each slice has its own, so leave that out", CONFIG)
+    if len({one.name for one in rows}) < len(rows):
+        raise GpushimError(f"{where}: two slices have one name; add up their count, or name one otherwise", CONFIG)
+    return Mps(forms.mib(found["memory"]), found["threads"], found["multiUser"] is True, tuple(rows))
+
+
+def _slice(row: Any, where: str, notes: list[str]) -> Slice:
+    if not isinstance(row, dict) or not forms.is_name(row.get("name")):
+        raise GpushimError(f"{where}: a slice has no name; write {forms.A_NAME}", CONFIG)
+    name = forms.full_name(row["name"])
+    where = f"{where}, slice {name}"
+    memory, threads, count = (forms.value(row, key, where) for key in ("memory", "threads", "count"))
+    known = ("name", "memory", "threads", "count")
+    notes += [f"{where}: {quote(each)} means nothing" for each in row if each not in known]
+    if memory is None and threads is None:
+        raise GpushimError(f"{where} has no limit; say memory, threads, or both", CONFIG)
+    return Slice(name, forms.mib(memory), threads, 1 if count is None else count)
+
+
+def _changes(where: str, resource: str, renamed: str, found: Mapping[str, Any]) -> list[str]:
+    """Say what a file brings here that NVIDIA's plugin reads, too: it drops two of the keys."""
+    notes = []
+    if found["rename"]:
+        notes.append(
+            f"{where}: its devices are {renamed} here, and pods ask for that; NVIDIA's plugin drops rename, and "
+            f"calls them {resource} or {resource}.shared"
+        )
+    if found["devices"] not in (None, "all"):
+        notes.append(
+            f"{where}: what devices does not name stays whole, and {resource}; NVIDIA's plugin drops devices, and "
+            "shares all"
+        )
+    return notes
+
+
+def _check_apart(groups: list[Group], path: str) -> None:
+    """Refuse entries that are for the same devices, and different rules for one resource."""
+    for place, one in enumerate(groups):
+        for other in groups[:place]:
+            if one.resource == other.resource and None in (one.devices, other.devices):
+                raise GpushimError(
+                    f"{path}: sharing has {quote(one.resource)} in two entries, of which one takes all its devices; "
+                    "merge them, or name the devices of each",
+                    CONFIG,
+                )
+            common = [name for name in one.names if name in other.names]
+            rules = [(each.distinct, each.policy, each.single, each.mps is None) for each in (one, other)]
+            if common and rules[0] != rules[1]:
+                raise GpushimError(
+                    f"{path}: sharing has two entries that become {quote(common[0])}, and differ in distinct, "
+                    "policy, failRequestsGreaterThanOne, or in being of MPS; rename one",
+                    CONFIG,
+                )

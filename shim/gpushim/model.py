@@ -89,6 +89,8 @@ DevicePluginPolicy = TypedDict(
         "cdi-annotation-prefix": str,
         "exclude": list[str],
         "kubelet-dir": str,
+        "config-file": str,
+        "profile-file": str,
     },
 )
 _DevicePlugin = TypedDict("_DevicePlugin", {"device-plugin": DevicePluginPolicy})
@@ -118,6 +120,7 @@ class Gpu(TypedDict):
     model: str
     brand: str
     arch: str
+    memory: int
     mig: bool
     numa: int
     peers: list[list[int]]
@@ -138,6 +141,7 @@ class MigInstance(TypedDict):
     gi: int
     ci: int
     profile: str
+    memory: int
     nodes: list[str]
 
 

@@ -60,10 +60,10 @@ class Mig:
 class Gpu:
     """One GPU.
 
-    `index` is its place in PCI order, `pci` its bus id as sysfs writes it, `memory` its size in MiB, `mig_mode`
-    the current and pending mode or None on a model without MIG. `near` has NVML's topology levels and `links` the
-    numbers of NVLinks by the index of another GPU, said of one of the two; `switched` is the number of its NVLinks
-    to an NVSwitch.
+    `index` is its place in PCI order, `pci` its bus id as sysfs writes it, `memory` its size in MiB (0: NVML does not
+    tell it), `mig_mode` the current and pending mode or None on a model without MIG. `near`
+    has NVML's topology levels and `links` the numbers of NVLinks by the index of another GPU, said of one of the two;
+    `switched` is the number of its NVLinks to an NVSwitch.
     """
 
     index: int

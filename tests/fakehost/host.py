@@ -13,14 +13,17 @@ from typing import Any, Optional, Union
 
 from fakehost import compiled, kernel, layouts, tree
 from fakehost.gpus import Gpu, MigRequest, describe, set_mig, table
+from fakehost.trouble import Trouble
 
 HINT = (
     "# behaviours: delay_ms = N, hang = 1, fail = NVML_ERROR, fail_gpu = INDEX NVML_ERROR, fail_links = NVML_ERROR\n"
+    "# at once, also where NVML is open: lost = INDEX NVML_ERROR, hang_gpu = INDEX 1, no_events = INDEX NVML_ERROR,\n"
+    "# recovery = INDEX ACTION, rows = INDEX PENDING FAILED, lacks = FUNCTION NVML_ERROR; events: fakehost.events\n"
 )
 
 
 @dataclass
-class Host:
+class Host(Trouble):
     """A built host: `root` is its driver root, `dev_root` the directory whose dev/ holds the nodes."""
 
     root: str
@@ -43,6 +46,7 @@ class Host:
     modify: bool = True
     unloaded: tuple[str, ...] = ()
     behaviours: list[str] = field(default_factory=list)
+    troubles: dict[str, str] = field(default_factory=dict)  # by what a line of fakehost.conf is about, its value
     bound: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # by bus id, what is settled when it is bound
     divided: dict[str, str] = field(default_factory=dict)  # by place, the UUID of a MIG instance
 
@@ -169,7 +173,8 @@ class Host:
         )
 
     def _write_conf(self) -> None:
-        tree.write(self.conf, self._table() + HINT + "".join(line + "\n" for line in self.behaviours))
+        lines = self.behaviours + self._lines()
+        tree.write(self.conf, self._table() + HINT + "".join(line + "\n" for line in lines))
 
     @staticmethod
     def _owner(name: str) -> str:

@@ -48,6 +48,7 @@ result give(struct gpu *gpu, void *handle, device *out)
 {
     if (gpu->fail)
         return gpu->fail;
+    NEED_REACH(gpu)
     *out = handle;
     return OK;
 }
@@ -84,21 +85,26 @@ static result check_control_node(void)
     }
 }
 
+void keep_visible_migs(struct gpu *gpu)
+{
+    int kept = 0;
+    for (int k = 0; k < gpu->mig_count && gpu->mig_current == 1; k++) {
+        struct mig mig = gpu->migs[k];
+        if (try_node(&host, O_RDONLY, ANY_DEVICE, "nvidia-caps/nvidia-cap%d", mig.gi_cap) == 0 &&
+            try_node(&host, O_RDONLY, ANY_DEVICE, "nvidia-caps/nvidia-cap%d", mig.ci_cap) == 0)
+            gpu->migs[kept++] = mig;
+    }
+    gpu->mig_count = kept;
+}
+
 static void find_visible(void)
 {
     gpu_count = 0;
     for (int i = 0; i < host.gpu_count; i++) {
         struct gpu *gpu = &host.gpus[i];
-        int kept = 0;
         if (!gpu_opens(&host, gpu))
             continue;
-        for (int k = 0; k < gpu->mig_count && gpu->mig_current == 1; k++) {
-            struct mig mig = gpu->migs[k];
-            if (try_node(&host, O_RDONLY, ANY_DEVICE, "nvidia-caps/nvidia-cap%d", mig.gi_cap) == 0 &&
-                try_node(&host, O_RDONLY, ANY_DEVICE, "nvidia-caps/nvidia-cap%d", mig.ci_cap) == 0)
-                gpu->migs[kept++] = mig;
-        }
-        gpu->mig_count = kept;
+        keep_visible_migs(gpu);
         gpus[gpu_count++] = gpu;
     }
 }
@@ -245,6 +251,7 @@ EXPORT result nvmlDeviceGetHandleByUUID(const char *uuid, device *out)
     for (unsigned i = 0; i < gpu_count; i++) {
         if (strcmp(gpus[i]->uuid, uuid) == 0)
             return give(gpus[i], gpus[i], out);
+        renew_migs(gpus[i]);
         for (int k = 0; k < gpus[i]->mig_count; k++)
             if (strcmp(gpus[i]->migs[k].uuid, uuid) == 0)
                 return give(gpus[i], &gpus[i]->migs[k], out);

@@ -1,4 +1,4 @@
-/* What the two halves of the simulated NVML share: codes, structures and the table of visible GPUs.
+/* What the parts of the simulated NVML share: codes, structures and the table of visible GPUs.
  *
  * Codes and structures are those of NVML 12.
  */
@@ -61,22 +61,39 @@ extern struct host host;
 result copy_text(char *buffer, unsigned size, const char *text);
 struct gpu *as_gpu(device handle);
 struct mig *as_mig(device handle);
+void keep_visible_migs(struct gpu *gpu);
 result give(struct gpu *gpu, void *handle, device *out);
+
+/* What fakehost.conf says now: of the host, and of a GPU (NULL: it is gone). */
+const struct host *live_host(void);
+const struct gpu *live_gpu(const struct gpu *gpu);
+result lost(const struct gpu *gpu);       /* the error that every call answers; OK */
+result reach(const struct gpu *gpu);      /* the same, after it has stopped hanging */
+result lacks(const char *function);       /* the error that this function answers; OK */
+void renew_migs(struct gpu *gpu);
 
 /* Every call on a handle starts with one of these. */
 #define NEED_INIT                \
     if (users == 0)              \
         return UNINITIALIZED;
+#define NEED_REACH(gpu)              \
+    {                                \
+        result answer = reach(gpu);  \
+        if (answer)                  \
+            return answer;           \
+    }
 #define NEED_GPU(gpu, handle, out)              \
     NEED_INIT                                   \
     struct gpu *gpu = as_gpu(handle);           \
     if (gpu == NULL || (out) == NULL)           \
-        return INVALID_ARGUMENT;
+        return INVALID_ARGUMENT;                \
+    NEED_REACH(gpu)
 #define NEED_EITHER(gpu, mig, handle, out)             \
     NEED_INIT                                          \
     struct mig *mig = as_mig(handle);                  \
     struct gpu *gpu = mig ? mig->parent : as_gpu(handle); \
     if (gpu == NULL || (out) == NULL)                  \
-        return INVALID_ARGUMENT;
+        return INVALID_ARGUMENT;                       \
+    NEED_REACH(gpu)
 
 #endif

@@ -112,6 +112,8 @@ static unsigned long long total_memory(const struct gpu *gpu, const struct mig *
 EXPORT result nvmlDeviceGetMemoryInfo(device handle, memory_v1 *memory)
 {
     NEED_EITHER(gpu, mig, handle, memory)
+    if (gpu->memory_mib == 0) /* a GB10: the system's memory is its own */
+        return NOT_SUPPORTED;
     memory->total = memory->free = total_memory(gpu, mig);
     memory->used = 0;
     return OK;
@@ -120,6 +122,8 @@ EXPORT result nvmlDeviceGetMemoryInfo(device handle, memory_v1 *memory)
 EXPORT result nvmlDeviceGetMemoryInfo_v2(device handle, memory_v2 *memory)
 {
     NEED_EITHER(gpu, mig, handle, memory)
+    if (gpu->memory_mib == 0) /* a GB10: the system's memory is its own */
+        return NOT_SUPPORTED;
     memory->total = memory->free = total_memory(gpu, mig);
     memory->reserved = memory->used = 0;
     return OK;
@@ -130,6 +134,7 @@ EXPORT result nvmlDeviceGetMigMode(device handle, unsigned *current, unsigned *p
     NEED_GPU(gpu, handle, current)
     if (pending == NULL)
         return INVALID_ARGUMENT;
+    renew_migs(gpu);
     if (gpu->mig_current < 0)
         return NOT_SUPPORTED;
     *current = gpu->mig_current;
@@ -140,6 +145,7 @@ EXPORT result nvmlDeviceGetMigMode(device handle, unsigned *current, unsigned *p
 EXPORT result nvmlDeviceGetMaxMigDeviceCount(device handle, unsigned *count)
 {
     NEED_GPU(gpu, handle, count)
+    renew_migs(gpu);
     *count = gpu->mig_current == 1 ? MAX_MIG : 0;
     return OK;
 }
@@ -147,6 +153,7 @@ EXPORT result nvmlDeviceGetMaxMigDeviceCount(device handle, unsigned *count)
 EXPORT result nvmlDeviceGetMigDeviceHandleByIndex(device handle, unsigned index, device *out)
 {
     NEED_GPU(gpu, handle, out)
+    renew_migs(gpu);
     if (gpu->mig_current < 0)
         return NOT_SUPPORTED;
     if (index >= MAX_MIG)

@@ -39,6 +39,7 @@ static int parse_gpu(struct host *host, const char *line)
                         &gpu->number, &gpu->minor, &gpu->domain, &gpu->bus, &gpu->device, gpu->uuid,
                         &gpu->arch_major, &gpu->arch_minor, &gpu->brand, &gpu->memory_mib, &gpu->device_id,
                         &gpu->mig_current, &gpu->mig_pending, gpu->model);
+    gpu->recovery = -1;
     host->gpu_count += fields == 14;
     return fields == 14;
 }
@@ -70,6 +71,38 @@ static int parse_pair(struct host *host, const char *line)
     return 1;
 }
 
+/* Lines of a GPU's number and one or two more about what is wrong with it. */
+static int parse_trouble(struct host *host, const char *line)
+{
+    char name[16];
+    int number, one = 0, two = 0;
+    if (sscanf(line, "%15s = %d %d %d", name, &number, &one, &two) < 3 || find_gpu(host, number) == NULL)
+        return 0;
+    struct gpu *gpu = find_gpu(host, number);
+    struct { const char *name; int *place; } known[] = {
+        {"fail_gpu", &gpu->fail}, {"lost", &gpu->lost}, {"hang_gpu", &gpu->hang}, {"no_events", &gpu->no_events},
+        {"recovery", &gpu->recovery}, {"rows", &gpu->rows_pending},
+    };
+    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(known[i].name, name) == 0) {
+            *known[i].place = one;
+            if (known[i].place == &gpu->rows_pending)
+                gpu->rows_failed = two;
+            return 1;
+        }
+    return 0;
+}
+
+static int parse_lacking(struct host *host, const char *line)
+{
+    int i = host->lacking_count;
+    if (i == MAX_LACKING ||
+        sscanf(line, "lacks = %47s %d", host->lacking[i].function, &host->lacking[i].code) != 2)
+        return 0;
+    host->lacking_count++;
+    return 1;
+}
+
 static int parse_line(struct host *host, const char *line)
 {
     int number, code;
@@ -85,10 +118,8 @@ static int parse_line(struct host *host, const char *line)
         find_gpu(host, number)->switched = code;
         return 1;
     }
-    if (sscanf(line, "fail_gpu = %d %d", &number, &code) == 2 && find_gpu(host, number)) {
-        find_gpu(host, number)->fail = code;
+    if (parse_trouble(host, line) || parse_lacking(host, line))
         return 1;
-    }
     return sscanf(line, "root = %3071[^\n]", host->root) == 1 || sscanf(line, "dev = %3071[^\n]", host->dev) == 1 ||
            sscanf(line, "driver = %63s", host->driver) == 1 ||
            sscanf(line, "cuda = %d.%d", &host->cuda_major, &host->cuda_minor) == 2 ||

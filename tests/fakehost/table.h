@@ -7,6 +7,7 @@
 
 #define MAX_GPUS 64
 #define MAX_MIG 7
+#define MAX_LACKING 16
 #define CTL_MINOR 255
 #define ANY_DEVICE (-1)
 
@@ -26,6 +27,8 @@ struct gpu {
     unsigned long long memory_mib;
     int mig_current, mig_pending; /* -1: the model knows no MIG */
     int fail;                     /* what NVML answers for this GPU's handle, 0 for all well */
+    int lost, hang, no_events;    /* every call's answer; every call hangs; the answer to registering for events */
+    int recovery, rows_pending, rows_failed; /* recovery -1: not said */
     int mig_count;
     struct mig migs[MAX_MIG];
     unsigned char near[MAX_GPUS], links[MAX_GPUS]; /* by number: topology level + 1 (0: not said), NVLinks */
@@ -38,6 +41,11 @@ struct host {
     char root[3072], dev[3072], driver[64];
     int cuda_major, cuda_minor;
     int delay_ms, hang, fail, fail_links;
+    struct {
+        char function[48];
+        int code;
+    } lacking[MAX_LACKING]; /* functions that answer an error */
+    int lacking_count;
     int gpu_count;
     struct gpu gpus[MAX_GPUS];
 };

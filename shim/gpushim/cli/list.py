@@ -39,7 +39,7 @@ def list_gpus(form: str) -> None:
 
 def _gpu(gpu: Gpu, inventory: Snapshot, sys: str) -> dict[str, Any]:
     """Return what is shown of a GPU: what the snapshot has, its NUMA node, and its MIG instances."""
-    names = ("index", "model", "uuid", "pci", "minor", "node", "drm", "problem")
+    names = ("index", "model", "uuid", "pci", "minor", "node", "drm", "memory", "problem")
     migs = [mig for mig in inventory["mig"] if mig["gpu"] == gpu["index"]]
     known = dict(gpu)
     shown = {name: known[name] for name in names}

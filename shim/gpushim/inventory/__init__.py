@@ -20,13 +20,14 @@ The snapshot is one JSON object, inventory.json in the state directory. All path
                                 /proc/driver/nvidia/params; "" if they may see that itself
                                 empty: an empty directory of the host
     error                       null, or {"sentence", "code"}: why this host cannot serve GPUs
-    gpus                        [{"index", "uuid", "minor", "pci", "model", "brand", "arch", "mig", "numa",
-                                  "peers", "node", "drm", "links", "problem"}]
+    gpus                        [{"index", "uuid", "minor", "pci", "model", "brand", "arch", "memory", "mig",
+                                  "numa", "peers", "node", "drm", "links", "problem"}]
+                                memory: in MiB, 0 if NVML does not tell it
                                 numa: its NUMA node, -1 if it has none; peers: [index of another GPU,
                                 nvmlGpuTopologyLevel_t, number of NVLinks] for each other one
                                 drm: paths of DRM nodes; links: "target::path of the link" below /dev/dri/by-path
                                 problem: null, or a sentence
-    mig                         [{"uuid", "legacy", "gpu", "index", "gi", "ci", "profile", "nodes"}]
+    mig                         [{"uuid", "legacy", "gpu", "index", "gi", "ci", "profile", "memory", "nodes"}]
     nodes                       path: [major, minor, mode bits, uid, gid]
     mps                         "", or a sentence: why containers get no MPS though [mps] enabled is true
     features, imex              feature: [paths of nodes]; numbers of IMEX channels

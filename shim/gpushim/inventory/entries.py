@@ -22,6 +22,7 @@ def gpu(
     model: str = "",
     brand: str = "",
     arch: str = "",
+    memory: int = 0,
     mig: bool = False,
     numa: int = -1,
 ) -> Gpu:
@@ -34,6 +35,7 @@ def gpu(
         "model": model,
         "brand": brand,
         "arch": arch,
+        "memory": memory,
         "mig": mig,
         "numa": numa,
         "peers": [],

@@ -96,6 +96,7 @@ def _gpu(session: Any, index: int, handle: Any) -> Gpu:
         model=session.nvmlDeviceGetName(handle),
         brand=nvml.brand(session, handle),
         arch=nvml.arch(session, handle),
+        memory=nvml.memory(session, handle),
         mig=_in_mig_mode(session, handle),
     )
 
@@ -136,6 +137,7 @@ def _mig_instances(session: Any, proc: str, parent: Any, gpu: Gpu, missing: list
             "gi": gi,
             "ci": ci,
             "profile": session.nvmlDeviceGetName(handle).rpartition("MIG ")[2],
+            "memory": nvml.memory(session, handle),
             "nodes": nodes,
         }
 

@@ -80,6 +80,14 @@ def arch(nvml: Any, handle: Any) -> str:
     return "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
 
 
+def memory(nvml: Any, handle: Any) -> int:
+    """Return the whole memory of a GPU or MIG instance in MiB; 0 for one that has none of its own, as a GB10."""
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total) >> 20
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
+        return 0
+
+
 def brand(nvml: Any, handle: Any) -> str:
     """Return the name of a GPU's brand; "Unknown" for one that came after BRANDS."""
     try:

@@ -39,8 +39,9 @@ COVER = {
     **dict.fromkeys(("gpus.arch", "gpus.node"), "gpus"),
     # The firmware tells a NUMA node, and root may correct it in sysfs; NVLinks come up when a fabric manager starts.
     **dict.fromkeys(("gpus.numa", "gpus.peers"), "life"),
+    "gpus.memory": "life",  # ECC, switched on with a reset, takes some
     **dict.fromkeys(("mig.uuid", "mig.legacy", "mig.gpu", "mig.index", "mig.gi", "mig.ci", "mig.profile"), "mig"),
-    "mig.nodes": "mig",
+    **dict.fromkeys(("mig.memory", "mig.nodes"), "mig"),
     **dict.fromkeys(("gpus.drm", "gpus.links", "nodes.*", "features.*", "imex", "hardlinks", "runtime"), "nodes"),
     **dict.fromkeys(("files.*.path", "files.*.kind", "files.*.soname", "files.*.links", "files.*.in"), "nodes"),
     "policy.*": "config",

@@ -130,4 +130,5 @@ def _gpu(session: Any, index: int, waiting: Callable[[str], None]) -> Gpu:
         model=session.nvmlDeviceGetName(handle),
         brand=nvml.brand(session, handle),
         arch=nvml.arch(session, handle),
+        memory=nvml.memory(session, handle),
     )

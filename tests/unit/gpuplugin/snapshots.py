@@ -16,6 +16,9 @@ def gpu(index: int, **more: Any) -> dict[str, Any]:
         "pci": f"00000000:{index + 16:02x}:00.0",
         "mig": False,
         "problem": None,
+        "model": "NVIDIA A100-SXM4-40GB",
+        "arch": "8.0",
+        "memory": 40960,
     }
     return {**found, "node": f"/dev/nvidia{index}", "numa": index // 2, "peers": [], "minor": index, **more}
 
@@ -39,6 +42,7 @@ def snapshot(gpus: list[dict[str, Any]], migs: list[dict[str, Any]] | None = Non
         "looked": 0,
         "source": "nvml",
         "error": None,
+        "stamp": {"module": "580", "gpus": {}},
         "gpus": gpus,
         "mig": migs or [],
         "missing": [],

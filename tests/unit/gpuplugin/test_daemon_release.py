@@ -106,12 +106,9 @@ def test_a_node_without_a_driver_waits_while_it_is_let_go(top: Path, host: Host)
         (top / "state/device-plugin/released").touch()
         host.has(snapshot([], error={"sentence": "the driver is not loaded", "code": 4}))
         async with running(top) as kubelet:
-            answer: Any = {}
-            while "released" not in answer:
-                await asyncio.sleep(0.05)
-                if (top / "state/device-plugin.sock").exists():
-                    answer = await do(top, "take")
-                    host.has(snapshot([gpu(0), gpu(1)]))
+            await until((top / "state/device-plugin.sock").exists)
+            host.has(snapshot([gpu(0), gpu(1)]))
+            await do(top, "take")
             await until(lambda: kubelet.lists.get(GPU) == WELL)
 
     asyncio.run(run())

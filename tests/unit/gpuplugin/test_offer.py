@@ -11,6 +11,7 @@ from gpuplugin import cdi, settings, v1beta1
 from gpuplugin.allocation import Ways
 from gpuplugin.offer import GONE, Resource, offered
 from gpuplugin.resources import Device
+from gpuplugin.sharing import Group, Sharing
 from gpushim.errors import INVENTORY, GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
@@ -85,7 +86,7 @@ def test_an_imex_channel_that_is_not_there_is_told_or_refused() -> None:
 
 def test_more_than_kubelet_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = settings.resolve({}, {}, {}, "")
-    shared.sharing.replicas["nvidia.com/gpu"] = 10
+    shared.sharing = Sharing((Group("nvidia.com/gpu", None, "nvidia.com/gpu", 10),))
     (found,), _ = offered(snapshot([gpu(0)]), shared, [])
     monkeypatch.setattr(v1beta1, "LIST_LIMIT", 610)  # bytes; it fits as long as they are well
     with pytest.raises(GpushimError, match=f"{found} has 10 devices and 620 bytes, and kubelet reads 610"):

@@ -24,6 +24,7 @@ def gpu(index: int, minor: int, **changes: Any) -> dict[str, Any]:
         "model": "NVIDIA A100",
         "brand": "Nvidia",
         "arch": "8.0",
+        "memory": 40960,
         "drm": [],
         "links": [],
         "problem": None,

@@ -49,10 +49,10 @@ def numa(host: Host, tmp_path: Path) -> None:
 
 def test_list_as_json(numa: None) -> None:
     gpus = json.loads(run(list_gpus, "--format", "json").stdout)
-    assert [(gpu["index"], gpu["uuid"], gpu["minor"], gpu["numa"]) for gpu in gpus] == [
-        (0, test_plan.UUIDS[0], 1, 1),
-        (1, test_plan.UUIDS[1], 2, None),
-        (2, test_plan.UUIDS[2], 0, None),
+    assert [(gpu["index"], gpu["uuid"], gpu["minor"], gpu["memory"], gpu["numa"]) for gpu in gpus] == [
+        (0, test_plan.UUIDS[0], 1, 40960, 1),
+        (1, test_plan.UUIDS[1], 2, 40960, None),
+        (2, test_plan.UUIDS[2], 0, 40960, None),
     ]
     assert [mig["uuid"] for mig in gpus[2]["mig"]] == ["MIG-1"]
 

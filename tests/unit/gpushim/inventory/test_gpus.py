@@ -29,6 +29,14 @@ def test_facts_for_requirements(machine: Machine) -> None:
     assert snapshot["gpus"][0]["model"] == "NVIDIA A100-SXM4-40GB"
 
 
+def test_memory_is_that_of_each_and_zero_where_nvml_does_not_tell_it(machine: Machine) -> None:
+    machine.build([{}, {**fakehost.H100, "mig": ["3g.40gb", "1g.10gb"]}, {"memory": 0}])
+    snapshot = machine.refreshed()
+    assert [gpu["memory"] for gpu in snapshot["gpus"]] == [40960, 81559, 0]
+    assert [mig["memory"] for mig in snapshot["mig"]] == [40960, 10240]
+    assert [gpu["problem"] for gpu in snapshot["gpus"]] == [None] * 3
+
+
 def test_mig_instances(machine: Machine) -> None:
     host = machine.build(2, mig={1: [(3, 0, "2g.10gb"), (9, 1, "1g.5gb")]})
     snapshot = machine.refreshed()

@@ -120,6 +120,7 @@ class FakeNvml(SimpleNamespace):
             "nvmlDeviceGetUUID": lambda index: f"{uuid}{index}",
             "nvmlDeviceGetName": lambda index: "NVIDIA GeForce RTX 3060",
             "nvmlDeviceGetCudaComputeCapability": lambda index: (8, 6),
+            "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=12 << 30),
         }
         super().__init__(**{**answers, **changes})
 
@@ -138,9 +139,9 @@ def wsl_gpus(host: Host, nvml: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Li
 def test_wsl_gpus_through_nvml(windows: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     found, notes = wsl_gpus(windows, FakeNvml(), monkeypatch)
     assert (found["source"], found["version"], found["cuda"], notes) == ("nvml", "546.33", "12.3", [])
-    assert [(gpu["index"], gpu["brand"], gpu["arch"], gpu["node"]) for gpu in found["gpus"]] == [
-        (0, "Unknown", "8.6", "/dev/dxg"),
-        (1, "GeForce", "8.6", "/dev/dxg"),
+    assert [(gpu["index"], gpu["brand"], gpu["arch"], gpu["memory"], gpu["node"]) for gpu in found["gpus"]] == [
+        (0, "Unknown", "8.6", 12288, "/dev/dxg"),
+        (1, "GeForce", "8.6", 12288, "/dev/dxg"),
     ]
 
 

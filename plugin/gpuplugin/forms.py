@@ -1,0 +1,108 @@
+"""The form of each key in the section sharing of NVIDIA's file.
+
+Out of scope: what keys mean together (sharing.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Optional
+
+from gpuplugin.resources import LONGEST_NAME, NAME, PREFIX
+from gpushim import selection
+from gpushim.errors import CONFIG, GpushimError, quote
+
+MOST = 1000  # replicas of a device; kubelet takes 60 000 devices of a resource
+SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
+A_NAME = "small letters, digits, - and ., with or without nvidia.com/"
+_SEXAGESIMAL = 60
+_MIB = {"Mi": 1, "Gi": 1 << 10}
+
+
+def _number(most: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and 1 <= value <= most
+
+
+def is_name(value: Any) -> bool:
+    """Tell whether this can be a resource's name, with or without nvidia.com/."""
+    if not isinstance(value, str):
+        return False
+    name = value[len(PREFIX) :] if value.startswith(PREFIX) else value
+    return bool(NAME.fullmatch(name)) and len(PREFIX + name) <= LONGEST_NAME
+
+
+def full_name(name: Optional[str]) -> str:
+    """Return a resource's whole name, "" for none."""
+    return PREFIX + name.rpartition("/")[2] if name else ""
+
+
+def _is_memory(value: Any) -> bool:
+    return isinstance(value, str) and bool(re.fullmatch("[1-9][0-9]{0,7}(Mi|Gi)", value))
+
+
+def mib(value: Optional[str]) -> Optional[int]:
+    """Return an amount of memory in MiB."""
+    return int(value[:-2]) * _MIB[value[-2:]] if value else None
+
+
+def _is_devices(value: Any) -> bool:
+    if not isinstance(value, list):
+        return value == "all" or _number(MOST)(value)
+    return bool(value) and all(_is_selector(one) for one in value)
+
+
+def _is_selector(value: Any) -> bool:
+    """Tell whether this names devices, or may do so as a model's pattern or a MIG instance's profile.
+
+    YAML reads 1:0 without quotes as 60, so that no number from there on is an index.
+    """
+    text = str(value).strip()
+    if not ((isinstance(value, str) and text) or (type(value) is int and 0 <= value < _SEXAGESIMAL)):
+        return False
+    try:
+        items = selection.parse([text], ())
+    except GpushimError:  # it speaks of a request
+        return False
+    return bool(items) and items is not None and items[0][0] not in ("all", "none", *selection.BESIDE)
+
+
+def _is_switch(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+_FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "replicas": (_number(MOST), f"a number between 1 and {MOST}"),
+    "rename": (is_name, A_NAME),
+    "devices": (
+        _is_devices,
+        "how many, all, or a list of indices, MIG indices in quotes, UUIDs, PCI addresses, patterns of models such "
+        "as *A100*, and profiles of MIG instances",
+    ),
+    "distinct": (_is_switch, "true or false"),
+    "policy": (lambda value: value in ("packed", "distributed"), "packed or distributed"),
+    "multiUser": (_is_switch, "true or false"),
+    "memory": (_is_memory, "it with Mi or Gi, as in 8Gi"),
+    "threads": (_number(100), "percent, a number between 1 and 100"),
+    "slices": (lambda value: isinstance(value, list) and bool(value), "a list"),
+    "count": (_number(MOST), f"a number between 1 and {MOST}"),
+    **dict.fromkeys(SWITCHES, (_is_switch, "true or false")),
+}
+
+
+def value(row: Mapping[str, Any], key: str, where: str) -> Any:
+    """Return what a key has, None if nothing; it must have the form that _FORMS says."""
+    value = row.get(key)
+    well, form = _FORMS[key]
+    if value is None or well(value):
+        return value
+    raise GpushimError(f"{where}: {key} is {quote(str(value))}; write {form}", CONFIG)
+
+
+def table(value: Any, path: str, name: str) -> dict[str, Any]:
+    """Return a mapping, an empty one for None; anything else is refused."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise GpushimError(f"{path}: {name} is no mapping of YAML or JSON", CONFIG)
+    return value
