@@ -14,30 +14,32 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import podresources, preferred, sockets, status
+from gpuplugin import preferred, sockets
 from gpuplugin import release as releasing
 from gpuplugin.allocation import BY_CDI
+from gpuplugin.commands import Commands
 from gpuplugin.control import Control
 from gpuplugin.offer import absent, offered
 from gpuplugin.questions import Questions
 from gpuplugin.refresh import Refresh
 from gpuplugin.registry import Registry
-from gpuplugin.release import Release
+from gpuplugin.units import Units
 from gpuplugin.watch import Watch
+from gpuplugin.watchers import Watchers
 from gpushim import stamp
-from gpushim.errors import FAILED, GpushimError
+from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuplugin.reason import Reason
     from gpuplugin.settings import Settings
     from gpuplugin.sources import Sources
     from gpushim.model import Snapshot
 
 LOOK = 2.0  # seconds between looks, most, for nothing tells of a GPU that comes; a look takes 1 ms of CPU
-CLOSING = 20.0  # seconds that letting go may take before it is said that it does not happen
 SOON, FRESH = 0.1, 2.0  # seconds; a refresh writes the CDI spec right after the snapshot
 
 
@@ -61,10 +63,11 @@ class Plugin:
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._started = self._ending = False
         self._noted: set[str] = set()
-        self._release = Release()
-        self._closing: asyncio.Task[Any] | None = None  # while the GPUs are let go
-        deeds = {"status": self._status, "release": self._let_go, "take": self._take}
-        self._control = Control(deeds)
+        self._snapshot: Snapshot | None = None  # the last one
+        self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
+        self._held = False  # the GPUs are let go
+        self._commands = Commands(self._registry, self._spawn, self._close, lambda: self._wake.set(), self._about)
+        self._control, self._units = Control(self._commands.deeds), Units(self._spawn)
 
     @property
     def _folder(self) -> str:
@@ -78,7 +81,9 @@ class Plugin:
         """
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-        self._refresh = Refresh(self._wake.set, self._spawn)
+        self._refresh, notes = Refresh(self._wake.set, self._spawn), [*self._settings.notes]
+        self._watchers = Watchers(f"{releasing.folder()}/health.json", self._spawn, self._judge, self._stale, notes)
+        self._note(notes[len(self._settings.notes) :])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
@@ -112,7 +117,7 @@ class Plugin:
     async def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, self._refresh.stop(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, self._refresh.stop(), self._watchers.stop(), return_exceptions=True)
         await self._registry.stop()
 
     def _changed(self, watch: Watch) -> None:
@@ -173,8 +178,10 @@ class Plugin:
             GpushimError: from the start no GPU can be given out, and the settings say not to wait.
         """
         config, state = stamp.config_path(), stamp.state_dir()
-        held = self._held()
-        self._started |= held
+        held, before = self._commands.held(), self._held
+        self._held, self._started = held, self._started or held
+        if held != before:
+            self._seen = None
         seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")  # before it is read: it may be replaced meanwhile
         found = ensure.read(config, state)
         if found is None and held:
@@ -186,9 +193,16 @@ class Plugin:
             if self._refresh.trouble:
                 self._fail(self._refresh.trouble)
             return LOOK
-        self._refresh.trouble = None  # another process may have renewed it
+        self._refresh.trouble, self._snapshot = None, found  # another process may have renewed it
+        self._judge()
+        if not held:
+            self._watchers.hurry()
+            if self._units.look(found, self._settings):
+                self._seen = None
         if seen == self._seen:
             return LOOK
+        if not held:
+            self._watchers.watch(found)
         notes: list[str] = []
         try:
             self._offer(found, notes)
@@ -204,57 +218,26 @@ class Plugin:
         self._noted = set(notes)
         return LOOK
 
-    def _held(self) -> bool:
-        """Let go of the GPUs or take them again, as the release's file says; True while they are let go."""
-        if self._release.wanted():
-            if self._closing is None:
-                logger.warning("the GPUs are let go, until gpushim device-plugin take")
-                self._registry.hold(releasing.PROBLEM)
-                self._closing = self._spawn(self._close())
-        elif self._closing and self._closing.done():  # not before: it would open what is being closed
-            logger.info("the GPUs are taken again")
-            self._registry.hold("")
-            self._closing = self._seen = None
-        return self._closing is not None
+    def _judge(self) -> None:
+        """Tell kubelet at once what is wrong with GPUs; all their replicas and MIG instances are sick with them."""
+        if self._snapshot is not None:
+            self._reasons = self._watchers.problems(self._snapshot)
+            self._registry.ail({uuid: "; ".join(one.text for one in why) for uuid, why in self._reasons.items()})
+
+    def _stale(self) -> None:
+        """Have the snapshot renewed, though nothing but NVML tells that it is not true."""
+        if not self._held:
+            self._refresh.hurry()
 
     async def _close(self) -> None:
-        """End every process that may have NVML open."""
-        await self._refresh.stop()
-        await releasing.alone()
-        self._wake.set()
+        """End what asks the driver."""
+        await asyncio.gather(self._watchers.close(), self._refresh.stop())
 
-    async def _let_go(self) -> dict[str, Any]:
-        """Answer `release`, when it is done."""
-        self._release.ask()
-        self._held()
-        if self._closing and not (await asyncio.wait([self._closing], timeout=CLOSING))[0]:
-            raise GpushimError(
-                "the GPUs are not let go yet: a process of the device plugin hangs in the driver and does not end; "
-                "gpushim device-plugin status says when it is gone, and a reboot ends it",
-                FAILED,
-            )
-        return await self._status()
-
-    async def _take(self) -> dict[str, Any]:
-        """Answer `take`."""
-        self._release.take()
-        self._held()
-        self._wake.set()
-        return await self._status()
-
-    async def _status(self) -> dict[str, Any]:
-        """Answer `status`."""
-        served = self._registry.served
-        holders = await podresources.holders(self._settings.values["kubelet-dir"], served)
-        taken = [status.resource(one) for one in served.values()]
-        return {
-            "released": self._release.since or None,
-            "closed": self._closing is not None and self._closing.done(),
-            "resources": await asyncio.to_thread(status.resources, taken, {}, holders),
-            "pods": holders,
-            "trouble": str(self._refresh.trouble or ""),
-            "notes": [*self._settings.notes, *sorted(self._noted)],
-        }
+    def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
+        """Say what the state of the plugin is made of beside its resources."""
+        notes = [*dict.fromkeys([*self._settings.notes, *sorted(self._noted)])]
+        more = {"watched": self._watchers.watched, "trouble": str(self._refresh.trouble or ""), "notes": notes}
+        return str(self._settings.values["kubelet-dir"]), self._reasons, more
 
     def _fail(self, error: GpushimError) -> None:
         """Give nothing out until there is a snapshot to go by.
