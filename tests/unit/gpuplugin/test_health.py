@@ -246,11 +246,15 @@ def test_a_flood_is_bounded_and_seldom_written(watched: Health, path: str, monke
     for number in range(3000):
         watched.heard({"xid": 1000 + number, "gpu": WHOLE}, T)
         watched.heard({"xid": 48, "gpu": f"GPU-{number}"}, T)
+    watched.heard({"ecc": True, "gpu": WHOLE}, T)
+    watched.blind("events", "a call hangs", T, [WHOLE])
+    watched.blind("polls", "a call hangs", T, [WHOLE])
     assert len(kinds(watched)[WHOLE]) <= causes.CAUSES
     assert len(watched._state.gpus) <= causes.GPUS
     assert len(written) < 40
     watched.heard(poll({**WELL, "lost": True, "recovery": 1, "error": "x"}), T)
-    assert {"lost", "recovery"} <= set(kinds(watched)[WHOLE])
+    assert {"lost", "recovery", "ecc", "blind"} <= set(kinds(watched)[WHOLE])
+    assert len(watched._state.gpus[WHOLE].causes) <= causes.CAUSES
 
 
 def test_a_gpu_that_is_gone_for_long_is_forgotten(watched: Health) -> None:
@@ -365,3 +369,48 @@ def test_a_gpu_without_causes_has_no_reasons(story: list[tuple[dict[str, Any], f
             state = {**WELL, "recovery": action}
             found.heard({"poll": {WHOLE: state, PARENT: state}, "gpus": [WHOLE, PARENT]}, now)
         assert found.problems(HOST, now) == {}
+
+
+def test_an_event_of_no_known_gpu_ends_on_each_by_itself(watched: Health) -> None:
+    watched.heard({"xid": 94, "gpu": None}, T)
+    watched.heard({"xid": 94, "gpu": WHOLE}, T + 50)
+    watched.heard(poll(WELL), T + 70)
+    assert kinds(watched) == {WHOLE: ["xid"]}
+
+
+def test_an_xid_that_comes_again_needs_another_reset(watched: Health) -> None:
+    for later, line in enumerate((poll({**WELL, "recovery": 1}), {"xid": 119, "gpu": WHOLE}, poll(WELL))):
+        watched.heard({"xid": 119, "gpu": WHOLE}, T)
+        watched.heard(line, T + later)
+    assert polled(watched, T + 60) == {WHOLE: ["xid"]}
+
+
+def test_the_time_of_the_last_xid_survives_a_restart(watched: Health, path: str) -> None:
+    watched.heard({"xid": 94, "gpu": WHOLE}, T)
+    watched.save(at_once=True)
+    watched.heard({"xid": 94, "gpu": WHOLE}, T + 50)
+    watched.save(at_once=True)
+    assert polled(Health(path, boot="b"), T + 70) == {WHOLE: ["xid"]}
+
+
+def test_a_driver_loaded_anew_while_the_plugin_did_not_run_ends_what_needs_a_reset(
+    watched: Health, path: str
+) -> None:
+    watched.save(at_once=True)
+    watched.heard({"xid": 79, "gpu": WHOLE}, T)
+    watched.heard(poll({**WELL, "recovery": 2, "rows": [False, True]}), T)
+    watched.save(at_once=True)
+    assert kinds(Health(path, boot="b"), T, host(inode=6)) == {WHOLE: ["rows"]}
+
+
+def test_another_recovery_action_is_another_reason(watched: Health) -> None:
+    watched.heard(poll({**WELL, "recovery": 3}), T)
+    assert watched.heard(poll({**WELL, "recovery": 1}), T + 3)
+    [reason] = watched.problems(HOST, T)[WHOLE]
+    assert reason.text.startswith("the driver asks for a reset of the GPU")
+
+
+def test_a_clock_set_back_does_not_prolong_a_reason(watched: Health) -> None:
+    watched.heard({"xid": 94, "gpu": WHOLE}, T)
+    assert polled(watched, T - 9000) == {WHOLE: ["xid"]}
+    assert polled(watched, T - 8940) == {}
