@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from gpuplugin import cdi, explain, mps, settings, sharing
+from gpushim import explain as story
+from gpushim.cdi import specs
+from gpushim.inventory import renew
 from unit.gpuplugin.snapshots import gpu, snapshot
 
 
@@ -15,9 +18,9 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What a client of MPS gets, by device-list-strategy."""
     monkeypatch.setattr(mps, "ready", lambda state_dir, group: "")
     monkeypatch.setattr(cdi, "check", lambda host, names: None)
-    monkeypatch.setattr(explain.renew, "snapshot", lambda config, state: snapshot([gpu(0)]))
-    monkeypatch.setattr(explain.specs, "find", lambda names, folders: [("/x.json",) for _ in names])
-    monkeypatch.setattr(explain.story, "explain", lambda *words: {"refusal": None})
+    monkeypatch.setattr(renew, "snapshot", lambda config, state: snapshot([gpu(0)]))
+    monkeypatch.setattr(specs, "find", lambda names, folders: [("/x.json",) for _ in names])
+    monkeypatch.setattr(story, "explain", lambda *words: {"refusal": None})
 
     def report(way: str) -> dict[str, Any]:
         said = settings.resolve({}, {}, {"device-list-strategy": [way]}, "")
