@@ -66,7 +66,7 @@ def _help(setting: Setting) -> str:
     return setting.why or f"{setting.rule['description']}  [default: {value or 'none'}]"
 
 
-def run(check: bool, explain: tuple[str, ...], form: str, **flags: Any) -> None:
+def run(check: bool, explain: tuple[str, ...], form: str, mps: str | None, **flags: Any) -> None:
     """Tell kubelet which GPUs this node has, and what a container gets of them.
 
     Settings are read from [device-plugin] of /etc/gpushim/config.toml, and as NVIDIA's plugin reads them: flags,
@@ -86,6 +86,11 @@ def run(check: bool, explain: tuple[str, ...], form: str, **flags: Any) -> None:
         from gpuplugin import check as checking
 
         checking.tell(found)
+        return
+    if mps is not None:
+        from gpuplugin import mps_supervisor
+
+        mps_supervisor.supervise(mps, sources.read)
         return
     for note in found.notes:
         logs.logger.warning("%s", note)
@@ -123,6 +128,11 @@ def command() -> click.Command:
             type=click.Choice(["table", "json"]),
             default="table",
             help="How --explain prints it.",
+        ),
+        click.Option(
+            ["--mps"],
+            metavar="GROUP",
+            help="Run the MPS daemon of a group of GPUs, and nothing else; gpushim-mps@GROUP.service does it.",
         ),
     ]
     found = click.Command(PROGRAM, {"help_option_names": ["-h", "--help"]}, run, options, help=run.__doc__)
