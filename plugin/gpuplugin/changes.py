@@ -15,6 +15,8 @@ from gpuplugin.resources import Device
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gpushim.model import Snapshot
+
     Devices = Mapping[str, Sequence[Device]]  # by resource
     Served = Mapping[str, Mapping[str, Device]]  # by resource and id
     Held = Mapping[str, Mapping[str, str]]  # who has it, by resource and id
@@ -75,6 +77,20 @@ def changing(served: Served, wanted: Devices, there: There) -> bool:
     """Say whether it matters who has what: as for `settled`."""
     everything = {name: dict.fromkeys(row, "") for name, row in served.items()}
     return settled(served, wanted, everything, there) != wanted
+
+
+def places(snapshot: Snapshot, wanted: Devices) -> There:
+    """Say of which GPU each UUID is, and what is wrong with that; so of all GPUs where they are one device.
+
+    Args:
+        snapshot: of the host's inventory.
+        wanted: what is given out of it.
+    """
+    found = {one.uuid: (one.gpu, one.problem) for row in wanted.values() for one in row}
+    gpus = {gpu["index"]: gpu["problem"] or "" for gpu in snapshot["gpus"]}
+    found.update({gpu["uuid"]: (gpu["index"], gpus[gpu["index"]]) for gpu in snapshot["gpus"] if gpu["uuid"]})
+    found.update({mig["uuid"]: (mig["gpu"], gpus.get(mig["gpu"], "")) for mig in snapshot["mig"]})
+    return found
 
 
 def _holders(served: Served, held: Held) -> list[_Holder]:
