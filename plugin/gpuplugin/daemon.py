@@ -57,6 +57,7 @@ class Plugin:
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._started = self._ending = False
         self._noted: set[str] = set()
+        self._wrong = ""  # what is wrong with the settings that were read last
 
     @property
     def _folder(self) -> str:
@@ -129,15 +130,22 @@ class Plugin:
         if self._sources:
             watch.add(*self._sources.folders, written=True)
             if self._sources.changed():
-                self._read_again()
+                self._read_again(asked=False)
 
-    def _read_again(self) -> None:
-        """Go by settings that have changed, and register anew; kubelet has the devices all the while."""
+    def _read_again(self, asked: bool = True) -> None:
+        """Go by settings that have changed, and register anew; kubelet has the devices all the while.
+
+        Args:
+            asked: by a signal, so that what is wrong is said even if it was said before.
+        """
         try:
             settings = self._reread() if self._reread else self._settings
         except GpushimError as error:
-            logger.error("the settings stay as they were: %s", error)
+            if asked or str(error) != self._wrong:
+                logger.error("the settings stay as they were: %s", error)
+            self._wrong = str(error)
             return
+        self._wrong = ""
         logger.info("the settings were read again")
         self._note(settings.notes)
         before, self._settings, self._seen = self._folder, settings, None

@@ -6,10 +6,12 @@ Out of scope: how it is asked (podresources.py), what it is told (registry.py).
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import TYPE_CHECKING
 
 from gpuplugin import changes, podresources, sockets
+from gpuplugin.v1beta1 import KUBELET_SOCKET
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.changes import Devices, There
     from gpuplugin.registry import Registry
+    from gpuplugin.resources import Device
 
 ASK = 10.0  # seconds between questions to kubelet, at most
 TICK = 1.0  # seconds between looks at other plugins' sockets, and to the first question after a change
@@ -59,22 +62,30 @@ class Questions:
         """List what kubelet is to be told, where pods may have devices in another way: as `changes.settled`.
 
         What was given out just now counts as a pod's until kubelet lists the pod. If kubelet does not say who has
-        what, all that it was told may be a pod's.
+        what, or has just started and may not know all pods, all that it was told may be a pod's.
         """
         served = {name: one.resource.devices for name, one in self._registry.served.items()}
         if self._asked and not changes.changing(served, wanted, there):
             return {name: [*row] for name, row in wanted.items()}
         pods = await podresources.pods(self._kubelet_dir())
+        unsaid = pods is None or self._starts()
         self._asked = self._asked or pods is not None
         held = pods or {}
         served = {name: one.resource.devices for name, one in self._registry.served.items()}
         for name, one in self._registry.served.items():
             row = held.setdefault(name, {})
             started = one.resource.under_way([*row], QUIET)
-            if pods is None:
-                row.update(dict.fromkeys(served[name], UNSAID))
+            for key in served[name] if unsaid else ():
+                row.setdefault(key, UNSAID)
             row.update(dict.fromkeys(started, STARTS))
         return changes.settled(served, wanted, held, there)
+
+    def _starts(self) -> bool:
+        """Say whether kubelet, which makes its socket when it starts, has done so just now."""
+        try:
+            return 0 <= time.time() - os.stat(f"{self._folder()}/{KUBELET_SOCKET}").st_mtime < QUIET
+        except OSError:
+            return True
 
     def doubt(self) -> None:
         """Take note that another plugin has come or gone."""
