@@ -217,12 +217,12 @@ def test_a_size_that_is_not_known_is_no_limit() -> None:
 
 
 def test_each_group_has_a_daemon_with_a_name_of_its_own() -> None:
-    rows = [{"devices": [n], "replicas": 2} for n in (0, 1)]
-    more = {"devices": [2, 3], "replicas": 2, "rename": "gpu-2", "multiUser": True}, {"devices": ["9"], "replicas": 2}
+    rows = [{"devices": [n], "replicas": 2} for n in (0, 1, 2)]
+    more = {"devices": [3], "replicas": 2, "rename": "gpu-2", "multiUser": True}, {"devices": ["9"], "replicas": 2}
     found = daemons(FOUR, *rows, *more)
-    assert [one.name for one in found] == ["gpu", "gpu-2", "gpu-2-2"]
-    assert found[2].gpus == (MpsGpu(uuid(2), 2, 15360), MpsGpu(uuid(3), 3, 15360))
-    assert [one.multi_user for one in found] == [False, False, True]
+    assert [one.name for one in found] == ["gpu", "gpu-2", "gpu-3", "gpu-2-2"]
+    assert found[3].gpus == (MpsGpu(uuid(3), 3, 15360),)
+    assert [one.multi_user for one in found] == [False, False, False, True]
 
 
 def test_no_daemon_without_mps() -> None:
