@@ -30,6 +30,9 @@ class Commands:
         close: ends the processes that ask the driver.
         wake: has the host looked at again.
         about: says what else is in the state: kubelet's directory, reasons by UUID, members of the answer.
+
+    Attributes:
+        turns: how often the GPUs were let go or taken; after each the host is looked at anew.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class Commands:
         about: Callable[[], tuple[str, status.Reasons, dict[str, Any]]],
     ) -> None:
         self._registry, self._start, self._close, self._wake, self._about = registry, start, close, wake, about
-        self._release = Release()
+        self._release, self.turns = Release(), 0
         self._closing: asyncio.Task[Any] | None = None  # while the GPUs are let go
         self.deeds = {"status": self._status, "release": self._let_go, "take": self._take}
 
@@ -54,10 +57,12 @@ class Commands:
         if self._release.wanted():
             if self._closing is None:
                 logger.warning("the GPUs are let go, until gpushim device-plugin take")
+                self.turns += 1
                 self._registry.hold(release.PROBLEM)
                 self._closing = self._start(self._closed())
         elif self._closing and self._closing.done():  # not before: it would open what is being closed
             logger.info("the GPUs are taken again")
+            self.turns += 1
             self._registry.hold("")
             self._closing = None
         return self._closing is not None

@@ -14,13 +14,13 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import preferred, sockets
+from gpuplugin import changes, preferred, sockets
 from gpuplugin import release as releasing
 from gpuplugin.allocation import BY_CDI
 from gpuplugin.commands import Commands
 from gpuplugin.control import Control
 from gpuplugin.offer import absent, offered
-from gpuplugin.questions import Questions
+from gpuplugin.questions import TICK, Questions
 from gpuplugin.refresh import Refresh
 from gpuplugin.registry import Registry
 from gpuplugin.units import Units
@@ -65,9 +65,10 @@ class Plugin:
         self._noted: set[str] = set()
         self._snapshot: Snapshot | None = None  # the last one
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
-        self._held = False  # the GPUs are let go
+        self._turns = 0  # of letting go and taking, that were seen
         self._commands = Commands(self._registry, self._spawn, self._close, lambda: self._wake.set(), self._about)
         self._control, self._units = Control(self._commands.deeds), Units(self._spawn)
+        self._wrong = ""  # what is wrong with the settings that were read last
 
     @property
     def _folder(self) -> str:
@@ -96,7 +97,7 @@ class Plugin:
             while not self._ending:
                 watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir(), releasing.folder())
                 self._heed(watch)
-                pause = self._look()
+                pause = await self._look()
                 await self._control.attend(stamp.state_dir())
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
@@ -145,15 +146,22 @@ class Plugin:
         if self._sources:
             watch.add(*self._sources.folders, written=True)
             if self._sources.changed():
-                self._read_again()
+                self._read_again(asked=False)
 
-    def _read_again(self) -> None:
-        """Go by settings that have changed, and register anew; kubelet has the devices all the while."""
+    def _read_again(self, asked: bool = True) -> None:
+        """Go by settings that have changed, and register anew; kubelet has the devices all the while.
+
+        Args:
+            asked: by a signal, so that what is wrong is said even if it was said before.
+        """
         try:
             settings = self._reread() if self._reread else self._settings
         except GpushimError as error:
-            logger.error("the settings stay as they were: %s", error)
+            if asked or str(error) != self._wrong:
+                logger.error("the settings stay as they were: %s", error)
+            self._wrong = str(error)
             return
+        self._wrong = ""
         logger.info("the settings were read again")
         self._note(settings.notes)
         before, self._settings, self._seen = self._folder, settings, None
@@ -168,7 +176,7 @@ class Plugin:
         for note in sorted({*notes} - self._noted, key=notes.index):
             logger.warning("%s", note)
 
-    def _look(self) -> float:
+    async def _look(self) -> float:
         """Go by the snapshot; have it renewed if it is out of date.
 
         Returns:
@@ -178,10 +186,10 @@ class Plugin:
             GpushimError: from the start no GPU can be given out, and the settings say not to wait.
         """
         config, state = stamp.config_path(), stamp.state_dir()
-        held, before = self._commands.held(), self._held
-        self._held, self._started = held, self._started or held
-        if held != before:
-            self._seen = None
+        held = self._commands.held()
+        self._started |= held
+        if self._turns != self._commands.turns:
+            self._turns, self._seen = self._commands.turns, None
         seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")  # before it is read: it may be replaced meanwhile
         found = ensure.read(config, state)
         if found is None and held:
@@ -204,8 +212,9 @@ class Plugin:
         if not held:
             self._watchers.watch(found)
         notes: list[str] = []
+        settings, waits = self._settings, False
         try:
-            self._offer(found, notes)
+            waits = await self._offer(found, notes)
         except GpushimError as error:
             by_cdi = not BY_CDI.isdisjoint(self._settings.values["device-list-strategy"])
             if by_cdi and 0 <= stamp.clock() - found["looked"] < FRESH:
@@ -213,10 +222,11 @@ class Plugin:
             self._fail(error)
             notes.append(f"no device is given out: {error}")
         else:
-            self._seen, self._started = seen, True
+            self._started = True
+            self._seen = None if waits or settings is not self._settings else seen
         self._note(notes)
         self._noted = set(notes)
-        return LOOK
+        return TICK if waits else LOOK
 
     def _judge(self) -> None:
         """Tell kubelet at once what is wrong with GPUs; all their replicas and MIG instances are sick with them."""
@@ -226,7 +236,7 @@ class Plugin:
 
     def _stale(self) -> None:
         """Have the snapshot renewed, though nothing but NVML tells that it is not true."""
-        if not self._held:
+        if not self._commands.held():
             self._refresh.hurry()
 
     async def _close(self) -> None:
@@ -250,15 +260,22 @@ class Plugin:
         self._seen = None
         self._registry.fail(str(error))
 
-    def _offer(self, snapshot: Snapshot, notes: list[str]) -> None:
+    async def _offer(self, snapshot: Snapshot, notes: list[str]) -> bool:
         """Tell kubelet what a snapshot has.
+
+        Returns:
+            whether something is kept as it was, since a pod has it.
 
         Raises:
             GpushimError: its devices cannot be given out.
         """
-        found, told = offered(snapshot, self._settings, notes)
-        notes += absent(self._settings)
+        settings = self._settings
+        found, told = offered(snapshot, settings, notes)
+        notes += absent(settings)
         if not found:
             notes.append("no device is given out: this host has no GPU, or exclude leaves all of them out")
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
-        self._registry.offer(found, told, self._settings, weights, self._folder)
+        now = await self._questions.settled(found, changes.places(snapshot, found))
+        if settings is self._settings:  # else they were read again meanwhile
+            self._registry.offer(now, told, settings, weights, self._folder)
+        return now != found
