@@ -126,12 +126,18 @@ def test_what_counts_of_a_group_is_with_its_devices() -> None:
             {"name": "gup"},
             "nvidia.com/gup is to be shared, and this node has no such resource",
         ),
-        ({"devices": [0]}, "nvidia.com/gpu has devices that are shared in one way, and others that are not"),
+        ({"devices": [0]}, "nvidia.com/gpu has whole devices and shared ones, or"),
     ],
 )
 def test_what_pods_may_miss_is_said(row: dict[str, Any], said: str) -> None:
     _, notes = divide(FOUR, groups({"replicas": 2, **row}))
     assert [note for note in notes if said.replace("\\", "") in note]
+
+
+def test_two_daemons_behind_one_name_are_said() -> None:
+    rows = [{"devices": [f"{n}-{n + 1}"], "replicas": 2} for n in (0, 2)]
+    assert len(divide(FOUR, groups(*rows, kind="mps"))[1]) == 1
+    assert divide(FOUR, groups(*rows))[1] == []
 
 
 def test_a_device_in_two_groups_is_refused() -> None:
