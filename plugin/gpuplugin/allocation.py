@@ -93,26 +93,27 @@ def check(ids: Sequence[str], resource: str, devices: Mapping[str, Device]) -> l
 
 def _check_shares(chosen: Sequence[Device], resource: str) -> None:
     """Hold a request against the groups that its devices are of."""
-    asks = f"a container asks for {len(chosen)} of {resource}"
-    if len(chosen) > 1 and any(one.share and one.share.single for one in chosen):
+    number = len(chosen)
+    if number > 1 and any(one.share and one.share.single for one in chosen):
         raise GpushimError(
-            f"{asks}, which is shared, and failRequestsGreaterThanOne is true: more of it is not more of a GPU; ask "
-            "for 1",
+            f"a container asks for {number} of {resource}, which is shared, and failRequestsGreaterThanOne is "
+            "true: more of it is not more of a GPU; ask for 1",
             REQUEST,
         )
     times = Counter(one.uuid for one in chosen if one.share and one.share.distinct)
     twice = next((uuid for uuid in times if times[uuid] > 1), "")
     if twice:
         raise GpushimError(
-            f"{asks}, each of another device as distinct says, and {times[twice]} of those that kubelet has for it "
-            f"are of {twice}: fewer than {len(chosen)} devices have one left; ask for less, or wait until others end",
+            f"a container asks for {number} of {resource}, each on another GPU or MIG instance (distinct is true), "
+            f"and {times[twice]} of those that kubelet has chosen are on {twice}: fewer than {number} have one left; "
+            "ask for less, or wait until others end",
             REQUEST,
         )
     daemons = {one.share.group if one.share else "" for one in chosen}
     if len(daemons) > 1:
         raise GpushimError(
-            f"{asks}, and those that kubelet has for it are not of one MPS daemon, which is all that a process can "
-            "have; ask for 1, or let each group have a name of its own (rename)",
+            f"a container asks for {number} of {resource}, and those that kubelet has chosen are not all of one MPS "
+            "daemon, of which a process can have one; ask for 1, or let each group have a name of its own (rename)",
             REQUEST,
         )
 

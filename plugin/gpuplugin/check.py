@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuplugin import sharing
 from gpuplugin.offer import absent, offered
 from gpushim import stamp
 from gpushim.cli import show
@@ -42,6 +43,8 @@ def tell(settings: Settings) -> None:
     for name, devices in found.items():
         well = [device for device in devices if not device.problem]
         show.say(f"{name}: {len(well)} of {len(devices)} can be given out")
+        for line in sharing.told(devices):
+            show.say(f"shared: {line}")
         show.table(COLUMNS, _rows(devices))
         show.say()
     if not found:

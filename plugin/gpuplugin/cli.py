@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from gpuplugin import settings
+from gpuplugin.sources import Sources
 from gpushim import __version__, logs, policy
 from gpushim.cli.program import guard
 from gpushim.cli.show import say
@@ -66,22 +66,17 @@ def _help(setting: Setting) -> str:
     return setting.why or f"{setting.rule['description']}  [default: {value or 'none'}]"
 
 
-def run(config_file: str | None, check: bool, explain: tuple[str, ...], form: str, **flags: Any) -> None:
+def run(check: bool, explain: tuple[str, ...], form: str, mps: str | None, **flags: Any) -> None:
     """Tell kubelet which GPUs this node has, and what a container gets of them.
 
     Settings are read from [device-plugin] of /etc/gpushim/config.toml, and as NVIDIA's plugin reads them: flags,
-    environment variables of the same names (MIG_STRATEGY), --config-file.
+    environment variables of the same names (MIG_STRATEGY), and the file that config-file names.
     """
     given = {name.replace("_", "-"): value for name, value in flags.items() if value}
     config = policy.load(policy.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
-    path = config_file or os.environ.get("CONFIG_FILE", "")
-
-    def read() -> settings.Settings:
-        section = policy.load(policy.config_path())["device-plugin"]
-        return settings.resolve(given, os.environ, section, path)
-
-    found = read()
+    sources = Sources(given, os.environ)
+    found = sources.read()
     if explain:
         from gpuplugin import explain as explaining  # with much of gpushim, which the daemon does without
 
@@ -92,9 +87,14 @@ def run(config_file: str | None, check: bool, explain: tuple[str, ...], form: st
 
         checking.tell(found)
         return
+    if mps is not None:
+        from gpuplugin import mps_supervisor
+
+        mps_supervisor.supervise(mps, sources.read)
+        return
     for note in found.notes:
         logs.logger.warning("%s", note)
-    asyncio.run(_daemon().Plugin(found, read).run())
+    asyncio.run(_daemon().Plugin(found, sources.read, sources).run())
 
 
 def _daemon() -> Any:
@@ -116,11 +116,6 @@ def command() -> click.Command:
     """Return the command, for `main` and for its man page."""
     options = [
         *_options(),
-        click.Option(
-            ["--config-file"],
-            metavar="FILE",
-            help="Settings as NVIDIA's plugin has them, YAML or JSON.  [default: $CONFIG_FILE]",
-        ),
         click.Option(["--check"], is_flag=True, help="Say what would be registered and why, and exit."),
         click.Option(
             ["--explain"],
@@ -133,6 +128,11 @@ def command() -> click.Command:
             type=click.Choice(["table", "json"]),
             default="table",
             help="How --explain prints it.",
+        ),
+        click.Option(
+            ["--mps"],
+            metavar="GROUP",
+            help="Run the MPS daemon of a group of GPUs, and nothing else; gpushim-mps@GROUP.service does it.",
         ),
     ]
     found = click.Command(PROGRAM, {"help_option_names": ["-h", "--help"]}, run, options, help=run.__doc__)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuplugin.settings import Settings
+    from gpuplugin.sources import Sources
     from gpushim.model import Snapshot
 
 LOOK = 2.0  # seconds between looks, most, for nothing tells of a GPU that comes; a look takes 1 ms of CPU
@@ -42,10 +43,13 @@ class Plugin:
     Args:
         settings: in force.
         reread: reads them anew, on SIGHUP; may raise GpushimError.
+        sources: the files that they come from, whose changes are followed.
     """
 
-    def __init__(self, settings: Settings, reread: Callable[[], Settings] | None = None) -> None:
-        self._settings, self._reread = settings, reread
+    def __init__(
+        self, settings: Settings, reread: Callable[[], Settings] | None = None, sources: Sources | None = None
+    ) -> None:
+        self._settings, self._reread, self._sources = settings, reread, sources
         self._registry = Registry(self._spawn)
         self._questions = Questions(self._registry, lambda: str(self._settings.values["kubelet-dir"]))
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -77,6 +81,7 @@ class Plugin:
         try:
             while not self._ending:
                 watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir())
+                self._heed(watch)
                 pause = self._look()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
@@ -118,6 +123,13 @@ class Plugin:
         self._tasks.add(task)
         task.add_done_callback(ended)
         return task
+
+    def _heed(self, watch: Watch) -> None:
+        """Read the settings again if one of their files has changed."""
+        if self._sources:
+            watch.add(*self._sources.folders, written=True)
+            if self._sources.changed():
+                self._read_again()
 
     def _read_again(self) -> None:
         """Go by settings that have changed, and register anew; kubelet has the devices all the while."""

@@ -209,7 +209,7 @@ def _check_mps(group: Group, mps: Mps, devices: Sequence[Device], snapshot: Snap
     """Refuse what MPS cannot do with these GPUs."""
     if snapshot["platform"] in ALL_IN_ONE:
         raise GpushimError(
-            f"{group.name} is to be shared by MPS, which this platform does not have; use timeSlicing", CONFIG
+            f"{group.name} is to be shared by MPS, which is not on this platform; use timeSlicing", CONFIG
         )
     gpus = {gpu["index"]: gpu for gpu in snapshot["gpus"]}
     divided = sorted({str(one.gpu) for one in devices if ":" in one.index or gpus[one.gpu]["mig"]})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import preferred
+from gpuplugin import preferred, sharing
 from gpuplugin.offer import Resource, offered
 from gpuplugin.resources import PREFIX
 from gpushim import explain as story
@@ -34,8 +34,8 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
 
     Returns:
         "notes"      sentences about settings and host
-        "answers"    [{"resource", "devices", "answer"}]: ids as kubelet would choose them on an idle node, and the
-                     ContainerAllocateResponse
+        "answers"    [{"resource", "devices", "shared", "answer"}]: ids as kubelet would choose them on an idle node,
+                     a sentence for each way in which they are shared, and the ContainerAllocateResponse
         "merged"     what kubelet makes of all answers: of one name or path, the first counts
         "cdi"        [{"name", "file"}]: where engines find what "cdi_devices" names
         "container"  of gpushim.explain, for what "merged" tells gpushim-runtime; None if only the engine is told
@@ -52,7 +52,9 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
         resource = Resource(name, settings, told)
         resource.have(found[name], weights)
         ids = _chosen(resource, text.partition("=")[2])
-        answers.append({"resource": name, "devices": ids, "answer": resource.allocate({"devices_ids": ids})})
+        answer = resource.allocate({"devices_ids": ids})
+        shared = sharing.told([resource.devices[each] for each in ids])
+        answers.append({"resource": name, "devices": ids, "shared": shared, "answer": answer})
     merged = _merged([each["answer"] for each in answers])
     cdi = _places(merged, snapshot["policy"]["cdi"]["spec-dirs"])
     return {"notes": notes, "answers": answers, "merged": merged, "cdi": cdi, "container": _container(merged)}
@@ -122,8 +124,8 @@ def _merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _container(merged: dict[str, Any]) -> dict[str, Any] | None:
     mounts = [(one["host_path"], one["container_path"]) for one in merged["mounts"]]
-    if not (merged["envs"] or mounts or merged["annotations"]):
-        return None
+    if not (merged["annotations"] or any(name.startswith("NVIDIA_") for name in merged["envs"])):
+        return None  # what MPS adds is the engine's
     env = [f"{name}={value}" for name, value in merged["envs"].items()]
     origins = dict.fromkeys([*merged["envs"], *merged["annotations"], *(path for _, path in mounts)], "device plugin")
     return story.explain(story.described(env, False, merged["annotations"], mounts), "", origins)
@@ -134,6 +136,9 @@ def _print(found: dict[str, Any]) -> None:
         show.say(f"note: {note}")
     show.say("kubelet chooses, where all devices are free:")
     show.table(("RESOURCE", "DEVICES"), [[each["resource"], ", ".join(each["devices"])] for each in found["answers"]])
+    for each in found["answers"]:
+        for line in each["shared"]:
+            show.say(f"shared: {line}")
     show.say()
     show.say("The container's configuration gets:")
     show.table(("KIND", "WHAT"), _rows(found["merged"]))

@@ -16,6 +16,7 @@ from gpushim.errors import CONFIG, GpushimError, quote
 MOST = 1000  # replicas of a device; kubelet takes 60 000 devices of a resource
 SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
 A_NAME = "small letters, digits, - and ., with or without nvidia.com/"
+_SEXAGESIMAL = 60
 _MIB = {"Mi": 1, "Gi": 1 << 10}
 
 
@@ -52,9 +53,12 @@ def _is_devices(value: Any) -> bool:
 
 
 def _is_selector(value: Any) -> bool:
-    """Tell whether this names devices, or may do so as a model's pattern or a MIG instance's profile."""
+    """Tell whether this names devices, or may do so as a model's pattern or a MIG instance's profile.
+
+    YAML reads 1:0 without quotes as 60, so that no number from there on is an index.
+    """
     text = str(value).strip()
-    if type(value) not in (int, str) or not text:
+    if not ((isinstance(value, str) and text) or (type(value) is int and 0 <= value < _SEXAGESIMAL)):
         return False
     try:
         items = selection.parse([text], ())
@@ -72,8 +76,8 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rename": (is_name, A_NAME),
     "devices": (
         _is_devices,
-        "how many, all, or a list of indices, UUIDs, PCI addresses, patterns of models such as *A100*, and profiles "
-        "of MIG instances",
+        "how many, all, or a list of indices, MIG indices in quotes, UUIDs, PCI addresses, patterns of models such "
+        "as *A100*, and profiles of MIG instances",
     ),
     "distinct": (_is_switch, "true or false"),
     "policy": (lambda value: value in ("packed", "distributed"), "packed or distributed"),

@@ -1,18 +1,140 @@
-"""Daemons of MPS: whether the one of a group runs."""
+"""MPS as the plugin sees it: where a group of GPUs has its directories, and whether its control daemon serves.
+
+Looked at with a few short reads, never by asking the daemon. Out of scope: running it (mps_supervisor.py), and what a
+container gets of it (allocation.py).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import fcntl
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpushim import stamp
+from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gpuplugin.division import MpsGroup
+
+SYSTEMD = "/run/systemd/system"  # is there where systemd runs (sd_booted(3))
+_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Place:
+    """The directory of a group, root's alone.
+
+    Args:
+        state_dir: gpushim's state directory.
+        group: the group's name.
+    """
+
+    state_dir: str
+    group: str
+
+    @property
+    def top(self) -> str:
+        """The directory of all that follow."""
+        return f"{self.state_dir}/mps/{self.group}"
+
+    @property
+    def pipe(self) -> str:
+        """Where clients find the daemon."""
+        return f"{self.top}/pipe"
+
+    @property
+    def log(self) -> str:
+        """Where the daemon writes its logs."""
+        return f"{self.top}/log"
+
+    @property
+    def shm(self) -> str:
+        """The /dev/shm of the daemon and its clients."""
+        return f"{self.top}/shm"
+
+    @property
+    def lock(self) -> str:
+        """The file that a supervisor holds."""
+        return f"{self.top}/lock"
+
+    @property
+    def state(self) -> str:
+        """What a supervisor tells of a daemon that serves."""
+        return f"{self.top}/state.json"
+
+    @property
+    def modes(self) -> str:
+        """The compute modes that the GPUs had before."""
+        return f"{self.top}/compute-modes.json"
+
+
+def unit(group: str) -> str:
+    """Return the name of a group's unit."""
+    return f"gpushim-mps@{group}.service"
+
+
+def told(group: MpsGroup) -> dict[str, Any]:
+    """Return what of a group is in its state: a daemon that serves has been told this."""
+    return {
+        "group": group.name,
+        "gpus": [gpu.uuid for gpu in group.gpus],
+        "memory": group.memory,
+        "threads": group.threads,
+        "multi_user": group.multi_user,
+    }
 
 
 def ready(state_dir: str, group: MpsGroup) -> str:
-    """Say why the daemon of a group cannot serve clients, or "".
+    """Say why clients cannot use a group now; "" if its daemon serves, with the GPUs and limits of the settings.
 
     Args:
-        state_dir: gpushim's, such as /run/gpushim.
-        group: as it is to be.
+        state_dir: gpushim's state directory.
+        group: by the settings in force.
     """
-    return f"the MPS daemon of {group.name} does not run in {state_dir}/mps; systemctl start gpushim-mps@{group.name}"
+    place = Place(state_dir, group.name)
+    if not (stamp.ours(f"{state_dir}/mps") and stamp.ours(place.top) and _is_held(place.lock)):
+        return (
+            f"the MPS daemon of {group.name} does not run; start it with systemctl start {unit(group.name)}, or see "
+            f"with journalctl -u {unit(group.name)} why it has ended"
+        )
+    found = ensure.own(place.state)
+    if not found:
+        return f"the MPS daemon of {group.name} is starting; journalctl -u {unit(group.name)} says what it waits for"
+    if {key: found.get(key) for key in told(group)} != told(group):
+        return (
+            f"the MPS daemon of {group.name} has other GPUs or limits than the settings; it follows them as soon as "
+            f"it has no client, and at once by systemctl restart {unit(group.name)}, which ends its clients"
+        )
+    return ""
+
+
+def wanted(state_dir: str, groups: Iterable[MpsGroup]) -> list[str]:
+    """Return the command that starts the units of groups without a supervisor; [] if there is nothing to start.
+
+    Args:
+        state_dir: gpushim's state directory.
+        groups: by the settings in force.
+    """
+    units = [unit(group.name) for group in groups if not _is_held(Place(state_dir, group.name).lock)]
+    return ["/usr/bin/systemctl", "start", "--no-block", *units] if units and os.path.isdir(SYSTEMD) else []
+
+
+def _is_held(path: str) -> bool:
+    """Say whether a supervisor lives: the kernel releases its lock when it ends, whatever happens."""
+    try:
+        fd = os.open(path, _LOOK)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(fd)
+        if status.st_mode & stamp.FILE_TYPE != stamp.REGULAR or stamp.others_may(status):
+            return False
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from gpuplugin import sharing
+from gpuplugin import profiles, sharing
 from gpuplugin.sharing import Sharing
-from gpushim import bounds, policy
-from gpushim.errors import CONFIG, GpushimError, quote
+from gpushim import bounds
+from gpushim.errors import quote
 from gpushim.nvidia import device_plugin
-from gpushim.nvidia.device_plugin import Given
-from gpushim.nvidia.device_plugin_keys import SETTINGS, Setting, schema
+from gpushim.nvidia.device_plugin import FILES, Given
+from gpushim.nvidia.device_plugin_keys import SETTINGS, Setting
 
 
 @dataclass
@@ -24,18 +24,20 @@ class Settings:
     """All settings in force.
 
     Attributes:
-        values: by key of [device-plugin].
+        values: by key of [device-plugin]; and disable-healthchecks and enable-healthchecks, which are variables only.
         sharing: which devices are given out several times.
+        profile: of NVIDIA's file, which counts; or "".
         notes: a sentence for each thing that was read and has no meaning here.
     """
 
     values: dict[str, Any]
     sharing: Sharing = field(default_factory=Sharing)
+    profile: str = ""
     notes: list[str] = field(default_factory=list)
 
 
 def resolve(
-    flags: Mapping[str, Sequence[str]], environment: Mapping[str, str], section: Mapping[str, Any], path: str
+    flags: Mapping[str, Sequence[str]], environment: Mapping[str, str], section: Mapping[str, Any], path: str = ""
 ) -> Settings:
     """Find out what is in force.
 
@@ -43,29 +45,45 @@ def resolve(
         flags: values by flag, without dashes, in the order of the command line.
         environment: variables.
         section: [device-plugin] of config.toml; what it leaves out has its default.
-        path: of NVIDIA's file, or "".
+        path: of NVIDIA's file, if config-file is not to count.
 
     Raises:
-        GpushimError: a value is wrong, or the file cannot be read or trusted.
+        GpushimError: a value is wrong, or a file cannot be read or trusted.
     """
-    file = _file(path) if path else {}
-    found = Settings({**{key: rule["default"] for key, rule in schema().items()}, **section})
+    named, chooser = files(flags, environment, section)
+    part = profiles.read(path or named, chooser)
+    found = Settings({**_defaults(), **section}, profile=part.profile, notes=part.notes)
     ranks = dict.fromkeys(found.values, 3)
     for setting in SETTINGS:
-        rank, given = _given(setting, flags, environment, file, path)
+        rank, given = _given(setting, flags, environment, part.table, part.where)
         if given is None:
             continue
         if not setting.key and given.value != setting.default:
             found.notes.append(f"{given.where} is read and does nothing: {setting.why}")
         elif setting.key and rank < ranks[setting.key]:
             found.values[setting.key], ranks[setting.key] = given.value, rank
-    found.notes += _of_file(file, path)
+    found.notes += _of_file(part.table, part.where)
     notes: list[str] = []
-    found.sharing = sharing.read(file.get("sharing"), path, notes)
+    found.sharing = sharing.read(part.table.get("sharing"), part.where, notes)
     found.notes += notes[: bounds.LISTED]
     if len(notes) > bounds.LISTED:
-        found.notes.append(f"{path}: {len(notes) - bounds.LISTED} more places below sharing do nothing")
+        found.notes.append(f"{part.where}: {len(notes) - bounds.LISTED} more places below sharing do nothing")
     return found
+
+
+def files(
+    flags: Mapping[str, Sequence[str]], environment: Mapping[str, str], section: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Say which files count besides config.toml: config-file and profile-file, or "" for none; as for `resolve`."""
+    values = {**_defaults(), **section}
+    for setting in SETTINGS:
+        given = _given(setting, flags, environment, {}, "")[1] if setting.key in FILES else None
+        values[setting.key] = given.value if given else values.get(setting.key)
+    return values[FILES[0]], values[FILES[1]]
+
+
+def _defaults() -> dict[str, Any]:
+    return {setting.key: setting.rule["default"] for setting in SETTINGS if setting.key}
 
 
 def _given(
@@ -81,15 +99,6 @@ def _given(
         return 0, given
     given = device_plugin.by_variable(setting, environment)
     return (1, given) if given else (2, device_plugin.by_file(setting, file, path))
-
-
-def _file(path: str) -> dict[str, Any]:
-    """Read NVIDIA's file; what it says is done as root, so root alone may write it, as config.toml."""
-    try:
-        data = policy.trusted(path, "configuration of a device plugin")
-    except OSError as error:
-        raise GpushimError(f"{path} cannot be read: {error.strerror}", CONFIG) from None
-    return device_plugin.parse(data, path)
 
 
 def _of_file(file: Mapping[str, Any], path: str) -> Iterator[str]:

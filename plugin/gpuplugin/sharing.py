@@ -6,17 +6,19 @@ first (preferred.py), and the daemons of MPS (mps.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from gpuplugin import forms
-from gpuplugin.resources import PREFIX, WHOLE
+from gpuplugin.resources import PREFIX, WHOLE, Device
 from gpushim.errors import CONFIG, GpushimError, quote
 
 TIME_SLICING, MPS = "time-slicing", "mps"
 _KINDS = {"timeSlicing": TIME_SLICING, "mps": MPS}  # by key of the file
-_OWN = ("replicas", "devices", "rename", "distinct", "policy")
+_SINGLE = "failRequestsGreaterThanOne"
+_OWN = ("replicas", "devices", "rename", "distinct", "policy", _SINGLE)
 _OF_MPS = ("multiUser", "memory", "threads", "slices")
 
 
@@ -141,6 +143,30 @@ def read(section: Any, path: str, notes: list[str]) -> Sharing:
     return Sharing(tuple(groups))
 
 
+def told(devices: Sequence[Device]) -> list[str]:
+    """Say how devices of a resource are shared, in a line for each way."""
+    ways: dict[Share, Counter[str]] = {}
+    for one in devices:
+        if one.share:
+            ways.setdefault(one.share, Counter())[one.index] += 1
+    lines = []
+    for share, times in ways.items():
+        line = f"{', '.join(times)} by {_kind_of(share)}, {max(times.values())} of each"
+        line += "; a container gets one (failRequestsGreaterThanOne)" * share.single
+        line += "; a container gets one of each at most (distinct)" * share.distinct
+        lines.append(line + f"; {share.policy}" * bool(share.policy))
+    return lines
+
+
+def _kind_of(share: Share) -> str:
+    if share.kind != MPS:
+        return share.kind
+    limits = [f"{share.memory} MiB"] if share.memory else []
+    limits += [f"{share.threads} % of the threads"] if share.threads else []
+    kept = ", which the container is told and may override" * share.sliced
+    return f"MPS (gpushim-mps@{share.group}.service), {' and '.join(limits)} for a process{kept}"
+
+
 def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:
     where = f"sharing.{key}"
     section = forms.table(section, path, where)
@@ -159,12 +185,13 @@ def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:
 
 def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: list[str]) -> Group:
     """Read an entry of resources."""
-    row = forms.table(row, path, f"an entry of sharing.{key}.resources")
+    kind = f"sharing.{key}"
+    row = forms.table(row, path, f"an entry of {kind}.resources")
     name = row.get("name")
     if not isinstance(name, str) or not name:
-        raise GpushimError(f"{path}: an entry of sharing.{key}.resources has no name", CONFIG)
+        raise GpushimError(f"{path}: an entry of {kind}.resources has no name", CONFIG)
     resource = name if "/" in name else PREFIX + name
-    where = f"{path}: sharing.{key}, {quote(name)}"
+    where = f"{path}: {kind}, {quote(name)}"
     found = {name: forms.value(row, name, where) for name in (*_OWN, *_OF_MPS)}
     renamed = forms.full_name(found["rename"]) or resource + ".shared" * (section.get("renameByDefault") is True)
     known = ("name", *_OWN, *(_OF_MPS if key == "mps" else ()))
@@ -179,7 +206,7 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
     devices = found["devices"]
     if isinstance(devices, list):
         devices = tuple(map(str, devices))
-    single = section.get("failRequestsGreaterThanOne")
+    single = section.get(_SINGLE) if found[_SINGLE] is None else found[_SINGLE]
     return Group(
         resource=resource,
         devices=None if devices == "all" else devices,
@@ -247,7 +274,7 @@ def _check_apart(groups: list[Group], path: str) -> None:
             rules = [(each.distinct, each.policy, each.single, each.mps is None) for each in (one, other)]
             if common and rules[0] != rules[1]:
                 raise GpushimError(
-                    f"{path}: sharing has two entries that become {quote(common[0])} and differ in distinct, policy, "
-                    "failRequestsGreaterThanOne, or in being of MPS; rename one",
+                    f"{path}: sharing has two entries that become {quote(common[0])}, and differ in distinct, "
+                    "policy, failRequestsGreaterThanOne, or in being of MPS; rename one",
                     CONFIG,
                 )

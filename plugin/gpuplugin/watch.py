@@ -15,7 +15,8 @@ from gpushim.logs import logger
 
 # inotify(7): a name came or went, was moved here or away; the directory itself went.
 CHANGES = 0x100 | 0x200 | 0x40 | 0x80 | 0x400 | 0x800
-ONLY_DIRECTORIES = 0x01000000
+WRITTEN = 0x8  # a file was closed that had been opened for writing
+ONLY_DIRECTORIES, AND_OTHERS = 0x01000000, 0x20000000  # the last: besides what a directory is watched for already
 ABSENT = (2, 20)  # ENOENT, ENOTDIR
 EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
@@ -36,10 +37,16 @@ class Watch:
         if self.fd < 0:
             self._say("fs.inotify.max_user_instances", ctypes.get_errno())
 
-    def add(self, *folders: str) -> None:
-        """Watch directories too; one that is watched already, or is not there, changes nothing."""
+    def add(self, *folders: str, written: bool = False) -> None:
+        """Watch directories too; one that is watched already, or is not there, changes nothing.
+
+        Args:
+            folders: paths.
+            written: whether a file in them that is written where it is counts, too.
+        """
+        mask = CHANGES | ONLY_DIRECTORIES | AND_OTHERS | WRITTEN * written
         for folder in folders if self.fd >= 0 else ():
-            watched = self._libc.inotify_add_watch(self.fd, os.fsencode(folder), CHANGES | ONLY_DIRECTORIES)
+            watched = self._libc.inotify_add_watch(self.fd, os.fsencode(folder), mask)
             if watched >= 0:
                 self._folders[watched] = folder
             else:

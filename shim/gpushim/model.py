@@ -89,6 +89,8 @@ DevicePluginPolicy = TypedDict(
         "cdi-annotation-prefix": str,
         "exclude": list[str],
         "kubelet-dir": str,
+        "config-file": str,
+        "profile-file": str,
     },
 )
 _DevicePlugin = TypedDict("_DevicePlugin", {"device-plugin": DevicePluginPolicy})

@@ -15,7 +15,7 @@ import sys
 from glob import glob
 from typing import TYPE_CHECKING, Any
 
-from gpushim import stamp
+from gpushim import stamp, steps
 from gpushim.errors import CONFIG, FAILED, INVENTORY, NOT_FOUND, GpushimError
 from gpushim.stamp import config_path as config_path  # shared with the create path
 
@@ -223,12 +223,13 @@ def trusted(path: str, what: str) -> bytes:
     """Read a file of the administrator's settings.
 
     Args:
-        path: of the file, links followed.
+        path: of the file, absolute; links are followed, as a ConfigMap needs it.
         what: the kind of file, as in "no config.toml".
 
     Raises:
         OSError: it cannot be read.
-        GpushimError: it is no regular file, too large, or somebody else than root and this user may write to it.
+        GpushimError: it is no regular file, too large, or somebody else than root and this user may write to it, or
+            put another in its place.
     """
     # O_NONBLOCK: a FIFO must not hang us; it does not matter to regular files (open(2)).
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -240,6 +241,13 @@ def trusted(path: str, what: str) -> bytes:
             raise GpushimError(
                 f"{path} cannot be trusted: user {status.st_uid} owns it, its mode is "
                 f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",
+                CONFIG,
+            )
+        place = steps.replaceable([*steps.steps(path)])
+        if place:
+            raise GpushimError(
+                f"{path} cannot be trusted: others than root can put another file there, since {place} is theirs "
+                "or written by them; make it root's, with nobody else allowed to write",
                 CONFIG,
             )
         data = os.read(fd, CONFIG_LIMIT + 1)

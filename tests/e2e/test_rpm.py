@@ -248,6 +248,6 @@ def test_systemd_gets_the_units_and_no_engine_is_restarted(
     restarted = [line for names in (both, served) for line in ("daemon-reload", f"--no-block try-restart {names}")]
     assert said[1] == [*restarted, "daemon-reload", "daemon-reload"]
     assert said[2] == [
-        *(f"--no-reload --now disable {served}", "daemon-reload"),
+        *(f"--no-reload --now disable {served}", "stop gpushim-mps@*.service", "daemon-reload"),
         *(f"--no-reload --now disable {both}", f"stop {services}", "daemon-reload"),
     ]

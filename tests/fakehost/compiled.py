@@ -19,7 +19,7 @@ CACHE = os.path.join(os.path.dirname(os.path.dirname(SOURCES)), ".cache", "fakeh
 MARK = "# simulated GPU host\n"  # the first line of every table, in files and in libraries
 TABLE_SIZE = 65536  # TEXT_SIZE in table.c
 
-NVML = ("nvml.c", "nvml_device.c", "nvml_events.c", "nvml_links.c", "nvml_live.c", "table.c")
+NVML = ("nvml.c", "nvml_device.c", "nvml_events.c", "nvml_links.c", "nvml_live.c", "nvml_mps.c", "table.c")
 CUDA = ("cuda.c", "table.c")
 
 # File name before the driver version, and SONAME; "" where the SONAME is the file name, as the installer has it.
@@ -79,7 +79,7 @@ DEV_LINKS = (
     "libnvidia-fbc.so",
 )
 IMEX_PROGRAMS = ("nvidia-imex", "nvidia-imex-ctl")
-PROGRAMS = ("nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+PROGRAMS = ("nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-server")
 
 
 def compiled(cache: str, sources: tuple[str, ...], *flags: str) -> str:
@@ -182,7 +182,8 @@ def _library(
 def install_programs(directory: str, cache: str, complete: bool) -> None:
     """Put nvidia-smi and the small programs into `directory`."""
     os.makedirs(directory, exist_ok=True)
-    place(compiled(cache, ("smi.c",)), os.path.join(directory, "nvidia-smi"), 0o755)
+    for name, source in (("nvidia-smi", "smi.c"), ("nvidia-cuda-mps-control", "mps.c")):
+        place(compiled(cache, (source,)), os.path.join(directory, name), 0o755)
     for name in (*PROGRAMS, *(IMEX_PROGRAMS if complete else ())):
         place(compiled(cache, ("tool.c",)), os.path.join(directory, name), 0o755)
 

@@ -21,6 +21,7 @@ ENDS = (";", ",", ":", " (", " [[")
 # What a program passes on: the sentence of another place of the source, or of the kernel.
 PASSED_ON = {
     "plugin/gpuplugin/explain.py: refusal['sentence']",
+    "plugin/gpuplugin/mps_supervisor.py: found['error']['sentence']",
     "plugin/gpuplugin/offer.py: snapshot['error']['sentence']",
     "plugin/gpuplugin/refresh.py: lines[-1][1]",
     "hook/gpuhook/systemd.py: error.strerror",

@@ -48,7 +48,11 @@ ROOMS = {
         "ground resources gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
     ),
     "allocation": ("gpuplugin.allocation gpuplugin.cdi", "ground cdi resources"),
-    "mps": ("gpuplugin.mps", "ground"),
+    "mps": ("gpuplugin.mps", "ground inventory"),
+    "supervisor": (
+        "gpuplugin.mps_supervisor gpuplugin.mps_control gpuplugin.compute_mode gpuplugin.limits",
+        "ground inventory resources mps",
+    ),
     "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
         "gpuplugin.check gpuplugin.explain",
@@ -56,7 +60,8 @@ ROOMS = {
     ),
     "plugin": (
         "gpuplugin",
-        "ground inventory cli kubelet resources settings allocation offer told gpushim.nvidia.device_plugin_keys",
+        "ground inventory cli kubelet resources settings allocation offer told supervisor "
+        "gpushim.nvidia.device_plugin_keys",
     ),
 }
 # What is not so yet. Whoever changes it takes the line out here; a new one needs a better place for the code instead.

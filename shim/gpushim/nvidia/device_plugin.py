@@ -20,6 +20,7 @@ _TRUE, _FALSE = (
     ("1", "t", "T", "TRUE", "true", "True"),
     ("0", "f", "F", "FALSE", "false", "False"),
 )  # strconv.ParseBool
+FILES = ("config-file", "profile-file")  # which flags and variables may name from the current directory
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,15 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         raise GpushimError(f"{path} is no mapping of YAML or JSON; it begins with version: v1", CONFIG)
-    version = found.get("version", "v1")
+    check_version(found, path)
+    return found
+
+
+def check_version(file: Mapping[str, Any], path: str) -> None:
+    """Refuse a file, or a profile of it, of another version."""
+    version = file.get("version", "v1")
     if version != "v1":
         raise GpushimError(f'{path} has the version "{quote(str(version))}"; only v1 is known', CONFIG)
-    return found
 
 
 def by_flag(setting: Setting, flags: Mapping[str, Sequence[str]]) -> Given | None:
@@ -135,6 +141,8 @@ def _keys(table: Mapping[str, Any], before: str = "") -> Iterator[str]:
 def _read(setting: Setting, given: str, where: str) -> Given:
     """Read a value as flags and variables have it."""
     kind, value = setting.rule["type"], given
+    if setting.key in FILES and given:
+        value = os.path.abspath(given)
     if kind == "boolean":
         if given not in (*_TRUE, *_FALSE):
             raise GpushimError(f'{where} is "{quote(given)}"; write true or false', CONFIG)

@@ -13,6 +13,7 @@ from typing import Any
 from gpushim import policy
 
 SECTION = "device-plugin"
+_VARIABLE = "gpushim-device-plugin has that variable, too, and no key for it; set it in its unit"
 _SPEC = "the CDI spec is gpushim's, with gpushim's hook"
 
 
@@ -21,7 +22,7 @@ class Setting:
     """A setting of NVIDIA's plugin, or of ours alone.
 
     Attributes:
-        key: in [device-plugin]; "" if nothing here does it.
+        key: in [device-plugin], or of a variable alone; "" if nothing here does it.
         flags: on the command line, without dashes, the first as it is shown.
         variables: its names in the environment.
         file: its place in NVIDIA's file, a dotted path; "" if it is not there.
@@ -39,7 +40,7 @@ class Setting:
     @property
     def rule(self) -> dict[str, Any]:
         """What the schema says of its value."""
-        found: dict[str, Any] = schema()[self.key] if self.key else {"type": "string"}
+        found: dict[str, Any] = schema().get(self.key, {"type": "string", "default": self.default})
         return found
 
 
@@ -79,6 +80,10 @@ SETTINGS = (
         ("KUBELET_SOCKET",),
         why="kubelet's socket, instead of --kubelet-dir: device-plugins/kubelet.sock in it.",
     ),
+    Setting("config-file", ("config-file",), ("CONFIG_FILE",)),
+    Setting("profile-file", ("profile-file",), ("PROFILE_FILE",)),
+    Setting("disable-healthchecks", (), ("DP_DISABLE_HEALTHCHECKS",), why=_VARIABLE),
+    Setting("enable-healthchecks", (), ("DP_ENABLE_HEALTHCHECKS",), why=_VARIABLE),
     Setting(
         "",
         ("driver-root", "nvidia-driver-root"),
@@ -120,12 +125,10 @@ SETTINGS = (
     ),
     Setting("", ("cdi-feature-flags",), ("CDI_FEATURE_FLAGS",), why=_SPEC),
     Setting("", ("cdi-disable-hooks",), ("CDI_DISABLE_HOOKS",), why=_SPEC),
-    Setting("", ("mps-root",), ("MPS_ROOT",), "flags.mpsRoot", "MPS is not offered"),
-    Setting("", (), ("DP_DISABLE_HEALTHCHECKS",), why="no XID makes a device unhealthy"),
-    Setting("", (), ("DP_ENABLE_HEALTHCHECKS",), why="no XID makes a device unhealthy"),
+    Setting("", ("mps-root",), ("MPS_ROOT",), "flags.mpsRoot", "pipes of MPS are in /run/gpushim/mps"),
 )
 # Of NVIDIA's file, what is read elsewhere, or belongs to its GPU feature discovery.
-OTHER_KEYS = ("version", "sharing", "resources", "flags.gfd", "flags.useNodeFeatureAPI")
+OTHER_KEYS = ("version", "sharing", "profiles", "default", "resources", "flags.gfd", "flags.useNodeFeatureAPI")
 
 
 @lru_cache(maxsize=1)

@@ -15,24 +15,26 @@ from gpushim.cdi import text
 from gpushim.engines import files
 from gpushim.errors import CONFIG, GpushimError
 from gpushim.nvidia import device_plugin
-from gpushim.nvidia.device_plugin import Given
+from gpushim.nvidia.device_plugin import FILES, Given
 from gpushim.nvidia.device_plugin_keys import OTHER_KEYS, SECTION, SETTINGS, Setting
 from gpushim.nvidia.migrate import Row, written
 from gpushim.nvidia.migrate_keys import GIVEN_UP
 
 PROGRAM, IMAGE = "nvidia-device-plugin", "k8s-device-plugin"
 FILE_FLAG, FILE_VARIABLE = "config-file", "CONFIG_FILE"
-# Settings without a key in [device-plugin], by their first variable: those of [driver], and those that are lost.
+# Settings of [driver], by their first variable.
 _DRIVER = {"NVIDIA_DRIVER_ROOT": "root", "NVIDIA_DEV_ROOT": "dev-root"}
-_LOST = {"MPS_ROOT", "DP_ENABLE_HEALTHCHECKS"}
 _VARIABLES = {name for setting in SETTINGS for name in setting.variables} | {FILE_VARIABLE}
 _FLAGS = {flag for setting in SETTINGS for flag in setting.flags} | {FILE_FLAG}
 _SWITCHES = {flag for setting in SETTINGS if setting.rule["type"] == "boolean" for flag in setting.flags}
 _UNKNOWN = f"{GIVEN_UP}: neither gpushim nor NVIDIA's device plugin 0.20 knows it"
+_IN_FILE = f"{GIVEN_UP}: config.toml has none; let config-file under [device-plugin] name this file"
 _OTHER = {
     "version": "not needed: config.toml has no version",
     "resources": "not needed: NVIDIA's device plugin does not follow it either",
-    "sharing": f"{GIVEN_UP}: config.toml has no sharing; gpushim-device-plugin --config-file reads this file",
+    "sharing": _IN_FILE,
+    "profiles": _IN_FILE,
+    "default": _IN_FILE,
     "flags": "not needed: it belongs to GPU feature discovery, which reads it itself",
 }
 
@@ -93,6 +95,8 @@ def _of_container(container: dict[str, Any]) -> Iterator[Row]:
         elif name in _VARIABLES and isinstance(value, str):
             variables[name] = value
     for setting in SETTINGS:
+        if setting.key in FILES:  # paths in the container
+            continue
         flag, variable = device_plugin.by_flag(setting, flags), device_plugin.by_variable(setting, variables)
         if flag:
             yield _row(flag.where, setting, flag)
@@ -129,8 +133,9 @@ def _row(name: str, setting: Setting, given: Given) -> Row:
     section, key = (SECTION, setting.key) if setting.key else ("driver", _DRIVER.get(first, ""))
     # That NVIDIA's plugin has the default says nothing of this host, whose config.toml may know better.
     if not key or (section == "driver" and given.value == setting.default):
-        lost = first in _LOST and given.value != setting.default
-        return Row(name, given.value, f"{GIVEN_UP if lost else 'not needed'}: {setting.why}")
+        return Row(name, given.value, f"not needed: {setting.why}")
+    if key not in policy.schema()["properties"][section]["properties"]:
+        return Row(name, given.value, f"{GIVEN_UP}: {setting.why}")
     for trouble in policy.troubles(
         given.value, policy.schema()["properties"][section]["properties"][key], given.where
     ):

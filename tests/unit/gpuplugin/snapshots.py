@@ -42,6 +42,7 @@ def snapshot(gpus: list[dict[str, Any]], migs: list[dict[str, Any]] | None = Non
         "looked": 0,
         "source": "nvml",
         "error": None,
+        "stamp": {"module": "580", "gpus": {}},
         "gpus": gpus,
         "mig": migs or [],
         "missing": [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from gpuplugin import allocation, resources
 from gpuplugin.allocation import ANNOTATIONS, CRI, ENVVAR, MOUNTS, Ways
 from gpuplugin.resources import Device
+from gpuplugin.sharing import Share
 from gpushim.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
@@ -136,7 +138,7 @@ def test_no_devices_are_no_error() -> None:
     ],
 )
 def test_what_two_resources_in_a_container_come_to_is_said(ways: list[str], names: list[str], said: bool) -> None:
-    notes = allocation.clash(Ways(ways=ways), dict.fromkeys(names, []))
+    notes = allocation.clash(Ways(ways=ways), {name: [] for name in names})
     assert [", ".join(names) in note and "choose volume-mounts or cdi-cri" in note for note in notes] == [True] * said
 
 
@@ -208,3 +210,67 @@ def test_an_answer_takes_less_than_a_millisecond() -> None:
 
     assert len(devices) == 560
     assert min(once() for _ in range(20)) < 0.001
+
+
+def shared(index: int, number: int, **more: Any) -> Device:
+    """A replica of a GPU."""
+    name = uuid(index)
+    return Device(f"{name}::{number}", name, str(index), index, share=Share(**{"kind": "time-slicing", **more}))
+
+
+def checked(*devices: Device) -> list[str]:
+    return [one.uuid for one in allocation.check([one.id for one in devices], GPU, by_id([*devices]))]
+
+
+def test_a_single_replica_is_all_that_a_container_gets() -> None:
+    assert checked(shared(0, 1, single=True)) == [uuid(0)]
+    with pytest.raises(GpushimError, match="which is shared, and failRequestsGreaterThanOne is true"):
+        checked(shared(0, 1, single=True), shared(1, 0, single=True))
+
+
+def test_distinct_replicas_are_of_different_gpus() -> None:
+    assert checked(shared(0, 1, distinct=True), shared(1, 1, distinct=True)) == [uuid(0), uuid(1)]
+    said = f"asks for 3 of {GPU}, each on another GPU .* 2 of those that kubelet has chosen are on {uuid(1)}: fewer"
+    with pytest.raises(GpushimError, match=said):
+        checked(*(shared(gpu, number, distinct=True) for gpu, number in ((0, 0), (1, 0), (1, 1))))
+
+
+def test_a_container_has_one_daemon_of_mps() -> None:
+    one, two = shared(0, 0, kind="mps", group="a"), shared(1, 0, kind="mps", group="b")
+    assert checked(one, shared(1, 0, kind="mps", group="a")) == [uuid(0), uuid(1)]
+    for other in (two, shared(1, 0)):
+        with pytest.raises(GpushimError, match="are not all of one MPS daemon"):
+            checked(one, other)
+
+
+EVERY = [list(ways) for size in (1, 2, 3, 4) for ways in combinations(allocation.WAYS, size)]
+
+
+@pytest.mark.parametrize("ways", EVERY, ids=",".join)
+def test_a_client_of_mps_is_told_its_daemon_in_every_way(ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", "/var/state")
+    device = shared(0, 3, kind="mps", group="gpu-2", memory=2048, threads=25)
+    with_it, without = (
+        allocation.answer([one], GPU, Ways(ways=ways)) for one in (device, replace(device, share=None))
+    )
+    assert with_it["envs"] == {**without["envs"], "CUDA_MPS_PIPE_DIRECTORY": "/run/gpushim/mps/gpu-2/pipe"}
+    pipes = {"container_path": "/run/gpushim/mps/gpu-2/pipe", "host_path": "/var/state/mps/gpu-2/pipe"}
+    shm = {"container_path": "/dev/shm", "host_path": "/var/state/mps/gpu-2/shm"}
+    assert with_it["mounts"] == [*without.get("mounts", []), {**pipes, "read_only": True}, shm]
+    assert "::" not in str(with_it)
+    assert {key: with_it[key] for key in without if key not in ("envs", "mounts")} == {
+        key: without[key] for key in without if key not in ("envs", "mounts")
+    }
+
+
+def test_a_slice_tells_the_container_its_limits() -> None:
+    slices = [shared(n, 0, kind="mps", group="g", memory=2048, threads=25, sliced=True) for n in (0, 1)]
+    envs = allocation.answer(slices, GPU, Ways())["envs"]
+    assert envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{uuid(0)}=2048M,{uuid(1)}=2048M"
+    assert envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+
+
+def test_two_resources_of_which_one_is_of_mps_are_said() -> None:
+    there = {GPU: [DEVICES[uuid(0)]], "nvidia.com/m": [shared(1, 0, kind="mps", group="m")]}
+    (note,) = allocation.clash(Ways(ways=[CRI]), there)
+    assert note.startswith("a container that asks for one of nvidia.com/m and for another resource can use")

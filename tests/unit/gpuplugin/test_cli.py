@@ -65,7 +65,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Node:
 def test_check_says_what_would_be_registered(node: Node) -> None:
     node.build([{}, {"mig": [(1, 0, "3g.20gb")]}, {}], '[device-plugin]\nmig-strategy = "mixed"\nexclude = ["2"]\n')
     said = node.run("--check", "-gds-enabled", MPS_ROOT="/run/mps")
-    assert "note: MPS_ROOT is read and does nothing: MPS is not offered" in said
+    assert "note: MPS_ROOT is read and does nothing: pipes of MPS are in /run/gpushim/mps" in said
     assert said.count("note: a container that asks for two of nvidia.com/gpu, nvidia.com/mig-3g.20gb gets") == 1
     assert re.search(r"^nvidia.com/gpu: 1 of 1 can be given out\nDEVICE .*\nGPU-\S+ +0 ", said, re.M)
     assert re.search(r"^nvidia.com/mig-3g.20gb: 1 of 1 can be given out\nDEVICE .*\nMIG-\S+ +1:0 ", said, re.M)
@@ -195,3 +195,37 @@ def test_flags_as_a_go_program_takes_them() -> None:
         "--mig-strategy=single", "--pass-device-specs=true", "--gds-enabled=false", "--mofed-enabled=true",
         "x", "-h", "--",
     ]  # fmt: skip
+
+
+def sharing(node: Node, text: str) -> str:
+    """Write a file of NVIDIA's form; return the flag that names it."""
+    file = node.folder / "groups.yaml"
+    file.write_text(f"version: v1\nsharing: {text}\n")
+    return f"--config-file={file}"
+
+
+def test_check_says_how_each_resource_is_shared(two: Node) -> None:
+    row = "{name: gpu, devices: [0], replicas: 2, rename: gpu.dev, distinct: true, policy: packed}"
+    said = two.run("--check", sharing(two, f"{{timeSlicing: {{resources: [{row}]}}}}"))
+    assert "nvidia.com/gpu.dev here, and pods ask for that; NVIDIA's plugin drops rename" in said
+    assert "what devices does not name stays whole, and nvidia.com/gpu; NVIDIA's plugin drops devices" in said
+    assert "nvidia.com/gpu.dev: 2 of 2 can be given out\nshared: 0 by time-slicing, 2 of each; a" in said
+    assert "at most (distinct); packed\n" in said
+    assert "nvidia.com/gpu: 1 of 1 can be given out\nDEVICE" in said
+
+
+def test_check_says_what_limits_a_slice_of_mps_has(two: Node) -> None:
+    row = "{name: gpu, devices: [1], slices: [{name: half, memory: 1Gi, threads: 50, count: 2}]}"
+    said = two.run("--check", sharing(two, f"{{mps: {{resources: [{row}]}}}}"))
+    limits = "1024 MiB and 50 % of the threads for a process, which the container is told and may override"
+    assert f"shared: 1 by MPS (gpushim-mps@gpu.service), {limits}, 2 of each; a container gets one" in said
+    assert "nvidia.com/half: 0 of 2 can be given out" in said
+    assert "a container that asks for one of nvidia.com/half and for another resource" in said
+
+
+def test_explain_says_how_what_a_container_gets_is_shared(two: Node) -> None:
+    flag = sharing(two, "{timeSlicing: {resources: [{name: gpu, replicas: 2, distinct: true}]}}")
+    said = two.run("--explain=gpu=2", flag)
+    assert "shared: 0, 1 by time-slicing, 1 of each; a container gets one of each at most (distinct)" in said
+    assert "::" not in said.partition("The container's configuration gets:")[2]
+    assert "each on another GPU or MIG instance (distinct is true)" in two.run("--explain=gpu=3", flag, code=10)

@@ -180,6 +180,26 @@ def test_two_replicas_are_of_two_instances() -> None:
     assert shared(replicas, packed=True)(ids, [], 5) == ids[:5]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_distinct_replicas_are_of_different_gpus(packed: bool) -> None:
+    replicas = resources.replicated(whole(4), 3)
+    ids = [device.id for device in replicas]
+    choose = shared(replicas, packed=packed, distinct=True)
+    assert {name.partition("::")[0] for name in choose(ids, [], 4)} == {uuid(n) for n in range(4)}
+    assert choose([ids[0], ids[1], *ids[2:9]], [ids[0]], 2)[1] in ids[3:9]
+    assert len(choose([*ids[:3], ids[3]], [], 3)) == 3  # more than there are: Allocate refuses it
+
+
+def test_distinct_replicas_are_packed_or_spread() -> None:
+    replicas = resources.replicated(whole(3), 3)
+    free = [device.id for device in replicas][2:8]  # one is left of the first, two of the last
+    packed, spread = (shared(replicas, packed=packed, distinct=True)(free, [], 2) for packed in (True, False))
+    assert [{name.partition("::")[0] for name in names} for names in (packed, spread)] == [
+        {uuid(0), uuid(2)},
+        {uuid(1), uuid(2)},
+    ]
+
+
 def test_a_choice_of_replicas_takes_no_square_of_them() -> None:
     replicas = resources.replicated(whole(8), 1000)
     ids = [device.id for device in replicas]

@@ -143,18 +143,17 @@ def test_what_means_nothing_in_sharing_is_said_of_so_much(file: Any) -> None:
 def test_what_means_nothing_is_said(file: Any) -> None:
     content = {"migStrateggy": "none", "mpsRoot": "/m", "nvidiaDriverRoot": "/", "gfd": {"oneshot": True}}
     path = file({"flags": content, "resources": {"gpus": []}, **{f"x{number}": 1 for number in range(17)}})
-    found = settings.resolve({"dev-root": ["/d"]}, {"DP_DISABLE_HEALTHCHECKS": "all"}, {}, path).notes
-    assert found[:4] == [
+    found = settings.resolve({"dev-root": ["/d"]}, {}, {}, path).notes
+    assert found[:3] == [
         "--dev-root is read and does nothing: dev-root under [driver] of config.toml counts",
-        f"{path}: flags.mpsRoot is read and does nothing: MPS is not offered",
-        "DP_DISABLE_HEALTHCHECKS is read and does nothing: no XID makes a device unhealthy",
+        f"{path}: flags.mpsRoot is read and does nothing: pipes of MPS are in /run/gpushim/mps",
         f"{path}: flags.migStrateggy means nothing; is flags.migStrategy meant?",
     ]
     assert found[-2:] == [
         f"{path}: 2 more keys mean nothing",
         f"{path}: resources is read and does nothing, as in NVIDIA's plugin",
     ]
-    assert len(found) == 4 + 15 + 2
+    assert len(found) == 3 + 15 + 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("NVIDIA_CTK_PATH", "/x"), ("CONTAINER_DRIVER_ROOT", "/x")])
@@ -168,10 +167,24 @@ def test_variables_of_other_programs_are_none(name: str) -> None:
     assert settings.resolve({}, {name: "x"}, {}, "") == settings.resolve({}, {}, {}, "")
 
 
+@pytest.mark.parametrize("way", ["disable", "enable"])
+def test_what_health_checks_leave_out_is_a_variable_alone(way: str) -> None:
+    found = settings.resolve({}, {f"DP_{way.upper()}_HEALTHCHECKS": "79,all"}, {})
+    assert (found.values[f"{way}-healthchecks"], found.notes) == ("79,all", [])
+    assert values()[f"{way}-healthchecks"] == ""
+
+
+def test_the_file_may_be_named_by_flag_variable_and_config_toml(file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file({"flags": {"gdsEnabled": True}})
+    monkeypatch.chdir(Path(path).parent)
+    assert values(section={"config-file": path})["gds"]
+    assert values({}, {"CONFIG_FILE": "config.yaml"}, {"config-file": "/none"})["gds"]
+    assert values({"config-file": ["config.yaml"]}, {"CONFIG_FILE": "/none"})["config-file"] == path
+
+
 def test_each_key_of_config_toml_has_a_flag() -> None:
-    assert {setting.key for setting in SETTINGS} - {""} == policy.schema()["properties"]["device-plugin"][
-        "properties"
-    ].keys()
+    keys = policy.schema()["properties"]["device-plugin"]["properties"].keys()
+    assert {setting.key for setting in SETTINGS if setting.flags} - {""} == keys
     flags = [flag for setting in SETTINGS for flag in setting.flags]
     assert len(flags) == len(set(flags))
 
@@ -181,5 +194,5 @@ def test_the_documentation_has_the_table() -> None:
     rows = re.findall(
         r"^\| `([a-z-]+)` \| `--([a-z-]+)` \| (?:`([A-Z_]+)`)? ?\| (?:`([A-Za-z.]+)`)? ?\|$", page, re.M
     )
-    wanted = [(one.key, one.flags[0], "".join(one.variables[:1]), one.file) for one in SETTINGS if one.key]
-    assert rows == wanted
+    keys = [setting for setting in SETTINGS if setting.key and setting.flags]
+    assert rows == [(one.key, one.flags[0], "".join(one.variables[:1]), one.file) for one in keys]

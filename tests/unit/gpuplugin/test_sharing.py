@@ -63,6 +63,16 @@ def test_mps_refuses_two_of_a_container_unless_it_is_told_not_to(said: Any, sing
     assert (found.single, found.mps) == (single, Mps(8192, 25, multi_user=True))
 
 
+def test_an_entry_says_otherwise_than_its_section() -> None:
+    key = "failRequestsGreaterThanOne"
+    rows = [
+        entry(devices=[n], rename=f"n{n}", **({} if said is None else {key: said}))
+        for n, said in enumerate([None, False])
+    ]
+    assert [one.single for one in groups(sliced(*rows, **{key: True}))] == [True, False]
+    assert [one.single for one in groups(by_mps(*rows))] == [True, False]
+
+
 def test_slices() -> None:
     rows = [{"name": "gpu.20gb", "memory": "20Gi", "threads": 50}, {"name": "b", "memory": "512Mi", "count": 3}]
     (found,) = groups(by_mps({"name": "gpu", "slices": rows}))
@@ -103,6 +113,12 @@ SLICE = {"name": "a", "memory": "1Gi"}
         (sliced(entry(devices=["all"])), "devices is .*; write how many"),
         (sliced(entry(devices=["nvidia.com/gpu=0"])), "devices is .*; write how many"),
         (sliced(entry(devices=["GPU-0::1"])), "devices is .*; write how many"),
+        (
+            sliced(entry(devices=[60])),
+            "devices is .60.; write .* MIG indices in quotes",
+        ),
+        (sliced(entry(devices=[-1])), "devices is .-1.; write how many"),
+        (sliced(entry(devices=[True])), "devices is .True.; write how many"),
         (sliced(entry(devices=[["0"]])), "devices is .*; write how many"),
         (by_mps({"name": "mig-1g.5gb", "replicas": 2}), "MPS shares whole GPUs, no MIG instances"),
         (by_mps(entry(memory=8)), "memory is 8; write it with Mi or Gi"),
@@ -117,7 +133,7 @@ SLICE = {"name": "a", "memory": "1Gi"}
         (sliced(GPU, {"name": "gpu", "replicas": 2}), "nvidia.com/gpu in two entries, of which one takes all"),
         (sliced(GPU, entry(devices=[0])), "nvidia.com/gpu in two entries, of which one takes all"),
         ({**sliced(entry(devices=[0], rename="x")), **by_mps(GPU)}, "in two entries, of which one takes all"),
-        (sliced(entry(devices=[0], distinct=True), entry(devices=[1])), "become nvidia.com/gpu and differ in"),
+        (sliced(entry(devices=[0], distinct=True), entry(devices=[1])), "become nvidia.com/gpu, and differ in"),
         (sliced(GPU, renameByDefault="yes"), "f: sharing.timeSlicing: renameByDefault is yes; write true or false"),
         (sliced(GPU, failRequestsGreaterThanOne=1), "failRequestsGreaterThanOne is 1; write true or false"),
     ],

@@ -103,11 +103,11 @@ def test_the_warnings_name_both_ways_out(ours: Path) -> None:
 
 
 def test_the_device_plugin_too(ours: Path, tmp_path: Path) -> None:
-    (tmp_path / "plugin.yaml").write_text("flags: {migStrategy: mixed, mpsRoot: /run/mps}")
+    (tmp_path / "plugin.yaml").write_text("flags: {migStrategy: mixed}\nsharing: {mps: {resources: []}}")
     words = ("--device-plugin", str(tmp_path / "plugin.yaml"), "--write")
     result = run(*words, code=17)
     assert "device plugin:\nSETTING " in result.stdout
-    assert f"{tmp_path}/plugin.yaml has what gpushim has no equivalent for: flags.mpsRoot" in result.stderr
+    assert f"{tmp_path}/plugin.yaml has what gpushim has no equivalent for: sharing" in result.stderr
     assert '[device-plugin]\nmig-strategy = "mixed"\n' in ours.read_text()
     data = json.loads(run(*words, "--format", "json", code=17).stdout)
-    assert [row["key"] for row in data["device-plugin"]] == ["flags.migStrategy", "flags.mpsRoot"]
+    assert [row["key"] for row in data["device-plugin"]] == ["flags.migStrategy", "sharing"]

@@ -71,10 +71,10 @@ def test_a_configuration(become: Any) -> None:
     assert found["flags.failOnInitError"] == "[device-plugin] fail-on-init-error = true, the default"
     assert found["flags.nvidiaDriverRoot"] == '[driver] root = "/run/nvidia/driver"'
     assert found["flags.plugin.deviceListStrategy"] == '[device-plugin] device-list-strategy = ["envvar", "cdi-cri"]'
-    assert found["flags.mpsRoot"] == "left out: MPS is not offered"
-    assert found["sharing"].startswith("left out: config.toml has no sharing; ")
+    assert found["flags.mpsRoot"] == "not needed: pipes of MPS are in /run/gpushim/mps"
+    assert found["sharing"].startswith("left out: config.toml has none; ")
     assert found["flags.plugin.typo"].startswith("left out: neither gpushim nor")
-    needless = {"version", "resources", "flags.gfd", "flags.plugin.nvidiaCTKPath"}
+    needless = {"version", "flags.mpsRoot", "resources", "flags.gfd", "flags.plugin.nvidiaCTKPath"}
     assert {key for key, value in found.items() if value.startswith("not needed: ")} == needless
 
 

@@ -1,0 +1,243 @@
+"""What is known against each GPU, and the file that keeps it while the plugin is not running.
+
+The file is for the same start of the host only: it says which. Out of scope: what becomes a cause, and when it ends
+(health.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import stat
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuplugin import xids
+from gpushim import stamp
+from gpushim.errors import quote
+from gpushim.logs import logger
+from gpushim.replace import replace
+
+VERSION = 1
+LIMIT = 4 << 20  # bytes of the file; GPUS times CAUSES causes of less than 400 bytes are 3.3 MB
+GPUS = 256
+CAUSES = 32  # of a GPU
+OTHERS = 9  # of them, that are no XIDs, and FURTHER
+FURTHER = "xid further"  # the cause that stands for all XIDs that a GPU has no room for
+# Failed polls in a row that count. "Lost" is never a blip: NVML_ERROR_GPU_IS_LOST is the driver's last word. A call
+# may fail once while the driver is busy; two polls are 6 s, of the 10 s in which a lost GPU is to be marked.
+ROW = {"gone": 2, "error": 2}
+FINE = (0, 5)  # recovery actions: none, and the one that does not concern the GPU itself (reason.ACTIONS)
+LONGEST = 128  # characters of a UUID, or of the name of a child
+MODE = 0o600
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_TYPES: dict[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "since": (int, float),
+    "last": (int, float),
+    "number": (int,),
+    "gi": (int, type(None)),
+    "ci": (int, type(None)),
+    "ends": (str,),
+    "seen": (int,),
+    "told": (bool,),
+    "why": (str,),
+}
+
+
+@dataclass
+class Cause:
+    """Something that keeps a GPU or a MIG instance from being handed out.
+
+    Attributes:
+        kind: one of Reason's.
+        since: when it was first seen, in seconds since the epoch.
+        last: when it was last seen.
+        number: the XID, or the recovery action.
+        gi: the GPU instance that alone it concerns; None: the whole GPU.
+        ci: the compute instance that alone it concerns; None: the whole GPU instance.
+        ends: one of xids.TIME, ACTION, AGAIN; "": when a poll does not see it.
+        seen: how many polls in a row saw it.
+        told: whether the driver has asked for a recovery action since.
+        why: words of NVML or of the plugin, quoted.
+    """
+
+    kind: str
+    since: float
+    last: float
+    number: int = 0
+    gi: int | None = None
+    ci: int | None = None
+    ends: str = ""
+    seen: int = 1
+    told: bool = False
+    why: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Say whether it was seen often enough."""
+        return self.seen >= ROW.get(self.kind, 1)
+
+    def over(self, action: int | None, now: float) -> bool:
+        """Say whether what an event caused has ended.
+
+        Args:
+            action: the driver's recovery action, at a poll that the GPU has answered well; None: not told.
+            now: the time of the poll.
+        """
+        if self.ends == xids.TIME:
+            return now - self.last >= xids.TRANSIENT
+        healed = action in FINE and now - self.last >= xids.SETTLE
+        return healed and (self.told or self.ends == xids.ACTION)
+
+
+@dataclass
+class Known:
+    """A GPU.
+
+    Attributes:
+        causes: by a name that the same cause has when it comes again.
+        binding: what changes when the driver is loaded or bound to the GPU anew.
+        gone: since when the host does not have it; None while it has.
+    """
+
+    causes: dict[str, Cause] = field(default_factory=dict)
+    binding: list[str | int | None] = field(default_factory=list)
+    gone: float | None = None
+
+    def bind(self, module: str | None, inode: int | None) -> bool:
+        """Take the driver's version and the binding's inode number, and say whether the driver is another one now.
+
+        There is no inode while the GPU is bound to no driver.
+        """
+        old = self.binding or [None, None]
+        self.binding = [module or old[0], inode if inode is not None else old[1]]
+        return any(one is not None and one != other for one, other in zip(old, self.binding))
+
+
+@dataclass
+class State:
+    """All that is known.
+
+    Attributes:
+        boot: the host's boot id.
+        gpus: by UUID.
+        blind: causes that concern all GPUs, by the child that does not watch them.
+        held: why an administrator holds the devices back, and since when; None if not.
+    """
+
+    boot: str
+    gpus: dict[str, Known] = field(default_factory=dict)
+    blind: dict[str, Cause] = field(default_factory=dict)
+    held: Cause | None = None
+
+    def find(self, uuid: Any, here: set[str]) -> Known | None:
+        """Find a GPU, or begin to know it; None if that is no UUID, or there are too many.
+
+        Args:
+            uuid: of the GPU.
+            here: those that the host has; others make room.
+        """
+        if not isinstance(uuid, str) or not 0 < len(uuid) <= LONGEST:
+            return None
+        if uuid not in self.gpus and len(self.gpus) >= GPUS:
+            other = next((one for one in self.gpus if one not in here), None)
+            if other is None:
+                return None
+            del self.gpus[other]
+        return self.gpus.setdefault(uuid, Known())
+
+
+def boot_id() -> str:
+    """Return the id of this start of the host; "" if the kernel does not tell."""
+    try:
+        with open(stamp.BOOT_ID, encoding="ascii") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""
+
+
+def load(path: str, boot: str) -> State:
+    """Read the state of this start of the host; if there is none that can be trusted, begin anew, and say so."""
+    try:
+        fd = os.open(path, _OPEN)
+    except FileNotFoundError:
+        return State(boot)
+    except OSError as error:
+        return _anew(path, boot, str(error.strerror))
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or stamp.others_may(status):
+            return _anew(path, boot, "it is no file that only root can write to")
+        data = file.read(LIMIT + 1)
+    try:
+        found = _state(json.loads(data)) if len(data) <= LIMIT else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        found = None
+    if found is None:
+        return _anew(path, boot, "it is not what gpushim-device-plugin writes")
+    return found if found.boot == boot else State(boot)
+
+
+def save(path: str, state: State) -> None:
+    """Replace the file, whose directory is made if its parent is there.
+
+    Raises:
+        OSError: it cannot be written, or others could write to its directory.
+    """
+    folder = os.path.dirname(path)
+    try:
+        os.mkdir(folder)
+        os.chmod(folder, 0o755)  # noqa: S103 - as the state directory; mkdir minds the umask
+    except FileExistsError:
+        pass
+    if not stamp.ours(folder):
+        raise PermissionError(1, f"{folder} is no directory that only root can write to")
+    found = {"version": VERSION, **dataclasses.asdict(state)}
+    replace(path, json.dumps(found, separators=(",", ":")).encode(), MODE)
+
+
+def _anew(path: str, boot: str, why: str) -> State:
+    logger.warning("%s cannot be used, so reasons from before this start are lost: %s", quote(path), why)
+    return State(boot)
+
+
+def _state(found: Any) -> State:
+    if found["version"] != VERSION or not isinstance(found["boot"], str) or len(found["gpus"]) > GPUS:
+        raise ValueError
+    gpus = {_name(uuid): _known(known) for uuid, known in found["gpus"].items()}
+    blind = {_name(child): _cause(cause) for child, cause in found["blind"].items()}
+    return State(found["boot"], gpus, blind, found["held"] and _cause(found["held"]))
+
+
+def _known(found: Any) -> Known:
+    binding, gone = found["binding"], found["gone"]
+    if not isinstance(binding, list) or len(binding) > 2 or len(found["causes"]) > CAUSES:
+        raise ValueError
+    if gone is not None and not _finite(gone):
+        raise ValueError
+    return Known({_name(name): _cause(cause) for name, cause in found["causes"].items()}, binding, gone)
+
+
+def _cause(found: Any) -> Cause:
+    if found.keys() != _TYPES.keys():
+        raise ValueError
+    for name, value in found.items():
+        is_flag = isinstance(value, bool) and bool not in _TYPES[name]
+        if is_flag or not isinstance(value, _TYPES[name]) or (isinstance(value, str) and len(value) > LONGEST):
+            raise ValueError
+    if not _finite(found["since"]) or not _finite(found["last"]):
+        raise ValueError
+    return Cause(**found)
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and abs(value) < 1 << 40
+
+
+def _name(text: str) -> str:
+    if not 0 < len(text) <= LONGEST:
+        raise ValueError
+    return text

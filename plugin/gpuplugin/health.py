@@ -1,0 +1,299 @@
+"""Which GPUs and MIG instances are not to be handed out now, why, and since when.
+
+Takes the lines of the children that watch (watching.py), and keeps what follows in one file, so that a restart heals
+nothing. A reason ends when what caused it is gone: each cause says how (causes.Cause.ends).
+Out of scope: watching itself, telling kubelet, and MIG modes that change, which call for another look at the host.
+Budget: `heard` and `problems` look through the reasons of GPUs; a small file is written at most four times a second.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin import causes, reason, xids
+from gpuplugin.causes import Cause, Known
+from gpuplugin.reason import Reason
+from gpushim.errors import quote
+from gpushim.inventory.procfs import sysfs_name
+from gpushim.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpushim.model import Snapshot
+
+# Seconds.
+GRACE = 10.0  # that no GPU may be watched, as while a child starts again
+FORGET = 86400.0  # that a GPU's reasons are kept while the host does not have it
+SAVES = 0.25  # between two writes of the file
+
+
+class Health:
+    """The reasons of all GPUs. All times are seconds since the epoch.
+
+    Use: `problems` after each new snapshot, after each call that returns True, and every second or so.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: str, choice: xids.Choice | None = None, boot: str | None = None) -> None:
+        """Begin with what the file has.
+
+        Args:
+            path: <state directory>/device-plugin/health.json.
+            choice: which checks count; None: as usual.
+            boot: the host's boot id; None: ask the kernel.
+        """
+        self.path = path
+        self._choice = choice or xids.Choice()
+        self._state = causes.load(path, causes.boot_id() if boot is None else boot)
+        self._here: set[str] = set()  # UUIDs of the last snapshot
+        self._unsaved = self._said = False
+        self._saved = 0.0
+        self._changed = False
+        for known in self._state.gpus.values():  # the settings may have changed
+            for name, cause in list(known.causes.items()):
+                if not self._counts(cause):
+                    self._end(known, name)
+
+    def heard(self, line: dict[str, Any], now: float) -> bool:
+        """Take a line of a child; what is malformed is passed over.
+
+        Returns:
+            whether `problems` may have changed.
+        """
+        self._changed = False
+        if "xid" in line or "ecc" in line:
+            self._event(line, now)
+        elif isinstance(line.get("poll"), dict):
+            self._polled(line["poll"], line.get("gpus"), now)
+        elif "watching" in line:
+            unwatched = line.get("unwatched")
+            self._watched(unwatched if isinstance(unwatched, dict) else {}, now)
+        self.save()
+        return self._changed
+
+    def blind(self, child: str, why: str, now: float, gpus: Iterable[str] | None = None) -> bool:
+        """Say that a child does not watch.
+
+        Args:
+            child: "events" or "polls".
+            why: a clause.
+            now: the time.
+            gpus: whose calls fail or hang; at once a reason. None: the child does not run; a reason after GRACE.
+
+        Returns:
+            whether `problems` may have changed.
+        """
+        self._changed = False
+        if self._choice.checks:
+            if gpus is None and child not in self._state.blind:
+                self._state.blind[child] = Cause("blind", now, now, why=quote(f"{child}: {why}"))
+                self._touch()
+            for uuid in gpus or ():
+                known = self._state.find(uuid, self._here)
+                if known:
+                    self._add(known, f"blind {child}", Cause("blind", now, now, why=quote(f"{child}: {why}")))
+        self.save()
+        return self._changed
+
+    def sees(self, child: str, gpus: Iterable[str] | None = None) -> bool:
+        """Say that a child watches: these GPUs, or all. Its own lines say so, too.
+
+        Returns:
+            whether `problems` may have changed.
+        """
+        self._changed = False
+        self._sees(child, gpus)
+        self.save()
+        return self._changed
+
+    def hold(self, why: str, now: float) -> None:
+        """Hold all devices back, for a reason such as "released by gpushim device-plugin release"."""
+        if not self._state.held:
+            self._state.held = Cause("held", now, now, why=quote(why))
+            self._touch()
+        self.save()
+
+    def let_go(self) -> None:
+        """Hold them back no more."""
+        if self._state.held:
+            self._state.held = None
+            self._touch()
+        self.save()
+
+    @property
+    def held(self) -> bool:
+        """Say whether an administrator holds the devices back, maybe since before the plugin's start."""
+        return self._state.held is not None
+
+    def problems(self, snapshot: Snapshot, now: float) -> dict[str, list[Reason]]:
+        """List the reasons of each device that has any, the oldest first.
+
+        Args:
+            snapshot: what the host has; may end reasons of GPUs whose driver was loaded anew.
+            now: the time.
+
+        Returns:
+            by UUID of the GPU, and of each MIG instance, to which the reasons of its GPU apply, too.
+        """
+        if not snapshot["error"]:
+            self._adopt(snapshot, now)
+        found: dict[str, list[Reason]] = {}
+        for gpu in (one for one in snapshot["gpus"] if one["uuid"]):
+            uuid = gpu["uuid"]
+            reasons = self._reasons(uuid, now)
+            found[uuid] = [one for one in reasons if one.gi is None]
+            for mig in (one for one in snapshot["mig"] if one["gpu"] == gpu["index"]):
+                found[mig["uuid"]] = [one for one in reasons if one.concerns(mig)]
+        return {uuid: reasons for uuid, reasons in found.items() if reasons}
+
+    def save(self, at_once: bool = False) -> None:
+        """Write the file if it is out of date; call it now and then, and with `at_once` at the end."""
+        now = time.monotonic()
+        if not self._unsaved or (not at_once and now - self._saved < SAVES):
+            return
+        self._saved = now
+        try:
+            causes.save(self.path, self._state)
+            self._unsaved = self._said = False
+        except OSError as error:
+            if not self._said:
+                logger.warning(
+                    "%s cannot be written, so a restart would forget why devices are unhealthy: %s", self.path, error
+                )
+            self._said = True
+
+    def _event(self, line: dict[str, Any], now: float) -> None:
+        """Take an XID, or an ECC error, of a GPU; of all of them if it is not known which."""
+        gpu, gi, ci = line.get("gpu"), _number(line.get("gi")), _number(line.get("ci"))
+        name, cause = "ecc", Cause("ecc", now, now, ends=xids.ACTION)
+        if "xid" in line:
+            xid = _number(line["xid"])
+            if not xid:
+                return
+            ends = xids.verdict(xid).ends
+            if ends != xids.TIME or gi is None:  # a reset is of the whole GPU
+                gi = ci = None
+            name, cause = f"xid {xid} {gi} {ci}", Cause("xid", now, now, xid, gi, ci, ends)
+        for uuid in [gpu] if gpu else sorted(self._here):
+            known = self._state.find(uuid, self._here) if self._counts(cause) else None
+            if known:
+                self._add(known, name, replace(cause))
+
+    def _polled(self, poll: dict[str, Any], listed: Any, now: float) -> None:
+        for uuid in sorted({*poll, *self._here}):
+            found = poll.get(uuid)
+            gone = isinstance(listed, list) and uuid not in listed
+            known = self._state.find(uuid, self._here) if isinstance(found, dict) or gone else None
+            if known:
+                self._tested(known, found if isinstance(found, dict) else {}, gone, now)
+        self._sees(
+            "polls", [uuid for uuid, found in poll.items() if isinstance(found, dict) and not found.get("error")]
+        )
+
+    def _tested(self, known: Known, found: dict[str, Any], gone: bool, now: float) -> None:
+        """Compare what a poll found with what is known of a GPU; only one that it answers well ends a reason."""
+        error, rows, action = found.get("error"), found.get("rows"), _number(found.get("recovery"))
+        failures = {"lost": found.get("lost") is True, "gone": gone, "error": bool(error)}
+        for kind, failed in failures.items():
+            if failed or not any(failures.values()):
+                self._set(known, kind, failed, Cause(kind, now, now, why=quote(str(error or ""))))
+        if isinstance(rows, list) and len(rows) == 2:
+            self._set(known, "rows", bool(rows[1]), Cause("rows", now, now))
+        needed = action is not None and action not in causes.FINE
+        if action is not None:
+            self._set(known, "recovery", needed, Cause("recovery", now, now, action))
+        for name, cause in list(known.causes.items()):
+            cause.last = min(cause.last, now)  # the clock may be set back
+            if needed and cause.ends and not cause.told:
+                cause.told = self._unsaved = True
+            if cause.ends and not any(failures.values()) and cause.over(action, now):
+                self._end(known, name)
+
+    def _watched(self, unwatched: dict[Any, Any], now: float) -> None:
+        self._sees("events", [uuid for uuid in self._state.gpus if uuid not in unwatched])
+        for uuid, why in unwatched.items() if self._choice.checks else ():
+            known = self._state.find(uuid, self._here)
+            if known:
+                self._add(known, "blind events", Cause("blind", now, now, why=quote(f"events: {why}")))
+
+    def _sees(self, child: str, gpus: Iterable[str] | None) -> None:
+        if self._state.blind.pop(child, None):
+            self._touch()
+        for uuid in list(self._state.gpus) if gpus is None else gpus:
+            if uuid in self._state.gpus:
+                self._end(self._state.gpus[uuid], f"blind {child}")
+
+    def _counts(self, cause: Cause) -> bool:
+        return self._choice.counts(cause.number) if cause.kind == "xid" and cause.number else self._choice.checks
+
+    def _add(self, known: Known, name: str, cause: Cause) -> None:
+        """Keep a cause, or take note that it came again."""
+        if cause.kind == "xid" and name not in known.causes and len(known.causes) >= causes.CAUSES - causes.OTHERS:
+            name, cause = causes.FURTHER, Cause("xid", cause.since, cause.last, ends=xids.AGAIN)
+        old = known.causes.get(name)
+        if old:
+            old.last, old.told, self._unsaved = cause.last, False, True
+        elif len(known.causes) < causes.CAUSES:
+            known.causes[name] = cause
+            self._touch()
+
+    def _set(self, known: Known, kind: str, failed: bool, cause: Cause) -> None:
+        """Keep what a poll saw, or end it."""
+        old = known.causes.get(kind)
+        if not failed or not self._choice.checks or (old and old.number != cause.number):
+            self._end(known, kind)
+            old = None
+        if failed and self._choice.checks and not old:
+            known.causes[kind] = cause
+            self._touch()
+        elif old and not old.counts:
+            old.seen += 1
+            self._touch()
+
+    def _end(self, known: Known, name: str) -> None:
+        if known.causes.pop(name, None):
+            self._touch()
+
+    def _touch(self) -> None:
+        self._changed = self._unsaved = True
+
+    def _adopt(self, snapshot: Snapshot, now: float) -> None:
+        """End reasons by a driver loaded anew; forget GPUs that are gone for long."""
+        facts = snapshot["stamp"]
+        self._here = {gpu["uuid"] for gpu in snapshot["gpus"] if gpu["uuid"]}
+        for gpu in snapshot["gpus"]:
+            known = self._state.find(gpu["uuid"], self._here)
+            if known:
+                self._bind(known, facts["module"], facts["gpus"].get(sysfs_name(gpu["pci"])))
+        for uuid, known in list(self._state.gpus.items()):
+            if uuid in self._here:
+                known.gone = None
+            elif known.gone is None:
+                known.gone, self._unsaved = now, True
+            elif now - known.gone > FORGET or not known.causes:
+                del self._state.gpus[uuid]
+                self._unsaved = True
+
+    def _bind(self, known: Known, module: str | None, inode: int | None) -> None:
+        before = known.binding
+        if known.bind(module, inode):
+            for name, cause in list(known.causes.items()):
+                if cause.ends or cause.kind == "recovery":
+                    self._end(known, name)
+        self._unsaved = self._unsaved or known.binding != before
+
+    def _reasons(self, uuid: str, now: float) -> list[Reason]:
+        state = self._state
+        found = [one for one in state.gpus[uuid].causes.values() if one.counts] if uuid in state.gpus else []
+        found += [one for one in state.blind.values() if now - one.since >= GRACE]
+        found += [state.held] if state.held else []
+        return [reason.of(one, uuid) for one in sorted(found, key=lambda one: (one.since, one.kind, one.number))]
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= xids.HIGHEST else None

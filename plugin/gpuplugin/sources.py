@@ -1,0 +1,53 @@
+"""The files that settings come from, and whether one of them has changed: config.toml, config-file, profile-file.
+
+Out of scope: what they say (settings.py, profiles.py), and what follows from a change (daemon.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpuplugin import settings
+from gpuplugin.settings import Settings
+from gpushim import policy, stamp, steps
+
+
+class Sources:
+    """What settings are read from.
+
+    In a loop: have `folders` watched by inotify (`Watch.add(*sources.folders, written=True)`), and whenever that
+    tells something, and every few seconds besides, ask `changed`; where it says yes, `read` again, as on SIGHUP. A
+    file that is wrong is read again when it changes, not before: so its sentence is said once.
+
+    Args:
+        flags: values by flag, without dashes, in the order of the command line.
+        environment: variables.
+    """
+
+    def __init__(self, flags: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
+        self._flags, self._environment = flags, environment
+        self._seen: dict[str, object] = {}  # identity by path, from before it was read
+
+    def read(self) -> Settings:
+        """Read them all.
+
+        Raises:
+            GpushimError: what they say is wrong. `changed` still looks at those that count now.
+        """
+        config = policy.config_path()
+        self._seen[config] = stamp.identity(config)
+        section = policy.load(config)["device-plugin"]
+        files = settings.files(self._flags, self._environment, section)
+        self._seen = {path: stamp.identity(path) for path in (config, *files) if path}
+        return settings.resolve(self._flags, self._environment, section)
+
+    def changed(self) -> bool:
+        """Say whether a file has changed since it was read, or since this was asked last; a file costs two stats."""
+        now: dict[str, object] = {path: stamp.identity(path) for path in self._seen}
+        before, self._seen = self._seen, now
+        return now != before
+
+    @property
+    def folders(self) -> list[str]:
+        """The directories in which a change shows: the files' own, and those of links, as a ConfigMap's ..data."""
+        return [*dict.fromkeys(folder for path in self._seen for folder in steps.folders(path))]

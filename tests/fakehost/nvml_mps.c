@@ -1,0 +1,74 @@
+/* The simulated libnvidia-ml.so.1: what an administrator of MPS and of memory limits sets.
+ *
+ * Compute modes last between processes, in usr/lib/fakehost/compute-mode-UUID of the host. Memory limits are written
+ * to usr/lib/fakehost/memory-limits, a line each; drivers before 615 do not have them.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "nvml.h"
+
+#define MODES 4
+#define WITH_LIMITS 615
+
+typedef struct {
+    const char *cgroup;
+    unsigned long long soft, hard;
+} memory_limits_v1;
+
+static FILE *open_file(const char *name, const char *uuid, const char *mode)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/usr/lib/fakehost", host.root);
+    mkdir(path, 0755);
+    snprintf(path, sizeof path, "%s/usr/lib/fakehost/%s%s", host.root, name, uuid);
+    return fopen(path, mode);
+}
+
+EXPORT result nvmlDeviceGetComputeMode(device handle, unsigned *mode)
+{
+    NEED_GPU(gpu, handle, mode)
+    *mode = 0;
+    FILE *file = open_file("compute-mode-", gpu->uuid, "re");
+    if (file) {
+        if (fscanf(file, "%u", mode) != 1)
+            *mode = 0;
+        fclose(file);
+    }
+    return OK;
+}
+
+EXPORT result nvmlDeviceSetComputeMode(device handle, unsigned mode)
+{
+    NEED_GPU(gpu, handle, &mode)
+    if (mode >= MODES)
+        return INVALID_ARGUMENT;
+    FILE *file = geteuid() == 0 && !host.in_container ? open_file("compute-mode-", gpu->uuid, "we") : NULL;
+    if (file == NULL)
+        return NO_PERMISSION;
+    fprintf(file, "%u\n", mode);
+    fclose(file);
+    return OK;
+}
+
+EXPORT result nvmlDeviceSetMemoryLimits_v1(device handle, const memory_limits_v1 *limits)
+{
+    struct stat status;
+    NEED_GPU(gpu, handle, limits)
+    if (atoi(host.driver) < WITH_LIMITS)
+        return FUNCTION_NOT_FOUND;
+    if (gpu->mig_current == 1)
+        return NOT_SUPPORTED;
+    if (limits->cgroup == NULL || stat(limits->cgroup, &status) || !S_ISDIR(status.st_mode) ||
+        limits->soft > limits->hard)
+        return INVALID_ARGUMENT;
+    FILE *file = geteuid() == 0 && !host.in_container ? open_file("memory-limits", "", "ae") : NULL;
+    if (file == NULL)
+        return NO_PERMISSION;
+    fprintf(file, "%s %s %llu\n", gpu->uuid, limits->cgroup, limits->hard);
+    fclose(file);
+    return OK;
+}
