@@ -89,7 +89,7 @@ class Child:
 
     async def _run(self) -> None:
         pause = FIRST
-        while True:
+        while self._task is not None:  # wait_for may swallow the cancelling of `stop`
             if self.pid:  # left behind by the last `stop`
                 await self._reap()
             self._hurry.clear()

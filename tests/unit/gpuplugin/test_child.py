@@ -148,6 +148,21 @@ def test_stop_ends_one_that_hangs_within_a_second(script: str) -> None:
     run(heard, body)
 
 
+def test_stop_right_after_again_while_it_waits_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST", 60)
+    heard = Heard("")
+
+    async def body() -> None:
+        await until(lambda: heard.blind and not heard.child.pid)
+        await asyncio.sleep(0.05)
+        heard.child.again()
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(heard.child.stop(), 3)
+        assert len(heard.suspects) == 1
+
+    run(heard, body)
+
+
 def test_its_own_children_are_killed_with_it() -> None:
     heard = Heard("pid = os.fork()\nif pid: tell(watching=[str(pid)])\ntime.sleep(99)")
 

@@ -134,6 +134,7 @@ def test_a_refresh_that_failed_says_nothing_of_the_driver(watched: Health) -> No
     ("found", "kind"),
     [
         ({"lost": True}, "lost"),
+        ({"lost": True, "error": "GPU is lost"}, "lost"),
         ({"rows": [False, True]}, "rows"),
         *(({"recovery": action}, "recovery") for action in (1, 2, 3, 4, 6, 7, 99)),
     ],
@@ -142,6 +143,7 @@ def test_a_poll_marks_at_once_and_heals(watched: Health, found: dict[str, Any], 
     assert watched.heard(poll({**WELL, **found}), T)
     assert kinds(watched) == {WHOLE: [kind]}
     assert not watched.heard(poll({**WELL, **found}), T + 3)
+    assert kinds(watched) == {WHOLE: [kind]}
     assert polled(watched, T + 6) == {}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -186,19 +188,25 @@ def test_nvml_that_cannot_be_used_is_the_reason(host: Host) -> None:
     run(heard, body)
 
 
+@pytest.mark.parametrize("hung", [False, True])
 @pytest.mark.parametrize("mode", ["events", "polls"])
-def test_it_ends_with_its_parent(host: Host, mode: str, tmp_path: Path) -> None:
+def test_it_ends_with_its_parent(host: Host, mode: str, hung: bool) -> None:
+    host.hang(0 if hung else None)
     words = watching.command(mode, watched.snapshot(host), f"{host.root}/proc", ())
     parent = f"import os, sys\nprint(os.posix_spawn({words[0]!r}, {words!r}, {{}}), flush=True)\nsys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
-        pid = int(process.stdout.readline())
-        told = process.stdout.readline()
-        while b"watching" not in told and b"poll" not in told:
+        pid, told = int(process.stdout.readline()), b""
+        while not told.startswith(b'{"asks":"GPU-' if hung else (b'{"watching"', b'{"poll"')):
             told = process.stdout.readline()
         process.kill()
 
     async def ended() -> None:
-        await until(lambda: not os.path.exists(f"/proc/{pid}") or b" Z " in Path(f"/proc/{pid}/stat").read_bytes())
+        stat = Path(f"/proc/{pid}/stat")
+        await until(lambda: not stat.exists() or b") Z " in stat.read_bytes())
 
-    asyncio.run(ended())
+    try:
+        asyncio.run(ended())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
