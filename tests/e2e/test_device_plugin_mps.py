@@ -45,7 +45,7 @@ for each in tries:
         said.append(str(each()))
     except OSError as error:
         said.append(errno.errorcode[error.errno])
-os.close(os.open("/dev/shm/of a client", os.O_CREAT | os.O_WRONLY))
+os.close(os.open(f"/dev/shm/of {os.getuid()}", os.O_CREAT | os.O_WRONLY))
 shm, options = os.stat("/dev/shm"), [line.split()[3] for line in open("/proc/mounts") if " /dev/shm " in line][-1]
 print(json.dumps({
     "pipes": pipes, "threads": ask("get_default_active_thread_percentage"), "tries": said,
@@ -90,28 +90,34 @@ class Supervisor:
 
     def __init__(self, node: Node, env: dict[str, str]) -> None:
         self.node, self.env, self.log = node, env, node.work / "mps.log"
+        self.file = str(node.work / "mps.pid")
         self.place = mps.Place(env["GPUSHIM_STATE"], GROUP)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        enter = [word for word in self.node.place.prefix if not word.startswith("--pid")]  # its own process ids
+        words = [*self.node.place.prefix, "/bin/sh", "-c", 'echo $$ >"$1" && shift && exec "$@"', "sh", self.file]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*enter, "/usr/bin/python3", "-B", str(PROGRAM), "--mps", GROUP], stdin=subprocess.DEVNULL,
+                [*words, "/usr/bin/python3", "-B", str(PROGRAM), "--mps", GROUP], stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, env={"PATH": SYSTEM_PATH, **self.env}, start_new_session=True,
             )  # fmt: skip
         assert until(lambda: os.path.exists(self.place.state), SECONDS), self.log.read_text()
 
+    def kill(self, signal: str, pid: int) -> None:
+        """Send a signal to a process of the node's."""
+        run([*self.node.place.prefix, "/bin/sh", "-c", f"kill -{signal} {pid}"])
+
     def daemon(self) -> int:
         return int(json.loads(Path(self.place.state).read_text())["pid"])
 
-    def stop(self) -> int:
+    def stop(self) -> None:
         process, self.process = self.process, None
         if process is None:
-            return 0
-        process.send_signal(signal.SIGTERM)
+            return
+        if process.poll() is None:
+            self.kill("TERM", int(Path(self.file).read_text()))
         try:
-            return process.wait(SECONDS)
+            process.wait(SECONDS)
         finally:
             process.kill()
             process.wait()
@@ -155,7 +161,7 @@ def test_a_client_reaches_its_daemon_and_nothing_else(node: Node, running: Plugi
         own.unlink()
     begins = Path(supervisor.place.log, "control.log").read_text().splitlines()[0]
     assert begins == f"begins shm={seen['shm']} gpus=2"
-    assert seen["there"] == ["of a client"]
+    assert (seen["there"], sorted(other["there"])) == (["of 0"], ["of 0", "of 1000"])
     assert {"nosuid", "nodev", "noexec", "rw"} <= set(seen["options"].split(","))
     assert (seen["pipes"], seen["variables"]) == (f"/run/gpushim/mps/{GROUP}/pipe", ["CUDA_MPS_PIPE_DIRECTORY"])
     assert (seen["threads"], seen["memory"]) == ("50.0", "20480M")
@@ -168,7 +174,7 @@ def test_a_client_reaches_its_daemon_and_nothing_else(node: Node, running: Plugi
 def test_a_daemon_that_ends_takes_its_devices_along(node: Node, running: Plugin, supervisor: Supervisor) -> None:
     """And they come back with it."""
     running.offers(SLICE)
-    os.kill(supervisor.daemon(), signal.SIGKILL)
+    supervisor.kill("KILL", supervisor.daemon())
     assert supervisor.process is not None
     assert supervisor.process.wait(SECONDS) == 12
     assert running.process is not None
