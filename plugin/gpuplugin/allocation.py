@@ -204,16 +204,19 @@ def clash(by: Ways, resources: Mapping[str, Sequence[Device]]) -> list[str]:
         resources: the devices of all that there are, by name.
     """
     by_mps = [name for name, devices in resources.items() if any(one.share and one.share.group for one in devices)]
-    if by_mps and len(resources) > 1:
-        return [
-            f"a container that asks for one of {', '.join(by_mps)} and for another resource can use the devices of "
-            "one alone: a process has one MPS daemon"
-        ]
-    if {*by.ways} - {ENVVAR} or len(resources) < 2:
+    if len(resources) < 2:
         return []
+    notes = [
+        f"a container that asks for {name} and for another resource can use the devices of one alone: a process has "
+        "one MPS daemon"
+        for name in by_mps
+    ]
+    if {*by.ways} - {ENVVAR}:
+        return notes
     return [
+        *notes,
         f"a container that asks for two of {', '.join(resources)} gets the devices of one: device-list-strategy is "
-        f"{ENVVAR}, kubelet passes a variable once, and both are told in {DEVICES}; choose {MOUNTS} or {CRI}"
+        f"{ENVVAR}, kubelet passes a variable once, and both are told in {DEVICES}; choose {MOUNTS} or {CRI}",
     ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import stat
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ ROW = {"gone": 2, "error": 2}
 FINE = (0, 5)  # recovery actions: none, and the one that does not concern the GPU itself (reason.ACTIONS)
 LONGEST = 128  # characters of a UUID, or of the name of a child
 MODE = 0o600
+KINDS = ("xid", "ecc", "recovery", "lost", "gone", "rows", "error", "blind", "held")  # Reason says what they are
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TYPES: dict[str, tuple[type, ...]] = {
     "kind": (str,),
@@ -52,7 +52,7 @@ class Cause:
     """Something that keeps a GPU or a MIG instance from being handed out.
 
     Attributes:
-        kind: one of Reason's.
+        kind: one of KINDS.
         since: when it was first seen, in seconds since the epoch.
         last: when it was last seen.
         number: the XID, or the recovery action.
@@ -167,11 +167,14 @@ def load(path: str, boot: str) -> State:
         return State(boot)
     except OSError as error:
         return _anew(path, boot, str(error.strerror))
-    with open(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or stamp.others_may(status):
             return _anew(path, boot, "it is no file that only root can write to")
-        data = file.read(LIMIT + 1)
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(LIMIT + 1)
+    finally:
+        os.close(fd)
     try:
         found = _state(json.loads(data)) if len(data) <= LIMIT else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -228,13 +231,14 @@ def _cause(found: Any) -> Cause:
         is_flag = isinstance(value, bool) and bool not in _TYPES[name]
         if is_flag or not isinstance(value, _TYPES[name]) or (isinstance(value, str) and len(value) > LONGEST):
             raise ValueError
-    if not _finite(found["since"]) or not _finite(found["last"]):
+    known = found["kind"] in KINDS and found["ends"] in ("", xids.TIME, xids.ACTION, xids.AGAIN)
+    if not known or not _finite(found["since"]) or not _finite(found["last"]):
         raise ValueError
     return Cause(**found)
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and abs(value) < 1 << 40
+    return isinstance(value, (int, float)) and abs(value) < 1 << 40  # no NaN either
 
 
 def _name(text: str) -> str:

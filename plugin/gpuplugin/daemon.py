@@ -14,10 +14,10 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import preferred, sockets
+from gpuplugin import changes, preferred, sockets
 from gpuplugin.allocation import BY_CDI
 from gpuplugin.offer import absent, offered
-from gpuplugin.questions import Questions
+from gpuplugin.questions import TICK, Questions
 from gpuplugin.refresh import Refresh
 from gpuplugin.registry import Registry
 from gpuplugin.watch import Watch
@@ -57,6 +57,7 @@ class Plugin:
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._started = self._ending = False
         self._noted: set[str] = set()
+        self._wrong = ""  # what is wrong with the settings that were read last
 
     @property
     def _folder(self) -> str:
@@ -82,7 +83,7 @@ class Plugin:
             while not self._ending:
                 watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir())
                 self._heed(watch)
-                pause = self._look()
+                pause = await self._look()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
                 self._wake.clear()
@@ -129,15 +130,22 @@ class Plugin:
         if self._sources:
             watch.add(*self._sources.folders, written=True)
             if self._sources.changed():
-                self._read_again()
+                self._read_again(asked=False)
 
-    def _read_again(self) -> None:
-        """Go by settings that have changed, and register anew; kubelet has the devices all the while."""
+    def _read_again(self, asked: bool = True) -> None:
+        """Go by settings that have changed, and register anew; kubelet has the devices all the while.
+
+        Args:
+            asked: by a signal, so that what is wrong is said even if it was said before.
+        """
         try:
             settings = self._reread() if self._reread else self._settings
         except GpushimError as error:
-            logger.error("the settings stay as they were: %s", error)
+            if asked or str(error) != self._wrong:
+                logger.error("the settings stay as they were: %s", error)
+            self._wrong = str(error)
             return
+        self._wrong = ""
         logger.info("the settings were read again")
         self._note(settings.notes)
         before, self._settings, self._seen = self._folder, settings, None
@@ -152,7 +160,7 @@ class Plugin:
         for note in sorted({*notes} - self._noted, key=notes.index):
             logger.warning("%s", note)
 
-    def _look(self) -> float:
+    async def _look(self) -> float:
         """Go by the snapshot; have it renewed if it is out of date.
 
         Returns:
@@ -173,8 +181,9 @@ class Plugin:
         if seen == self._seen:
             return LOOK
         notes: list[str] = []
+        settings, waits = self._settings, False
         try:
-            self._offer(found, notes)
+            waits = await self._offer(found, notes)
         except GpushimError as error:
             by_cdi = not BY_CDI.isdisjoint(self._settings.values["device-list-strategy"])
             if by_cdi and 0 <= stamp.clock() - found["looked"] < FRESH:
@@ -182,10 +191,11 @@ class Plugin:
             self._fail(error)
             notes.append(f"no device is given out: {error}")
         else:
-            self._seen, self._started = seen, True
+            self._started = True
+            self._seen = None if waits or settings is not self._settings else seen
         self._note(notes)
         self._noted = set(notes)
-        return LOOK
+        return TICK if waits else LOOK
 
     def _fail(self, error: GpushimError) -> None:
         """Give nothing out until there is a snapshot to go by.
@@ -198,15 +208,22 @@ class Plugin:
         self._seen = None
         self._registry.fail(str(error))
 
-    def _offer(self, snapshot: Snapshot, notes: list[str]) -> None:
+    async def _offer(self, snapshot: Snapshot, notes: list[str]) -> bool:
         """Tell kubelet what a snapshot has.
+
+        Returns:
+            whether something is kept as it was, since a pod has it.
 
         Raises:
             GpushimError: its devices cannot be given out.
         """
-        found, told = offered(snapshot, self._settings, notes)
-        notes += absent(self._settings)
+        settings = self._settings
+        found, told = offered(snapshot, settings, notes)
+        notes += absent(settings)
         if not found:
             notes.append("no device is given out: this host has no GPU, or exclude leaves all of them out")
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
-        self._registry.offer(found, told, self._settings, weights, self._folder)
+        now = await self._questions.settled(found, changes.places(snapshot, found))
+        if settings is self._settings:  # else they were read again meanwhile
+            self._registry.offer(now, told, settings, weights, self._folder)
+        return now != found

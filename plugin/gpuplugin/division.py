@@ -285,7 +285,7 @@ def _mixed(found: There) -> list[str]:
         kinds = Counter((one.share.kind, one.share.group) if one.share else ("", "") for one in devices)
         if len(kinds) > 1 and (("", "") in kinds or any(group for _, group in kinds)):
             notes.append(
-                f"{name} has devices that are shared in one way, and others that are not: a pod cannot choose; "
-                "rename one, or name all devices"
+                f"{name} has whole devices and shared ones, or those of several MPS daemons, and a pod cannot "
+                "choose; rename a group, or let it have all devices"
             )
     return notes

@@ -198,7 +198,8 @@ class Health:
     def _tested(self, known: Known, found: dict[str, Any], gone: bool, now: float) -> None:
         """Compare what a poll found with what is known of a GPU; only one that it answers well ends a reason."""
         error, rows, action = found.get("error"), found.get("rows"), _number(found.get("recovery"))
-        failures = {"lost": found.get("lost") is True, "gone": gone, "error": bool(error)}
+        lost = found.get("lost") is True  # which has an error, too
+        failures = {"lost": lost, "gone": gone, "error": bool(error) and not lost}
         for kind, failed in failures.items():
             if failed or not any(failures.values()):
                 self._set(known, kind, failed, Cause(kind, now, now, why=quote(str(error or ""))))
@@ -280,12 +281,10 @@ class Health:
                 self._unsaved = True
 
     def _bind(self, known: Known, module: str | None, inode: int | None) -> None:
-        before = known.binding
         if known.bind(module, inode):
             for name, cause in list(known.causes.items()):
                 if cause.ends or cause.kind == "recovery":
                     self._end(known, name)
-        self._unsaved = self._unsaved or known.binding != before
 
     def _reasons(self, uuid: str, now: float) -> list[Reason]:
         state = self._state

@@ -19,7 +19,7 @@ from gpushim.errors import INVENTORY, GpushimError
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from gpuplugin.preferred import Choice
     from gpuplugin.settings import Settings
@@ -49,6 +49,7 @@ class Resource:
         self.devices: dict[str, Device] = {}
         self._had: dict[str, Device] = {}  # the same, without what `ail` was told
         self._ailing: Mapping[str, str] = {}
+        self._under_way: dict[str, float] = {}  # time.monotonic() at which an id was given out that no pod has yet
         self._answered = self._left = 0.0  # time.monotonic() of the last Allocate, of the last that the host lost
         self._choose: Choice = preferred.shared((), packed=False)
         self.obey(settings, ways)
@@ -94,10 +95,10 @@ class Resource:
 
     def _take(self, had: dict[str, Device]) -> None:
         """Have these devices, and say once of each GPU or MIG instance if it has become unusable, or usable."""
-        ailing, before = self._ailing, {one.uuid: one.problem for one in self.devices.values()}
+        ailing, before = self._ailing, _problems(self.devices)
         sick = {key: _ill(one, ailing[one.uuid]) for key, one in had.items() if one.uuid in ailing}
         devices = {**had, **sick}
-        for uuid, problem in {one.uuid: one.problem for one in devices.values()}.items():
+        for uuid, problem in _problems(devices).items():
             if problem and problem != before.get(uuid):
                 logger.warning("%s of %s is not given out: %s", uuid, self.name, problem)
             elif before.get(uuid) and not problem:
@@ -136,13 +137,34 @@ class Resource:
         """
         ids = request["devices_ids"]
         found = allocation.check(ids, self.name, self.devices)
+        answer = allocation.answer(found, self.name, self._ways)
         self._answered = time.monotonic()
-        return allocation.answer(found, self.name, self._ways)
+        self._under_way.update(dict.fromkeys(ids, self._answered))
+        return answer
+
+    def under_way(self, held: Collection[str], seconds: float) -> set[str]:
+        """Return what was given out so many seconds ago at most and has not been seen with a pod since.
+
+        Args:
+            held: what pods have now.
+            seconds: after which kubelet has listed the pod, or there is none.
+        """
+        late = time.monotonic() - seconds
+        self._under_way = {key: then for key, then in self._under_way.items() if then > late and key not in held}
+        return {*self._under_way}
 
     def prefer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a ContainerPreferredAllocationRequest."""
         must, size = request["must_include_deviceIDs"], request["allocation_size"]
         return {"deviceIDs": self._choose(request["available_deviceIDs"], must, size)}
+
+
+def _problems(devices: Mapping[str, Device]) -> dict[str, str]:
+    """Return the problem of each GPU or MIG instance: that of the first of its devices which the host has."""
+    found: dict[str, str] = {}
+    for one in sorted(devices.values(), key=lambda one: one.problem == GONE):
+        found.setdefault(one.uuid, one.problem)
+    return found
 
 
 def _ill(device: Device, problem: str) -> Device:

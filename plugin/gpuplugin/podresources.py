@@ -36,6 +36,21 @@ async def held(kubelet_dir: str) -> Devices | None:
     return _devices([one for pod in answer["pod_resources"] for box in pod["containers"] for one in box["devices"]])
 
 
+async def pods(kubelet_dir: str) -> dict[str, dict[str, str]] | None:
+    """Ask which pod has which device: "pod NAMESPACE/NAME" by resource and id; None if kubelet does not say."""
+    answer = await _ask(kubelet_dir, "List", "ListPodResourcesResponse")
+    return None if answer is None else await asyncio.to_thread(_pods, answer)
+
+
+def _pods(answer: dict[str, Any]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for pod in answer["pod_resources"]:
+        for one in (one for box in pod["containers"] for one in box["devices"]):
+            who = f"pod {pod['namespace']}/{pod['name']}"
+            found.setdefault(one["resource_name"], {}).update(dict.fromkeys(one["device_ids"], who))
+    return found
+
+
 def _devices(listed: list[dict[str, Any]]) -> Devices:
     found: Devices = {}
     for one in listed:

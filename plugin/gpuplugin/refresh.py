@@ -1,7 +1,7 @@
 """`gpushim refresh` in a child with a deadline: NVML can hang, and is never called in the plugin's own process.
 
 One at a time, and the more rarely the more often it fails, but at once when the driver or config.toml has changed.
-Not by `subprocess`, which forks: threads of grpc's hold locks. Out of scope: what a refresh does (gpushim.refresh).
+Out of scope: how it is started (process.py); what a refresh does (gpushim.refresh).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import time
 from typing import TYPE_CHECKING
 
+from gpuplugin import process
 from gpushim import policy, stamp
 from gpushim.errors import INVENTORY, GpushimError, visible
 from gpushim.inventory import ensure, renew
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 GRACE = 10  # seconds after its own deadline (deadline-seconds under [refresh]) before it is killed
 FIRST, LONGEST = 1.0, 60.0  # seconds between tries that fail
-POLL = 0.02  # seconds between looks at the child
 STDERR_LIMIT = 16384  # bytes at the end of what it says
 LINES = 50  # of it that are logged
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -81,7 +80,7 @@ class Refresh:
             self._over(config, state, INVENTORY, [(logging.WARNING, sentence)])
         except LateError as late:
             self._over(config, state, INVENTORY, [(logging.WARNING, str(late))])
-            await _gone(late.pid)  # a driver that hangs may hold it: another would hang beside it
+            await process.gone(late.pid)  # a driver that hangs may hold it: another would hang beside it
         else:
             self._over(config, state, code, _lines(said))
         self._failed_for, self._task = facts, None
@@ -135,47 +134,24 @@ async def run(words: list[str], environment: dict[str, str], seconds: float) -> 
     try:
         os.set_blocking(reading, False)
         try:
-            pid = _spawned(words, environment, writing)
+            pid = process.spawn(words, environment, None, writing)
         finally:
             os.close(writing)
         said, late = b"", time.monotonic() + seconds
         while time.monotonic() < late:
             (ended, status), said = os.waitpid(pid, os.WNOHANG), _more(reading, said)
             if ended:
-                return _code(status), said
-            await asyncio.sleep(POLL)
-        _kill(pid)
+                return process.code(status), said
+            await asyncio.sleep(process.POLL)
+        process.kill(pid)
         raise LateError(words, seconds, pid)
     except asyncio.CancelledError:
-        _kill(pid)
+        process.kill(pid)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_gone(pid), 1)
+            await asyncio.wait_for(process.gone(pid), 1)
         raise
     finally:
         os.close(reading)
-
-
-def _spawned(words: list[str], environment: dict[str, str], stderr: int) -> int:
-    actions: Any = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
-        (os.POSIX_SPAWN_DUP2, 0, 1),
-        (os.POSIX_SPAWN_DUP2, stderr, 2),
-    ]
-    defaults = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP]  # Python ignores two, nohup the other
-    return os.posix_spawn(
-        words[0], words, environment, file_actions=actions, setpgroup=0, setsigmask=[], setsigdef=defaults
-    )
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-async def _gone(pid: int) -> None:
-    """Wait until a child that was killed is gone."""
-    while not os.waitpid(pid, os.WNOHANG)[0]:
-        await asyncio.sleep(POLL)
 
 
 def _more(reading: int, said: bytes) -> bytes:
@@ -183,10 +159,6 @@ def _more(reading: int, said: bytes) -> bytes:
         while data := os.read(reading, STDERR_LIMIT):
             said = (said + data)[-STDERR_LIMIT:]
     return said
-
-
-def _code(status: int) -> int:
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
 
 
 def _lines(said: bytes) -> list[Line]:
@@ -214,8 +186,7 @@ def _why(code: int, lines: list[Line]) -> GpushimError:
 
 
 def _environment(config: str, state: str) -> dict[str, str]:
-    found = {"PATH": os.environ.get("PATH", policy.SYSTEM_PATH), "LC_ALL": "C.UTF-8"}
-    return {**found, "GPUSHIM_CONFIG": config, "GPUSHIM_STATE": state}
+    return {**process.environment(), "GPUSHIM_CONFIG": config, "GPUSHIM_STATE": state}
 
 
 def _seconds(config: str) -> int:

@@ -44,7 +44,7 @@ ROOMS = {
         "ground",
     ),
     "settings": (
-        "gpuplugin.settings",
+        "gpuplugin.settings gpuplugin.profiles",
         "ground resources gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
     ),
     "allocation": ("gpuplugin.allocation gpuplugin.cdi", "ground cdi resources"),

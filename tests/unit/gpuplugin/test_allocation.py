@@ -273,4 +273,6 @@ def test_a_slice_tells_the_container_its_limits() -> None:
 def test_two_resources_of_which_one_is_of_mps_are_said() -> None:
     there = {GPU: [DEVICES[uuid(0)]], "nvidia.com/m": [shared(1, 0, kind="mps", group="m")]}
     (note,) = allocation.clash(Ways(ways=[CRI]), there)
-    assert note.startswith("a container that asks for one of nvidia.com/m and for another resource can use")
+    assert note.startswith("a container that asks for nvidia.com/m and for another resource can use")
+    assert allocation.clash(Ways(ways=[ENVVAR]), there)[0] == note
+    assert len(allocation.clash(Ways(ways=[ENVVAR]), there)) == 2

@@ -220,7 +220,7 @@ def test_check_says_what_limits_a_slice_of_mps_has(two: Node) -> None:
     limits = "1024 MiB and 50 % of the threads for a process, which the container is told and may override"
     assert f"shared: 1 by MPS (gpushim-mps@gpu.service), {limits}, 2 of each; a container gets one" in said
     assert "nvidia.com/half: 0 of 2 can be given out" in said
-    assert "a container that asks for one of nvidia.com/half and for another resource" in said
+    assert "a container that asks for nvidia.com/half and for another resource" in said
 
 
 def test_explain_says_how_what_a_container_gets_is_shared(two: Node) -> None:

@@ -126,12 +126,18 @@ def test_what_counts_of_a_group_is_with_its_devices() -> None:
             {"name": "gup"},
             "nvidia.com/gup is to be shared, and this node has no such resource",
         ),
-        ({"devices": [0]}, "nvidia.com/gpu has devices that are shared in one way, and others that are not"),
+        ({"devices": [0]}, "nvidia.com/gpu has whole devices and shared ones, or"),
     ],
 )
 def test_what_pods_may_miss_is_said(row: dict[str, Any], said: str) -> None:
     _, notes = divide(FOUR, groups({"replicas": 2, **row}))
     assert [note for note in notes if said.replace("\\", "") in note]
+
+
+def test_two_daemons_behind_one_name_are_said() -> None:
+    rows = [{"devices": [f"{n}-{n + 1}"], "replicas": 2} for n in (0, 2)]
+    assert len(divide(FOUR, groups(*rows, kind="mps"))[1]) == 1
+    assert divide(FOUR, groups(*rows))[1] == []
 
 
 def test_a_device_in_two_groups_is_refused() -> None:
@@ -217,12 +223,12 @@ def test_a_size_that_is_not_known_is_no_limit() -> None:
 
 
 def test_each_group_has_a_daemon_with_a_name_of_its_own() -> None:
-    rows = [{"devices": [n], "replicas": 2} for n in (0, 1)]
-    more = {"devices": [2, 3], "replicas": 2, "rename": "gpu-2", "multiUser": True}, {"devices": ["9"], "replicas": 2}
+    rows = [{"devices": [n], "replicas": 2} for n in (0, 1, 2)]
+    more = {"devices": [3], "replicas": 2, "rename": "gpu-2", "multiUser": True}, {"devices": ["9"], "replicas": 2}
     found = daemons(FOUR, *rows, *more)
-    assert [one.name for one in found] == ["gpu", "gpu-2", "gpu-2-2"]
-    assert found[2].gpus == (MpsGpu(uuid(2), 2, 15360), MpsGpu(uuid(3), 3, 15360))
-    assert [one.multi_user for one in found] == [False, False, True]
+    assert [one.name for one in found] == ["gpu", "gpu-2", "gpu-3", "gpu-2-2"]
+    assert found[3].gpus == (MpsGpu(uuid(3), 3, 15360),)
+    assert [one.multi_user for one in found] == [False, False, False, True]
 
 
 def test_no_daemon_without_mps() -> None:

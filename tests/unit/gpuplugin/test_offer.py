@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpuplugin import cdi, settings, v1beta1
+from gpuplugin import cdi, mps, settings, sharing, v1beta1
 from gpuplugin.allocation import Ways
+from gpuplugin.division import MpsGroup
 from gpuplugin.offer import GONE, Resource, offered
 from gpuplugin.resources import Device
 from gpuplugin.sharing import Group, Sharing
@@ -103,3 +104,45 @@ def test_each_gpu_that_is_lost_and_found_is_told_once(caplog: pytest.LogCaptureF
     again = "GPU-1 of nvidia.com/gpu can be given out again"
     said = [f"GPU-1 of nvidia.com/gpu is not given out: {why}" for why in ("it is lost", GONE)]
     assert caplog.messages == [said[0], again, said[1], again]
+
+
+def by_mps(*rows: Any) -> settings.Settings:
+    said = settings.resolve({}, {}, {}, "")
+    said.sharing = sharing.read({"mps": {"resources": [{"name": "gpu", **row} for row in rows]}}, "f", [])
+    return said
+
+
+def test_devices_of_a_daemon_that_does_not_run_are_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", "/var/state")
+    asked = []
+
+    def ready(state_dir: str, group: MpsGroup) -> str:
+        asked.append((state_dir, group.name, [one.index for one in group.gpus]))
+        return "start it" if group.name == "a" else ""
+
+    monkeypatch.setattr(mps, "ready", ready)
+    said = by_mps(*({"devices": [n], "replicas": 2, "rename": name} for n, name in enumerate("ab")))
+    found, _ = offered(snapshot([gpu(0), gpu(1), gpu(2)]), said, [])
+    problems = {name.partition("/")[2]: [one.problem for one in devices] for name, devices in found.items()}
+    assert problems == {"a": ["start it"] * 2, "b": [""] * 2, "gpu": [""]}
+    assert asked == [("/var/state", "a", [0]), ("/var/state", "b", [1])]
+
+
+def test_what_is_wrong_with_a_gpu_counts_before_its_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mps, "ready", lambda state_dir, group: "start it")
+    found, _ = offered(snapshot([gpu(0, problem="lost")]), by_mps({"replicas": 2}), [])
+    assert {one.problem for one in found["nvidia.com/gpu"]} == {"lost"}
+
+
+@pytest.mark.parametrize(("policy", "gpus"), [("packed", 1), ("distributed", 2), ("", 2)])
+@pytest.mark.parametrize("distinct", [False, True])
+def test_kubelet_is_advised_as_the_group_says(policy: str, gpus: int, distinct: bool) -> None:
+    said = settings.resolve({}, {}, {}, "")
+    said.sharing = Sharing((Group("nvidia.com/gpu", None, "nvidia.com/gpu", 4, distinct, policy),))
+    found, ways = offered(snapshot([gpu(0), gpu(1), gpu(2)]), said, [])
+    resource = Resource("nvidia.com/gpu", said, ways)
+    resource.have(found["nvidia.com/gpu"], {})
+    request = {"available_deviceIDs": [*resource.devices], "must_include_deviceIDs": [], "allocation_size": 2}
+    chosen = resource.prefer(request)["deviceIDs"]
+    assert len({resource.devices[name].uuid for name in chosen}) == (2 if distinct else gpus)
+    assert "::" not in str(resource.allocate({"devices_ids": chosen}))

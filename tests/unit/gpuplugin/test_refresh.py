@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import pytest
 
-from gpuplugin import refresh
+from gpuplugin import process, refresh
 from gpuplugin.refresh import LateError, Refresh
 from gpushim.inventory import ensure, renew
 from unit.gpuplugin.kubelet import until
@@ -48,7 +48,7 @@ def test_one_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     async def run() -> None:
         with pytest.raises(LateError, match=r"refresh has not ended after 0.5 s and is killed") as late:
             await refresh.run(shell(f"sleep 99 & echo $! > {tmp_path}/pid; wait"), dict(os.environ), 0.5)
-        await refresh._gone(late.value.pid)
+        await process.gone(late.value.pid)
         grandchild = int((tmp_path / "pid").read_text())
         await until(lambda: not Path(f"/proc/{grandchild}").exists() or b") Z " in stat(grandchild))
         assert not children()
@@ -172,7 +172,7 @@ def test_no_second_beside_one_that_cannot_be_killed(host: dict[str, Any], monkey
         monkeypatch.setattr(refresh, "GRACE", 0)
         monkeypatch.setattr(refresh, "_seconds", lambda config: 0.1)
         killed: list[int] = []
-        monkeypatch.setattr(refresh, "_kill", killed.append)  # as if the driver held it
+        monkeypatch.setattr(process, "kill", killed.append)  # as if the driver held it
         host["script"], child = "exec sleep 99", Refresh(lambda: None)
         await needed(child, lambda: child.trouble is not None)
         child.need()

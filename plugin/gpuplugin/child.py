@@ -1,0 +1,233 @@
+"""A child that watches GPUs (watching.py): read as it speaks, killed when it is silent, started again for ever.
+
+Whatever it does costs the plugin no more than that: what it says is bounded and believed only as far as health.py
+believes it. A child that cannot be killed, as a driver holds it, is left behind and waited for, so that there are
+never two. Out of scope: what its lines mean, but for those about itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin import process
+from gpushim.errors import quote, visible
+from gpushim.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+# Seconds.
+FIRST, LONGEST = 1.0, 60.0  # between its end and its next start, more each time
+SETTLED = 10.0  # after which one that has told something has begun well
+STARTING = 20.0  # most, from its start to what it tells first: a driver initialises GPUs then
+KILLED = 1.0  # for which `stop` waits for one that it has killed
+LINE_LIMIT = 1 << 16  # bytes
+WHY_LIMIT = 300  # characters of why it ends that it tells itself
+SUSPECTS = 64  # GPUs, most, of which it hung
+
+
+class Child:
+    """One child, and those that follow it.
+
+    Args:
+        name: what it does, for sentences: "events" or "polls".
+        words: gives its command line, from the UUIDs of GPUs whose calls hung: these are to be asked last.
+        heard: is called with each line that it tells, but for those about itself.
+        blind: is called when it does not watch any more: why, a clause; the GPU whose call hung, or "".
+        silence: seconds without a line after which it hangs.
+        sees: is called when one tells its first line, and leaves out no GPU.
+
+    Attributes:
+        pid: of the one that runs, or is left behind; 0 for none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        words: Callable[[Collection[str]], list[str]],
+        heard: Callable[[dict[str, Any]], None],
+        blind: Callable[[str, str], None],
+        silence: float,
+        sees: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name, self.pid = name, 0
+        self._words, self._heard, self._blind, self._sees, self._silence = words, heard, blind, sees, silence
+        self._suspects: dict[str, None] = {}
+        self._garbled = False
+        self._task: asyncio.Task[None] | None = None
+        self._begin_life()
+
+    def begin(self, start: Callable[[Any], asyncio.Task[Any]] = asyncio.ensure_future) -> None:
+        """Start it, if it does not run; `start` starts the task that sees to it."""
+        if self._task is None:
+            self._hurry = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
+            self._task = start(self._run())
+
+    def again(self) -> None:
+        """Start another in its place, as its command line has changed."""
+        if self._task is not None:
+            self._hurry.set()
+
+    async def stop(self) -> bool:
+        """Kill it, and start none any more; within KILLED seconds.
+
+        Returns:
+            whether it is gone, and has let go of the driver.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._reap(), KILLED)
+        return not self.pid
+
+    async def _run(self) -> None:
+        pause = FIRST
+        while self._task is not None:  # wait_for may swallow the cancelling of `stop`
+            if self.pid:  # left behind by the last `stop`
+                await self._reap()
+            self._hurry.clear()
+            began = time.monotonic()
+            why = await self._life()
+            if not self._hurry.is_set():
+                self._tell_blind(f"{why}; it starts again", why, self._hung)
+            await self._end_of_it()
+            if self._told and time.monotonic() - began > SETTLED:
+                pause = FIRST
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), pause)
+            pause = FIRST if self._hurry.is_set() else min(2 * pause, LONGEST)
+
+    def _begin_life(self) -> None:
+        self._told, self._buffer, self._last = False, b"", time.monotonic()
+        self._asks = self._hung = self._why = ""  # a GPU, a GPU, a clause
+
+    async def _life(self) -> str:
+        """Start one and read what it says until it ends or must end; returns why."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        loop = asyncio.get_running_loop()
+        self._begin_life()
+        self._over: asyncio.Future[str] = loop.create_future()
+        try:
+            try:
+                self.pid = process.spawn(self._words([*self._suspects]), process.environment(), writing, None)
+            except OSError as error:
+                return f"it cannot be started: {error.strerror}"
+            finally:
+                os.close(writing)
+            os.set_blocking(reading, False)
+            loop.add_reader(reading, self._readable, reading)
+            return await self._end()
+        finally:
+            loop.remove_reader(reading)
+            os.close(reading)
+
+    async def _end(self) -> str:
+        """Wait until it has ended, is silent for too long, or is to be another."""
+        hurry: asyncio.Future[Any] = asyncio.ensure_future(self._hurry.wait())
+        either: set[asyncio.Future[Any]] = {self._over, hurry}
+        try:
+            while True:
+                left = self._last + (self._silence if self._told else max(STARTING, self._silence)) - time.monotonic()
+                if left <= 0:
+                    return self._hangs()
+                done, _ = await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if self._over in done:
+                    return self._over.result()
+                if hurry in done:
+                    return "it is started anew"
+        finally:
+            hurry.cancel()
+
+    def _hangs(self) -> str:
+        if self._asks:
+            self._suspects.pop(self._asks, None)
+            self._suspects[self._asks] = None
+            for uuid in [*self._suspects][:-SUSPECTS]:
+                del self._suspects[uuid]
+            self._hung = self._asks
+            return f"a call of {quote(self._asks)} hangs"
+        return f"it has said nothing for {time.monotonic() - self._last:.0f} s"
+
+    def _tell_blind(self, sentence: str, why: str, gpu: str) -> None:
+        logger.warning("GPUs are not watched (%s): %s", self.name, sentence)
+        self._blind(why, gpu)
+
+    async def _end_of_it(self) -> None:
+        """Kill it and wait; while that is in vain no GPU is watched, for there are never two."""
+        try:
+            await asyncio.wait_for(self._reap(), KILLED)
+        except asyncio.TimeoutError:
+            why = f"the driver holds process {self.pid}, which cannot be killed"
+            self._tell_blind(why, why, "")
+            await self._reap()
+
+    async def _reap(self) -> None:
+        """Kill it, and wait until it is gone, whatever that takes."""
+        if self.pid:
+            process.kill(self.pid)
+            await process.gone(self.pid)
+            self.pid = 0
+
+    def _readable(self, reading: int) -> None:
+        """Take what it has written, at most LINE_LIMIT at a time."""
+        if self._over.done():
+            return
+        try:
+            data = os.read(reading, LINE_LIMIT)
+        except BlockingIOError:
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        try:
+            for line in lines:
+                self._line(line)
+        except Exception as error:  # noqa: BLE001 - the task ends with it, and whoever started that sees to it
+            self._over.set_exception(error)
+            return
+        if not data:
+            self._over.set_result(self._why or "it has ended")
+        elif len(self._buffer) > LINE_LIMIT:
+            self._over.set_result(f"it has written a line of more than {LINE_LIMIT >> 10} KiB")
+
+    def _line(self, data: bytes) -> None:
+        try:
+            line = json.loads(data)
+            if not isinstance(line, dict):
+                raise ValueError(line)
+        except (ValueError, RecursionError):
+            if not self._garbled:
+                text = quote(data[:WHY_LIMIT].decode("utf-8", "replace"))
+                logger.warning(
+                    "the child that watches GPUs (%s) has written what is none of its lines: %s", self.name, text
+                )
+            self._garbled = True
+            return
+        self._last = time.monotonic()
+        if "asks" in line:
+            self._asks = str(line["asks"])[:WHY_LIMIT]
+        elif "failed" in line:
+            self._why = visible(str(line["failed"])[:WHY_LIMIT])
+        elif "alive" in line:
+            self._asks = ""
+        else:
+            self._asks = ""
+            self._well(line)
+            self._heard(line)
+
+    def _well(self, line: dict[str, Any]) -> None:
+        """Take note that it watches, and which GPUs have answered."""
+        for answered in (line.get("poll"), line.get("watching")):
+            self._suspects = {uuid: None for uuid in self._suspects if uuid not in _texts(answered)}
+        if not self._told and not self._suspects:
+            self._sees()
+        self._told = True
+
+
+def _texts(found: object) -> set[str]:
+    return {one for one in found if isinstance(one, str)} if isinstance(found, (dict, list)) else set()

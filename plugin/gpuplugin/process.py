@@ -1,0 +1,65 @@
+"""Processes that the plugin starts: by posix_spawn(3), for threads of grpc's hold locks that a fork would copy.
+
+Each is the first of a process group of its own. Out of scope: what is done with what they say (refresh.py, child.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from typing import Any
+
+from gpushim import policy
+
+POLL = 0.02  # seconds between looks at one that must end
+
+
+def environment() -> dict[str, str]:
+    """Return the variables that each of them gets."""
+    return {"PATH": os.environ.get("PATH", policy.SYSTEM_PATH), "LC_ALL": "C.UTF-8"}
+
+
+def spawn(words: list[str], variables: dict[str, str], stdout: int | None, stderr: int | None) -> int:
+    """Start a program; returns its pid.
+
+    Args:
+        words: its command line, with an absolute path.
+        variables: its environment, all of it.
+        stdout: descriptor of this process; None for /dev/null.
+        stderr: likewise.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    actions: Any = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)]
+    actions += [(os.POSIX_SPAWN_DUP2, 0 if fd is None else fd, place) for place, fd in ((1, stdout), (2, stderr))]
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP]  # Python ignores two, nohup the other
+    return os.posix_spawn(
+        words[0], words, variables, file_actions=actions, setpgroup=0, setsigmask=[], setsigdef=defaults
+    )
+
+
+def kill(pid: int) -> None:
+    """Kill one with its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+async def gone(pid: int) -> int:
+    """Wait until one has ended; returns its exit code, or less a signal's number.
+
+    A driver that hangs may hold it, killed or not, for as long as it hangs.
+    """
+    try:
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            await asyncio.sleep(POLL)
+    except ChildProcessError:  # somebody else has waited for it
+        return -signal.SIGKILL
+    return code(ended[1])
+
+
+def code(status: int) -> int:
+    """Return the exit code in what waitpid(2) told, or less a signal's number."""
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)

@@ -1,0 +1,43 @@
+"""What a container gets, as --explain says it without a host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuplugin import cdi, explain, mps, settings, sharing
+from gpushim import explain as story
+from gpushim.cdi import specs
+from gpushim.inventory import renew
+from unit.gpuplugin.snapshots import gpu, snapshot
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a client of MPS gets, by device-list-strategy."""
+    monkeypatch.setattr(mps, "ready", lambda state_dir, group: "")
+    monkeypatch.setattr(cdi, "check", lambda host, names: None)
+    monkeypatch.setattr(renew, "snapshot", lambda config, state: snapshot([gpu(0)]))
+    monkeypatch.setattr(specs, "find", lambda names, folders: [("/x.json",) for _ in names])
+    monkeypatch.setattr(story, "explain", lambda *words: {"refusal": None})
+
+    def report(way: str) -> dict[str, Any]:
+        said = settings.resolve({}, {}, {"device-list-strategy": [way]}, "")
+        said.sharing = sharing.read({"mps": {"resources": [{"name": "gpu", "replicas": 4}]}}, "f", [])
+        return explain.report(["gpu=1"], said)
+
+    return report
+
+
+def test_a_client_of_mps_has_its_daemon(client: Any) -> None:
+    found = client("envvar")
+    limits = "10240 MiB and 25 % of the threads for a process"
+    (shared,) = found["answers"][0]["shared"]
+    assert shared.startswith(f"0 by MPS (gpushim-mps@gpu.service), {limits}, 1 of each")
+    assert found["merged"]["envs"]["CUDA_MPS_PIPE_DIRECTORY"] == "/run/gpushim/mps/gpu/pipe"
+
+
+@pytest.mark.parametrize(("way", "by_us"), [("envvar", True), ("cdi-cri", False), ("cdi-annotations", True)])
+def test_what_mps_adds_is_no_request_to_the_runtime(client: Any, way: str, by_us: bool) -> None:
+    assert (client(way)["container"] is not None) == by_us

@@ -1,0 +1,69 @@
+"""A simulated host that is watched by real children, and what they tell."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+
+import fakehost
+from gpuplugin import watching
+from gpuplugin.child import Child
+
+PYTHON = "import json, os, signal, sys, time\ndef tell(**line): print(json.dumps(line), flush=True)\n"
+
+
+def snapshot(host: fakehost.Host) -> Any:
+    """Return of a host's snapshot what a child is told."""
+    nvml = os.path.realpath(host.nvml)[len(host.root) :]
+    gpus = [{"uuid": gpu.uuid, "pci": gpu.pci} for gpu in host.gpus]
+    return {"inputs": {"root": host.root}, "files": {"utility": [{"path": nvml}]}, "gpus": gpus}
+
+
+class Heard:
+    """A child, by default of a script, and what it said."""
+
+    def __init__(self, script: str = "", words: Any = None, name: str = "events", silence: float = 5.0) -> None:
+        self.lines: list[tuple[float, dict[str, Any]]] = []
+        self.blind: list[tuple[str, str]] = []
+        self.suspects: list[list[str]] = []
+        self.seen = 0
+
+        def command(suspects: Any) -> list[str]:
+            self.suspects.append([*suspects])
+            return words(suspects) if words else [sys.executable, "-ISc", PYTHON + script]
+
+        self.child = Child(name, command, self._heard, self._blind, silence, self._sees)
+
+    def _heard(self, line: dict[str, Any]) -> None:
+        self.lines.append((time.monotonic(), line))
+
+    def _blind(self, why: str, gpu: str) -> None:
+        self.blind.append((why, gpu))
+
+    def _sees(self) -> None:
+        self.seen += 1
+
+    def last(self, key: str) -> Optional[dict[str, Any]]:
+        """Return the last line that has a key."""
+        return next((line for _, line in reversed(self.lines) if key in line), None)
+
+    def told(self, condition: Callable[[dict[str, Any]], Any], key: str) -> Callable[[], bool]:
+        return lambda: bool((line := self.last(key)) and condition(line))
+
+
+def watch(host: fakehost.Host, mode: str, silence: float = 5.0) -> Heard:
+    """Watch a host."""
+    return Heard(
+        "", lambda suspects: watching.command(mode, snapshot(host), f"{host.root}/proc", suspects), mode, silence
+    )
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> fakehost.Host:
+    return fakehost.build(str(tmp_path / "host"), 2)
