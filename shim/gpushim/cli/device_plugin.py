@@ -163,7 +163,7 @@ def _states(answer: dict[str, Any]) -> Iterator[str]:
 def _containers(notes: list[str]) -> list[dict[str, Any]]:
     """List containers that have a GPU, without asking NVML: the GPUs may be let go."""
     found, _ = ensure.last(stamp.config_path(), stamp.state_dir())
-    if not found:
+    if "gpus" not in found:
         return []
     rows, more = holders.holders(found)
     notes += more
