@@ -40,7 +40,7 @@ class Child:
         heard: is called with each line that it tells, but for those about itself.
         blind: is called when it does not watch any more: why, a clause; the GPU whose call hung, or "".
         silence: seconds without a line after which it hangs.
-        sees: is called when one tells its first line.
+        sees: is called when one tells its first line, and leaves out no GPU.
 
     Attributes:
         pid: of the one that runs, or is left behind; 0 for none.
@@ -96,8 +96,8 @@ class Child:
             began = time.monotonic()
             why = await self._life()
             if not self._hurry.is_set():
-                self._tell_blind(why)
-            await self._reap()
+                self._tell_blind(f"{why}; it starts again", why, self._hung)
+            await self._end_of_it()
             if self._told and time.monotonic() - began > SETTLED:
                 pause = FIRST
             with contextlib.suppress(asyncio.TimeoutError):
@@ -155,9 +155,18 @@ class Child:
             return f"a call of {quote(self._asks)} hangs"
         return f"it has said nothing for {time.monotonic() - self._last:.0f} s"
 
-    def _tell_blind(self, why: str) -> None:
-        logger.warning("GPUs are not watched (%s): %s; it starts again", self.name, why)
-        self._blind(why, self._hung)
+    def _tell_blind(self, sentence: str, why: str, gpu: str) -> None:
+        logger.warning("GPUs are not watched (%s): %s", self.name, sentence)
+        self._blind(why, gpu)
+
+    async def _end_of_it(self) -> None:
+        """Kill it and wait; while that is in vain no GPU is watched, for there are never two."""
+        try:
+            await asyncio.wait_for(self._reap(), KILLED)
+        except asyncio.TimeoutError:
+            why = f"the driver holds process {self.pid}, which cannot be killed"
+            self._tell_blind(why, why, "")
+            await self._reap()
 
     async def _reap(self) -> None:
         """Kill it, and wait until it is gone, whatever that takes."""
@@ -215,9 +224,9 @@ class Child:
         """Take note that it watches, and which GPUs have answered."""
         for answered in (line.get("poll"), line.get("watching")):
             self._suspects = {uuid: None for uuid in self._suspects if uuid not in _texts(answered)}
-        if not self._told:
-            self._told = True
+        if not self._told and not self._suspects:
             self._sees()
+        self._told = True
 
 
 def _texts(found: object) -> set[str]:

@@ -99,11 +99,11 @@ def test_a_gpu_that_answers_is_suspect_no_more() -> None:
 
     async def body() -> None:
         heard.child._suspects = {"GPU-a": None, "GPU-b": None}
-        await until(lambda: heard.seen)
+        await until(lambda: heard.lines)
         heard.child.again()
         await until(lambda: len(heard.suspects) == 2)
         assert heard.suspects == [["GPU-a", "GPU-b"], ["GPU-b"]]
-        assert not heard.blind
+        assert (heard.seen, heard.blind) == (0, [])  # GPU-b is not seen
 
     run(heard, body)
 
@@ -185,8 +185,9 @@ def test_none_beside_one_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(process, "kill", lambda pid: None)  # as if the driver held it
 
     async def body() -> None:
-        await until(lambda: heard.blind)
+        await until(lambda: len(heard.blind) == 2)
         held = heard.child.pid
+        assert heard.blind[1] == (f"the driver holds process {held}, which cannot be killed", "")
         began = time.monotonic()
         assert not await heard.child.stop()
         assert time.monotonic() - began < 1.5
