@@ -130,7 +130,7 @@ def _keep(holder: _Holder, found: dict[str, list[Device]], there: There) -> None
 def _way(resource: str, device: Device) -> tuple[str, str]:
     """Name the way in which a device is given out; slices of an MPS daemon are one, whatever they are called."""
     share = device.share
-    return (share.kind, share.group or resource) if share else ("", resource)
+    return (share.kind, share.group or resource) if share else ("::" if "::" in device.id else "", resource)
 
 
 def _is_instance(uuid: str) -> bool:

@@ -15,12 +15,17 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin import changes, preferred, sockets
+from gpuplugin import release as releasing
 from gpuplugin.allocation import BY_CDI
+from gpuplugin.commands import Commands
+from gpuplugin.control import Control
 from gpuplugin.offer import absent, offered
 from gpuplugin.questions import TICK, Questions
 from gpuplugin.refresh import Refresh
 from gpuplugin.registry import Registry
+from gpuplugin.units import Units
 from gpuplugin.watch import Watch
+from gpuplugin.watchers import Watchers
 from gpushim import stamp
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
@@ -29,6 +34,7 @@ from gpushim.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuplugin.reason import Reason
     from gpuplugin.settings import Settings
     from gpuplugin.sources import Sources
     from gpushim.model import Snapshot
@@ -57,6 +63,11 @@ class Plugin:
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
         self._started = self._ending = False
         self._noted: set[str] = set()
+        self._snapshot: Snapshot | None = None  # the last one
+        self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
+        self._turns = 0  # of letting go and taking, that were seen
+        self._commands = Commands(self._registry, self._spawn, self._close, lambda: self._wake.set(), self._about)
+        self._control, self._units = Control(self._commands.deeds), Units(self._spawn)
         self._wrong = ""  # what is wrong with the settings that were read last
 
     @property
@@ -71,19 +82,23 @@ class Plugin:
         """
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-        self._refresh = Refresh(self._wake.set, self._spawn)
+        self._refresh, notes = Refresh(self._wake.set, self._spawn), [*self._settings.notes]
+        self._watchers = Watchers(f"{releasing.folder()}/health.json", self._spawn, self._judge, self._stale, notes)
+        self._note(notes[len(self._settings.notes) :])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
         loop.add_signal_handler(signal.SIGHUP, self._read_again)
         if watch.fd >= 0:
             loop.add_reader(watch.fd, self._changed, watch)
+        releasing.prepare()
         self._spawn(self._questions.keep())
         try:
             while not self._ending:
-                watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir())
+                watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir(), releasing.folder())
                 self._heed(watch)
                 pause = await self._look()
+                await self._control.attend(stamp.state_dir())
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
                 self._wake.clear()
@@ -93,6 +108,7 @@ class Plugin:
             if watch.fd >= 0:
                 loop.remove_reader(watch.fd)
             watch.close()
+            self._control.stop()
             await self._stop()
 
     def _end(self) -> None:
@@ -102,7 +118,7 @@ class Plugin:
     async def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, self._refresh.stop(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, self._refresh.stop(), self._watchers.stop(), return_exceptions=True)
         await self._registry.stop()
 
     def _changed(self, watch: Watch) -> None:
@@ -170,16 +186,31 @@ class Plugin:
             GpushimError: from the start no GPU can be given out, and the settings say not to wait.
         """
         config, state = stamp.config_path(), stamp.state_dir()
+        held = self._commands.held()
+        self._started |= held
+        if self._turns != self._commands.turns:
+            self._turns, self._seen = self._commands.turns, None
         seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")  # before it is read: it may be replaced meanwhile
         found = ensure.read(config, state)
+        if found is None and held:
+            found = ensure.last(config, state)[0] or None  # of which nothing is given out
         if found is None:
+            if held:
+                return LOOK
             self._refresh.need()
             if self._refresh.trouble:
                 self._fail(self._refresh.trouble)
             return LOOK
-        self._refresh.trouble = None  # another process may have renewed it
+        self._refresh.trouble, self._snapshot = None, found  # another process may have renewed it
+        self._judge()
+        if not held:
+            self._watchers.hurry()
+            if self._units.look(found, self._settings):
+                self._seen = None
         if seen == self._seen:
             return LOOK
+        if not held:
+            self._watchers.watch(found)
         notes: list[str] = []
         settings, waits = self._settings, False
         try:
@@ -196,6 +227,27 @@ class Plugin:
         self._note(notes)
         self._noted = set(notes)
         return TICK if waits else LOOK
+
+    def _judge(self) -> None:
+        """Tell kubelet at once what is wrong with GPUs; all their replicas and MIG instances are sick with them."""
+        if self._snapshot is not None:
+            self._reasons = self._watchers.problems(self._snapshot)
+            self._registry.ail({uuid: "; ".join(one.text for one in why) for uuid, why in self._reasons.items()})
+
+    def _stale(self) -> None:
+        """Have the snapshot renewed, though nothing but NVML tells that it is not true."""
+        if not self._commands.held():
+            self._refresh.hurry()
+
+    async def _close(self) -> None:
+        """End what asks the driver."""
+        await asyncio.gather(self._watchers.close(), self._refresh.stop())
+
+    def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
+        """Say what the state of the plugin is made of beside its resources."""
+        notes = [*dict.fromkeys([*self._settings.notes, *sorted(self._noted)])]
+        more = {"watched": self._watchers.watched, "trouble": str(self._refresh.trouble or ""), "notes": notes}
+        return str(self._settings.values["kubelet-dir"]), self._reasons, more
 
     def _fail(self, error: GpushimError) -> None:
         """Give nothing out until there is a snapshot to go by.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ NOTHING = (
     "which brings nothing to unprivileged containers while accept-env-when-unprivileged under [requests] of "
     "config.toml is false"
 )
+REMEMBERED = 10  # Allocates
 GONE = "the host does not have it any more"
 
 
@@ -42,6 +44,7 @@ class Resource:
 
     Attributes:
         devices: by id; the host has had them all.
+        allocated: what was given out last: seconds since 1970, ids.
     """
 
     def __init__(self, name: str, settings: Settings, ways: Ways) -> None:
@@ -49,6 +52,7 @@ class Resource:
         self.devices: dict[str, Device] = {}
         self._had: dict[str, Device] = {}  # the same, without what `ail` was told
         self._ailing: Mapping[str, str] = {}
+        self.allocated: deque[tuple[float, Sequence[str]]] = deque(maxlen=REMEMBERED)
         self._under_way: dict[str, float] = {}  # time.monotonic() at which an id was given out that no pod has yet
         self._answered = self._left = 0.0  # time.monotonic() of the last Allocate, of the last that the host lost
         self._choose: Choice = preferred.shared((), packed=False)
@@ -139,6 +143,7 @@ class Resource:
         found = allocation.check(ids, self.name, self.devices)
         answer = allocation.answer(found, self.name, self._ways)
         self._answered = time.monotonic()
+        self.allocated.append((time.time(), ids))
         self._under_way.update(dict.fromkeys(ids, self._answered))
         return answer
 

@@ -16,7 +16,10 @@ from gpuplugin.protobuf import WireError
 from gpuplugin.v1beta1 import POD_RESOURCES, reader, writer
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     Devices = dict[str, set[str]]  # ids by resource
+    Holder = dict[str, Any]  # "namespace", "pod", "container", "resource", "devices" (ids)
 
 DEADLINE = 5.0  # seconds
 LIMIT = 1 << 24  # bytes of an answer, which has each device at most twice
@@ -34,6 +37,24 @@ async def held(kubelet_dir: str) -> Devices | None:
     if answer is None:
         return None
     return _devices([one for pod in answer["pod_resources"] for box in pod["containers"] for one in box["devices"]])
+
+
+async def holders(kubelet_dir: str, resources: Collection[str]) -> list[Holder] | None:
+    """Ask which containers have devices of these resources; None if kubelet does not say."""
+    answer = await _ask(kubelet_dir, "List", "ListPodResourcesResponse")
+    return None if answer is None else await asyncio.to_thread(_holders, answer, frozenset(resources))
+
+
+def _holders(answer: dict[str, Any], resources: frozenset[str]) -> list[Holder]:
+    found: dict[tuple[str, str, str, str], list[str]] = {}  # kubelet lists devices of each NUMA node by themselves
+    for pod in answer["pod_resources"]:
+        for box in pod["containers"]:
+            for one in box["devices"]:
+                if one["resource_name"] in resources:
+                    who = (pod["namespace"], pod["name"], box["name"], one["resource_name"])
+                    found.setdefault(who, []).extend(one["device_ids"])
+    keys = ("namespace", "pod", "container", "resource")
+    return [{**dict(zip(keys, who)), "devices": ids} for who, ids in sorted(found.items())]
 
 
 async def pods(kubelet_dir: str) -> dict[str, dict[str, str]] | None:

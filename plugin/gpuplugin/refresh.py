@@ -64,11 +64,17 @@ class Refresh:
             self._pause = FIRST
         self._task = self._start(self._run())
 
+    def hurry(self) -> None:
+        """Start it now, whatever came of the last one: there is news of the GPUs."""
+        self._pause, self._again = FIRST, 0.0
+        self.need()
+
     async def stop(self) -> None:
-        """Kill it, if it runs."""
+        """Kill it, if it runs; it may be started again."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
 
     async def _run(self) -> None:
         config, state = stamp.config_path(), stamp.state_dir()

@@ -48,6 +48,7 @@ class Registry:
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
         self._problems: Problems = {}
+        self._held = ""  # why nothing at all is given out
         self.served: dict[str, Served] = {}
 
     def offer(
@@ -71,6 +72,8 @@ class Registry:
             one = self.served.get(name) or self._serve(name, Resource(name, settings, told), folder)
             one.resource.obey(settings, told)
             one.resource.have(found.get(name, []), weights)
+            if self._held:
+                one.resource.fail(self._held)
             one.tell()
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:
@@ -82,8 +85,14 @@ class Registry:
     def fail(self, problem: str) -> None:
         """Give nothing out until the next `offer`."""
         for one in self.served.values():
-            one.resource.fail(problem)
+            one.resource.fail(self._held or problem)
             one.tell()
+
+    def hold(self, problem: str) -> None:
+        """Give nothing out, whatever is offered, until it is called with ""; another `offer` follows that."""
+        self._held = problem
+        if problem:
+            self.fail(problem)
 
     def ail(self, problems: Problems) -> None:
         """Go by what is wrong with GPUs and MIG instances beside what the snapshot says; kubelet is told at once."""

@@ -28,7 +28,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpushim.inventory import nvml as nvml_session
 from gpushim.inventory import rooted
 
 if TYPE_CHECKING:
@@ -75,6 +74,8 @@ def _is_nvml(path: str) -> bool:
 
 def main(mode: str, library: str, proc: str, gpus: str) -> None:
     """Watch until the parent is gone or NVML fails."""
+    from gpushim.inventory import nvml as nvml_session  # not with `command`, which the plugin's own process calls
+
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(PR_SET_NAME, f"gpushim-{mode}".encode())

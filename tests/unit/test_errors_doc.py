@@ -31,6 +31,7 @@ PASSED_ON = {
     "shim/gpushim/cdi/write.py: inventory['error']['sentence']",
     "shim/gpushim/cli/cdi/transform.py: f\"{('stdin' if source == '-' else source)}: {error}\"",
     "shim/gpushim/nvidia/container_cli.py: inventory['error']['sentence']",
+    "shim/gpushim/cli/device_plugin.py: str(answer['error'])",
     "shim/gpushim/cli/explain.py: report['refusal']['sentence']",
     "shim/gpushim/cli/info.py: inventory['error']['sentence']",
     "shim/gpushim/cli/list.py: inventory['error']['sentence']",

@@ -60,7 +60,7 @@ ROOMS = {
     ),
     "plugin": (
         "gpuplugin",
-        "ground inventory cli kubelet resources settings allocation offer told supervisor "
+        "ground inventory cli kubelet resources settings allocation mps offer told supervisor "
         "gpushim.nvidia.device_plugin_keys",
     ),
 }

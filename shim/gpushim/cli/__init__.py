@@ -19,6 +19,7 @@ COMMANDS = {
     "completion": "gpushim.cli.completion:completion",
     "config": "gpushim.cli.config:config",
     "configure": "gpushim.cli.configure:configure",
+    "device-plugin": "gpushim.cli.device_plugin:device_plugin",
     "doctor": "gpushim.cli.doctor:doctor",
     "explain": "gpushim.cli.explain:explain",
     "info": "gpushim.cli.info:info",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SECTIONS = (
     ("Setting up", ("configure", "migrate", "config", "refresh", "cdi", "system", "completion")),
-    ("Looking", ("list", "info", "ps")),
+    ("Looking", ("list", "info", "ps", "device-plugin")),
     ("When something is wrong", ("explain", "doctor")),
 )
 REST = "Other commands"

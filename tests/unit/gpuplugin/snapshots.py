@@ -43,6 +43,8 @@ def snapshot(gpus: list[dict[str, Any]], migs: list[dict[str, Any]] | None = Non
         "source": "nvml",
         "error": None,
         "stamp": {"module": "580", "gpus": {}},
+        "inputs": {"root": "/"},
+        "files": {},
         "gpus": gpus,
         "mig": migs or [],
         "missing": [],

@@ -11,12 +11,12 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc.aio
 import pytest
 
-from gpuplugin import daemon, endpoint, offer, questions, settings, v1beta1
+from gpuplugin import daemon, endpoint, offer, questions, settings, v1beta1, watchers
 from gpuplugin.endpoint import Endpoint
 from gpuplugin.refresh import Refresh
 from gpushim import stamp
@@ -43,6 +43,26 @@ class Host:
         os.replace(self._path.parent / "new", self._path)
 
 
+class Told:
+    """In the place of a child: it says what a test says."""
+
+    all: ClassVar[dict[str, Told]] = {}
+
+    def __init__(self, name: str, words: Any, heard: Any, blind: Any, silence: float, sees: Any) -> None:
+        self.heard, self.blind, self.sees, self.words, self.pid, self.does = heard, blind, sees, words, 0, ""
+        self.all[name] = self
+
+    def begin(self, start: Any) -> None:
+        self.does = self.does or "begin"
+
+    def again(self) -> None:
+        self.does = "again"
+
+    async def stop(self) -> bool:
+        self.does = ""
+        return True
+
+
 @pytest.fixture
 def top() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="kd", dir="/tmp"))
@@ -58,6 +78,8 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setenv("GPUSHIM_STATE", str(top / "state"))
     monkeypatch.setenv("GPUSHIM_CONFIG", str(top / "config.toml"))
     monkeypatch.setattr(ensure, "read", lambda config, state: host.found)
+    Told.all.clear()
+    monkeypatch.setattr(watchers, "Child", Told)
     for name in ("ASK", "TICK", "QUIET"):
         monkeypatch.setattr(questions, name, 0.1)
     monkeypatch.setattr(endpoint, "SETTLED", 0.1)
@@ -65,11 +87,11 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @contextlib.asynccontextmanager
-async def running(top: Path, reread: Any = None, **values: Any) -> AsyncIterator[Kubelet]:
+async def running(top: Path, reread: Any = None, having: Any = None, **values: Any) -> AsyncIterator[Kubelet]:
     """A kubelet and the daemon, which a signal ends."""
     kubelet = Kubelet(top / "device-plugins")
     await kubelet.start()
-    task = asyncio.create_task(daemon.Plugin(told(top, **values), reread).run())
+    task = asyncio.create_task(daemon.Plugin(having or told(top, **values), reread).run())
     try:
         yield kubelet
     finally:

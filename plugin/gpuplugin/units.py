@@ -1,0 +1,59 @@
+"""The units that run the MPS daemons of groups: looked at, and started where they are missing.
+
+Out of scope: the daemons (mps_supervisor.py), what a group is (division.py).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin import division, mps, process
+from gpushim import stamp
+from gpushim.logs import logger
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from gpuplugin.settings import Settings
+    from gpushim.model import Snapshot
+
+AGAIN = 10.0  # seconds between starts
+
+
+class Units:
+    """All of them.
+
+    Args:
+        start: starts a task, and sees to what it ends with.
+    """
+
+    def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
+        self._start = start
+        self._ready: list[str] = []
+        self._next = 0.0  # time.monotonic()
+
+    def look(self, snapshot: Snapshot, settings: Settings) -> bool:
+        """Have units started that are missing, and say whether what clients find has changed."""
+        shared = any(group.mps for group in settings.sharing.groups) and not snapshot["error"]
+        groups = division.mps_groups(snapshot, settings) if shared else []
+        state = stamp.state_dir()
+        words = mps.wanted(state, groups) if groups and time.monotonic() >= self._next else []
+        if words:
+            self._next = time.monotonic() + AGAIN
+            self._start(_run(words))
+        before, self._ready = self._ready, [mps.ready(state, group) for group in groups]
+        return self._ready != before
+
+
+async def _run(words: list[str]) -> None:
+    """Run a command; systemd starts the units, and its journal says what becomes of them."""
+    try:
+        pid = process.spawn(words, process.environment(), None, None)
+    except OSError as error:
+        logger.warning("%s cannot be started: %s", words[0], error.strerror)
+        return
+    code = await process.gone(pid)
+    if code:
+        logger.warning("%s has ended with %s", " ".join(words), code)

@@ -1,0 +1,168 @@
+"""The children that watch GPUs, and what follows from what they tell: health, and another look at the host.
+
+Out of scope: the children (child.py, watching.py), the verdicts (health.py), telling kubelet (daemon.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin import process, watching, xids
+from gpuplugin.child import Child
+from gpuplugin.health import Health
+from gpuplugin.watching import EVENTS, POLLS
+from gpushim import stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from gpuplugin.reason import Reason
+    from gpushim.model import Snapshot
+
+MODES = (EVENTS, POLLS)
+RETRY = 3.5  # seconds between starts while NVML cannot be used; a start costs 0.1 s of CPU
+FIRST, LONGEST = 3.0, 60.0  # seconds between refreshes because of the same difference
+
+
+class Watchers:
+    """Both children.
+
+    Args:
+        path: of the file that keeps the reasons.
+        start: starts a task, and sees to what it ends with.
+        changed: is called when reasons may have changed.
+        stale: is called when the host is not what its snapshot says.
+        notes: gets a sentence for each word of the variables that means nothing.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        start: Callable[[Any], asyncio.Task[Any]],
+        changed: Callable[[], None],
+        stale: Callable[[], None],
+        notes: list[str],
+    ) -> None:
+        words = (os.environ.get(f"DP_{word}_HEALTHCHECKS", "") for word in ("DISABLE", "ENABLE"))
+        self._health = Health(path, xids.choose(*words, notes))
+        self._start, self._changed, self._stale = start, changed, stale
+        self._snapshot: Snapshot | None = None
+        self._driver: object = None  # that the children have opened
+        self._difference, self._due, self._pause = "", 0.0, FIRST  # time.monotonic()
+        self._tried = 0.0
+        self._watched: dict[str, Any] = {}  # the last such line
+        self._children = {mode: self._child(mode) for mode in MODES}
+
+    def _child(self, mode: str) -> Child:
+        def words(suspects: Collection[str]) -> list[str]:
+            assert self._snapshot is not None
+            return self._words(mode, self._snapshot, suspects)
+
+        def blind(why: str, gpu: str) -> None:
+            self._tell(self._health.blind(mode, why, time.time(), [gpu] if gpu else None))
+
+        heard, sees = partial(self._heard, mode), partial(self._sees, mode)
+        return Child(mode, words, heard, blind, watching.SILENCE[mode], sees)
+
+    def _words(self, mode: str, snapshot: Snapshot, suspects: Collection[str]) -> list[str]:
+        return watching.command(mode, snapshot, stamp.proc_dir(snapshot["inputs"]["root"]), suspects)
+
+    def watch(self, snapshot: Snapshot) -> None:
+        """Watch the GPUs of a snapshot; elsewhere than on a plain host, and without a driver, there is nothing to."""
+        self._snapshot = snapshot
+        if snapshot["platform"] != "native" or snapshot["stamp"]["module"] is None:
+            return
+        facts = snapshot["stamp"]
+        driver = [facts["module"], facts["gpus"], self._words(EVENTS, snapshot, ())]
+        for child in self._children.values():
+            if self._driver not in (None, driver):
+                child.again()
+            child.begin(self._start)
+        self._driver = driver
+
+    def hurry(self) -> None:
+        """Try again soon what failed: NVML may be back, and only who asks it finds out."""
+        now, child, snapshot = time.monotonic(), self._children[POLLS], self._snapshot
+        fails = snapshot is not None and (snapshot["error"] is not None or snapshot["source"] != "nvml")
+        if fails and not child.pid and now - self._tried > RETRY:
+            self._tried = now
+            child.again()
+
+    async def stop(self) -> None:
+        """End both; `watch` begins anew."""
+        self._driver = None
+        await asyncio.gather(*(child.stop() for child in self._children.values()))
+        self._health.save(at_once=True)
+
+    async def close(self) -> None:
+        """End both, and wait until they are gone, however long a driver that hangs holds them."""
+        await self.stop()
+        for child in self._children.values():
+            if child.pid:
+                await process.gone(child.pid)
+                child.pid = 0
+
+    def problems(self, snapshot: Snapshot) -> dict[str, list[Reason]]:
+        """Return the reasons for which GPUs and MIG instances are not given out, by UUID."""
+        found = self._health.problems(snapshot, time.time())
+        self._health.save()
+        return found
+
+    @property
+    def watched(self) -> dict[str, Any]:
+        """Which GPUs are watched for events, and why others are not."""
+        return {key: self._watched.get(key, []) for key in ("watching", "unwatched", "unsupported")}
+
+    def _tell(self, changed: bool) -> None:
+        if changed:
+            self._changed()
+
+    def _sees(self, mode: str) -> None:
+        self._tell(self._health.sees(mode))
+
+    def _heard(self, mode: str, line: dict[str, Any]) -> None:
+        self._tell(self._health.heard(line, time.time()))
+        if "watching" in line:
+            self._watched = line
+        if mode == POLLS and "poll" in line:
+            self._compare(line)
+
+    def _compare(self, line: dict[str, Any]) -> None:
+        """Have the host looked at anew where a poll contradicts the snapshot; the same again not all the time."""
+        difference, now = self._found(line), time.monotonic()
+        if not difference:
+            self._difference = ""
+        elif difference != self._difference or now >= self._due:
+            self._pause = FIRST if difference != self._difference else min(2 * self._pause, LONGEST)
+            self._difference, self._due = difference, now + self._pause
+            self._stale()
+
+    def _found(self, line: dict[str, Any]) -> str:
+        """Say in which way a poll contradicts the snapshot, "" if it does not."""
+        if self._snapshot is None:
+            return ""
+        try:
+            found = _differences(self._snapshot, line)
+        except (TypeError, AttributeError, KeyError, ValueError):  # not what a child of ours says
+            return ""
+        return json.dumps(found) if found else ""
+
+
+def _differences(snapshot: Snapshot, line: dict[str, Any]) -> list[Any]:
+    if snapshot["error"] or snapshot["source"] != "nvml":
+        return ["NVML"]
+    poll, migs = line["poll"], line["migs"]
+    known = {gpu["uuid"] or gpu["pci"].lower(): gpu for gpu in snapshot["gpus"]}
+    listed = {uuid if uuid in known else uuid.lower() for uuid in line["gpus"]}
+    found: list[Any] = sorted(listed.symmetric_difference(known))
+    answers = {uuid: one for uuid, one in poll.items() if uuid in known and not (one["lost"] or one["error"])}
+    found += [[uuid, "answers"] for uuid in answers if known[uuid]["problem"]]
+    found += [[uuid, one["mig"]] for uuid, one in answers.items() if one["mig"] not in (None, known[uuid]["mig"])]
+    if migs is not None:
+        found += sorted({mig["uuid"] for mig in snapshot["mig"]}.symmetric_difference(migs))
+    return found

@@ -1,0 +1,203 @@
+"""`gpushim device-plugin`: ask the device plugin of this node, which may be absent; it listens on a socket.
+
+Imports nothing of the plugin's. Out of scope: what is answered (gpuplugin.control, gpuplugin.status).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpushim import holders, stamp
+from gpushim.cli import show
+from gpushim.cli.sections import Commands
+from gpushim.errors import FAILED, GpushimError, quote
+from gpushim.inventory import ensure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOCKET = "device-plugin.sock"  # in the state directory, as the plugin has it
+DEADLINE = 40.0  # seconds; letting go may take 20
+LIMIT = 64 << 20  # bytes of an answer
+DEVICES = ("RESOURCE", "INDEX", "DEVICE", "REPLICAS", "HELD", "HEALTH", "SINCE", "BECAUSE")
+PODS = ("NAMESPACE", "POD", "CONTAINER", "RESOURCE", "DEVICES")
+CONTAINERS = ("CONTAINER", "NAME", "ENGINE", "PID", "DEVICES")
+LAST = ("ALLOCATED", "RESOURCE", "DEVICES")
+SHOWN = 4  # device ids of a cell
+
+_FORM = show.format_option("table", "json")
+
+
+@click.group("device-plugin", cls=Commands)
+def device_plugin() -> None:
+    """Ask this node's gpushim-device-plugin, and have GPUs let go."""
+
+
+@device_plugin.command()
+@_FORM
+def status(form: str) -> None:
+    """Show what kubelet is told, why devices are unhealthy and since when, and who has what.
+
+    Pods are those that kubelet tells; containers are those of `gpushim ps`, whoever made them.
+    """
+    answer = _ask("status")
+    answer["containers"] = _containers(answer["notes"])
+    if form == "json":
+        show.emit("json", answer)
+        return
+    for note in [*_states(answer), *answer["notes"]]:
+        show.say(note, first="note: ", error=True)
+    if not answer["resources"]:
+        show.say("nothing is registered at kubelet")
+    for head, rows in (
+        (DEVICES, [*_devices(answer["resources"])]),
+        (PODS, [*_pods(answer["pods"] or ())]),
+        (CONTAINERS, [*_held(answer["containers"])]),
+        (LAST, [*_last(answer["resources"])]),
+    ):
+        if rows:
+            show.table(head, rows)
+            click.echo()
+
+
+@device_plugin.command()
+@_FORM
+def release(form: str) -> None:
+    """Let go of all GPUs, so that they can be reset or divided, or the driver be unloaded.
+
+    Devices are unhealthy for kubelet until `gpushim device-plugin take`, or until the driver was away and is back.
+    Pods keep what they have: those that still hold a GPU are named.
+    """
+    answer = _ask("release")
+    if form == "json":
+        show.emit("json", answer)
+        return
+    show.say("the device plugin has let go of all GPUs; gpushim device-plugin take ends that")
+    rows = [*_pods(answer["pods"] or ())]
+    if answer["pods"] is None:
+        show.say("kubelet does not say which pods hold GPUs", first="note: ", error=True)
+    elif rows:
+        show.say("These pods still hold GPUs:")
+        show.table(PODS, rows)
+
+
+@device_plugin.command()
+@_FORM
+def take(form: str) -> None:
+    """Take the GPUs again after `release`."""
+    answer = _ask("take")
+    if form == "json":
+        show.emit("json", answer)
+    else:
+        show.say("the device plugin takes the GPUs again")
+
+
+def _ask(do: str) -> dict[str, Any]:
+    """Have the plugin do something.
+
+    Raises:
+        GpushimError: it is not there, or refuses.
+    """
+    where = f"{stamp.state_dir()}/{SOCKET}"
+    try:
+        data = _exchange(stamp.state_dir(), json.dumps({"do": do}).encode() + b"\n")
+        answer = json.loads(data)
+    except PermissionError:
+        raise GpushimError(f"{where} is root's; run this as root", FAILED) from None
+    except (FileNotFoundError, NotADirectoryError, ConnectionError):
+        raise GpushimError(
+            f"no gpushim-device-plugin listens at {where}; start it, as root: systemctl start gpushim-device-plugin",
+            FAILED,
+        ) from None
+    except socket.timeout:
+        raise GpushimError(
+            f"the device plugin does not answer within {DEADLINE:g} s; its log says why", FAILED
+        ) from None
+    except OSError as error:
+        raise GpushimError(f"{where} cannot be asked: {error.strerror or error}", FAILED) from None
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise GpushimError(f"what listens at {where} is no gpushim-device-plugin: {quote(str(data[:80]))}", FAILED)
+    if "error" in answer:
+        raise GpushimError(str(answer["error"]), FAILED)
+    return answer
+
+
+def _exchange(folder: str, question: bytes) -> bytes:
+    """Send a line to the socket in a directory, however long its path, and read one."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(DEADLINE)
+            client.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+            client.sendall(question)
+            data = bytearray()
+            while not data.endswith(b"\n") and len(data) < LIMIT:
+                more = client.recv(1 << 16)
+                if not more:
+                    break
+                data += more
+            return bytes(data)
+    finally:
+        os.close(fd)
+
+
+def _states(answer: dict[str, Any]) -> Iterator[str]:
+    """Say what counts for all devices."""
+    if answer["released"]:
+        closed = "" if answer["closed"] else ", though not all handles are closed yet"
+        yield f"the GPUs are let go since {_when(answer['released'])}{closed}; gpushim device-plugin take ends that"
+    if answer["trouble"]:
+        yield answer["trouble"]
+    if answer["pods"] is None:
+        yield "kubelet does not say which pods hold GPUs"
+
+
+def _containers(notes: list[str]) -> list[dict[str, Any]]:
+    """List containers that have a GPU, without asking NVML: the GPUs may be let go."""
+    found, _ = ensure.last(stamp.config_path(), stamp.state_dir())
+    if not found:
+        return []
+    rows, more = holders.holders(found)
+    notes += more
+    return rows
+
+
+def _devices(resources: list[dict[str, Any]]) -> Iterator[list[object]]:
+    for resource in resources:
+        for one in resource["devices"]:
+            since = min((why["since"] for why in one["reasons"]), default=None)
+            health = "healthy" if one["healthy"] else "unhealthy"
+            first = [resource["name"], one["index"], one["uuid"], one["replicas"], one["held"]]
+            yield [*first, health, since and _when(since), one["problem"]]
+
+
+def _pods(pods: list[dict[str, Any]]) -> Iterator[list[object]]:
+    for one in pods:
+        yield [one["namespace"], one["pod"], one["container"], one["resource"], _ids(one["devices"])]
+
+
+def _held(containers: list[dict[str, Any]]) -> Iterator[list[object]]:
+    for one in containers:
+        yield [one["id"][:12], one["name"], one["engine"], one["pid"], ",".join(one["devices"])]
+
+
+def _last(resources: list[dict[str, Any]]) -> Iterator[list[object]]:
+    for resource in resources:
+        for one in resource["allocated"][:1]:
+            yield [_when(one["at"]), resource["name"], _ids(one["devices"])]
+
+
+def _ids(ids: list[str]) -> str:
+    return ",".join(ids[:SHOWN]) + (f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else "")
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

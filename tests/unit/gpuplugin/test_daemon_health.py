@@ -1,0 +1,180 @@
+"""What the children tell reaches kubelet at once, and has the host looked at anew."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from gpuplugin import watchers
+from unit.gpuplugin.kubelet import until
+from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
+from unit.gpuplugin.test_daemon import GPU, Host, Told, failing, health, host, running, sliced, top
+from unit.gpuplugin.test_daemon_release import do
+
+__all__ = ["host", "top"]
+WELL = health(uuid(0), uuid(1))
+EVENT = 0.1  # seconds from an event to kubelet
+XID: dict[str, Any] = {"xid": 79, "gi": None, "ci": None}
+
+
+def poll(*gpus: int, migs: Any = (), **more: Any) -> dict[str, Any]:
+    one = {"lost": False, "recovery": 0, "rows": [0, 0], "mig": False, "error": "", **more}
+    return {"poll": {uuid(number): one for number in gpus}, "gpus": [uuid(number) for number in gpus], "migs": migs}
+
+
+def test_an_xid_marks_every_replica(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top, having=sliced(top, 2)) as kubelet:
+            name = GPU + ".shared"
+            await until(lambda: len(kubelet.well().get(name, ())) == 4)
+            Told.all["events"].heard({**XID, "gpu": uuid(1)})
+            took = await until(lambda: kubelet.well()[name] == [f"{uuid(0)}::0", f"{uuid(0)}::1"])
+            assert took < EVENT
+            with pytest.raises(grpc.aio.AioRpcError, match="XID 79"):
+                await kubelet.allocate(name, f"{uuid(1)}::1")
+            devices = (await do(top, "status"))["resources"][0]["devices"]
+            assert [why["kind"] for why in devices[1]["reasons"]] == ["xid"]
+            assert not devices[0]["reasons"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("where", "sick"),
+    [({"gi": None, "ci": None}, (16, 17)), ({"gi": 1, "ci": 0}, (16,)), ({"gi": 2, "ci": None}, (17,))],
+)
+def test_mig_instances_are_marked_with_their_gpu_or_alone(
+    top: Path, host: Host, where: dict[str, Any], sick: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.setenv("DP_ENABLE_HEALTHCHECKS", "13")  # which ends after its time, and is of the instance alone
+        host.has(snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0), mig(1, 1)]))
+        async with running(top, **{"mig-strategy": "mixed"}) as kubelet:
+            name = "nvidia.com/mig-1g.5gb"
+            await until(lambda: len(kubelet.well().get(name, ())) == 2)
+            Told.all["events"].heard({"xid": 13, "gpu": uuid(1), **where})
+            well = [uuid(number, "MIG") for number in (16, 17) if number not in sick]
+            assert await until(lambda: kubelet.well()[name] == well) < EVENT
+            assert kubelet.lists[GPU] == health(uuid(0))
+
+    asyncio.run(run())
+
+
+def test_reasons_survive_a_restart(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            Told.all["events"].heard({**XID, "gpu": uuid(1)})
+            await until(lambda: kubelet.well()[GPU] == [uuid(0)])
+        lists = []
+        async with running(top) as kubelet:
+            await until(lambda: bool(kubelet.lists.get(GPU)))
+            lists.append(dict(kubelet.lists[GPU]))
+        assert lists == [health(uuid(0), sick=(uuid(1),))]  # from the first list on
+
+    asyncio.run(run())
+
+
+def test_a_call_that_hangs_is_a_reason_until_the_gpu_answers(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            Told.all["polls"].blind(f"a call of {uuid(1)} hangs", uuid(1))
+            assert await until(lambda: kubelet.well()[GPU] == [uuid(0)]) < EVENT
+            Told.all["polls"].heard(poll(0, 1))
+            await until(lambda: kubelet.lists[GPU] == WELL)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        poll(0),
+        poll(0, 1, 2),
+        poll(0, 1, migs=[uuid(16, "MIG")]),
+        poll(0, 1, mig=True),
+    ],
+    ids=["a GPU goes", "comes", "MIG instance", "MIG mode"],
+)
+def test_a_poll_that_contradicts_the_snapshot_has_it_renewed(
+    top: Path, host: Host, line: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        failing(monkeypatch, f"echo x >> {top}/refreshed")
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            Told.all["polls"].heard(poll(0, 1))
+            await asyncio.sleep(0.3)
+            assert not (top / "refreshed").exists()
+            Told.all["polls"].heard(line)
+            await until((top / "refreshed").exists, 2)
+            for _ in range(5):  # the same again: not all the time
+                Told.all["polls"].heard(line)
+                await asyncio.sleep(0.1)
+            assert (top / "refreshed").read_text() == "x\n"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("line", [{"poll": 1}, {"poll": {}, "gpus": [[]], "migs": None}, {"poll": {}, "gpus": None}])
+def test_a_poll_that_makes_no_sense_does_nothing(top: Path, host: Host, line: Any) -> None:
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            Told.all["polls"].heard({"migs": None, **line})
+            assert (await kubelet.allocate(GPU, uuid(0)))["envs"]
+
+    asyncio.run(run())
+
+
+def test_nvml_that_is_back_is_found_though_refreshes_have_failed_for_long(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        failing(monkeypatch, f"echo x >> {top}/refreshed; exit 12")
+        monkeypatch.setattr(watchers, "RETRY", 0.1)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            host.has(snapshot([gpu(0), gpu(1)], error={"sentence": "NVML fails", "code": 12}))
+            await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0), uuid(1))))
+            await until(lambda: Told.all["polls"].does == "again", 5)  # its next start does not wait
+            began = time.monotonic()
+            Told.all["polls"].heard(poll(0, 1))
+            await until((top / "refreshed").exists, 5)
+            assert time.monotonic() - began < 1
+
+    asyncio.run(run())
+
+
+def test_nothing_is_watched_while_the_gpus_are_let_go(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            assert [one.does for one in Told.all.values()] == ["begin", "begin"]
+            await do(top, "release")
+            host.has(snapshot([gpu(0), gpu(1), gpu(2)]))
+            await until(lambda: len(kubelet.lists[GPU]) == 3)
+            assert [one.does for one in Told.all.values()] == ["", ""]
+            await do(top, "take")
+            await until(lambda: [one.does for one in Told.all.values()] == ["begin", "begin"])
+
+    asyncio.run(run())
+
+
+def test_children_follow_the_driver_and_its_gpus(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            host.has(snapshot([gpu(0), gpu(1)], notes=["another"]))
+            await asyncio.sleep(0.2)
+            assert Told.all["events"].does == "begin"
+            host.has(snapshot([gpu(0), gpu(1), gpu(2)]))
+            await until(lambda: Told.all["events"].does == "again")
+
+    asyncio.run(run())

@@ -1,0 +1,174 @@
+"""The daemon's own socket: its state, and GPUs that are let go and taken, beside a kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from gpuplugin import commands, daemon, release
+from gpuplugin.release import PROBLEM
+from gpushim.inventory import ensure
+from unit.gpuplugin.kubelet import until
+from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+from unit.gpuplugin.test_control import ask
+from unit.gpuplugin.test_daemon import GPU, Host, failing, health, host, running, sliced, top
+
+__all__ = ["host", "top"]
+WELL, SICK = health(uuid(0), uuid(1)), health(sick=(uuid(0), uuid(1)))
+
+
+async def do(top: Path, word: str) -> Any:
+    return await ask(top / "state", b'{"do": "%s"}\n' % word.encode())
+
+
+def test_release_and_take(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            kubelet.held[GPU] = [uuid(1)]
+            answer = await do(top, "release")
+            assert answer["closed"]
+            assert [one["devices"] for one in answer["pods"]] == [[uuid(1)]]
+            await until(lambda: kubelet.lists[GPU] == SICK)
+            with pytest.raises(grpc.aio.AioRpcError, match=f"cannot be used: {PROBLEM}"):
+                await kubelet.allocate(GPU, uuid(0))
+            assert (await do(top, "take"))["released"] is None
+            await until(lambda: kubelet.lists[GPU] == WELL)
+
+    asyncio.run(run())
+
+
+def test_nothing_is_refreshed_or_given_out_meanwhile(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        failing(monkeypatch, f"touch {top}/refreshed; exit 12")
+        monkeypatch.setattr(daemon, "LOOK", 0.05)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            await do(top, "release")
+            host.has(snapshot([gpu(0)]))  # another process has refreshed
+            await until(lambda: kubelet.lists[GPU] == SICK)
+            host.has(None)
+            await asyncio.sleep(0.5)
+            assert not (top / "refreshed").exists()
+            await do(top, "take")
+            await until((top / "refreshed").exists)
+
+    asyncio.run(run())
+
+
+def test_a_refresh_that_runs_is_ended_first(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        failing(monkeypatch, f"echo $$ > {top}/pid; exec sleep 100")
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            host.has(None)
+            await until(lambda: (top / "pid").exists() and (top / "pid").read_text())
+            assert (await do(top, "release"))["closed"]
+            with pytest.raises(ProcessLookupError):
+                os.kill(int((top / "pid").read_text()), 0)
+            host.has(snapshot([gpu(0), gpu(1)]))
+            await do(top, "take")
+            await until(lambda: kubelet.lists[GPU] == WELL)
+            host.has(None)  # and another one is started when it is needed
+            (top / "pid").unlink()
+            await until((top / "pid").exists)
+
+    asyncio.run(run())
+
+
+def test_a_script_lets_go_and_a_restart_keeps_to_it(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(ensure, "last", lambda config, state: (host.found, "host"))
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            (top / "state/device-plugin/released").touch()
+            await until(lambda: kubelet.lists[GPU] == SICK)
+        monkeypatch.setattr(ensure, "read", lambda config, state: None)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == SICK)
+            assert (await do(top, "status"))["released"]
+            monkeypatch.setattr(ensure, "read", lambda config, state: host.found)
+            (top / "state/device-plugin/released").unlink()
+            await until(lambda: kubelet.lists[GPU] == WELL)
+
+    asyncio.run(run())
+
+
+def test_a_node_without_a_driver_waits_while_it_is_let_go(top: Path, host: Host) -> None:
+    async def run() -> None:
+        (top / "state/device-plugin").mkdir(mode=0o700)
+        (top / "state/device-plugin/released").touch()
+        host.has(snapshot([], error={"sentence": "the driver is not loaded", "code": 4}))
+        async with running(top) as kubelet:
+            await until((top / "state/device-plugin.sock").exists)
+            host.has(snapshot([gpu(0), gpu(1)]))
+            await do(top, "take")
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+
+    asyncio.run(run())
+
+
+def test_what_hangs_is_said(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never() -> None:
+        await asyncio.sleep(100)
+
+    async def run() -> None:
+        monkeypatch.setattr(commands, "CLOSING", 0.1)
+        monkeypatch.setattr(release, "alone", never)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            assert "hangs in the driver" in (await do(top, "release"))["error"]
+            assert not (await do(top, "status"))["closed"]
+            await do(top, "take")
+            await asyncio.sleep(0.3)
+            assert kubelet.lists[GPU] == SICK  # opened anew, it would hang beside the other
+
+    asyncio.run(run())
+
+
+def test_status(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            await kubelet.allocate(GPU, uuid(1))
+            kubelet.held[GPU] = [uuid(1)]
+            host.has(snapshot([gpu(0, problem="it is stuck"), gpu(1)]))
+            await until(lambda: kubelet.lists[GPU] == health(uuid(1), sick=(uuid(0),)))
+            answer = await do(top, "status")
+            ((name, devices),) = [(one["name"], one["devices"]) for one in answer["resources"]]
+            assert (name, [one["problem"] for one in devices]) == (GPU, ["it is stuck", ""])
+            assert [(one["index"], one["healthy"], one["held"]) for one in devices] == [
+                ("0", False, 0),
+                ("1", True, 1),
+            ]
+            (allocated,) = answer["resources"][0]["allocated"]
+            assert allocated["devices"] == [uuid(1)]
+            assert time.time() - allocated["at"] < 60
+            assert answer["pods"] == [
+                {"namespace": "", "pod": "pod", "container": "main", "resource": GPU, "devices": [uuid(1)]}
+            ]
+
+    asyncio.run(run())
+
+
+def test_the_state_of_very_many_replicas_keeps_nobody_waiting(top: Path, host: Host) -> None:
+    async def run() -> None:
+        host.has(snapshot([gpu(index) for index in range(16)]))
+        async with running(top, having=sliced(top, 1000)) as kubelet:
+            await until(lambda: len(kubelet.lists.get(GPU + ".shared", ())) == 16000, 20)
+            longest, asked = 0.0, asyncio.create_task(do(top, "status"))
+            while not asked.done():
+                began = time.monotonic()
+                await asyncio.sleep(0)
+                longest = max(longest, time.monotonic() - began)
+            (resource,) = asked.result()["resources"]
+            assert [one["replicas"] for one in resource["devices"]] == [1000] * 16
+            assert longest < 0.1
+
+    asyncio.run(run())
