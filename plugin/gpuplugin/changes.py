@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Optional
 from gpuplugin.resources import Device
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gpushim.model import Snapshot
 
@@ -65,12 +65,12 @@ def settled(served: Served, wanted: Devices, held: Held, there: There) -> dict[s
     for one in _holders(served, held):
         if one.uuid in there:
             holders.setdefault(there[one.uuid][0], []).append(one)
-    found = {name: [_waiting(one, name, holders.get(one.gpu, ())) for one in row] for name, row in wanted.items()}
+    found = {name: {one.id: one for one in _marked(name, row, holders)} for name, row in wanted.items()}
     known = {gpu for row in wanted.values() for gpu in (one.gpu for one in row)}
     for gpu, row in holders.items():
         for one in row if gpu in known else ():  # what is given out in no way is gone
             _keep(one, found, there)
-    return found
+    return {name: [*row.values()] for name, row in found.items() if row}
 
 
 def changing(served: Served, wanted: Devices, there: There) -> bool:
@@ -103,28 +103,32 @@ def _holders(served: Served, held: Held) -> list[_Holder]:
     return found
 
 
-def _waiting(device: Device, resource: str, holders: Sequence[_Holder]) -> Device:
+def _marked(resource: str, devices: Sequence[Device], holders: Mapping[int, Sequence[_Holder]]) -> Iterator[Device]:
     """Add the problem that somebody has a device in another way; its own comes first."""
+    problems: dict[object, str] = {}  # alike for all replicas, of which there may be thousands
+    for one in devices:
+        key = (one.uuid, _way(resource, one), "::" in one.id)
+        if key not in problems:
+            problems[key] = _waiting(resource, one, holders.get(one.gpu, ()))
+        yield replace(one, problem=problems[key]) if problems[key] and not one.problem else one
+
+
+def _waiting(resource: str, device: Device, holders: Sequence[_Holder]) -> str:
     names = sorted({one.who for one in holders if one.excludes(resource, device)})
-    if not names or device.problem:
-        return device
+    if not names:
+        return ""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return replace(
-        device,
-        problem="it is to be given out in another way than before, which waits for the end of "
-        f"{', '.join(names[:NAMED])}{more}",
-    )
+    shown = ", ".join(names[:NAMED])
+    return f"it is to be given out in another way than before, which waits for the end of {shown}{more}"
 
 
-def _keep(holder: _Holder, found: dict[str, list[Device]], there: There) -> None:
-    """Keep what somebody has listed, as it was."""
-    row = found.setdefault(holder.resource, [])
-    same = [one for one in row if one.id == holder.id]
-    if holder.device and not any(holder.has(holder.resource, one) for one in same):
-        row[:] = [one for one in row if one not in same]
-        row.append(replace(holder.device, problem=there[holder.uuid][1]))
-    elif not row:
-        del found[holder.resource]
+def _keep(holder: _Holder, found: dict[str, dict[str, Device]], there: There) -> None:
+    """Keep what somebody has listed, as it was, after what is wanted."""
+    row = found.setdefault(holder.resource, {})
+    same = row.get(holder.id)
+    if holder.device and not (same and holder.has(holder.resource, same)):
+        row.pop(holder.id, None)
+        row[holder.id] = replace(holder.device, problem=there[holder.uuid][1])
 
 
 def _way(resource: str, device: Device) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpushim import policy
-from gpushim.errors import CONFIG, INVENTORY, GpushimError, quote
+from gpushim.errors import CONFIG, INVENTORY, GpushimError, quote, visible
 from gpushim.inventory import files, rooted
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class ControlDaemon:
         with open(f"{self._place.log}/output.log", errors="replace") as output:
             said = " ".join(output.read()[-SAID:].split())
         raise GpushimError(
-            f"{PROGRAM} has ended: {quote(said) or 'it says nothing'}; see {self._place.log}", INVENTORY
+            f"{PROGRAM} has ended: {visible(said) or 'it says nothing'}; see {self._place.log}", INVENTORY
         )
 
     def _limit(self) -> None:

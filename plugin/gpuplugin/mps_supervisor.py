@@ -195,12 +195,12 @@ def _clear(place: Place) -> None:
 def _end_left(place: Place) -> None:
     """End a daemon whose supervisor was killed; by the time of its start, for ids of processes come again."""
     left = ensure.own(place.state)
-    pid = left.get("pid")
-    if isinstance(pid, int) and pid > 1 and _identity(pid) == left.get("daemon"):
+    pid, was = left.get("pid"), left.get("daemon")
+    if isinstance(pid, int) and pid > 1 and was and _identity(pid) == was:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         late = time.monotonic() + GONE
-        while _identity(pid) == left["daemon"] and time.monotonic() < late:
+        while _identity(pid) == was and time.monotonic() < late:
             time.sleep(0.05)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(place.state)

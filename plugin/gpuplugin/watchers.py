@@ -48,8 +48,8 @@ class Watchers:
         stale: Callable[[], None],
         notes: list[str],
     ) -> None:
-        words = (os.environ.get(f"DP_{word}_HEALTHCHECKS", "") for word in ("DISABLE", "ENABLE"))
-        self._health = Health(path, xids.choose(*words, notes))
+        off, on = (os.environ.get(f"DP_{word}_HEALTHCHECKS", "") for word in ("DISABLE", "ENABLE"))
+        self._health = Health(path, xids.choose(off, on, notes))
         self._start, self._changed, self._stale = start, changed, stale
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # that the children have opened
@@ -157,9 +157,8 @@ def _differences(snapshot: Snapshot, line: dict[str, Any]) -> list[Any]:
     if snapshot["error"] or snapshot["source"] != "nvml":
         return ["NVML"]
     poll, migs = line["poll"], line["migs"]
-    known = {gpu["uuid"] or gpu["pci"].lower(): gpu for gpu in snapshot["gpus"]}
-    listed = {uuid if uuid in known else uuid.lower() for uuid in line["gpus"]}
-    found: list[Any] = sorted(listed.symmetric_difference(known))
+    known = {gpu["uuid"] or gpu["pci"]: gpu for gpu in snapshot["gpus"]}
+    found: list[Any] = sorted({*line["gpus"]}.symmetric_difference(known))
     answers = {uuid: one for uuid, one in poll.items() if uuid in known and not (one["lost"] or one["error"])}
     found += [[uuid, "answers"] for uuid in answers if known[uuid]["problem"]]
     found += [[uuid, one["mig"]] for uuid, one in answers.items() if one["mig"] not in (None, known[uuid]["mig"])]

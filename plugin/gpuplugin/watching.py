@@ -28,7 +28,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpushim.inventory import rooted
+from gpushim.inventory import procfs, rooted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -279,5 +279,6 @@ class Polls:
             names = sorted(os.listdir(f"{self._proc}/driver/nvidia/gpus"))
         except OSError:
             return None
-        uuids = {gpu.pci.lower(): gpu.uuid for gpu in self._gpus}
-        return [uuids.get(name.lower(), name) for name in names]
+        uuids = {gpu.pci: gpu.uuid for gpu in self._gpus}
+        addresses = [procfs.pci_address(name) for name in names]  # with four digits of domain there, eight here
+        return [uuids.get(address, address) for address in addresses]

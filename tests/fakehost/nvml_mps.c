@@ -54,17 +54,35 @@ EXPORT result nvmlDeviceSetComputeMode(device handle, unsigned mode)
     return OK;
 }
 
-EXPORT result nvmlDeviceSetMemoryLimits_v1(device handle, const memory_limits_v1 *limits)
+typedef struct {
+    const char *cgroup;
+    unsigned long long soft, hard, used;
+} memory_used_v1;
+
+static result check_limits(const struct gpu *gpu, const char *cgroup)
 {
     struct stat status;
-    NEED_GPU(gpu, handle, limits)
     if (atoi(host.driver) < WITH_LIMITS)
         return FUNCTION_NOT_FOUND;
     if (gpu->mig_current == 1)
         return NOT_SUPPORTED;
-    if (limits->cgroup == NULL || stat(limits->cgroup, &status) || !S_ISDIR(status.st_mode) ||
-        limits->soft > limits->hard)
-        return INVALID_ARGUMENT;
+    return cgroup == NULL || stat(cgroup, &status) || !S_ISDIR(status.st_mode) ? INVALID_ARGUMENT : OK;
+}
+
+EXPORT result nvmlDeviceGetMemoryLimits_v1(device handle, memory_used_v1 *limits)
+{
+    NEED_GPU(gpu, handle, limits)
+    limits->soft = limits->used = 0;
+    limits->hard = ~0ull;
+    return check_limits(gpu, limits->cgroup);
+}
+
+EXPORT result nvmlDeviceSetMemoryLimits_v1(device handle, const memory_limits_v1 *limits)
+{
+    NEED_GPU(gpu, handle, limits)
+    result failed = check_limits(gpu, limits->cgroup);
+    if (failed || limits->soft > limits->hard)
+        return failed ? failed : INVALID_ARGUMENT;
     FILE *file = geteuid() == 0 && !host.in_container ? open_file("memory-limits", "", "ae") : NULL;
     if (file == NULL)
         return NO_PERMISSION;

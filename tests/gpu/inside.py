@@ -16,6 +16,7 @@ import stat
 import sys
 
 COUNT = 1 << 18  # elements of each vector
+CHUNK = 64  # MiB
 BLOCK = 256  # threads
 # As old as can be: every driver translates it for every GPU it knows.
 KERNEL = b"""
@@ -97,6 +98,16 @@ def add(cuda: Driver, index: int) -> str:
     return name.value.decode()
 
 
+def fill(cuda: Driver) -> int:
+    """Take memory of the first GPU until there is none; returns MiB, of which a context has some, too."""
+    context, place, taken = ctypes.c_void_p(), ctypes.c_uint64(), 0
+    cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), cuda.number("cuDeviceGet", 0))
+    cuda("cuCtxSetCurrent", context)
+    while cuda.library.cuMemAlloc_v2(ctypes.byref(place), ctypes.c_size_t(CHUNK << 20)) == 0:
+        taken += CHUNK
+    return taken
+
+
 def opened(minor: int) -> str:
     """Make the node of a GPU and open it."""
     path = "/dev/another-gpu"
@@ -122,6 +133,8 @@ def main(verb: str, *words: str) -> None:
         print(opened(int(words[0])))
     elif verb == "libraries":
         print(*libraries(), sep="\n")
+    elif verb == "fill":
+        print(fill(Driver()))
     else:
         cuda = Driver()
         count = cuda.number("cuDeviceGetCount")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpu import box, machine
+from gpu import box, machine, mps
 from gpu.box import INSIDE, PYTHON, TRUE, Box
 from gpu.machine import PATH, TOP, Driver, NotHereError
 
@@ -116,6 +116,19 @@ class Suite:
             assert f"\t{name} " in cached, f"{name} is not in ld.so.cache"
         return f"{cached.split()[0]} entries; {', '.join(found)}"
 
+    def limits(self) -> str:
+        """A client of MPS gets no more memory than its part of the GPU, and not much less."""
+        try:
+            with mps.served(self.directory, self.env) as top:
+                most = mps.limit(top)
+                if not self.computing:
+                    return f"{most} MiB (a simulated driver has no memory)"
+                taken = mps.allocated(top, self.driver.libraries)
+        except mps.NoMountsError as error:
+            raise UnseenError(f"MPS needs a mount, and this machine allows none: {error}") from None
+        assert most // 2 < taken <= most, f"{taken} MiB of {most}"
+        return f"{taken} of {most} MiB"
+
     def refuses(self) -> str:
         """The node of a GPU that was not asked for does not open, though the container may make it."""
         *_, other = self.snapshot["gpus"]
@@ -204,6 +217,7 @@ def main() -> int:
         suite.case("ld.so.cache and loader have the libraries", suite.loads)
         suite.case("a CUDA kernel computes on every GPU", suite.computes)
         suite.case("a GPU that was not asked for is refused", suite.refuses)
+        suite.case("a client of MPS meets its limit of memory", suite.limits)
         suite.case("times", lambda: suite.times(given.rounds))
     print(f"{suite.failed} cases failed, {suite.unseen} could not be seen on this machine")
     return int(bool(suite.failed))

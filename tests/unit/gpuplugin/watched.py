@@ -14,6 +14,7 @@ import pytest
 import fakehost
 from gpuplugin import watching
 from gpuplugin.child import Child
+from gpushim.inventory import procfs
 
 PYTHON = "import json, os, signal, sys, time\ndef tell(**line): print(json.dumps(line), flush=True)\n"
 
@@ -21,7 +22,7 @@ PYTHON = "import json, os, signal, sys, time\ndef tell(**line): print(json.dumps
 def snapshot(host: fakehost.Host) -> Any:
     """Return of a host's snapshot what a child is told."""
     nvml = os.path.realpath(host.nvml)[len(host.root) :]
-    gpus = [{"uuid": gpu.uuid, "pci": gpu.pci} for gpu in host.gpus]
+    gpus = [{"uuid": gpu.uuid, "pci": procfs.pci_address(gpu.pci)} for gpu in host.gpus]
     return {"inputs": {"root": host.root}, "files": {"utility": [{"path": nvml}]}, "gpus": gpus}
 
 

@@ -1,0 +1,229 @@
+"""What a real kubelet, and the pods that it runs, are told of GPUs in trouble, and how soon.
+
+The GPUs are simulated: two whole ones of two replicas each, and one with two MIG instances of two replicas each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+import fakehost
+from e2e import kube, trees
+from e2e.engines import SYSTEM_PATH, run
+from e2e.kube import Node
+from e2e.leftovers import until
+from e2e.plugins import SECONDS, Plugin, gpu_node, plugin
+from e2e.podgpus import GPU
+from e2e.watchers import watching
+from e2e.witness import settings
+from fakehost import Host
+from gpuplugin.v1beta1 import DEVICE_PLUGIN, reader, writer
+
+MIG = "nvidia.com/mig-1g.5gb"
+SHARING = f"""version: v1
+sharing:
+  timeSlicing:
+    resources:
+    - {{name: {GPU}, replicas: 2}}
+    - {{name: {MIG}, replicas: 2}}
+"""
+AT_ONCE = 0.1  # seconds from an event until kubelet gives out none of the GPU's devices
+LOST = 10.0  # the same, from a loss that nothing tells of
+ANSWER = 0.1  # seconds that an Allocate takes on a machine that has other work, at its best of several
+APPLICATION, CONTAINED, OFF_THE_BUS = 31, 94, 79  # XIDs: marks nothing; marks what it names; needs a reset
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """The three GPUs."""
+    root = tmp_path_factory.mktemp("health") / "root"
+    gpus = [{}, {}, {"mig": ["1g.5gb", "1g.5gb"]}]
+    return fakehost.build(str(root), gpus, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+
+
+@pytest.fixture(scope="module")
+def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The host's settings and snapshot."""
+    kube.program()
+    env = settings(tmp_path_factory.mktemp("settings"), host.root)
+    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
+    return env
+
+
+@pytest.fixture(scope="module")
+def node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
+    """A node with that host."""
+    with gpu_node(host, env, debian_image, busybox_tree) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The plugin's arguments."""
+    path = tmp_path_factory.mktemp("sharing") / "config.yaml"
+    path.write_text(SHARING)
+    return "--mig-strategy=mixed", f"--config-file={path}"
+
+
+@pytest.fixture(scope="module")
+def watched(node: Node, env: dict[str, str], flags: tuple[str, ...]) -> Iterator[Plugin]:
+    """A plugin, which some tests start anew."""
+    with plugin(node, env, *flags) as found:
+        yield found
+
+
+@pytest.fixture
+def one(watched: Plugin, host: Host) -> Iterator[Plugin]:
+    """The plugin, while all devices are well; the next driver heals what a test has done to them."""
+    has(watched, everything(host))
+    assert until(lambda: watching(watched), SECONDS), watched.said()[-3000:]
+    yield watched
+    watched.node.remove()
+    host.hang(None)
+    for gpu in range(3):
+        host.find(gpu)
+        host.recovery(gpu, -1)  # as a driver that has no such word
+    host.modify = not host.modify  # a module with other parameters is another one
+    host.update()
+
+
+def replicas(host: Host, gpu: int) -> set[str]:
+    """Return the ids of what there is of a GPU: all replicas of it, or of its MIG instances."""
+    found = host.gpus[gpu]
+    return {f"{uuid}::{number}" for uuid in [mig.uuid for mig in found.mig] or [found.uuid] for number in range(2)}
+
+
+def everything(host: Host) -> set[str]:
+    """Return all ids of the host."""
+    return {one for gpu in host.gpus for one in replicas(host, gpu.index)}
+
+
+def given(node: Node) -> set[str]:
+    """Return the ids that kubelet would give out."""
+    return {one for ids in node.everything().values() for one in ids}
+
+
+def has(one: Plugin, ids: set[str], seconds: float = SECONDS) -> None:
+    """Wait until kubelet would give out these ids, and no others, of the process that runs."""
+    there = until(lambda: one.registered(GPU) and given(one.node) == ids, seconds)
+    assert there, f"{sorted(given(one.node) ^ ids)}\n{one.said()[-3000:]}"
+
+
+def falls(one: Plugin, host: Host, gpu: int) -> float:
+    """Let a GPU fall off the bus, and return the seconds until kubelet has nothing of it any more."""
+    wanted = given(one.node) - replicas(host, gpu)
+    began = time.monotonic()
+    host.xid(gpu, OFF_THE_BUS)
+    while given(one.node) != wanted:
+        time.sleep(0.01)  # it answers 100 times a second
+        assert time.monotonic() - began < SECONDS, one.said()[-3000:]
+    return time.monotonic() - began
+
+
+def test_an_xid_marks_all_that_there_is_of_its_gpu_at_once(one: Plugin, host: Host) -> None:
+    took = [falls(one, host, gpu) for gpu in range(3)]
+    print(f"kubelet knew after {took}")
+    assert min(took) < AT_ONCE  # the machine may be busy, but not each time
+    assert not given(one.node)
+
+
+@pytest.mark.parametrize("resource", [GPU, MIG])
+def test_the_status_of_a_pod_says_that_its_device_is_unhealthy(one: Plugin, host: Host, resource: str) -> None:
+    one.node.pod("holder", {resource: 1})
+    (held,) = one.node.held("holder")[resource]
+    assert until(lambda: one.node.healths("holder") == {held: "Healthy"}, SECONDS)
+    (gpu,) = [number for number in range(3) if held in replicas(host, number)]
+    began = time.monotonic()
+    falls(one, host, gpu)
+    assert until(lambda: one.node.healths("holder") == {held: "Unhealthy"}, SECONDS), one.node.healths("holder")
+    print(f"the pod's status said so after {time.monotonic() - began:.2f} s")
+
+
+def test_an_xid_of_a_gpu_instance_marks_that_alone(one: Plugin, host: Host) -> None:
+    sick, well = host.gpus[2].mig
+    host.xid(2, CONTAINED, gi=sick.gi)
+    has(one, everything(host) - {f"{sick.uuid}::{number}" for number in range(2)})
+    assert {f"{well.uuid}::0", f"{well.uuid}::1"} <= given(one.node)
+
+
+def test_an_xid_of_an_application_marks_nothing(one: Plugin, host: Host) -> None:
+    """The second event is read after the first."""
+    host.xid(0, APPLICATION)
+    falls(one, host, 1)
+    assert given(one.node) == everything(host) - replicas(host, 1)
+
+
+def test_of_the_checks_that_are_off_one_can_be_on(
+    one: Plugin, host: Host, env: dict[str, str], flags: tuple[str, ...]
+) -> None:
+    one.stop()
+    checks = {"DP_DISABLE_HEALTHCHECKS": "all", "DP_ENABLE_HEALTHCHECKS": str(OFF_THE_BUS)}
+    try:
+        with plugin(one.node, {**env, **checks}, *flags, name="choice") as other:
+            has(other, everything(host))
+            assert until(lambda: watching(other), SECONDS)
+            host.xid(0, CONTAINED)
+            falls(other, host, 1)
+            assert given(one.node) == everything(host) - replicas(host, 1)
+    finally:
+        one.start()
+
+
+def test_a_lost_gpu_is_noticed_without_an_event_and_so_is_its_return(one: Plugin, host: Host) -> None:
+    began = time.monotonic()
+    host.lose(0)
+    has(one, everything(host) - replicas(host, 0), LOST)
+    print(f"lost for kubelet after {time.monotonic() - began:.1f} s")
+    host.find(0)
+    has(one, everything(host))
+
+
+def test_what_the_driver_asks_for_marks_a_gpu_until_it_does_not(one: Plugin, host: Host) -> None:
+    host.recovery(2, 1)
+    has(one, everything(host) - replicas(host, 2), LOST)
+    host.recovery(2, 0)
+    has(one, everything(host))
+
+
+def test_a_restart_heals_nothing_and_a_new_driver_does(one: Plugin, host: Host) -> None:
+    falls(one, host, 2)
+    falls(one, host, 0)
+    one.stop()
+    one.start()
+    has(one, replicas(host, 1))
+    one.stop(9)
+    one.start()
+    has(one, replicas(host, 1))
+    host.modify = not host.modify
+    host.update()
+    has(one, everything(host))
+
+
+def test_a_gpu_whose_calls_hang_is_marked_and_no_allocate_waits_for_it(one: Plugin, host: Host) -> None:
+    before = min(allocated(one.node, host.gpus[1].uuid) for _ in range(20))
+    host.hang(0)
+    has(one, everything(host) - replicas(host, 0))
+    took = [allocated(one.node, host.gpus[1].uuid) for _ in range(100)]
+    print(f"an Allocate took {1000 * before:.1f} ms at best before, and {1000 * min(took):.1f} ms meanwhile")
+    assert sorted(took)[len(took) // 2] < ANSWER
+    assert one.node.pod("meanwhile", {GPU: 1}).container
+    host.hang(None)
+    has(one, everything(host))
+
+
+def allocated(node: Node, uuid: str) -> float:
+    """Ask the plugin for a replica as kubelet does, and return the seconds until the answer."""
+    path = f"unix:{node.kubelet_dir}/device-plugins/gpushim-gpu.sock"
+    with grpc.insecure_channel(path, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+        grpc.channel_ready_future(channel).result(SECONDS)
+        call = channel.unary_unary(
+            f"/{DEVICE_PLUGIN}/Allocate", writer("AllocateRequest"), reader("AllocateResponse")
+        )
+        began = time.monotonic()
+        call({"container_requests": [{"devices_ids": [f"{uuid}::0"]}]}, timeout=SECONDS)
+        return time.monotonic() - began

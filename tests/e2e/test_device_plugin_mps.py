@@ -1,0 +1,186 @@
+"""MPS under a real kubelet: the supervisor by hand, as there is no systemd here, and a client in a pod.
+
+The daemon is the simulated host's, which is strict about what it is told; its protocol is lines. What a supervisor
+does by itself is in unit/gpuplugin/test_mps_supervisor.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakehost
+from e2e import kube, trees
+from e2e.engines import SYSTEM_PATH, run
+from e2e.kube import Node
+from e2e.leftovers import until
+from e2e.plugins import PROGRAM, SECONDS, Plugin, gpu_node, plugin
+from e2e.witness import settings
+from fakehost import Host
+from gpuplugin import mps
+
+SLICE, WHOLE, GROUP = "nvidia.com/gpu.half", "nvidia.com/gpu", "gpu.half"
+ROWS = [{"name": "gpu", "devices": [0, 1], "replicas": 2, "rename": "gpu.half"}]
+CLIENT = """
+import errno, json, os, socket
+pipes = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+def ask(line):
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(pipes + "/control")
+    client.sendall(line.encode() + b"\\n")
+    client.shutdown(socket.SHUT_WR)
+    return client.makefile().read().strip()
+tries = [lambda: os.open(pipes + "/new", os.O_CREAT), lambda: os.mkdir(pipes + "/new")]
+tries += [lambda: os.unlink(pipes + "/control"), lambda: os.chmod(pipes + "/control", 0o600)]
+said = []
+for each in tries:
+    try:
+        said.append(str(each()))
+    except OSError as error:
+        said.append(errno.errorcode[error.errno])
+os.close(os.open(f"/dev/shm/of {os.getuid()}", os.O_CREAT | os.O_WRONLY))
+shm, options = os.stat("/dev/shm"), [line.split()[3] for line in open("/proc/mounts") if " /dev/shm " in line][-1]
+print(json.dumps({
+    "pipes": pipes, "threads": ask("get_default_active_thread_percentage"), "tries": said,
+    "memory": ask("get_default_device_pinned_mem_limit 0"), "shm": f"{shm.st_dev}:{shm.st_ino}",
+    "there": os.listdir("/dev/shm"), "options": options, "variables": sorted(x for x in os.environ if "MPS" in x),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    root = tmp_path_factory.mktemp("mps") / "root"
+    return fakehost.build(str(root), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+
+
+@pytest.fixture(scope="module")
+def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A snapshot, and settings with the group."""
+    kube.program()
+    folder = tmp_path_factory.mktemp("settings")
+    env = settings(folder, host.root)
+    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
+    (folder / "sharing.json").write_text(json.dumps({"version": "v1", "sharing": {"mps": {"resources": ROWS}}}))
+    return {**env, "CONFIG_FILE": str(folder / "sharing.json")}
+
+
+@pytest.fixture(scope="module")
+def node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
+    with gpu_node(host, env, debian_image, busybox_tree) as found:
+        # Where the simulated driver keeps compute modes.
+        run([*found.place.prefix, "/bin/mount", "-o", "remount,bind,rw", host.root])
+        yield found
+
+
+class Supervisor:
+    """The supervisor of the group, where containerd sees what it mounts.
+
+    Args:
+        node: in whose mount namespace it runs.
+        env: variables of its own.
+    """
+
+    def __init__(self, node: Node, env: dict[str, str]) -> None:
+        self.node, self.env, self.log = node, env, node.work / "mps.log"
+        self.file = str(node.work / "mps.pid")
+        self.place = mps.Place(env["GPUSHIM_STATE"], GROUP)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        words = [*self.node.place.prefix, "/bin/sh", "-c", 'echo $$ >"$1" && shift && exec "$@"', "sh", self.file]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*words, "/usr/bin/python3", "-B", str(PROGRAM), "--mps", GROUP], stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, env={"PATH": SYSTEM_PATH, **self.env}, start_new_session=True,
+            )  # fmt: skip
+        assert until(lambda: os.path.exists(self.place.state), SECONDS), self.log.read_text()
+
+    def kill(self, signal: str, pid: int) -> None:
+        """Send a signal to a process of the node's."""
+        run([*self.node.place.prefix, "/bin/sh", "-c", f"kill -{signal} {pid}"])
+
+    def daemon(self) -> int:
+        return int(json.loads(Path(self.place.state).read_text())["pid"])
+
+    def stop(self) -> None:
+        process, self.process = self.process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            self.kill("TERM", int(Path(self.file).read_text()))
+        try:
+            process.wait(SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def supervisor(node: Node, env: dict[str, str]) -> Iterator[Supervisor]:
+    found = Supervisor(node, env)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture
+def running(node: Node, env: dict[str, str], supervisor: Supervisor) -> Iterator[Plugin]:
+    with plugin(node, env) as found:
+        yield found
+
+
+def look(node: Node, name: str, **more: Any) -> dict[str, Any]:
+    """Let a pod that has a part of a GPU tell what a client in it sees."""
+    pod = node.pod(name, {SLICE: 1}, **more)
+    assert pod.container, pod
+    found: dict[str, Any] = json.loads(node.run(pod.container, ["python3", "-c", CLIENT]))
+    return found
+
+
+def test_a_client_reaches_its_daemon_and_nothing_else(node: Node, running: Plugin, supervisor: Supervisor) -> None:
+    running.offers(SLICE)
+    running.offers(WHOLE)
+    assert len(node.allocatable(SLICE)) == 4
+    assert len(node.allocatable(WHOLE)) == 1
+    own = Path("/dev/shm/of the host")
+    own.touch()
+    try:
+        seen = look(node, "client")
+        other = look(node, "user", securityContext={"runAsUser": 1000, "runAsGroup": 1000})
+    finally:
+        own.unlink()
+    begins = Path(supervisor.place.log, "control.log").read_text().splitlines()[0]
+    assert begins == f"begins shm={seen['shm']} gpus=2"
+    assert (seen["there"], sorted(other["there"])) == (["of 0"], ["of 0", "of 1000"])
+    assert "size=" in seen["options"]  # runc drops nosuid, nodev and noexec of what kubelet has it mount
+    assert (seen["pipes"], seen["variables"]) == (f"/run/gpushim/mps/{GROUP}/pipe", ["CUDA_MPS_PIPE_DIRECTORY"])
+    assert (seen["threads"], seen["memory"]) == ("50.0", "20480M")
+    assert seen["tries"] == ["EROFS"] * 4
+    assert {key: other[key] for key in ("shm", "threads", "tries")} == {
+        key: seen[key] for key in ("shm", "threads", "tries")
+    }
+
+
+def test_a_daemon_that_ends_takes_its_devices_along(node: Node, running: Plugin, supervisor: Supervisor) -> None:
+    """And they come back with it."""
+    running.offers(SLICE)
+    supervisor.kill("KILL", supervisor.daemon())
+    assert supervisor.process is not None
+    assert supervisor.process.wait(SECONDS) == 12
+    assert running.process is not None
+    running.process.send_signal(signal.SIGHUP)
+    assert until(lambda: not node.allocatable(SLICE), SECONDS), running.said()
+    assert f"systemctl start gpushim-mps@{GROUP}.service" in running.said()
+    supervisor.start()
+    running.process.send_signal(signal.SIGHUP)
+    assert until(lambda: len(node.allocatable(SLICE)) == 4, SECONDS), running.said()

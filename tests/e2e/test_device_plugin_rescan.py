@@ -1,0 +1,156 @@
+"""What a real kubelet has of a host that changes while the plugin runs: GPUs, MIG instances, the driver, NVML."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import fakehost
+from e2e import kube, trees
+from e2e.engines import SYSTEM_PATH, run
+from e2e.leftovers import until
+from e2e.plugins import SECONDS, Plugin, gpu_node, plugin
+from e2e.podgpus import GPU
+from e2e.witness import settings
+from fakehost import Host
+
+MIG = "nvidia.com/mig-1g.5gb"
+NOTICED = 5.0  # seconds until kubelet has what the host has
+CACHE = str(trees.TOP / ".cache" / "fakehost")
+PLACES = [(1, 0, "1g.5gb"), (2, 0, "1g.5gb")]
+Change = Callable[[Host], object]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """Two whole GPUs and a divided one."""
+    root = tmp_path_factory.mktemp("rescan") / "root"
+    gpus = [{}, {}, {"mig": PLACES}]
+    return fakehost.build(str(root), gpus, compile_cache=CACHE)
+
+
+@pytest.fixture(scope="module")
+def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The host's settings and snapshot."""
+    kube.program()
+    env = settings(tmp_path_factory.mktemp("settings"), host.root)
+    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
+    return env
+
+
+@pytest.fixture(scope="module")
+def one(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Plugin]:
+    """A plugin on a node with that host."""
+    with gpu_node(host, env, debian_image, busybox_tree) as node, plugin(node, env, "--mig-strategy=mixed") as found:
+        has(found, host)
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _as_before(one: Plugin, host: Host) -> Iterator[None]:
+    gpus = list(host.gpus)
+    yield
+    one.node.remove()
+    host.gpus[:] = gpus
+    host.gpus[1].mig_mode, host.gpus[1].mig = (0, 0), []
+    host.behave()
+    divide(host)
+    has(one, host)
+
+
+def there(host: Host) -> dict[str, list[str]]:
+    """Return the ids of what the host has, by resource."""
+    whole, migs = [gpu.uuid for gpu in host.gpus if not gpu.mig], [mig.uuid for gpu in host.gpus for mig in gpu.mig]
+    return {name: sorted(ids) for name, ids in ((GPU, whole), (MIG, migs)) if ids}
+
+
+def has(one: Plugin, host: Host, seconds: float = SECONDS) -> None:
+    """Wait until kubelet would give out what the host has, and nothing else."""
+    began = time.monotonic()
+    found = until(lambda: {name: ids for name, ids in one.node.everything().items() if ids} == there(host), seconds)
+    assert found, f"{one.node.everything()}\n{one.said()[-3000:]}"
+    print(f"after {time.monotonic() - began:.1f} s")
+
+
+def divide(host: Host, word: str = "0") -> None:
+    """Make the MIG instances, in the same places, with UUIDs that are others for another word."""
+    uuids = [f"MIG-0000000{word}-0000-4000-8000-00000000000{gi}" for gi, _, _ in PLACES]
+    host.set_mig(2, [(*place, uuid) for place, uuid in zip(PLACES, uuids)])
+
+
+def unplug(host: Host) -> None:
+    host.gpus[:] = [gpu for gpu in host.gpus if gpu.index != 1]
+    host.update()
+
+
+def undivide(host: Host) -> None:
+    host.gpus[2].mig_mode, host.gpus[2].mig = (0, 0), []
+    host.update()
+
+
+CHANGES: dict[str, Change] = {
+    "a GPU goes": unplug,
+    "MIG instances are others in the same places": lambda host: divide(host, "1"),
+    "a MIG instance goes": lambda host: host.set_mig(2, PLACES[:1]),
+    "MIG is switched off": undivide,
+    "MIG is switched on": lambda host: host.set_mig(1, PLACES),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_noticed_and_so_is_its_end(one: Plugin, host: Host, change: str) -> None:
+    gpus, modes = list(host.gpus), [(gpu.mig_mode, list(gpu.mig)) for gpu in host.gpus]
+    CHANGES[change](host)
+    has(one, host, NOTICED)
+    host.gpus[:] = gpus
+    for gpu, mode in zip(gpus, modes):
+        gpu.mig_mode, gpu.mig = mode
+    host.update()
+    has(one, host, NOTICED)
+
+
+def test_what_a_pod_has_is_nobody_elses_when_its_place_is(one: Plugin, host: Host) -> None:
+    """And the next pod gets the instance that is there now."""
+    one.node.pod("holder", {MIG: 1})
+    (held,) = one.node.held("holder")[MIG]
+    divide(host, "2")
+    has(one, host, NOTICED)
+    assert until(lambda: one.node.healths("holder") == {held: "Unhealthy"}, SECONDS), one.said()[-3000:]
+    assert one.node.pod("next", {MIG: 2}).container
+    assert sorted(one.node.held("next")[MIG]) == there(host)[MIG]
+    assert one.node.held("holder")[MIG] == [held]
+    assert "MIG-00000002" in one.node.run(one.node.wait("next").container, ["nvidia-smi", "-L"])
+
+
+def test_nvml_that_fails_and_is_back(one: Plugin, host: Host) -> None:
+    host.behave(fail=999)
+    host.modify = not host.modify  # or the snapshot holds, and nobody asks NVML
+    host.update()
+    assert until(lambda: not any(one.node.everything().get(MIG, ())), SECONDS), one.said()[-3000:]
+    host.behave()
+    has(one, host, SECONDS)
+
+
+def test_a_driver_upgraded_underneath(one: Plugin, host: Host) -> None:
+    """Nothing is given out while its halves differ; then a pod gets the new one's files."""
+    old = host.driver
+    try:
+        host.half_upgrade("550.54.14")
+        assert until(lambda: not any(one.node.everything().values()), NOTICED), one.said()[-3000:]
+        install(host, "550.54.14")
+        has(one, host)
+        container = one.node.pod("upgraded", {GPU: 1}).container
+        assert "libcuda.so.550.54.14" in one.node.run(container, ["sh", "-c", "ls /usr/lib/*/"])
+    finally:
+        install(host, old)
+
+
+def install(host: Host, version: str) -> None:
+    """Replace the driver, whose module is loaded anew."""
+    shutil.rmtree(host.lib_path)
+    host.driver = host.module_version = version
+    host.install(CACHE)

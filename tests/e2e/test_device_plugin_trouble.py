@@ -1,0 +1,238 @@
+"""GPUs in all kinds of trouble at random moments, while the plugin is restarted and pods are made and removed.
+
+$GPUSHIM_TROUBLE_SECONDS says how long, $GPUSHIM_TROUBLE_SEED repeats a run as far as a machine repeats itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import fakehost
+from e2e import kube, trees
+from e2e.engines import SYSTEM_PATH, run
+from e2e.kube import Node
+from e2e.leftovers import until
+from e2e.plugins import Plugin, gpu_node, plugin
+from e2e.truth import APPLICATION, CONTAINED, FATAL, Truth
+from e2e.watchers import watching
+from e2e.witness import settings
+
+SECONDS = float(os.environ.get("GPUSHIM_TROUBLE_SECONDS", "120"))
+SEED = os.environ.get("GPUSHIM_TROUBLE_SEED") or str(time.time_ns())
+PODS = 4  # at most
+STEADY = 90.0  # seconds until kubelet has what is so: a contained error and a call that hung are over after 60
+PROFILES = {  # what kubelet has by each, and NVIDIA's file
+    "whole": ({}, {}),
+    "shared": (
+        {"gpu": ("nvidia.com/gpu", 2), "1g.5gb": ("nvidia.com/mig-1g.5gb", 2)},
+        {"resources": [{"name": "gpu", "replicas": 2, "distinct": True}, {"name": "mig-1g.5gb", "replicas": 2}]},
+    ),
+    "named": (
+        {"gpu": ("nvidia.com/gpu.dev", 3)},
+        {"resources": [{"name": "gpu", "replicas": 3, "rename": "gpu.dev"}]},
+    ),
+}
+WHOLE = {"gpu": ("nvidia.com/gpu", 1)}
+LAYOUTS = ([(1, 0, "1g.5gb"), (2, 0, "1g.5gb")], [(1, 0, "1g.5gb")], [(1, 0, "2g.10gb"), (2, 0, "1g.5gb")])
+ANEW = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    """A host with three whole GPUs and a divided one."""
+    root = tmp_path_factory.mktemp("trouble") / "root"
+    gpus = [{}, {}, {"mig": LAYOUTS[0]}, {}]
+    return Truth(fakehost.build(str(root), gpus, compile_cache=str(trees.TOP / ".cache" / "fakehost")), WHOLE)
+
+
+@pytest.fixture(scope="module")
+def env(truth: Truth, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The host's settings and snapshot."""
+    kube.program()
+    env = settings(tmp_path_factory.mktemp("settings"), truth.host.root)
+    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
+    return env
+
+
+@pytest.fixture(scope="module")
+def node(truth: Truth, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
+    """A node of that host."""
+    with gpu_node(truth.host, env, debian_image, busybox_tree) as found:
+        yield found
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """The file that names the node's profile, beside NVIDIA's."""
+    found = {name: {"version": "v1", "sharing": {"timeSlicing": file}} for name, (_, file) in PROFILES.items()}
+    found["whole"] = {"version": "v1"}
+    (tmp_path / "config.yaml").write_text(json.dumps({"version": "v1", "profiles": found}))
+    (tmp_path / "profile").write_text("whole")
+    return tmp_path / "profile"
+
+
+class Run:
+    """One run: what there is, and what has been seen of it."""
+
+    def __init__(self, truth: Truth, one: Plugin, profile: Path, chance: random.Random) -> None:
+        self.truth, self.one, self.node, self.profile, self.chance = truth, one, one.node, profile, chance
+        self.names = (f"p{number}" for number in itertools.count())
+        self.made: dict[str, float] = {}  # pods that are asked for, and since when
+        self.had: dict[str, set[str]] = {}  # ids by container
+
+    def view(self) -> dict[str, list[str]]:
+        """Return what kubelet would give out."""
+        found = {name: ids for name, ids in self.node.everything().items() if ids}
+        self.truth.look(found)
+        return found
+
+    def agree(self) -> None:
+        """Wait until kubelet's view is the truth."""
+        began = time.monotonic()
+        true = until(lambda: self.one.process is not None and self.view() == self.truth.ids(), STEADY)
+        assert true, f"kubelet: {self.view()}\ntruth: {self.truth.ids()}\n{self.one.said()[-4000:]}"
+        print(f"  true after {time.monotonic() - began:.1f} s", flush=True)
+
+    def rest(self) -> None:
+        """Stop, without healing but what hangs, and compare; no pod may hold a profile back."""
+        self.truth.hang("")
+        self.remove(*self.made)
+        self.agree()
+
+    def remove(self, *names: str) -> None:
+        """Remove pods."""
+        for name in names:
+            del self.made[name]
+        if names:
+            self.node.remove(*names)
+
+    def change(self) -> None:
+        """Make a pod, or remove one; one that was refused for good is removed."""
+        refused = [name for name in self.made if (pod := self.node.status(name)) and pod.phase == "Failed"]
+        gone = self.chance.random() < 0.3 or len(self.made) == PODS
+        self.remove(*{*refused, *(self.chance.sample(sorted(self.made), 1) if self.made and gone else ())})
+        if not gone:
+            offered = [(name, len({one.partition("::")[0] for one in ids})) for name, ids in self.view().items()]
+            if offered:
+                resource, most = self.chance.choice(sorted(offered))
+                name = next(self.names)
+                self.made[name] = time.monotonic()
+                self.node.create(name, {resource: self.chance.choice((1, 1, min(2, most)))})
+
+    def look(self) -> None:
+        """Look at containers that are new, and at whether the others have what they had."""
+        self.view()
+        everybody: list[str] = []
+        for name, since in self.made.items():
+            pod, held = self.node.status(name), {one for ids in self.node.held(name).values() for one in ids}
+            everybody += held
+            if not (pod and pod.container and held):
+                continue
+            if pod.container not in self.had:
+                self.first(name, pod.container, held, since)
+            assert self.had[pod.container] == held, name
+        assert len(everybody) == len({*everybody}), everybody
+
+    def first(self, name: str, container: str, held: set[str], since: float) -> None:
+        """Look at a container that was made after its pod was asked for: nothing in it was sick all that time."""
+        self.had[container] = held
+        uuids = {one.partition("::")[0] for one in held}
+        sick = {uuid: self.truth.since[uuid] for uuid in uuids if self.truth.since.get(uuid, since) < since}
+        assert not sick, f"{name} was asked for at {since} and has {sick}\n{self.one.said()[-4000:]}"
+        if any("distinct" in row for row in PROFILES[self.profile.read_text()][1].get("resources", ())):
+            assert len(uuids) == len(held)
+        nodes = self.node.run(container, ["sh", "-c", "cd /dev; ls -d nvidia[0-9]*"]).split()
+        assert {*nodes} >= self.truth.nodes(uuids), f"{name} has {nodes} for {uuids}"
+        assert len(nodes) <= len(uuids), f"{name} has {nodes} for {uuids}"
+
+    def trouble(self) -> str:
+        """Do one thing that a node's GPUs or its administrator do."""
+        truth, here = self.truth, sorted(gpu.uuid for gpu in self.truth.host.gpus)
+        whole = sorted({gpu.uuid for gpu in truth.host.gpus if not gpu.mig} - truth.lost)
+        uuid = self.chance.choice(here)
+        things: dict[str, Callable[[], object]] = {
+            "xid": self.xid,
+            "xid again": self.xid,
+            "lost or found": lambda: truth.lose(self.chance.choice([*truth.lost & {*here}, uuid])),
+            "recovery": lambda: truth.ask(uuid, self.chance.choice((0, 1, 2, 4))),
+            "driver": truth.reload,
+            "mig": self.divide,
+            "plugin": self.restart,
+            "profile": self.choose,
+        }
+        if truth.away:
+            things["plug"] = lambda: truth.plug(self.chance.choice(sorted(truth.away)))
+        elif len(whole) > 1:
+            things["unplug"] = lambda: truth.unplug(self.chance.choice(whole))
+        what = self.chance.choice(sorted(things))
+        things[what]()
+        return what
+
+    def xid(self) -> None:
+        """Let the driver report an error; nobody hears of one while a child starts."""
+        self.truth.hang("")
+        assert until(lambda: watching(self.one), STEADY), self.one.said()[-4000:]
+        gpu = self.chance.choice([gpu for gpu in self.truth.host.gpus if gpu.uuid not in self.truth.lost] or [None])
+        if gpu is None:
+            return
+        gi = self.chance.choice(gpu.mig).gi if gpu.mig else None
+        number = self.chance.choice((APPLICATION, CONTAINED, CONTAINED, FATAL))
+        self.truth.xid(gpu.uuid, number, gi)
+
+    def divide(self) -> None:
+        """Make other MIG instances, perhaps in the same places."""
+        layout = self.chance.choice(LAYOUTS)
+        word = f"MIG-{next(ANEW):08d}-0000-4000-8000-00000000000"
+        (place,) = [number for number, gpu in enumerate(self.truth.host.gpus) if gpu.mig]
+        self.truth.host.set_mig(place, [(*one, f"{word}{one[0]}") for one in layout])
+
+    def restart(self) -> None:
+        """End the plugin, and start it."""
+        self.one.stop(self.chance.choice((signal.SIGTERM, signal.SIGKILL)))
+        time.sleep(self.chance.random())
+        self.one.start()
+
+    def choose(self) -> None:
+        """Choose another profile, which waits for pods that it would take a device from: now there are none."""
+        self.remove(*self.made)
+        name = self.chance.choice(sorted(PROFILES))
+        aside = self.profile.with_suffix(".new")
+        aside.write_text(name)
+        aside.rename(self.profile)
+        self.truth.shares = {**WHOLE, **PROFILES[name][0]}
+
+
+def test_at_rest_kubelet_has_what_is_so(node: Node, truth: Truth, env: dict[str, str], profile: Path) -> None:
+    print(f"GPUSHIM_TROUBLE_SEED={SEED}")
+    chance = random.Random(SEED)
+    flags = ("--mig-strategy=mixed", f"--config-file={profile.with_name('config.yaml')}", f"--profile-file={profile}")
+    with plugin(node, env, *flags) as one:
+        this = Run(truth, one, profile, chance)
+        this.agree()
+        end, hang = time.monotonic() + SECONDS, time.monotonic() + SECONDS * chance.uniform(0.1, 0.4)
+        while time.monotonic() < end:
+            print(f"{time.strftime('%T')} {this.trouble()} {sorted(this.made)}", flush=True)
+            if time.monotonic() > hang:
+                hang = end
+                truth.hang(chance.choice([gpu.uuid for gpu in truth.host.gpus]))
+            for _ in range(chance.randrange(4)):
+                this.change()
+                time.sleep(chance.choice((0, chance.random())))
+                this.look()
+            if chance.random() < 0.15:
+                this.rest()
+        this.rest()
+        print(f"{len(this.had)} containers seen")
+        assert len(this.had) > SECONDS / 30
+        assert one.stop() == 0
+        assert "Traceback" not in one.said()
+        assert "panic" not in node.said()
