@@ -21,7 +21,7 @@ from gpushim.errors import FAILED, GpushimError, quote
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from gpuplugin.sockets import Identity
 
@@ -42,7 +42,7 @@ class Control:
         deeds: what may be asked for, by the word of `do`; each may raise GpushimError.
     """
 
-    def __init__(self, deeds: dict[str, Deed]) -> None:
+    def __init__(self, deeds: Mapping[str, Deed]) -> None:
         self._deeds = deeds
         self._server: asyncio.AbstractServer | None = None
         self._inode: Identity | None = None

@@ -48,8 +48,8 @@ class Watchers:
         stale: Callable[[], None],
         notes: list[str],
     ) -> None:
-        words = (os.environ.get(f"DP_{word}_HEALTHCHECKS", "") for word in ("DISABLE", "ENABLE"))
-        self._health = Health(path, xids.choose(*words, notes))
+        off, on = (os.environ.get(f"DP_{word}_HEALTHCHECKS", "") for word in ("DISABLE", "ENABLE"))
+        self._health = Health(path, xids.choose(off, on, notes))
         self._start, self._changed, self._stale = start, changed, stale
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # that the children have opened

@@ -57,7 +57,7 @@ def status(form: str) -> None:
         show.say("nothing is registered at kubelet")
     for head, rows in (
         (DEVICES, [*_devices(answer["resources"])]),
-        (PODS, [*_pods(answer["pods"] or ())]),
+        (PODS, [*_pods(answer["pods"] or [])]),
         (CONTAINERS, [*_held(answer["containers"])]),
         (LAST, [*_last(answer["resources"])]),
     ):
@@ -79,7 +79,7 @@ def release(form: str) -> None:
         show.emit("json", answer)
         return
     show.say("the device plugin has let go of all GPUs; gpushim device-plugin take ends that")
-    rows = [*_pods(answer["pods"] or ())]
+    rows = [*_pods(answer["pods"] or [])]
     if answer["pods"] is None:
         show.say("kubelet does not say which pods hold GPUs", first="note: ", error=True)
     elif rows:
@@ -163,7 +163,7 @@ def _states(answer: dict[str, Any]) -> Iterator[str]:
 def _containers(notes: list[str]) -> list[dict[str, Any]]:
     """List containers that have a GPU, without asking NVML: the GPUs may be let go."""
     found, _ = ensure.last(stamp.config_path(), stamp.state_dir())
-    if not found:
+    if "gpus" not in found:
         return []
     rows, more = holders.holders(found)
     notes += more

@@ -95,7 +95,7 @@ def test_many_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     async def work(_: Control) -> None:
         with near(str(tmp_path)) as path:
-            _, waiting = await asyncio.open_unix_connection(path)
+            waiting = (await asyncio.open_unix_connection(path))[1]
         await asyncio.sleep(0)
         assert "too many" in (await ask(tmp_path, b'{"do": "status"}\n'))["error"]
         waiting.close()

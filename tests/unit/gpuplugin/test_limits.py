@@ -79,7 +79,8 @@ def test_who_is_not_known_for_sure_gets_no_limit(holders: list[dict[str, Any]]) 
 def test_cgroups_are_those_of_kubelet(text: str, path: str, tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/cgroup").write_text(text)
-    (tmp_path / "cgroup" / PODS).mkdir(parents=True)
+    for folder in (PODS, f"{PODS}/made/by/itself", f"system.slice/docker-{BOX}.scope", "kubepods.slice/x"):
+        (tmp_path / "cgroup" / folder).mkdir(parents=True, exist_ok=True)
     found = limits.cgroup_of(7, BOX, str(tmp_path), f"{tmp_path}/cgroup")
     assert found == (f"{tmp_path}/cgroup/{path}" if path else "")
 
