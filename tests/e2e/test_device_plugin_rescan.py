@@ -13,7 +13,7 @@ import fakehost
 from e2e import kube, trees
 from e2e.engines import SYSTEM_PATH, run
 from e2e.leftovers import until
-from e2e.plugins import SECONDS, Plugin, gpu_node, plugin
+from e2e.plugins import SECONDS, Plugin, gpu_node, low_level, plugin
 from e2e.podgpus import GPU
 from e2e.witness import settings
 from fakehost import Host
@@ -37,7 +37,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The host's settings and snapshot."""
     kube.program()
-    env = settings(tmp_path_factory.mktemp("settings"), host.root)
+    folder = tmp_path_factory.mktemp("settings")
+    env = settings(folder, host.root, low_level(folder))
     run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
     return env
 

@@ -21,7 +21,7 @@ from e2e import kube, trees
 from e2e.engines import SYSTEM_PATH, run
 from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import Plugin, gpu_node, plugin
+from e2e.plugins import Plugin, gpu_node, low_level, plugin
 from e2e.truth import APPLICATION, CONTAINED, FATAL, Truth
 from e2e.watchers import watches
 from e2e.witness import settings
@@ -59,7 +59,8 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
 def env(truth: Truth, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The host's settings and snapshot."""
     kube.program()
-    env = settings(tmp_path_factory.mktemp("settings"), truth.host.root)
+    folder = tmp_path_factory.mktemp("settings")
+    env = settings(folder, truth.host.root, low_level(folder))
     run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
     return env
 
