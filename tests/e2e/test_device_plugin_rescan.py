@@ -133,7 +133,7 @@ def test_nvml_that_fails_and_is_back(one: Plugin, host: Host) -> None:
     host.update()
     assert until(lambda: not any(one.node.everything().get(MIG, ())), SECONDS), one.said()[-3000:]
     host.behave()
-    has(one, host, SECONDS)
+    has(one, host, 2 * NOTICED)  # while it fails, it is asked every few seconds
 
 
 def test_a_driver_upgraded_underneath(one: Plugin, host: Host) -> None:
