@@ -177,9 +177,7 @@ def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:
     ]
     for name in forms.SWITCHES:
         forms.value(section, name, f"{path}: {where}")
-    rows = section.get("resources")
-    if not isinstance(rows, (list, type(None))):
-        raise GpushimError(f"{path}: {where}.resources is no list", CONFIG)
+    rows = forms.value(section, "resources", f"{path}: {where}")
     return [_group(row, section, path, key, notes) for row in rows or ()]
 
 
