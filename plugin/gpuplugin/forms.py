@@ -15,6 +15,7 @@ from gpushim.errors import CONFIG, GpushimError, quote
 
 MOST = 1000  # replicas of a device; kubelet takes 60 000 devices of a resource
 ENTRIES = 256  # of a list: each is held against others, and against each GPU
+DEVICES = 1024  # entries of all lists of devices: a pattern may take 1 ms
 LONGEST = 128  # characters of an entry of devices, which may be a pattern
 SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
 A_NAME = "small letters, digits, - and ., with or without nvidia.com/"
