@@ -108,7 +108,6 @@ def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place.state)
-        notify("STOPPING=1")
         daemon.end()
         try:
             compute_mode.give_back(snapshot, place.modes, seconds)

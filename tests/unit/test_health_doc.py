@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpuplugin import xids
+from gpuplugin import reason, xids
 
 TEXT = (Path(__file__).parents[2] / "docs/health.md").read_text()
 ROWS = re.findall(r"^\| ([0-9, -]+)(?:, all that are not here)? \| (yes|no)\b[^|]*\| ([^|]*)\|$", TEXT, re.MULTILINE)
@@ -33,3 +33,8 @@ def test_each_xid_is_in_the_row_of_its_verdict() -> None:
 def test_what_the_table_does_not_have_is_in_a_row() -> None:
     (row,) = [line for line in TEXT.splitlines() if "all that are not here" in line]
     assert row.endswith(f"| yes | {next(text for text, ends in ENDS.items() if ends == xids.UNKNOWN.ends)} |")
+
+
+def test_the_reasons_that_are_shown_are_said_so() -> None:
+    for clause in (xids.text(48), reason.ACTIONS[1]):
+        assert f"{clause} (since 2026-" in TEXT

@@ -231,3 +231,10 @@ def test_who_hears_fails_and_that_is_not_hidden() -> None:
             await tasks[0]
 
     run(heard, body)
+
+
+def test_what_is_no_child_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))
+    process.kill(os.getppid())  # as an id that was waited for, and is another's now
+    assert not killed

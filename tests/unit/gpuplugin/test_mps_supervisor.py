@@ -216,6 +216,8 @@ def test_it_follows_the_settings_when_no_client_is_left(group: Group) -> None:
     client.unlink()
     group.process.send_signal(signal.SIGHUP)
     assert until(lambda: group.serves() and group.state()["threads"] == 50, 30), group.said.read_text()
+    told = [group.notified.recv(4096).partition(b"\n")[0] for _ in range(2)]
+    assert told == [b"READY=1"] * 2  # STOPPING=1 would have systemd kill it after TimeoutStopSec
     group.ask()
     group.process.send_signal(signal.SIGHUP)
     assert group.ended() == 0
