@@ -42,8 +42,9 @@ def spawn(words: list[str], variables: dict[str, str], stdout: int | None, stder
 
 
 def kill(pid: int) -> None:
-    """Kill one with its children."""
-    with contextlib.suppress(ProcessLookupError):
+    """Kill one with its children; nothing if it has been waited for, since its id may be another's now."""
+    with contextlib.suppress(ChildProcessError, ProcessLookupError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.killpg(pid, signal.SIGKILL)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from e2e import pages
-from gpuplugin import division, settings
+from gpuplugin import division, resources, settings
 from unit.gpuplugin.snapshots import gpu, snapshot
 
 SHOWN = [one.text for one in pages.blocks((pages.TOP / "docs/sharing.md").read_text()) if one.info == "yaml"]
@@ -29,7 +29,7 @@ def test_what_becomes_of_three_gpus(tmp_path: Path, text: str, word: str, names:
     profile.write_text(word)
     found = settings.resolve({"config-file": [str(file)], "profile-file": [str(profile)]}, {}, {})
     host = snapshot([gpu(0), gpu(1), gpu(2)])
-    there = division.resources.find(host, "none", [], [])
+    there = resources.find(host, "none", [], [])
     divided = division.divide(there, host, found.sharing.groups, [])
     assert {name: len(devices) for name, devices in divided.items()} == names
 
