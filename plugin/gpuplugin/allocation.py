@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin import mps
 from gpushim import bounds, stamp
 from gpushim.errors import REQUEST, GpushimError, quote
 from gpushim.selection import CHANNEL as CDI_CHANNEL
@@ -166,7 +167,7 @@ def _mps(devices: Sequence[Device], share: Share, envs: dict[str, str]) -> list[
     Pipes can be opened on a read-only mount, but none made or removed. Limits go by UUID: an index is the
     container's, and one entry of a GPU that the process does not see drops all of them.
     """
-    pipes = f"{MPS_PIPES}/{share.group}/pipe"
+    pipes, place = f"{MPS_PIPES}/{share.group}/pipe", mps.Place(stamp.state_dir(), share.group)
     envs["CUDA_MPS_PIPE_DIRECTORY"] = pipes
     if share.sliced:
         if share.memory:
@@ -174,10 +175,9 @@ def _mps(devices: Sequence[Device], share: Share, envs: dict[str, str]) -> list[
             envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
         if share.threads:
             envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share.threads)
-    host = f"{stamp.state_dir()}/mps/{share.group}"
     return [
-        {"container_path": pipes, "host_path": f"{host}/pipe", "read_only": True},
-        {"container_path": "/dev/shm", "host_path": f"{host}/private/shm"},
+        {"container_path": pipes, "host_path": place.pipe, "read_only": True},
+        {"container_path": "/dev/shm", "host_path": place.shm},
     ]
 
 

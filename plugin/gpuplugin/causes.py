@@ -9,19 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import stat
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpuplugin import xids
 from gpushim import stamp
 from gpushim.errors import quote
+from gpushim.inventory import ensure
 from gpushim.logs import logger
 from gpushim.replace import replace
 
 VERSION = 1
-LIMIT = 4 << 20  # bytes of the file; GPUS times CAUSES causes of less than 400 bytes are 3.3 MB
-GPUS = 256
+GPUS = 256  # times CAUSES causes of less than 400 bytes are 3.3 MB, of the 16 MiB that are read
 CAUSES = 32  # of a GPU
 OTHERS = 9  # of them, that are no XIDs, and FURTHER
 FURTHER = "xid further"  # the cause that stands for all XIDs that a GPU has no room for
@@ -32,7 +31,6 @@ FINE = (0, 5)  # recovery actions: none, and the one that does not concern the G
 LONGEST = 128  # characters of a UUID, or of the name of a child
 MODE = 0o600
 KINDS = ("xid", "ecc", "recovery", "lost", "gone", "rows", "error", "blind")  # Reason says what they are
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TYPES: dict[str, tuple[type, ...]] = {
     "kind": (str,),
     "since": (int, float),
@@ -159,27 +157,18 @@ def boot_id() -> str:
 
 def load(path: str, boot: str) -> State:
     """Read the state of this start of the host; if there is none that can be trusted, begin anew, and say so."""
+    found = ensure.own(path)
     try:
-        fd = os.open(path, _OPEN)
-    except FileNotFoundError:
+        state = _state(found)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        if os.path.lexists(path):
+            logger.warning(
+                "%s cannot be used, so reasons from before this start are lost: it is not what gpushim-device-plugin "
+                "writes, or others than root can write to it",
+                quote(path),
+            )
         return State(boot)
-    except OSError as error:
-        return _anew(path, boot, str(error.strerror))
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or stamp.others_may(status):
-            return _anew(path, boot, "it is no file that only root can write to")
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read(LIMIT + 1)
-    finally:
-        os.close(fd)
-    try:
-        found = _state(json.loads(data)) if len(data) <= LIMIT else None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        found = None
-    if found is None:
-        return _anew(path, boot, "it is not what gpushim-device-plugin writes")
-    return found if found.boot == boot else State(boot)
+    return state if state.boot == boot else State(boot)
 
 
 def save(path: str, state: State) -> None:
@@ -193,11 +182,6 @@ def save(path: str, state: State) -> None:
         raise PermissionError(1, f"{folder} is no directory that only root can write to")
     found = {"version": VERSION, **dataclasses.asdict(state)}
     replace(path, json.dumps(found, separators=(",", ":")).encode(), MODE)
-
-
-def _anew(path: str, boot: str, why: str) -> State:
-    logger.warning("%s cannot be used, so reasons from before this start are lost: %s", quote(path), why)
-    return State(boot)
 
 
 def _state(found: Any) -> State:

@@ -80,7 +80,7 @@ def _daemons(members: Members, snapshot: Snapshot) -> list[MpsGroup]:
     found = []
     for (group, devices), name in zip(members, _directories([group for group, _ in members])):
         if group.mps and devices:
-            mine = tuple(MpsGpu(one.uuid, one.gpu, _memory(gpus[one.uuid])) for one in devices)
+            mine = tuple(MpsGpu(one.uuid, one.gpu, gpus[one.uuid]["memory"]) for one in devices)
             memory, threads = _limits(group, group.mps, [one.memory for one in mine if one.memory])
             found.append(MpsGroup(name, mine, memory, threads, group.mps.multi_user))
     return found
@@ -225,7 +225,7 @@ def _check_mps(group: Group, mps: Mps, devices: Sequence[Device], snapshot: Snap
 
 def _check_gpu(group: Group, mps: Mps, gpu: Gpu, notes: list[str]) -> None:
     """Hold a group against a GPU's memory, and the number of clients that a daemon takes on it."""
-    who, total = f"GPU {gpu['index']}", _memory(gpu)
+    who, total = f"GPU {gpu['index']}", gpu["memory"]
     most = CLIENTS if _capability(gpu) >= TURING else CLIENTS_BEFORE
     if group.replicas > most:
         raise GpushimError(
@@ -263,11 +263,6 @@ def _limits(group: Group, mps: Mps, totals: Sequence[int]) -> tuple[int | None, 
     if memory is None and totals:
         memory = min(totals) // group.replicas
     return memory, threads or max(100 // group.replicas, 1)
-
-
-def _memory(gpu: Gpu) -> int:
-    memory = gpu.get("memory")
-    return memory if isinstance(memory, int) else 0
 
 
 def _capability(gpu: Gpu) -> tuple[int, ...]:

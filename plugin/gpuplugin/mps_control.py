@@ -162,9 +162,9 @@ class ControlDaemon:
     def _limit(self) -> None:
         """Set the limits that each client has unless it asks for lower ones."""
         self.ask(f"set_default_active_thread_percentage {self._group.threads}")
-        for index in range(
-            len(self._group.gpus) if self._group.memory else 0
-        ):  # as its CUDA_VISIBLE_DEVICES has them
+        if self._group.memory is None:
+            return
+        for index in range(len(self._group.gpus)):  # as its CUDA_VISIBLE_DEVICES has them
             name = f"default_device_pinned_mem_limit {index}"
             said = self.ask(f"set_{name} {self._group.memory}M") + self.ask(f"get_{name}")
             if not re.search("[0-9]", said) or _UNKNOWN.search(said):

@@ -79,7 +79,6 @@ def changed(change: Any) -> str:
         changed(lambda state, cause: cause.update(kind="none")),
         changed(lambda state, cause: cause.update(more=1)),
         changed(lambda state, cause: cause.pop("gi")),
-        changed(lambda state, cause: state.update(more="x" * causes.LIMIT)),
     ],
     ids=lambda text: text[:30],
 )
