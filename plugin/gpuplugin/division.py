@@ -69,10 +69,10 @@ def mps_groups(snapshot: Snapshot, settings: Settings) -> list[MpsGroup]:
     Raises:
         GpushimError: groups do not go together, or not with these GPUs.
     """
-    if not any(group.mps for group in settings.sharing.groups):
+    if not any(group.mps for group in settings.sharing):
         return []
     there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], [])
-    return _daemons(_members(there, snapshot, settings.sharing.groups, []), snapshot)
+    return _daemons(_members(there, snapshot, settings.sharing, []), snapshot)
 
 
 def _daemons(members: Members, snapshot: Snapshot) -> list[MpsGroup]:

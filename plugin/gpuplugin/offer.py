@@ -198,7 +198,7 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
-    found = division.divide(there, snapshot, settings.sharing.groups, notes)
+    found = division.divide(there, snapshot, settings.sharing, notes)
     daemons = {one.name: mps.ready(stamp.state_dir(), one) for one in division.mps_groups(snapshot, settings)}
     found = {name: [_served(device, daemons) for device in devices] for name, devices in found.items()}
     told = _ways(settings, snapshot)

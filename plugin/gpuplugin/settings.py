@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from gpuplugin import profiles, sharing, xids
-from gpuplugin.sharing import Sharing
+from gpuplugin.sharing import Group
 from gpushim import bounds
 from gpushim.errors import quote
 from gpushim.nvidia import device_plugin
@@ -26,14 +26,14 @@ class Settings:
     Attributes:
         values: by key of [device-plugin]; and disable-healthchecks and enable-healthchecks, which are variables only.
         checks: what these two leave of the checks of health.
-        sharing: which devices are given out several times.
+        sharing: groups of devices that are given out several times.
         profile: of NVIDIA's file, which counts; or "".
         notes: a sentence for each thing that was read and has no meaning here.
     """
 
     values: dict[str, Any]
     checks: xids.Choice = field(default_factory=xids.Choice)
-    sharing: Sharing = field(default_factory=Sharing)
+    sharing: tuple[Group, ...] = ()
     profile: str = ""
     notes: list[str] = field(default_factory=list)
 

@@ -112,15 +112,8 @@ class Share:
     sliced: bool = False
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """What is shared."""
-
-    groups: tuple[Group, ...] = ()
-
-
-def read(section: Any, path: str, notes: list[str]) -> Sharing:
-    """Read what NVIDIA's file says of sharing.
+def read(section: Any, path: str, notes: list[str]) -> tuple[Group, ...]:
+    """Read what NVIDIA's file says of sharing, as groups.
 
     Args:
         section: as parsed; None says nothing.
@@ -140,7 +133,7 @@ def read(section: Any, path: str, notes: list[str]) -> Sharing:
     if sliced and mps:
         notes.append(f"{path}: timeSlicing and mps both count here; NVIDIA's plugin goes by mps alone")
     _check_apart(groups, path)
-    return Sharing(tuple(groups))
+    return tuple(groups)
 
 
 def told(devices: Sequence[Device]) -> list[str]:

@@ -30,7 +30,7 @@ def test_what_becomes_of_three_gpus(tmp_path: Path, text: str, word: str, names:
     found = settings.resolve({"config-file": [str(file)], "profile-file": [str(profile)]}, {}, {})
     host = snapshot([gpu(0), gpu(1), gpu(2)])
     there = resources.find(host, "none", [], [])
-    divided = division.divide(there, host, found.sharing.groups, [])
+    divided = division.divide(there, host, found.sharing, [])
     assert {name: len(devices) for name, devices in divided.items()} == names
 
 

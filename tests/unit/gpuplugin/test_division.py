@@ -18,7 +18,7 @@ DIVIDED = snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0), mig(1, 1), mig(1, 2, 
 
 
 def groups(*rows: Any, kind: str = "timeSlicing") -> tuple[Group, ...]:
-    return sharing.read({kind: {"resources": [{"name": "gpu", **row} for row in rows]}}, "f", []).groups
+    return sharing.read({kind: {"resources": [{"name": "gpu", **row} for row in rows]}}, "f", [])
 
 
 def divide(host: Any, found: tuple[Group, ...], strategy: str = "none") -> tuple[dict[str, list[str]], list[str]]:
@@ -42,7 +42,7 @@ def refused(host: Any, found: tuple[Group, ...], strategy: str = "none") -> str:
 
 def daemons(host: Any, *rows: Any) -> list[MpsGroup]:
     said = settings.resolve({}, {}, {}, "")
-    said.sharing = sharing.Sharing(groups(*rows, kind="mps"))
+    said.sharing = groups(*rows, kind="mps")
     return division.mps_groups(host, said)
 
 
@@ -106,7 +106,7 @@ def test_what_counts_of_a_group_is_with_its_devices() -> None:
             "mps": {"resources": [{"name": "gpu", "devices": [1], "replicas": 4, "rename": "m", "threads": 30}]},
         },
         "f", [],
-    ).groups  # fmt: skip
+    )  # fmt: skip
     there = resources.find(FOUR, "none", [], [])
     found = division.divide(there, FOUR, both, [])
     first, whole = found["nvidia.com/gpu"][0].share, found["nvidia.com/gpu"][-1].share
@@ -233,5 +233,5 @@ def test_each_group_has_a_daemon_with_a_name_of_its_own() -> None:
 
 def test_no_daemon_without_mps() -> None:
     said = settings.resolve({}, {}, {}, "")
-    said.sharing = sharing.Sharing(groups({"replicas": 2}))
+    said.sharing = groups({"replicas": 2})
     assert division.mps_groups(FOUR, said) == []

@@ -12,7 +12,7 @@ from gpuplugin.allocation import Ways
 from gpuplugin.division import MpsGroup
 from gpuplugin.offer import GONE, Resource, offered
 from gpuplugin.resources import Device
-from gpuplugin.sharing import Group, Sharing
+from gpuplugin.sharing import Group
 from gpushim.errors import INVENTORY, GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 
@@ -87,7 +87,7 @@ def test_an_imex_channel_that_is_not_there_is_told_or_refused() -> None:
 
 def test_more_than_kubelet_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = settings.resolve({}, {}, {}, "")
-    shared.sharing = Sharing((Group("nvidia.com/gpu", None, "nvidia.com/gpu", 10),))
+    shared.sharing = (Group("nvidia.com/gpu", None, "nvidia.com/gpu", 10),)
     (found,), _ = offered(snapshot([gpu(0)]), shared, [])
     monkeypatch.setattr(v1beta1, "LIST_LIMIT", 610)  # bytes; it fits as long as they are well
     with pytest.raises(GpushimError, match=f"{found} has 10 devices and 620 bytes, and kubelet reads 610"):
@@ -138,7 +138,7 @@ def test_what_is_wrong_with_a_gpu_counts_before_its_daemon(monkeypatch: pytest.M
 @pytest.mark.parametrize("distinct", [False, True])
 def test_kubelet_is_advised_as_the_group_says(policy: str, gpus: int, distinct: bool) -> None:
     said = settings.resolve({}, {}, {}, "")
-    said.sharing = Sharing((Group("nvidia.com/gpu", None, "nvidia.com/gpu", 4, distinct, policy),))
+    said.sharing = (Group("nvidia.com/gpu", None, "nvidia.com/gpu", 4, distinct, policy),)
     found, ways = offered(snapshot([gpu(0), gpu(1), gpu(2)]), said, [])
     resource = Resource("nvidia.com/gpu", said, ways)
     resource.have(found["nvidia.com/gpu"], {})

@@ -23,7 +23,7 @@ def by_mps(*rows: Any, **more: Any) -> dict[str, Any]:
 
 
 def groups(section: Any) -> tuple[Group, ...]:
-    return sharing.read(section, "f", []).groups
+    return sharing.read(section, "f", [])
 
 
 def entry(**more: Any) -> dict[str, Any]:
@@ -34,13 +34,13 @@ def test_replicas() -> None:
     notes: list[str] = []
     found = sharing.read(sliced(GPU, {"name": "mig-1g.5gb", "replicas": 2}, renameByDefault=True), "f", notes)
     mig = "nvidia.com/mig-1g.5gb"
-    assert found.groups == (Group(WHOLE, None, WHOLE + ".shared", 4), Group(mig, None, mig + ".shared", 2))
+    assert found == (Group(WHOLE, None, WHOLE + ".shared", 4), Group(mig, None, mig + ".shared", 2))
     assert notes == []
 
 
 @pytest.mark.parametrize("section", [None, {}, {"timeSlicing": None}, {"mps": {"resources": None}}])
 def test_nothing_is_shared(section: Any) -> None:
-    assert sharing.read(section, "f", []) == sharing.Sharing()
+    assert sharing.read(section, "f", []) == ()
 
 
 def test_a_group() -> None:
@@ -174,6 +174,6 @@ def test_where_a_file_of_nvidias_plugin_changes_names_is_said() -> None:
 
 def test_mps_wins_where_both_take_all() -> None:
     notes: list[str] = []
-    found = sharing.read({**sliced(GPU), **by_mps(entry(replicas=2))}, "f", notes).groups
+    found = sharing.read({**sliced(GPU), **by_mps(entry(replicas=2))}, "f", notes)
     assert [(one.replicas, one.mps is None) for one in found] == [(2, False)]
     assert notes[0] == "f: sharing.mps takes all of nvidia.com/gpu, and sharing.timeSlicing none of it"

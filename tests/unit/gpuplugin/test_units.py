@@ -10,7 +10,7 @@ import pytest
 
 from gpuplugin import mps
 from gpuplugin.settings import Settings
-from gpuplugin.sharing import Group, Mps, Sharing
+from gpuplugin.sharing import Group, Mps
 from gpuplugin.units import Units
 from unit.gpuplugin.kubelet import until
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
@@ -21,7 +21,7 @@ __all__ = ["host", "top"]
 
 def by_mps(top: Path) -> Settings:
     found = told(top)
-    found.sharing = Sharing((Group(GPU, None, GPU, 2, mps=Mps(None, None, False)),))
+    found.sharing = (Group(GPU, None, GPU, 2, mps=Mps(None, None, False)),)
     return found
 
 
