@@ -226,3 +226,17 @@ def test_who_hears_fails_and_that_is_not_hidden() -> None:
             await tasks[0]
 
     run(heard, body)
+
+
+def test_one_that_is_fed_reads_what_it_is_told() -> None:
+    heard = Heard("for line in sys.stdin: tell(said=line)", fed=True)
+
+    async def body() -> None:
+        await until(lambda: heard.child.say({"a": 1}))
+        await until(lambda: bool(heard.lines))
+        assert heard.lines[0][1] == {"said": '{"a": 1}\n'}
+        assert not heard.child.say({"a": "x" * 5000})  # more than a pipe takes as one
+
+    assert not heard.child.say({})
+    run(heard, body)
+    assert not heard.child.say({})
