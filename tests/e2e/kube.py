@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -273,8 +274,15 @@ class Node:
         options = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
         with grpc.insecure_channel(path, options=options) as channel:
             call = channel.unary_unary(POD_RESOURCES + method, writer("Empty"), reader(answer))
-            found: dict[str, Any] = call({}, timeout=5, wait_for_ready=True)
-        return found
+            while True:
+                try:
+                    found: dict[str, Any] = call({}, timeout=5, wait_for_ready=True)
+                except grpc.RpcError as error:
+                    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        raise
+                    time.sleep(0.02)  # it answers ten calls at once, and a hundred a second
+                else:
+                    return found
 
     def allocatable(self, resource: str = "nvidia.com/gpu") -> list[str]:
         """Ids that kubelet would give out, all of them that are well."""

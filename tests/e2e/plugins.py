@@ -36,6 +36,17 @@ exec {shim} "$@"
 """
 
 
+def low_level(directory: Path) -> str:
+    """Write a runtime below the shim that is the same file for the node and for the plugin.
+
+    Their runc is not: a snapshot of the one would be out of date for the other, and each pod cost two refreshes.
+    """
+    path = directory / "runc"
+    path.write_text('#!/bin/sh\nexec /usr/sbin/runc "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
 @contextlib.contextmanager
 def gpu_node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
     """Run a node for a simulated host, with CDI.

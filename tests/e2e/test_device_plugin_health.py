@@ -17,9 +17,9 @@ from e2e import kube, trees
 from e2e.engines import SYSTEM_PATH, run
 from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import SECONDS, Plugin, gpu_node, plugin
+from e2e.plugins import SECONDS, Plugin, gpu_node, low_level, plugin
 from e2e.podgpus import GPU
-from e2e.watchers import watching
+from e2e.watchers import watches
 from e2e.witness import settings
 from fakehost import Host
 from gpuplugin.v1beta1 import DEVICE_PLUGIN, reader, writer
@@ -50,7 +50,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The host's settings and snapshot."""
     kube.program()
-    env = settings(tmp_path_factory.mktemp("settings"), host.root)
+    folder = tmp_path_factory.mktemp("settings")
+    env = settings(folder, host.root, low_level(folder))
     run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
     return env
 
@@ -78,18 +79,26 @@ def watched(node: Node, env: dict[str, str], flags: tuple[str, ...]) -> Iterator
 
 
 @pytest.fixture
-def one(watched: Plugin, host: Host) -> Iterator[Plugin]:
+def one(watched: Plugin, host: Host, env: dict[str, str]) -> Iterator[Plugin]:
     """The plugin, while all devices are well; the next driver heals what a test has done to them."""
     has(watched, everything(host))
-    assert until(lambda: watching(watched), SECONDS), watched.said()[-3000:]
+    watches(watched, SECONDS)
     yield watched
     watched.node.remove()
     host.hang(None)
     for gpu in range(3):
         host.find(gpu)
         host.recovery(gpu, -1)  # as a driver that has no such word
+    reload(host, env)
+
+
+def reload(host: Host, env: dict[str, str]) -> None:
+    """Load the driver anew, and wait until the plugin has had it looked at."""
+    snapshot = Path(env["GPUSHIM_STATE"], "inventory.json")
+    before = snapshot.stat().st_ino, snapshot.stat().st_mtime_ns
     host.modify = not host.modify  # a module with other parameters is another one
     host.update()
+    assert until(lambda: (snapshot.stat().st_ino, snapshot.stat().st_mtime_ns) != before, SECONDS)
 
 
 def replicas(host: Host, gpu: int) -> set[str]:
@@ -166,7 +175,7 @@ def test_of_the_checks_that_are_off_one_can_be_on(
     try:
         with plugin(one.node, {**env, **checks}, *flags, name="choice") as other:
             has(other, everything(host))
-            assert until(lambda: watching(other), SECONDS)
+            watches(other, SECONDS)
             host.xid(0, CONTAINED)
             falls(other, host, 1)
             assert given(one.node) == everything(host) - replicas(host, 1)
@@ -190,7 +199,7 @@ def test_what_the_driver_asks_for_marks_a_gpu_until_it_does_not(one: Plugin, hos
     has(one, everything(host))
 
 
-def test_a_restart_heals_nothing_and_a_new_driver_does(one: Plugin, host: Host) -> None:
+def test_a_restart_heals_nothing_and_a_new_driver_does(one: Plugin, host: Host, env: dict[str, str]) -> None:
     falls(one, host, 2)
     falls(one, host, 0)
     one.stop()
@@ -199,8 +208,7 @@ def test_a_restart_heals_nothing_and_a_new_driver_does(one: Plugin, host: Host) 
     one.stop(9)
     one.start()
     has(one, replicas(host, 1))
-    host.modify = not host.modify
-    host.update()
+    reload(host, env)
     has(one, everything(host))
 
 

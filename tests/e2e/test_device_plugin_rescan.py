@@ -13,7 +13,7 @@ import fakehost
 from e2e import kube, trees
 from e2e.engines import SYSTEM_PATH, run
 from e2e.leftovers import until
-from e2e.plugins import SECONDS, Plugin, gpu_node, plugin
+from e2e.plugins import SECONDS, Plugin, gpu_node, low_level, plugin
 from e2e.podgpus import GPU
 from e2e.witness import settings
 from fakehost import Host
@@ -37,7 +37,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The host's settings and snapshot."""
     kube.program()
-    env = settings(tmp_path_factory.mktemp("settings"), host.root)
+    folder = tmp_path_factory.mktemp("settings")
+    env = settings(folder, host.root, low_level(folder))
     run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
     return env
 
@@ -132,7 +133,7 @@ def test_nvml_that_fails_and_is_back(one: Plugin, host: Host) -> None:
     host.update()
     assert until(lambda: not any(one.node.everything().get(MIG, ())), SECONDS), one.said()[-3000:]
     host.behave()
-    has(one, host, SECONDS)
+    has(one, host, 2 * NOTICED)  # while it fails, it is asked every few seconds
 
 
 def test_a_driver_upgraded_underneath(one: Plugin, host: Host) -> None:

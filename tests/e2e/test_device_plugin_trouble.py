@@ -21,14 +21,15 @@ from e2e import kube, trees
 from e2e.engines import SYSTEM_PATH, run
 from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import Plugin, gpu_node, plugin
+from e2e.plugins import Plugin, gpu_node, low_level, plugin
 from e2e.truth import APPLICATION, CONTAINED, FATAL, Truth
-from e2e.watchers import watching
+from e2e.watchers import watches
 from e2e.witness import settings
 
 SECONDS = float(os.environ.get("GPUSHIM_TROUBLE_SECONDS", "120"))
 SEED = os.environ.get("GPUSHIM_TROUBLE_SEED") or str(time.time_ns())
 PODS = 4  # at most
+MOST = 2  # GPUs, of four, in trouble that nothing but healing ends
 STEADY = 90.0  # seconds until kubelet has what is so: a contained error and a call that hung are over after 60
 PROFILES = {  # what kubelet has by each, and NVIDIA's file
     "whole": ({}, {}),
@@ -58,7 +59,8 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
 def env(truth: Truth, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The host's settings and snapshot."""
     kube.program()
-    env = settings(tmp_path_factory.mktemp("settings"), truth.host.root)
+    folder = tmp_path_factory.mktemp("settings")
+    env = settings(folder, truth.host.root, low_level(folder))
     run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
     return env
 
@@ -157,13 +159,16 @@ class Run:
     def trouble(self) -> str:
         """Do one thing that a node's GPUs or its administrator do."""
         truth, here = self.truth, sorted(gpu.uuid for gpu in self.truth.host.gpus)
+        ill = [uuid for uuid in here if truth.ill(uuid)]
+        if len(ill) >= MOST:  # or nothing is left to hand out, and all agree
+            return truth.heal(self.chance.choice(ill))
         whole = sorted({gpu.uuid for gpu in truth.host.gpus if not gpu.mig} - truth.lost)
         uuid = self.chance.choice(here)
         things: dict[str, Callable[[], object]] = {
             "xid": self.xid,
             "xid again": self.xid,
             "lost or found": lambda: truth.lose(self.chance.choice([*truth.lost & {*here}, uuid])),
-            "recovery": lambda: truth.ask(uuid, self.chance.choice((0, 1, 2, 4))),
+            "recovery": lambda: truth.ask(uuid, self.chance.choice((0, 0, 1, 2, 4))),
             "driver": truth.reload,
             "mig": self.divide,
             "plugin": self.restart,
@@ -180,12 +185,12 @@ class Run:
     def xid(self) -> None:
         """Let the driver report an error; nobody hears of one while a child starts."""
         self.truth.hang("")
-        assert until(lambda: watching(self.one), STEADY), self.one.said()[-4000:]
+        watches(self.one, STEADY)
         gpu = self.chance.choice([gpu for gpu in self.truth.host.gpus if gpu.uuid not in self.truth.lost] or [None])
         if gpu is None:
             return
         gi = self.chance.choice(gpu.mig).gi if gpu.mig else None
-        number = self.chance.choice((APPLICATION, CONTAINED, CONTAINED, FATAL))
+        number = self.chance.choice((APPLICATION, FATAL, CONTAINED if gi else FATAL))
         self.truth.xid(gpu.uuid, number, gi)
 
     def divide(self) -> None:
@@ -228,6 +233,8 @@ def test_at_rest_kubelet_has_what_is_so(node: Node, truth: Truth, env: dict[str,
                 this.change()
                 time.sleep(chance.choice((0, chance.random())))
                 this.look()
+            time.sleep(chance.choice((0, chance.random(), 4 * chance.random())))
+            this.look()
             if chance.random() < 0.15:
                 this.rest()
         this.rest()

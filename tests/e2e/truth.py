@@ -85,11 +85,25 @@ class Truth:
         self.host.modify = not self.host.modify
         self.host.update()
 
+    def heal(self, uuid: str) -> str:
+        """End what is wrong with a GPU, and say how."""
+        if uuid in self.lost:
+            self.lose(uuid)
+            return "found"
+        if self.actions.get(uuid):
+            self.ask(uuid, 0)
+            return "recovered"
+        if uuid == self.hung:
+            self.hang("")
+            return "answers"
+        self.reload()
+        return "driver"
+
     def _forget(self, uuids: list[str]) -> None:
         self.fatal = {uuid: at for uuid, at in self.fatal.items() if uuid not in uuids}
         self.contained = {key: at for key, at in self.contained.items() if key[0] not in uuids}
 
-    def _ill(self, gpu: str) -> bool:
+    def ill(self, gpu: str) -> bool:
         """Say whether nothing of a GPU may be handed out."""
         now, action = time.monotonic(), self.actions.get(gpu)
         fatal = gpu in self.fatal and (action != 0 or now < self.fatal[gpu] + SETTLED)
@@ -100,7 +114,7 @@ class Truth:
         """List what there is, by UUID: "gpu" or a MIG profile, and whether it is well."""
         found, now = {}, time.monotonic()
         for gpu in self.host.gpus:
-            well = not self._ill(gpu.uuid)
+            well = not self.ill(gpu.uuid)
             if not gpu.mig:
                 found[gpu.uuid] = ("gpu", well)
             for mig in gpu.mig:

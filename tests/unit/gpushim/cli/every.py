@@ -58,6 +58,10 @@ WAYS = {
     "configure crio": engine("crio"),
     "configure docker": engine("docker"),
     "configure podman": engine("podman"),
+    # No plugin listens; test_device_plugin.py has one.
+    "device-plugin release": Way(lambda _: ["device-plugin", "release"], json=False),
+    "device-plugin status": Way(lambda _: ["device-plugin", "status"], json=False),
+    "device-plugin take": Way(lambda _: ["device-plugin", "take"], json=False),
     "doctor": Way(lambda _: ["doctor", "docker", "--all"]),
     "explain": Way(lambda _: ["explain", "--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=all"]),
     "info": Way(lambda _: ["info", "--files"]),

@@ -90,7 +90,7 @@ def groups(command: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...],
 @pytest.mark.parametrize("columns", streamed.TERMINALS)
 def test_help_has_whole_sentences(machine: Machine, columns: str) -> None:
     listed = dict(groups(main))
-    assert len(listed) == 6
+    assert len(listed) == 7
     for sentences, (_, out, _) in zip(
         listed.values(), every.run(machine, columns, [[*each, "--help"] for each in listed])
     ):
