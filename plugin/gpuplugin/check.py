@@ -52,7 +52,11 @@ def tell(settings: Settings) -> None:
     show.say(f"Containers are told by {', '.join(told.ways)}; devices are named by {_names(told.by_index)}.")
     if any(one.share and one.share.memory for devices in found.values() for one in devices):
         why = limits.unlikely(snapshot["driver"]["version"])
-        show.say(f"{why}." if why else "The kernel may enforce limits of memory; the plugin's log says if it cannot.")
+        show.say(
+            f"{why[:1].upper()}{why[1:]}."
+            if why
+            else "The kernel may enforce limits of memory; the plugin's log says if it cannot."
+        )
     if settings.values["exclude"]:
         show.say(f"Left out by exclude: {', '.join(settings.values['exclude'])}.")
     if told.features or told.imex:

@@ -40,8 +40,9 @@ class Scene:
         share = Share(TIME_SLICING, memory=1024)
         uuid = self.host.gpus[0].uuid
         self.parts = {f"{uuid}::{n}": Device(f"{uuid}::{n}", uuid, "0", 0, share=share) for n in range(2)}
-        resource = SimpleNamespace(devices=self.parts, allocated=[])
-        self.registry: Any = SimpleNamespace(served={GPU: SimpleNamespace(resource=resource)})
+        self.allocated: list[tuple[float, list[str]]] = []
+        resource = SimpleNamespace(devices=self.parts, allocated=self.allocated)
+        registry: Any = SimpleNamespace(served={GPU: SimpleNamespace(resource=resource)})
         self.cgroup = top / "cgroup"
         self.cgroup.mkdir()
         (self.cgroup / "cgroup.controllers").touch()
@@ -49,7 +50,7 @@ class Scene:
         self.containers = 0
         self.asked = 0
         self.tasks: list[asyncio.Task[Any]] = []
-        self.made = KernelLimits(self.registry, lambda: "", self.start)
+        self.made = KernelLimits(registry, lambda: "", self.start)
 
     def start(self, work: Any) -> asyncio.Task[Any]:
         self.tasks.append(asyncio.create_task(work))
@@ -60,14 +61,14 @@ class Scene:
         row = {"namespace": "default", "pod": "one", "container": "main", "resource": GPU, "devices": self.held}
         return [row] if self.held else []
 
-    def list(self, *_: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    def listed(self, *_: Any) -> tuple[list[dict[str, Any]], list[str]]:
         return [{"name": "default/one/main", "pid": 7, "id": "c" * 64}] * self.containers, []
 
     def give(self, *numbers: int) -> None:
         self.held = [[*self.parts][number] for number in numbers]
-        self.registry.served[GPU].resource.allocated.append((time.time(), self.held))
+        self.allocated.append((time.time(), self.held))
 
-    def set(self) -> list[int]:
+    def told(self) -> list[int]:
         """MiB that the driver was told."""
         path = Path(self.host.root, "usr/lib/fakehost/memory-limits")
         lines = path.read_text().splitlines() if path.exists() else []
@@ -104,7 +105,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
     scene = Scene(tmp_path, getattr(request, "param", "615.10"))
     monkeypatch.setattr(podresources, "holders", scene.holders)
-    monkeypatch.setattr(holders, "holders", scene.list)
+    monkeypatch.setattr(holders, "holders", scene.listed)
     monkeypatch.setattr(limits, "CGROUPS", str(scene.cgroup))
     monkeypatch.setattr(limits, "cgroup_of", lambda pid, name: str(scene.cgroup))
     monkeypatch.setattr(kernel_limits, "TICK", 0.02)
@@ -119,10 +120,10 @@ def test_a_container_gets_its_limit_when_it_is_there(scene: Scene) -> None:
         scene.give(0, 1)
         before = scene.asked
         await until(lambda: scene.asked > before + 5)  # it is looked for again and again
-        assert scene.set() == []
+        assert scene.told() == []
         scene.containers = 1
-        assert await until(scene.set) < 2
-        assert scene.set() == [2048]
+        assert await until(scene.told) < 2
+        assert scene.told() == [2048]
         await until(lambda: scene.made.state["set"])
         before = scene.asked
         await asyncio.sleep(0.2)
@@ -140,9 +141,9 @@ def test_what_is_set_is_not_set_again_but_by_another_program(scene: Scene, monke
         await until(lambda: scene.made.state["set"])
         before = scene.asked
         await until(lambda: scene.asked > before + 3)
-        assert scene.set() == [1024]
+        assert scene.told() == [1024]
         os.kill(scene.pid, 9)
-        await until(lambda: scene.set() == [1024, 1024])
+        await until(lambda: scene.told() == [1024, 1024])
         scene.held, scene.containers = [], 0
         await until(lambda: not scene.made.state["set"])
 
@@ -159,7 +160,7 @@ def test_nothing_runs_while_the_gpus_are_let_go(scene: Scene) -> None:
         scene.give(0)
         scene.containers = 1
         scene.made.look(scene.snapshot, SLICED)
-        await until(scene.set)
+        await until(scene.told)
 
     scene.run(body)
 
@@ -205,6 +206,6 @@ def test_what_the_driver_refuses_is_said_once_and_tried_again(
         await until(lambda: scene.asked > before + 3)
         assert [message.endswith("Invalid Argument") for message in caplog.messages] == [True]
         scene.cgroup.mkdir()
-        await until(lambda: scene.set() == [1024])
+        await until(lambda: scene.told() == [1024])
 
     scene.run(body)
