@@ -177,7 +177,7 @@ def _mps(devices: Sequence[Device], share: Share, envs: dict[str, str]) -> list[
     host = f"{stamp.state_dir()}/mps/{share.group}"
     return [
         {"container_path": pipes, "host_path": f"{host}/pipe", "read_only": True},
-        {"container_path": "/dev/shm", "host_path": f"{host}/shm"},
+        {"container_path": "/dev/shm", "host_path": f"{host}/private/shm"},
     ]
 
 

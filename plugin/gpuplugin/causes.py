@@ -31,7 +31,7 @@ ROW = {"gone": 2, "error": 2}
 FINE = (0, 5)  # recovery actions: none, and the one that does not concern the GPU itself (reason.ACTIONS)
 LONGEST = 128  # characters of a UUID, or of the name of a child
 MODE = 0o600
-KINDS = ("xid", "ecc", "recovery", "lost", "gone", "rows", "error", "blind", "held")  # Reason says what they are
+KINDS = ("xid", "ecc", "recovery", "lost", "gone", "rows", "error", "blind")  # Reason says what they are
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TYPES: dict[str, tuple[type, ...]] = {
     "kind": (str,),
@@ -125,13 +125,11 @@ class State:
         boot: the host's boot id.
         gpus: by UUID.
         blind: causes that concern all GPUs, by the child that does not watch them.
-        held: why an administrator holds the devices back, and since when; None if not.
     """
 
     boot: str
     gpus: dict[str, Known] = field(default_factory=dict)
     blind: dict[str, Cause] = field(default_factory=dict)
-    held: Cause | None = None
 
     def find(self, uuid: Any, here: set[str]) -> Known | None:
         """Find a GPU, or begin to know it; None if that is no UUID, or there are too many.
@@ -212,7 +210,7 @@ def _state(found: Any) -> State:
         raise ValueError
     gpus = {_name(uuid): _known(known) for uuid, known in found["gpus"].items()}
     blind = {_name(child): _cause(cause) for child, cause in found["blind"].items()}
-    return State(found["boot"], gpus, blind, found["held"] and _cause(found["held"]))
+    return State(found["boot"], gpus, blind)
 
 
 def _known(found: Any) -> Known:

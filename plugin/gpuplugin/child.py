@@ -28,6 +28,7 @@ SETTLED = 10.0  # after which one that has told something has begun well
 STARTING = 20.0  # most, from its start to what it tells first: a driver initialises GPUs then
 KILLED = 1.0  # for which `stop` waits for one that it has killed
 LINE_LIMIT = 1 << 16  # bytes
+LINES, LONG = 1000, 256  # in a second, and bytes of one that counts once: kubelet's calls run in the same loop
 WHY_LIMIT = 300  # characters of why it ends that it tells itself
 SUSPECTS = 64  # GPUs, most, of which it hung
 
@@ -120,6 +121,7 @@ class Child:
 
     def _begin_life(self) -> None:
         self._told, self._buffer, self._last = False, b"", time.monotonic()
+        self._second, self._lines = self._last, 0  # since then so many lines
         self._asks = self._hung = self._why = ""  # a GPU, a GPU, a clause
 
     async def _life(self) -> str:
@@ -206,6 +208,9 @@ class Child:
         except BlockingIOError:
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if self._floods(max(len(lines), len(data) // LONG)):
+            self._over.set_result(f"it writes more than {LINES} lines a second, or {LINES * LONG >> 10} KiB")
+            return
         try:
             for line in lines:
                 self._line(line)
@@ -216,6 +221,13 @@ class Child:
             self._over.set_result(self._why or "it has ended")
         elif len(self._buffer) > LINE_LIMIT:
             self._over.set_result(f"it has written a line of more than {LINE_LIMIT >> 10} KiB")
+
+    def _floods(self, lines: int) -> bool:
+        now = time.monotonic()
+        if now - self._second >= 1:
+            self._second, self._lines = now, 0
+        self._lines += lines
+        return self._lines > LINES
 
     def _line(self, data: bytes) -> None:
         try:

@@ -104,6 +104,7 @@ def _within(seconds: float, ask: Callable[[], dict[str, int]]) -> dict[str, int]
     if pid == 0:  # one thread: a supervisor has no other
         _answer(writing, ask)
     os.close(writing)
+    waits = 0
     try:
         data = b""
         while select.select([reading], [], [], seconds)[0]:
@@ -111,13 +112,14 @@ def _within(seconds: float, ask: Callable[[], dict[str, int]]) -> dict[str, int]
             if not more:
                 return _answered(data)
             data += more
+        waits = os.WNOHANG  # a driver that hangs holds it, killed or not
         raise GpushimError(
             f"NVML has not set the compute mode of the GPUs of MPS after {seconds:g} s; {renew.SLOW}", INVENTORY
         )
     finally:
         os.close(reading)
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        os.waitpid(pid, waits)
 
 
 def _answered(data: bytes) -> dict[str, int]:

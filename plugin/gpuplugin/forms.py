@@ -14,6 +14,9 @@ from gpushim import selection
 from gpushim.errors import CONFIG, GpushimError, quote
 
 MOST = 1000  # replicas of a device; kubelet takes 60 000 devices of a resource
+ENTRIES = 256  # of a list: each is held against others, and against each GPU
+DEVICES = 1024  # entries of all lists of devices: a pattern may take 1 ms
+LONGEST = 128  # characters of an entry of devices, which may be a pattern
 SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
 A_NAME = "small letters, digits, - and ., with or without nvidia.com/"
 _SEXAGESIMAL = 60
@@ -49,7 +52,7 @@ def mib(value: Optional[str]) -> Optional[int]:
 def _is_devices(value: Any) -> bool:
     if not isinstance(value, list):
         return value == "all" or _number(MOST)(value)
-    return bool(value) and all(_is_selector(one) for one in value)
+    return 0 < len(value) <= ENTRIES and all(_is_selector(one) for one in value)
 
 
 def _is_selector(value: Any) -> bool:
@@ -58,7 +61,9 @@ def _is_selector(value: Any) -> bool:
     YAML reads 1:0 without quotes as 60, so that no number from there on is an index.
     """
     text = str(value).strip()
-    if not ((isinstance(value, str) and text) or (type(value) is int and 0 <= value < _SEXAGESIMAL)):
+    if not (
+        (isinstance(value, str) and 0 < len(text) <= LONGEST) or (type(value) is int and 0 <= value < _SEXAGESIMAL)
+    ):
         return False
     try:
         items = selection.parse([text], ())
@@ -76,15 +81,16 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rename": (is_name, A_NAME),
     "devices": (
         _is_devices,
-        "how many, all, or a list of indices, MIG indices in quotes, UUIDs, PCI addresses, patterns of models such "
-        "as *A100*, and profiles of MIG instances",
+        f"how many, all, or a list of at most {ENTRIES} indices, MIG indices in quotes, UUIDs, PCI addresses, "
+        "patterns of models such as *A100*, and profiles of MIG instances",
     ),
     "distinct": (_is_switch, "true or false"),
     "policy": (lambda value: value in ("packed", "distributed"), "packed or distributed"),
     "multiUser": (_is_switch, "true or false"),
     "memory": (_is_memory, "it with Mi or Gi, as in 8Gi"),
     "threads": (_number(100), "percent, a number between 1 and 100"),
-    "slices": (lambda value: isinstance(value, list) and bool(value), "a list"),
+    "slices": (lambda value: isinstance(value, list) and 0 < len(value) <= ENTRIES, f"a list of at most {ENTRIES}"),
+    "resources": (lambda value: isinstance(value, list) and len(value) <= ENTRIES, f"a list of at most {ENTRIES}"),
     "count": (_number(MOST), f"a number between 1 and {MOST}"),
     **dict.fromkeys(SWITCHES, (_is_switch, "true or false")),
 }

@@ -111,25 +111,6 @@ class Health:
         self.save()
         return self._changed
 
-    def hold(self, why: str, now: float) -> None:
-        """Hold all devices back, for a reason such as "released by gpushim device-plugin release"."""
-        if not self._state.held:
-            self._state.held = Cause("held", now, now, why=quote(why))
-            self._touch()
-        self.save()
-
-    def let_go(self) -> None:
-        """Hold them back no more."""
-        if self._state.held:
-            self._state.held = None
-            self._touch()
-        self.save()
-
-    @property
-    def held(self) -> bool:
-        """Say whether an administrator holds the devices back, maybe since before the plugin's start."""
-        return self._state.held is not None
-
     def problems(self, snapshot: Snapshot, now: float) -> dict[str, list[Reason]]:
         """List the reasons of each device that has any, the oldest first.
 
@@ -290,8 +271,7 @@ class Health:
         state = self._state
         found = [one for one in state.gpus[uuid].causes.values() if one.counts] if uuid in state.gpus else []
         found += [one for one in state.blind.values() if now - one.since >= GRACE]
-        found += [state.held] if state.held else []
-        return [reason.of(one, uuid) for one in sorted(found, key=lambda one: (one.since, one.kind, one.number))]
+        return [reason.of(one) for one in sorted(found, key=lambda one: (one.since, one.kind, one.number))]
 
 
 def _number(value: Any) -> int | None:

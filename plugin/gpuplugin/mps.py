@@ -51,9 +51,14 @@ class Place:
         return f"{self.top}/log"
 
     @property
+    def private(self) -> str:
+        """A directory that root alone enters, so that no user of the host gets to what is in it."""
+        return f"{self.top}/private"
+
+    @property
     def shm(self) -> str:
-        """The /dev/shm of the daemon and its clients."""
-        return f"{self.top}/shm"
+        """The /dev/shm of the daemon and its clients, which may all write to it."""
+        return f"{self.private}/shm"
 
     @property
     def lock(self) -> str:

@@ -108,7 +108,6 @@ def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place.state)
-        notify("STOPPING=1")
         daemon.end()
         try:
             compute_mode.give_back(snapshot, place.modes, seconds)
@@ -140,8 +139,8 @@ def _watch(
 def _alone(place: Place) -> Iterator[None]:
     """Make the group's directories, and hold its lock."""
     os.umask(0o022)  # clients of all users look for the pipes
-    for folder in (f"{place.state_dir}/mps", place.top, place.pipe, place.log, place.shm):
-        os.makedirs(folder, exist_ok=True)
+    for folder in (f"{place.state_dir}/mps", place.top, place.pipe, place.log, place.private, place.shm):
+        os.makedirs(folder, 0o700 if folder == place.private else 0o755, exist_ok=True)
         if folder != place.shm and not stamp.ours(folder):
             raise GpushimError(f"{folder} is not root's alone; remove it", INVENTORY)
     fd = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -46,8 +46,9 @@ def spawn(
 
 
 def kill(pid: int) -> None:
-    """Kill one with its children."""
-    with contextlib.suppress(ProcessLookupError):
+    """Kill one with its children; nothing if it has been waited for, since its id may be another's now."""
+    with contextlib.suppress(ChildProcessError, ProcessLookupError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.killpg(pid, signal.SIGKILL)
 
 

@@ -33,7 +33,6 @@ TEXTS = {
     "rows": "a memory row could not be replaced, so the GPU is to be exchanged (RMA)",
 }
 _RELOAD = "when the driver is loaded anew or the host has started anew"
-_HELD = "when it is taken up again (gpushim device-plugin take)"
 UNTIL = {
     "": "when a poll does not see it any more",
     xids.TIME: f"{xids.TRANSIENT:.0f} s after the last one, when the GPU answers",
@@ -48,11 +47,10 @@ class Reason:
 
     Attributes:
         kind: "xid", "ecc", "recovery" (the driver asks for one), "lost" (from the bus), "gone" (from NVML's list),
-            "rows", "error" (calls fail), "blind" (not watched) or "held" (by an administrator).
+            "rows", "error" (calls fail) or "blind" (not watched).
         text: a clause for people, with the time.
         since: seconds since the epoch.
         until: a clause: when it ends.
-        gpu: UUID of the GPU.
         gi: the GPU instance that it concerns; None: the whole GPU.
         ci: the compute instance that it concerns; None: all of that GPU instance.
     """
@@ -61,25 +59,19 @@ class Reason:
     text: str
     since: float
     until: str
-    gpu: str
     gi: int | None = None
     ci: int | None = None
-
-    @property
-    def scope(self) -> str:
-        """Say what it concerns: "GPU", "GPU instance" or "MIG instance"."""
-        return "GPU" if self.gi is None else "GPU instance" if self.ci is None else "MIG instance"
 
     def concerns(self, mig: MigInstance) -> bool:
         """Say whether it concerns a MIG instance of its GPU."""
         return self.gi is None or (self.gi == mig["gi"] and self.ci in (None, mig["ci"]))
 
 
-def of(cause: Cause, gpu: str) -> Reason:
+def of(cause: Cause) -> Reason:
     """Return the reason that a cause is."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cause.since))
-    until = _HELD if cause.kind == "held" else UNTIL[cause.ends]
-    return Reason(cause.kind, f"{_clause(cause)} (since {since})", cause.since, until, gpu, cause.gi, cause.ci)
+    text = f"{_clause(cause)} (since {since})"
+    return Reason(cause.kind, text, cause.since, UNTIL[cause.ends], cause.gi, cause.ci)
 
 
 def _clause(cause: Cause) -> str:
@@ -92,4 +84,4 @@ def _clause(cause: Cause) -> str:
         return f"the GPU's calls fail: {cause.why}"
     if cause.kind == "blind":
         return f"the GPU cannot be watched: {cause.why}"
-    return TEXTS.get(cause.kind) or cause.why
+    return TEXTS[cause.kind]

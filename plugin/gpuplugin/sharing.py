@@ -179,9 +179,7 @@ def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:
     ]
     for name in forms.SWITCHES:
         forms.value(section, name, f"{path}: {where}")
-    rows = section.get("resources")
-    if not isinstance(rows, (list, type(None))):
-        raise GpushimError(f"{path}: {where}.resources is no list", CONFIG)
+    rows = forms.value(section, "resources", f"{path}: {where}")
     return [_group(row, section, path, key, notes) for row in rows or ()]
 
 
@@ -268,7 +266,12 @@ def _changes(where: str, resource: str, renamed: str, found: Mapping[str, Any]) 
 
 
 def _check_apart(groups: list[Group], path: str) -> None:
-    """Refuse entries that are for the same devices, and different rules for one resource."""
+    """Refuse entries that are for the same devices, different rules for one resource, and too many devices."""
+    number = sum(len(one.devices) for one in groups if isinstance(one.devices, tuple))
+    if number > forms.DEVICES:
+        raise GpushimError(
+            f"{path}: devices below sharing has {number} entries; write {forms.DEVICES} at most, or patterns", CONFIG
+        )
     for place, one in enumerate(groups):
         for other in groups[:place]:
             if one.resource == other.resource and None in (one.devices, other.devices):

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpuplugin.podresources import Holder
+    from gpuplugin.reason import Reason
     from gpuplugin.registry import Served
     from gpuplugin.resources import Device
 
-    Reasons = Mapping[str, Sequence[Any]]  # health.Reason, by UUID of a GPU or MIG instance
+    Reasons = Mapping[str, Sequence[Reason]]  # by UUID of a GPU or MIG instance
 
 
 def resource(served: Served) -> dict[str, Any]:
@@ -63,7 +64,8 @@ def _devices(devices: Iterable[Device], reasons: Reasons, held: set[str] | None)
                 "healthy": not one.problem,
                 "problem": one.problem,
                 "reasons": [
-                    {"kind": why.kind, "text": why.text, "since": why.since} for why in reasons.get(one.uuid, ())
+                    {"kind": why.kind, "text": why.text, "since": why.since, "until": why.until}
+                    for why in reasons.get(one.uuid, ())
                 ],
             }
         row["replicas"] += 1

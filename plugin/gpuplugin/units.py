@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin import division, mps, process
 from gpushim import stamp
+from gpushim.errors import GpushimError
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from gpuplugin.division import MpsGroup
     from gpuplugin.settings import Settings
     from gpushim.model import Snapshot
 
@@ -36,15 +38,22 @@ class Units:
 
     def look(self, snapshot: Snapshot, settings: Settings) -> bool:
         """Have units started that are missing, and say whether what clients find has changed."""
-        shared = any(group.mps for group in settings.sharing.groups) and not snapshot["error"]
-        groups = division.mps_groups(snapshot, settings) if shared else []
-        state = stamp.state_dir()
+        groups, state = _groups(snapshot, settings), stamp.state_dir()
         words = mps.wanted(state, groups) if groups and time.monotonic() >= self._next else []
         if words:
             self._next = time.monotonic() + AGAIN
             self._start(_run(words))
         before, self._ready = self._ready, [mps.ready(state, group) for group in groups]
         return self._ready != before
+
+
+def _groups(snapshot: Snapshot, settings: Settings) -> list[MpsGroup]:
+    if snapshot["error"]:
+        return []
+    try:
+        return division.mps_groups(snapshot, settings)
+    except GpushimError:  # who offers the devices meets it, too, and says it
+        return []
 
 
 async def _run(words: list[str]) -> None:

@@ -34,7 +34,7 @@ wait_for() { for try in $(seq 150); do ! eval "$1" || return 0; sleep 0.1; done;
 mode() { cat ROOT/usr/lib/fakehost/compute-mode-UUID; }
 daemon() { sed 's/.*"pid": \\([0-9]*\\).*/\\1/' $top/state.json; }
 systemctl start $name
-echo $(systemctl is-active $name) $(mode) $(grep -c " $top/shm " /proc/mounts)
+echo $(systemctl is-active $name) $(mode) $(grep -c " $top/private/shm " /proc/mounts)
 grep -o 'set_default_.*' $top/log/control.log
 first=$(daemon)
 kill -KILL $first
@@ -54,7 +54,7 @@ set_default_active_thread_percentage 25
 set_default_device_pinned_mem_limit 0 10240M
 again: active 3
 killed: active 3
-stopped: success 0 lock log pipe shm
+stopped: success 0 lock log pipe private
 other: 15
 """
 

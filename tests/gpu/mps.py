@@ -51,7 +51,7 @@ def served(directory: str, env: dict[str, str]) -> Iterator[str]:
             process.terminate()
             process.wait(SECONDS)
             subprocess.run(
-                ["umount", "--lazy", f"{top}/shm"], env={"PATH": PATH}, stderr=subprocess.DEVNULL, check=False
+                ["umount", "--lazy", f"{top}/private/shm"], env={"PATH": PATH}, stderr=subprocess.DEVNULL, check=False
             )
 
 
@@ -59,7 +59,7 @@ def allocated(top: str, library_path: str) -> int:
     """Let a client take memory until it gets no more; returns MiB."""
     env = {"PATH": PATH, "CUDA_MPS_PIPE_DIRECTORY": f"{top}/pipe"}
     env["LD_LIBRARY_PATH"] = library_path
-    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", CLIENT, "sh", f"{top}/shm"]
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", CLIENT, "sh", f"{top}/private/shm"]
     return int(run([*words, sys.executable, "-IBS", INSIDE, "fill"], env=env))
 
 

@@ -255,7 +255,7 @@ def test_a_client_of_mps_is_told_its_daemon_in_every_way(ways: list[str], monkey
     )
     assert with_it["envs"] == {**without["envs"], "CUDA_MPS_PIPE_DIRECTORY": "/run/gpushim/mps/gpu-2/pipe"}
     pipes = {"container_path": "/run/gpushim/mps/gpu-2/pipe", "host_path": "/var/state/mps/gpu-2/pipe"}
-    shm = {"container_path": "/dev/shm", "host_path": "/var/state/mps/gpu-2/shm"}
+    shm = {"container_path": "/dev/shm", "host_path": "/var/state/mps/gpu-2/private/shm"}
     assert with_it["mounts"] == [*without.get("mounts", []), {**pipes, "read_only": True}, shm]
     assert "::" not in str(with_it)
     assert {key: with_it[key] for key in without if key not in ("envs", "mounts")} == {

@@ -15,9 +15,8 @@ from gpuplugin import causes
 from gpuplugin.causes import Cause, Known, State
 
 CAUSE = Cause("xid", 5.0, 6.5, 79, ends="action")
-STATE = State(
-    "b", {"GPU-1": Known({"xid 79 None None": CAUSE}, ["580", 7], None)}, {}, Cause("held", 1.0, 1.0, why="x")
-)
+BLIND = Cause("blind", 1.0, 1.0, why="x")
+STATE = State("b", {"GPU-1": Known({"xid 79 None None": CAUSE}, ["580", 7], None)}, {"polls": BLIND})
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def changed(change: Any) -> str:
         '{"version": 1}',
         changed(lambda state, cause: state.update(version=2)),
         changed(lambda state, cause: state.update(gpus=[])),
-        changed(lambda state, cause: state.update(held=3)),
+        changed(lambda state, cause: state.update(blind=3)),
         changed(lambda state, cause: state.update(gpus={"": {"causes": {}, "binding": [], "gone": None}})),
         changed(lambda state, cause: state["gpus"]["GPU-1"].update(binding=[1, 2, 3])),
         changed(lambda state, cause: state["gpus"]["GPU-1"].update(gone="x")),

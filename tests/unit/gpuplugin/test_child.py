@@ -16,6 +16,8 @@ from gpuplugin import process
 from unit.gpuplugin.kubelet import until
 from unit.gpuplugin.watched import Heard
 
+FLOODS = "it writes more than 1000 lines a second, or 250 KiB"
+
 
 def running(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
@@ -67,6 +69,9 @@ def test_what_it_tells_is_heard_but_not_what_is_about_itself() -> None:
         ("tell(asks='GPU-a'); tell(alive=1); time.sleep(99)", "it has said nothing for 0 s"),
         ("tell(asks='GPU-a'); tell(xid=1); time.sleep(99)", "it has said nothing for 0 s"),
         ("tell(watching=[]); os.close(1); time.sleep(99)", "it has ended"),
+        ("tell(watching=[]); print('\\n' * 2000, flush=True); time.sleep(99)", FLOODS),
+        ("for _ in range(2000): tell(xid=31)", FLOODS),
+        ("for _ in range(9): tell(xid='9' * 60000)", FLOODS),
         ("print('x' * 99999, end='', flush=True); time.sleep(99)", "it has written a line of more than 64 KiB"),
     ],
 )
@@ -240,3 +245,10 @@ def test_one_that_is_fed_reads_what_it_is_told() -> None:
     assert not heard.child.say({})
     run(heard, body)
     assert not heard.child.say({})
+
+
+def test_what_is_no_child_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))
+    process.kill(os.getppid())  # as an id that was waited for, and is another's now
+    assert not killed

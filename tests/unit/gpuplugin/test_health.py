@@ -201,14 +201,6 @@ def test_a_gpu_that_cannot_be_registered_is_marked_until_it_can(watched: Health)
     assert kinds(watched) == {}
 
 
-def test_an_administrator_holds_all_devices(watched: Health) -> None:
-    assert not watched.held
-    watched.hold("released by gpushim device-plugin release", T)
-    assert kinds(watched) == {key: ["held"] for key in [WHOLE, PARENT, *MIGS]}
-    watched.let_go()
-    assert kinds(watched) == {}
-
-
 @pytest.mark.parametrize(
     ("disable", "enable", "line", "marked"),
     [

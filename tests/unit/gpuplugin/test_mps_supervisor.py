@@ -151,8 +151,9 @@ def test_shm_has_limits_and_takes_no_programs(group: Group) -> None:
     assert {"nosuid", "nodev", "noexec"} <= set(options.split(","))
     assert "size=" in options
     assert "nr_inodes=" in options
-    modes = {name: os.stat(getattr(group.place, name)).st_mode & 0o7777 for name in ("top", "pipe", "log", "shm")}
-    assert modes == {"top": 0o755, "pipe": 0o755, "log": 0o755, "shm": 0o1777}
+    names = ("top", "pipe", "log", "private", "shm")
+    modes = {name: os.stat(getattr(group.place, name)).st_mode & 0o7777 for name in names}
+    assert modes == {"top": 0o755, "pipe": 0o755, "log": 0o755, "private": 0o700, "shm": 0o1777}
 
 
 def test_one_server_for_all_users_is_a_choice(group: Group) -> None:
@@ -215,6 +216,8 @@ def test_it_follows_the_settings_when_no_client_is_left(group: Group) -> None:
     client.unlink()
     group.process.send_signal(signal.SIGHUP)
     assert until(lambda: group.serves() and group.state()["threads"] == 50, 30), group.said.read_text()
+    told = [group.notified.recv(4096).partition(b"\n")[0] for _ in range(2)]
+    assert told == [b"READY=1"] * 2  # STOPPING=1 would have systemd kill it after TimeoutStopSec
     group.ask()
     group.process.send_signal(signal.SIGHUP)
     assert group.ended() == 0

@@ -95,7 +95,11 @@ SLICE = {"name": "a", "memory": "1Gi"}
     [
         ([], "f: sharing is no mapping"),
         ({"timeSlicing": []}, "f: sharing.timeSlicing is no mapping"),
-        ({"timeSlicing": {"resources": {}}}, "sharing.timeSlicing.resources is no list"),
+        ({"timeSlicing": {"resources": {}}}, "resources is .*; write a list of at most 256"),
+        (sliced(*[entry()] * 257), "resources is .*; write a list of at most 256"),
+        (sliced(entry(devices=["0"] * 257)), "devices is .*; write how many, all, or a list of at most 256"),
+        (sliced(*[entry(devices=["0"] * 256)] * 5), "f: devices below sharing has 1280 entries; write 1024 at most"),
+        (sliced(entry(devices=["*" * 129])), "devices is .*; write how many"),
         (sliced("gpu"), "f: an entry of sharing.timeSlicing.resources is no mapping"),
         (sliced({"replicas": 2}), "has no name"),
         (sliced({"name": "gpu"}), "f: sharing.timeSlicing, gpu has no replicas; say how often"),

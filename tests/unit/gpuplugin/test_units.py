@@ -1,0 +1,50 @@
+"""Units of MPS: looked at beside a host and settings that may not go together."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuplugin import mps
+from gpuplugin.settings import Settings
+from gpuplugin.sharing import Group, Mps, Sharing
+from gpuplugin.units import Units
+from unit.gpuplugin.kubelet import until
+from unit.gpuplugin.snapshots import gpu, snapshot, uuid
+from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, told, top
+
+__all__ = ["host", "top"]
+
+
+def by_mps(top: Path) -> Settings:
+    found = told(top)
+    found.sharing = Sharing((Group(GPU, None, GPU, 2, mps=Mps(None, None, False)),))
+    return found
+
+
+def test_a_gpu_that_mps_cannot_share_any_more_ends_nothing(top: Path, host: Host) -> None:
+    replicas = [f"{uuid(index)}::{number}" for index in (0, 1) for number in (0, 1)]
+
+    async def run() -> None:
+        async with running(top, having=by_mps(top)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(sick=(*replicas,)))
+            host.has(snapshot([gpu(0), gpu(1, mig=True)]))
+            await asyncio.sleep(0.3)
+            assert kubelet.lists[GPU] == health(sick=(*replicas,))
+            host.has(snapshot([gpu(0)]))
+            await until(lambda: kubelet.lists[GPU] == health(sick=(*replicas[:2],)))
+
+    asyncio.run(run())
+
+
+def test_missing_units_are_started_once_in_a_while(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mps, "SYSTEMD", str(top))
+    started: list[Any] = []
+    units = Units(lambda work: (started.append(work), work.close()))  # type: ignore[arg-type, return-value]
+    assert units.look(host.found, by_mps(top))
+    assert not units.look(host.found, by_mps(top))
+    assert len(started) == 1
+    assert not Units(started.append).look(host.found, told(top))  # type: ignore[arg-type]
