@@ -65,6 +65,14 @@ async def gone(pid: int) -> int:
     return code(ended[1])
 
 
+async def alone() -> None:
+    """Wait until this process has no child any more, not even one that nobody waits for."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                await asyncio.sleep(POLL)
+
+
 def code(status: int) -> int:
     """Return the exit code in what waitpid(2) told, or less a signal's number."""
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)

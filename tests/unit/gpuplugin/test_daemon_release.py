@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 import fakehost
-from gpuplugin import commands, daemon, limits, release, settings
+from gpuplugin import commands, daemon, limits, process, settings
 from gpuplugin.release import PROBLEM
 from gpushim.inventory import ensure
 from unit.gpuplugin import watched
@@ -122,7 +122,7 @@ def test_what_hangs_is_said(top: Path, host: Host, monkeypatch: pytest.MonkeyPat
 
     async def run() -> None:
         monkeypatch.setattr(commands, "CLOSING", 0.1)
-        monkeypatch.setattr(release, "alone", never)
+        monkeypatch.setattr(process, "alone", never)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             assert "hangs in the driver" in (await do(top, "release"))["error"]

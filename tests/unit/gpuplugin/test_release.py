@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -104,13 +102,3 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
     Path(release.folder()).touch()
     with pytest.raises(GpushimError, match="cannot be made"):
         Release().ask()
-
-
-def test_children_are_waited_for() -> None:
-    program = (
-        "import asyncio, os, time; from gpuplugin.release import alone;"
-        "os.posix_spawn('/bin/sleep', ['sleep', '0.5'], {}); began = time.monotonic();"
-        "asyncio.run(alone()); assert 0.4 < time.monotonic() - began < 5"
-    )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", program], check=True, env=env, timeout=30)
