@@ -194,10 +194,12 @@ class Child:
 
     async def _reap(self) -> None:
         """Kill it, and wait until it is gone, whatever that takes."""
-        if self.pid:
-            process.kill(self.pid)
-            await process.gone(self.pid)
-            self.pid = 0
+        pid = self.pid
+        if pid:
+            process.kill(pid)
+            await process.gone(pid)
+            if self.pid == pid:  # else who waited for it, too, has started another
+                self.pid = 0
 
     def _readable(self, reading: int) -> None:
         """Take what it has written, at most LINE_LIMIT at a time."""

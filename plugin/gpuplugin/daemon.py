@@ -191,8 +191,8 @@ class Plugin:
         seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")  # before it is read: it may be replaced meanwhile
         found = ensure.read(config, state)
         if found is None and held:
-            saved = ensure.last(config, state)[0]
-            found = saved if "gpus" in saved else None  # of which nothing is given out
+            saved, stale = ensure.last(config, state)
+            found = None if stale == "policy" else saved  # of which nothing is given out
         if found is None:
             if held:
                 return LOOK

@@ -65,7 +65,7 @@ class KernelLimits:
     def look(self, snapshot: Snapshot, settings: Settings) -> None:
         """Have the child run while there are limits to set, with the driver that there is."""
         self._snapshot = snapshot
-        facts, limited = snapshot["stamp"], any(one.mps or one.memory for one in settings.sharing.groups)
+        facts, limited = snapshot["stamp"], any(one.mps or one.memory for one in settings.sharing)
         here = limited and snapshot["platform"] == "native" and facts["module"] is not None
         driver = [facts["module"], facts["gpus"], self._words(())] if here else None
         if driver == self._driver:

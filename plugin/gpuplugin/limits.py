@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,6 @@ MIB = 1 << 20
 SINCE = 615  # version of the driver
 ALIVE = 3.0  # seconds between lines that say that it runs
 _NONE = "the kernel enforces no limit of a GPU's memory here: that needs"
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1].split(':'); from gpuplugin.limits import main; main(*sys.argv[2:])"
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,7 @@ def command(snapshot: Snapshot) -> list[str]:
     Args:
         snapshot: of this host.
     """
-    places = ":".join(path for path in sys.path if path.startswith("/"))
-    python = sys.executable or "/usr/bin/python3"
-    return [python, "-ISB", "-c", _PROGRAM, places, watching.library(snapshot), CGROUPS]
+    return watching.program("gpuplugin.limits", watching.library(snapshot), CGROUPS)
 
 
 def wanted(

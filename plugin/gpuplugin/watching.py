@@ -46,13 +46,11 @@ NO_INSTANCE = 0xFFFFFFFF
 TEXT_LIMIT = 200  # characters of an error
 HUNG = "its calls hang"
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # prctl(2)
-_PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[1].split(':'); from gpuplugin.watching import main; main(*sys.argv[2:])"
-)
+_CALL = "import sys; sys.path[:] = sys.argv[1].split(':'); from MODULE import main; main(*sys.argv[2:])"
 
 
 def command(mode: str, snapshot: Snapshot, proc: str, suspects: Collection[str]) -> list[str]:
-    """Return the command line of a child: this Python, and the code that this process has, wherever it is installed.
+    """Return the command line of a child.
 
     Args:
         mode: EVENTS or POLLS.
@@ -61,9 +59,14 @@ def command(mode: str, snapshot: Snapshot, proc: str, suspects: Collection[str])
         suspects: UUIDs of GPUs whose calls hung.
     """
     gpus = [[gpu["uuid"], gpu["pci"], gpu["uuid"] in suspects] for gpu in snapshot["gpus"] if gpu["uuid"]]
+    return program("gpuplugin.watching", mode, library(snapshot), proc, json.dumps(gpus))
+
+
+def program(module: str, *words: str) -> list[str]:
+    """Return a command line that calls a module's `main`: this Python, and the code that this process has."""
     places = ":".join(path for path in sys.path if path.startswith("/"))
-    python = sys.executable or "/usr/bin/python3"
-    return [python, "-ISB", "-c", _PROGRAM, places, mode, library(snapshot), proc, json.dumps(gpus)]
+    call = _CALL.replace("MODULE", module)
+    return [sys.executable or "/usr/bin/python3", "-ISB", "-c", call, places, *words]
 
 
 def library(snapshot: Snapshot) -> str:

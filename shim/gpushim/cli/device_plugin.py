@@ -162,8 +162,8 @@ def _states(answer: dict[str, Any]) -> Iterator[str]:
 
 def _containers(notes: list[str]) -> list[dict[str, Any]]:
     """List containers that have a GPU, without asking NVML: the GPUs may be let go."""
-    found, _ = ensure.last(stamp.config_path(), stamp.state_dir())
-    if "gpus" not in found:
+    found, stale = ensure.last(stamp.config_path(), stamp.state_dir())
+    if stale == "policy":
         return []
     rows, more = holders.holders(found)
     notes += more

@@ -20,13 +20,13 @@ import fakehost
 from gpuplugin import child, kernel_limits, limits, podresources, settings
 from gpuplugin.kernel_limits import KernelLimits
 from gpuplugin.resources import Device
-from gpuplugin.sharing import TIME_SLICING, Group, Share, Sharing
+from gpuplugin.sharing import TIME_SLICING, Group, Share
 from unit.gpuplugin import watched
 from unit.gpuplugin.kubelet import until
 
 GPU, CACHE = "nvidia.com/gpu", str(Path(__file__).parents[3] / ".cache" / "fakehost")
 SLICED = settings.resolve({}, {}, {})
-SLICED.sharing = Sharing((Group(GPU, None, GPU, 2, memory=1024),))
+SLICED.sharing = (Group(GPU, None, GPU, 2, memory=1024),)
 WHOLE = settings.resolve({}, {}, {})
 
 

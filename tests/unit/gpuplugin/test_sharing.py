@@ -181,7 +181,7 @@ def test_mps_wins_where_both_take_all() -> None:
 
 def test_memory_of_time_slicing_is_for_the_kernel_alone() -> None:
     notes: list[str] = []
-    (found,) = sharing.read(sliced(entry(memory="2Gi")), "f", notes).groups
+    (found,) = sharing.read(sliced(entry(memory="2Gi")), "f", notes)
     assert (found.memory, found.mps) == (2048, None)
     assert notes == [f"f: sharing.timeSlicing, {WHOLE}: memory is limited only where the kernel enforces it"]
     with pytest.raises(GpushimError, match="which MIG instances have of their own"):

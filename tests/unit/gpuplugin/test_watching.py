@@ -58,7 +58,7 @@ def test_events_of_others_are_told_while_a_gpu_is_lost_and_its_own_when_it_is_ba
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uuids = [gpu.uuid for gpu in host.gpus]
-    monkeypatch.setattr(watching, "_PROGRAM", quicker(WAIT_MS=50))
+    monkeypatch.setattr(watching, "_CALL", quicker(WAIT_MS=50))
     heard = watch(host, "events")
 
     async def body() -> None:
@@ -79,10 +79,10 @@ def test_events_of_others_are_told_while_a_gpu_is_lost_and_its_own_when_it_is_ba
 
 
 def quicker(**constants: Any) -> str:
-    """Return the children's program with other constants."""
+    """Return the call of the children's program with other constants."""
     changed = "; ".join(f"w.{name} = {value!r}" for name, value in constants.items())
-    return watching._PROGRAM.replace(
-        "from gpuplugin.watching import main", f"import gpuplugin.watching as w; {changed}; main = w.main"
+    return watching._CALL.replace(
+        "from MODULE import main", f"import gpuplugin.watching as w; {changed}; main = w.main"
     )
 
 
@@ -146,7 +146,7 @@ def test_one_gpu_hangs_and_the_others_are_watched_soon(
     ],
 )
 def test_a_poll_tells_what_has_changed(host: Host, change: Any, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_PROGRAM", quicker(POLL=0.05, AGAIN={"polls": 0.2}))
+    monkeypatch.setattr(watching, "_CALL", quicker(POLL=0.05, AGAIN={"polls": 0.2}))
     heard, uuid = watch(host, "polls"), host.gpus[0].uuid
 
     async def body() -> None:
@@ -161,7 +161,7 @@ def test_a_poll_tells_what_has_changed(host: Host, change: Any, found: Any, monk
 
 
 def test_a_poll_lists_gpus_and_mig_instances_that_come_and_go(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_PROGRAM", quicker(POLL=0.05))
+    monkeypatch.setattr(watching, "_CALL", quicker(POLL=0.05))
     heard, uuids = watch(host, "polls"), [gpu.uuid for gpu in host.gpus]
 
     async def body() -> None:
