@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpushim import stamp
 from gpushim.inventory import files, nvml
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def _parts(box: Mapping[str, Any], devices: Mapping[str, Device]) -> dict[str, i
 def cgroup_of(pid: int, container: str, proc: str = "/proc", mounted: str = CGROUPS) -> str:
     """Return the path of a container's cgroup, or "" if it is none of kubelet's, or of cgroup v1.
 
+    Who has a cgroup of his own, as each user's systemd, may give those below it any name: root alone makes kubelet's.
+
     Args:
         pid: of a process of the container, which may have gone into a cgroup below its own.
         container: the id that the engine gave it, which is in the name of its cgroup.
@@ -112,7 +115,8 @@ def cgroup_of(pid: int, container: str, proc: str = "/proc", mounted: str = CGRO
     if others or not line.startswith("0::/") or ".." in parts or not at or not kubelets:
         return ""
     path = "/".join((mounted, *parts[: at[0] + 1]))
-    return path if os.path.isdir(path) else ""
+    folders = ["/".join((mounted, *parts[:number])) for number in range(at[0] + 1)]
+    return path if os.path.isdir(path) and all(map(stamp.ours, folders)) else ""
 
 
 def main(root: str, version: str, mounted: str = CGROUPS) -> None:
