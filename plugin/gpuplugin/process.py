@@ -61,6 +61,14 @@ async def gone(pid: int) -> int:
     return code(ended[1])
 
 
+def ended(pid: int) -> bool:
+    """Say whether one has ended; `gone` is to be called nevertheless."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
 def code(status: int) -> int:
     """Return the exit code in what waitpid(2) told, or less a signal's number."""
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
