@@ -183,17 +183,12 @@ def load(path: str, boot: str) -> State:
 
 
 def save(path: str, state: State) -> None:
-    """Replace the file, whose directory is made if its parent is there.
+    """Replace the file.
 
     Raises:
-        OSError: it cannot be written, or others could write to its directory.
+        OSError: it cannot be written, or others could write to its directory (release.prepare makes that).
     """
     folder = os.path.dirname(path)
-    try:
-        os.mkdir(folder)
-        os.chmod(folder, 0o755)  # noqa: S103 - as the state directory; mkdir minds the umask
-    except FileExistsError:
-        pass
     if not stamp.ours(folder):
         raise PermissionError(1, f"{folder} is no directory that only root can write to")
     found = {"version": VERSION, **dataclasses.asdict(state)}

@@ -94,7 +94,7 @@ def run(check: bool, explain: tuple[str, ...], form: str, mps: str | None, **fla
         return
     for note in found.notes:
         logs.logger.warning("%s", note)
-    asyncio.run(_daemon().Plugin(found, sources.read, sources).run())
+    asyncio.run(_daemon().Plugin(found, sources).run())
 
 
 def _daemon() -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import podresources, release, status
+from gpuplugin import podresources, process, release, status
 from gpuplugin.release import Release
 from gpushim.errors import FAILED, GpushimError
 from gpushim.logs import logger
@@ -46,7 +46,7 @@ class Commands:
         self._registry, self._start, self._close, self._wake, self._about = registry, start, close, wake, about
         self._release, self.turns = Release(), 0
         self._closing: asyncio.Task[Any] | None = None  # while the GPUs are let go
-        self.deeds = {"status": self._status, "release": self._let_go, "take": self._take}
+        self.by_word = {"status": self._status, "release": self._let_go, "take": self._take}
 
     def held(self) -> bool:
         """Let go of the GPUs or take them again, as the release's file says.
@@ -69,7 +69,7 @@ class Commands:
 
     async def _closed(self) -> None:
         await self._close()
-        await release.alone()
+        await process.alone()
         self._wake()
 
     async def _let_go(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.sockets import Identity
 
-    Deed = Callable[[], Awaitable[dict[str, Any]]]
+    Command = Callable[[], Awaitable[dict[str, Any]]]
 
 NAME = "device-plugin.sock"  # in the state directory
 LIMIT = 4096  # bytes of a question
@@ -39,11 +39,11 @@ class Control:
     """The socket.
 
     Args:
-        deeds: what may be asked for, by the word of `do`; each may raise GpushimError.
+        commands: what may be asked for, by the word of `do`; each may raise GpushimError.
     """
 
-    def __init__(self, deeds: Mapping[str, Deed]) -> None:
-        self._deeds = deeds
+    def __init__(self, commands: Mapping[str, Command]) -> None:
+        self._commands = commands
         self._server: asyncio.AbstractServer | None = None
         self._inode: Identity | None = None
         self._folder, self._told = "", ""
@@ -122,11 +122,11 @@ class Control:
             return {"error": "too many ask the device plugin at a time; try again"}
         try:
             asked = json.loads(await asyncio.wait_for(reader.readline(), DEADLINE))
-            deed = self._deeds[asked["do"]]
+            command = self._commands[asked["do"]]
         except (ValueError, KeyError, TypeError, RecursionError, asyncio.TimeoutError) as error:
             return {"error": f"the device plugin does not understand what it is asked: {quote(str(error))}"}
         try:
-            return await deed()
+            return await command()
         except GpushimError as error:
             return {"error": str(error)}
 

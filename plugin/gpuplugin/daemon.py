@@ -32,8 +32,6 @@ from gpushim.inventory import ensure
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpuplugin.reason import Reason
     from gpuplugin.settings import Settings
     from gpuplugin.sources import Sources
@@ -48,14 +46,11 @@ class Plugin:
 
     Args:
         settings: in force.
-        reread: reads them anew, on SIGHUP; may raise GpushimError.
-        sources: the files that they come from, whose changes are followed.
+        sources: what they are read from, whose changes are followed; None: they stay as they are.
     """
 
-    def __init__(
-        self, settings: Settings, reread: Callable[[], Settings] | None = None, sources: Sources | None = None
-    ) -> None:
-        self._settings, self._reread, self._sources = settings, reread, sources
+    def __init__(self, settings: Settings, sources: Sources | None = None) -> None:
+        self._settings, self._sources = settings, sources
         self._registry = Registry(self._spawn)
         self._questions = Questions(self._registry, lambda: str(self._settings.values["kubelet-dir"]))
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -67,7 +62,7 @@ class Plugin:
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
         self._turns = 0  # of letting go and taking, that were seen
         self._commands = Commands(self._registry, self._spawn, self._close, lambda: self._wake.set(), self._about)
-        self._control, self._units = Control(self._commands.deeds), Units(self._spawn)
+        self._control, self._units = Control(self._commands.by_word), Units(self._spawn)
         self._wrong = ""  # what is wrong with the settings that were read last
 
     @property
@@ -82,9 +77,8 @@ class Plugin:
         """
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-        self._refresh, notes = Refresh(self._wake.set, self._spawn), [*self._settings.notes]
-        self._watchers = Watchers(f"{releasing.folder()}/health.json", self._spawn, self._judge, self._stale, notes)
-        self._note(notes[len(self._settings.notes) :])
+        self._refresh, path = Refresh(self._wake.set, self._spawn), f"{releasing.folder()}/health.json"
+        self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
@@ -155,7 +149,7 @@ class Plugin:
             asked: by a signal, so that what is wrong is said even if it was said before.
         """
         try:
-            settings = self._reread() if self._reread else self._settings
+            settings = self._sources.read() if self._sources else self._settings
         except GpushimError as error:
             if asked or str(error) != self._wrong:
                 logger.error("the settings stay as they were: %s", error)

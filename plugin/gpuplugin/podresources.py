@@ -28,15 +28,12 @@ LIMIT = 1 << 24  # bytes of an answer, which has each device at most twice
 async def allocatable(kubelet_dir: str) -> Devices | None:
     """Ask which devices kubelet would give out; None if it does not say."""
     answer = await _ask(kubelet_dir, "GetAllocatableResources", "AllocatableResourcesResponse")
-    return None if answer is None else _devices(answer["devices"])
-
-
-async def held(kubelet_dir: str) -> Devices | None:
-    """Ask which devices pods have; None if it does not say."""
-    answer = await _ask(kubelet_dir, "List", "ListPodResourcesResponse")
     if answer is None:
         return None
-    return _devices([one for pod in answer["pod_resources"] for box in pod["containers"] for one in box["devices"]])
+    found: Devices = {}
+    for one in answer["devices"]:
+        found.setdefault(one["resource_name"], set()).update(one["device_ids"])
+    return found
 
 
 async def holders(kubelet_dir: str, resources: Collection[str]) -> list[Holder] | None:
@@ -69,13 +66,6 @@ def _pods(answer: dict[str, Any]) -> dict[str, dict[str, str]]:
         for one in (one for box in pod["containers"] for one in box["devices"]):
             who = f"pod {pod['namespace']}/{pod['name']}"
             found.setdefault(one["resource_name"], {}).update(dict.fromkeys(one["device_ids"], who))
-    return found
-
-
-def _devices(listed: list[dict[str, Any]]) -> Devices:
-    found: Devices = {}
-    for one in listed:
-        found.setdefault(one["resource_name"], set()).update(one["device_ids"])
     return found
 
 

@@ -69,6 +69,14 @@ def ended(pid: int) -> bool:
         return True
 
 
+async def alone() -> None:
+    """Wait until this process has no child any more, not even one that nobody waits for."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                await asyncio.sleep(POLL)
+
+
 def code(status: int) -> int:
     """Return the exit code in what waitpid(2) told, or less a signal's number."""
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)

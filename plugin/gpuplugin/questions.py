@@ -121,13 +121,13 @@ class Questions:
             for name, one in served.items()
             if one.resource.gone and one.endpoint.told and one.resource.idle > QUIET
         }
-        held = await podresources.held(self._kubelet_dir()) if ripe else None
+        held = await podresources.pods(self._kubelet_dir()) if ripe else None
         if held is None:
             return
         for name, gone in ripe.items():
             one = served.get(name)
             if one and one.resource.idle > QUIET:
-                one.resource.drop(gone & one.resource.gone - held.get(name, set()))
+                one.resource.drop(gone & one.resource.gone - held.get(name, {}).keys())
                 if one.resource.devices:
                     one.tell()
                 else:

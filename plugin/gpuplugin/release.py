@@ -7,7 +7,6 @@ Out of scope: closing what is open (daemon.py).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from gpushim.model import Stamp
 
 FOLDER, NAME = "device-plugin", "released"  # of the state directory
-POLL = 0.02  # seconds between looks at children
 PROBLEM = "released by gpushim device-plugin release; gpushim device-plugin take ends that"
 
 
@@ -48,14 +46,6 @@ def prepare() -> None:
         raise GpushimError(
             f"{folder()} cannot be trusted: it is no directory that only root can write to; remove it", FAILED
         )
-
-
-async def alone() -> None:
-    """Wait until this process has no child any more; nobody else may be waiting for one."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            if not os.waitpid(-1, os.WNOHANG)[0]:
-                await asyncio.sleep(POLL)
 
 
 class Release:
@@ -121,7 +111,8 @@ class Release:
         try:
             self._then = {"module": told["module"], "gpus": [*map(int, told["gpus"])]}
             self.since = float(told["since"])
-        except (KeyError, TypeError, ValueError):
+            time.gmtime(self.since)  # which all who show it must be able to
+        except (KeyError, TypeError, ValueError, OverflowError, OSError):
             self._then, self.since = now, time.time()
             with contextlib.suppress(OSError):  # then the next plugin begins anew
                 self._write(self.since, now)

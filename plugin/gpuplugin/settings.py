@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from gpuplugin import profiles, sharing
+from gpuplugin import profiles, sharing, xids
 from gpuplugin.sharing import Sharing
 from gpushim import bounds
 from gpushim.errors import quote
@@ -25,12 +25,14 @@ class Settings:
 
     Attributes:
         values: by key of [device-plugin]; and disable-healthchecks and enable-healthchecks, which are variables only.
+        checks: what these two leave of the checks of health.
         sharing: which devices are given out several times.
         profile: of NVIDIA's file, which counts; or "".
         notes: a sentence for each thing that was read and has no meaning here.
     """
 
     values: dict[str, Any]
+    checks: xids.Choice = field(default_factory=xids.Choice)
     sharing: Sharing = field(default_factory=Sharing)
     profile: str = ""
     notes: list[str] = field(default_factory=list)
@@ -62,6 +64,7 @@ def resolve(
             found.notes.append(f"{given.where} is read and does nothing: {setting.why}")
         elif setting.key and rank < ranks[setting.key]:
             found.values[setting.key], ranks[setting.key] = given.value, rank
+    found.checks = xids.choose(found.values["disable-healthchecks"], found.values["enable-healthchecks"], found.notes)
     found.notes += _of_file(part.table, part.where)
     notes: list[str] = []
     found.sharing = sharing.read(part.table.get("sharing"), part.where, notes)

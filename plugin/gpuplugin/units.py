@@ -64,5 +64,5 @@ async def _run(words: list[str]) -> None:
         logger.warning("%s cannot be started: %s", words[0], error.strerror)
         return
     code = await process.gone(pid)
-    if code:
+    if code > 0:  # by a signal: who ends all children has ended it, too
         logger.warning("%s has ended with %s", " ".join(words), code)

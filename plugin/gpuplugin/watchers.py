@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ class Watchers:
         start: starts a task, and sees to what it ends with.
         changed: is called when reasons may have changed.
         stale: is called when the host is not what its snapshot says.
-        notes: gets a sentence for each word of the variables that means nothing.
+        checks: which count.
     """
 
     def __init__(
@@ -46,10 +45,9 @@ class Watchers:
         start: Callable[[Any], asyncio.Task[Any]],
         changed: Callable[[], None],
         stale: Callable[[], None],
-        notes: list[str],
+        checks: xids.Choice,
     ) -> None:
-        off, on = (os.environ.get(f"DP_{word}_HEALTHCHECKS", "") for word in ("DISABLE", "ENABLE"))
-        self._health = Health(path, xids.choose(off, on, notes))
+        self._health = Health(path, checks)
         self._start, self._changed, self._stale = start, changed, stale
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # that the children have opened

@@ -137,7 +137,7 @@ def falls(one: Plugin, host: Host, gpu: int) -> float:
 def test_an_xid_marks_all_that_there_is_of_its_gpu_at_once(one: Plugin, host: Host) -> None:
     took = [falls(one, host, gpu) for gpu in range(3)]
     print(f"kubelet knew after {took}")
-    assert min(took) < AT_ONCE  # the machine may be busy, but not each time
+    assert sorted(took)[1] < AT_ONCE  # the machine may be busy once, and a look at the host come just then
     assert not given(one.node)
 
 

@@ -21,6 +21,7 @@ STATE = State("b", {"GPU-1": Known({"xid 79 None None": CAUSE}, ["580", 7], None
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
+    (tmp_path / "device-plugin").mkdir()
     found = str(tmp_path / "device-plugin" / "health.json")
     causes.save(found, STATE)
     return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -239,3 +241,13 @@ def test_what_is_no_child_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))
     process.kill(os.getppid())  # as an id that was waited for, and is another's now
     assert not killed
+
+
+def test_children_are_waited_for() -> None:
+    program = (
+        "import asyncio, os, time; from gpuplugin.process import alone;"
+        "os.posix_spawn('/bin/sleep', ['sleep', '0.5'], {}); began = time.monotonic();"
+        "asyncio.run(alone()); assert 0.4 < time.monotonic() - began < 5"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=env, timeout=30)

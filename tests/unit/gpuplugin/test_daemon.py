@@ -11,6 +11,7 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import grpc.aio
@@ -91,7 +92,8 @@ async def running(top: Path, reread: Any = None, having: Any = None, **values: A
     """A kubelet and the daemon, which a signal ends."""
     kubelet = Kubelet(top / "device-plugins")
     await kubelet.start()
-    task = asyncio.create_task(daemon.Plugin(having or told(top, **values), reread).run())
+    sources: Any = SimpleNamespace(read=reread, folders=[], changed=lambda: False) if reread else None
+    task = asyncio.create_task(daemon.Plugin(having or told(top, **values), sources).run())
     try:
         yield kubelet
     finally:

@@ -49,14 +49,15 @@ def test_an_xid_marks_every_replica(top: Path, host: Host) -> None:
     [({"gi": None, "ci": None}, (16, 17)), ({"gi": 1, "ci": 0}, (16,)), ({"gi": 2, "ci": None}, (17,))],
 )
 def test_mig_instances_are_marked_with_their_gpu_or_alone(
-    top: Path, host: Host, where: dict[str, Any], sick: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    top: Path, host: Host, where: dict[str, Any], sick: tuple[int, ...]
 ) -> None:
     async def run() -> None:
-        monkeypatch.setenv("DP_ENABLE_HEALTHCHECKS", "13")  # which ends after its time, and is of the instance alone
         host.has(snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0), mig(1, 1)]))
-        async with running(top, **{"mig-strategy": "mixed"}) as kubelet:
+        values = {"mig-strategy": "mixed", "enable-healthchecks": "13"}
+        async with running(top, **values) as kubelet:
             name = "nvidia.com/mig-1g.5gb"
             await until(lambda: len(kubelet.well().get(name, ())) == 2)
+            # It ends after its time, and is of the instance alone.
             Told.all["events"].heard({"xid": 13, "gpu": uuid(1), **where})
             well = [uuid(number, "MIG") for number in (16, 17) if number not in sick]
             assert await until(lambda: kubelet.well()[name] == well) < EVENT

@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from gpuplugin import commands, daemon, release
+from gpuplugin import commands, daemon, process
 from gpuplugin.release import PROBLEM
 from gpushim.inventory import ensure
 from unit.gpuplugin.kubelet import until
@@ -120,7 +120,7 @@ def test_what_hangs_is_said(top: Path, host: Host, monkeypatch: pytest.MonkeyPat
 
     async def run() -> None:
         monkeypatch.setattr(commands, "CLOSING", 0.1)
-        monkeypatch.setattr(release, "alone", never)
+        monkeypatch.setattr(process, "alone", never)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             assert "hangs in the driver" in (await do(top, "release"))["error"]

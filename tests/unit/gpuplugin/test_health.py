@@ -34,6 +34,7 @@ HOST = host()
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
+    (tmp_path / "device-plugin").mkdir()
     return str(tmp_path / "device-plugin" / "health.json")
 
 

@@ -172,6 +172,12 @@ def test_what_health_checks_leave_out_is_a_variable_alone(way: str) -> None:
     found = settings.resolve({}, {f"DP_{way.upper()}_HEALTHCHECKS": "79,all"}, {})
     assert (found.values[f"{way}-healthchecks"], found.notes) == ("79,all", [])
     assert values()[f"{way}-healthchecks"] == ""
+    assert found.checks.checks == (way == "enable")
+
+
+def test_a_word_that_is_no_health_check_is_said() -> None:
+    (note,) = settings.resolve({}, {"DP_DISABLE_HEALTHCHECKS": "79,ecc"}, {}).notes
+    assert note.startswith('DP_DISABLE_HEALTHCHECKS has "ecc"')
 
 
 def test_the_file_may_be_named_by_flag_variable_and_config_toml(file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
