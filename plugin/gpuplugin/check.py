@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuplugin import sharing
+from gpuplugin import limits, sharing
 from gpuplugin.offer import absent, offered
 from gpushim import stamp
 from gpushim.cli import show
@@ -50,6 +50,13 @@ def tell(settings: Settings) -> None:
     if not found:
         show.say("nothing is registered: this host has no GPU to give out")
     show.say(f"Containers are told by {', '.join(told.ways)}; devices are named by {_names(told.by_index)}.")
+    if any(one.share and one.share.memory for devices in found.values() for one in devices):
+        why = limits.unlikely(snapshot["driver"]["version"])
+        show.say(
+            f"{why[:1].upper()}{why[1:]}."
+            if why
+            else "The kernel may enforce limits of memory; the plugin's log says if it cannot."
+        )
     if settings.values["exclude"]:
         show.say(f"Left out by exclude: {', '.join(settings.values['exclude'])}.")
     if told.features or told.imex:

@@ -1,4 +1,4 @@
-"""A child that watches GPUs (watching.py): read as it speaks, killed when it is silent, started again for ever.
+"""A child that asks NVML (watching.py, limits.py): read as it speaks, killed when silent, started again for ever.
 
 Whatever it does costs the plugin no more than that: what it says is bounded and believed only as far as health.py
 believes it. A child that cannot be killed, as a driver holds it, is left behind and waited for, so that there are
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from gpushim.errors import quote, visible
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
 # Seconds.
 FIRST, LONGEST = 1.0, 60.0  # between its end and its next start, more each time
@@ -43,6 +44,8 @@ class Child:
         blind: is called when it does not watch any more: why, a clause; the GPU whose call hung, or "".
         silence: seconds without a line after which it hangs.
         sees: is called when one tells its first line, and leaves out no GPU.
+        lost: what is not done while it does not run.
+        fed: it reads what `say` writes.
 
     Attributes:
         pid: of the one that runs, or is left behind; 0 for none.
@@ -56,8 +59,11 @@ class Child:
         blind: Callable[[str, str], None],
         silence: float,
         sees: Callable[[], None] = lambda: None,
+        lost: str = "GPUs are not watched",
+        fed: bool = False,
     ) -> None:
-        self.name, self.pid = name, 0
+        self.name, self.pid, self._lost = name, 0, lost
+        self._fed, self._feed = fed, -1  # the end of a pipe
         self._words, self._heard, self._blind, self._sees, self._silence = words, heard, blind, sees, silence
         self._suspects: dict[str, None] = {}
         self._garbled = False
@@ -74,6 +80,14 @@ class Child:
         """Start another in its place, as its command line has changed."""
         if self._task is not None:
             self._hurry.set()
+
+    def say(self, line: dict[str, Any]) -> bool:
+        """Write a line to the one that runs; returns whether that can read it."""
+        data = json.dumps(line).encode() + b"\n"
+        try:
+            return 0 < len(data) <= select.PIPE_BUF and self._feed >= 0 and os.write(self._feed, data) > 0
+        except OSError:  # it has ended, or reads nothing
+            return False
 
     async def stop(self) -> bool:
         """Kill it, and start none any more; within KILLED seconds.
@@ -114,22 +128,30 @@ class Child:
     async def _life(self) -> str:
         """Start one and read what it says until it ends or must end; returns why."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
+        taking, feed = os.pipe2(os.O_CLOEXEC) if self._fed else (None, -1)
         loop = asyncio.get_running_loop()
         self._begin_life()
         self._over: asyncio.Future[str] = loop.create_future()
         try:
             try:
-                self.pid = process.spawn(self._words([*self._suspects]), process.environment(), writing, None)
+                self.pid = process.spawn(self._words([*self._suspects]), process.environment(), writing, None, taking)
             except OSError as error:
                 return f"it cannot be started: {error.strerror}"
             finally:
                 os.close(writing)
+                if taking is not None:
+                    os.close(taking)
+                    os.set_blocking(feed, False)
+                    self._feed = feed
             os.set_blocking(reading, False)
             loop.add_reader(reading, self._readable, reading)
             return await self._end()
         finally:
             loop.remove_reader(reading)
             os.close(reading)
+            if feed >= 0:
+                self._feed = -1
+                os.close(feed)
 
     async def _end(self) -> str:
         """Wait until it has ended, is silent for too long, or is to be another."""
@@ -161,7 +183,7 @@ class Child:
         return f"it has said nothing for {time.monotonic() - self._last:.0f} s"
 
     def _tell_blind(self, sentence: str, why: str, gpu: str) -> None:
-        logger.warning("GPUs are not watched (%s): %s", self.name, sentence)
+        logger.warning("%s (%s): %s", self._lost, self.name, sentence)
         self._blind(why, gpu)
 
     async def _end_of_it(self) -> None:
@@ -219,7 +241,7 @@ class Child:
             if not self._garbled:
                 text = quote(data[:WHY_LIMIT].decode("utf-8", "replace"))
                 logger.warning(
-                    "the child that watches GPUs (%s) has written what is none of its lines: %s", self.name, text
+                    "the child that asks NVML (%s) has written what is none of its lines: %s", self.name, text
                 )
             self._garbled = True
             return
@@ -242,6 +264,14 @@ class Child:
         if not self._told and not self._suspects:
             self._sees()
         self._told = True
+
+
+async def ended(children: Iterable[Child]) -> None:
+    """Wait until children that were stopped are gone, however long a driver that hangs holds them."""
+    for child in children:
+        if child.pid:
+            await process.gone(child.pid)
+            child.pid = 0
 
 
 def _texts(found: object) -> set[str]:

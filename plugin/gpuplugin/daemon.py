@@ -19,6 +19,7 @@ from gpuplugin import release as releasing
 from gpuplugin.allocation import BY_CDI
 from gpuplugin.commands import Commands
 from gpuplugin.control import Control
+from gpuplugin.kernel_limits import KernelLimits
 from gpuplugin.offer import absent, offered
 from gpuplugin.questions import TICK, Questions
 from gpuplugin.refresh import Refresh
@@ -53,6 +54,7 @@ class Plugin:
         self._settings, self._sources = settings, sources
         self._registry = Registry(self._spawn)
         self._questions = Questions(self._registry, lambda: str(self._settings.values["kubelet-dir"]))
+        self._limits = KernelLimits(self._registry, lambda: str(self._settings.values["kubelet-dir"]), self._spawn)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._broken: BaseException | None = None  # what a task ended with
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
@@ -87,6 +89,7 @@ class Plugin:
             loop.add_reader(watch.fd, self._changed, watch)
         releasing.prepare()
         self._spawn(self._questions.keep())
+        self._spawn(self._limits.keep())
         try:
             while not self._ending:
                 watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir(), releasing.folder())
@@ -112,7 +115,8 @@ class Plugin:
     async def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, self._refresh.stop(), self._watchers.stop(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, self._refresh.stop(), return_exceptions=True)
+        await asyncio.gather(self._watchers.stop(), self._limits.stop(), return_exceptions=True)
         await self._registry.stop()
 
     def _changed(self, watch: Watch) -> None:
@@ -200,6 +204,7 @@ class Plugin:
         self._judge()
         if not held:
             self._watchers.hurry()
+            self._limits.look(found, self._settings)
             if self._units.look(found, self._settings):
                 self._seen = None
         if seen == self._seen:
@@ -236,12 +241,13 @@ class Plugin:
 
     async def _close(self) -> None:
         """End what asks the driver."""
-        await asyncio.gather(self._watchers.close(), self._refresh.stop())
+        await asyncio.gather(self._watchers.close(), self._limits.close(), self._refresh.stop())
 
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""
-        notes = [*dict.fromkeys([*self._settings.notes, *sorted(self._noted)])]
+        notes = [*dict.fromkeys([*self._settings.notes, *sorted(self._noted), *self._limits.notes])]
         more = {"watched": self._watchers.watched, "trouble": str(self._refresh.trouble or ""), "notes": notes}
+        more["limits"] = self._limits.state
         return str(self._settings.values["kubelet-dir"]), self._reasons, more
 
     def _fail(self, error: GpushimError) -> None:

@@ -118,7 +118,8 @@ def divide(there: There, snapshot: Snapshot, groups: Sequence[Group], notes: lis
 
 def _parts(device: Device, group: Group, daemon: MpsGroup | None) -> list[tuple[str, list[Device]]]:
     """List what becomes of a device: resources, and what it is in each."""
-    share = Share(TIME_SLICING, group.distinct, group.single and group.replicas > 1, group.policy)
+    single, memory = group.single and group.replicas > 1, group.memory
+    share = Share(TIME_SLICING, group.distinct, single, group.policy, memory=memory)
     if not (daemon and group.mps):
         return [(group.name, resources.replicated([device], group.replicas, share))]
     share = replace(share, kind=MPS, group=daemon.name, memory=daemon.memory, threads=daemon.threads)

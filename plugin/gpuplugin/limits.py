@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin import watching
 from gpushim import stamp
-from gpushim.inventory import files, nvml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from gpuplugin.podresources import Holder
     from gpuplugin.resources import Device
     from gpushim.model import Snapshot
 
 CGROUPS = "/sys/fs/cgroup"
 MIB = 1 << 20
-LINE_LIMIT = 8192  # bytes of a line on stdin
+SINCE = 615  # version of the driver
+ALIVE = 3.0  # seconds between lines that say that it runs
+_NONE = "the kernel enforces no limit of a GPU's memory here: that needs"
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1].split(':'); from gpuplugin.limits import main; main(*sys.argv[2:])"
 
 
@@ -39,31 +43,33 @@ class Limit:
 
 
 def command(snapshot: Snapshot) -> list[str]:
-    """Return the command line of the program that sets limits: it reads a JSON object a line, and answers each so.
+    """Return the command line of the program that sets limits: it reads a JSON object a line, and answers each.
+
+    {"can": whether, "why": not} comes first, then each {"gpu", "cgroup", "mib"} again with "error", "" if it is set;
+    about itself it speaks as watching.py does.
 
     Args:
         snapshot: of this host.
     """
-    driver = snapshot["driver"]
     places = ":".join(path for path in sys.path if path.startswith("/"))
     python = sys.executable or "/usr/bin/python3"
-    return [python, "-ISB", "-c", _PROGRAM, places, driver["root"], driver["version"]]
+    return [python, "-ISB", "-c", _PROGRAM, places, watching.library(snapshot), CGROUPS]
 
 
 def wanted(
-    pods: Iterable[Mapping[str, Any]],
-    devices: Mapping[str, Device],
+    rows: Iterable[Holder],
+    devices: Mapping[tuple[str, str], Device],
     holders: Iterable[Mapping[str, Any]],
     cgroup: Callable[[int, str], str],
-) -> list[Limit]:
-    """List the limits of the containers that have parts of GPUs now.
+) -> dict[str, list[Limit]]:
+    """List the limits of the containers that have parts of GPUs now, by NAMESPACE/POD/CONTAINER.
 
     A container counts if its engine, in a cgroup of kubelet's, has it by the names that kubelet has it by; those who
-    may make a container there are root.
+    may make a container there are root. Who is not known for sure is not in it.
 
     Args:
-        pods: as kubelet's pod-resources lists them.
-        devices: by the ids that kubelet has.
+        rows: as podresources.holders lists them.
+        devices: by resource and id.
         holders: as gpushim.holders lists them.
         cgroup: `cgroup_of`.
     """
@@ -72,19 +78,25 @@ def wanted(
         path = cgroup(one["pid"], one["id"])
         if path:
             places.setdefault(one["name"], []).append(path)
-    found = []
-    for pod in pods:
-        for box in pod["containers"]:
-            paths = places.get(f"{pod['namespace']}/{pod['name']}/{box['name']}", [])
-            for gpu, mib in _parts(box, devices).items() if len(paths) == 1 else ():
-                found.append(Limit(gpu, paths[0], mib))
-    return found
+    parts: dict[str, list[Device]] = {}
+    for row in rows:
+        ids = [(row["resource"], name) for name in row["devices"]]
+        parts.setdefault(container(row), []).extend(devices[one] for one in ids if one in devices)
+    return {
+        name: [Limit(gpu, places[name][0], mib) for gpu, mib in _together(held).items()]
+        for name, held in parts.items()
+        if len(places.get(name, ())) == 1
+    }
 
 
-def _parts(box: Mapping[str, Any], devices: Mapping[str, Device]) -> dict[str, int]:
+def container(row: Holder) -> str:
+    """Return the name by which engines have kubelet's containers."""
+    return f"{row['namespace']}/{row['pod']}/{row['container']}"
+
+
+def _together(devices: Iterable[Device]) -> dict[str, int]:
     """Add up what a container has of each GPU, MiB; a GPU of which it has a part without a limit is left out."""
-    ids = [name for row in box["devices"] for name in row["device_ids"] if name in devices]
-    shares = [(devices[name].uuid, devices[name].share) for name in ids]
+    shares = [(one.uuid, one.share) for one in devices]
     endless = {uuid for uuid, share in shares if share is None or not share.memory}
     found: dict[str, int] = {}
     for uuid, share in shares:
@@ -93,14 +105,14 @@ def _parts(box: Mapping[str, Any], devices: Mapping[str, Device]) -> dict[str, i
     return found
 
 
-def cgroup_of(pid: int, container: str, proc: str = "/proc", mounted: str = CGROUPS) -> str:
+def cgroup_of(pid: int, name: str, proc: str = "/proc", mounted: str = CGROUPS) -> str:
     """Return the path of a container's cgroup, or "" if it is none of kubelet's, or of cgroup v1.
 
     Who has a cgroup of his own, as each user's systemd, may give those below it any name: root alone makes kubelet's.
 
     Args:
         pid: of a process of the container, which may have gone into a cgroup below its own.
-        container: the id that the engine gave it, which is in the name of its cgroup.
+        name: the id that the engine gave it, which is in the name of its cgroup.
         proc: where procfs is mounted.
         mounted: where cgroup v2 is mounted.
     """
@@ -110,7 +122,7 @@ def cgroup_of(pid: int, container: str, proc: str = "/proc", mounted: str = CGRO
     except (OSError, ValueError):
         return ""
     parts = line.partition("0::/")[2].split("/")
-    at = [place for place, part in enumerate(parts) if len(container) >= 12 and container in part]
+    at = [place for place, part in enumerate(parts) if len(name) >= 12 and name in part]
     kubelets = any(part.startswith("kubepods") for part in parts)
     if others or not line.startswith("0::/") or ".." in parts or not at or not kubelets:
         return ""
@@ -119,38 +131,65 @@ def cgroup_of(pid: int, container: str, proc: str = "/proc", mounted: str = CGRO
     return path if os.path.isdir(path) and all(map(stamp.ours, folders)) else ""
 
 
-def main(root: str, version: str, mounted: str = CGROUPS) -> None:
+def unlikely(version: str) -> str:
+    """Say, without asking NVML, why the kernel cannot enforce limits here; "" if it may.
+
+    Args:
+        version: of the driver, such as 615.10.
+    """
+    if not os.path.exists(f"{CGROUPS}/cgroup.controllers"):
+        return f"{_NONE} cgroup v2"
+    major = version.partition(".")[0]
+    return f"{_NONE} driver {SINCE} or newer" if major.isdigit() and int(major) < SINCE else ""
+
+
+def main(library: str, mounted: str) -> None:
     """Say whether limits can be set here, then set those that stdin tells, until it ends."""
-    path = files.library(root, "libnvidia-ml.so", version)
+    from gpushim.inventory import nvml  # not with `command`, which the plugin's own process calls
+
+    watching.belong("limits")
     try:
-        with nvml.session(files.inside(root, path) if path else "libnvidia-ml.so.1", lambda what: None) as session:
+        watching.tell(asks="")
+        with nvml.session(library, lambda what: None) as session:
             why = _missing(session, mounted)
-            tell(can=not why, why=why)
-            while not why and (line := sys.stdin.readline(LINE_LIMIT)):
-                row = json.loads(line)
-                limit = Limit(str(row["gpu"]), str(row["cgroup"]), int(row["mib"]))
-                tell(**row, error=_set(session, limit))
+            watching.tell(can=not why, why=why)
+            if not why:
+                _serve(session)
+        os.read(0, 1)  # whoever has heard that it cannot ends it
     except nvml.UnusableError as error:
-        tell(can=False, why=str(error))
+        watching.tell(failed=str(error))
+    except BrokenPipeError:
+        pass
+    os._exit(1)
 
 
-def tell(**line: Any) -> None:
-    """Print a line."""
-    os.write(1, json.dumps(line).encode() + b"\n")
+def _serve(session: Any) -> None:
+    """Set what lines of stdin tell, until it ends."""
+    rest = b""
+    while True:
+        if select.select([0], [], [], ALIVE)[0]:
+            more = os.read(0, 1 << 16)
+            if not more:
+                return
+            *lines, rest = (rest + more).split(b"\n")
+            for row in map(json.loads, lines):
+                watching.tell(asks=row["gpu"])
+                watching.tell(**row, error=_set(session, Limit(row["gpu"], row["cgroup"], row["mib"])))
+        watching.tell(alive=1)
 
 
 def _missing(session: Any, mounted: str) -> str:
     """Say why the kernel cannot enforce limits here, or "": asking changes nothing."""
     if not os.path.exists(f"{mounted}/cgroup.controllers"):
-        return "the kernel enforces no limit of a GPU's memory here: that needs cgroup v2"
+        return f"{_NONE} cgroup v2"
     if not hasattr(session, "nvmlDeviceGetMemoryLimits_v1"):
-        return "the kernel enforces no limit of a GPU's memory here: Python's nvidia-ml-py is older than that"
+        return f"{_NONE} a newer nvidia-ml-py"
     for index in range(session.nvmlDeviceGetCount()):
         handle = session.nvmlDeviceGetHandleByIndex(index)
         try:
             session.nvmlDeviceGetMemoryLimits_v1(handle, _limits(session, "Get", mounted))
         except session.NVMLError_FunctionNotFound:
-            return "the kernel enforces no limit of a GPU's memory here: that needs driver 615 or newer"
+            return f"{_NONE} driver {SINCE} or newer"
         except session.NVMLError:  # of this GPU: it is in MIG mode, or has another reason that setting one tells
             continue
     return ""

@@ -21,7 +21,9 @@ def environment() -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", policy.SYSTEM_PATH), "LC_ALL": "C.UTF-8"}
 
 
-def spawn(words: list[str], variables: dict[str, str], stdout: int | None, stderr: int | None) -> int:
+def spawn(
+    words: list[str], variables: dict[str, str], stdout: int | None, stderr: int | None, stdin: int | None = None
+) -> int:
     """Start a program; returns its pid.
 
     Args:
@@ -29,12 +31,14 @@ def spawn(words: list[str], variables: dict[str, str], stdout: int | None, stder
         variables: its environment, all of it.
         stdout: descriptor of this process; None for /dev/null.
         stderr: likewise.
+        stdin: likewise.
 
     Raises:
         OSError: it cannot be started.
     """
     actions: Any = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)]
-    actions += [(os.POSIX_SPAWN_DUP2, 0 if fd is None else fd, place) for place, fd in ((1, stdout), (2, stderr))]
+    places = ((1, stdout), (2, stderr), (0, stdin))  # 0 last, for until then it is /dev/null
+    actions += [(os.POSIX_SPAWN_DUP2, 0 if fd is None else fd, place) for place, fd in places]
     defaults = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP]  # Python ignores two, nohup the other
     return os.posix_spawn(
         words[0], words, variables, file_actions=actions, setpgroup=0, setsigmask=[], setsigdef=defaults

@@ -70,6 +70,7 @@ class Group:
         policy: "packed" or "distributed"; "" as the settings have it for all.
         single: a container gets one replica.
         mps: of MPS; None is time-slicing.
+        memory: of time-slicing: MiB that a container may have for each replica, where the kernel enforces that.
     """
 
     resource: str
@@ -80,6 +81,7 @@ class Group:
     policy: str = ""
     single: bool = False
     mps: Optional[Mps] = None
+    memory: Optional[int] = None
 
     @property
     def names(self) -> list[str]:
@@ -97,7 +99,7 @@ class Share:
         single: a container that gets this gets no other replica.
         policy: of the group.
         group: of MPS: name of its directory and unit.
-        memory: of MPS: MiB, what a client process may have; None if no limit is known.
+        memory: MiB, what a client process of MPS may have, or a container by the kernel; None if no limit is known.
         threads: of MPS: percent, the same.
         sliced: the limits are below the daemon's, so that the container has to be told.
     """
@@ -160,7 +162,7 @@ def told(devices: Sequence[Device]) -> list[str]:
 
 def _kind_of(share: Share) -> str:
     if share.kind != MPS:
-        return share.kind
+        return share.kind + (f", {share.memory} MiB for each where the kernel enforces it" if share.memory else "")
     limits = [f"{share.memory} MiB"] if share.memory else []
     limits += [f"{share.threads} % of the threads"] if share.threads else []
     kept = ", which the container is told and may override" * share.sliced
@@ -192,10 +194,14 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
     where = f"{path}: {kind}, {quote(name)}"
     found = {name: forms.value(row, name, where) for name in (*_OWN, *_OF_MPS)}
     renamed = forms.full_name(found["rename"]) or resource + ".shared" * (section.get("renameByDefault") is True)
-    known = ("name", *_OWN, *(_OF_MPS if key == "mps" else ()))
+    known = ("name", *_OWN, *(_OF_MPS if key == "mps" else ("memory",)))
     notes += [f"{where}: {quote(each)} means nothing" for each in row if each not in known]
     notes += _changes(where, resource, renamed, found)
     mps = _mps(found, resource, where, notes) if key == "mps" else None
+    memory = forms.mib(found["memory"]) if mps is None else None
+    if memory and resource != WHOLE:
+        raise GpushimError(f"{where} has memory, which MIG instances have of their own; leave that out", CONFIG)
+    notes += [f"{where}: memory is limited only where the kernel enforces it"] * bool(memory)
     replicas = sum(one.count for one in mps.slices) if mps and mps.slices else found["replicas"]
     if replicas is None:
         raise GpushimError(f"{where} has no replicas; say how often each device is given out", CONFIG)
@@ -214,6 +220,7 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
         policy=found["policy"] or "",
         single=key == "mps" if single is None else single,
         mps=mps,
+        memory=memory,
     )
 
 

@@ -11,8 +11,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import process, watching, xids
-from gpuplugin.child import Child
+from gpuplugin import watching, xids
+from gpuplugin.child import Child, ended
 from gpuplugin.health import Health
 from gpuplugin.watching import EVENTS, POLLS
 from gpushim import stamp
@@ -100,10 +100,7 @@ class Watchers:
     async def close(self) -> None:
         """End both, and wait until they are gone, however long a driver that hangs holds them."""
         await self.stop()
-        for child in self._children.values():
-            if child.pid:
-                await process.gone(child.pid)
-                child.pid = 0
+        await ended(self._children.values())
 
     def problems(self, snapshot: Snapshot) -> dict[str, list[Reason]]:
         """Return the reasons for which GPUs and MIG instances are not given out, by UUID."""

@@ -60,12 +60,16 @@ def command(mode: str, snapshot: Snapshot, proc: str, suspects: Collection[str])
         proc: stamp.proc_dir.
         suspects: UUIDs of GPUs whose calls hung.
     """
-    paths = [file["path"] for file in snapshot["files"].get("utility", ()) if _is_nvml(file["path"])]
-    library = rooted.inside(snapshot["inputs"]["root"], paths[0]) if paths else "libnvidia-ml.so.1"
     gpus = [[gpu["uuid"], gpu["pci"], gpu["uuid"] in suspects] for gpu in snapshot["gpus"] if gpu["uuid"]]
     places = ":".join(path for path in sys.path if path.startswith("/"))
     python = sys.executable or "/usr/bin/python3"
-    return [python, "-ISB", "-c", _PROGRAM, places, mode, library, proc, json.dumps(gpus)]
+    return [python, "-ISB", "-c", _PROGRAM, places, mode, library(snapshot), proc, json.dumps(gpus)]
+
+
+def library(snapshot: Snapshot) -> str:
+    """Return the path of a host's NVML, or the name by which the loader may find it."""
+    paths = [file["path"] for file in snapshot["files"].get("utility", ()) if _is_nvml(file["path"])]
+    return rooted.inside(snapshot["inputs"]["root"], paths[0]) if paths else "libnvidia-ml.so.1"
 
 
 def _is_nvml(path: str) -> bool:
@@ -76,9 +80,7 @@ def main(mode: str, library: str, proc: str, gpus: str) -> None:
     """Watch until the parent is gone or NVML fails."""
     from gpushim.inventory import nvml as nvml_session  # not with `command`, which the plugin's own process calls
 
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(PR_SET_NAME, f"gpushim-{mode}".encode())
+    belong(mode)
     known = [Gpu(uuid, pci, time.monotonic() + AGAIN[mode] if hung else 0.0) for uuid, pci, hung in json.loads(gpus)]
     try:
         while True:
@@ -93,6 +95,13 @@ def main(mode: str, library: str, proc: str, gpus: str) -> None:
     except Exception as error:  # noqa: BLE001 - said, and tried again by the parent
         tell(failed=f"{type(error).__name__}: {error}")
     os._exit(1)  # without a shutdown, which may hang; the kernel lets go of the GPUs
+
+
+def belong(name: str) -> None:
+    """Have this process end with its parent, and named by what it does."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(PR_SET_NAME, f"gpushim-{name}".encode())
 
 
 def tell(**line: Any) -> None:

@@ -236,6 +236,20 @@ def test_who_hears_fails_and_that_is_not_hidden() -> None:
     run(heard, body)
 
 
+def test_one_that_is_fed_reads_what_it_is_told() -> None:
+    heard = Heard("for line in sys.stdin: os.write(2, b'x'); tell(said=line)", fed=True)
+
+    async def body() -> None:
+        await until(lambda: heard.child.say({"a": 1}))
+        await until(lambda: bool(heard.lines))
+        assert heard.lines[0][1] == {"said": '{"a": 1}\n'}
+        assert not heard.child.say({"a": "x" * 5000})  # more than a pipe takes as one
+
+    assert not heard.child.say({})
+    run(heard, body)
+    assert not heard.child.say({})
+
+
 def test_what_is_no_child_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))

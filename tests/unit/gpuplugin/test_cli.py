@@ -182,6 +182,16 @@ def test_check_says_that_what_is_shared_is_not_there(two: Node) -> None:
     assert "note: nvidia.com/gup is to be shared, and this node has no such resource; it has nvidia.com/gpu" in said
 
 
+@pytest.mark.parametrize(("memory", "times"), [("", 0), (", memory: 2Gi", 1)])
+def test_check_says_who_enforces_memory(two: Node, memory: str, times: int) -> None:
+    """A simulated driver is older than limits of the kernel."""
+    file = two.folder / "sharing.yaml"
+    file.write_text(f"sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2{memory}}}]}}}}")
+    said = two.run("--check", f"--config-file={file}")
+    assert said.count("The kernel enforces no limit of a GPU's memory here: that needs ") == times
+    assert said.count("2048 MiB for each where the kernel enforces it") == times
+
+
 def test_each_option_has_help_and_its_default() -> None:
     for option in command().params:
         record = option.get_help_record(command().make_context("x", []))

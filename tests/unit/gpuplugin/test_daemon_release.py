@@ -11,9 +11,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from gpuplugin import commands, daemon, process
+import fakehost
+from gpuplugin import commands, daemon, limits, process, settings
 from gpuplugin.release import PROBLEM
 from gpushim.inventory import ensure
+from unit.gpuplugin import watched
 from unit.gpuplugin.kubelet import until
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 from unit.gpuplugin.test_control import ask
@@ -172,3 +174,33 @@ def test_the_state_of_very_many_replicas_keeps_nobody_waiting(top: Path, host: H
             assert longest < 0.1
 
     asyncio.run(run())
+
+
+def test_the_kernel_is_told_no_limits_while_the_gpus_are_let_go(
+    top: Path, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated = fakehost.build(str(tmp_path / "host"), 2, driver="615.10")
+    (top / "cgroup.controllers").touch()
+    monkeypatch.setattr(limits, "CGROUPS", str(top))
+    host.has({**host.found, "files": watched.snapshot(simulated)["files"], "inputs": {"root": simulated.root}})
+    file = top / "sharing.yaml"
+    file.write_text("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, memory: 2Gi}]}}")
+    having = settings.resolve({}, {}, {"kubelet-dir": str(top)}, str(file))
+
+    async def limited() -> Any:
+        return (await do(top, "status"))["limits"]["kernel"]
+
+    async def run() -> None:
+        async with running(top, having=having) as kubelet:
+            await until(lambda: len(kubelet.well().get(GPU, ())) == 4)
+            while not await limited():
+                await asyncio.sleep(0.05)
+            assert (await do(top, "release"))["closed"]
+            assert await limited() is None
+            with pytest.raises(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG)
+            await do(top, "take")
+            while not await limited():
+                await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(run(), 20))

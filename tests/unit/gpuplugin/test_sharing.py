@@ -150,12 +150,12 @@ def test_what_is_wrong(section: Any, why: str) -> None:
 
 def test_what_means_nothing_is_said() -> None:
     notes: list[str] = []
-    row = {**GPU, "memory": "1Gi", "replica": 2}
+    row = {**GPU, "threads": 25, "replica": 2}
     sharing.read({**sliced(row, renameByDefalt=True), "mqs": {}}, "f", notes)
     assert notes == [
         "f: sharing.mqs means nothing",
         "f: sharing.timeSlicing.renameByDefalt means nothing",
-        "f: sharing.timeSlicing, nvidia.com/gpu: memory means nothing",
+        "f: sharing.timeSlicing, nvidia.com/gpu: threads means nothing",
         "f: sharing.timeSlicing, nvidia.com/gpu: replica means nothing",
     ]
 
@@ -177,3 +177,12 @@ def test_mps_wins_where_both_take_all() -> None:
     found = sharing.read({**sliced(GPU), **by_mps(entry(replicas=2))}, "f", notes).groups
     assert [(one.replicas, one.mps is None) for one in found] == [(2, False)]
     assert notes[0] == "f: sharing.mps takes all of nvidia.com/gpu, and sharing.timeSlicing none of it"
+
+
+def test_memory_of_time_slicing_is_for_the_kernel_alone() -> None:
+    notes: list[str] = []
+    (found,) = sharing.read(sliced(entry(memory="2Gi")), "f", notes).groups
+    assert (found.memory, found.mps) == (2048, None)
+    assert notes == [f"f: sharing.timeSlicing, {WHOLE}: memory is limited only where the kernel enforces it"]
+    with pytest.raises(GpushimError, match="which MIG instances have of their own"):
+        groups(sliced({"name": "mig-1g.5gb", "replicas": 2, "memory": "1Gi"}))

@@ -29,7 +29,9 @@ def snapshot(host: fakehost.Host) -> Any:
 class Heard:
     """A child, by default of a script, and what it said."""
 
-    def __init__(self, script: str = "", words: Any = None, name: str = "events", silence: float = 5.0) -> None:
+    def __init__(
+        self, script: str = "", words: Any = None, name: str = "events", silence: float = 5.0, fed: bool = False
+    ) -> None:
         self.lines: list[tuple[float, dict[str, Any]]] = []
         self.blind: list[tuple[str, str]] = []
         self.suspects: list[list[str]] = []
@@ -39,7 +41,7 @@ class Heard:
             self.suspects.append([*suspects])
             return words(suspects) if words else [sys.executable, "-ISc", PYTHON + script]
 
-        self.child = Child(name, command, self._heard, self._blind, silence, self._sees)
+        self.child = Child(name, command, self._heard, self._blind, silence, self._sees, fed=fed)
 
     def _heard(self, line: dict[str, Any]) -> None:
         self.lines.append((time.monotonic(), line))
