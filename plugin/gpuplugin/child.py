@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FIRST, LONGEST = 1.0, 60.0  # between its end and its next start, more each time
 SETTLED = 10.0  # after which one that has told something has begun well
 STARTING = 20.0  # most, from its start to what it tells first: a driver initialises GPUs then
+LOOK = 1.0  # between looks whether it has ended
 KILLED = 1.0  # for which `stop` waits for one that it has killed
 LINE_LIMIT = 1 << 16  # bytes
 LINES, LONG = 1000, 256  # in a second, and bytes of one that counts once: kubelet's calls run in the same loop
@@ -161,9 +162,11 @@ class Child:
                 left = self._last + (self._silence if self._told else max(STARTING, self._silence)) - time.monotonic()
                 if left <= 0:
                     return self._hangs()
-                done, _ = await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(either, timeout=min(left, LOOK), return_when=asyncio.FIRST_COMPLETED)
                 if self._over in done:
                     return self._over.result()
+                if not done and process.ended(self.pid):  # and something that it has started speaks on
+                    return self._why or "it has ended"
                 if hurry in done:
                     return "it is started anew"
         finally:

@@ -70,6 +70,7 @@ def test_what_it_tells_is_heard_but_not_what_is_about_itself() -> None:
         ("tell(asks=''); time.sleep(99)", "it has said nothing for 0 s"),
         ("tell(asks='GPU-a'); tell(alive=1); time.sleep(99)", "it has said nothing for 0 s"),
         ("tell(asks='GPU-a'); tell(xid=1); time.sleep(99)", "it has said nothing for 0 s"),
+        ("if os.fork(): sys.exit(0)\nos.setsid()\nwhile True: tell(alive=1); time.sleep(0.1)", "it has ended"),
         ("tell(watching=[]); os.close(1); time.sleep(99)", "it has ended"),
         ("tell(watching=[]); print('\\n' * 2000, flush=True); time.sleep(99)", FLOODS),
         ("for _ in range(2000): tell(xid=31)", FLOODS),
