@@ -51,6 +51,7 @@ class Watchers:
         self._start, self._changed, self._stale = start, changed, stale
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # that the children have opened
+        self._sick: set[str] = set()  # GPUs that had a problem in the last snapshot
         self._difference, self._due, self._pause = "", 0.0, FIRST  # time.monotonic()
         self._tried = 0.0
         self._watched: dict[str, Any] = {}  # the last such line
@@ -77,11 +78,14 @@ class Watchers:
             return
         facts = snapshot["stamp"]
         driver = [facts["module"], facts["gpus"], self._words(EVENTS, snapshot, ())]
+        sick = {gpu["uuid"] for gpu in snapshot["gpus"] if gpu["problem"]}
+        # An NVML that was opened while a GPU was lost does not find it when it is back.
+        renewed = self._driver not in (None, driver) or not self._sick <= sick
         for child in self._children.values():
-            if self._driver not in (None, driver):
+            if renewed:
                 child.again()
             child.begin(self._start)
-        self._driver = driver
+        self._driver, self._sick = driver, sick
 
     def hurry(self) -> None:
         """Try again soon what failed: NVML may be back, and only who asks it finds out."""

@@ -128,8 +128,14 @@ def test_what_kubelet_counts(
         for name, devices in wanted.items():
             running.offers("nvidia.com/" + name, {known[one] for one in devices.split()})
         assert {name for name, ids in node.everything().items() if ids} == {"nvidia.com/" + name for name in wanted}
-        noted = node.checkpoint()[0]
-        assert all(sorted(noted["nvidia.com/" + name]) == node.allocatable("nvidia.com/" + name) for name in wanted)
+        # kubelet writes its checkpoint after it has taken a list in.
+        assert until(
+            lambda: all(
+                sorted(node.checkpoint()[0].get("nvidia.com/" + name, [])) == node.allocatable("nvidia.com/" + name)
+                for name in wanted
+            ),
+            SECONDS,
+        )
         assert running.stop() == 0
         said = [line for line in running.said().splitlines() if "1c.3g.20gb" in line]
         assert bool(said) == (migs is MIXED and "gpu" in wanted and flags[:1] == ("--mig-strategy=mixed",))

@@ -179,3 +179,16 @@ def test_children_follow_the_driver_and_its_gpus(top: Path, host: Host) -> None:
             await until(lambda: Told.all["events"].does == "again")
 
     asyncio.run(run())
+
+
+def test_children_open_nvml_anew_when_a_gpu_is_well_again(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            host.has(snapshot([gpu(0), gpu(1, problem="GPU is lost")]))
+            await until(lambda: kubelet.well()[GPU] == [uuid(0)])
+            assert Told.all["events"].does == "begin"
+            host.has(snapshot([gpu(0), gpu(1)]))
+            await until(lambda: Told.all["events"].does == "again")
+
+    asyncio.run(run())

@@ -43,7 +43,7 @@ def test_a_gpu_that_mps_cannot_share_any_more_ends_nothing(top: Path, host: Host
 def test_missing_units_are_started_once_in_a_while(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mps, "SYSTEMD", str(top))
     started: list[Any] = []
-    units = Units(lambda work: (started.append(work), work.close()))  # type: ignore[arg-type, return-value]
+    units = Units(lambda work: (started.append(work), work.close()))  # type: ignore[arg-type, return-value, func-returns-value]
     assert units.look(host.found, by_mps(top))
     assert not units.look(host.found, by_mps(top))
     assert len(started) == 1
