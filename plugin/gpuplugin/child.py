@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 FIRST, LONGEST = 1.0, 60.0  # between its end and its next start, more each time
 SETTLED = 10.0  # after which one that has told something has begun well
 STARTING = 20.0  # most, from its start to what it tells first: a driver initialises GPUs then
+LOOK = 1.0  # between looks whether it has ended
 KILLED = 1.0  # for which `stop` waits for one that it has killed
 LINE_LIMIT = 1 << 16  # bytes
 LINES, LONG = 1000, 256  # in a second, and bytes of one that counts once: kubelet's calls run in the same loop
+FED = 8000  # of one that is fed: for each GPU of each container it says two
 WHY_LIMIT = 300  # characters of why it ends that it tells itself
 SUSPECTS = 64  # GPUs, most, of which it hung
 
@@ -161,9 +163,11 @@ class Child:
                 left = self._last + (self._silence if self._told else max(STARTING, self._silence)) - time.monotonic()
                 if left <= 0:
                     return self._hangs()
-                done, _ = await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(either, timeout=min(left, LOOK), return_when=asyncio.FIRST_COMPLETED)
                 if self._over in done:
                     return self._over.result()
+                if not done and process.ended(self.pid):  # and something that it has started speaks on
+                    return self._why or "it has ended"
                 if hurry in done:
                     return "it is started anew"
         finally:
@@ -211,7 +215,7 @@ class Child:
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if self._floods(max(len(lines), len(data) // LONG)):
-            self._over.set_result(f"it writes more than {LINES} lines a second, or {LINES * LONG >> 10} KiB")
+            self._over.set_result("it writes without end")
             return
         try:
             for line in lines:
@@ -229,7 +233,7 @@ class Child:
         if now - self._second >= 1:
             self._second, self._lines = now, 0
         self._lines += lines
-        return self._lines > LINES
+        return self._lines > (FED if self._fed else LINES)
 
     def _line(self, data: bytes) -> None:
         try:

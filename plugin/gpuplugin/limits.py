@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin import watching
+from gpushim import stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -103,6 +104,8 @@ def _together(devices: Iterable[Device]) -> dict[str, int]:
 def cgroup_of(pid: int, name: str, proc: str = "/proc", mounted: str = CGROUPS) -> str:
     """Return the path of a container's cgroup, or "" if it is none of kubelet's, or of cgroup v1.
 
+    Who has a cgroup of his own, as each user's systemd, may give those below it any name: root alone makes kubelet's.
+
     Args:
         pid: of a process of the container, which may have gone into a cgroup below its own.
         name: the id that the engine gave it, which is in the name of its cgroup.
@@ -120,7 +123,8 @@ def cgroup_of(pid: int, name: str, proc: str = "/proc", mounted: str = CGROUPS) 
     if others or not line.startswith("0::/") or ".." in parts or not at or not kubelets:
         return ""
     path = "/".join((mounted, *parts[: at[0] + 1]))
-    return path if os.path.isdir(path) else ""
+    folders = ["/".join((mounted, *parts[:number])) for number in range(at[0] + 1)]
+    return path if os.path.isdir(path) and all(map(stamp.ours, folders)) else ""
 
 
 def unlikely(version: str) -> str:

@@ -100,7 +100,7 @@ def ready(state_dir: str, group: MpsGroup) -> str:
         group: by the settings in force.
     """
     place = Place(state_dir, group.name)
-    if not (stamp.ours(f"{state_dir}/mps") and stamp.ours(place.top) and _is_held(place.lock)):
+    if not (all(map(stamp.ours, (state_dir, f"{state_dir}/mps", place.top))) and _is_held(place.lock)):
         return (
             f"the MPS daemon of {group.name} does not run; start it with systemctl start {unit(group.name)}, or see "
             f"with journalctl -u {unit(group.name)} why it has ended"

@@ -31,7 +31,7 @@ ANSWER = 10.0  # seconds that the daemon has for a command
 START = 30.0  # seconds until it answers
 POLL = 0.05  # seconds between looks at a daemon that starts or ends
 ASKED = "get_default_active_thread_percentage"  # of all drivers' commands, the one that changes nothing
-SAID = 300  # characters of what it says that a sentence has
+SAID = 300  # bytes at the end of what it says that a sentence has
 _UNKNOWN = re.compile("unknown|invalid|error|not supported|usage", re.IGNORECASE)
 UNSHARED = ("--mount", "--propagation", "slave")
 # The shell's arguments: the group's directory, and a command line.
@@ -72,7 +72,8 @@ class ControlDaemon:
             GpushimError: it ends, does not answer, or does not take its limits.
         """
         words = [self._program, "-f", *(["-M"] if self._group.multi_user else [])]
-        with open(f"{self._place.log}/output.log", "wb") as output:
+        with open(f"{self._place.log}/output.log", "ab") as output:
+            output.truncate(0)
             self._process = subprocess.Popen(
                 [program("unshare"), *UNSHARED, program("sh"), "-c", _WITH_SHM, "sh", self._place.shm, *words],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment, cwd="/",
@@ -153,8 +154,9 @@ class ControlDaemon:
     def _check_runs(self) -> None:
         if self._process is not None and self._process.poll() is None:
             return
-        with open(f"{self._place.log}/output.log", errors="replace") as output:
-            said = " ".join(output.read()[-SAID:].split())
+        with open(f"{self._place.log}/output.log", "rb") as output:
+            output.seek(max(os.fstat(output.fileno()).st_size - SAID, 0))
+            said = " ".join(output.read(SAID).decode("utf-8", "replace").split())
         raise GpushimError(
             f"{PROGRAM} has ended: {visible(said) or 'it says nothing'}; see {self._place.log}", INVENTORY
         )

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 WATCH = 5.0  # seconds between questions to the daemon, and looks at the settings
 LOCKED = 2.0  # seconds to wait for the lock, which the plugin takes for a moment to see whether somebody has it
 GONE = 5.0  # seconds that a killed process has to be gone
+LOG = 4 << 20  # bytes of a log: each client makes it longer, and /run is memory
 # The memory of clients' shared files counts for their cgroups only as long as those live.
 SHM = "size=10%,nr_inodes=100k,mode=1777,nosuid,nodev,noexec"
 
@@ -104,7 +105,7 @@ def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped:
             replace(place.state, json.dumps(state).encode())
             notify("READY=1", f"STATUS=serves {len(group.gpus)} GPUs")
             logger.info("%s", f"MPS serves {group.name}: GPU {', '.join(str(gpu.index) for gpu in group.gpus)}")
-            _watch(daemon, group, read, stopped)
+            _watch(daemon, group, place, read, stopped)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place.state)
@@ -116,10 +117,15 @@ def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped:
 
 
 def _watch(
-    daemon: ControlDaemon, group: MpsGroup, read: Callable[[], Settings], stopped: Callable[[float], bool]
+    daemon: ControlDaemon,
+    group: MpsGroup,
+    place: Place,
+    read: Callable[[], Settings],
+    stopped: Callable[[float], bool],
 ) -> None:
     said = ""
     while not stopped(WATCH):
+        _shorten(place.log)
         daemon.check()
         snapshot = ensure.read(stamp.config_path(), stamp.state_dir())
         if snapshot is None or snapshot["error"]:  # which the plugin sees to; it says nothing about the group
@@ -133,6 +139,19 @@ def _watch(
             continue
         if (now is None or told(now) != told(group)) and not daemon.has_clients():
             return
+
+
+def _shorten(folder: str) -> None:
+    """Empty logs that are too long; who writes one goes on where he was, and the hole before that is no memory."""
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            fd = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(fd)
+                if status.st_mode & stamp.FILE_TYPE == stamp.REGULAR and status.st_blocks * 512 > LOG:
+                    os.ftruncate(fd, 0)
+            finally:
+                os.close(fd)
 
 
 @contextlib.contextmanager

@@ -65,6 +65,14 @@ async def gone(pid: int) -> int:
     return code(ended[1])
 
 
+def ended(pid: int) -> bool:
+    """Say whether one has ended; `gone` is to be called nevertheless."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
 async def alone() -> None:
     """Wait until this process has no child any more, not even one that nobody waits for."""
     with contextlib.suppress(ChildProcessError):

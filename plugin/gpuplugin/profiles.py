@@ -98,7 +98,7 @@ def _profiles(file: dict[str, Any], path: str) -> dict[str, Any]:
         raise GpushimError(f"{path}: profiles is no mapping of YAML or JSON", CONFIG)
     for name, profile in found.items():
         where = f'{path}: the profile "{quote(str(name))}"'
-        if not isinstance(name, str) or name.split() != [name] or len(name) > LONGEST:
+        if not (isinstance(name, str) and name.split() == [name] and name.isprintable()) or len(name) > LONGEST:
             raise GpushimError(f"{where} has a name that is not one word of at most {LONGEST} characters", CONFIG)
         if not isinstance(profile, dict):
             raise GpushimError(f"{where} is no mapping of YAML or JSON", CONFIG)

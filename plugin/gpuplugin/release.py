@@ -111,7 +111,8 @@ class Release:
         try:
             self._then = {"module": told["module"], "gpus": [*map(int, told["gpus"])]}
             self.since = float(told["since"])
-        except (KeyError, TypeError, ValueError):
+            time.gmtime(self.since)  # which all who show it must be able to
+        except (KeyError, TypeError, ValueError, OverflowError, OSError):
             self._then, self.since = now, time.time()
             with contextlib.suppress(OSError):  # then the next plugin begins anew
                 self._write(self.since, now)

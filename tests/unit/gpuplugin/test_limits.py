@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,17 @@ def test_cgroups_are_those_of_kubelet(text: str, path: str, tmp_path: Path) -> N
         (tmp_path / "cgroup" / folder).mkdir(parents=True, exist_ok=True)
     found = limits.cgroup_of(7, BOX, str(tmp_path), f"{tmp_path}/cgroup")
     assert found == (f"{tmp_path}/cgroup/{path}" if path else "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
+def test_a_cgroup_that_a_user_made_is_not_kubelets(tmp_path: Path) -> None:
+    own = f"user.slice/user@1000.service/{PODS}"
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_text(f"0::/{own}\n")
+    (tmp_path / "cgroup" / own).mkdir(parents=True)
+    assert limits.cgroup_of(7, BOX, str(tmp_path), f"{tmp_path}/cgroup")
+    os.chown(tmp_path / "cgroup/user.slice/user@1000.service", 1000, 1000)
+    assert not limits.cgroup_of(7, BOX, str(tmp_path), f"{tmp_path}/cgroup")
 
 
 def program(

@@ -48,6 +48,7 @@ def test_it_is_not_without_a_supervisor(served: mps.Place, tmp_path: Path) -> No
         lambda place: os.chmod(place.lock, 0o666),
         lambda place: os.chmod(place.top, 0o777),
         lambda place: os.chown(os.path.dirname(place.top), 1, 1),
+        lambda place: os.chmod(place.state_dir, 0o777),
         lambda place: os.symlink(shutil.move(place.lock, place.lock + "2"), place.lock),
     ],
 )

@@ -156,6 +156,20 @@ def test_shm_has_limits_and_takes_no_programs(group: Group) -> None:
     assert modes == {"top": 0o755, "pipe": 0o755, "log": 0o755, "private": 0o700, "shm": 0o1777}
 
 
+def test_logs_do_not_fill_the_memory_that_they_are_in(group: Group, tmp_path: Path) -> None:
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    log, other = Path(group.place.log, "server.log"), tmp_path / "other"
+    for path in (log, other):
+        path.write_bytes(b"New client\n" * (1 << 19))
+    Path(group.place.log, "link").symlink_to(other)
+    os.mkfifo(f"{group.place.log}/pipe")
+    assert group.process is not None
+    group.process.send_signal(signal.SIGHUP)
+    assert until(lambda: log.stat().st_size == 0, 30)
+    assert (other.stat().st_size, group.stop()) == (11 << 19, 0)
+
+
 def test_one_server_for_all_users_is_a_choice(group: Group) -> None:
     group.ask(replicas=2, multiUser=True)
     group.start()

@@ -71,6 +71,7 @@ def test_what_is_beside_a_profile_that_counts_does_nothing_and_is_said(read: Any
         ({"profiles": BOTH}, "x" * (1 << 20) + "x", "is larger than 1 MiB; that is no name of a profile"),
         ({"profiles": []}, None, "file: profiles is no mapping"),
         ({"profiles": {"a": []}}, None, 'file: the profile "a" is no mapping'),
+        ({"profiles": {"a\x1b[1m": {}}}, None, "has a name that is not one word"),
         ({"profiles": {"a b": {}}}, None, 'the profile "a b" has a name that is not one word'),
         ({"profiles": {"a": {"profiles": {}}}}, None, 'the profile "a" has profiles in it; profiles are in the file'),
         ({"profiles": {"a": {"default": "a"}}}, None, 'the profile "a" has default in it'),

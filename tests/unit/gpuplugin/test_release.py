@@ -52,7 +52,18 @@ def test_another_process_goes_on_with_it(driver: dict[str, Any]) -> None:
     assert not Path(again.path).exists()
 
 
-@pytest.mark.parametrize("text", ["", "x", "[]", '{"since": "x", "module": null, "gpus": []}', '{"gpus": 4}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "[]",
+        '{"since": "x", "module": null, "gpus": []}',
+        '{"gpus": 4}',
+        '{"since": 1e99, "module": null, "gpus": []}',
+        '{"since": 1, "module": null, "gpus": [1e999]}',
+    ],
+)
 def test_the_file_of_a_script(text: str, driver: dict[str, Any]) -> None:
     release.prepare()
     one = Release()
