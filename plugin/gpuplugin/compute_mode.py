@@ -13,8 +13,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin import watching
 from gpushim.errors import INVENTORY, GpushimError
-from gpushim.inventory import ensure, files, nvml, renew
+from gpushim.inventory import ensure, nvml, renew
 from gpushim.replace import replace
 
 if TYPE_CHECKING:
@@ -90,11 +91,7 @@ def _set(snapshot: Snapshot, modes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _session(snapshot: Snapshot) -> Any:
-    driver = snapshot["driver"]
-    path = files.library(driver["root"], "libnvidia-ml.so", driver["version"])
-    if path is None:
-        raise nvml.UnusableError(f"there is no libnvidia-ml.so.{driver['version']} below {driver['root']}")
-    return nvml.session(files.inside(driver["root"], path), lambda what: None)
+    return nvml.session(watching.library(snapshot), lambda what: None)
 
 
 def _within(seconds: float, ask: Callable[[], dict[str, int]]) -> dict[str, int]:

@@ -246,8 +246,13 @@ class Plugin:
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""
         notes = [*dict.fromkeys([*self._settings.notes, *sorted(self._noted), *self._limits.notes])]
-        more = {"watched": self._watchers.watched, "trouble": str(self._refresh.trouble or ""), "notes": notes}
-        more["limits"] = self._limits.state
+        more = {
+            "watched": self._watchers.watched,
+            "limits": self._limits.state,
+            "profile": self._settings.profile or None,
+            "trouble": str(self._refresh.trouble or ""),
+            "notes": notes,
+        }
         return str(self._settings.values["kubelet-dir"]), self._reasons, more
 
     def _fail(self, error: GpushimError) -> None:

@@ -63,6 +63,8 @@ class Watchers:
             return self._words(mode, self._snapshot, suspects)
 
         def blind(why: str, gpu: str) -> None:
+            if mode == EVENTS:
+                self._watched = {}
             self._tell(self._health.blind(mode, why, time.time(), [gpu] if gpu else None))
 
         heard, sees = partial(self._heard, mode), partial(self._sees, mode)
@@ -97,7 +99,7 @@ class Watchers:
 
     async def stop(self) -> None:
         """End both; `watch` begins anew."""
-        self._driver = None
+        self._driver, self._watched = None, {}
         await asyncio.gather(*(child.stop() for child in self._children.values()))
         self._health.save(at_once=True)
 
@@ -115,7 +117,8 @@ class Watchers:
     @property
     def watched(self) -> dict[str, Any]:
         """Which GPUs are watched for events, and why others are not."""
-        return {key: self._watched.get(key, []) for key in ("watching", "unwatched", "unsupported")}
+        none: dict[str, Any] = {"watching": [], "unwatched": {}, "unsupported": []}
+        return {key: self._watched.get(key, found) for key, found in none.items()}
 
     def _tell(self, changed: bool) -> None:
         if changed:

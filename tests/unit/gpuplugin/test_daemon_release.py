@@ -19,7 +19,7 @@ from unit.gpuplugin import watched
 from unit.gpuplugin.kubelet import until
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
 from unit.gpuplugin.test_control import ask
-from unit.gpuplugin.test_daemon import GPU, Host, failing, health, host, running, sliced, top
+from unit.gpuplugin.test_daemon import GPU, Host, Told, failing, health, host, running, sliced, top
 
 __all__ = ["host", "top"]
 WELL, SICK = health(uuid(0), uuid(1)), health(sick=(uuid(0), uuid(1)))
@@ -34,8 +34,11 @@ def test_release_and_take(top: Path, host: Host) -> None:
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             kubelet.held[GPU] = [uuid(1)]
+            Told.all["events"].heard({"watching": [uuid(0), uuid(1)], "unwatched": {}, "unsupported": []})
+            assert (await do(top, "status"))["watched"]["watching"] == [uuid(0), uuid(1)]
             answer = await do(top, "release")
-            assert answer["closed"]
+            assert (answer["closed"], answer["profile"]) == (True, None)
+            assert answer["watched"] == {"watching": [], "unwatched": {}, "unsupported": []}
             assert [one["devices"] for one in answer["pods"]] == [[uuid(1)]]
             await until(lambda: kubelet.lists[GPU] == SICK)
             with pytest.raises(grpc.aio.AioRpcError, match=f"cannot be used: {PROBLEM}"):
