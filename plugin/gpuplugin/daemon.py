@@ -175,7 +175,7 @@ class Plugin:
             logger.warning("%s", note)
 
     async def _look(self) -> float:
-        """Go by the snapshot; have it renewed if it is out of date.
+        """Look at the snapshot, and go by one that kubelet was not told of.
 
         Returns:
             seconds after which to look again.
@@ -183,22 +183,13 @@ class Plugin:
         Raises:
             GpushimError: from the start no GPU can be given out, and the settings say not to wait.
         """
-        config, state = stamp.config_path(), stamp.state_dir()
         held = self._commands.held()
         self._started |= held
         if self._turns != self._commands.turns:
             self._turns, self._seen = self._commands.turns, None
-        seen = stamp.identity(f"{state}/{ensure.SNAPSHOT}")  # before it is read: it may be replaced meanwhile
-        found = ensure.read(config, state)
-        if found is None and held:
-            saved, stale = ensure.last(config, state)
-            found = None if stale == "policy" else saved  # of which nothing is given out
+        seen = stamp.identity(f"{stamp.state_dir()}/{ensure.SNAPSHOT}")  # first: it may be replaced meanwhile
+        found = self._read(held)
         if found is None:
-            if held:
-                return LOOK
-            self._refresh.need()
-            if self._refresh.trouble:
-                self._fail(self._refresh.trouble)
             return LOOK
         self._refresh.trouble, self._snapshot = None, found  # another process may have renewed it
         self._judge()
@@ -211,6 +202,31 @@ class Plugin:
             return LOOK
         if not held:
             self._watchers.watch(found)
+        return await self._go_by(found, seen)
+
+    def _read(self, held: bool) -> Snapshot | None:
+        """Read the snapshot; have one that is out of date renewed, unless the GPUs are let go.
+
+        Raises:
+            GpushimError: as for `_fail`.
+        """
+        config, state = stamp.config_path(), stamp.state_dir()
+        found = ensure.read(config, state)
+        if found is None and held:
+            saved, stale = ensure.last(config, state)
+            return None if stale == "policy" else saved  # of which nothing is given out
+        if found is None:
+            self._refresh.need()
+            if self._refresh.trouble:
+                self._fail(self._refresh.trouble)
+        return found
+
+    async def _go_by(self, found: Snapshot, seen: object) -> float:
+        """Tell kubelet what a snapshot has; returns seconds after which to look again.
+
+        Raises:
+            GpushimError: as for `_fail`.
+        """
         notes: list[str] = []
         settings, waits = self._settings, False
         try:
@@ -246,13 +262,8 @@ class Plugin:
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""
         notes = [*dict.fromkeys([*self._settings.notes, *sorted(self._noted), *self._limits.notes])]
-        more = {
-            "watched": self._watchers.watched,
-            "limits": self._limits.state,
-            "profile": self._settings.profile or None,
-            "trouble": str(self._refresh.trouble or ""),
-            "notes": notes,
-        }
+        more: dict[str, Any] = {"watched": self._watchers.watched, "limits": self._limits.state, "notes": notes}
+        more.update(profile=self._settings.profile or None, trouble=str(self._refresh.trouble or ""))
         return str(self._settings.values["kubelet-dir"]), self._reasons, more
 
     def _fail(self, error: GpushimError) -> None:
