@@ -45,22 +45,23 @@ ROOMS = {
     ),
     "settings": (
         "gpuplugin.settings gpuplugin.profiles",
-        "ground resources gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
+        "ground resources gpuplugin.xids gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
     ),
-    "allocation": ("gpuplugin.allocation gpuplugin.cdi", "ground cdi resources"),
     "mps": ("gpuplugin.mps", "ground inventory"),
+    "allocation": ("gpuplugin.allocation gpuplugin.cdi", "ground cdi resources mps"),
+    "children": ("gpuplugin.watching gpuplugin.limits", "ground inventory"),
     "supervisor": (
-        "gpuplugin.mps_supervisor gpuplugin.mps_control gpuplugin.compute_mode gpuplugin.limits",
-        "ground inventory resources mps",
+        "gpuplugin.mps_supervisor gpuplugin.mps_control gpuplugin.compute_mode",
+        "ground inventory resources mps children",
     ),
     "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
         "gpuplugin.check gpuplugin.explain",
-        "ground inventory decision cdi cli resources settings allocation offer",
+        "ground inventory decision cdi cli resources settings allocation children offer",
     ),
     "plugin": (
         "gpuplugin",
-        "ground inventory cli kubelet resources settings allocation mps offer told supervisor "
+        "ground inventory holders cli kubelet resources settings allocation mps children offer told supervisor "
         "gpushim.nvidia.device_plugin_keys",
     ),
 }
