@@ -153,9 +153,9 @@ def test_verify_where_no_dockerd_runs(
     config: Path, call: Call, configured: bool, has: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, and it says what was looked at all the same."""
-    monkeypatch.setattr("gpushim.engines.docker.dockerd.time.sleep", lambda _: pytest.fail("it waits for nobody"))
     if configured:
         call("docker", config)
+    monkeypatch.setattr("gpushim.engines.docker.dockerd.time.sleep", lambda _: pytest.fail("it waits for nobody"))
     said = str(call("docker", config, "--verify").exception)
     assert said == (
         f"Docker is not verified: no dockerd runs, so only {config} was looked at, which {has} the runtime nvidia; "
