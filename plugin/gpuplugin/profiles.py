@@ -60,7 +60,8 @@ def read(path: str, chooser: str) -> Part:
     default = _named(file.get("default"), f"{path}: default", profiles, path)
     name = _named(chosen, chooser, profiles, path) or default
     if not name:
-        note = f"{path} has profiles, of which none counts: write default there, or a name into the profile-file"
+        names = " or ".join(map(quote, [*profiles][:16]))
+        note = f"{path} has profiles, of which none counts; write default there, or into the profile file {names}"
         return Part({key: value for key, value in file.items() if key not in KEYS}, path, notes=[note])
     beside = [key for key in file if key not in ("version", *KEYS)]
     notes = [f"{path}: {quote(key)} does nothing beside the profile {name}, which counts" for key in beside]

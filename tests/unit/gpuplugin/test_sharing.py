@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpuplugin import sharing
+from gpuplugin.resources import Device
 from gpuplugin.sharing import Group, Mps, Slice
 from gpushim.errors import CONFIG, GpushimError
 
@@ -149,6 +150,13 @@ def test_what_is_wrong(section: Any, why: str) -> None:
     with pytest.raises(GpushimError, match=why) as told:
         sharing.read(section, "f", [])
     assert told.value.exit_code == CONFIG
+
+
+def test_devices_of_one_name_are_told_by_how_often_they_are_given_out() -> None:
+    rows = [("0", 2), ("1", 3), ("2", 2)]
+    share = sharing.Share(sharing.TIME_SLICING)
+    devices = [Device("", "", index, 0, share=share) for index, number in rows for _ in range(number)]
+    assert sharing.told(devices) == ["0, 2 by time-slicing, 2 of each", "1 by time-slicing, 3 of each"]
 
 
 def test_what_means_nothing_is_said() -> None:
