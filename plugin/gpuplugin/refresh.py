@@ -50,6 +50,7 @@ class Refresh:
         self._ended, self._start = ended, start
         self._task: asyncio.Task[None] | None = None
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
+        self._force = False  # a snapshot that its stamp holds for true
         self._failed_for: object = None  # facts about host and configuration
         self._said: set[str] = set()
         self.trouble: GpushimError | None = None
@@ -65,8 +66,8 @@ class Refresh:
         self._task = self._start(self._run())
 
     def hurry(self) -> None:
-        """Start it now, whatever came of the last one: there is news of the GPUs."""
-        self._pause, self._again = FIRST, 0.0
+        """Start it now, whatever came of the last one, though the snapshot seems true: there is news of GPUs."""
+        self._pause, self._again, self._force = FIRST, 0.0, True
         self.need()
 
     async def stop(self) -> None:
@@ -79,8 +80,9 @@ class Refresh:
     async def _run(self) -> None:
         config, state = stamp.config_path(), stamp.state_dir()
         facts, seconds = renew.facts(config), _seconds(config) + GRACE
+        force, self._force = ["--force"] * self._force, False
         try:
-            code, said = await run(renew.command(), _environment(config, state), seconds)
+            code, said = await run([*renew.command(), *force], _environment(config, state), seconds)
         except OSError as error:
             sentence = f"gpushim refresh cannot be started: {error.strerror}"
             self._over(config, state, INVENTORY, [(logging.WARNING, sentence)])
@@ -116,8 +118,8 @@ class LateError(Exception):
         pid: the child's.
     """
 
-    def __init__(self, words: list[str], seconds: float, pid: int) -> None:
-        super().__init__(f"gpushim {words[-1]} has not ended after {seconds:g} s and is killed; {renew.SLOW}")
+    def __init__(self, seconds: float, pid: int) -> None:
+        super().__init__(f"gpushim refresh has not ended after {seconds:g} s and is killed; {renew.SLOW}")
         self.pid = pid
 
 
@@ -150,7 +152,7 @@ async def run(words: list[str], environment: dict[str, str], seconds: float) -> 
                 return process.code(status), said
             await asyncio.sleep(process.POLL)
         process.kill(pid)
-        raise LateError(words, seconds, pid)
+        raise LateError(seconds, pid)
     except asyncio.CancelledError:
         process.kill(pid)
         with contextlib.suppress(asyncio.TimeoutError):

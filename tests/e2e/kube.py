@@ -314,11 +314,15 @@ class Node:
 
     def held(self, name: str) -> dict[str, list[str]]:
         """Ids that a pod has, by resource."""
-        found: dict[str, list[str]] = {}
+        return self.everybody().get(name, {})
+
+    def everybody(self) -> dict[str, dict[str, list[str]]]:
+        """Ids that pods have at one time, by pod and resource."""
+        found: dict[str, dict[str, list[str]]] = {}
         for pod in self.ask("List", "ListPodResourcesResponse")["pod_resources"]:
-            if pod["name"] == f"{name}-{NAME}":
-                for row in [row for box in pod["containers"] for row in box["devices"]]:
-                    found.setdefault(row["resource_name"], []).extend(row["device_ids"])
+            for row in [row for box in pod["containers"] for row in box["devices"]]:
+                ids = found.setdefault(pod["name"].removesuffix(f"-{NAME}"), {})
+                ids.setdefault(row["resource_name"], []).extend(row["device_ids"])
         return found
 
 

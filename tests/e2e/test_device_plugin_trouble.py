@@ -133,16 +133,17 @@ class Run:
     def look(self) -> None:
         """Look at containers that are new, and at whether the others have what they had."""
         self.view()
-        everybody: list[str] = []
+        everybody = {name: [*itertools.chain(*ids.values())] for name, ids in self.node.everybody().items()}
+        running = []  # kubelet lists one that was refused, or has ended, beside the next that has its device
         for name, since in self.made.items():
-            pod, held = self.node.status(name), {one for ids in self.node.held(name).values() for one in ids}
-            everybody += held
-            if not (pod and pod.container and held):
+            pod, held = self.node.status(name), {*everybody.get(name, ())}
+            if not (pod and pod.phase == "Running" and pod.container and held):
                 continue
+            running += everybody[name]
             if pod.container not in self.had:
                 self.first(name, pod.container, held, since)
             assert self.had[pod.container] == held, name
-        assert len(everybody) == len({*everybody}), everybody
+        assert len(running) == len({*running}), everybody
 
     def first(self, name: str, container: str, held: set[str], since: float) -> None:
         """Look at a container that was made after its pod was asked for: nothing in it was sick all that time."""

@@ -122,6 +122,20 @@ def test_what_fails_is_tried_more_and_more_rarely_and_said_once(
     asyncio.run(run())
 
 
+def test_news_of_gpus_renew_a_snapshot_that_seems_true(host: dict[str, Any], tmp_path: Path) -> None:
+    async def run() -> None:
+        child, words = Refresh(lambda: None), tmp_path / "words"
+        host["script"], host["snapshot"] = f'echo "$@" >> {words}', {"version": 1}
+        child.hurry()
+        await until(lambda: words.exists() and words.read_text() == "--force\n")
+        await until(lambda: child.trouble is None and not children())
+        await needed(child, lambda: host["runs"]() == 2)
+        await until(lambda: words.read_text() == "--force\n\n")
+        await child.stop()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
