@@ -67,6 +67,22 @@ def test_nothing_is_refreshed_or_given_out_meanwhile(top: Path, host: Host, monk
     asyncio.run(run())
 
 
+def test_what_is_let_go_is_said_once(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(daemon, "LOOK", 0.05)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            await do(top, "release")
+            host.has(snapshot([gpu(0), gpu(1), gpu(2)]))  # which is offered
+            await until(lambda: uuid(2) in kubelet.lists[GPU])
+        said = [one.getMessage() for one in caplog.records if uuid(0) in one.getMessage()]
+        assert said == [f"{uuid(0)} of {GPU} is not given out: {PROBLEM}"]
+
+    asyncio.run(run())
+
+
 def test_a_refresh_that_runs_is_ended_first(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         failing(monkeypatch, f"echo $$ > {top}/pid; exec sleep 100")
