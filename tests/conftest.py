@@ -31,7 +31,8 @@ settings.load_profile("gpushim")
 # Files that take longest, in this order, before all others: a worker that meets one last keeps the others waiting.
 # Those of the device plugin wait for kubelets, each beside one that computes.
 LONGEST = (
-    "e2e: device_plugin_life deb_life device_plugin_kill deb_install device_plugin_resources docs",
+    "e2e: device_plugin_life deb_life device_plugin_kill device_plugin_trouble deb_install device_plugin_health",
+    "e2e: device_plugin_resources docs",
     "e2e: device_plugin_allocate vulnerable rpm strangers faults_hook races gpus concurrent configure_containerd",
     "e2e: refresh_service chroot_docker faults_refresh kubernetes_cri week doctor verbs",
     "unit/gpushim: doctor/fixes create inventory/freshness engines/sequences doctor/faults inventory/refresh",

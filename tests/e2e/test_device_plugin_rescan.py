@@ -144,7 +144,11 @@ def test_a_driver_upgraded_underneath(one: Plugin, host: Host) -> None:
         assert until(lambda: not any(one.node.everything().values()), NOTICED), one.said()[-3000:]
         install(host, "550.54.14")
         has(one, host)
-        container = one.node.pod("upgraded", {GPU: 1}).container
+        one.node.create("upgraded", {GPU: 1})  # tried again by kubelet, should a file still have been missing
+        assert until(lambda: (pod := one.node.status("upgraded")) is not None and pod.container != "", SECONDS), (
+            one.node.status("upgraded")
+        )
+        container = one.node.wait("upgraded").container
         assert "libcuda.so.550.54.14" in one.node.run(container, ["sh", "-c", "ls /usr/lib/*/"])
     finally:
         install(host, old)
