@@ -155,9 +155,9 @@ class Plugin:
         try:
             settings = self._sources.read() if self._sources else self._settings
         except GpushimError as error:
-            if asked or str(error) != self._wrong:
-                logger.error("the settings stay as they were: %s", error)
-            self._wrong = str(error)
+            before, self._wrong = self._wrong, f"the settings stay as they were: {error}"
+            if asked or before != self._wrong:
+                logger.error("%s", self._wrong)
             return
         self._wrong = ""
         logger.info("the settings were read again")
@@ -261,7 +261,8 @@ class Plugin:
 
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""
-        notes = [*dict.fromkeys([*self._settings.notes, *sorted(self._noted), *self._limits.notes])]
+        said = [self._wrong, *self._settings.notes, *sorted(self._noted), *self._limits.notes]
+        notes = [*filter(None, dict.fromkeys(said))]
         more: dict[str, Any] = {"watched": self._watchers.watched, "limits": self._limits.state, "notes": notes}
         more.update(profile=self._settings.profile or None, trouble=str(self._refresh.trouble or ""))
         return str(self._settings.values["kubelet-dir"]), self._reasons, more

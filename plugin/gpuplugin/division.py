@@ -158,7 +158,7 @@ def _members(there: There, snapshot: Snapshot, groups: Sequence[Group], notes: l
                 f"{quote(group.resource)} is to be shared, and this node has no such resource; it has "
                 f"{', '.join(there) or 'none'}"
             )
-        devices = _chosen(there.get(group.resource, []), snapshot, group, notes)
+        devices = _chosen(there, snapshot, group, notes)
         for device in devices:
             if device.id in of_group:
                 raise GpushimError(
@@ -173,8 +173,9 @@ def _members(there: There, snapshot: Snapshot, groups: Sequence[Group], notes: l
     return found
 
 
-def _chosen(devices: Sequence[Device], snapshot: Snapshot, group: Group, notes: list[str]) -> list[Device]:
-    """List the devices of a resource that a group means, in order."""
+def _chosen(there: There, snapshot: Snapshot, group: Group, notes: list[str]) -> list[Device]:
+    """List the devices of its resource that a group means, in order."""
+    devices = there.get(group.resource, [])
     if group.devices is None or not devices:
         return [*devices]
     if isinstance(group.devices, int):
@@ -186,9 +187,14 @@ def _chosen(devices: Sequence[Device], snapshot: Snapshot, group: Group, notes: 
         gpus, migs = _meant(text, snapshot)
         ids = {device.id for device in devices if device.gpu in gpus or device.uuid in migs}
         if not ids:
+            others = [name for name, row in there.items() if any(one.gpu in gpus or one.uuid in migs for one in row)]
+            models = sorted(
+                {gpu["model"] for gpu in snapshot["gpus"] if any(gpu["index"] == one.gpu for one in devices)}
+            )
             notes.append(
-                f'devices of {group.name} has "{quote(text)}", which is none of {group.resource} on this node; that '
-                f"has {', '.join(device.index for device in devices[: bounds.LISTED])}"
+                f'devices of {group.name} has "{quote(text)}", which is none of {group.resource} on this node'
+                f"{', but of ' * bool(others)}{', '.join(others)}; that has "
+                f"{', '.join(device.index for device in devices[: bounds.LISTED])} ({', '.join(models)})"
             )
         meant |= ids
     return [device for device in devices if device.id in meant]
@@ -238,7 +244,8 @@ def _check_gpu(group: Group, mps: Mps, gpu: Gpu, notes: list[str]) -> None:
             notes.append(f"{group.name} has no limit of memory on {who}, whose size is not known; say memory")
         return
     if largest > total:
-        raise GpushimError(f"{group.name} has {largest} MiB a client, and {who} has {total} MiB; say less", CONFIG)
+        name = next((one.name for one in mps.slices if one.memory == largest), group.name)
+        raise GpushimError(f"{name} has {largest} MiB a client, and {who} has {total} MiB; lower memory", CONFIG)
     together = sum((one.memory or 0) * one.count for one in mps.slices)
     if together > total:
         raise GpushimError(

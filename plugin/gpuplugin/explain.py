@@ -53,7 +53,8 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
         resource.have(found[name], weights)
         ids = _chosen(resource, text.partition("=")[2])
         answer = resource.allocate({"devices_ids": ids})
-        shared = sharing.told([resource.devices[each] for each in ids])
+        chosen = {resource.devices[each].uuid for each in ids}
+        shared = sharing.told([one for one in found[name] if one.uuid in chosen])
         answers.append({"resource": name, "devices": ids, "shared": shared, "answer": answer})
     merged = _merged([each["answer"] for each in answers])
     cdi = _places(merged, snapshot["policy"]["cdi"]["spec-dirs"])
@@ -100,8 +101,8 @@ def _chosen(resource: Resource, text: str) -> list[str]:
     size = int(text[:9] or "0")
     if not 1 <= size <= len(free):
         raise GpushimError(
-            f"a container asks for {size} of {resource.name}, of which {len(free)} can be given out; ask for less; "
-            "gpushim-device-plugin --check says what there is",
+            f"a container asks for {size} of {resource.name}, of which {len(free)} can be given out; "
+            "gpushim-device-plugin --check says which, and why not the others",
             REQUEST,
         )
     request = {"available_deviceIDs": free, "must_include_deviceIDs": [], "allocation_size": size}

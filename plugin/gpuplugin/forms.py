@@ -6,7 +6,8 @@ Out of scope: what keys mean together (sharing.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
 from typing import Any, Optional
 
 from gpuplugin.resources import LONGEST_NAME, NAME, PREFIX
@@ -20,6 +21,7 @@ LONGEST = 128  # characters of an entry of devices, which may be a pattern
 SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
 A_NAME = "small letters, digits, - and ., with or without nvidia.com/"
 _SEXAGESIMAL = 60
+_BARE = ("replicas", "count", "threads", "distinct", "multiUser", *SWITCHES)  # no strings
 _MIB = {"Mi": 1, "Gi": 1 << 10}
 
 
@@ -87,10 +89,16 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "distinct": (_is_switch, "true or false"),
     "policy": (lambda value: value in ("packed", "distributed"), "packed or distributed"),
     "multiUser": (_is_switch, "true or false"),
-    "memory": (_is_memory, "it with Mi or Gi, as in 8Gi"),
+    "memory": (_is_memory, "a whole number with Mi or Gi, as in 8Gi"),
     "threads": (_number(100), "percent, a number between 1 and 100"),
-    "slices": (lambda value: isinstance(value, list) and 0 < len(value) <= ENTRIES, f"a list of at most {ENTRIES}"),
-    "resources": (lambda value: isinstance(value, list) and len(value) <= ENTRIES, f"a list of at most {ENTRIES}"),
+    "slices": (
+        lambda value: isinstance(value, list) and 0 < len(value) <= ENTRIES,
+        f"a list of at most {ENTRIES}, as in [{{name: gpu.10gb, memory: 10Gi, count: 2}}]",
+    ),
+    "resources": (
+        lambda value: isinstance(value, list) and len(value) <= ENTRIES,
+        f"a list of at most {ENTRIES}, as in [{{name: gpu, replicas: 2}}]",
+    ),
     "count": (_number(MOST), f"a number between 1 and {MOST}"),
     **dict.fromkeys(SWITCHES, (_is_switch, "true or false")),
 }
@@ -102,7 +110,20 @@ def value(row: Mapping[str, Any], key: str, where: str) -> Any:
     well, form = _FORMS[key]
     if value is None or well(value):
         return value
-    raise GpushimError(f"{where}: {key} is {quote(str(value))}; write {form}", CONFIG)
+    shown = quote(str(value))
+    if isinstance(value, str):
+        shown, form = f'"{shown}"', form + ", without quotes" * (key in _BARE)
+    raise GpushimError(f"{where}: {key} is {shown}; write {form}", CONFIG)
+
+
+def unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Say which keys mean nothing, each with the known one that may be meant."""
+    found = []
+    for key in row:
+        if key not in known:
+            meant = next(iter(get_close_matches(str(key), known, 1)), "")
+            found.append(f"{quote(str(key))} means nothing" + (f"; is {meant} meant?" if meant else ""))
+    return found
 
 
 def table(value: Any, path: str, name: str) -> dict[str, Any]:
@@ -110,5 +131,5 @@ def table(value: Any, path: str, name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise GpushimError(f"{path}: {name} is no mapping of YAML or JSON", CONFIG)
+        raise GpushimError(f"{path}: {name} is no mapping of YAML or JSON; write keys there", CONFIG)
     return value

@@ -60,7 +60,9 @@ def read(path: str, chooser: str) -> Part:
     default = _named(file.get("default"), f"{path}: default", profiles, path)
     name = _named(chosen, chooser, profiles, path) or default
     if not name:
-        return Part({key: value for key, value in file.items() if key not in KEYS}, path)
+        names = " or ".join(map(quote, [*profiles][:16]))
+        note = f"{path} has profiles, of which none counts; write default there, or into the profile file {names}"
+        return Part({key: value for key, value in file.items() if key not in KEYS}, path, notes=[note])
     beside = [key for key in file if key not in ("version", *KEYS)]
     notes = [f"{path}: {quote(key)} does nothing beside the profile {name}, which counts" for key in beside]
     return Part(profiles[name], f"{path}, profile {name}", name, notes)
@@ -95,13 +97,13 @@ def _profiles(file: dict[str, Any], path: str) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise GpushimError(f"{path}: profiles is no mapping of YAML or JSON", CONFIG)
+        raise GpushimError(f"{path}: profiles is no mapping of YAML or JSON; write names of profiles there", CONFIG)
     for name, profile in found.items():
         where = f'{path}: the profile "{quote(str(name))}"'
         if not (isinstance(name, str) and name.split() == [name] and name.isprintable()) or len(name) > LONGEST:
             raise GpushimError(f"{where} has a name that is not one word of at most {LONGEST} characters", CONFIG)
         if not isinstance(profile, dict):
-            raise GpushimError(f"{where} is no mapping of YAML or JSON", CONFIG)
+            raise GpushimError(f"{where} is no mapping of YAML or JSON; write what a file has there", CONFIG)
         nested = [key for key in KEYS if key in profile]
         if nested:
             raise GpushimError(f"{where} has {nested[0]} in it; profiles are in the file, not in a profile", CONFIG)

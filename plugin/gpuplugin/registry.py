@@ -6,7 +6,7 @@ Out of scope: which resources there are (daemon.py), what kubelet is asked about
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.endpoint import Endpoint
@@ -71,9 +71,10 @@ class Registry:
         for name in [*found, *(name for name in self.served if name not in found)]:
             one = self.served.get(name) or self._serve(name, Resource(name, settings, told), folder)
             one.resource.obey(settings, told)
-            one.resource.have(found.get(name, []), weights)
-            if self._held:
-                one.resource.fail(self._held)
+            row = found.get(name, [])
+            if self._held:  # not after `have`, which would say each time that a device is well, or ails otherwise
+                row = [replace(device, problem=self._held) for device in row]
+            one.resource.have(row, weights)
             one.tell()
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:

@@ -20,6 +20,7 @@ _KINDS = {"timeSlicing": TIME_SLICING, "mps": MPS}  # by key of the file
 _SINGLE = "failRequestsGreaterThanOne"
 _OWN = ("replicas", "devices", "rename", "distinct", "policy", _SINGLE)
 _OF_MPS = ("multiUser", "memory", "threads", "slices")
+NAMED = 3  # keys that a refusal names
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,13 @@ def read(section: Any, path: str, notes: list[str]) -> tuple[Group, ...]:
         GpushimError: something has a wrong form, or two entries are for the same devices or name.
     """
     section = forms.table(section, path, "sharing")
-    notes += [f"{path}: sharing.{quote(key)} means nothing" for key in section if key not in _KINDS]
+    notes += [f"{path}: sharing.{said}" for said in forms.unknown(section, _KINDS)]
     sliced, mps = (_groups(section.get(key), path, key, notes) for key in _KINDS)
     of_all = {group.resource for group in mps if group.devices is None}
     twice = [group for group in sliced if group.devices is None and group.resource in of_all]
     notes += [f"{path}: sharing.mps takes all of {one.resource}, and sharing.timeSlicing none of it" for one in twice]
     groups = [*(group for group in sliced if group not in twice), *mps]
-    if sliced and mps:
+    if len(groups) > len(mps) > 0:
         notes.append(f"{path}: timeSlicing and mps both count here; NVIDIA's plugin goes by mps alone")
     _check_apart(groups, path)
     return tuple(groups)
@@ -146,10 +147,12 @@ def told(devices: Sequence[Device]) -> list[str]:
             ways.setdefault(one.share, Counter())[one.index] += 1
     lines = []
     for share, times in ways.items():
-        line = f"{', '.join(times)} by {_kind_of(share)}, {max(times.values())} of each"
-        line += "; a container gets one (failRequestsGreaterThanOne)" * share.single
-        line += "; a container gets one of each at most (distinct)" * share.distinct
-        lines.append(line + f"; {share.policy}" * bool(share.policy))
+        rules = "; a container gets one (failRequestsGreaterThanOne)" * share.single
+        rules += "; a container gets one of each at most (distinct)" * share.distinct
+        rules += f"; {share.policy}" * bool(share.policy)
+        for number in dict.fromkeys(times.values()):  # two entries may have one name, and replicas of their own
+            alike = ", ".join(index for index in times if times[index] == number)
+            lines.append(f"{alike} by {_kind_of(share)}, {number} of each{rules}")
     return lines
 
 
@@ -165,11 +168,7 @@ def _kind_of(share: Share) -> str:
 def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:
     where = f"sharing.{key}"
     section = forms.table(section, path, where)
-    notes += [
-        f"{path}: {where}.{quote(name)} means nothing"
-        for name in section
-        if name not in ("resources", *forms.SWITCHES)
-    ]
+    notes += [f"{path}: {where}.{said}" for said in forms.unknown(section, ("resources", *forms.SWITCHES))]
     for name in forms.SWITCHES:
         forms.value(section, name, f"{path}: {where}")
     rows = forms.value(section, "resources", f"{path}: {where}")
@@ -188,8 +187,9 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
     found = {name: forms.value(row, name, where) for name in (*_OWN, *_OF_MPS)}
     renamed = forms.full_name(found["rename"]) or resource + ".shared" * (section.get("renameByDefault") is True)
     known = ("name", *_OWN, *(_OF_MPS if key == "mps" else ("memory",)))
-    notes += [f"{where}: {quote(each)} means nothing" for each in row if each not in known]
-    notes += _changes(where, resource, renamed, found)
+    beside = _beside(row, known)
+    notes += [f"{where}: {said}" for said in beside]
+    notes += [note for note in _changes(where, resource, renamed, found) if note not in notes]
     mps = _mps(found, resource, where, notes) if key == "mps" else None
     memory = forms.mib(found["memory"]) if mps is None else None
     if memory and resource != WHOLE:
@@ -197,7 +197,8 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
     notes += [f"{where}: memory is limited only where the kernel enforces it"] * bool(memory)
     replicas = sum(one.count for one in mps.slices) if mps and mps.slices else found["replicas"]
     if replicas is None:
-        raise GpushimError(f"{where} has no replicas; say how often each device is given out", CONFIG)
+        more = f" ({', '.join(beside[:NAMED])})" if beside else ""
+        raise GpushimError(f"{where} has no replicas; say how often each device is given out{more}", CONFIG)
     if replicas == 1 and not (mps or found["distinct"] or renamed != resource):
         raise GpushimError(f"{where} has 1 replica and no name of its own; leave the entry out", CONFIG)
     devices = found["devices"]
@@ -215,6 +216,12 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
         mps=mps,
         memory=memory,
     )
+
+
+def _beside(row: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Say which keys of an entry do nothing."""
+    of_mps = [f"{key} counts below sharing.mps alone" for key in row if key in _OF_MPS and key not in known]
+    return of_mps + forms.unknown({key: None for key in row if key not in _OF_MPS}, known)
 
 
 def _mps(found: Mapping[str, Any], resource: str, where: str, notes: list[str]) -> Mps:
@@ -236,7 +243,7 @@ def _slice(row: Any, where: str, notes: list[str]) -> Slice:
     where = f"{where}, slice {name}"
     memory, threads, count = (forms.value(row, key, where) for key in ("memory", "threads", "count"))
     known = ("name", "memory", "threads", "count")
-    notes += [f"{where}: {quote(each)} means nothing" for each in row if each not in known]
+    notes += [f"{where}: {said}" for said in forms.unknown(row, known)]
     if memory is None and threads is None:
         raise GpushimError(f"{where} has no limit; say memory, threads, or both", CONFIG)
     return Slice(name, forms.mib(memory), threads, 1 if count is None else count)

@@ -19,6 +19,7 @@ ACTION = "action"  # when the driver, some time after the last one, says that no
 AGAIN = "again"  # when the driver has asked for a recovery action since, and says none again
 TRANSIENT = 60.0  # seconds after the last one that TIME is
 SETTLE = 10.0  # seconds that the driver has for raising its recovery action: three polls
+NAMED = 16  # XIDs in a sentence
 HIGHEST = 0xFFFFFFFF
 
 
@@ -191,13 +192,18 @@ def choose(disable: str, enable: str, notes: list[str]) -> Choice:
             "all" for all checks.
         enable: DP_ENABLE_HEALTHCHECKS: XIDs that count all the same; "all" or "xids" takes back the same word of
             `disable`.
-        notes: gets a sentence for each word that is none of these.
+        notes: gets a sentence for each word that is none of these, and one if all or XIDs are off.
     """
     off, no = _words("DP_DISABLE_HEALTHCHECKS", disable, notes)
     on, yes = _words("DP_ENABLE_HEALTHCHECKS", enable, notes)
     all_back = "all" in yes
     checks = "all" not in no or all_back
-    return Choice(checks, checks and ("xids" not in no or all_back or "xids" in yes), off - on, on)
+    found = Choice(checks, checks and ("xids" not in no or all_back or "xids" in yes), off - on, on)
+    if not found.xids:
+        some = f", except for XID {', '.join(map(str, sorted(on)[:NAMED]))}" if on else ""
+        what = "XIDs do not count" if checks else "no health check counts"
+        notes.append(f"DP_DISABLE_HEALTHCHECKS: {what}, and GPUs that fail may be given out{some}")
+    return found
 
 
 def _words(variable: str, value: str, notes: list[str]) -> tuple[frozenset[int], set[str]]:

@@ -59,7 +59,7 @@ def migrate(source: str, plugin: str, write: bool, dry_run: bool, form: str) -> 
         for note in files.apply(plan.changes):
             click.echo(f"note: {note}", err=True)
     moving.check(plan.rows, plan.source, "take it out there")
-    moving.check(plan.plugin, plugin, "take it out there")
+    moving.check(plan.plugin, plugin, "do that, or take it out there")
 
 
 def _settings(rows: list[moving.Row]) -> list[dict[str, Any]]:

@@ -109,7 +109,9 @@ def by_file(setting: Setting, file: Mapping[str, Any], path: str) -> Given | Non
     names = setting.file.split(".") if setting.file else []
     for place, name in enumerate(names):
         if not isinstance(value, dict):
-            raise GpushimError(f"{path}: {'.'.join(names[:place])} is no mapping of YAML or JSON", CONFIG)
+            raise GpushimError(
+                f"{path}: {'.'.join(names[:place])} is no mapping of YAML or JSON; write keys there", CONFIG
+            )
         value = value.get(name)
         if value is None:
             return None

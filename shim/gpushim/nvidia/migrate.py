@@ -151,7 +151,7 @@ def check(found: list[Row], place: str, advice: str) -> None:
     if lost:
         names = ", ".join(quote(key) for key in lost[:NAMED]) + (", ..." if len(lost) > NAMED else "")
         raise GpushimError(
-            f"{place} has what gpushim has no equivalent for: {names}; read above what each means here, and {advice} "
+            f"{place} has what config.toml cannot say: {names}; read above what each means here, and {advice} "
             "once that will do",
             LEFT_OUT,
         )

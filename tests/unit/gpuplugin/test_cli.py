@@ -236,6 +236,6 @@ def test_check_says_what_limits_a_slice_of_mps_has(two: Node) -> None:
 def test_explain_says_how_what_a_container_gets_is_shared(two: Node) -> None:
     flag = sharing(two, "{timeSlicing: {resources: [{name: gpu, replicas: 2, distinct: true}]}}")
     said = two.run("--explain=gpu=2", flag)
-    assert "shared: 0, 1 by time-slicing, 1 of each; a container gets one of each at most (distinct)" in said
+    assert "shared: 0, 1 by time-slicing, 2 of each; a container gets one of each at most (distinct)" in said
     assert "::" not in said.partition("The container's configuration gets:")[2]
     assert "each on another GPU or MIG instance (distinct is true)" in two.run("--explain=gpu=3", flag, code=10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import fakehost
 from gpuplugin import commands, daemon, limits, process, settings
 from gpuplugin.release import PROBLEM
+from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 from unit.gpuplugin import watched
 from unit.gpuplugin.kubelet import until
@@ -63,6 +65,22 @@ def test_nothing_is_refreshed_or_given_out_meanwhile(top: Path, host: Host, monk
             assert not (top / "refreshed").exists()
             await do(top, "take")
             await until((top / "refreshed").exists)
+
+    asyncio.run(run())
+
+
+def test_what_is_let_go_is_said_once(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(daemon, "LOOK", 0.05)
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            await do(top, "release")
+            host.has(snapshot([gpu(0), gpu(1), gpu(2)]))  # which is offered
+            await until(lambda: uuid(2) in kubelet.lists[GPU])
+        said = [one.getMessage() for one in caplog.records if uuid(0) in one.getMessage()]
+        assert said == [f"{uuid(0)} of {GPU} is not given out: {PROBLEM}"]
 
     asyncio.run(run())
 
@@ -160,6 +178,20 @@ def test_status(top: Path, host: Host) -> None:
             ]
 
     asyncio.run(run())
+
+
+def test_settings_that_are_wrong_are_in_the_status(top: Path, host: Host) -> None:
+    def wrong() -> settings.Settings:
+        raise GpushimError("mig-strategy is wrong", 15)
+
+    async def run() -> None:
+        async with running(top, wrong) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            os.kill(os.getpid(), signal.SIGHUP)
+            while "the settings stay as they were: mig-strategy is wrong" not in (await do(top, "status"))["notes"]:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 def test_the_state_of_very_many_replicas_keeps_nobody_waiting(top: Path, host: Host) -> None:

@@ -121,6 +121,7 @@ def test_what_counts_of_a_group_is_with_its_devices() -> None:
     [
         ({"devices": ["7"]}, 'devices of nvidia.com/gpu has "7", which is none of nvidia.com/gpu on this node; that'),
         ({"devices": ["*H100*", 0]}, 'has "\\*H100\\*", which is none of'),
+        ({"devices": ["*H100*"]}, "that has 0, 1, 2, 3 (NVIDIA "),
         ({"devices": 5}, "nvidia.com/gpu is to have 5 devices, and nvidia.com/gpu has 4"),
         (
             {"name": "gup"},
@@ -179,7 +180,7 @@ def sliced(*parts: tuple[str, int]) -> dict[str, Any]:
     [
         (
             {"replicas": 2, "memory": "16Gi"},
-            "has 16384 MiB a client, and GPU 2 has 15360 MiB; say less",
+            "has 16384 MiB a client, and GPU 2 has 15360 MiB; lower memory",
         ),
         (sliced(("41Gi", 1)), "has 41984 MiB a client, and GPU 0 has 40960 MiB"),
         (sliced(("8Gi", 1), ("4Gi", 2)), "have 16384 MiB together, and GPU 2 has 15360 MiB; make them fewer"),

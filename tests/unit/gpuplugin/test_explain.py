@@ -34,7 +34,7 @@ def test_a_client_of_mps_has_its_daemon(client: Any) -> None:
     found = client("envvar")
     limits = "10240 MiB and 25 % of the threads for a process"
     (shared,) = found["answers"][0]["shared"]
-    assert shared.startswith(f"0 by MPS (gpushim-mps@gpu.service), {limits}, 1 of each")
+    assert shared.startswith(f"0 by MPS (gpushim-mps@gpu.service), {limits}, 4 of each")
     assert found["merged"]["envs"]["CUDA_MPS_PIPE_DIRECTORY"] == "/run/gpushim/mps/gpu/pipe"
 
 

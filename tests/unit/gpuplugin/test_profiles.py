@@ -54,6 +54,13 @@ def test_what_is_beside_a_profile_that_counts_does_nothing_and_is_said(read: Any
     assert (found.profile, found.where.rpartition("/")[2]) == ("small", "file, profile small")
 
 
+def test_that_no_profile_counts_is_said(read: Any) -> None:
+    (note,) = read({"profiles": BOTH}).notes
+    assert (
+        "file has profiles, of which none counts; write default there, or into the profile file small or big" in note
+    )
+
+
 @pytest.mark.parametrize(
     ("file", "word", "why"),
     [

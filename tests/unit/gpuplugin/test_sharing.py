@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpuplugin import sharing
+from gpuplugin.resources import Device
 from gpuplugin.sharing import Group, Mps, Slice
 from gpushim.errors import CONFIG, GpushimError
 
@@ -105,13 +106,16 @@ SLICE = {"name": "a", "memory": "1Gi"}
         (sliced({"name": "gpu"}), "f: sharing.timeSlicing, gpu has no replicas; say how often"),
         (sliced({"name": "gpu", "replicas": 1}), "has 1 replica and no name of its own; leave the entry out"),
         (sliced(entry(replicas=0)), "nvidia.com/gpu: replicas is 0; write a number between 1 and 1000"),
+        (sliced(entry(replicas="4")), 'replicas is "4"; write a number between 1 and 1000, without quotes'),
+        (sliced({"name": "gpu", "replica": 4}), "given out .replica means nothing; is replicas meant.."),
+        (sliced({"name": "gpu", "slices": [SLICE]}), "given out .slices counts below sharing.mps alone."),
         (sliced(entry(replicas=True)), "replicas is True; write a number"),
         (sliced(entry(replicas=10**9)), "replicas is 1000000000; write"),
-        (sliced(entry(rename="GPU")), "rename is GPU; write small letters"),
-        (sliced(entry(rename="example.com/gpu")), "rename is example.com/gpu; write"),
-        (sliced(entry(rename="g" * 35)), "rename is g{35}; write"),
-        (sliced(entry(distinct="yes")), "distinct is yes; write true or false"),
-        (sliced(entry(policy="near")), "policy is near; write packed or distributed"),
+        (sliced(entry(rename="GPU")), 'rename is "GPU"; write small letters'),
+        (sliced(entry(rename="example.com/gpu")), 'rename is "example.com/gpu"; write'),
+        (sliced(entry(rename="g" * 35)), 'rename is "g{35}"; write'),
+        (sliced(entry(distinct="yes")), 'distinct is "yes"; write true or false, without quotes'),
+        (sliced(entry(policy="near")), 'policy is "near"; write packed or distributed$'),
         (sliced(entry(devices=[])), "devices is .*; write how many, all, or a list"),
         (sliced(entry(devices=0)), "devices is 0; write how many"),
         (sliced(entry(devices=["all"])), "devices is .*; write how many"),
@@ -125,8 +129,8 @@ SLICE = {"name": "a", "memory": "1Gi"}
         (sliced(entry(devices=[True])), "devices is .True.; write how many"),
         (sliced(entry(devices=[["0"]])), "devices is .*; write how many"),
         (by_mps({"name": "mig-1g.5gb", "replicas": 2}), "MPS shares whole GPUs, no MIG instances"),
-        (by_mps(entry(memory=8)), "memory is 8; write it with Mi or Gi"),
-        (by_mps(entry(memory="8G")), "memory is 8G; write it with Mi or Gi"),
+        (by_mps(entry(memory=8)), "memory is 8; write a whole number with Mi or Gi"),
+        (by_mps(entry(memory="8G")), 'memory is "8G"; write a whole number with Mi or Gi'),
         (by_mps(entry(threads=101)), "threads is 101; write percent, a number between 1 and 100"),
         (by_mps({"name": "gpu", "slices": {}}), "slices is {}; write a list"),
         (by_mps({"name": "gpu", "slices": [{"memory": "1Gi"}]}), "a slice has no name; write small letters"),
@@ -138,7 +142,7 @@ SLICE = {"name": "a", "memory": "1Gi"}
         (sliced(GPU, entry(devices=[0])), "nvidia.com/gpu in two entries, of which one takes all"),
         ({**sliced(entry(devices=[0], rename="x")), **by_mps(GPU)}, "in two entries, of which one takes all"),
         (sliced(entry(devices=[0], distinct=True), entry(devices=[1])), "become nvidia.com/gpu, and differ in"),
-        (sliced(GPU, renameByDefault="yes"), "f: sharing.timeSlicing: renameByDefault is yes; write true or false"),
+        (sliced(GPU, renameByDefault="yes"), 'f: sharing.timeSlicing: renameByDefault is "yes"; write true or false'),
         (sliced(GPU, failRequestsGreaterThanOne=1), "failRequestsGreaterThanOne is 1; write true or false"),
     ],
 )
@@ -148,15 +152,22 @@ def test_what_is_wrong(section: Any, why: str) -> None:
     assert told.value.exit_code == CONFIG
 
 
+def test_devices_of_one_name_are_told_by_how_often_they_are_given_out() -> None:
+    rows = [("0", 2), ("1", 3), ("2", 2)]
+    share = sharing.Share(sharing.TIME_SLICING)
+    devices = [Device("", "", index, 0, share=share) for index, number in rows for _ in range(number)]
+    assert sharing.told(devices) == ["0, 2 by time-slicing, 2 of each", "1 by time-slicing, 3 of each"]
+
+
 def test_what_means_nothing_is_said() -> None:
     notes: list[str] = []
     row = {**GPU, "threads": 25, "replica": 2}
     sharing.read({**sliced(row, renameByDefalt=True), "mqs": {}}, "f", notes)
     assert notes == [
-        "f: sharing.mqs means nothing",
-        "f: sharing.timeSlicing.renameByDefalt means nothing",
-        "f: sharing.timeSlicing, nvidia.com/gpu: threads means nothing",
-        "f: sharing.timeSlicing, nvidia.com/gpu: replica means nothing",
+        "f: sharing.mqs means nothing; is mps meant?",
+        "f: sharing.timeSlicing.renameByDefalt means nothing; is renameByDefault meant?",
+        "f: sharing.timeSlicing, nvidia.com/gpu: threads counts below sharing.mps alone",
+        "f: sharing.timeSlicing, nvidia.com/gpu: replica means nothing; is replicas meant?",
     ]
 
 

@@ -96,6 +96,21 @@ def test_a_malformed_word_gives_a_note_and_does_nothing(word: str) -> None:
     assert all(len(note) < 250 and note.isprintable() for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("disable", "enable", "said"),
+    [
+        ("all", "", ["no health check counts, and GPUs that fail may be given out"]),
+        ("XIDS", "79", ["XIDs do not count, and GPUs that fail may be given out, except for XID 79"]),
+        ("all", "all", []),
+        ("79", "", []),
+    ],
+)
+def test_that_checks_are_off_is_said(disable: str, enable: str, said: list[str]) -> None:
+    notes: list[str] = []
+    xids.choose(disable, enable, notes)
+    assert notes == [f"DP_DISABLE_HEALTHCHECKS: {each}" for each in said]
+
+
 @given(LISTS, LISTS, st.integers(1, 200))
 def test_what_is_enabled_by_number_counts_whatever_is_disabled(disable: str, enable: str, xid: int) -> None:
     assert choose(disable, f"{enable},{xid}").counts(xid)

@@ -87,8 +87,8 @@ def test_what_is_left_out_ends_in_17_and_the_rest_is_taken_over(ours: Path, word
     result = run(*words, code=17)
     assert "left out: a container may ask for any capability" in result.stdout
     assert f"{ours.parent}/nvidia.toml has what" in result.stderr
-    assert "no equivalent for: supported-driver-capabilities; read" in result.stderr
-    assert "no equivalent for" not in result.stdout
+    assert "config.toml cannot say: supported-driver-capabilities; read" in result.stderr
+    assert "cannot say" not in result.stdout
     assert ours.exists() == ("--write" in words)
     assert run(*words, code=17).exit_code == 17  # a second time, too
 
@@ -107,7 +107,7 @@ def test_the_device_plugin_too(ours: Path, tmp_path: Path) -> None:
     words = ("--device-plugin", str(tmp_path / "plugin.yaml"), "--write")
     result = run(*words, code=17)
     assert "device plugin:\nSETTING " in result.stdout
-    assert f"{tmp_path}/plugin.yaml has what gpushim has no equivalent for: sharing" in result.stderr
+    assert f"{tmp_path}/plugin.yaml has what config.toml cannot say: sharing" in result.stderr
     assert '[device-plugin]\nmig-strategy = "mixed"\n' in ours.read_text()
     data = json.loads(run(*words, "--format", "json", code=17).stdout)
     assert [row["key"] for row in data["device-plugin"]] == ["flags.migStrategy", "sharing"]

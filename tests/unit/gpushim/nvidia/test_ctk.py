@@ -105,9 +105,7 @@ def test_config_set_that_is_left_out(ours: Path, more: list[str]) -> None:
     words = ["--set", "supported-driver-capabilities=utility", "--set", "disable-require", *more]
     result = run("config", *words, code=1)
     assert "supported-driver-capabilities: left out: " in result.stderr
-    told = (
-        "--set has what gpushim has no equivalent for: supported-driver-capabilities; read above what each means here"
-    )
+    told = "--set has what config.toml cannot say: supported-driver-capabilities; read above what each means here"
     assert f"{told}, and leave it out once that will do" in result.stderr
     assert ("disable-require = true" in ours.read_text()) == bool(more)
 
