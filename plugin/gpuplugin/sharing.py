@@ -199,8 +199,6 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
     if replicas is None:
         more = f" ({', '.join(beside[:NAMED])})" if beside else ""
         raise GpushimError(f"{where} has no replicas; say how often each device is given out{more}", CONFIG)
-    if replicas == 1 and not (mps or found["distinct"] or renamed != resource):
-        raise GpushimError(f"{where} has 1 replica and no name of its own; leave the entry out", CONFIG)
     devices = found["devices"]
     if isinstance(devices, list):
         devices = tuple(map(str, devices))

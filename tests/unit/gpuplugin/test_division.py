@@ -89,6 +89,7 @@ def test_each_gpu_has_replicas_of_its_own_under_one_name() -> None:
 
 def test_one_replica_is_the_device_itself() -> None:
     assert divide(FOUR, groups({"devices": [0], "replicas": 1, "rename": "x"}))[0]["x"] == ["0"]
+    assert divide(FOUR, groups({"replicas": 1}))[0] == {"gpu": ["0", "1", "2", "3"]}
 
 
 def test_slices_are_resources_of_their_own() -> None:

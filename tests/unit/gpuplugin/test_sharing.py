@@ -104,7 +104,6 @@ SLICE = {"name": "a", "memory": "1Gi"}
         (sliced("gpu"), "f: an entry of sharing.timeSlicing.resources is no mapping"),
         (sliced({"replicas": 2}), "has no name"),
         (sliced({"name": "gpu"}), "f: sharing.timeSlicing, gpu has no replicas; say how often"),
-        (sliced({"name": "gpu", "replicas": 1}), "has 1 replica and no name of its own; leave the entry out"),
         (sliced(entry(replicas=0)), "nvidia.com/gpu: replicas is 0; write a number between 1 and 1000"),
         (sliced(entry(replicas="4")), 'replicas is "4"; write a number between 1 and 1000, without quotes'),
         (sliced({"name": "gpu", "replica": 4}), "given out .replica means nothing; is replicas meant.."),
