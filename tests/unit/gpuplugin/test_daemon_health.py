@@ -18,7 +18,7 @@ from unit.gpuplugin.test_daemon_release import do
 
 __all__ = ["host", "top"]
 WELL = health(uuid(0), uuid(1))
-EVENT = 0.1  # seconds from an event to kubelet
+EVENT = 1.0  # seconds from an event to kubelet, most: sooner than the next look
 XID: dict[str, Any] = {"xid": 79, "gi": None, "ci": None}
 
 
@@ -148,7 +148,7 @@ def test_nvml_that_is_back_is_found_though_refreshes_have_failed_for_long(
             began = time.monotonic()
             Told.all["polls"].heard(poll(0, 1))
             await until((top / "refreshed").exists, 5)
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 3
 
     asyncio.run(run())
 

@@ -206,7 +206,7 @@ def test_the_state_of_very_many_replicas_keeps_nobody_waiting(top: Path, host: H
                 longest = max(longest, time.monotonic() - began)
             (resource,) = asked.result()["resources"]
             assert [one["replicas"] for one in resource["devices"]] == [1000] * 16
-            assert longest < 0.1
+            assert longest < 0.5
 
     asyncio.run(run())
 
