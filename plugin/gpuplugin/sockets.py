@@ -121,8 +121,12 @@ def others(folder: str) -> frozenset[tuple[str, Identity | None]]:
 
 
 def foreign(name: str) -> bool:
-    """Say whether a name in kubelet's directory of plugins is neither ours nor kubelet's."""
-    return not name.lstrip(".").startswith((PREFIX, KUBELET))
+    """Say whether a name in kubelet's directory of plugins is neither ours nor kubelet's.
+
+    kubelet writes its checkpoint, which it does with each list and each Allocate, aside under a dot and a number.
+    """
+    aside = name[:1] == "." and name[1:].isdigit()
+    return not aside and not name.lstrip(".").startswith((PREFIX, KUBELET))
 
 
 def identity(path: str) -> Identity | None:

@@ -156,7 +156,7 @@ def test_killed_at_any_moment(node: Node, gpu_host: Host, gpushim_env: dict[str,
         assert sockets(node) == {"kubelet.sock", "gpushim-gpu.sock"}
         assert one.stop() == 0
         assert sockets(node) == {"kubelet.sock"}
-        assert {path.name for path in state.iterdir()} == files
+        assert {path.name for path in state.iterdir()} == files | {"device-plugin"}  # why devices are sick
         assert "Traceback" not in one.said()
 
 

@@ -42,19 +42,21 @@ def host() -> Iterator[Host]:
 @pytest.fixture(scope="module")
 def users_podman(debian_image: Path, host: Host) -> Iterator[Podman]:
     """The user's Podman; everything else that the user has lies in its state directory."""
-    with leftovers.state() as state, podman(state, None, Path(RUNC), BECOME) as engine:
+    with leftovers.state() as roots, leftovers.state() as state, podman(state, None, Path(RUNC), BECOME) as engine:
+        roots.chmod(0o755)
         shutil.copy2(PROBE, state)
         subprocess.run(["/bin/chown", "--recursive", "--no-dereference", f"{USER}:{USER}", state], check=True)
         for name in ("bin", "hook", "shim", "vendor"):
-            shutil.copytree(TOP / name, state / "gpushim" / name, symlinks=True)
-        (state / "settings").mkdir()
-        environment = settings(state / "settings", host.root)
-        refresh = ["/usr/bin/python3", "-IB", str(state / "gpushim/shim/gpushim/stub.py"), "refresh"]
+            shutil.copytree(TOP / name, roots / "gpushim" / name, symlinks=True)
+        (roots / "settings").mkdir()
+        environment = settings(roots / "settings", host.root)
+        refresh = ["/usr/bin/python3", "-IB", str(roots / "gpushim/shim/gpushim/stub.py"), "refresh"]
         subprocess.run(refresh, env=environment, check=True, capture_output=True)
-        log = state / "settings" / "gpushim.log"
+        log = roots / "settings" / "gpushim.log"
         log.touch()
+        (state / "settings").symlink_to(roots / "settings")  # for the test
         os.chown(log, USER, USER)
-        write_hook(state, state / "gpushim/bin/gpushim-hook", environment)
+        write_hook(state, roots / "gpushim/bin/gpushim-hook", environment)
         with debian_image.open("rb") as archive:  # which the user need not be allowed to open
             load = engine.command("load", "--quiet")
             subprocess.run(load, stdin=archive, env=engine.env, check=True, capture_output=True, timeout=LOAD_SECONDS)

@@ -122,3 +122,19 @@ def test_other_plugins_sockets(folder: Path) -> None:
     a_file(folder / "kubelet_internal_checkpoint")
     assert {name for name, _ in sockets.others(str(folder))} == {"rdma.sock"}
     assert sockets.others(f"{folder}/none") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("name", "stranger"),
+    [
+        ("nvidia-gpu.sock", True),
+        (".aside", True),
+        ("1175098982", True),
+        ("kubelet_internal_checkpoint", False),
+        (".1175098982", False),  # that checkpoint, before it is renamed
+        ("gpushim-gpu.sock", False),
+        (".gpushim-982134ca", False),
+    ],
+)
+def test_who_may_be_another_plugin(name: str, stranger: bool) -> None:
+    assert sockets.foreign(name) is stranger
