@@ -147,10 +147,11 @@ class Plugin:
                 self._read_again(asked=False)
 
     def _read_again(self, asked: bool = True) -> None:
-        """Go by settings that have changed, and register anew; kubelet has the devices all the while.
+        """Go by settings that have changed.
 
         Args:
-            asked: by a signal, so that what is wrong is said even if it was said before.
+            asked: by a signal, so that what is wrong is said even if it was said before, and all is registered anew.
+                Not without that: kubelet refuses the pod that it is admitting just then.
         """
         try:
             settings = self._sources.read() if self._sources else self._settings
@@ -163,7 +164,7 @@ class Plugin:
         logger.info("the settings were read again")
         self._note(settings.notes)
         before, self._settings, self._seen = self._folder, settings, None
-        if before == self._folder:
+        if asked and before == self._folder:
             self._registry.forgotten()
         for name in [*self._registry.served] if before != self._folder else ():
             self._registry.retire(name)

@@ -88,11 +88,13 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @contextlib.asynccontextmanager
-async def running(top: Path, reread: Any = None, having: Any = None, **values: Any) -> AsyncIterator[Kubelet]:
+async def running(
+    top: Path, reread: Any = None, having: Any = None, changed: Any = bool, **values: Any
+) -> AsyncIterator[Kubelet]:
     """A kubelet and the daemon, which a signal ends."""
     kubelet = Kubelet(top / "device-plugins")
     await kubelet.start()
-    sources: Any = SimpleNamespace(read=reread, folders=[], changed=lambda: False) if reread else None
+    sources: Any = SimpleNamespace(read=reread, folders=[], changed=changed) if reread else None
     task = asyncio.create_task(daemon.Plugin(having or told(top, **values), sources).run())
     try:
         yield kubelet
@@ -243,6 +245,22 @@ def test_settings_are_read_again(top: Path, host: Host) -> None:
             await until(lambda: len(kubelet.registered) == 2)
             assert (await kubelet.allocate(GPU, uuid(1)))["envs"]
             assert kubelet.ended == 0  # it had the devices all the while
+
+    asyncio.run(run())
+
+
+def test_a_file_that_has_changed_registers_nothing_anew(top: Path, host: Host) -> None:
+    news: list[bool] = []
+
+    def changed() -> bool:
+        return bool(news and news.pop())
+
+    async def run() -> None:
+        async with running(top, lambda: told(top, exclude=["0"]), changed=changed) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            news.append(True)
+            await until(lambda: kubelet.lists[GPU] == health(uuid(1), sick=(uuid(0),)), 5)
+            assert len(kubelet.registered) == 1
 
     asyncio.run(run())
 
