@@ -15,7 +15,7 @@ import select
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import process
+from gpuplugin import process, tasks
 from gpushim.errors import quote, visible
 from gpushim.logs import logger
 
@@ -98,15 +98,14 @@ class Child:
         """
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await tasks.cancel(task)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._reap(), KILLED)
         return not self.pid
 
     async def _run(self) -> None:
         pause = FIRST
-        while self._task is not None:  # wait_for may swallow the cancelling of `stop`
+        while self._task is not None:  # a cancelling that was swallowed starts no other
             if self.pid:  # left behind by the last `stop`
                 await self._reap()
             self._hurry.clear()
@@ -117,8 +116,7 @@ class Child:
             await self._end_of_it()
             if self._told and time.monotonic() - began > SETTLED:
                 pause = FIRST
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), pause)
+            await tasks.until(self._hurry, pause)
             pause = FIRST if self._hurry.is_set() else min(2 * pause, LONGEST)
 
     def _begin_life(self) -> None:

@@ -9,12 +9,11 @@ Out of scope: the wire (endpoint.py, service.py), the refresh (refresh.py), name
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import changes, preferred, sockets
+from gpuplugin import changes, preferred, sockets, tasks
 from gpuplugin import release as releasing
 from gpuplugin.allocation import BY_CDI
 from gpuplugin.commands import Commands
@@ -96,8 +95,7 @@ class Plugin:
                 self._heed(watch)
                 pause = await self._look()
                 await self._control.attend(stamp.state_dir())
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), pause)
+                await tasks.until(self._wake, pause)
                 self._wake.clear()
                 if self._broken:
                     raise self._broken
@@ -113,9 +111,7 @@ class Plugin:
         self._wake.set()
 
     async def _stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, self._refresh.stop(), return_exceptions=True)
+        await asyncio.gather(tasks.cancel(*self._tasks), self._refresh.stop(), return_exceptions=True)
         await asyncio.gather(self._watchers.stop(), self._limits.stop(), return_exceptions=True)
         await self._registry.stop()
 

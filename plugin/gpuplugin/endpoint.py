@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from gpuplugin import sockets, v1beta1
+from gpuplugin import sockets, tasks, v1beta1
 from gpuplugin.service import Service
 from gpuplugin.sockets import Listener, identity, is_socket, listening
 from gpuplugin.v1beta1 import reader, writer
@@ -90,7 +90,7 @@ class Endpoint:
             if trouble and trouble != told:  # once, not every second
                 logger.error("%s", trouble)
             told = trouble
-            await _set(self.changed, pause)
+            await tasks.until(self.changed, pause)
             self.changed.clear()
 
     def forgotten(self) -> None:
@@ -189,15 +189,3 @@ class Endpoint:
         for one in self._service.readers:
             one.end()
         await asyncio.gather(*(listener.stop() for listener in self._listeners))
-
-
-async def _set(event: asyncio.Event, seconds: float) -> None:
-    """Wait until an event is set, but no longer than so many seconds.
-
-    asyncio.wait_for forgets before Python 3.12 that it was cancelled, if the event is set just then.
-    """
-    waiter = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait([waiter], timeout=seconds)
-    finally:
-        waiter.cancel()

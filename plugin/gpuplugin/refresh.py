@@ -14,7 +14,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from gpuplugin import process
+from gpuplugin import process, tasks
 from gpushim import policy, stamp
 from gpushim.errors import INVENTORY, GpushimError, visible
 from gpushim.inventory import ensure, renew
@@ -73,8 +73,7 @@ class Refresh:
     async def stop(self) -> None:
         """Kill it, if it runs; it may be started again."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await tasks.cancel(self._task)
         self._task = None
 
     async def _run(self) -> None:

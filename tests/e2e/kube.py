@@ -380,7 +380,9 @@ def node(engine: Containerd, place: Chroot) -> Iterator[Node]:
     finally:
         found.stop()
         found.clean()
-        subprocess.run([*place.prefix, "/bin/umount", "-R", "/var/lib/kubelet"], check=True)
+        unmount = [*place.prefix, "/bin/umount", "-R", "/var/lib/kubelet"]
+        gone = until(lambda: subprocess.run(unmount, check=False).returncode == 0, SECONDS)
+        assert gone, "something holds a mount of kubelet's"  # what ends with the last pod may, for a moment
         for top in Path("/sys/fs/cgroup").glob(f"*/{engine.state.name}"):
             for group in sorted(top.rglob("*/"), reverse=True):
                 group.rmdir()

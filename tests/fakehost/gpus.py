@@ -180,8 +180,9 @@ def table(gpus: Iterable[Gpu]) -> str:
             f"profile={mig.profile} uuid={mig.uuid}"
             for mig in gpu.mig
         ]
+    there = {gpu.index for gpu in gpus}
     for gpu in gpus:
-        lines += [f"near = {gpu.index} {other} {level}" for other, level in gpu.near.items() if other < len(gpus)]
-        lines += [f"link = {gpu.index} {other} {count}" for other, count in gpu.links.items() if other < len(gpus)]
+        lines += [f"near = {gpu.index} {other} {level}" for other, level in gpu.near.items() if other in there]
+        lines += [f"link = {gpu.index} {other} {count}" for other, count in gpu.links.items() if other in there]
         lines += [f"switch = {gpu.index} {gpu.switched}"] if gpu.switched else []
     return "".join(line + "\n" for line in lines)
