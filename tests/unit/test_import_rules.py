@@ -37,7 +37,7 @@ ROOMS = {
     "kubelet": (
         "gpuplugin.protobuf gpuplugin.v1beta1 gpuplugin.sockets gpuplugin.service gpuplugin.endpoint "
         "gpuplugin.podresources",
-        "ground",
+        "ground gpuplugin.tasks",
     ),
     "resources": (
         "gpuplugin.resources gpuplugin.preferred gpuplugin.sharing gpuplugin.forms gpuplugin.division",
