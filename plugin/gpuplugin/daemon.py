@@ -90,6 +90,7 @@ class Plugin:
         if watch.fd >= 0:
             loop.add_reader(watch.fd, self._changed, watch)
         releasing.prepare()
+        self._registry.join(releasing.folder())
         self._spawn(self._questions.keep())
         self._spawn(self._limits.keep())
         try:

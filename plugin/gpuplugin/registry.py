@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.endpoint import Endpoint
+from gpuplugin.instances import Instances
 from gpuplugin.offer import Resource
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Registry:
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
+        self._instances, self._offered = Instances(), False
         self._problems: Problems = {}
         self._held = ""  # why nothing at all is given out
         self.served: dict[str, Served] = {}
@@ -76,12 +78,22 @@ class Registry:
                 row = [replace(device, problem=self._held) for device in row]
             one.resource.have(row, weights)
             one.tell()
+        self._offered = True
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:
         resource.ail(self._problems)
-        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer)
+        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, self._instances.others)
         self.served[name] = Served(resource, endpoint, self._start(endpoint.keep()))
         return self.served[name]
+
+    def join(self, folder: str) -> None:
+        """Be found by other instances of the plugin; `folder` is that of what it keeps."""
+        self._instances.join(folder)
+
+    @property
+    def ready(self) -> bool:
+        """Whether this node's GPUs were offered once, and kubelet has all resources from here or another instance."""
+        return self._offered and all(one.endpoint.ready for one in self.served.values())
 
     def fail(self, problem: str) -> None:
         """Give nothing out until the next `offer`."""
@@ -123,3 +135,4 @@ class Registry:
     async def stop(self) -> None:
         """Serve no more."""
         await asyncio.gather(*(one.endpoint.stop() for one in self.served.values()))
+        self._instances.leave()
