@@ -20,7 +20,7 @@ ROOMS = {
         "ground inventory cdi",
     ),
     "create": ("gpushim.create gpushim.update gpushim.verbs gpushim.stub", "ground inventory decision refresh"),
-    "refresh": ("gpushim.refresh", "ground inventory cdi"),
+    "refresh": ("gpushim.refresh gpushim.keep gpushim.wanted", "ground inventory cdi"),
     "cdi": ("gpushim.cdi", "ground decision gpushim.inventory.ensure"),
     "engines": ("gpushim.engines", "ground cdi decision gpuhook.walk"),
     "holders": ("gpushim.holders gpushim.names gpushim.runtime_state", "ground engines"),
@@ -54,6 +54,8 @@ ROOMS = {
         "gpuplugin.mps_supervisor gpuplugin.mps_control gpuplugin.compute_mode",
         "ground inventory resources mps children",
     ),
+    # What puts all of it onto a node, from an image.
+    "node": ("gpuplugin.node", "ground engines cli"),
     "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
         "gpuplugin.check gpuplugin.explain",
