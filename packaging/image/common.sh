@@ -1,5 +1,6 @@
 #!/bin/sh
 # What packaging/image/base and packaging/image/build share, which source it. `top` is the checkout.
+: "${top:?is of who sources this}"
 umask 022
 export LC_ALL=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin # where Debian's own Python stands first
 

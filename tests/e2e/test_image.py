@@ -1,4 +1,4 @@
-"""The OCI image: what is in it, whether its programs run where a pod has no rights, and whether two builds are equal."""
+"""The OCI image: what is in it, that its programs run where a pod has no rights, and that two builds are equal."""
 
 from __future__ import annotations
 
