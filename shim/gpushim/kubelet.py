@@ -86,8 +86,8 @@ def _given(entry: Any) -> Given:
     ids = entry["DeviceIDs"] or {}
     rows = ids.values() if isinstance(ids, dict) else [ids]  # by NUMA node since Kubernetes 1.20
     listed = [one for row in rows for one in _texts(row)]
-    texts = (str(entry[key]) for key in ("PodUID", "ContainerName", "ResourceName"))
-    return Given(*texts, listed, [*_answer(entry.get("AllocResp"))])
+    uid, container, resource = (str(entry[key]) for key in ("PodUID", "ContainerName", "ResourceName"))
+    return Given(uid, container, resource, listed, [*_answer(entry.get("AllocResp"))])
 
 
 def _texts(found: Any) -> list[str]:

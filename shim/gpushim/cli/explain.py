@@ -30,6 +30,7 @@ from gpushim.errors import BUNDLE, GpushimError
     help="A container that asks Kubernetes for this, such as nvidia.com/gpu=2.",
 )
 @click.option("--pod", default="", metavar="NAMESPACE/POD[/CONTAINER]", help="Running containers of a pod, here.")
+@click.option("--state", multiple=True, metavar="DIRECTORY", help="With --pod: where to look, as of gpushim ps.")
 @show.format_option("table", "json")
 def explain(
     target: str | None,
@@ -40,6 +41,7 @@ def explain(
     privileged: bool,
     kubernetes: tuple[str, ...],
     pod: str,
+    state: tuple[str, ...],
     form: str,
 ) -> None:
     """Say what a container would get, and why.
@@ -58,10 +60,12 @@ def explain(
             "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, --kubernetes RESOURCE=NUMBER, or "
             "--pod NAMESPACE/POD"
         )
+    if state and not pod:
+        raise click.UsageError("--state says where the containers of a --pod are looked for")
     if pod:
         from gpushim.cli import explain_pod
 
-        explain_pod.explain(pod, form, tell)
+        explain_pod.explain(pod, [*state] or None, form, tell)
         return
     if kubernetes:
         _ask_plugin(kubernetes, form)

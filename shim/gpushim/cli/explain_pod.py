@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def explain(text: str, form: str, tell: Callable[[dict[str, Any]], None]) -> None:
+def explain(text: str, states: list[str] | None, form: str, tell: Callable[[dict[str, Any]], None]) -> None:
     """Print it as "table" or "json".
 
     Args:
         text: NAMESPACE/POD or NAMESPACE/POD/CONTAINER.
+        states: state directories to look into, instead of the usual ones.
         form: how to print it.
         tell: prints what gpushim.explain has found out, as a table.
 
@@ -36,7 +37,7 @@ def explain(text: str, form: str, tell: Callable[[dict[str, Any]], None]) -> Non
     inventory = present.anyhow(notes)
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
-    found, more = pods.report(asked, inventory, _kubelet_dir())
+    found, more = pods.report(asked, inventory, _kubelet_dir(), states)
     for note in [*notes, *more]:
         show.say(f"note: {note}", error=True)
     if form == "json":

@@ -13,7 +13,7 @@ import pytest
 from gpushim import holders
 from gpushim.cli import main
 from gpushim.inventory import present
-from unit.gpushim import test_kubelet, test_plan, test_pods
+from unit.gpushim import test_holders, test_kubelet, test_plan, test_pods
 from unit.gpushim.cli.commands import apart
 from unit.gpushim.test_holders import Machine
 
@@ -85,7 +85,7 @@ def test_nothing_speaks_to_the_terminal(machine: Machine) -> None:
 def test_ps_has_columns_for_pods_where_there_are_some(machine: Machine, pods: bool) -> None:
     if not pods:
         (machine.states / "a" / "state.json").unlink()
-    machine.runc("b", test_pods.given("/dev/nvidia1", annotations={"nerdctl/name": "web"}), machine.process())
+    machine.runc("b", test_holders.given("/dev/nvidia1", annotations={"nerdctl/name": "web"}), machine.process())
     head = said("ps").splitlines()[0].split()
     assert head == ["CONTAINER", *(["NAMESPACE", "POD"] if pods else []), "NAME", "ENGINE", "PID", "DEVICES", "HOW"]
     rows = [*csv.DictReader(io.StringIO(said("ps", "--format=csv")))]
