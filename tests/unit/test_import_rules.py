@@ -24,7 +24,8 @@ ROOMS = {
     "cdi": ("gpushim.cdi", "ground decision gpushim.inventory.ensure"),
     "engines": ("gpushim.engines", "ground cdi decision gpuhook.walk"),
     "holders": ("gpushim.holders gpushim.names gpushim.runtime_state", "ground engines"),
-    "doctor": ("gpushim.doctor", "ground inventory cdi engines migrate"),
+    "pods": ("gpushim.pods gpushim.kubelet", "ground inventory decision holders"),
+    "doctor": ("gpushim.doctor", "ground inventory cdi engines migrate gpushim.kubelet"),
     "hook": ("gpuhook", "ground decision"),
     "migrate": (
         "gpushim.nvidia.migrate gpushim.nvidia.migrate_keys gpushim.nvidia.migrate_engines "
@@ -32,7 +33,7 @@ ROOMS = {
         "ground cdi engines",
     ),
     "nvidia": ("gpushim.nvidia", "ground inventory decision engines hook migrate cli"),
-    "cli": ("gpushim.cli", "ground inventory decision refresh cdi engines holders doctor migrate"),
+    "cli": ("gpushim.cli", "ground inventory decision refresh cdi engines holders pods doctor migrate"),
     # The device plugin: what a node has is told apart from how kubelet asks for it.
     "kubelet": (
         "gpuplugin.protobuf gpuplugin.v1beta1 gpuplugin.sockets gpuplugin.service gpuplugin.endpoint "
