@@ -38,7 +38,7 @@ ROOMS = {
     "kubelet": (
         "gpuplugin.protobuf gpuplugin.v1beta1 gpuplugin.sockets gpuplugin.service gpuplugin.endpoint "
         "gpuplugin.podresources",
-        "ground gpuplugin.tasks",
+        "ground gpuplugin.tasks gpuplugin.counts",
     ),
     "resources": (
         "gpuplugin.resources gpuplugin.preferred gpuplugin.sharing gpuplugin.forms gpuplugin.division",
@@ -51,7 +51,7 @@ ROOMS = {
     "mps": ("gpuplugin.mps", "ground inventory"),
     "kept": ("gpuplugin.kept", "ground inventory"),
     "allocation": ("gpuplugin.allocation gpuplugin.cdi", "ground cdi resources mps"),
-    "children": ("gpuplugin.watching gpuplugin.limits", "ground inventory"),
+    "children": ("gpuplugin.watching gpuplugin.limits gpuplugin.figures", "ground inventory"),
     "supervisor": (
         "gpuplugin.mps_supervisor gpuplugin.mps_control gpuplugin.compute_mode",
         "ground inventory resources mps children",
