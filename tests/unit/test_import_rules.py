@@ -56,7 +56,7 @@ ROOMS = {
     ),
     "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
-        "gpuplugin.check gpuplugin.explain",
+        "gpuplugin.check gpuplugin.explain gpuplugin.labels gpuplugin.labels_file",
         "ground inventory decision cdi cli resources settings allocation children offer",
     ),
     "plugin": (
