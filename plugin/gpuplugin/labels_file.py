@@ -12,7 +12,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import labels
+from gpuplugin import kept, labels
 from gpushim import replace, stamp
 from gpushim.cli import show
 from gpushim.errors import GpushimError
@@ -125,7 +125,8 @@ def tell(settings: Settings, form: str) -> None:
     """
     for note in settings.notes:
         show.say(f"note: {note}", error=True)
-    snapshot = renew.snapshot(stamp.config_path(), stamp.state_dir())
+    state, renewed = stamp.state_dir(), settings.values["refresh"]
+    snapshot = renew.snapshot(stamp.config_path(), state) if renewed else kept.snapshot(state)
     found = labels.labels(snapshot, settings, labels.machine())
     since = "" if settings.values["labels-no-timestamp"] else str(int(time.time()))
     if form == "json":

@@ -20,7 +20,7 @@ ROOMS = {
         "ground inventory cdi",
     ),
     "create": ("gpushim.create gpushim.update gpushim.verbs gpushim.stub", "ground inventory decision refresh"),
-    "refresh": ("gpushim.refresh", "ground inventory cdi"),
+    "refresh": ("gpushim.refresh gpushim.keep gpushim.wanted", "ground inventory cdi"),
     "cdi": ("gpushim.cdi", "ground decision gpushim.inventory.ensure"),
     "engines": ("gpushim.engines", "ground cdi decision gpuhook.walk"),
     "holders": ("gpushim.holders gpushim.names gpushim.runtime_state", "ground engines"),
@@ -48,20 +48,23 @@ ROOMS = {
         "ground resources gpuplugin.xids gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
     ),
     "mps": ("gpuplugin.mps", "ground inventory"),
+    "kept": ("gpuplugin.kept", "ground inventory"),
     "allocation": ("gpuplugin.allocation gpuplugin.cdi", "ground cdi resources mps"),
     "children": ("gpuplugin.watching gpuplugin.limits", "ground inventory"),
     "supervisor": (
         "gpuplugin.mps_supervisor gpuplugin.mps_control gpuplugin.compute_mode",
         "ground inventory resources mps children",
     ),
+    # What puts all of it onto a node, from an image.
+    "node": ("gpuplugin.node", "ground engines cli"),
     "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
         "gpuplugin.check gpuplugin.explain gpuplugin.labels gpuplugin.labels_file",
-        "ground inventory decision cdi cli resources settings allocation children offer",
+        "ground inventory decision cdi cli resources settings allocation children offer kept",
     ),
     "plugin": (
         "gpuplugin",
-        "ground inventory holders cli kubelet resources settings allocation mps children offer told supervisor "
+        "ground inventory holders cli kubelet resources settings allocation mps kept children offer told supervisor "
         "gpushim.nvidia.device_plugin_keys",
     ),
 }
