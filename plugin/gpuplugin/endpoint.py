@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from gpuplugin import sockets, tasks, v1beta1
+from gpuplugin import counts, sockets, tasks, v1beta1
 from gpuplugin.service import Service
 from gpuplugin.sockets import Listener, identity, is_socket, listening
 from gpuplugin.v1beta1 import reader, writer
@@ -118,9 +118,9 @@ class Endpoint:
         return self._kubelet is not None and self._service.told and not self._away
 
     @property
-    def ready(self) -> bool:
-        """Whether kubelet has this resource from here, or from another instance."""
-        return self._away or self.told
+    def served(self) -> bool:
+        """Whether kubelet has this from us, or from another instance that is found at the path."""
+        return self.told or self._away
 
     @property
     def settled(self) -> bool:
@@ -153,6 +153,7 @@ class Endpoint:
             self._refused = self._refused + 1 if self._refusing == kubelet else 1
             self._refusing = kubelet
             return SOON if self._refused < PATIENCE else POLL / 2
+        counts.add(counts.REGISTRATIONS, self.resource)
         logger.info("kubelet has registered %s", self.resource)
         self._loose = self._others() and await self._loosen(path)
         self._refusing, self._kubelet, self._registered = None, kubelet, time.monotonic()
@@ -207,6 +208,8 @@ class Endpoint:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
                     return False
+                if not self._service.refusing:
+                    counts.add(counts.REGISTRATION_ERRORS, self.resource)
                 why = visible((error.details() or "")[:LONGEST_REASON])  # it may not be kubelet that listens there
                 raise GpushimError(f"kubelet does not register {self.resource}: {why}", FAILED) from None
         return True

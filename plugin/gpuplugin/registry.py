@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin import release
 from gpuplugin.endpoint import Endpoint
 from gpuplugin.instances import Instances
 from gpuplugin.offer import Resource
@@ -48,10 +49,11 @@ class Registry:
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
-        self._instances, self._offered = Instances(), False
+        self._instances = Instances()
         self._problems: Problems = {}
         self._held = ""  # why nothing at all is given out
         self.served: dict[str, Served] = {}
+        self._offered = False
 
     def offer(
         self,
@@ -70,6 +72,9 @@ class Registry:
             weights: nearness of GPUs.
             folder: kubelet's directory of device plugins.
         """
+        if not self._offered:
+            self._instances.join(release.folder())
+        self._offered = True
         for name in [*found, *(name for name in self.served if name not in found)]:
             one = self.served.get(name) or self._serve(name, Resource(name, settings, told), folder)
             one.resource.obey(settings, told)
@@ -78,22 +83,12 @@ class Registry:
                 row = [replace(device, problem=self._held) for device in row]
             one.resource.have(row, weights)
             one.tell()
-        self._offered = True
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:
         resource.ail(self._problems)
         endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, self._instances.others)
         self.served[name] = Served(resource, endpoint, self._start(endpoint.keep()))
         return self.served[name]
-
-    def join(self, folder: str) -> None:
-        """Be found by other instances of the plugin; `folder` is that of what it keeps."""
-        self._instances.join(folder)
-
-    @property
-    def ready(self) -> bool:
-        """Whether this node's GPUs were offered once, and kubelet has all resources from here or another instance."""
-        return self._offered and all(one.endpoint.ready for one in self.served.values())
 
     def fail(self, problem: str) -> None:
         """Give nothing out until the next `offer`."""
@@ -114,6 +109,11 @@ class Registry:
             for one in self.served.values():
                 one.resource.ail(problems)
                 one.tell()
+
+    def unready(self) -> list[str]:
+        """List what kubelet has from no instance of ours; before the first `offer`, that it is not known."""
+        missing = [name for name, one in self.served.items() if not one.endpoint.served]
+        return missing if self._offered else ["no resource is known yet"]
 
     def changed(self) -> None:
         """Have kubelet's socket and ours looked at again."""

@@ -9,19 +9,24 @@ its own path, read-only and without vendor/, which no container may need for its
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import scratch
 from e2e import engines, trees, views
 from e2e.witness import settings
+
+T = TypeVar("T")
 
 CACHE = trees.TOP / ".cache" / "chroots"
 SUITES = ("trixie", "sid")
@@ -30,6 +35,13 @@ PACKAGES = (
     *("dash", "grep", "libpython3-stdlib", "python3-minimal"),  # all that the shim and the hook need
     *("base-files", "coreutils", "libc-bin", "mount", "util-linux"),  # SCRIPT's and the tests'
 )
+# For a Kubernetes of its own: the node's engine, and what plane.py starts beside the archive of kube.py.
+PLANE = (
+    *("containerd", "containernetworking-plugins", "etcd-server", "iproute2", "kubernetes-client", "runc"),
+    *("dash", "grep", "libpython3-stdlib", "python3-minimal"),
+    *("base-files", "coreutils", "libc-bin", "mount", "util-linux"),
+)
+RECIPES = {"trixie": ("trixie", PACKAGES), "sid": ("sid", PACKAGES), "plane": ("sid", PLANE)}
 # The packages' scripts do not run, which would take half the time again. This is what is missed of their work.
 FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n",
@@ -76,32 +88,55 @@ class Chroot:
     """An entered Debian.
 
     Args:
-        suite: its codename.
+        suite: its codename, or another name of RECIPES.
         prefix: what to put before a command that shall run in it.
+        network: file of its network namespace, if it has one of its own.
     """
 
     suite: str
     prefix: tuple[str, ...]
+    network: str = ""
+
+    def reach(self, call: Callable[[], T]) -> T:
+        """Call a function in its network, in a thread that ends then.
+
+        Args:
+            call: what opens the connections.
+
+        Returns:
+            What it returns.
+        """
+        if not self.network:
+            return call()
+
+        def there() -> T:
+            with open(self.network, "rb") as namespace:
+                assert ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0) == 0, ctypes.get_errno()
+            return call()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(there).result()
 
 
 def tree(suite: str, cache: Path = CACHE) -> Path:
     """Return the root filesystem of a Debian suite with engines, building it the first time.
 
     Args:
-        suite: one of SUITES.
+        suite: a name of RECIPES.
         cache: directory that keeps trees between runs.
 
     Returns:
         The tree's directory. It is shared: `entered` puts an overlay on it.
     """
-    recipe = hashlib.sha256(json.dumps([PACKAGES, FILES, LINKS, trees.LEFT_OUT]).encode()).hexdigest()
+    codename, packages = RECIPES[suite]
+    recipe = hashlib.sha256(json.dumps([packages, FILES, LINKS, trees.LEFT_OUT]).encode()).hexdigest()
     place = cache / suite  # a lock for each: they are built side by side
     found = place / recipe[:12]
     with trees.locked(place):
         if not found.is_dir():
             with tempfile.TemporaryDirectory(dir=place) as scratch:
                 fresh = Path(scratch) / "tree"
-                trees.bootstrap(fresh, suite, "extract", PACKAGES)
+                trees.bootstrap(fresh, codename, "extract", packages)
                 for path, text in FILES.items():
                     (fresh / path).write_text(text)
                 for path, target in LINKS.items():
@@ -112,20 +147,23 @@ def tree(suite: str, cache: Path = CACHE) -> Path:
 
 
 @contextlib.contextmanager
-def entered(suite: str, *directories: Path, view: str = "hybrid", lower: str = "") -> Iterator[Chroot]:
+def entered(
+    suite: str, *directories: Path, view: str = "hybrid", lower: str = "", network: bool = False
+) -> Iterator[Chroot]:
     """Enter a Debian for the block.
 
     Args:
-        suite: one of SUITES; any name with `lower`.
+        suite: a name of RECIPES; any name with `lower`.
         directories: to be seen in it under their own paths, read-only.
         view: of the cgroup file systems, as in views.SCRIPTS, or "hybrid" for the machine's own.
         lower: root filesystems, the uppermost first, parted by colons, instead of the suite's tree.
+        network: whether it has one of its own, with a loopback interface that is down.
 
     Yields:
         The Debian; commands with its prefix share one mount and one PID namespace.
     """
     script = views.SCRIPTS.get(view, "") + SCRIPT
-    words = ["/usr/bin/unshare", "--mount", "--propagation=private", "--pid", "--kill-child"]
+    words = ["/usr/bin/unshare", "--mount", "--propagation=private", "--pid", "--kill-child", *["--net"] * network]
     words += ["/bin/sh", "-euc", script, "sh", lower or str(tree(suite)), str(trees.TOP), str(scratch.top())]
     words += map(str, directories)
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -134,8 +172,10 @@ def entered(suite: str, *directories: Path, view: str = "hybrid", lower: str = "
         assert holder.stdout.readline() == b"ready\n", f"{suite} cannot be entered"
         namespaces = f"/proc/{holder.pid}/ns"
         try:
-            enter = ("/usr/bin/nsenter", f"--mount={namespaces}/mnt", f"--pid={namespaces}/pid_for_children", "--")
-            yield Chroot(suite, enter)
+            names = {"mount": "mnt", "pid": "pid_for_children", **({"net": "net"} if network else {})}
+            enter = (f"--{option}={namespaces}/{name}" for option, name in names.items())
+            prefix = ("/usr/bin/nsenter", *enter, "--")
+            yield Chroot(suite, prefix, f"{namespaces}/net" if network else "")
         finally:
             holder.stdin.close()
 

@@ -122,6 +122,7 @@ class Node:
     work: Path
     ports: list[int]
     kubelet_dir: Path
+    flags: tuple[str, ...] = ()
     _process: subprocess.Popen[bytes] | None = None
     _pods: dict[str, int] = field(default_factory=dict)
 
@@ -133,7 +134,7 @@ class Node:
     def start(self) -> None:
         """Start kubelet, and wait until it answers."""
         command = [*self.place.prefix, str(program()), "kubelet", f"--config={self.work}/kubelet.json"]
-        command += [f"--hostname-override={NAME}", "--v=2"]
+        command += [f"--hostname-override={NAME}", "--v=2", *self.flags]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -161,12 +162,7 @@ class Node:
             self._process = None
 
     def _get(self, path: str, port: int = 1) -> str:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[port]}{path}", timeout=5) as answer:
-                text: str = answer.read().decode()
-                return text
-        except OSError:
-            return ""
+        return fetch(self.place, f"http://127.0.0.1:{self.ports[port]}{path}")
 
     def create(self, name: str, limits: dict[str, int], **more: Any) -> None:
         """Ask for a pod.
@@ -326,6 +322,24 @@ class Node:
         return found
 
 
+def fetch(place: Chroot, url: str) -> str:
+    """Return what answers at a URL in a Debian's network; nothing if nobody does.
+
+    Args:
+        place: the Debian.
+        url: of http.
+    """
+
+    def get() -> str:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+
+    try:
+        return place.reach(get)
+    except OSError:
+        return ""
+
+
 def _boxes(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return pod["status"].get("containerStatuses") or []
 
@@ -342,12 +356,14 @@ def _ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def node(engine: Containerd, place: Chroot) -> Iterator[Node]:
+def node(engine: Containerd, place: Chroot, *flags: str, settings: dict[str, object] | None = None) -> Iterator[Node]:
     """Make a node of a containerd, and run its kubelet.
 
     Args:
         engine: the containerd, with the pods' images.
         place: the Debian that it runs in.
+        flags: more of kubelet's.
+        settings: more of kubelet's, or others than SETTINGS.
     """
     work = Path(tempfile.mkdtemp(prefix="k", dir=engine.state))
     ports, kubelet = _ports(3), work / "k"  # short, for sockets lie in it
@@ -358,6 +374,7 @@ def node(engine: Containerd, place: Chroot) -> Iterator[Node]:
         (work / "settings" / name).write_text(value + "\n")
     settings = {
         **SETTINGS,
+        **(settings or {}),
         "containerRuntimeEndpoint": f"unix://{engine.socket}",
         "staticPodPath": str(work / "manifests"),
         "podLogsDir": str(work / "logs"),
@@ -373,7 +390,7 @@ def node(engine: Containerd, place: Chroot) -> Iterator[Node]:
         for name in ("cpuset.mems", "cpuset.cpus"):
             if (mine / name).exists():
                 (mine / name).write_text((group.parent / name).read_text())
-    found = Node(engine, place, work, ports, kubelet)
+    found = Node(engine, place, work, ports, kubelet, flags)
     found.start()
     try:
         yield found

@@ -12,7 +12,14 @@ import pytest
 from gpuplugin.instances import Instances
 from unit.test_import_rules import TOP
 
-OTHER = "import sys; from gpuplugin.instances import Instances; one = Instances(); one.join(sys.argv[1]); print(); input()"
+OTHER = """
+import sys
+from gpuplugin.instances import Instances
+one = Instances()
+one.join(sys.argv[1])
+print(flush=True)
+input()
+"""
 
 
 def test_each_sees_the_others_and_not_itself(tmp_path: Path) -> None:

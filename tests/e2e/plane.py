@@ -1,0 +1,271 @@
+"""A Kubernetes cluster of one node: etcd, API server, scheduler, controller-manager, kubelet, containerd, networks.
+
+All of it has mount, PID and network namespaces of its own (chroots.py), so that its ports and addresses are no one
+else's. The programs are those of kube.py's archive and Debian's. There is no kube-proxy: the API server answers at
+the address that is its service's. Nothing can be pulled: images come from archives.
+Out of scope: gpushim, and GPUs.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from e2e import chroots, helm, kube, leftovers
+from e2e.chroots import Chroot
+from e2e.engines import CONTAINERD, CTR, SYSTEM_PATH, Containerd, Daemon, run
+from e2e.installed import CONTAINERD as CONFIG
+from e2e.kube import NAME, Node
+from e2e.leftovers import until
+
+SECONDS = 60.0
+API, NODE, PODS = "10.250.0.1", "10.249.0.1", "10.244.0.0/16"  # addresses of the service, of the node, of pods
+NETWORK = """
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "/usr/lib/cni"
+conf_dir = "/etc/cni/net.d"
+"""
+CNI = {
+    "cniVersion": "1.0.0",
+    "name": "pods",
+    "plugins": [
+        {
+            "type": "ptp",
+            "ipMasq": False,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": PODS}]], "routes": [{"dst": "0.0.0.0/0"}]},
+        }
+    ],
+}
+# The arguments: a directory for what an overlay cannot hold, the addresses.
+PREPARE = """
+state=$1
+shift
+ip link set lo up
+for address do ip address add "$address/32" dev lo; done
+mkdir -p /root /etc/containerd /etc/cni/net.d /run/containerd /var/lib/containerd /var/lib/cni "$state/root"
+mount --bind "$state" /run/containerd
+mount --bind "$state/root" /var/lib/containerd
+cp "$state/containerd.toml" /etc/containerd/config.toml
+cp "$state/cni.json" /etc/cni/net.d/pods.conflist
+"""
+ETCD = """/usr/bin/etcd --data-dir=/run/etcd --unsafe-no-fsync --log-level=error
+    --listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379
+    --listen-peer-urls=http://127.0.0.1:2380"""
+APISERVER = f"""kube-apiserver --etcd-servers=http://127.0.0.1:2379 --bind-address=0.0.0.0 --secure-port=443
+    --advertise-address={NODE} --service-cluster-ip-range=10.250.0.0/24 --endpoint-reconciler-type=none
+    --external-hostname=localhost --cert-dir={{work}}/pki
+    --token-auth-file={{work}}/tokens --authorization-mode=Node,RBAC
+    --service-account-key-file={{work}}/key --service-account-signing-key-file={{work}}/key
+    --service-account-issuer=https://kubernetes.default.svc --kubelet-preferred-address-types=InternalIP"""
+CONTROLLERS = """kube-controller-manager --kubeconfig={work}/admin --leader-elect=false
+    --root-ca-file={work}/pki/apiserver.crt --service-account-private-key-file={work}/key"""
+SCHEDULER = "kube-scheduler --kubeconfig={work}/admin --leader-elect=false"
+
+
+@dataclass
+class Cluster:
+    """The cluster; it runs until its block ends.
+
+    Attributes:
+        node: its node.
+        work: directory with credentials and logs, seen inside and outside.
+        containerd: its engine's process, which may be restarted.
+    """
+
+    node: Node
+    work: Path
+    containerd: Daemon
+
+    @property
+    def kubeconfig(self) -> Path:
+        """An administrator's credentials, for clients in the node's network."""
+        return self.work / "admin"
+
+    @property
+    def place(self) -> Chroot:
+        """The Debian that is the node."""
+        return self.node.place
+
+    def run(self, line: str, *, check: bool = True) -> str:
+        """Run a line of shell as root on the node, and return what it prints."""
+        env = {"PATH": SYSTEM_PATH, "HOME": "/root", "LC_ALL": "C.UTF-8"}
+        done = run([*self.place.prefix, "/bin/sh", "-c", f"cd /root; {line}"], check=check, env=env)
+        return done.stdout + done.stderr
+
+    def helm(self, action: str, *words: Any, **more: Any) -> Any:
+        """Change a release, as helm.release."""
+        return helm.release(self.place.network, self.kubeconfig, action, *words, **more)
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file of the node."""
+        script = 'mkdir -p "${1%/*}"; printf %s "$2" >"$1"'
+        run([*self.place.prefix, "/bin/sh", "-euc", script, "sh", path, text])
+
+    def restart_containerd(self) -> None:
+        """Stand in for `systemctl restart containerd`."""
+        self.containerd.stop()
+        self.containerd.start()
+        assert self.containerd.answers(), self.containerd.log.read_text()[-3000:]
+
+    def load(self, archive: Path) -> None:
+        """Import an image archive for pods."""
+        self.node.engine.load(archive, ("k8s.io",))
+
+    def kubectl(self, *words: str, said: str = "", check: bool = True) -> str:
+        """Run kubectl as an administrator.
+
+        Args:
+            words: its arguments.
+            said: what it reads.
+            check: fail, with what it says, unless it succeeds.
+
+        Returns:
+            What it prints, with its errors if they are no failure.
+        """
+        command = [*self.place.prefix, "/usr/bin/kubectl", f"--kubeconfig={self.kubeconfig}", *words]
+        env = {"PATH": SYSTEM_PATH, "HOME": "/root"}
+        done = subprocess.run(
+            command, input=said, capture_output=True, text=True, check=False, env=env, timeout=2 * SECONDS
+        )
+        assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout if check else done.stdout + done.stderr
+
+    def apply(self, *objects: dict[str, Any] | str) -> None:
+        """Apply objects, or texts in YAML."""
+        texts = (one if isinstance(one, str) else json.dumps(one) for one in objects)
+        self.kubectl("apply", "--filename=-", said="\n---\n".join(texts))
+
+    def get(self, *words: str) -> dict[str, Any]:
+        """Return what `kubectl get` finds; nothing if there is no such object."""
+        text = self.kubectl("get", "--output=json", "--ignore-not-found", *words)
+        found: dict[str, Any] = json.loads(text) if text else {}
+        return found
+
+    def pods(self, *words: str, namespace: str = "default") -> dict[str, dict[str, Any]]:
+        """Return the pods of a namespace by name; words go to `kubectl get`."""
+        rows = self.get("pods", f"--namespace={namespace}", *words).get("items", ())
+        return {row["metadata"]["name"]: row for row in rows}
+
+    def allocatable(self) -> dict[str, str]:
+        """Say what the API says that the node can give."""
+        found: dict[str, str] = self.get("node", NAME)["status"]["allocatable"]
+        return found
+
+    def wait_for(self, condition: Callable[[], object], what: str, seconds: float = SECONDS) -> float:
+        """Wait until something is so.
+
+        Args:
+            condition: whether it is; its last answer is told if it never comes true.
+            what: it is, in words.
+            seconds: how long to wait at most.
+
+        Returns:
+            How long that took, in seconds.
+        """
+        began = time.monotonic()
+        assert until(lambda: bool(condition()), seconds), f"never: {what}\n{self.events()}"
+        return time.monotonic() - began
+
+    def events(self) -> str:
+        """What went on, for the message of a failure."""
+        pods = self.kubectl("get", "pods", "--all-namespaces", "--output=wide", check=False)
+        return (
+            pods + self.kubectl("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp", check=False)[-4000:]
+        )
+
+
+def _key() -> str:
+    """Make a private key on the curve P-256, as in RFC 5915, without its public part."""
+    der = bytes.fromhex("303102010104 20") + b"\x7f" + os.urandom(31) + bytes.fromhex("a00a06082a8648ce3d030107")
+    return f"-----BEGIN EC PRIVATE KEY-----\n{base64.b64encode(der).decode()}\n-----END EC PRIVATE KEY-----\n"
+
+
+def _credentials(work: Path) -> None:
+    """Write keys, tokens, and files for clients: `admin` and `kubelet`."""
+    (work / "pki").mkdir(parents=True)
+    (work / "key").write_text(_key())
+    users = {"admin": ("admin", "system:masters"), "kubelet": (f"system:node:{NAME}", "system:nodes")}
+    tokens = {name: os.urandom(16).hex() for name in users}
+    rows = (f'{tokens[name]},{user},{name},"{group}"\n' for name, (user, group) in users.items())
+    (work / "tokens").write_text("".join(rows))
+    server = {"server": "https://localhost", "certificate-authority": f"{work}/pki/apiserver.crt"}
+    for name, token in tokens.items():
+        said = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": server}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "c",
+        }
+        (work / name).write_text(json.dumps(said))
+
+
+@contextlib.contextmanager
+def _daemon(place: Chroot, work: Path, command: str, *ready: str) -> Iterator[Daemon]:
+    """Run a program of the cluster until the block ends, without waiting for anything."""
+    words = command.format(work=work).split()
+    name = Path(words[0]).name
+    if words[0].startswith("kube-"):
+        words.insert(0, str(kube.program()))
+    daemon = Daemon([*place.prefix, *words], work / f"{name}.log", {"PATH": SYSTEM_PATH}, [*place.prefix, *ready])
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+@contextlib.contextmanager
+def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Cluster]:
+    """Run a cluster.
+
+    Args:
+        images: archives of pods' images; `docker.io/library/pause:local` must be among them.
+        directories: to be seen on the node under their own paths, read-only.
+
+    Yields:
+        The cluster, whose node is ready and has the service account of namespace default.
+    """
+    program = kube.program()
+    with leftovers.state() as state, contextlib.ExitStack() as stack:
+        place = stack.enter_context(chroots.entered("plane", program.parent, *directories, view="v1", network=True))
+        (state / "containerd.toml").write_text(CONFIG + NETWORK)
+        (state / "cni.json").write_text(json.dumps(CNI))
+        run([*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(state), NODE, API])
+        work = state / "plane"
+        _credentials(work)
+        stack.enter_context(_daemon(place, work, ETCD))
+        stack.enter_context(_daemon(place, work, APISERVER))
+        containerd = stack.enter_context(_daemon(place, work, CONTAINERD, CTR, "version"))
+        assert containerd.answers(), containerd.log.read_text()[-3000:]
+        engine = Containerd(state, place.prefix)
+        for archive in images:
+            engine.load(archive, ("k8s.io",))
+        assert until((work / "pki/apiserver.crt").exists, SECONDS), (work / "kube-apiserver.log").read_text()[-3000:]
+        get = [*place.prefix, "/usr/bin/kubectl", f"--kubeconfig={work}/admin", "get"]
+        ready = until(lambda: run([*get, "--raw=/readyz"], check=False).returncode == 0, SECONDS)
+        assert ready, (work / "kube-apiserver.log").read_text()[-3000:]
+        for command in (CONTROLLERS, SCHEDULER):
+            stack.enter_context(_daemon(place, work, command))
+        flags = (f"--kubeconfig={work}/kubelet", f"--node-ip={NODE}", f"--cert-dir={work}/pki/kubelet")
+        node = stack.enter_context(kube.node(engine, place, *flags, settings={"address": "0.0.0.0"}))
+        found = Cluster(node, work, containerd)
+        found.wait_for(lambda: _usable(found), "the node is ready")
+        yield found
+
+
+def _usable(found: Cluster) -> bool:
+    """Say whether pods can run: the node is ready and without a taint, and they can have an account."""
+    node = found.get("node", NAME)
+    states = {row["type"]: row["status"] for row in node.get("status", {}).get("conditions", ())}
+    account = found.get("serviceaccount", "default")
+    return states.get("Ready") == "True" and not node["spec"].get("taints") and bool(account)
