@@ -73,7 +73,8 @@ def _chosen(path: str) -> str:
     if not path:
         return ""
     try:
-        words = policy.trusted(path, "name of a profile").decode(errors="replace").split()
+        # All that it can do is to choose what root has written.
+        words = policy.trusted(path, "name of a profile", read_only=True).decode(errors="replace").split()
     except FileNotFoundError:
         return ""
     except OSError as error:

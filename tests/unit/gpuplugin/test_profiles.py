@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,29 @@ def test_settings_are_those_of_the_profile_and_messages_say_so(tmp_path: Path) -
     assert (found.values["gds"], found.profile) == (True, "big")
     (tmp_path / "profile").write_text("odd")
     assert settings.resolve({}, {}, section).notes == [f"{tmp_path}/file, profile odd: x means nothing"]
+
+
+class ReadOnly:
+    f_flag = os.ST_RDONLY
+
+
+def test_a_file_on_a_read_only_mount_may_be_another_containers(
+    read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the pod's second container leaves it; it chooses, and says nothing else."""
+    (tmp_path / "profile").write_text("big")
+    os.chown(tmp_path / "profile", 65532, 65532)
+    with pytest.raises(GpushimError, match="user 65532 owns it"):
+        read({"profiles": BOTH})
+    monkeypatch.setattr(os, "fstatvfs", lambda _: ReadOnly)
+    assert read({"profiles": BOTH}).table == BIG
+
+
+def test_config_file_on_a_read_only_mount_is_roots_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("{}")
+    os.chown(tmp_path / "file", 65532, 65532)
+    monkeypatch.setattr(os, "fstatvfs", lambda _: ReadOnly)
+    with pytest.raises(GpushimError, match="user 65532 owns it"):
+        profiles.read(str(tmp_path / "file"), "")
