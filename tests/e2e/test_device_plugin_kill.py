@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from e2e import trees
+from e2e.engines import SYSTEM_PATH, run
 from e2e.kube import Node
 from e2e.leftovers import SHIM_SECONDS, processes, until
 from e2e.plugins import Plugin, gpu_node, plugin
@@ -156,6 +158,8 @@ def test_killed_at_any_moment(node: Node, gpu_host: Host, gpushim_env: dict[str,
         assert sockets(node) == {"kubelet.sock", "gpushim-gpu.sock"}
         assert one.stop() == 0
         assert sockets(node) == {"kubelet.sock"}
+        # What a refresh that was killed has left, the next one takes away.
+        run([str(trees.TOP / "bin/gpushim"), "refresh", "--force"], env={"PATH": SYSTEM_PATH, **gpushim_env})
         assert {path.name for path in state.iterdir()} == files | {"device-plugin"}  # why devices are sick
         assert "Traceback" not in one.said()
 
