@@ -5,6 +5,7 @@ $GPUSHIM_KILL_SECONDS says how long, $GPUSHIM_KILL_SEED repeats a run as far as 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -113,18 +114,12 @@ def same(node: Node, pods: set[str], had: dict[str, list[str]]) -> None:
 def orphans(node: Node) -> Iterator[None]:
     """End shims that containerd has lost, as it does when it is killed while it makes a sandbox."""
 
-    def shims() -> list[int]:
-        return [
-            pid
-            for pid in processes(node.engine.state)
-            if b"/containerd-shim" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-
     yield
     node.remove("all")
-    until(lambda: not shims(), SHIM_SECONDS)
-    for pid in shims():
-        os.kill(pid, signal.SIGKILL)
+    until(lambda: not processes(node.engine.state, "/containerd-shim"), SHIM_SECONDS)
+    for pid in processes(node.engine.state, "/containerd-shim"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("orphans")
