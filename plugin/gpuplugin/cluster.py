@@ -57,14 +57,8 @@ class Api:
     """
 
     def __init__(self, environment: Mapping[str, str], folder: str = FOLDER) -> None:
-        self._host = environment.get("KUBERNETES_SERVICE_HOST", "")
-        port = environment.get("KUBERNETES_SERVICE_PORT", "443")
-        if not self._host or not (port.isascii() and port.isdecimal() and len(port) < 6):
-            raise GpushimError(
-                "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT name no API server; --cluster is for a pod",
-                FAILED,
-            )
-        self._port, self._folder = int(port), folder
+        self._host, self._port = _place(environment)
+        self._folder = folder
         self._mounted("token")
 
     @property
@@ -144,10 +138,19 @@ class Api:
                 found = file.read(TOKEN_LIMIT).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is no text"
-            raise ApiError(f"{path} cannot be read: {why}; mount the service account's token there") from None
+            raise GpushimError(f"{path} cannot be read: {why}; mount the service account there", FAILED) from None
         if not found or not found.isprintable():
-            raise ApiError(f"{path} is empty or no text; mount the service account's token there")
+            raise GpushimError(f"{path} is empty or no text; mount the service account there", FAILED)
         return found
+
+
+def _place(environment: Mapping[str, str]) -> tuple[str, int]:
+    host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not (port.isascii() and port.isdecimal() and len(port) < 6):
+        raise GpushimError(
+            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT name no API server; --cluster is for a pod", FAILED
+        )
+    return host, int(port)
 
 
 def named(text: str, where: str) -> str:
