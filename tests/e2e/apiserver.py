@@ -49,7 +49,7 @@ def api() -> Iterator[Api]:
         run([*place.prefix, "/bin/sh", "-euc", NETWORK, "sh", plane.NODE, plane.API])
         found = Api(place.prefix, state / "plane")
         plane._credentials(found.work)
-        for command in (plane.ETCD, plane.APISERVER):
+        for command in (plane.ETCD, f"{plane.APISERVER} --allow-privileged=true"):
             stack.enter_context(plane._daemon(place, found.work, command))
         certificate = found.work / "pki/apiserver.crt"
         ready = until(certificate.exists, 60) and until(

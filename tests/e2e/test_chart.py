@@ -242,6 +242,7 @@ SECURITY = {
     "gpushim-node keep": (None, True, {"!/host=/"}),
     "gpushim-uninstall uninstall": (None, True, {"!/host=/"}),
     "gpushim-uninstall done": (65532, False, set()),
+    "gpushim-device-plugin profile": (65532, False, set()),
     "gpushim-device-plugin cluster": (65532, False, set()),
     "gpushim-device-plugin device-plugin": (
         0,
@@ -285,7 +286,7 @@ def test_what_containers_may() -> None:
     assert found == SECURITY
 
 
-def test_the_token_is_in_one_container_alone() -> None:
+def test_the_token_is_where_the_api_server_is_asked() -> None:
     with_token = set()
     for each in daemon_sets():
         pod = each["spec"]["template"]["spec"]
@@ -298,17 +299,7 @@ def test_the_token_is_in_one_container_alone() -> None:
         tokens = {row["name"] for row in pod["volumes"] if "serviceAccountToken" in str(row)}
         for name, container in containers(each).items():
             with_token |= {name for row in container.get("volumeMounts", ()) if row["name"] in tokens}
-    assert with_token == {"cluster"}
-
-
-def test_rights_in_the_api_server() -> None:
-    found = charts.objects(ALL)
-    assert found["ClusterRole gpushim-gpushim-nodes"]["rules"] == [
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
-    ]
-    assert found["Role gpushim-device-plugin"]["rules"] == [
-        {"apiGroups": ["nfd.k8s-sigs.io"], "resources": ["nodefeatures"], "verbs": ["get", "create", "update"]}
-    ]
+    assert with_token == {"profile", "cluster"}
 
 
 def definition(plural: str) -> dict[str, Any]:
@@ -368,6 +359,27 @@ def test_the_api_server_takes_every_object(server: Api, values: Values) -> None:
     assert (done.returncode, len(done.stdout.splitlines())) == (0, len(rendered)), done.stderr
 
 
+RIGHTS = (
+    *(("list", "nodes", True), ("watch", "nodes", True), ("get", "nodes", False), ("patch", "nodes", False)),
+    *(("create", "nodefeatures", True), ("patch", "nodefeatures", True), ("delete", "nodefeatures", False)),
+    *(("list", "pods", False), ("get", "secrets", False), ("create", "pods", False)),
+)
+
+
+def test_rights_are_what_the_container_needs(server: Api) -> None:
+    rendered = charts.objects(ALL)
+    rights = [rendered[name] for name in (ACCOUNT, *NODES, *FEATURES)]
+    assert not server.kubectl("apply", "--filename=-", objects=rights).returncode
+    user = ("--as=system:serviceaccount:gpushim:gpushim-device-plugin", "--namespace=gpushim")
+    said = {row[:2]: server.kubectl("auth", "can-i", *row[:2], *user).stdout.strip() for row in RIGHTS}
+    assert said == {row[:2]: "yes" if row[2] else "no" for row in RIGHTS}
+    feature = {"apiVersion": "nfd.k8s-sigs.io/v1alpha1", "kind": "NodeFeature", "metadata": {"name": "gpushim-n"}}
+    words = ("apply", "--server-side", "--force-conflicts", "--field-manager=gpushim", "--validate=false")
+    for _ in range(2):  # it is made, and changed
+        done = server.kubectl(*words, "--filename=-", *user, objects=[feature])
+        assert not done.returncode, done.stderr
+
+
 def test_the_api_server_would_say_what_is_wrong(server: Api) -> None:
     rendered = charts.objects({})
     rendered[PLUGIN]["spec"]["template"]["spec"]["hostPid"] = True
@@ -375,4 +387,4 @@ def test_the_api_server_would_say_what_is_wrong(server: Api) -> None:
         "apply", "--dry-run=server", "--validate=true", "--filename=-", objects=[*rendered.values()]
     )
     assert done.returncode
-    assert 'hostPid' in done.stderr
+    assert "hostPid" in done.stderr
