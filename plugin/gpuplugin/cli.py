@@ -108,16 +108,16 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     asyncio.run(_daemon().Plugin(found, sources).run())
 
 
-def _beside(given: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool, once: bool) -> None:
+def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool, once: bool) -> None:
     """Do what the container beside the plugin does; what files of settings say is not its business."""
     from gpuplugin import in_cluster
 
     found = {
-        setting.key: device_plugin.by_flag(setting, given) or device_plugin.by_variable(setting, os.environ)
+        setting.key: device_plugin.by_flag(setting, flags) or device_plugin.by_variable(setting, os.environ)
         for setting in SETTINGS
         if setting.key in in_cluster.FILES
     }
-    profile, labels = (found[key].value if found[key] else "" for key in in_cluster.FILES)
+    profile, labels = (given.value if given else "" for given in map(found.get, in_cluster.FILES))
     in_cluster.run(os.environ, profile, labels if node_feature else "", once)
 
 

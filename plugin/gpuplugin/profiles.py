@@ -73,8 +73,7 @@ def _chosen(path: str) -> str:
     if not path:
         return ""
     try:
-        # All that it can do is to choose what root has written.
-        words = policy.trusted(path, "name of a profile", read_only=True).decode(errors="replace").split()
+        words = policy.trusted(path, "name of a profile", mounted=True).decode(errors="replace").split()
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,18 +152,18 @@ def soon(condition: Callable[[], object], seconds: float = 20) -> float:
     return time.monotonic() - began
 
 
-def text(path: Path) -> str:
-    return path.read_text() if path.exists() else "none"
+def says(path: Path, word: str) -> bool:
+    return path.exists() and path.read_text() == word
 
 
 def test_the_label_is_followed_within_two_seconds(server: Server, folder: Path) -> None:
     path = folder / "profile"
     with server.pod(f"--profile-file={path}"):
-        soon(lambda: text(path) == "")
+        soon(partial(says, path, ""))
         server.kubectl("label", "node", "node-2", f"{LABEL}=small")
         for said, word in (("=small", "small\n"), ("=whole", "whole\n"), ("-", "")):
             server.kubectl("label", "--overwrite", "node", "node-1", LABEL + said)
-            soon(lambda word=word: text(path) == word, 2)
+            soon(partial(says, path, word), 2)
 
 
 def test_labels_are_a_nodefeature_object(server: Server, folder: Path) -> None:

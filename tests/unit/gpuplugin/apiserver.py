@@ -25,7 +25,8 @@ class Request:
         parts = urlsplit(handler.path)
         size = int(handler.headers.get("Content-Length") or 0)
         self.method, self.path, self.query = handler.command, parts.path, dict(parse_qsl(parts.query))
-        self.headers, self.body = handler.headers, json.loads(handler.rfile.read(size)) if size else None
+        self.headers = handler.headers
+        self.body: Any = json.loads(handler.rfile.read(size)) if size else None
 
 
 class ApiServer:
