@@ -75,7 +75,7 @@ def test_whole_gpus_that_are_not_shared() -> None:
         (SHARED, "NVIDIA-A100-SXM4-40GB-SHARED", "4", "time-slicing", "false"),
         (RENAMED, "NVIDIA-A100-SXM4-40GB", "4", "time-slicing", "false"),
         (MPS, "NVIDIA-A100-SXM4-40GB-SHARED", "4", "mps", "true"),
-        # Of three GPUs one is shared: under another name, which nobody gets who asks for nvidia.com/gpu; or under this.
+        # Of three GPUs one is shared: by another name, which nobody asks for with nvidia.com/gpu; or by this one.
         (ONE_RENAMED, "NVIDIA-A100-SXM4-40GB", "1", "none", "false"),
         (FIRST, "NVIDIA-A100-SXM4-40GB-SHARED", "2", "time-slicing", "false"),
     ],
