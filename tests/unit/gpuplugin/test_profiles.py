@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,24 @@ def test_a_profile_file_of_others_is_refused(read: Any, tmp_path: Path, mode: in
     (tmp_path / "profile").write_text("small")
     (tmp_path / "profile").chmod(mode)
     with pytest.raises(GpushimError, match=f"profile cannot be trusted: user 0 owns it, its mode is {mode:04o}"):
+        read({"profiles": BOTH})
+
+
+def test_anybodys_profile_file_will_do_on_a_read_only_mount_but_no_link_of_theirs(
+    read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another container of the plugin's pod writes it, to a volume that is mounted read-only here."""
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: os.statvfs_result((1, 1, 1, 1, 1, 1, 1, 1, os.ST_RDONLY, 255)))
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((1, 1, 1, 1, 1, 1, 1, 1, os.ST_RDONLY, 255)))
+    tmp_path.chmod(0o777)
+    file = tmp_path / "profile"
+    file.write_text("small")
+    os.chown(file, 65532, 65532)
+    assert read({"profiles": BOTH}).profile == "small"
+    file.rename(tmp_path / "other")
+    file.symlink_to("other")
+    os.lchown(file, 65532, 65532)
+    with pytest.raises(GpushimError, match="others than root can put another file there"):
         read({"profiles": BOTH})
 
 
