@@ -65,8 +65,9 @@ class Plugin:
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
         self._turns = 0  # of letting go and taking, that were seen
         self._commands = Commands(self._registry, self._spawn, self._close, lambda: self._wake.set(), self._about)
-        self._control, self._units = Control(self._commands.by_word), Units(self._spawn)
-        self._labels, self._wrong = LabelsFile(self._spawn), ""  # what is wrong with the settings read last
+        self._control = Control(self._commands.by_word)
+        self._units, self._labels = Units(self._spawn), LabelsFile(self._spawn)
+        self._wrong = ""  # what is wrong with the settings that were read last
 
     @property
     def _folder(self) -> str:
@@ -81,7 +82,7 @@ class Plugin:
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
         self._refresh = renewal(self._settings, self._wake.set, self._spawn)
-        path = f"{releasing.folder()}/health.json"
+        path = f"{releasing.prepare()}/health.json"
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
         about = lambda: (self._settings, self._snapshot, self._reasons)  # noqa: E731
         self._exporter = Exporter(self._registry, self._watchers, self._spawn, self._commands.held, about)
@@ -92,7 +93,6 @@ class Plugin:
         loop.add_signal_handler(signal.SIGHUP, self._read_again)
         if watch.fd >= 0:
             loop.add_reader(watch.fd, self._changed, watch)
-        releasing.prepare()
         self._spawn(self._questions.keep())
         self._spawn(self._limits.keep())
         try:
