@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,7 +56,19 @@ mount --bind "$state" /run/containerd
 mount --bind "$state/root" /var/lib/containerd
 cp "$state/containerd.toml" /etc/containerd/config.toml
 cp "$state/cni.json" /etc/cni/net.d/pods.conflist
+mkdir -p /run/systemd/system
+cp "$state/systemctl" /usr/bin/systemctl
+chmod 755 /usr/bin/systemctl
 """
+# What systemd does for gpushim's sake: it has containerd in a unit, and restarts it. The rest succeeds.
+SYSTEMCTL = """#!/bin/sh
+[ "$1" = restart ] || exit 0
+cd /run/containerd
+echo "$*" >systemctl.$$
+mv systemctl.$$ systemctl.asked
+while [ -e systemctl.asked ]; do sleep 0.05; done
+"""
+UNIT = 'echo 0 >"/sys/fs/cgroup/systemd/$1/cgroup.procs"; shift; exec "$@"'
 ETCD = """/usr/bin/etcd --data-dir=/run/etcd --unsafe-no-fsync --log-level=error
     --listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379
     --listen-peer-urls=http://127.0.0.1:2380"""
@@ -110,7 +123,7 @@ class Cluster:
         run([*self.place.prefix, "/bin/sh", "-euc", script, "sh", path, text])
 
     def restart_containerd(self) -> None:
-        """Stand in for `systemctl restart containerd`."""
+        """Restart containerd, as systemd does; containers go on."""
         self.containerd.stop()
         self.containerd.start()
         assert self.containerd.answers(), self.containerd.log.read_text()[-3000:]
@@ -210,18 +223,54 @@ def _credentials(work: Path) -> None:
 
 
 @contextlib.contextmanager
-def _daemon(place: Chroot, work: Path, command: str, *ready: str) -> Iterator[Daemon]:
+def _daemon(place: Chroot, work: Path, command: str, *ready: str, before: tuple[str, ...] = ()) -> Iterator[Daemon]:
     """Run a program of the cluster until the block ends, without waiting for anything."""
     words = command.format(work=work).split()
     name = Path(words[0]).name
     if words[0].startswith("kube-"):
         words.insert(0, str(kube.program()))
-    daemon = Daemon([*place.prefix, *words], work / f"{name}.log", {"PATH": SYSTEM_PATH}, [*place.prefix, *ready])
+    daemon = Daemon(
+        [*place.prefix, *before, *words], work / f"{name}.log", {"PATH": SYSTEM_PATH}, [*place.prefix, *ready]
+    )
     daemon.start()
     try:
         yield daemon
     finally:
         daemon.stop()
+
+
+@contextlib.contextmanager
+def _unit(name: str) -> Iterator[str]:
+    """Make the cgroup of a unit, and remove it once what was in it has ended."""
+    group = Path("/sys/fs/cgroup/systemd", name)
+    group.mkdir(parents=True)
+    try:
+        yield name
+    finally:
+        assert until(lambda: not (group / "cgroup.procs").read_text(), SECONDS), f"{name} has processes"
+        group.rmdir()
+        with contextlib.suppress(OSError):
+            group.parent.rmdir()  # the machine's own, or another test's
+
+
+@contextlib.contextmanager
+def _restarting(found: Cluster, asked: Path) -> Iterator[None]:
+    """Restart containerd during the block whenever `systemctl` is run for it on the node."""
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.wait(0.05):
+            if asked.exists():
+                found.restart_containerd()
+                asked.unlink()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextlib.contextmanager
@@ -240,12 +289,14 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
         place = stack.enter_context(chroots.entered("plane", program.parent, *directories, view="v1", network=True))
         (state / "containerd.toml").write_text(CONFIG + NETWORK)
         (state / "cni.json").write_text(json.dumps(CNI))
+        (state / "systemctl").write_text(SYSTEMCTL)
         run([*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(state), NODE, API])
         work = state / "plane"
         _credentials(work)
         stack.enter_context(_daemon(place, work, ETCD))
         stack.enter_context(_daemon(place, work, APISERVER))
-        containerd = stack.enter_context(_daemon(place, work, CONTAINERD, CTR, "version"))
+        in_unit = ("/bin/sh", "-euc", UNIT, "sh", unit)
+        containerd = stack.enter_context(_daemon(place, work, CONTAINERD, CTR, "version", before=in_unit))
         assert containerd.answers(), containerd.log.read_text()[-3000:]
         engine = Containerd(state, place.prefix)
         for archive in images:
@@ -259,6 +310,7 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
         flags = (f"--kubeconfig={work}/kubelet", f"--node-ip={NODE}", f"--cert-dir={work}/pki/kubelet")
         node = stack.enter_context(kube.node(engine, place, *flags, settings={"address": "0.0.0.0"}))
         found = Cluster(node, work, containerd)
+        stack.enter_context(_restarting(found, state / "systemctl.asked"))
         found.wait_for(lambda: _usable(found), "the node is ready")
         yield found
 
