@@ -286,13 +286,9 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
     """
     program = kube.program()
     with leftovers.state() as state, contextlib.ExitStack() as stack:
+        unit = stack.enter_context(_unit(f"system.slice/{state.name}.service"))
         place = stack.enter_context(chroots.entered("plane", program.parent, *directories, view="v1", network=True))
-        (state / "containerd.toml").write_text(CONFIG + NETWORK)
-        (state / "cni.json").write_text(json.dumps(CNI))
-        (state / "systemctl").write_text(SYSTEMCTL)
-        run([*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(state), NODE, API])
-        work = state / "plane"
-        _credentials(work)
+        work = _prepared(place, state)
         stack.enter_context(_daemon(place, work, ETCD))
         stack.enter_context(_daemon(place, work, APISERVER))
         in_unit = ("/bin/sh", "-euc", UNIT, "sh", unit)
@@ -301,10 +297,7 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
         engine = Containerd(state, place.prefix)
         for archive in images:
             engine.load(archive, ("k8s.io",))
-        assert until((work / "pki/apiserver.crt").exists, SECONDS), (work / "kube-apiserver.log").read_text()[-3000:]
-        get = [*place.prefix, "/usr/bin/kubectl", f"--kubeconfig={work}/admin", "get"]
-        ready = until(lambda: run([*get, "--raw=/readyz"], check=False).returncode == 0, SECONDS)
-        assert ready, (work / "kube-apiserver.log").read_text()[-3000:]
+        _served(place, work)
         for command in (CONTROLLERS, SCHEDULER):
             stack.enter_context(_daemon(place, work, command))
         flags = (f"--kubeconfig={work}/kubelet", f"--node-ip={NODE}", f"--cert-dir={work}/pki/kubelet")
@@ -313,6 +306,24 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
         stack.enter_context(_restarting(found, state / "systemctl.asked"))
         found.wait_for(lambda: _usable(found), "the node is ready")
         yield found
+
+
+def _prepared(place: Chroot, state: Path) -> Path:
+    """Write what the programs read; returns the directory for what is the cluster's alone."""
+    (state / "containerd.toml").write_text(CONFIG + NETWORK)
+    (state / "cni.json").write_text(json.dumps(CNI))
+    (state / "systemctl").write_text(SYSTEMCTL)
+    run([*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(state), NODE, API])
+    _credentials(state / "plane")
+    return state / "plane"
+
+
+def _served(place: Chroot, work: Path) -> None:
+    """Wait until the API server is ready."""
+    ask = [*place.prefix, "/usr/bin/kubectl", f"--kubeconfig={work}/admin", "get", "--raw=/readyz"]
+    certificate, log = work / "pki/apiserver.crt", work / "kube-apiserver.log"
+    ready = until(lambda: certificate.exists() and run(ask, check=False).returncode == 0, SECONDS)
+    assert ready, log.read_text()[-3000:]
 
 
 def _usable(found: Cluster) -> bool:
