@@ -1,5 +1,6 @@
 #!/bin/sh
-# Install what the demo, the packages or the tests need on Debian 12: `tools/setup.sh demo|package|test`, as root.
+# Install what the demo, the packages, the image or the tests need on Debian 12: `tools/setup.sh demo|package|image|test`,
+# as root.
 #
 # Packages come from the host's own apt sources and only if they are missing. Everything else lands in this
 # checkout: vendor/ holds the Python packages that a refresh imports with the system's Python, .venv/ the tools
@@ -10,12 +11,14 @@ cd "$(dirname "$0")/.."
 what=${1:-test}
 packages="busybox-static gcc libc6-dev libc-bin mmdebstrap python3 python3-venv runc"
 building="debhelper dh-python lintian python3 python3-venv rpm rpmlint"
+imaging="mmdebstrap podman python3 python3-venv"
 case $what in
   demo) ;;
   package) packages=$building ;;
+  image) packages=$imaging ;;
   # Without recommended packages docker.io brings no bridge firewall tools; its service does start.
-  test) packages="$packages containerd crun docker.io podman shellcheck python3-grpcio python3-yaml strace systemd udev valgrind $building" ;;
-  *) echo "usage: tools/setup.sh demo|package|test" >&2 && exit 2 ;;
+  test) packages="$packages containerd crun docker.io shellcheck python3-grpcio python3-yaml strace systemd udev valgrind $building $imaging" ;;
+  *) echo "usage: tools/setup.sh demo|package|image|test" >&2 && exit 2 ;;
 esac
 
 say() { echo "setup: $1"; }
@@ -40,9 +43,10 @@ made() { [ -f "$1/.made" ] && [ "$(cat "$1/.made")" = "$recipe" ]; }
 finished() { echo "$recipe" >"$1/.made"; }
 
 [ -x .venv/bin/python ] || /usr/bin/python3 -m venv .venv
+runs_here() { [ "$what" = demo ] || [ "$what" = test ]; }
 pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore "$@"; }
 
-if [ "$what" != package ] && ! made vendor; then
+if runs_here && ! made vendor; then
   say "installing into vendor/: what packaging/bundled.txt names, and PyYAML"
   tools/vendor vendor
   pip --no-compile --no-deps --target vendor 'pyyaml>=6' # of packages, the distribution's
@@ -56,7 +60,7 @@ if [ "$what" = test ] && ! made .venv; then
 fi
 
 # Nothing writes bytecode at run time; a checkout that has it starts a container some 20 ms sooner.
-if [ "$what" != package ]; then
+if runs_here; then
   /usr/bin/python3 -m compileall -q vendor
   /usr/bin/python3 -IBS shim/gpushim/stub.py compile
 fi

@@ -1,14 +1,14 @@
 """What would be registered at kubelet, and why, in lines for people.
 
-Changes nothing but a snapshot that is out of date, as a create would. Out of scope: kubelet; where it is not
-there, a note says so.
+Changes nothing but a snapshot that is out of date, as a create would; not even that if refresh is false.
+Out of scope: kubelet; where it is not there, a note says so.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuplugin import limits, sharing
+from gpuplugin import kept, limits, sharing
 from gpuplugin.offer import absent, offered
 from gpushim import stamp
 from gpushim.cli import show
@@ -34,7 +34,8 @@ def tell(settings: Settings) -> None:
     """
     notes = settings.notes[:]
     try:
-        snapshot = renew.snapshot(stamp.config_path(), stamp.state_dir())
+        state, renewed = stamp.state_dir(), settings.values["refresh"]
+        snapshot = renew.snapshot(stamp.config_path(), state) if renewed else kept.snapshot(state)
         found, told = offered(snapshot, settings, notes)
         notes += absent(settings)
     finally:

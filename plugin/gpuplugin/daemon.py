@@ -24,6 +24,7 @@ from gpuplugin.questions import TICK, Questions
 from gpuplugin.refresh import Refresh
 from gpuplugin.registry import Registry
 from gpuplugin.units import Units
+from gpuplugin.wanted import Wanted
 from gpuplugin.watch import Watch
 from gpuplugin.watchers import Watchers
 from gpushim import stamp
@@ -78,7 +79,9 @@ class Plugin:
         """
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-        self._refresh, path = Refresh(self._wake.set, self._spawn), f"{releasing.folder()}/health.json"
+        own = self._settings.values["refresh"]
+        self._refresh: Refresh | Wanted = Refresh(self._wake.set, self._spawn) if own else Wanted()
+        path = f"{releasing.folder()}/health.json"
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
@@ -188,7 +191,7 @@ class Plugin:
         found = self._read(held)
         if found is None:
             return LOOK
-        self._refresh.trouble, self._snapshot = None, found  # another process may have renewed it
+        self._snapshot = found
         self._judge()
         if not held:
             self._watchers.hurry()
@@ -205,17 +208,13 @@ class Plugin:
         """Read the snapshot; have one that is out of date renewed, unless the GPUs are let go.
 
         Raises:
-            GpushimError: as for `_fail`.
+            GpushimError: as for `_fail`, or this process cannot go on.
         """
-        config, state = stamp.config_path(), stamp.state_dir()
-        found = ensure.read(config, state)
-        if found is None and held:
-            saved, stale = ensure.last(config, state)
-            return None if stale == "policy" else saved  # of which nothing is given out
-        if found is None:
-            self._refresh.need()
-            if self._refresh.trouble:
-                self._fail(self._refresh.trouble)
+        if held:
+            return self._refresh.last()  # of which nothing is given out
+        found = self._refresh.read()
+        if found is None and self._refresh.trouble:
+            self._fail(self._refresh.trouble)
         return found
 
     async def _go_by(self, found: Snapshot, seen: object) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import preferred, sharing
+from gpuplugin import kept, preferred, sharing
 from gpuplugin.offer import Resource, offered
 from gpuplugin.resources import PREFIX
 from gpushim import explain as story
@@ -43,7 +43,9 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
     Raises:
         GpushimError: the host or the request is such that there is no answer.
     """
-    snapshot, notes = renew.snapshot(stamp.config_path(), stamp.state_dir()), settings.notes[:]
+    state, notes = stamp.state_dir(), settings.notes[:]
+    renewed = settings.values["refresh"]
+    snapshot = renew.snapshot(stamp.config_path(), state) if renewed else kept.snapshot(state)
     found, told = offered(snapshot, settings, notes)
     weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
     answers: list[dict[str, Any]] = []

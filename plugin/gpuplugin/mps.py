@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from gpuplugin.division import MpsGroup
 
-SYSTEMD = "/run/systemd/system"  # is there where systemd runs (sd_booted(3))
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -100,7 +99,7 @@ def ready(state_dir: str, group: MpsGroup) -> str:
         group: by the settings in force.
     """
     place = Place(state_dir, group.name)
-    if not (all(map(stamp.ours, (state_dir, f"{state_dir}/mps", place.top))) and _is_held(place.lock)):
+    if not (all(map(stamp.ours, (state_dir, f"{state_dir}/mps", place.top))) and held(place.lock)):
         return (
             f"the MPS daemon of {group.name} does not run; start it with systemctl start {unit(group.name)}, or see "
             f"with journalctl -u {unit(group.name)} why it has ended"
@@ -116,19 +115,18 @@ def ready(state_dir: str, group: MpsGroup) -> str:
     return ""
 
 
-def wanted(state_dir: str, groups: Iterable[MpsGroup]) -> list[str]:
-    """Return the command that starts the units of groups without a supervisor; [] if there is nothing to start.
+def missing(state_dir: str, groups: Iterable[MpsGroup]) -> list[str]:
+    """List the units of groups without a supervisor.
 
     Args:
         state_dir: gpushim's state directory.
         groups: by the settings in force.
     """
-    units = [unit(group.name) for group in groups if not _is_held(Place(state_dir, group.name).lock)]
-    return ["/usr/bin/systemctl", "start", "--no-block", *units] if units and os.path.isdir(SYSTEMD) else []
+    return [unit(group.name) for group in groups if not held(Place(state_dir, group.name).lock)]
 
 
-def _is_held(path: str) -> bool:
-    """Say whether a supervisor lives: the kernel releases its lock when it ends, whatever happens."""
+def held(path: str) -> bool:
+    """Say whether who locks a file lives: the kernel releases its lock when it ends, whatever happens."""
     try:
         fd = os.open(path, _LOOK)
     except OSError:

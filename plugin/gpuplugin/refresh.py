@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from gpushim.model import Snapshot
+
     Line = tuple[int, str]  # level, text
 
 GRACE = 10  # seconds after its own deadline (deadline-seconds under [refresh]) before it is killed
@@ -55,6 +57,24 @@ class Refresh:
         self._said: set[str] = set()
         self.trouble: GpushimError | None = None
 
+    def read(self) -> Snapshot | None:
+        """Return the snapshot if it is true; else have it renewed."""
+        found = ensure.read(stamp.config_path(), stamp.state_dir())
+        if found is None:
+            self.need()
+        else:  # another process may have renewed it
+            self.trouble = None
+        return found
+
+    def last(self) -> Snapshot | None:
+        """Return the last one, though the host may have changed since."""
+        config, state = stamp.config_path(), stamp.state_dir()
+        found = ensure.read(config, state)
+        if found is None:
+            saved, stale = ensure.last(config, state)
+            found = None if stale == "policy" else saved
+        return found
+
     def need(self) -> None:
         """Start it, unless it runs or has just failed."""
         if self._task is not None:
@@ -78,7 +98,7 @@ class Refresh:
 
     async def _run(self) -> None:
         config, state = stamp.config_path(), stamp.state_dir()
-        facts, seconds = renew.facts(config), _seconds(config) + GRACE
+        facts, seconds = renew.facts(config), longest()
         force, self._force = ["--force"] * self._force, False
         try:
             code, said = await run([*renew.command(), *force], _environment(config, state), seconds)
@@ -194,6 +214,11 @@ def _why(code: int, lines: list[Line]) -> GpushimError:
 
 def _environment(config: str, state: str) -> dict[str, str]:
     return {**process.environment(), "GPUSHIM_CONFIG": config, "GPUSHIM_STATE": state}
+
+
+def longest() -> int:
+    """Return the seconds that a refresh may take."""
+    return _seconds(stamp.config_path()) + GRACE
 
 
 def _seconds(config: str) -> int:

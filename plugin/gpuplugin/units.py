@@ -1,14 +1,17 @@
 """The units that run the MPS daemons of groups: looked at, and started where they are missing.
 
+Where there is no systemd, as in a pod, the node is asked to (wanted.py).
+
 Out of scope: the daemons (mps_supervisor.py), what a group is (division.py).
 """
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import division, mps, process
+from gpuplugin import division, mps, process, wanted
 from gpushim import stamp
 from gpushim.errors import GpushimError
 from gpushim.logs import logger
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from gpushim.model import Snapshot
 
 AGAIN = 10.0  # seconds between starts
+SYSTEMD = "/run/systemd/system"  # is there where systemd runs (sd_booted(3))
 
 
 class Units:
@@ -39,12 +43,21 @@ class Units:
     def look(self, snapshot: Snapshot, settings: Settings) -> bool:
         """Have units started that are missing, and say whether what clients find has changed."""
         groups, state = _groups(snapshot, settings), stamp.state_dir()
-        words = mps.wanted(state, groups) if groups and time.monotonic() >= self._next else []
-        if words:
+        units = mps.missing(state, groups) if groups and time.monotonic() >= self._next else []
+        if units:
             self._next = time.monotonic() + AGAIN
-            self._start(_run(words))
+            self._begin(units)
         before, self._ready = self._ready, [mps.ready(state, group) for group in groups]
         return self._ready != before
+
+    def _begin(self, units: list[str]) -> None:
+        if os.path.isdir(SYSTEMD):
+            self._start(_run(["/usr/bin/systemctl", "start", "--no-block", *units]))
+            return
+        try:
+            wanted.ask(units=units)
+        except OSError as error:
+            logger.warning("the node cannot be asked to start %s: %s", ", ".join(units), error.strerror)
 
 
 def _groups(snapshot: Snapshot, settings: Settings) -> list[MpsGroup]:

@@ -88,6 +88,7 @@ DevicePluginPolicy = TypedDict(
         "allocation-policy": str,
         "cdi-annotation-prefix": str,
         "exclude": list[str],
+        "refresh": bool,
         "kubelet-dir": str,
         "config-file": str,
         "profile-file": str,

@@ -47,12 +47,17 @@ def current(inputs: Inputs) -> Stamp:
     """
     root = inputs["root"]
     return {
-        "boot": _text(BOOT_ID, 64),
+        "boot": boot(),
         "config": identity(inputs["config"]),
         **driver(proc_dir(root), inputs["sys"], inputs["times"]),
         "libraries": identity("/etc/ld.so.cache" if root == "/" else root + "/etc/ld.so.cache"),
         "nodes": [node(path) for path in inputs["nodes"]],
     }
+
+
+def boot() -> str | None:
+    """Return the boot id of the kernel, which no other boot has."""
+    return _text(BOOT_ID, 64)
 
 
 def alive(snapshot: Snapshot, ahead: float = 0) -> bool:

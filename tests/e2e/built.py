@@ -96,7 +96,7 @@ def build(kind: str, top: Path, out: Path, **env: str) -> dict[str, Path]:
 def _built(kind: str, version: str) -> Path:
     version = version or version_here()
     cache = CACHE / kind
-    place = cache / f"{_recipe(SOURCES)}-{version}"
+    place = cache / f"{recipe(SOURCES)}-{version}"
     with trees.locked(cache), tempfile.TemporaryDirectory(dir=cache) as scratch:
         if not place.is_dir():
             build(kind, checkout(trees.TOP, Path(scratch, "place/top"), version), Path(scratch, "place/out"))
@@ -108,7 +108,7 @@ def _built(kind: str, version: str) -> Path:
 
 def bundled() -> Path:
     """Return the Python packages that are bundled, fetched once."""
-    place = CACHE / "bundled" / _recipe(("packaging/bundled.txt", "tools/vendor"))
+    place = CACHE / "bundled" / recipe(("packaging/bundled.txt", "tools/vendor"))
     with trees.locked(CACHE / "bundled"):
         if not place.is_dir():
             subprocess.run([trees.TOP / "tools/vendor", place], check=True, timeout=BUILD_SECONDS)
@@ -122,7 +122,8 @@ def _found(kind: str, out: Path) -> dict[str, Path]:
     return {name + (".src" if path.name.endswith(".src.rpm") else ""): path for path, name in names.items()}
 
 
-def _recipe(names: tuple[str, ...]) -> str:
+def recipe(names: tuple[str, ...]) -> str:
+    """Return what changes with the files of this checkout that have these names, or lie below them."""
     digest = hashlib.sha256()
     for name in names:
         for path in sorted([trees.TOP / name, *(trees.TOP / name).rglob("*")]):

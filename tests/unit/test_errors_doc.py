@@ -24,6 +24,7 @@ PASSED_ON = {
     "plugin/gpuplugin/mps_supervisor.py: found['error']['sentence']",
     "plugin/gpuplugin/offer.py: snapshot['error']['sentence']",
     "plugin/gpuplugin/refresh.py: lines[-1][1]",
+    "plugin/gpuplugin/wanted.py: str(told.get('sentence'))",
     "hook/gpuhook/systemd.py: error.strerror",
     "hook/gpuhook/systemd.py: f\"{member.rpartition('.')[2]}: {name or 'an unknown error'}\"",
     "shim/gpushim/cdi/text.py: str(error)",

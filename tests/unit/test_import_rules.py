@@ -48,6 +48,7 @@ ROOMS = {
         "ground resources gpuplugin.xids gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
     ),
     "mps": ("gpuplugin.mps", "ground inventory"),
+    "kept": ("gpuplugin.kept", "ground inventory"),
     "allocation": ("gpuplugin.allocation gpuplugin.cdi", "ground cdi resources mps"),
     "children": ("gpuplugin.watching gpuplugin.limits", "ground inventory"),
     "supervisor": (
@@ -57,11 +58,11 @@ ROOMS = {
     "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
         "gpuplugin.check gpuplugin.explain",
-        "ground inventory decision cdi cli resources settings allocation children offer",
+        "ground inventory decision cdi cli resources settings allocation children offer kept",
     ),
     "plugin": (
         "gpuplugin",
-        "ground inventory holders cli kubelet resources settings allocation mps children offer told supervisor "
+        "ground inventory holders cli kubelet resources settings allocation mps kept children offer told supervisor "
         "gpushim.nvidia.device_plugin_keys",
     ),
 }

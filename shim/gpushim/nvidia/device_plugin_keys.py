@@ -73,6 +73,7 @@ SETTINGS = (
         "flags.plugin.cdiAnnotationPrefix",
     ),
     Setting("exclude", ("exclude",)),
+    Setting("refresh", ("refresh",), ("REFRESH",)),
     Setting("kubelet-dir", ("kubelet-dir",)),
     Setting(
         "kubelet-dir",

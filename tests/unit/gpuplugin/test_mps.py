@@ -79,11 +79,7 @@ def test_another_group_than_the_settings_have_is_none(served: mps.Place, key: st
     assert "systemctl restart gpushim-mps@gpu.dev.service" in why
 
 
-def test_units_are_wanted_where_nobody_supervises(served: mps.Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_are_missing_where_nobody_supervises(served: mps.Place) -> None:
     other = MpsGroup("gpu-2", GROUP.gpus, None, 50, False)
-    monkeypatch.setattr(mps, "SYSTEMD", served.state_dir)
-    wanted = mps.wanted(served.state_dir, [GROUP, other])
-    assert wanted == ["/usr/bin/systemctl", "start", "--no-block", "gpushim-mps@gpu-2.service"]
-    assert mps.wanted(served.state_dir, [GROUP]) == []
-    monkeypatch.setattr(mps, "SYSTEMD", served.state_dir + "/none")
-    assert mps.wanted(served.state_dir, [GROUP, other]) == []
+    assert mps.missing(served.state_dir, [GROUP, other]) == ["gpushim-mps@gpu-2.service"]
+    assert mps.missing(served.state_dir, [GROUP]) == []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuplugin import mps
+from gpuplugin import release, units
 from gpuplugin.settings import Settings
 from gpuplugin.sharing import Group, Mps
 from gpuplugin.units import Units
@@ -41,16 +42,24 @@ def test_a_gpu_that_mps_cannot_share_any_more_ends_nothing(top: Path, host: Host
 
 
 def test_missing_units_are_started_once_in_a_while(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps, "SYSTEMD", str(top))
+    monkeypatch.setattr(units, "SYSTEMD", str(top))
     started: list[Any] = []
 
     def start(work: Any) -> Any:
         started.append(work)
         work.close()
 
-    units = Units(start)
-    assert units.look(host.found, by_mps(top))
-    assert not units.look(host.found, by_mps(top))
+    one = Units(start)
+    assert one.look(host.found, by_mps(top))
+    assert not one.look(host.found, by_mps(top))
     assert len(started) == 1
     assert not Units(start).look(host.found, told(top))
     assert len(started) == 1
+
+
+def test_where_systemd_is_not_the_node_is_asked(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "SYSTEMD", str(top / "none"))
+    release.prepare()
+    Units(lambda work: work.close()).look(host.found, by_mps(top))
+    asked = json.loads((top / "state/device-plugin/wanted").read_text())
+    assert asked == {"refresh": False, "units": ["gpushim-mps@gpu.service"]}

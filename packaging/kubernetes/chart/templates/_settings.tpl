@@ -1,0 +1,76 @@
+{{- /* The settings that values say, as a JSON object: key of [device-plugin] -> text. */ -}}
+{{- define "gpushim.settings" -}}
+{{- $names := dict "migStrategy" "mig-strategy" "failOnInitError" "fail-on-init-error" "deviceListStrategy"
+  "device-list-strategy" "deviceIDStrategy" "device-id-strategy" "compatWithCPUManager" "pass-device-specs"
+  "gdsEnabled" "gds" "mofedEnabled" "mofed" "gdrcopyEnabled" "gdrcopy" -}}
+{{- $found := dict -}}
+{{- range $key, $value := .Values.settings | default dict -}}
+  {{- if not (kindIs "invalid" $value) }}{{ $_ := set $found $key $value }}{{ end -}}
+{{- end -}}
+{{- range $name, $key := $names -}}
+  {{- $value := index $.Values $name -}}
+  {{- if not (kindIs "invalid" $value) -}}
+    {{- if hasKey $found $key -}}
+      {{- fail (printf "%s and settings.%s are one setting; write one of them" $name $key) -}}
+    {{- end -}}
+    {{- $_ := set $found $key $value -}}
+  {{- end -}}
+{{- end -}}
+{{- if not (hasKey $found "fail-on-init-error") }}{{ $_ := set $found "fail-on-init-error" false }}{{ end -}}
+{{- $said := dict -}}
+{{- range $key, $value := $found -}}
+  {{- if kindIs "slice" $value -}}
+    {{- $words := list -}}
+    {{- range $value }}{{ $words = append $words (include "gpushim.word" .) }}{{ end -}}
+    {{- $_ := set $said $key (join "," $words) -}}
+  {{- else -}}
+    {{- $_ := set $said $key (include "gpushim.word" $value) -}}
+  {{- end -}}
+{{- end -}}
+{{- toJson $said -}}
+{{- end -}}
+
+{{- /* A value as on a command line: helm's numbers are floats, and print as 1e+06. */ -}}
+{{- define "gpushim.word" -}}
+{{- if kindIs "float64" . }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end -}}
+
+{{- /* The plugin's arguments, a YAML list. */ -}}
+{{- define "gpushim.flags" -}}
+{{- $flags := dict "gds" "gds-enabled" "mofed" "mofed-enabled" "gdrcopy" "gdrcopy-enabled" "imex-channels"
+  "imex-channel-ids" "allocation-policy" "shared-devices-allocation-policy" -}}
+- --refresh=false
+- --kubelet-dir={{ include "gpushim.kubeletDir" . }}
+{{- range $key, $text := include "gpushim.settings" . | fromJson }}
+{{- if $text }}
+- {{ printf "--%s=%s" (get $flags $key | default $key) $text | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* The port of the pod's own address at which metrics are; "" if there is none. */ -}}
+{{- define "gpushim.port" -}}
+{{- $address := (.Values.settings | default dict).metrics | default "" -}}
+{{- if not (regexMatch "^(unix:|127\\.|localhost:|\\[::1\\]:)" $address) }}{{ regexFind "[0-9]+$" $address }}{{ end -}}
+{{- end -}}
+
+{{- /* Refuses values that contradict each other or mean nothing here. */ -}}
+{{- define "gpushim.check" -}}
+{{- $elsewhere := list
+  (list "nvidiaDriverRoot" .Values.nvidiaDriverRoot "/" "write root under [driver] into the nodes' /etc/gpushim/config.toml")
+  (list "deviceDiscoveryStrategy" .Values.deviceDiscoveryStrategy "auto" "gpushim refresh finds out what a node has; leave it out")
+  (list "mps.root" (.Values.mps | default dict).root "/run/nvidia/mps" "MPS's pipes are in /run/gpushim/mps; leave it out")
+  (list "cdi.nvidiaHookPath" (.Values.cdi | default dict).nvidiaHookPath "/usr/bin/nvidia-cdi-hook"
+    "CDI specs name gpushim-hook; leave it out") -}}
+{{- range $row := $elsewhere -}}
+  {{- if and (index $row 1) (ne (index $row 1) (index $row 2)) -}}
+    {{- fail (printf "%s is %q, which is not decided here: %s" (index $row 0) (index $row 1) (index $row 3)) -}}
+  {{- end -}}
+{{- end -}}
+{{- $_ := include "gpushim.configMap" . -}}
+{{- $_ = include "gpushim.defaultProfile" . -}}
+{{- if and (.Values.podMonitor | default dict).enabled (not (include "gpushim.port" .)) -}}
+  {{- fail (printf "podMonitor.enabled needs a port that Prometheus reaches, and settings.metrics is %q; write %q there"
+    (toString (.Values.settings | default dict).metrics) ":9400") -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,123 @@
+"""What the node is asked to do where the plugin cannot: renew the snapshot, and start units.
+
+A file says it, and `gpushim refresh --keep` on the node does it when the file changes. Believed is what is kept of
+the last snapshot while that is renewed.
+Out of scope: reading the snapshot (kept.py), a refresh of one's own (refresh.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin import kept, mps, refresh, release
+from gpushim import stamp
+from gpushim.errors import INVENTORY, GpushimError
+from gpushim.inventory import ensure, renew
+from gpushim.logs import logger
+from gpushim.replace import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpushim.model import Snapshot
+
+NAME = "wanted"  # in the directory of what the plugin keeps
+RECENT = 5.0  # seconds in which what was asked for may not have been read
+ANSWER = 10.0  # seconds for the node to begin a refresh, and to end a usual one
+
+
+def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
+    """Ask the node, together with what was asked for just now.
+
+    Args:
+        renewed: whether the snapshot is to be renewed.
+        units: that are to be started.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = f"{release.folder()}/{NAME}"
+    before: dict[str, Any] = ensure.own(path) if stamp.ours(release.folder()) else {}
+    try:
+        if not 0 <= time.time() - os.stat(path).st_mtime < RECENT:
+            before = {}
+    except OSError:
+        before = {}
+    units = {*units, *map(str, before.get("units") or ())}
+    wanted = {"refresh": renewed or before.get("refresh") is True, "units": sorted(units)}
+    replace(path, json.dumps(wanted).encode(), 0o600)
+
+
+class Wanted:
+    """The snapshot, renewed by the node: in the place of `refresh.Refresh`.
+
+    Attributes:
+        trouble: why none comes; None if one does.
+    """
+
+    def __init__(self) -> None:
+        self.trouble: GpushimError | None = None
+        self._asked = 0.0  # stamp.clock() since it is asked for; 0 while it is not
+        self._pause, self._again = refresh.FIRST, 0.0  # seconds; time.monotonic()
+        self._first: Snapshot | None = None
+        self._said = ""
+
+    def read(self) -> Snapshot | None:
+        """Return the snapshot that counts, or None.
+
+        Raises:
+            GpushimError: the driver is not that whose libraries this process has.
+        """
+        found, why = kept.read(stamp.state_dir())
+        if found and not why:
+            kept.same_driver(self._first, found)
+            self._first = self._first or found
+        if self._asked and found and found["looked"] > self._asked and not why:
+            self._asked, self._pause, self._again = 0.0, refresh.FIRST, 0.0
+        if why or self._asked:
+            self.need()
+            self._judge(why)
+        else:
+            self.trouble, self._said = None, ""
+        return None if why else found
+
+    def last(self) -> Snapshot | None:
+        """Return the last one that can be read, though it may be out of date."""
+        return kept.read(stamp.state_dir())[0]
+
+    def need(self) -> None:
+        """Ask for it, unless it was asked for just now."""
+        self._asked = self._asked or stamp.clock()
+        if time.monotonic() < self._again:
+            return
+        self._again = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, refresh.LONGEST)
+        try:
+            ask(renewed=True)
+        except OSError as error:
+            logger.warning("%s/%s cannot be written: %s", release.folder(), NAME, error.strerror)
+
+    def hurry(self) -> None:
+        """Ask for it now: there is news of GPUs."""
+        self._pause, self._again, self._asked = refresh.FIRST, 0.0, stamp.clock()
+        self.need()
+
+    async def stop(self) -> None:
+        """Do nothing: no process of its own asks the driver."""
+
+    def _judge(self, why: GpushimError | None) -> None:
+        """Say what is wrong if nothing has come of asking for as long as it takes."""
+        state, waited = stamp.state_dir(), stamp.clock() - self._asked
+        told = ensure.own(f"{state}/{renew.FAILURE}")
+        if isinstance(told.get("at"), int) and told["at"] / 1e9 > self._asked:
+            self.trouble = GpushimError(str(told.get("sentence")), INVENTORY)
+        elif waited > refresh.longest() or (waited > ANSWER and not mps.held(f"{state}/{renew.LOCK}")):
+            path = f"{state}/{ensure.SNAPSHOT}"
+            silent = GpushimError(f"{path} was asked for and is not renewed; {kept.RENEWED}", INVENTORY)
+            self.trouble = why or silent
+        if self.trouble and str(self.trouble) != self._said:
+            self._said = str(self.trouble)
+            logger.warning("%s", self._said)

@@ -1,0 +1,69 @@
+"""The daemon as it runs in a pod: by the snapshot that the node keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuplugin import daemon, wanted
+from gpushim import stamp
+from gpushim.errors import DRIVER, GpushimError
+from unit.gpuplugin.kubelet import Kubelet, until
+from unit.gpuplugin.snapshots import uuid
+from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, told, top
+from unit.gpuplugin.test_kept import saved
+
+__all__ = ["host", "top"]
+
+
+def test_given_out_while_the_snapshot_lives(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wanted, "ANSWER", 0.3)
+    monkeypatch.setattr(daemon, "LOOK", 0.1)
+    state = top / "state"
+
+    async def run() -> None:
+        async with running(top, refresh=False, **{"fail-on-init-error": False}) as kubelet:
+            await until(lambda: (state / "device-plugin/wanted").exists())
+            assert not kubelet.lists
+            saved(state)
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
+            saved(state, looked=stamp.clock() - 5, life=5)
+            await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0),)))
+            assert "is out of date; gpushim refresh --keep" in caplog.text
+            assert json.loads((state / "device-plugin/wanted").read_text()) == {"refresh": True, "units": []}
+            saved(state)
+            await until(lambda: kubelet.lists[GPU] == health(uuid(0)))
+
+    asyncio.run(run())
+
+
+def test_another_driver_ends_it(top: Path, host: Host) -> None:
+    saved(top / "state")
+
+    async def run() -> None:
+        kubelet, plugin = Kubelet(top / "device-plugins"), daemon.Plugin(told(top, refresh=False))
+        await kubelet.start()
+        task = asyncio.create_task(plugin.run())
+        await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
+        saved(top / "state", module="590")
+        with pytest.raises(GpushimError, match="now 590 and was 580") as refused:
+            await asyncio.wait_for(task, 8)
+        assert refused.value.exit_code == DRIVER
+        await kubelet.stop()
+
+    asyncio.run(run())
+
+
+def test_without_a_snapshot_from_the_start_it_ends_if_the_settings_say_so(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wanted, "ANSWER", 0.1)
+    (top / "state/inventory.json").unlink()
+    plugin = daemon.Plugin(told(top, refresh=False))
+    with pytest.raises(GpushimError, match=r"there is no .*; gpushim refresh --keep"):
+        asyncio.run(asyncio.wait_for(plugin.run(), 8))
