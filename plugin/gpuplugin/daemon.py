@@ -18,6 +18,7 @@ from gpuplugin import release as releasing
 from gpuplugin.allocation import BY_CDI
 from gpuplugin.commands import Commands
 from gpuplugin.control import Control
+from gpuplugin.exporter import Exporter
 from gpuplugin.kernel_limits import KernelLimits
 from gpuplugin.offer import absent, offered
 from gpuplugin.questions import TICK, Questions
@@ -83,6 +84,9 @@ class Plugin:
         self._refresh: Refresh | Wanted = Refresh(self._wake.set, self._spawn) if own else Wanted()
         path = f"{releasing.folder()}/health.json"
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
+        about = lambda: (self._settings, self._snapshot, self._reasons)  # noqa: E731
+        self._exporter = Exporter(self._registry, self._watchers, self._spawn, self._commands.held, about)
+        self._askers = (self._watchers, self._limits, self._exporter)  # of the driver
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
@@ -97,7 +101,7 @@ class Plugin:
                 watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir(), releasing.folder())
                 self._heed(watch)
                 pause = await self._look()
-                await self._control.attend(stamp.state_dir())
+                await asyncio.gather(self._control.attend(stamp.state_dir()), self._exporter.attend())
                 await tasks.until(self._wake, pause)
                 self._wake.clear()
                 if self._broken:
@@ -115,7 +119,7 @@ class Plugin:
 
     async def _stop(self) -> None:
         await asyncio.gather(tasks.cancel(*self._tasks), self._refresh.stop(), return_exceptions=True)
-        await asyncio.gather(self._watchers.stop(), self._limits.stop(), return_exceptions=True)
+        await asyncio.gather(*(one.stop() for one in self._askers), return_exceptions=True)
         await self._registry.stop()
 
     def _changed(self, watch: Watch) -> None:
@@ -253,7 +257,7 @@ class Plugin:
 
     async def _close(self) -> None:
         """End what asks the driver."""
-        await asyncio.gather(self._watchers.close(), self._limits.close(), self._refresh.stop())
+        await asyncio.gather(*(one.close() for one in self._askers), self._refresh.stop())
 
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""

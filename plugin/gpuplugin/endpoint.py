@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from gpuplugin import sockets, tasks, v1beta1
+from gpuplugin import counts, sockets, tasks, v1beta1
 from gpuplugin.service import Service
 from gpuplugin.sockets import Listener, identity, is_socket, listening
 from gpuplugin.v1beta1 import reader, writer
@@ -104,6 +104,11 @@ class Endpoint:
         return self._kubelet is not None and self._service.told and not self._away
 
     @property
+    def served(self) -> bool:
+        """Whether kubelet has this from us, or from another instance that is found at the path."""
+        return self.told or self._away
+
+    @property
     def settled(self) -> bool:
         """Whether it was sent that long enough ago to have taken it in."""
         return self.told and time.monotonic() - max(self._registered, self._since) > SETTLED
@@ -174,8 +179,10 @@ class Endpoint:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
                     return False
+                counts.add(counts.REGISTRATION_ERRORS, self.resource)
                 why = visible((error.details() or "")[:LONGEST_REASON])  # it may not be kubelet that listens there
                 raise GpushimError(f"kubelet does not register {self.resource}: {why}", FAILED) from None
+        counts.add(counts.REGISTRATIONS, self.resource)
         logger.info("kubelet has registered %s", self.resource)
         return True
 

@@ -50,6 +50,7 @@ class Registry:
         self._problems: Problems = {}
         self._held = ""  # why nothing at all is given out
         self.served: dict[str, Served] = {}
+        self._offered = False
 
     def offer(
         self,
@@ -68,6 +69,7 @@ class Registry:
             weights: nearness of GPUs.
             folder: kubelet's directory of device plugins.
         """
+        self._offered = True
         for name in [*found, *(name for name in self.served if name not in found)]:
             one = self.served.get(name) or self._serve(name, Resource(name, settings, told), folder)
             one.resource.obey(settings, told)
@@ -102,6 +104,11 @@ class Registry:
             for one in self.served.values():
                 one.resource.ail(problems)
                 one.tell()
+
+    def unready(self) -> list[str]:
+        """List what kubelet has from no instance of ours; before the first `offer`, that it is not known."""
+        missing = [name for name, one in self.served.items() if not one.endpoint.served]
+        return missing if self._offered else ["no resource is known yet"]
 
     def changed(self) -> None:
         """Have kubelet's socket and ours looked at again."""

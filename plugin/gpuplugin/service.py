@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from gpuplugin import v1beta1
+from gpuplugin import counts, v1beta1
 from gpuplugin.v1beta1 import reader, writer
 from gpushim.errors import REQUEST, GpushimError
 from gpushim.logs import logger
@@ -158,7 +158,10 @@ class Service:
             asked = request["container_requests"]
             if len(asked) > CONTAINERS:
                 raise GpushimError(f"kubelet asks for {len(asked)} containers at a time; ask for one", REQUEST)
-            return {"container_responses": [answer(one) for one in asked]}
+            if answer is not self._allocate:
+                return {"container_responses": [answer(one) for one in asked]}
+            with counts.timing(counts.ALLOCATIONS, counts.ALLOCATION_ERRORS, self._resource):
+                return {"container_responses": [answer(one) for one in asked]}
         except GpushimError as error:
             logger.error("%s: %s", self._resource, error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

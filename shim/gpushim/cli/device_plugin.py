@@ -186,7 +186,7 @@ def _pods(pods: list[dict[str, Any]]) -> Iterator[list[object]]:
 
 def _held(containers: list[dict[str, Any]]) -> Iterator[list[object]]:
     for one in containers:
-        yield [one["id"][:12], one["name"], one["engine"], one["pid"], ",".join(one["devices"])]
+        yield [one["id"][:12], holders.called(one), one["engine"], one["pid"], ",".join(one["devices"])]
 
 
 def _last(resources: list[dict[str, Any]]) -> Iterator[list[object]]:

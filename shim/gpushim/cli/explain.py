@@ -29,6 +29,8 @@ from gpushim.errors import BUNDLE, GpushimError
     metavar="RESOURCE=NUMBER|IDS",
     help="A container that asks Kubernetes for this, such as nvidia.com/gpu=2.",
 )
+@click.option("--pod", default="", metavar="NAMESPACE/POD[/CONTAINER]", help="Running containers of a pod, here.")
+@click.option("--state", multiple=True, metavar="DIRECTORY", help="With --pod: where to look, as of gpushim ps.")
 @show.format_option("table", "json")
 def explain(
     target: str | None,
@@ -38,22 +40,33 @@ def explain(
     mount: tuple[str, ...],
     privileged: bool,
     kubernetes: tuple[str, ...],
+    pod: str,
+    state: tuple[str, ...],
     form: str,
 ) -> None:
     """Say what a container would get, and why.
 
     Takes a bundle's directory, a config.json (- reads one from stdin), a container or image of Docker's, variables,
     or what a container of Kubernetes asks for, which gpushim-device-plugin answers by config.toml and its variables
-    as they are here. Shows the request with the source of every decision, each device node, rule, mount, variable and
+    as they are here; or a pod that runs on this node, of which it also says what its containers have and what kubelet
+    gave them. Shows the request with the source of every decision, each device node, rule, mount, variable and
     hook with its reason, or the refusal that the container would meet; then the exit code is the refusal's.
 
     Nothing is changed: neither config.json nor what gpushim knows about the host.
     """
     made = bool(env or annotation or mount or privileged)
-    if [bool(target), bool(docker), made, bool(kubernetes)].count(True) != 1:
+    if [bool(target), bool(docker), made, bool(kubernetes), bool(pod)].count(True) != 1:
         raise click.UsageError(
-            "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, or --kubernetes RESOURCE=NUMBER"
+            "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, --kubernetes RESOURCE=NUMBER, or "
+            "--pod NAMESPACE/POD"
         )
+    if state and not pod:
+        raise click.UsageError("--state says where the containers of a --pod are looked for")
+    if pod:
+        from gpushim.cli import explain_pod
+
+        explain_pod.explain(pod, [*state] or None, form, tell)
+        return
     if kubernetes:
         _ask_plugin(kubernetes, form)
     if docker:

@@ -81,6 +81,7 @@ SETTINGS = (
         ("KUBELET_SOCKET",),
         why="kubelet's socket, instead of --kubelet-dir: device-plugins/kubelet.sock in it.",
     ),
+    Setting("metrics", ("metrics",), ("METRICS",)),
     Setting("config-file", ("config-file",), ("CONFIG_FILE",)),
     Setting("profile-file", ("profile-file",), ("PROFILE_FILE",)),
     Setting("disable-healthchecks", (), ("DP_DISABLE_HEALTHCHECKS",), why=_VARIABLE),
