@@ -66,7 +66,7 @@ def _help(setting: Setting) -> str:
     return setting.why or f"{setting.rule['description']}  [default: {value or 'none'}]"
 
 
-def run(check: bool, explain: tuple[str, ...], form: str, mps: str | None, **flags: Any) -> None:
+def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str | None, **flags: Any) -> None:
     """Tell kubelet which GPUs this node has, and what a container gets of them.
 
     Settings are read from [device-plugin] of /etc/gpushim/config.toml, and as NVIDIA's plugin reads them: flags,
@@ -81,6 +81,11 @@ def run(check: bool, explain: tuple[str, ...], form: str, mps: str | None, **fla
         from gpuplugin import explain as explaining  # with much of gpushim, which the daemon does without
 
         explaining.tell(explain, found, form)
+        return
+    if labels:
+        from gpuplugin import labels_file
+
+        labels_file.tell(found, form)
         return
     if check:
         from gpuplugin import check as checking
@@ -123,11 +128,12 @@ def command() -> click.Command:
             metavar="RESOURCE=NUMBER|IDS",
             help="Say what a container gets that asks for this, and exit; may be repeated.",
         ),
+        click.Option(["--labels"], is_flag=True, help="Print the node's labels, and exit."),
         click.Option(
             ["--format", "form"],
             type=click.Choice(["table", "json"]),
             default="table",
-            help="How --explain prints it.",
+            help="How --explain and --labels print it.",
         ),
         click.Option(
             ["--mps"],

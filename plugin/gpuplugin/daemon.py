@@ -20,6 +20,7 @@ from gpuplugin.commands import Commands
 from gpuplugin.control import Control
 from gpuplugin.exporter import Exporter
 from gpuplugin.kernel_limits import KernelLimits
+from gpuplugin.labels_file import LabelsFile
 from gpuplugin.offer import absent, offered
 from gpuplugin.questions import TICK, Questions
 from gpuplugin.refresh import Refresh
@@ -65,7 +66,8 @@ class Plugin:
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
         self._turns = 0  # of letting go and taking, that were seen
         self._commands = Commands(self._registry, self._spawn, self._close, lambda: self._wake.set(), self._about)
-        self._control, self._units = Control(self._commands.by_word), Units(self._spawn)
+        self._control = Control(self._commands.by_word)
+        self._units, self._labels = Units(self._spawn), LabelsFile(self._spawn)
         self._wrong = ""  # what is wrong with the settings that were read last
 
     @property
@@ -197,6 +199,7 @@ class Plugin:
             return LOOK
         self._snapshot = found
         self._judge()
+        self._labels.look(found, self._settings)
         if not held:
             self._watchers.hurry()
             self._limits.look(found, self._settings)

@@ -60,7 +60,7 @@ ROOMS = {
     "node": ("gpuplugin.node", "ground engines cli"),
     "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
-        "gpuplugin.check gpuplugin.explain",
+        "gpuplugin.check gpuplugin.explain gpuplugin.labels gpuplugin.labels_file",
         "ground inventory decision cdi cli resources settings allocation children offer kept",
     ),
     "plugin": (

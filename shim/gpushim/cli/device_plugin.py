@@ -16,11 +16,13 @@ import click
 from gpushim import holders, stamp
 from gpushim.cli import show
 from gpushim.cli.sections import Commands
+from gpushim.decide import hook_program
 from gpushim.errors import FAILED, GpushimError, quote
 from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import NoReturn
 
 SOCKET = "device-plugin.sock"  # in the state directory, as the plugin has it
 DEADLINE = 40.0  # seconds; letting go may take 20
@@ -32,6 +34,21 @@ LAST = ("ALLOCATED", "RESOURCE", "DEVICES")
 SHOWN = 4  # device ids of a cell
 
 _FORM = show.format_option("table", "json")
+
+
+def become(*words: str) -> NoReturn:
+    """Become the device plugin with these words, for it imports gpushim, and never the reverse.
+
+    Raises:
+        GpushimError: it is not there.
+    """
+    program = f"{os.path.dirname(hook_program())}/gpushim-device-plugin"
+    try:
+        os.execv(program, [program, *words])  # noqa: S606 - no shell is meant
+    except OSError as error:
+        raise GpushimError(
+            f"{program} cannot be executed: {error.strerror}; install gpushim-device-plugin, which answers kubelet"
+        ) from None
 
 
 @click.group("device-plugin", cls=Commands)

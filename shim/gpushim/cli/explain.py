@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from gpushim import bounds, bundle, fastjson
 from gpushim import explain as story
 from gpushim.cli import show
-from gpushim.decide import hook_program
 from gpushim.errors import BUNDLE, GpushimError
 
 
@@ -68,7 +67,9 @@ def explain(
         explain_pod.explain(pod, [*state] or None, form, tell)
         return
     if kubernetes:
-        _ask_plugin(kubernetes, form)
+        from gpushim.cli import device_plugin  # with much that the rest does without
+
+        device_plugin.become(*(f"--explain={text}" for text in kubernetes), f"--format={form}")
     if docker:
         from gpushim.engines import inspect  # a fifth of the command's time, with an HTTP client
 
@@ -90,17 +91,6 @@ def _end(report: dict[str, Any], form: str) -> None:
         tell(report)
     if report["refusal"]:
         raise GpushimError(report["refusal"]["sentence"], report["refusal"]["exit_code"])
-
-
-def _ask_plugin(requests: tuple[str, ...], form: str) -> NoReturn:
-    """Become the device plugin, which imports gpushim, and never the reverse."""
-    program = f"{os.path.dirname(hook_program())}/gpushim-device-plugin"
-    try:
-        os.execv(program, [program, *(f"--explain={text}" for text in requests), f"--format={form}"])  # noqa: S606 - no shell is meant
-    except OSError as error:
-        raise GpushimError(
-            f"{program} cannot be executed: {error.strerror}; install gpushim-device-plugin, which answers kubelet"
-        ) from None
 
 
 def _read(target: str) -> tuple[str, Any]:
