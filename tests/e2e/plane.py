@@ -75,7 +75,7 @@ ETCD = """/usr/bin/etcd --data-dir=/run/etcd --unsafe-no-fsync --log-level=error
 APISERVER = f"""kube-apiserver --etcd-servers=http://127.0.0.1:2379 --bind-address=0.0.0.0 --secure-port=443
     --advertise-address={NODE} --service-cluster-ip-range=10.250.0.0/24 --endpoint-reconciler-type=none
     --external-hostname=localhost --cert-dir={{work}}/pki
-    --token-auth-file={{work}}/tokens --authorization-mode=Node,RBAC
+    --token-auth-file={{work}}/tokens --authorization-mode=Node,RBAC --allow-privileged=true
     --service-account-key-file={{work}}/key --service-account-signing-key-file={{work}}/key
     --service-account-issuer=https://kubernetes.default.svc --kubelet-preferred-address-types=InternalIP"""
 CONTROLLERS = """kube-controller-manager --kubeconfig={work}/admin --leader-elect=false
