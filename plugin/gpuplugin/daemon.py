@@ -23,10 +23,9 @@ from gpuplugin.kernel_limits import KernelLimits
 from gpuplugin.labels_file import LabelsFile
 from gpuplugin.offer import absent, offered
 from gpuplugin.questions import TICK, Questions
-from gpuplugin.refresh import Refresh
 from gpuplugin.registry import Registry
 from gpuplugin.units import Units
-from gpuplugin.wanted import Wanted
+from gpuplugin.wanted import renewal
 from gpuplugin.watch import Watch
 from gpuplugin.watchers import Watchers
 from gpushim import stamp
@@ -82,9 +81,10 @@ class Plugin:
         """
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-        own = self._settings.values["refresh"]
-        self._refresh: Refresh | Wanted = Refresh(self._wake.set, self._spawn) if own else Wanted()
-        path = f"{releasing.folder()}/health.json"
+        self._refresh, path = (
+            renewal(self._settings, self._wake.set, self._spawn),
+            f"{releasing.folder()}/health.json",
+        )
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
         about = lambda: (self._settings, self._snapshot, self._reasons)  # noqa: E731
         self._exporter = Exporter(self._registry, self._watchers, self._spawn, self._commands.held, about)
