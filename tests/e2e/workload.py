@@ -19,7 +19,6 @@ from e2e.plane import Cluster
 from fakehost import Host
 
 IMAGE = "docker.io/library/debian:local"
-READY = "nvidia.com/gpu"
 
 
 def container(limits: dict[str, int], *command: str) -> dict[str, Any]:
@@ -39,10 +38,10 @@ def container(limits: dict[str, int], *command: str) -> dict[str, Any]:
     }
 
 
-def spec(limits: dict[str, int], *command: str) -> dict[str, Any]:
+def spec(limits: dict[str, int], *command: str, runtime: str = "nvidia") -> dict[str, Any]:
     """Return the specification of a pod of one container, which ends as soon as it is told to."""
     return {
-        "runtimeClassName": "nvidia",
+        **({"runtimeClassName": runtime} if runtime else {}),
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 0,
         "restartPolicy": "Never",
@@ -51,9 +50,23 @@ def spec(limits: dict[str, int], *command: str) -> dict[str, Any]:
     }
 
 
-def create(cluster: Cluster, name: str, limits: dict[str, int]) -> None:
+def create(cluster: Cluster, name: str, limits: dict[str, int], runtime: str = "nvidia") -> None:
     """Ask for a pod that runs until it is removed."""
-    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec(limits)})
+    said = spec(limits, runtime=runtime)
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": said})
+
+
+def job(name: str, limits: dict[str, int], number: int) -> dict[str, Any]:
+    """Return a job whose pods end at once, one after the other; the first that fails ends it."""
+    said = {"completions": number, "parallelism": 1, "backoffLimit": 0, "template": {"spec": spec(limits, "true")}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": said}
+
+
+def succeeded(cluster: Cluster, name: str) -> int:
+    """Say how many pods of a job have done their work; none may have failed."""
+    status = cluster.get("job", name)["status"]
+    assert not status.get("failed"), cluster.events()
+    return int(status.get("succeeded", 0))
 
 
 def running(cluster: Cluster, *names: str) -> None:
