@@ -35,7 +35,7 @@ export CONTAINERS_STORAGE_CONF="$scratch/storage.conf"
 podman() { /usr/bin/podman "--tmpdir=$scratch/tmp" --cgroup-manager=cgroupfs --events-backend=file "$@"; }
 image() { # ARCH NAME CONTEXT ARGUMENT...
   platform=linux/$(debian "$1") name=$2 context=$3 && shift 3
-  podman build --quiet --network=none "--platform=$platform" "--timestamp=$SOURCE_DATE_EPOCH" --no-cache \
+  podman build --quiet --network=none "--platform=$platform" "--timestamp=$SOURCE_DATE_EPOCH" --layers=false \
     --identity-label=false "--tag=$name" "$@" "$context" >/dev/null
 }
 

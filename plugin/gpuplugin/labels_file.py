@@ -88,7 +88,7 @@ def write(path: str, found: Mapping[str, str], stamped: bool) -> None:
     Raises:
         OSError: it cannot be written; what is there stays.
     """
-    before = _read(path)
+    before = read(path)
     since = before.pop(labels.TIMESTAMP, "")
     wanted = (since if before == found else "") or str(int(time.time()))
     if before != found or since != (wanted if stamped else ""):
@@ -101,8 +101,8 @@ def text(found: Mapping[str, str], since: str = "") -> str:
     return "".join(f"{name}={value}\n" for name, value in sorted(rows.items()))
 
 
-def _read(path: str) -> dict[str, str]:
-    """Read the labels that a file has, as far as it is one of ours."""
+def read(path: str) -> dict[str, str]:
+    """Read the labels that a file has, as far as it is one of ours; {} if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -63,10 +63,15 @@ ROOMS = {
         "gpuplugin.check gpuplugin.explain gpuplugin.labels gpuplugin.labels_file",
         "ground inventory decision cdi cli resources settings allocation children offer kept",
     ),
+    # The container beside the plugin, without GPUs.
+    "cluster": (
+        "gpuplugin.cluster gpuplugin.node_label gpuplugin.node_feature gpuplugin.in_cluster",
+        "ground gpuplugin.labels_file",
+    ),
     "plugin": (
         "gpuplugin",
         "ground inventory holders cli kubelet resources settings allocation mps kept children offer told supervisor "
-        "gpushim.nvidia.device_plugin_keys",
+        "cluster gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
     ),
 }
 # What is not so yet. Whoever changes it takes the line out here; a new one needs a better place for the code instead.
