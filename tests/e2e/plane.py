@@ -12,6 +12,7 @@ import base64
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -236,7 +237,7 @@ def _daemon(place: Chroot, work: Path, command: str, *ready: str, before: tuple[
     try:
         yield daemon
     finally:
-        daemon.stop()
+        daemon.stop(*(signal.SIGTERM, signal.SIGKILL) if ready else (signal.SIGKILL,))  # nobody needs its state
 
 
 @contextlib.contextmanager
