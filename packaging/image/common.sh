@@ -23,6 +23,7 @@ export SOURCE_DATE_EPOCH
 # Podman takes no run root whose path has more than 50 characters.
 scratch=$(mktemp -d /tmp/gpushim-image.XXXX)
 trap 'rm -rf "$scratch"' EXIT
+trap 'exit 1' HUP INT TERM # and so do that
 
 # Podman with a store of this build's own.
 cat >"$scratch/storage.conf" <<END
