@@ -40,7 +40,8 @@ NEXT = {**VALUES, "image": {**VALUES["image"], "tag": "next"}}
 # Mode, owner, size or target of all files but those of kernel, cluster and engine, and what is in those below /etc.
 FILES = """
 import hashlib, json, os, stat
-found, kept = {}, ("/root", "/var/lib/cni", "/var/log/containers", "/var/log/pods", "/run/containerd", "/run/etcd", "/run/netns")
+found, kept = {}, ["/root", "/var/lib/cni", "/run/containerd", "/run/etcd", "/run/netns"]
+kept += ["/var/log/containers", "/var/log/pods"]
 for top in ("/", "/run"):
     device = os.stat(top).st_dev
     for folder, names, leaves in os.walk(top):
