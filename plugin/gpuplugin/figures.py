@@ -159,7 +159,7 @@ def _either(nvml: Any, names: Sequence[str], *words: Any) -> Any:
     for name in names[:-1]:
         try:
             return getattr(nvml, f"nvmlDeviceGet{name}")(*words)
-        except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotSupported, AttributeError):
+        except (nvml.NVMLError, AttributeError):
             continue
     return getattr(nvml, f"nvmlDeviceGet{names[-1]}")(*words)
 
