@@ -39,6 +39,11 @@ def metering(
     asyncio.run(run())
 
 
+def running(one: Meter) -> int:
+    """Return the child's process, 0 for none."""
+    return one._child.pid
+
+
 def own(one: Meter, host: fakehost.Host, gpu: int) -> dict[str, float]:
     return one.figures()[host.gpus[gpu].uuid].own
 
@@ -163,15 +168,15 @@ def test_what_is_old_is_not_told(host: fakehost.Host, monkeypatch: pytest.Monkey
 
 def test_the_child_runs_while_somebody_asks(host: fakehost.Host, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(one: Meter) -> None:
-        assert not one._child.pid
+        assert not running(one)
         await one.ask(SECONDS)
         one.look(snapshot(host))
-        assert one._child.pid
+        assert running(one)
         monkeypatch.setattr(meter, "IDLE", 0.0)
         one.look(snapshot(host))
-        await until(lambda: not one._child.pid)
+        await until(lambda: not running(one))
         await one.ask(SECONDS)
-        assert one._child.pid
+        assert running(one)
 
     metering(host, test)
 
@@ -183,9 +188,9 @@ def test_no_child_runs_while_gpus_are_let_go(host: fakehost.Host) -> None:
         await one.ask(SECONDS)
         held[0] = True
         await one.close()
-        assert not one._child.pid
+        assert not running(one)
         await one.ask(SECONDS)
-        assert not one._child.pid
+        assert not running(one)
 
     metering(host, test, lambda: held[0])
 
