@@ -61,20 +61,21 @@ def nice(highest: float) -> float:
 
 def shown(value: float, unit: str) -> str:
     """Write a value with its unit."""
-    if unit == "s" and value < 1:
-        return f"{value * 1000:g} ms"
+    if unit == "s" and 0 < value < 1:
+        return f"{value * 1e3:g} ms" if value >= 0.001 else f"{value * 1e6:g} µs"
     return f"{value:g}{UNITS.get(unit, '')}"
 
 
-def stacked(rows: list[Series]) -> list[Series]:
-    """Add each series to those below it."""
+def stacked(rows: list[Series]) -> tuple[list[Series], list[Points]]:
+    """Add each series to those below it; returns them, and the lower edges of their areas."""
     below: dict[float, float] = {}
-    found = []
+    found, floors = [], []
     for name, color, points in rows:
+        floors.append([(at, below.get(at, 0.0)) for at, _ in points])
         points = [(at, value + below.get(at, 0.0)) for at, value in points]
         below.update(points)
         found.append((name, color, points))
-    return found[::-1]
+    return found, floors
 
 
 class Frame:
@@ -107,7 +108,7 @@ def chart(panel: dict[str, Any], span: tuple[float, float]) -> Iterator[str]:
     custom, unit = defaults["custom"], defaults["unit"]
     rows = series(panel)
     lines = legend(rows)
-    drawn = stacked(rows) if "stacking" in custom else rows
+    drawn, floors = stacked(rows) if "stacking" in custom else (rows, [])
     most = max((value for *_, points in drawn for _, value in points), default=1)
     frame = Frame(panel, len(lines), span, defaults.get("max") or nice(most or 1))
     yield from box(frame, panel["title"])
@@ -117,6 +118,9 @@ def chart(panel: dict[str, Any], span: tuple[float, float]) -> Iterator[str]:
         yield f'<path class="grid" d="M{frame.left},{y:.1f}H{frame.right}"/>'
         place = f'text-anchor="end" x="{frame.left - 5}" y="{y + 4:.1f}"'
         yield f'<text class="small" {place}>{shown(value, unit)}</text>'
+    for (_, color, points), floor in zip(drawn, floors):
+        spots = " ".join(map(frame.at, [*points, *floor[::-1]]))
+        yield f'<polygon class="area" fill="{color}" points="{spots}"/>'
     for number, (_, color, points) in enumerate(drawn):
         yield from curve(frame, points, color, custom, number)
     for number, row in enumerate(lines):
@@ -153,9 +157,6 @@ def curve(frame: Frame, points: Points, color: str, custom: dict[str, Any], numb
             spots = [
                 spot for one, after in zip(part, part[1:]) for spot in (frame.at(one), frame.at((after[0], one[1])))
             ]
-        if "stacking" in custom:
-            ends = f"{spots[-1].split(',')[0]},{frame.lower} {spots[0].split(',')[0]},{frame.lower}"
-            yield f'<polygon class="area" fill="{color}" points="{" ".join(spots)} {ends}"/>'
         yield f'<polyline class="line" stroke="{color}" points="{" ".join(spots)}"/>'
 
 
