@@ -20,12 +20,12 @@ from gpuplugin.commands import Commands
 from gpuplugin.control import Control
 from gpuplugin.exporter import Exporter
 from gpuplugin.kernel_limits import KernelLimits
+from gpuplugin.labels_file import LabelsFile
 from gpuplugin.offer import absent, offered
 from gpuplugin.questions import TICK, Questions
-from gpuplugin.refresh import Refresh
 from gpuplugin.registry import Registry
 from gpuplugin.units import Units
-from gpuplugin.wanted import Wanted
+from gpuplugin.wanted import renewal
 from gpuplugin.watch import Watch
 from gpuplugin.watchers import Watchers
 from gpushim import stamp
@@ -65,7 +65,8 @@ class Plugin:
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
         self._turns = 0  # of letting go and taking, that were seen
         self._commands = Commands(self._registry, self._spawn, self._close, lambda: self._wake.set(), self._about)
-        self._control, self._units = Control(self._commands.by_word), Units(self._spawn)
+        self._control = Control(self._commands.by_word)
+        self._units, self._labels = Units(self._spawn), LabelsFile(self._spawn)
         self._wrong = ""  # what is wrong with the settings that were read last
 
     @property
@@ -80,9 +81,10 @@ class Plugin:
         """
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-        own = self._settings.values["refresh"]
-        self._refresh: Refresh | Wanted = Refresh(self._wake.set, self._spawn) if own else Wanted()
-        path = f"{releasing.folder()}/health.json"
+        self._refresh, path = (
+            renewal(self._settings, self._wake.set, self._spawn),
+            f"{releasing.folder()}/health.json",
+        )
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
         about = lambda: (self._settings, self._snapshot, self._reasons)  # noqa: E731
         self._exporter = Exporter(self._registry, self._watchers, self._spawn, self._commands.held, about)
@@ -197,6 +199,7 @@ class Plugin:
             return LOOK
         self._snapshot = found
         self._judge()
+        self._labels.look(found, self._settings)
         if not held:
             self._watchers.hurry()
             self._limits.look(found, self._settings)

@@ -9,7 +9,9 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin import release
 from gpuplugin.endpoint import Endpoint
+from gpuplugin.instances import Instances
 from gpuplugin.offer import Resource
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Registry:
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
+        self._instances = Instances()
         self._problems: Problems = {}
         self._held = ""  # why nothing at all is given out
         self.served: dict[str, Served] = {}
@@ -69,6 +72,8 @@ class Registry:
             weights: nearness of GPUs.
             folder: kubelet's directory of device plugins.
         """
+        if not self._offered:
+            self._instances.join(release.folder())
         self._offered = True
         for name in [*found, *(name for name in self.served if name not in found)]:
             one = self.served.get(name) or self._serve(name, Resource(name, settings, told), folder)
@@ -81,7 +86,7 @@ class Registry:
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:
         resource.ail(self._problems)
-        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer)
+        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, self._instances.others)
         self.served[name] = Served(resource, endpoint, self._start(endpoint.keep()))
         return self.served[name]
 
@@ -130,3 +135,4 @@ class Registry:
     async def stop(self) -> None:
         """Serve no more."""
         await asyncio.gather(*(one.endpoint.stop() for one in self.served.values()))
+        self._instances.leave()

@@ -61,12 +61,14 @@ class Service:
     Attributes:
         readers: of the list, in the order of their coming.
         newest: the last that came since this was set to None.
+        refusing: why kubelet is refused, if it is, when it asks for options, which is when it registers a plugin.
     """
 
     def __init__(self, resource: str, allocate: Answer, prefer: Answer, ended: Callable[[], None]) -> None:
         self._resource, self._allocate, self._prefer, self._ended = resource, allocate, prefer, ended
         self.readers: list[Reader] = []
         self.newest: Reader | None = None
+        self.refusing = ""
         self._list = b""
         self._quiet = False
 
@@ -132,6 +134,8 @@ class Service:
             return grpc.unary_unary_rpc_method_handler(work, reader(request), writer(response))
 
         async def options(_: Any, context: Any) -> dict[str, Any]:
+            if self.refusing:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusing)
             return {"get_preferred_allocation_available": True}
 
         async def nothing(_: Any, context: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gpushim import logs, policy, stamp
+from gpushim import logs, policy, stamp, wanted
 from gpushim.cdi import publish
 from gpushim.errors import FAILED, GpushimError
 from gpushim.inventory import ensure, hardlinks, make_nodes, modules, nvml, renew, save, still, survey
@@ -39,10 +39,13 @@ def main(argv: list[str]) -> NoReturn:
     """Refresh the snapshot, report errors on stderr, and exit.
 
     Of `argv`, "--force" renews a true snapshot too; "--locked" says that standard input is the lock, taken by the
-    create that started this.
+    create that started this; "--unattended" is for who started it for no create (keep.py).
     """
     try:
-        snapshot = refresh("--force" in argv, lock=_handed_over() if "--locked" in argv else None)
+        if "--unattended" in argv:
+            snapshot = unattended(True)
+        else:
+            snapshot = refresh("--force" in argv, lock=_handed_over() if "--locked" in argv else None)
     except GpushimError as error:
         say(str(error))
         sys.exit(error.exit_code)
@@ -88,18 +91,22 @@ def unattended(load: bool) -> Snapshot:
     """Bring the snapshot up to date as the units do: only once the driver has stopped changing.
 
     With a snapshot that is true for a while longer, as in most of the timer's runs, it does nothing else. A change
-    during the survey leads to another, for systemd does not watch while the unit runs.
+    during the survey leads to another, for systemd does not watch while the unit runs. What the device plugin wants
+    is done first.
 
     Raises:
         GpushimError: as `refresh`; or the driver's module is being unloaded.
     """
     config, state = stamp.config_path(), stamp.state_dir()
+    settings = policy.load(config)
+    logs.start(settings["log"]["format"], settings["log"]["level"])
+    force = wanted.serve(state)
     for _ in range(ROUNDS):
         root = policy.load(config)["driver"]["root"]
         proc = stamp.proc_dir(root)
         if _saved(config, state, AHEAD) is None or (load and modules.missing(proc)):
             still.wait(root, proc)
-        snapshot = refresh(load=load, patient=True)
+        snapshot = refresh(force, load=load, patient=True)
         if ensure.read(config, state) is not None:
             break
     return snapshot

@@ -85,6 +85,6 @@ def test_purge_takes_the_records_of_settings_that_no_longer_name_gpushim(root: P
     for path in (folder / "daemon.json", root / "etc/crio/99-gpushim.toml"):
         for suffix in ("before", "after", "kept"):
             Path(f"{path}.{suffix}-gpushim").touch()
-    call(root, "gpushim.postrm", "remove_records")
+    call(root, "written.sh", "remove_records")
     assert sorted(path.name for path in folder.iterdir()) == ["daemon.json", "daemon.json.kept-gpushim"]
     assert len([*(root / "etc/crio").glob("*-gpushim")]) == 3

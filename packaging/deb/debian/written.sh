@@ -62,3 +62,17 @@ remove_links() {
     if [ "$(readlink "$link")" = /usr/bin/gpushim-hook ]; then rm -f "$link"; fi
   done
 }
+
+# What `gpushim configure` keeps beside engines' settings, but for those that still name gpushim: it is what takes that
+# out. Copies of what somebody else wrote (NAME.kept-gpushim) stay in any case.
+remove_records() {
+  for folder in /etc/docker /etc/containerd /etc/crio /etc/containers /etc/containers/oci \
+    /usr/share/containers/oci /etc/k0s /var/lib/rancher/*/agent/etc/containerd \
+    /var/snap/docker/current/config /var/snap/microk8s/current/args; do
+    folder=$DPKG_ROOT$folder
+    for record in "$folder"/*.before-gpushim "$folder"/*.after-gpushim; do
+      name=${record##*/} name=${name%.*-gpushim}
+      grep -qs 'gpushim-\(runtime\|hook\)' "$folder/$name" "$folder"/*.d/"$name" || rm -f "$record"
+    done
+  done
+}

@@ -6,6 +6,8 @@ import json
 
 import click
 
+from gpushim import keep as keeping
+from gpushim import logs, policy, stamp
 from gpushim import refresh as inventory
 from gpushim.cli import show
 from gpushim.errors import INVENTORY, GpushimError
@@ -20,14 +22,23 @@ from gpushim.errors import INVENTORY, GpushimError
     "modules have come to rest, and take as long as it takes.",
 )
 @click.option("--no-modules", is_flag=True, help="Load no kernel module.")
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Go on until a signal comes: list again whenever something has changed or may soon have, as the systemd "
+    "units do where there are any. For gpushim-node, and hosts with another init.",
+)
 @show.format_option("text", "json")
-def refresh(force: bool, unattended: bool, no_modules: bool, form: str) -> None:
+def refresh(force: bool, unattended: bool, no_modules: bool, keep: bool, form: str) -> None:
     """List this host's GPUs, MIG instances and driver files for the containers to come.
 
     If the host has changed since, this happens by itself when a container is created that asks for a GPU; doing it
     at boot and after a driver upgrade saves the first container the wait. If a GPU or NVML fails, what can be listed
     is saved, and the exit code says so: a later try may find more.
     """
+    if keep:
+        _keep(unattended or no_modules or form != "text")
+        return
     load = not no_modules
     snapshot = inventory.unattended(load) if unattended else inventory.refresh(force=True, load=load)
     if snapshot["error"]:
@@ -41,3 +52,11 @@ def refresh(force: bool, unattended: bool, no_modules: bool, form: str) -> None:
     trouble = inventory.trouble(snapshot)
     if trouble:
         raise GpushimError(f"not all could be listed: {trouble}; when that is fixed, run gpushim refresh", INVENTORY)
+
+
+def _keep(others: bool) -> None:
+    if others:
+        raise click.UsageError("--keep goes with no other option; leave them out")
+    log = policy.load(stamp.config_path())["log"]
+    logs.start(log["format"], log["level"])
+    keeping.keep()

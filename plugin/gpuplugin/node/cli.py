@@ -1,0 +1,103 @@
+"""The program gpushim-node: its command line.
+
+Out of scope: what its commands do (install.py, uninstall.py), and what `keep` becomes (gpushim.keep).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from gpuplugin.node import engine, host, install, uninstall
+from gpushim import __version__
+from gpushim.cli.program import Program
+from gpushim.errors import NOT_FOUND, GpushimError
+
+PROGRAM = "gpushim-node"
+PAYLOAD = "/usr/share/gpushim/node"
+
+
+def _absolute(_ctx: click.Context, _option: click.Parameter, value: str) -> str:
+    if not value.startswith("/"):
+        raise click.BadParameter("it is not an absolute path")
+    return os.path.normpath(value)
+
+
+HOST = click.option(
+    "--host",
+    "place",
+    metavar="DIR",
+    default="/host",
+    show_default=True,
+    callback=_absolute,
+    help="Where the node's root directory is mounted.",
+)
+# It travels with the payload, of which the node gets the rest.
+FOLDER = click.option("--payload", "folder", metavar="DIR", default=PAYLOAD, hidden=True, callback=_absolute)
+RESTART = click.option(
+    "--restart", is_flag=True, help="Restart the engine if its settings have changed, or it does not know them yet."
+)
+
+
+@click.group(PROGRAM, cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", message=f"{PROGRAM} %(version)s")
+def main() -> None:
+    """Put gpushim onto the node that this container runs on, take it away, and keep its list of GPUs true."""
+
+
+@main.command("install")
+@HOST
+@FOLDER
+@click.option(
+    "--engine",
+    "name",
+    type=click.Choice(["auto", "containerd", "crio", "none"]),
+    default="auto",
+    show_default=True,
+    help="The engine to configure; auto is the one of both that runs.",
+)
+@click.option("--config", metavar="FILE", help="The only file to edit, not those the engine reads.")
+@click.option("--runtime-name", default="nvidia", show_default=True, help="What the runtime is called.")
+@click.option("--set-as-default", is_flag=True, help="Containers get the runtime without asking for it.")
+@click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices.")
+@click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's.")
+@RESTART
+def install_command(place: str, folder: str, name: str, restart: bool, **options: Any) -> None:
+    """Put gpushim onto the node: its programs, a list of the GPUs, and the engine's settings.
+
+    What is there already stays as it is, so that a second run changes and restarts nothing; another version, older or
+    newer, takes the place of the one that is there, and containers that are being created meanwhile get theirs.
+    /etc/gpushim/config.toml is never written over.
+    """
+    words = [f"--{key.replace('_', '-')}={options[key]}" for key in ("config", "runtime_name") if options[key]]
+    words += [f"--{key.replace('_', '-')}" for key in ("set_as_default", "cdi", "force") if options[key]]
+    install.install(place, folder, name, words, restart)
+
+
+@main.command("uninstall")
+@HOST
+@FOLDER
+@RESTART
+def uninstall_command(place: str, folder: str, restart: bool) -> None:
+    """Take away what install has put onto the node: first the engine's settings, then the files.
+
+    Files that somebody has changed stay. As long as containers run whose engine needs gpushim-runtime to end them,
+    all files stay, and the exit code says so.
+    """
+    uninstall.uninstall(place, os.path.dirname(folder) + "/written.sh", restart)
+
+
+@main.command("keep")
+@HOST
+def keep_command(place: str) -> None:
+    """Become the node's own `gpushim refresh --keep`, until a signal comes; that takes nothing off the node."""
+    host.enter(place)
+    try:
+        os.execv(engine.PROGRAM, [engine.PROGRAM, "refresh", "--keep"])  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        raise GpushimError(
+            f"{engine.PROGRAM} of the node cannot be executed: {error.strerror}; run gpushim-node install before",
+            NOT_FOUND,
+        ) from None

@@ -1,0 +1,82 @@
+"""Have the node's gpushim configure its container engine, restart it if that is needed, and ask it.
+
+Out of scope: how an engine is configured, restarted and asked (`gpushim configure`).
+"""
+
+from __future__ import annotations
+
+import json
+
+from gpushim.cli.show import say
+from gpushim.engines import ask, running
+from gpushim.errors import GpushimError
+
+PROGRAM = "/usr/bin/gpushim"
+SECONDS, RESTART = 60, 300
+# Names of processes, and the engine whose settings a CRI client's containers get.
+CRI = {"crio": "crio", "containerd": "containerd", "k3s": "containerd", "rke2": "containerd"}
+
+
+def running_one() -> str:
+    """Return the engine that runs for kubelet here.
+
+    Raises:
+        GpushimError: there is none, or there are several.
+    """
+    found = running.find()
+    dockers = {engine.pid for engine in found if engine.name == "dockerd"}
+    names = {CRI[engine.name] for engine in found if engine.name in CRI and engine.parent not in dockers}
+    if len(names) == 1:
+        return names.pop()
+    which = "containerd and CRI-O both run" if names else "neither containerd nor CRI-O runs"
+    raise GpushimError(f"{which} on this node; say with --engine which one to configure, or none")
+
+
+def configure(words: list[str], restart: bool) -> bool:
+    """Configure an engine, or take that back.
+
+    Args:
+        words: the engine, and options of `gpushim configure`.
+        restart: restart it, if its settings have changed or it does not know them.
+
+    Returns:
+        whether its settings have changed.
+
+    Raises:
+        GpushimError: gpushim refuses, or the engine does not know it although it has been restarted.
+    """
+    report = json.loads(_gpushim(words, SECONDS).out)
+    for change in report["changes"]:
+        say(f"gpushim-node: {change['done']} {change['path']}")
+    asking = [word for word in words if word not in _NOT_ASKED]
+    known = ask.program([PROGRAM, "configure", *asking, "--verify"], SECONDS)
+    if restart and (report["changed"] or known.code):
+        for line in _gpushim([*words, "--restart"], RESTART, "text").out.splitlines():
+            say(f"gpushim-node: {line}")
+    elif known.code:
+        for note in report["notes"] or [known.last]:
+            say(f"gpushim-node: note: {note}", error=True)
+    return bool(report["changed"])
+
+
+def refresh() -> None:
+    """Have the GPUs listed; a node without the driver is no failure."""
+    answer = ask.program([PROGRAM, "refresh"], RESTART)
+    say(
+        f"gpushim-node: gpushim refresh: {answer.last if answer.code else answer.out.strip()}",
+        error=bool(answer.code),
+    )
+
+
+def _gpushim(words: list[str], seconds: int, form: str = "json") -> ask.Answer:
+    shown = " ".join(words)
+    answer = ask.program([PROGRAM, "configure", *words, f"--format={form}"], seconds)
+    if answer.code:
+        reason = answer.last.removeprefix("gpushim: ")
+        raise GpushimError(f"gpushim configure {shown} failed on the node: {reason}", answer.code)
+    if answer.code is None:
+        raise GpushimError(f"gpushim configure {shown} did not end on the node: {answer.last}")
+    return answer
+
+
+_NOT_ASKED = ("--force",)

@@ -1,0 +1,114 @@
+"""Enter the node: from then on this process sees the node's files, and its commands run there.
+
+The mount and cgroup namespaces of the node's first process are entered instead of a chroot to the directory where the
+pod has the node's root mounted: absolute links mean the node's, and an engine that is asked finds itself in the same
+namespaces as gpushim. The directory tells that it is the node whose first process that is. No module can be imported
+afterwards, for it would be the node's. Out of scope: what is done there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from gpushim.engines import ask
+from gpushim.errors import NOT_FOUND, GpushimError
+from gpushim.policy import SYSTEM_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEEDED = ("etc", "proc/1/ns", "run", "usr/bin", "var/lib")
+CLONE_NEWNS, CLONE_NEWCGROUP = 0x20000, 0x2000000
+SYSTEMD = "/run/systemd/system"  # exists where systemd is process 1 (sd_booted(3))
+LOCK = "/run"  # a directory that each boot makes, so that nothing is left of the lock
+PYTHON = "/usr/bin/python3"
+OLDEST = (3, 9)
+VERSION = "import sys; print(*sys.version_info[:2], sys.implementation.cache_tag)"
+
+
+def enter(host: str) -> None:
+    """Enter the node.
+
+    Args:
+        host: absolute path of the directory where the node's root is mounted.
+
+    Raises:
+        GpushimError: this is not root, it is no node's root, or the pod may not enter it.
+    """
+    if os.geteuid():
+        raise GpushimError("only root can install on a node; give the container runAsUser: 0")
+    _check(host)
+    libc = ctypes.CDLL(None, use_errno=True)
+    namespaces = [(os.open(f"{host}/proc/1/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), flag) for name, flag in _WANTED]
+    for fd, flag in namespaces:
+        if libc.setns(fd, flag):
+            reason = os.strerror(ctypes.get_errno())
+            raise GpushimError(f"the node cannot be entered: {reason}; the container must be privileged")
+        os.close(fd)
+    os.chdir("/")
+    os.umask(0o022)
+    os.environ.clear()
+    os.environ.update({"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"})
+    sys.path.clear()
+
+
+def _check(host: str) -> None:
+    """Refuse what is not the root directory of this kernel's first process."""
+    missing = [name for name in NEEDED if not os.path.isdir(f"{host}/{name}")]
+    if missing:
+        raise GpushimError(
+            f"{host} is not the root of a node: it has no {missing[0]}; mount the node's / there (hostPath) with all "
+            "that is mounted below it (mountPropagation: HostToContainer)"
+        )
+    try:
+        pids = [os.stat(f"{host}/proc/{who}/ns/pid") for who in ("1", "self")]
+        roots = [os.stat(path) for path in (host, f"{host}/proc/1/root", "/")]
+    except OSError as error:
+        raise GpushimError(f"{error.filename}: {error.strerror}; the container must be privileged") from None
+    if not os.path.samestat(*pids):
+        raise GpushimError("this container has process ids of its own; give the pod hostPID: true")
+    if not os.path.samestat(roots[0], roots[1]):
+        raise GpushimError(f"{host} is not the root of this node's process 1; mount the node's / there (hostPath)")
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Be the only one to install or uninstall on this node.
+
+    Raises:
+        GpushimError: another one is at it.
+    """
+    fd = os.open(LOCK, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise GpushimError("another gpushim-node is at work on this node; try again when it has ended") from None
+    finally:
+        os.close(fd)
+
+
+def python() -> str:
+    """Return the cache tag of the node's Python, such as "cpython-313".
+
+    Raises:
+        GpushimError: there is none, or it is too old.
+    """
+    answer = ask.program([PYTHON, "-IBS", "-c", VERSION])
+    words = answer.out.split()
+    if answer.code != 0 or len(words) != 3:
+        raise GpushimError(
+            f"the node has no {PYTHON} that runs ({answer.last}); install Python 3.9 or later there", NOT_FOUND
+        )
+    major, minor, tag = words
+    if (int(major), int(minor)) < OLDEST:
+        raise GpushimError(f"the node's {PYTHON} is Python {major}.{minor}; install 3.9 or later there", NOT_FOUND)
+    return tag
+
+
+_WANTED = (("cgroup", CLONE_NEWCGROUP), ("mnt", CLONE_NEWNS))

@@ -1,0 +1,78 @@
+"""Put gpushim onto a node: its files, a list of the GPUs, an engine that knows it. A second run changes nothing.
+
+Out of scope: each of these steps (lay.py, engine.py).
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpuplugin.node import engine, host, lay, owners
+from gpuplugin.node import payload as payloads
+from gpuplugin.node import record as records
+from gpushim.cli.show import say
+from gpushim.errors import GpushimError
+
+
+def install(place: str, folder: str, name: str, options: list[str], restart: bool) -> None:
+    """Install on a node.
+
+    Args:
+        place: absolute path where the node's root is mounted.
+        folder: absolute path of the payload.
+        name: of the engine: "containerd", "crio", "none", or "auto" for the one that runs.
+        options: of `gpushim configure`.
+        restart: restart the engine if it has to be.
+    """
+    payload = payloads.read(folder)
+    host.enter(place)
+    with host.locked():
+        tag = host.python()
+        _check_writable()
+        record = records.load()
+        owners.check(payload, record)
+        fresh = lay.down(payload, record, tag)
+        say(f"gpushim-node: gpushim {payload.version} " + ("is laid down" if fresh else "is there already"))
+        for version in lay.retired(record, payload.version):
+            say(f"gpushim-node: {payloads.LIB}{version} is still in use, and goes another time", error=True)
+        _drop(record, payload)
+        record.save()
+        engine.refresh()
+        _configure(record, name, options, restart)
+
+
+def _check_writable() -> None:
+    for folder in ("/usr/bin", "/usr/lib", "/etc", "/var/lib"):
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            raise GpushimError(
+                f"{folder} of this node is read-only; gpushim has to be in the node's image (its packages), and the "
+                "node without gpushim-node (node.enabled: false)"
+            )
+
+
+def _drop(record: records.Record, payload: payloads.Payload) -> None:
+    """Take files away that only other versions have, but for the directories of those versions."""
+    gone = [path for path in record.files if path not in payload.files and not path.startswith(payloads.LIB)]
+    gone += [path for path in record.files if path.startswith(payload.lib) and path not in payload.files]
+    lay.away(record, gone)
+
+
+def _configure(record: records.Record, name: str, options: list[str], restart: bool) -> None:
+    """Configure the engine, and take back what was configured in another way before."""
+    if name == "auto":
+        name = engine.running_one()
+    words = [] if name == "none" else [name, *options]
+    if record.engine and record.engine != words:
+        engine.configure([*named(record.engine), "--remove"], restart and not words)
+    if words:
+        record.engine, before = words, record.engine
+        if before != words:
+            record.save()
+        engine.configure(words, restart)
+    record.engine = words
+    record.save()
+
+
+def named(words: list[str]) -> list[str]:
+    """Return what tells which settings are meant, of what an engine was configured with."""
+    return [words[0], *(word for word in words[1:] if word.startswith(("--config=", "--runtime-name=")))]

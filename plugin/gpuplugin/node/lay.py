@@ -1,0 +1,134 @@
+"""Lay files down on the node, and take them away: each atomically, in an order that no create sees half a version.
+
+Out of scope: whether they may be laid down (owners.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from gpuplugin.node import payload as payloads
+from gpuplugin.node import record as records
+from gpuplugin.node.host import PYTHON, SYSTEMD
+from gpushim.engines import ask
+from gpushim.replace import replace
+
+if TYPE_CHECKING:
+    from gpuplugin.node.payload import Payload
+    from gpuplugin.node.record import Record
+
+COMPILE = 120  # seconds
+# Seconds for containers that are being created with an old version: most take a fraction of a second; one that has to
+# list the GPUs first can be seen by its command line.
+SETTLE, LEAVE, POLL = 2.0, 30.0, 0.5
+
+
+def down(payload: Payload, record: Record, tag: str) -> list[str]:
+    """Lay down what is missing or different; returns the paths.
+
+    Args:
+        payload: what there shall be.
+        record: gets all of it, and is saved before the first file is written.
+        tag: cache tag of the node's Python.
+    """
+    keep = os.path.lexists(payloads.CONFIG)
+    skip = {payloads.CONFIG} if keep else set()
+    if not os.path.isdir(SYSTEMD):
+        skip.add(payloads.UNIT)
+    files = {path: file for path, file in payload.files.items() if path not in skip}
+    fresh = [path for path, file in files.items() if not _is(path, file)]
+    record.files.update({path: records.digest(files[path].data) for path in files})
+    for path in fresh:
+        record.note(os.path.dirname(path))
+    record.save()
+    if any(path.startswith(payload.lib) for path in fresh):
+        _halve(payload)
+        fresh = [path for path, file in files.items() if not _is(path, file)]
+    for path in fresh:
+        if path.startswith("/usr/bin/"):
+            break
+        _put(path, files[path])
+    compiled(payload, tag)
+    for path in fresh:
+        if path.startswith("/usr/bin/"):
+            _put(path, files[path])
+    return fresh
+
+
+def compiled(payload: Payload, tag: str) -> None:
+    """Compile a version for the node's Python, unless it is; a container starts without it too, only not as soon."""
+    if not os.path.exists(f"{payload.lib}gpushim/__pycache__/create.{tag}.joined"):
+        ask.program([PYTHON, "-IBS", f"{payload.lib}gpushim/stub.py", "compile"], COMPILE)
+        more = [f"{payload.lib}{name}" for name in ("gpuplugin", "vendor")]
+        ask.program([PYTHON, "-IBS", "-m", "compileall", "-q", *more], COMPILE)
+
+
+def _is(path: str, file: payloads.File) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return status.st_mode & 0o777 == file.mode and status.st_uid == 0 and records.content(path) == file.data
+
+
+def _put(path: str, file: payloads.File) -> None:
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    replace(path, file.data, file.mode)
+
+
+def _halve(payload: Payload) -> None:
+    """Let creates wait for this version, of which other files are there, and forget what they were compiled to."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(payload.lib + payloads.WHOLE)
+    _uncompile(payload.lib)
+
+
+def _uncompile(lib: str) -> None:
+    for folder in glob.glob(f"{glob.escape(lib)}**/__pycache__", recursive=True):
+        shutil.rmtree(folder)
+
+
+def away(record: Record, paths: list[str]) -> list[str]:
+    """Remove files, and the directories that are empty then; returns those that somebody has changed, which stay."""
+    changed = []
+    for path in sorted(paths, reverse=True):
+        if record.has(path):
+            os.unlink(path)
+        elif os.path.lexists(path):
+            changed.append(path)
+        record.files.pop(path)
+    for lib in {"/".join(path.split("/")[:5]) + "/" for path in paths if path.startswith(payloads.LIB)}:
+        _uncompile(lib)
+    for folder in sorted(record.folders, reverse=True):
+        with contextlib.suppress(OSError):  # others have something there
+            os.rmdir(folder)
+    record.folders = [folder for folder in record.folders if os.path.isdir(folder)]
+    return changed
+
+
+def retired(record: Record, version: str) -> list[str]:
+    """Remove other versions when no container is being created with them; returns those that are still in use."""
+    old = {path.split("/")[4] for path in record.files if path.startswith(payloads.LIB)} - {version}
+    if not old:
+        return []
+    time.sleep(SETTLE)
+    until = time.monotonic() + LEAVE
+    while (used := [each for each in old if _used(f"{payloads.LIB}{each}/")]) and time.monotonic() < until:
+        time.sleep(POLL)
+    for each in old.difference(used):
+        away(record, [path for path in record.files if path.startswith(f"{payloads.LIB}{each}/")])
+    return sorted(used)
+
+
+def _used(lib: str) -> bool:
+    """Say whether a process has a file of a version on its command line."""
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            if os.fsencode(lib) in file.read(1 << 17):
+                return True
+    return False

@@ -1,0 +1,79 @@
+"""Whose files are where those of gpushim go: a package's, somebody's, or what gpushim-node has laid down.
+
+Out of scope: laying down and taking away (lay.py).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from gpuplugin.node import payload as payloads
+from gpuplugin.node import record as records
+from gpushim.engines import ask
+from gpushim.errors import GpushimError
+from gpushim.policy import SYSTEM_PATH
+
+if TYPE_CHECKING:
+    from gpuplugin.node.payload import Payload
+    from gpuplugin.node.record import Record
+
+# Each is asked where its database is. Answers name the package first; rpm's of a file of nobody goes to stdout.
+QUESTIONS = (
+    ("/var/lib/dpkg/status", ["/usr/bin/dpkg-query", "--search"]),
+    ("/var/lib/rpm", ["/usr/bin/rpm", "--query", "--queryformat", "%{NAME}: \n", "--file"]),
+    ("/usr/lib/sysimage/rpm", ["/usr/bin/rpm", "--query", "--queryformat", "%{NAME}: \n", "--file"]),
+)
+SECONDS = 60
+PROGRAM = "gpushim-runtime"
+# Where pip and uv put programs, beside the directories of PATH.
+ELSEWHERE = (*SYSTEM_PATH.split(":"), "/root/.local/bin")
+
+
+def package(paths: list[str]) -> str:
+    """Return the name of a package that has one of these files, or "".
+
+    Raises:
+        GpushimError: the package manager does not answer.
+    """
+    for database, words in QUESTIONS:
+        if not os.path.exists(database) or not os.access(words[0], os.X_OK):
+            continue
+        answer = ask.program([*words, *paths], SECONDS)
+        if answer.code is None:
+            raise GpushimError(f"{words[0]} does not say whose {paths[0]} is ({answer.last}); see to it on the node")
+        for line in answer.out.splitlines():
+            name, colon, _ = line.partition(": ")
+            if colon and " " not in name:
+                return name
+    return ""
+
+
+def check(payload: Payload, record: Record) -> None:
+    """Refuse to install over what is somebody else's.
+
+    Raises:
+        GpushimError: it is a package's, or of unknown origin.
+    """
+    programs = [path for path in payload.files if path.startswith("/usr/bin/") and os.path.lexists(path)]
+    name = package(programs) if programs else ""
+    if name:
+        raise GpushimError(
+            f"the package {name} has {programs[0]} on this node; remove the package there, or install nothing "
+            "(node.enabled: false)"
+        )
+    there = [path for path in payload.files if path != payloads.CONFIG and os.path.lexists(path)]
+    strange = [
+        path for path in there if path not in record.files and records.content(path) != payload.files[path].data
+    ]
+    strange += [path for path in _others() if path not in payload.files]
+    if strange:
+        raise GpushimError(
+            f"{strange[0]} is there already, and no gpushim-node has laid it down; remove it on the node"
+        )
+
+
+def _others() -> list[str]:
+    """Find gpushim as pip and uv install it."""
+    folders = {os.path.realpath(folder) for folder in ELSEWHERE} - {"/usr/bin"}
+    return [path for folder in sorted(folders) if os.path.lexists(path := f"{folder}/{PROGRAM}")]

@@ -1,0 +1,80 @@
+"""What an image brings for a node: a tree as packaging/install makes it, read whole before the node is entered.
+
+Out of scope: laying it down (lay.py).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from gpushim.errors import GpushimError
+
+LIB = "/usr/lib/gpushim/"
+WHOLE = "whole"  # last file of a version's directory
+CONFIG = "/etc/gpushim/config.toml"
+# Of the units that one alone: `gpushim refresh --keep` does the work of the others, and the plugin runs in a pod.
+UNIT = "/usr/lib/systemd/system/gpushim-mps@.service"
+UNITS = ("/usr/lib/systemd/", "/usr/lib/udev/")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the payload.
+
+    Attributes:
+        mode: its mode bits.
+        data: its content.
+    """
+
+    mode: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Payload:
+    """All of it.
+
+    Attributes:
+        version: of gpushim.
+        files: by their paths on the node, in the order in which they are laid down.
+    """
+
+    version: str
+    files: dict[str, File]
+
+    @property
+    def lib(self) -> str:
+        """The directory of this version, with a slash at its end."""
+        return f"{LIB}{self.version}/"
+
+
+def read(folder: str) -> Payload:
+    """Read a payload.
+
+    Args:
+        folder: absolute path of the tree.
+
+    Raises:
+        GpushimError: there is none.
+    """
+    files = {}
+    for place, names, leaves in os.walk(folder):
+        if "__pycache__" in names:
+            names.remove("__pycache__")
+        for leaf in leaves:
+            path = f"{place}/{leaf}"
+            with open(path, "rb") as file:
+                files[path[len(folder) :]] = File(os.fstat(file.fileno()).st_mode & 0o777, file.read())
+    versions = [path.split("/")[4] for path in files if path.startswith(LIB) and path.split("/")[5:] == [WHOLE]]
+    if len(versions) != 1:
+        raise GpushimError(f"{folder} has no version of gpushim for nodes; use the image as it was built")
+    wanted = [path for path in files if path == UNIT or not path.startswith(UNITS)]
+    return Payload(versions[0], {path: files[path] for path in sorted(wanted, key=_order)})
+
+
+def _order(path: str) -> tuple[int, str]:
+    """The version's directory comes first, its last file as the last of it, and programs come after all else."""
+    if path.startswith(LIB):
+        return (1 if path.endswith(f"/{WHOLE}") else 0), path
+    return (3 if path.startswith("/usr/bin/") else 2), path

@@ -1,0 +1,89 @@
+"""The record of what gpushim-node has laid down on a node, by which it is taken away again.
+
+It is written before the first file is: what a killed installer leaves is known to the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+
+from gpushim.errors import GpushimError
+from gpushim.replace import replace
+
+PATH = "/var/lib/gpushim/node.json"
+FORM = 1
+
+
+@dataclass
+class Record:
+    """What was laid down.
+
+    Attributes:
+        files: SHA-256 of each, in hex, by its path; what a killed installer was about to lay down is there too.
+        folders: those that were made for them.
+        engine: what `gpushim configure` was given to configure an engine; [] if none was.
+        form: version of the record.
+    """
+
+    files: dict[str, str] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    engine: list[str] = field(default_factory=list)
+    form: int = FORM
+
+    def save(self) -> None:
+        """Write it, if it is another than the one that is there."""
+        self.note(os.path.dirname(PATH))
+        os.makedirs(os.path.dirname(PATH), 0o755, exist_ok=True)
+        text = json.dumps(asdict(self), indent=1, sort_keys=True).encode() + b"\n"
+        if content(PATH) != text:
+            replace(PATH, text)
+
+    def note(self, folder: str) -> None:
+        """Note that a directory is about to be made, with its parents, where they are missing."""
+        while not os.path.isdir(folder):
+            if folder not in self.folders:
+                self.folders.append(folder)
+            folder = os.path.dirname(folder)
+
+    def has(self, path: str) -> bool:
+        """Say whether a file is as it was laid down."""
+        data = content(path)
+        return data is not None and digest(data) == self.files.get(path)
+
+
+def load() -> Record:
+    """Read the record; an empty one if there is none.
+
+    Raises:
+        GpushimError: it is none that this version can read.
+    """
+    data = content(PATH)
+    if data is None:
+        return Record()
+    try:
+        found = Record(**json.loads(data))
+        if found.form == FORM and isinstance(found.files, dict):
+            return found
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise GpushimError(f"{PATH} cannot be understood; use the version of gpushim that wrote it, or remove it")
+
+
+def content(path: str) -> bytes | None:
+    """Return what is in a regular file; None if there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(fd, "rb") as file, contextlib.suppress(OSError):
+        return file.read()
+    return None
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 in hex."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,125 @@
+"""A node on which gpushim-node installs gpushim, as its container does: with a root and a Python of its own.
+
+The node is an entered Debian (chroots.py) in which nothing of gpushim is. The container is this machine, in the
+node's PID namespace (hostPID); the node's root is seen by way of /proc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import fakehost
+from e2e import chroots, engines, leftovers, trees
+from e2e.engines import Done
+from e2e.installed import CONTAINERD, Machine
+
+PROGRAM = trees.TOP / "bin" / "gpushim-node"
+# The argument: a directory for what an overlay cannot hold.
+MOUNT = """
+mkdir -p /root /usr/local/bin /etc/containerd
+for engine in docker containerd; do
+    mkdir -p "$1/$engine" "/var/lib/$engine"
+    mount --bind "$1/$engine" "/var/lib/$engine"
+done
+mkdir -p "$1/run" /run/containerd
+mount --bind "$1/run" /run/containerd
+"""
+# What is below the overlay's upper directory, and in /run: kind and mode, and a file's SHA-256 or a link's target.
+LIST = """
+import hashlib, json, os, stat
+found = {}
+for top, name in (("/mnt", ""), ("/run", "/run")):
+    for place, folders, leaves in os.walk(top):
+        for each in folders + leaves:
+            path = place + "/" + each
+            mode = os.lstat(path).st_mode
+            more = ""
+            if stat.S_ISLNK(mode):
+                more = os.readlink(path)
+            elif stat.S_ISREG(mode):
+                more = hashlib.sha256(open(path, "rb").read()).hexdigest()
+            found[name + path[len(top):]] = f"{mode:o} {more}"
+print(json.dumps(found))
+"""
+# Of engines, and of this list's own Python.
+NOT_LISTED = ("/run/containerd", "/var/lib/containerd", "/tmp", "/root")
+VERSION = re.compile(r'(?m)^__version__ = "(.*)"$')
+
+
+@dataclass
+class Node(Machine):
+    """A machine, and gpushim-node's way to it."""
+
+    @property
+    def holder(self) -> str:
+        """The process that has the node's mount namespace, in this machine's /proc."""
+        return self.prefix[1].removeprefix("--mount=/proc/").partition("/")[0]
+
+    def command(self, *words: str, payload: Path | None = None, program: Path = PROGRAM) -> list[str]:
+        """Return the command line of gpushim-node for this node."""
+        enter = ["/usr/bin/nsenter", f"--pid=/proc/{self.holder}/ns/pid_for_children", "--"]
+        more = [f"--payload={payload}"] if payload else []
+        return [*enter, "/usr/bin/python3", "-IB", str(program), words[0], f"--host=/proc/{self.holder}/root",
+                *more, *words[1:]]  # fmt: skip
+
+    def call(self, *words: str, payload: Path | None = None, check: bool = True) -> Done:
+        """Run gpushim-node until it ends."""
+        return engines.run(self.command(*words, payload=payload), check=check)
+
+    def files(self) -> dict[str, str]:
+        """What has been changed or made on the node since it was entered, with kind, mode and content."""
+        found = json.loads(engines.run([*self.prefix, "/usr/bin/python3", "-IBSc", LIST]).stdout)
+        return {path: facts for path, facts in found.items() if not path.startswith(NOT_LISTED)}
+
+
+@contextlib.contextmanager
+def node(suite: str) -> Iterator[Node]:
+    """Set a node up, with three GPUs, whose containerd runs."""
+    with leftovers.state() as state:
+        host = fakehost.build(str(state / "driver"), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+        with chroots.entered(suite, view="v1") as place:
+            subprocess.run([*place.prefix, "/bin/sh", "-euc", MOUNT, "sh", str(state)], check=True)
+            found = Node(place.prefix, state, host)
+            found.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{host.root}"\n')
+            found.write("/etc/containerd/config.toml", CONTAINERD)
+            try:
+                found.restart("containerd")
+                yield found
+            finally:
+                for engine in [*found.running]:
+                    found.stop(engine)
+
+
+def payload(folder: Path, version: str = "") -> Path:
+    """Make what an image has for nodes; with another version, if one is given.
+
+    Args:
+        folder: that is to be made.
+        version: other than that of the checkout.
+    """
+    made = folder / "node"
+    bundled = trees.TOP / "vendor"
+    for package in ("main", "device-plugin"):
+        subprocess.run([trees.TOP / "packaging/install", made, package, bundled], check=True)
+    shutil.copy(trees.TOP / "packaging/deb/debian/written.sh", folder)
+    if version:
+        _renamed(made, version)
+    return made
+
+
+def _renamed(made: Path, version: str) -> None:
+    (lib,) = (made / "usr/lib/gpushim").iterdir()
+    old = lib.name
+    (lib / "whole").write_text(f"{version}\n")
+    source = lib / "gpushim/__init__.py"
+    source.write_text(VERSION.sub(f'__version__ = "{version}"', source.read_text()))
+    for program in (made / "usr/bin").iterdir():
+        program.write_text(program.read_text().replace(f"/lib/gpushim/{old}", f"/lib/gpushim/{version}"))
+    lib.rename(lib.with_name(version))
