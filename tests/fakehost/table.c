@@ -188,7 +188,8 @@ int load_host(struct host *host)
         text[i] = baked[i];
     if (!parse_text(host, text))
         return 0;
-    if (access(host->root, F_OK) != 0) {
+    snprintf(path, sizeof path, "%s/etc", host->root); /* of the host a pod may see /proc, as that is the kernel's */
+    if (access(path, F_OK) != 0) {
         host->in_container = 1;
         host->root[0] = host->dev[0] = '\0';
         return 1;
