@@ -155,7 +155,7 @@ def test_no_create_fails_during_an_upgrade(there: Node, payload: Path, older: Pa
     with beside(there, CREATES, stub=recorder.build(there.state)) as creates:
         for each in (payload, older, payload):
             there.call("install", "--engine=none", payload=each)
-    assert creates[0] > 50
+    assert creates[0] > 20
     assert there.run("ls /usr/lib/gpushim").stdout.split() == [__version__]
     assert there.run("gpushim --version; gpushim-node || true").stdout == f"gpushim {__version__}\n"
 
