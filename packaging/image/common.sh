@@ -23,6 +23,7 @@ export SOURCE_DATE_EPOCH
 # Podman takes no run root whose path has more than 50 characters.
 scratch=$(mktemp -d /tmp/gpushim-image.XXXX)
 trap 'rm -rf "$scratch"' EXIT
+trap 'exit 1' HUP INT TERM # and so do that
 
 # Podman with a store of this build's own.
 cat >"$scratch/storage.conf" <<END
@@ -35,7 +36,7 @@ export CONTAINERS_STORAGE_CONF="$scratch/storage.conf"
 podman() { /usr/bin/podman "--tmpdir=$scratch/tmp" --cgroup-manager=cgroupfs --events-backend=file "$@"; }
 image() { # ARCH NAME CONTEXT ARGUMENT...
   platform=linux/$(debian "$1") name=$2 context=$3 && shift 3
-  podman build --quiet --network=none "--platform=$platform" "--timestamp=$SOURCE_DATE_EPOCH" --no-cache \
+  podman build --quiet --network=none "--platform=$platform" "--timestamp=$SOURCE_DATE_EPOCH" --layers=false \
     --identity-label=false "--tag=$name" "$@" "$context" >/dev/null
 }
 

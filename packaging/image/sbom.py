@@ -3,7 +3,7 @@
 Debian's packages come from what dpkg says of them (/var/lib/dpkg/status, or status.d of images without dpkg), ours
 and those bundled from their own metadata. Single files are not listed. Licences are those declared by the packages,
 under SPDX's names where Debian's mean the same; whoever concludes more from them reads the copyright files, which
-are in the image.
+are in the image. What a base has that dpkg does not know is not listed, which the list then says.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def document(rootfs: Path, layout: Path, version: str) -> dict[str, Any]:
     """
     (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
     digest = entry["digest"].partition(":")[2]
-    parts = [*debian(rootfs), *python(rootfs, version)]
+    known = [*debian(rootfs)]
+    parts = [*known, *python(rootfs, version)]
     image = package("image", "gpushim", version, "Apache-2.0", f"pkg:oci/gpushim@sha256%3A{digest}")
     image |= {"primaryPackagePurpose": "CONTAINER", "checksums": [{"algorithm": "SHA256", "checksumValue": digest}]}
     contained = [related("SPDXRef-image", "CONTAINS", part["SPDXID"]) for part in parts]
@@ -57,6 +58,7 @@ def document(rootfs: Path, layout: Path, version: str) -> dict[str, Any]:
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
         "name": f"gpushim-{version}",
+        "comment": f"{len(known)} packages are in the base as dpkg tells; what it does not know is not listed.",
         "documentNamespace": f"https://spdx.org/spdxdocs/gpushim-{version}-{digest}",
         "creationInfo": {"created": created, "creators": ["Organization: gpushim developers", "Tool: sbom.py"]},
         "packages": [image, *parts],
@@ -67,9 +69,10 @@ def document(rootfs: Path, layout: Path, version: str) -> dict[str, Any]:
 
 def debian(rootfs: Path) -> Iterator[dict[str, Any]]:
     """List the packages that dpkg would name."""
-    system = dict(line.split("=", 1) for line in (rootfs / "etc/os-release").read_text().splitlines() if "=" in line)
-    distro = f"{system['ID']}-{system.get('VERSION_ID', '').strip(chr(34))}"
-    database = rootfs / "var/lib/dpkg"
+    database, release = rootfs / "var/lib/dpkg", rootfs / "usr/lib/os-release"  # to which the link in /etc leads
+    lines = release.read_text().replace('"', "").splitlines() if release.is_file() else []
+    system = dict(line.split("=", 1) for line in lines if "=" in line)
+    distro = "-".join(system[key] for key in ("ID", "VERSION_ID") if key in system)
     for file in sorted([*database.glob("status"), *database.glob("status.d/*")]):
         for paragraph in file.read_text().split("\n\n"):
             fields = email.message_from_string(paragraph)

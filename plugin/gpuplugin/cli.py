@@ -17,9 +17,11 @@ from gpushim import __version__, logs, policy
 from gpushim.cli.program import guard
 from gpushim.cli.show import say
 from gpushim.errors import GpushimError
+from gpushim.nvidia import device_plugin
 from gpushim.nvidia.device_plugin_keys import SETTINGS, Setting
 
 PROGRAM = "gpushim-device-plugin"
+CLUSTER = ("cluster", "node_feature", "once")  # flags that are no settings
 
 
 def spelled(words: list[str]) -> list[str]:
@@ -66,21 +68,30 @@ def _help(setting: Setting) -> str:
     return setting.why or f"{setting.rule['description']}  [default: {value or 'none'}]"
 
 
-def run(check: bool, explain: tuple[str, ...], form: str, mps: str | None, **flags: Any) -> None:
+def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str | None, **flags: Any) -> None:
     """Tell kubelet which GPUs this node has, and what a container gets of them.
 
     Settings are read from [device-plugin] of /etc/gpushim/config.toml, and as NVIDIA's plugin reads them: flags,
     environment variables of the same names (MIG_STRATEGY), and the file that config-file names.
     """
+    cluster = {name: flags.pop(name) for name in CLUSTER}
     given = {name.replace("_", "-"): value for name, value in flags.items() if value}
     config = policy.load(policy.config_path())
     logs.start(config["log"]["format"], config["log"]["level"])
+    if cluster["cluster"]:
+        _beside(given, **cluster)
+        return
     sources = Sources(given, os.environ)
     found = sources.read()
     if explain:
         from gpuplugin import explain as explaining  # with much of gpushim, which the daemon does without
 
         explaining.tell(explain, found, form)
+        return
+    if labels:
+        from gpuplugin import labels_file
+
+        labels_file.tell(found, form)
         return
     if check:
         from gpuplugin import check as checking
@@ -95,6 +106,19 @@ def run(check: bool, explain: tuple[str, ...], form: str, mps: str | None, **fla
     for note in found.notes:
         logs.logger.warning("%s", note)
     asyncio.run(_daemon().Plugin(found, sources).run())
+
+
+def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool, once: bool) -> None:
+    """Do what the container beside the plugin does; what files of settings say is not its business."""
+    from gpuplugin import in_cluster
+
+    found = {
+        setting.key: device_plugin.by_flag(setting, flags) or device_plugin.by_variable(setting, os.environ)
+        for setting in SETTINGS
+        if setting.key in in_cluster.FILES
+    }
+    profile, labels = (given.value if given else "" for given in map(found.get, in_cluster.FILES))
+    in_cluster.run(os.environ, profile, labels if node_feature else "", once)
 
 
 def _daemon() -> Any:
@@ -124,10 +148,18 @@ def command() -> click.Command:
             help="Say what a container gets that asks for this, and exit; may be repeated.",
         ),
         click.Option(
+            ["--cluster"], is_flag=True, help="Do what a pod does beside the plugin: follow the node's label."
+        ),
+        click.Option(
+            ["--once"], is_flag=True, help="With --cluster: write the profile that the label names, and exit."
+        ),
+        click.Option(["--node-feature"], is_flag=True, help="With --cluster: post labels as a NodeFeature object."),
+        click.Option(["--labels"], is_flag=True, help="Print the node's labels, and exit."),
+        click.Option(
             ["--format", "form"],
             type=click.Choice(["table", "json"]),
             default="table",
-            help="How --explain prints it.",
+            help="How --explain and --labels print it.",
         ),
         click.Option(
             ["--mps"],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin import podresources, process, release, status
 from gpuplugin.release import Release
+from gpushim import __version__
 from gpushim.errors import FAILED, GpushimError
 from gpushim.logs import logger
 
@@ -95,6 +96,7 @@ class Commands:
         holders = await podresources.holders(kubelet_dir, [*served])
         taken = [status.resource(one) for one in served.values()]
         return {
+            "version": __version__,
             "released": self._release.since or None,
             "closed": self._closing is not None and self._closing.done(),
             "resources": await asyncio.to_thread(status.resources, taken, reasons, holders),

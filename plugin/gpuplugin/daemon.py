@@ -18,13 +18,14 @@ from gpuplugin import release as releasing
 from gpuplugin.allocation import BY_CDI
 from gpuplugin.commands import Commands
 from gpuplugin.control import Control
+from gpuplugin.exporter import Exporter
 from gpuplugin.kernel_limits import KernelLimits
+from gpuplugin.labels_file import LabelsFile
 from gpuplugin.offer import absent, offered
 from gpuplugin.questions import TICK, Questions
-from gpuplugin.refresh import Refresh
 from gpuplugin.registry import Registry
 from gpuplugin.units import Units
-from gpuplugin.wanted import Wanted
+from gpuplugin.wanted import renewal
 from gpuplugin.watch import Watch
 from gpuplugin.watchers import Watchers
 from gpushim import stamp
@@ -64,7 +65,8 @@ class Plugin:
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
         self._turns = 0  # of letting go and taking, that were seen
         self._commands = Commands(self._registry, self._spawn, self._close, lambda: self._wake.set(), self._about)
-        self._control, self._units = Control(self._commands.by_word), Units(self._spawn)
+        self._control = Control(self._commands.by_word)
+        self._units, self._labels = Units(self._spawn), LabelsFile(self._spawn)
         self._wrong = ""  # what is wrong with the settings that were read last
 
     @property
@@ -79,10 +81,14 @@ class Plugin:
         """
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-        own = self._settings.values["refresh"]
-        self._refresh: Refresh | Wanted = Refresh(self._wake.set, self._spawn) if own else Wanted()
-        path = f"{releasing.folder()}/health.json"
+        self._refresh, path = (
+            renewal(self._settings, self._wake.set, self._spawn),
+            f"{releasing.folder()}/health.json",
+        )
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
+        about = lambda: (self._settings, self._snapshot, self._reasons)  # noqa: E731
+        self._exporter = Exporter(self._registry, self._watchers, self._spawn, self._commands.held, about)
+        self._askers = (self._watchers, self._limits, self._exporter)  # of the driver
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
@@ -97,7 +103,7 @@ class Plugin:
                 watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir(), releasing.folder())
                 self._heed(watch)
                 pause = await self._look()
-                await self._control.attend(stamp.state_dir())
+                await asyncio.gather(self._control.attend(stamp.state_dir()), self._exporter.attend())
                 await tasks.until(self._wake, pause)
                 self._wake.clear()
                 if self._broken:
@@ -115,7 +121,7 @@ class Plugin:
 
     async def _stop(self) -> None:
         await asyncio.gather(tasks.cancel(*self._tasks), self._refresh.stop(), return_exceptions=True)
-        await asyncio.gather(self._watchers.stop(), self._limits.stop(), return_exceptions=True)
+        await asyncio.gather(*(one.stop() for one in self._askers), return_exceptions=True)
         await self._registry.stop()
 
     def _changed(self, watch: Watch) -> None:
@@ -193,6 +199,7 @@ class Plugin:
             return LOOK
         self._snapshot = found
         self._judge()
+        self._labels.look(found, self._settings)
         if not held:
             self._watchers.hurry()
             self._limits.look(found, self._settings)
@@ -253,7 +260,7 @@ class Plugin:
 
     async def _close(self) -> None:
         """End what asks the driver."""
-        await asyncio.gather(self._watchers.close(), self._limits.close(), self._refresh.stop())
+        await asyncio.gather(*(one.close() for one in self._askers), self._refresh.stop())
 
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""

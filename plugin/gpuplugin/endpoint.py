@@ -4,6 +4,11 @@ kubelet knows one client per resource, and forgets it in ways that nobody is tol
 when an older one of the same resource ends, removes all sockets when it starts, and may be gone or another at any
 time. So `attend` looks at the socket's file, at kubelet's, and at whether kubelet listens to our list, and does what
 is missing. Source: Kubernetes' pkg/kubelet/cm/devicemanager, and what was measured with kubelet 1.36.
+
+Two instances of this plugin, as during a rolling update: the newer one takes the path and registers, and the end of
+the older one's stream would close its connection. So it has kubelet forget that connection, without ending it, by a
+registration that it refuses: kubelet goes on to read the list, and ends nothing when the older one has ended. Then it
+registers once more, for kubelet to notice its own end.
 Out of scope: what kubelet calls (service.py), which devices there are (resources.py).
 """
 
@@ -16,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from gpuplugin import sockets, tasks, v1beta1
+from gpuplugin import counts, sockets, tasks, v1beta1
 from gpuplugin.service import Service
 from gpuplugin.sockets import Listener, identity, is_socket, listening
 from gpuplugin.v1beta1 import reader, writer
@@ -24,7 +29,7 @@ from gpushim.errors import FAILED, GpushimError, visible
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpuplugin.service import Answer
     from gpuplugin.sockets import Identity
@@ -46,6 +51,7 @@ class Endpoint:
         resource: the extended resource's name, such as nvidia.com/gpu.
         allocate: answers a ContainerAllocateRequest.
         prefer: answers a ContainerPreferredAllocationRequest.
+        others: says whether another instance of this plugin runs.
 
     Attributes:
         changed: set when `attend` has something to do.
@@ -53,7 +59,14 @@ class Endpoint:
             and then kubelet believes news of our old stream, but asks nobody for the devices.
     """
 
-    def __init__(self, folder: str, resource: str, allocate: Answer, prefer: Answer) -> None:
+    def __init__(
+        self,
+        folder: str,
+        resource: str,
+        allocate: Answer,
+        prefer: Answer,
+        others: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.resource, self.folder = resource, folder
         self.path = f"{folder}/{sockets.PREFIX}{resource.partition('/')[2]}{sockets.SUFFIX}"
         self.changed, self.doubted = asyncio.Event(), False
@@ -61,6 +74,7 @@ class Endpoint:
         self._listeners: list[Listener] = []  # the last is found at the path
         self._kubelet: Identity | None = None  # that has accepted us
         self._away = False  # another instance is found at the path
+        self._others, self._loose = others, False  # kubelet would not notice our end
         self._registered = self._since = 0.0  # time.monotonic(); of the last list
         self._refusing: Identity | None = None  # a kubelet's socket
         self._refused = 0  # connections by it, one after the other
@@ -104,6 +118,11 @@ class Endpoint:
         return self._kubelet is not None and self._service.told and not self._away
 
     @property
+    def served(self) -> bool:
+        """Whether kubelet has this from us, or from another instance that is found at the path."""
+        return self.told or self._away
+
+    @property
     def settled(self) -> bool:
         """Whether it was sent that long enough ago to have taken it in."""
         return self.told and time.monotonic() - max(self._registered, self._since) > SETTLED
@@ -123,15 +142,20 @@ class Endpoint:
             return POLL
         path = f"{self.folder}/{v1beta1.KUBELET_SOCKET}"
         kubelet = identity(path)
-        if kubelet is None or (kubelet == self._kubelet and self._service.read):
+        known = kubelet is not None and kubelet == self._kubelet and self._service.read
+        if kubelet is None or (known and (not self._loose or self._others())):
             return POLL
         soon = self._registered + AGAIN - time.monotonic()
-        if kubelet == self._kubelet and soon > 0:
+        if kubelet == self._kubelet and soon > 0 and not known:
             return soon
+        self._service.newest, self.doubted = None, False
         if not listening(path) or not await self._register(path):  # it is between bind and listen, or dead
             self._refused = self._refused + 1 if self._refusing == kubelet else 1
             self._refusing = kubelet
             return SOON if self._refused < PATIENCE else POLL / 2
+        counts.add(counts.REGISTRATIONS, self.resource)
+        logger.info("kubelet has registered %s", self.resource)
+        self._loose = self._others() and await self._loosen(path)
         self._refusing, self._kubelet, self._registered = None, kubelet, time.monotonic()
         return AGAIN
 
@@ -154,6 +178,17 @@ class Endpoint:
         self._kubelet = None  # what it knew last may have been another instance
         return True
 
+    async def _loosen(self, kubelet: str) -> bool:
+        """Have kubelet forget the connection by which it reads our list; False if it has made another instead."""
+        self._service.refusing = "gpushim-device-plugin registers by a connection that the end of another one spares"
+        try:
+            await self._register(kubelet)
+        except GpushimError:
+            return True
+        finally:
+            self._service.refusing = ""
+        return False
+
     async def _register(self, kubelet: str) -> bool:
         """Register; False if kubelet is not there after all.
 
@@ -166,7 +201,6 @@ class Endpoint:
             "resource_name": self.resource,
             "options": {"get_preferred_allocation_available": True},
         }
-        self._service.newest, self.doubted = None, False
         async with grpc.aio.insecure_channel("unix:" + kubelet, options=CHANNEL) as channel:
             call = channel.unary_unary(v1beta1.REGISTER, writer("RegisterRequest"), reader("Empty"))
             try:
@@ -174,9 +208,10 @@ class Endpoint:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
                     return False
+                if not self._service.refusing:
+                    counts.add(counts.REGISTRATION_ERRORS, self.resource)
                 why = visible((error.details() or "")[:LONGEST_REASON])  # it may not be kubelet that listens there
                 raise GpushimError(f"kubelet does not register {self.resource}: {why}", FAILED) from None
-        logger.info("kubelet has registered %s", self.resource)
         return True
 
     def leave(self) -> None:

@@ -73,7 +73,7 @@ def _chosen(path: str) -> str:
     if not path:
         return ""
     try:
-        words = policy.trusted(path, "name of a profile").decode(errors="replace").split()
+        words = policy.trusted(path, "name of a profile", mounted=True).decode(errors="replace").split()
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -14,7 +14,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from gpuplugin import process, tasks
+from gpuplugin import counts, process, tasks
 from gpushim import policy, stamp
 from gpushim.errors import INVENTORY, GpushimError, visible
 from gpushim.inventory import ensure, renew
@@ -100,6 +100,7 @@ class Refresh:
         config, state = stamp.config_path(), stamp.state_dir()
         facts, seconds = renew.facts(config), longest()
         force, self._force = ["--force"] * self._force, False
+        began = time.monotonic()
         try:
             code, said = await run([*renew.command(), *force], _environment(config, state), seconds)
         except OSError as error:
@@ -110,6 +111,7 @@ class Refresh:
             await process.gone(late.pid)  # a driver that hangs may hold it: another would hang beside it
         else:
             self._over(config, state, code, _lines(said))
+        counts.took(counts.REFRESHES, time.monotonic() - began)
         self._failed_for, self._task = facts, None
         self._again = time.monotonic() + self._pause if self.trouble else 0.0
         self._pause = min(2 * self._pause, LONGEST) if self.trouble else FIRST
@@ -119,6 +121,8 @@ class Refresh:
         """Log what it said, but not again what the last one said too; and take note of what came of it."""
         true = ensure.read(config, state) is not None
         self.trouble = None if true else _why(code, lines)
+        if self.trouble:
+            counts.add(counts.REFRESH_ERRORS)
         # Where there is a snapshot, it has the error, which comes last.
         said = {text: level for level, text in lines[: -1 if true and code else None]}
         if self.trouble:

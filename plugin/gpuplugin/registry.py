@@ -9,7 +9,9 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin import release
 from gpuplugin.endpoint import Endpoint
+from gpuplugin.instances import Instances
 from gpuplugin.offer import Resource
 
 if TYPE_CHECKING:
@@ -47,9 +49,11 @@ class Registry:
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
+        self._instances = Instances()
         self._problems: Problems = {}
         self._held = ""  # why nothing at all is given out
         self.served: dict[str, Served] = {}
+        self._offered = False
 
     def offer(
         self,
@@ -68,6 +72,9 @@ class Registry:
             weights: nearness of GPUs.
             folder: kubelet's directory of device plugins.
         """
+        if not self._offered:
+            self._instances.join(release.folder())
+        self._offered = True
         for name in [*found, *(name for name in self.served if name not in found)]:
             one = self.served.get(name) or self._serve(name, Resource(name, settings, told), folder)
             one.resource.obey(settings, told)
@@ -79,7 +86,7 @@ class Registry:
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:
         resource.ail(self._problems)
-        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer)
+        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, self._instances.others)
         self.served[name] = Served(resource, endpoint, self._start(endpoint.keep()))
         return self.served[name]
 
@@ -103,6 +110,11 @@ class Registry:
                 one.resource.ail(problems)
                 one.tell()
 
+    def unready(self) -> list[str]:
+        """List what kubelet has from no instance of ours; before the first `offer`, that it is not known."""
+        missing = [name for name, one in self.served.items() if not one.endpoint.served]
+        return missing if self._offered else ["no resource is known yet"]
+
     def changed(self) -> None:
         """Have kubelet's socket and ours looked at again."""
         for one in self.served.values():
@@ -123,3 +135,4 @@ class Registry:
     async def stop(self) -> None:
         """Serve no more."""
         await asyncio.gather(*(one.endpoint.stop() for one in self.served.values()))
+        self._instances.leave()

@@ -78,16 +78,16 @@ def find(snapshot: Snapshot, strategy: str, excluded: Sequence[str], notes: list
             "says why",
             INVENTORY,
         )
-    gpus, migs = _kept(snapshot, excluded, notes)
+    gpus, migs = kept(snapshot, excluded, notes)
     notes += snapshot["missing"]
     parents = {gpu["index"]: gpu for gpu in gpus}
     if strategy == "single" and any(gpu["mig"] for gpu in gpus):
-        _check_single(gpus, migs, notes)
+        check_single(gpus, migs, notes)
         return {WHOLE: [_instance(mig, parents[mig["gpu"]]) for mig in migs]} if migs else {}
     whole = [_whole(gpu) for gpu in gpus if _is_whole(gpu, strategy, snapshot["mig"], notes)]
     found = {WHOLE: whole} if whole else {}
     for mig in migs if strategy == "mixed" else ():
-        name = _name(mig, notes)
+        name = name_of(mig, notes)
         if name:
             found.setdefault(name, []).append(_instance(mig, parents[mig["gpu"]]))
     return found
@@ -104,7 +104,7 @@ def _one(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> dict[
     return {WHOLE: [device]} if gpus else {}
 
 
-def _name(mig: MigInstance, notes: list[str]) -> str:
+def name_of(mig: MigInstance, notes: list[str]) -> str:
     """Name the resource of a MIG instance; "" if it is left out."""
     profile = mig["profile"]
     name = "mig-" + profile.replace("+", ".")
@@ -134,7 +134,8 @@ def replicated(
     return [replace(one, id=f"{one.id}::{number}", share=share) for one in devices for number in range(replicas)]
 
 
-def _kept(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
+def kept(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
+    """List GPUs and MIG instances that may be given out, in the order of indices; as for `find`."""
     gpus = sorted(snapshot["gpus"], key=lambda gpu: gpu["index"])
     migs = sorted(snapshot["mig"], key=lambda mig: (mig["gpu"], mig["index"]))
     for text in excluded:
@@ -159,7 +160,7 @@ def _items(text: str) -> list[selection.Item]:
     return items
 
 
-def _check_single(gpus: Sequence[Gpu], migs: Sequence[MigInstance], notes: list[str]) -> None:
+def check_single(gpus: Sequence[Gpu], migs: Sequence[MigInstance], notes: list[str]) -> None:
     """Refuse what the strategy single cannot tell apart: all its devices have one name."""
     fix = "make the instances alike, leave GPUs out with exclude, or choose mig-strategy mixed"
     divided = {mig["gpu"] for mig in migs}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from gpuplugin import v1beta1
+from gpuplugin import counts, v1beta1
 from gpuplugin.v1beta1 import reader, writer
 from gpushim.errors import REQUEST, GpushimError
 from gpushim.logs import logger
@@ -61,12 +61,14 @@ class Service:
     Attributes:
         readers: of the list, in the order of their coming.
         newest: the last that came since this was set to None.
+        refusing: why kubelet is refused, if it is, when it asks for options, which is when it registers a plugin.
     """
 
     def __init__(self, resource: str, allocate: Answer, prefer: Answer, ended: Callable[[], None]) -> None:
         self._resource, self._allocate, self._prefer, self._ended = resource, allocate, prefer, ended
         self.readers: list[Reader] = []
         self.newest: Reader | None = None
+        self.refusing = ""
         self._list = b""
         self._quiet = False
 
@@ -132,6 +134,8 @@ class Service:
             return grpc.unary_unary_rpc_method_handler(work, reader(request), writer(response))
 
         async def options(_: Any, context: Any) -> dict[str, Any]:
+            if self.refusing:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusing)
             return {"get_preferred_allocation_available": True}
 
         async def nothing(_: Any, context: Any) -> dict[str, Any]:
@@ -158,7 +162,10 @@ class Service:
             asked = request["container_requests"]
             if len(asked) > CONTAINERS:
                 raise GpushimError(f"kubelet asks for {len(asked)} containers at a time; ask for one", REQUEST)
-            return {"container_responses": [answer(one) for one in asked]}
+            if answer is not self._allocate:
+                return {"container_responses": [answer(one) for one in asked]}
+            with counts.timing(counts.ALLOCATIONS, counts.ALLOCATION_ERRORS, self._resource):
+                return {"container_responses": [answer(one) for one in asked]}
         except GpushimError as error:
             logger.error("%s: %s", self._resource, error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -20,8 +20,10 @@ from gpushim.logs import logger
 from gpushim.replace import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import asyncio
+    from collections.abc import Callable, Iterable
 
+    from gpuplugin.settings import Settings
     from gpushim.model import Snapshot
 
 NAME = "wanted"  # in the directory of what the plugin keeps
@@ -121,3 +123,10 @@ class Wanted:
         if self.trouble and str(self.trouble) != self._said:
             self._said = str(self.trouble)
             logger.warning("%s", self._said)
+
+
+def renewal(
+    settings: Settings, ended: Callable[[], None], start: Callable[[Any], asyncio.Task[Any]]
+) -> refresh.Refresh | Wanted:
+    """Return what brings snapshots, by the settings; the rest is as for `Refresh`."""
+    return refresh.Refresh(ended, start) if settings.values["refresh"] else Wanted()

@@ -55,6 +55,7 @@ class Watchers:
         self._difference, self._due, self._pause = "", 0.0, FIRST  # time.monotonic()
         self._tried = 0.0
         self._watched: dict[str, Any] = {}  # the last such line
+        self._xids: dict[str, int] = {}  # the last of each GPU
         self._children = {mode: self._child(mode) for mode in MODES}
 
     def _child(self, mode: str) -> Child:
@@ -120,6 +121,11 @@ class Watchers:
         none: dict[str, Any] = {"watching": [], "unwatched": {}, "unsupported": []}
         return {key: self._watched.get(key, found) for key, found in none.items()}
 
+    @property
+    def xids(self) -> dict[str, int]:
+        """The last XID since the start, by UUID; 0 for none of a GPU that is watched."""
+        return {**dict.fromkeys(self.watched["watching"], 0), **self._xids}
+
     def _tell(self, changed: bool) -> None:
         if changed:
             self._changed()
@@ -131,6 +137,10 @@ class Watchers:
         self._tell(self._health.heard(line, time.time()))
         if "watching" in line:
             self._watched = line
+        if isinstance(line.get("xid"), int) and self._snapshot is not None:
+            for gpu in self._snapshot["gpus"]:
+                if line.get("gpu") in (None, gpu["uuid"]):
+                    self._xids[gpu["uuid"]] = line["xid"]
         if mode == POLLS and "poll" in line:
             self._compare(line)
 

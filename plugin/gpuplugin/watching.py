@@ -70,9 +70,10 @@ def program(module: str, *words: str) -> list[str]:
 
 
 def library(snapshot: Snapshot) -> str:
-    """Return the path of a host's NVML, or the name by which the loader may find it."""
+    """Return the path of a host's NVML, or the name by which the loader may find it, as that of a pod does."""
     paths = [file["path"] for file in snapshot["files"].get("utility", ()) if _is_nvml(file["path"])]
-    return rooted.inside(snapshot["inputs"]["root"], paths[0]) if paths else "libnvidia-ml.so.1"
+    path = rooted.inside(snapshot["inputs"]["root"], paths[0]) if paths else ""
+    return path if os.path.exists(path) else "libnvidia-ml.so.1"
 
 
 def _is_nvml(path: str) -> bool:

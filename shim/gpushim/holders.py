@@ -11,7 +11,7 @@ from __future__ import annotations
 import glob
 import itertools
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuhook import mountinfo
 from gpushim import names, runtime_state, seen
@@ -35,8 +35,45 @@ USERS_STATES = (
     *((pattern, name) for name, row in table.ENGINES.items() for pattern in row.users_states),
 )
 PLACES = 64  # directories of one user's, each with the containers of a runtime
-# Annotations by which an engine can be told: the last of the table first, as Podman writes some of CRI-O's too.
-ENGINES = tuple(each for row in reversed(list(table.ENGINES.values())) for each in row.annotations)
+# Annotations by which an engine can be told: first those whose value says it, as a pod's author may add others; then
+# the last of the table, as Podman writes some of CRI-O's too.
+ENGINES = tuple(
+    sorted(
+        (each for row in reversed(list(table.ENGINES.values())) for each in row.annotations),
+        key=lambda each: "=" not in each[0],
+    )
+)
+
+
+class Container(NamedTuple):
+    """What a state tells of a container.
+
+    Attributes:
+        id: its name in the directory of states.
+        place: the engine that has that directory; "" if several may.
+        state: of runtime_state.state.
+        process: the directory of its first process in procfs; "" if that has ended.
+        reader: of its user's files.
+    """
+
+    id: str
+    place: str
+    state: dict[str, Any]
+    process: str
+    reader: Reader
+
+    def spec(self) -> dict[str, Any] | None:
+        """Read its config.json, or what its state says of that; None if nothing tells."""
+        state, spec = self.state, None
+        if state["bundle"]:
+            spec = self.reader.read(f"{state['bundle']}/config.json")
+        if spec is None and state["copy"]:  # crun's
+            spec = self.reader.read(state["copy"])
+        return state["spec"] if spec is None else spec
+
+    def engine(self, annotations: dict[str, Any]) -> str:
+        """Say whose it is; anybody may give Docker's containers any annotation."""
+        return self.place if self.place == "docker" else _engine(annotations) or self.place or "runc or crun"
 
 
 def holders(
@@ -50,13 +87,24 @@ def holders(
         proc: where procfs is mounted.
 
     Returns:
-        [{"id", "name", "engine", "pid", "bundle", "devices", "how"}] and sentences about what could not be read.
-        "devices" are texts such as "0" and "2:0"; "how" is "spec", "hook" (added behind the runtime) or both, or
-        "mount" where there is no config.json.
+        [{"id", "name", "namespace", "pod", "engine", "pid", "bundle", "devices", "how"}] and sentences about what
+        could not be read. "devices" are texts such as "0" and "2:0"; "how" is "spec", "hook" (added behind the
+        runtime) or both, or "mount" where there is no config.json. Outside of pods, the first two of a pod are "".
     """
     notes: list[str] = []
+    found = [_holder(each, inventory) for each in containers(notes, states, proc) if each.process]
+    return sorted(filter(None, found), key=lambda each: (each["devices"], each["id"])), notes
+
+
+def containers(notes: list[str], states: list[str] | None = None, proc: str = "/proc") -> Iterator[Container]:
+    """List containers; the process of each is held until the next is asked for.
+
+    Args:
+        notes: gets sentences about what could not be read.
+        states: as `holders` takes it.
+        proc: where procfs is mounted.
+    """
     unseen: list[str] = []
-    found = []
     named = names.Names()
     places = [(each, _docker(each), "") for each in states] if states is not None else _places(unseen, named)
     left = {user: runtime_state.ALLOWANCE for _, _, user in places if user}
@@ -68,10 +116,10 @@ def holders(
                 break
             state = runtime_state.state(f"{folder}/{name}", reader)
             with runtime_state.process(state, proc) as process:
-                holder = _holder(name, engine, state, inventory, process, reader) if state and process else None
-            found += [holder] if holder else []
-    notes += [f"{seen.sentence(unseen)}, so containers there are not listed; {seen.AS_ROOT}"] if unseen else []
-    return sorted(found, key=lambda each: (each["devices"], each["id"])), notes
+                if state:
+                    yield Container(name, engine, state, process, reader)
+    if unseen:
+        notes.append(f"{seen.sentence(unseen)}, so containers there are not listed; {seen.AS_ROOT}")
 
 
 def _places(unseen: list[str], named: names.Names) -> list[tuple[str, str, str]]:
@@ -99,38 +147,51 @@ def _docker(folder: str) -> str:
     return "docker" if os.path.basename(folder.rstrip("/")) == "moby" else ""
 
 
-def _holder(
-    name: str, engine: str, state: dict[str, Any], inventory: Snapshot, process: str, reader: Reader
-) -> dict[str, Any] | None:
+def _holder(container: Container, inventory: Snapshot) -> dict[str, Any] | None:
     """Say what a container has; None if it has no GPU: then nothing more is asked about it."""
-    bundle = str(state["bundle"] or "")
-    spec = reader.read(f"{bundle}/config.json") if bundle else None
-    if spec is None and state["copy"]:  # crun's
-        spec = reader.read(state["copy"])
-    spec = state["spec"] if spec is None else spec
+    spec, reader = container.spec(), container.reader
+    has, how = held(container, spec, inventory)
+    if not has:
+        return None
+    annotations = annotated(spec)
+    engine = container.engine(annotations)
+    bundle = str(container.state["bundle"] or "")
+    pod = names.pod(annotations, engine)
+    return {
+        "id": container.id,
+        "name": pod.container if pod.name else _name(container.id, engine, bundle, annotations, reader),
+        "namespace": pod.namespace,
+        "pod": pod.name,
+        "engine": engine + reader.whose,
+        "pid": container.state["pid"],
+        "bundle": bundle,
+        "devices": has,
+        "how": how,
+    }
+
+
+def held(container: Container, spec: dict[str, Any] | None, inventory: Snapshot) -> tuple[list[str], str]:
+    """Say which devices a living container has, and how; both as in `holders`."""
     given = set(_given(spec or {}, inventory))
     behind = "mount" if spec is None else "hook"  # without a config.json, nothing tells who added it
     try:
-        bound = set(_bound(process, inventory)) - given
+        bound = set(_bound(container.process, inventory)) - given
     except PermissionError:
         bound = set()
-        reader.unseen.append(f"/proc/{state['pid']}")
-    has = devices(given | bound, inventory)
-    if not has:
-        return None
+        container.reader.unseen.append(f"/proc/{container.state['pid']}")
+    how = " and ".join(word for word, paths in (("spec", given), (behind, bound)) if paths)
+    return devices(given | bound, inventory), how
+
+
+def annotated(spec: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the annotations of a config.json; none if they are no object."""
     annotations = (spec or {}).get("annotations")
-    annotations = annotations if isinstance(annotations, dict) else {}
-    if engine != "docker":  # whose containers anybody may give any annotation
-        engine = _engine(annotations) or engine or "runc or crun"
-    return {
-        "id": name,
-        "name": _name(name, engine, bundle, annotations, reader),
-        "engine": engine + reader.whose,
-        "pid": state["pid"],
-        "bundle": bundle,
-        "devices": has,
-        "how": " and ".join(word for word, paths in (("spec", given), (behind, bound)) if paths),
-    }
+    return annotations if isinstance(annotations, dict) else {}
+
+
+def called(holder: dict[str, Any]) -> str:
+    """Write the whole name of what `holders` lists: of a pod's container, NAMESPACE/POD/CONTAINER."""
+    return "/".join(filter(None, (holder["namespace"], holder["pod"], holder["name"])))
 
 
 def _given(spec: dict[str, Any], inventory: Snapshot) -> Iterator[str]:
@@ -185,4 +246,6 @@ def _engine(annotations: dict[str, Any]) -> str:
 def _name(identity: str, engine: str, bundle: str, annotations: dict[str, Any], reader: Reader) -> str:
     if engine == "docker":
         return reader.named.of_docker(identity, reader.user, reader.json)
-    return names.annotated(annotations) or reader.named.of_podman(identity, bundle, reader.user, reader.json)
+    if names.NERDCTL in annotations:
+        return str(annotations[names.NERDCTL])
+    return reader.named.of_podman(identity, bundle, reader.user, reader.json)

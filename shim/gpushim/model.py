@@ -92,6 +92,9 @@ DevicePluginPolicy = TypedDict(
         "kubelet-dir": str,
         "config-file": str,
         "profile-file": str,
+        "labels-file": str,
+        "labels-interval": int,
+        "labels-no-timestamp": bool,
     },
 )
 _DevicePlugin = TypedDict("_DevicePlugin", {"device-plugin": DevicePluginPolicy})
@@ -123,6 +126,10 @@ class Gpu(TypedDict):
     arch: str
     memory: int
     mig: bool
+    mig_capable: bool
+    vgpu: bool
+    pci_class: str
+    fabric: str
     numa: int
     peers: list[list[int]]
     node: str
@@ -143,6 +150,7 @@ class MigInstance(TypedDict):
     ci: int
     profile: str
     memory: int
+    attributes: dict[str, int]
     nodes: list[str]
 
 

@@ -11,7 +11,7 @@ import glob
 import os
 import pwd
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpushim.engines import running
 from gpushim.engines.docker import dockerd
@@ -23,20 +23,42 @@ if TYPE_CHECKING:
 
 DOCKER_ROOT, USERS_DOCKER_ROOT = "/var/lib/docker", ".local/share/docker"
 PODMAN_RUN = "/run/containers/storage"
-ANNOTATIONS = (
-    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"),
-    ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
-    ("io.kubernetes.cri-o.ContainerName",),
-    ("nerdctl/name",),
+NERDCTL = "nerdctl/name"
+# Annotations by which the engines of CRI tell what of which pod a container is, in the order of Pod's members.
+CONTAINERD = tuple(
+    f"io.kubernetes.cri.{word}" for word in ("sandbox-namespace", "sandbox-name", "container-name", "sandbox-uid")
 )
+KUBELET = (
+    "io.kubernetes.pod.namespace",
+    "io.kubernetes.pod.name",
+    "io.kubernetes.container.name",
+    "io.kubernetes.pod.uid",
+)  # labels of kubelet's, which releases of CRI-O have made annotations too
+CRIO = "io.kubernetes.cri-o.Name"  # k8s_CONTAINER_POD_NAMESPACE_UID_ATTEMPT, and no name of these has a "_"
 
 
-def annotated(annotations: dict[str, Any]) -> str:
-    """Return the name that annotations tell; "" if none does."""
-    for keys in ANNOTATIONS:
-        if keys[-1] in annotations:
-            return "/".join(str(annotations[key]) for key in keys if key in annotations)
-    return ""
+class Pod(NamedTuple):
+    """What of which pod a container is; each member is "" if nothing tells."""
+
+    namespace: str = ""
+    name: str = ""
+    container: str = ""
+    uid: str = ""
+
+
+def pod(annotations: dict[str, Any], engine: str) -> Pod:
+    """Say what of which pod a container is; the container's name of a pod's sandbox is "".
+
+    Args:
+        annotations: of its config.json. A pod's author can add some, so each engine's own words count for its own.
+        engine: as gpushim.engines.table has it beside annotations.
+    """
+    parts = str(annotations.get(CRIO, "")).split("_")
+    if engine == "cri-o" and len(parts) in (5, 6) and parts[0] == "k8s":
+        *_, container, name, namespace, uid, _ = ["", *parts[1:]]
+        return Pod(namespace, name, container, uid)
+    keys = {"containerd (CRI)": CONTAINERD, "cri-o": KUBELET}.get(engine, ())
+    return Pod(*(str(annotations.get(key, "")) for key in keys))
 
 
 class Names:

@@ -219,12 +219,13 @@ def troubles(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
         yield f"{name} is {_shown(value)}, not between {rule['minimum']} and {rule['maximum']}"
 
 
-def trusted(path: str, what: str) -> bytes:
+def trusted(path: str, what: str, mounted: bool = False) -> bytes:
     """Read a file of the administrator's settings.
 
     Args:
         path: of the file, absolute; links are followed, as a ConfigMap needs it.
         what: the kind of file, as in "no config.toml".
+        mounted: it may be another user's, too, if its mount is read-only: what another container of the pod writes.
 
     Raises:
         OSError: it cannot be read.
@@ -237,7 +238,7 @@ def trusted(path: str, what: str) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise GpushimError(f"{path} is not a regular file", CONFIG)
-        if stamp.others_may(status):
+        if stamp.others_may(status) and not (mounted and os.fstatvfs(fd).f_flag & os.ST_RDONLY):
             raise GpushimError(
                 f"{path} cannot be trusted: user {status.st_uid} owns it, its mode is "
                 f"{stat.S_IMODE(status.st_mode):04o}; make it root's, with nobody else allowed to write",

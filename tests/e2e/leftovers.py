@@ -53,12 +53,13 @@ def until(condition: Callable[[], bool], seconds: float) -> bool:
     return False
 
 
-def processes(directory: Path) -> list[int]:
-    """List the processes with a directory on their command line."""
+def processes(directory: Path, word: str = "") -> list[int]:
+    """List the processes with a directory, and a word, on their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if entry.name.isdigit() and os.fsencode(directory) in (entry / "cmdline").read_bytes():
+            line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+            if os.fsencode(directory) in line and word.encode() in line:
                 found.append(int(entry.name))
     return found
 

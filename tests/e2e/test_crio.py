@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,21 @@ def test_doctor(engine: Crio, client: cri.Client) -> None:
     engine.gpushim(*found["fix"].split()[1:])
     assert {found["verdict"] for found in engine.doctor()} == {"ok"}
     assert until(lambda: hooked(client), READY_SECONDS)
+
+
+def test_a_pod_is_named_and_explained(engine: Crio, client: cri.Client) -> None:
+    """By what CRI-O itself writes, as no kubelet has given labels; the pod's sandbox has no GPU, and is not shown."""
+    pod = client.run_pod("nvidia", {"io.podman.annotations.x": "y", "io.kubernetes.cri.sandbox-name": "other"})
+    started(client, pod, env={"NVIDIA_VISIBLE_DEVICES": "0"})
+    (holder,) = json.loads(engine.gpushim("ps", "--format=json").stdout)
+    assert (holder["engine"], holder["namespace"], holder["devices"]) == ("cri-o", "default", ["0"])
+    assert (holder["pod"].startswith("pod-"), holder["name"].startswith("c")) == (True, True)
+    name = f"default/{holder['pod']}/{holder['name']}"
+    (found,) = json.loads(engine.gpushim("explain", "--pod", name, "--format=json").stdout)
+    assert (found["id"], found["devices"], found["told"]) == (holder["id"], ["0"], ["NVIDIA_VISIBLE_DEVICES=0"])
+    assert found["kubelet"] is None
+    gone = engine.gpushim("explain", "--pod", "default/other", check=False)
+    assert (gone.returncode, "default/other has no running container on this node" in gone.stderr) == (1, True)
 
 
 def hooked(client: cri.Client) -> bool:

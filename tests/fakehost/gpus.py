@@ -19,6 +19,7 @@ BRANDS = {
     "grid": 4,
     "geforce": 5,
     "titan": 6,
+    "nvidiavws": 10,
     "quadrortx": 12,
     "nvidiartx": 13,
     "nvidia": 14,
@@ -63,7 +64,8 @@ class Gpu:
     `index` is its place in PCI order, `pci` its bus id as sysfs writes it, `memory` its size in MiB (0: NVML does not
     tell it), `mig_mode` the current and pending mode or None on a model without MIG. `near`
     has NVML's topology levels and `links` the numbers of NVLinks by the index of another GPU, said of one of the two;
-    `switched` is the number of its NVLinks to an NVSwitch.
+    `switched` is the number of its NVLinks to an NVSwitch; `fabric` has the UUID of their cluster and the number of
+    the clique, as "UUID 7". A GPU of the brand nvidiavws is a virtual one.
     """
 
     index: int
@@ -81,6 +83,8 @@ class Gpu:
     near: dict[int, int] = field(default_factory=dict)
     links: dict[int, int] = field(default_factory=dict)
     switched: int = 0
+    fabric: str = ""
+    pci_class: str = "0x030200"
 
     @property
     def nvml_bus_id(self) -> str:
@@ -185,4 +189,5 @@ def table(gpus: Iterable[Gpu]) -> str:
         lines += [f"near = {gpu.index} {other} {level}" for other, level in gpu.near.items() if other in there]
         lines += [f"link = {gpu.index} {other} {count}" for other, count in gpu.links.items() if other in there]
         lines += [f"switch = {gpu.index} {gpu.switched}"] if gpu.switched else []
+        lines += [f"fabric = {gpu.index} {gpu.fabric.replace('-', '')}"] if gpu.fabric else []
     return "".join(line + "\n" for line in lines)

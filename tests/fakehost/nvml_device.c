@@ -79,6 +79,13 @@ EXPORT result nvmlDeviceGetBrand(device handle, unsigned *brand)
     return OK;
 }
 
+EXPORT result nvmlDeviceGetVirtualizationMode(device handle, unsigned *mode)
+{
+    NEED_GPU(gpu, handle, mode)
+    *mode = gpu->brand >= 7 && gpu->brand <= 11 ? 2 : 0; /* brands of vGPUs: NVML_GPU_VIRTUALIZATION_MODE_VGPU */
+    return OK;
+}
+
 EXPORT result nvmlDeviceGetCudaComputeCapability(device handle, int *major, int *minor)
 {
     NEED_EITHER(gpu, mig, handle, minor)

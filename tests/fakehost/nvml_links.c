@@ -78,3 +78,23 @@ EXPORT result nvmlDeviceGetNvLinkRemotePciInfo_v2(device handle, unsigned link, 
     snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:%02X.0", info->domain, info->bus, info->device);
     return OK;
 }
+
+/* Of nvmlGpuFabricInfo_t. */
+typedef struct {
+    unsigned char cluster[16];
+    unsigned status, clique;
+    unsigned char state;
+} fabric_info;
+
+EXPORT result nvmlDeviceGetGpuFabricInfo(device handle, fabric_info *info)
+{
+    static const unsigned char none[16];
+    NEED_GPU(gpu, handle, info)
+    memset(info, 0, sizeof *info);
+    if (memcmp(gpu->cluster, none, sizeof none) == 0)
+        return OK; /* state 0: not supported */
+    memcpy(info->cluster, gpu->cluster, sizeof info->cluster);
+    info->clique = gpu->clique;
+    info->state = 3; /* completed */
+    return OK;
+}

@@ -93,6 +93,21 @@ static int parse_trouble(struct host *host, const char *line)
     return 0;
 }
 
+/* fabric = GPU UUID-without-dashes CLIQUE */
+static int parse_fabric(struct host *host, const char *line)
+{
+    char text[33];
+    unsigned clique, byte;
+    int number;
+    if (sscanf(line, "fabric = %d %32s %u", &number, text, &clique) != 3 || find_gpu(host, number) == NULL)
+        return 0;
+    struct gpu *gpu = find_gpu(host, number);
+    gpu->clique = clique;
+    for (int i = 0; i < 16 && sscanf(text + 2 * i, "%2x", &byte) == 1; i++)
+        gpu->cluster[i] = byte;
+    return 1;
+}
+
 static int parse_lacking(struct host *host, const char *line)
 {
     int i = host->lacking_count;
@@ -118,7 +133,7 @@ static int parse_line(struct host *host, const char *line)
         find_gpu(host, number)->switched = code;
         return 1;
     }
-    if (parse_trouble(host, line) || parse_lacking(host, line))
+    if (parse_fabric(host, line) || parse_trouble(host, line) || parse_lacking(host, line))
         return 1;
     return sscanf(line, "root = %3071[^\n]", host->root) == 1 || sscanf(line, "dev = %3071[^\n]", host->dev) == 1 ||
            sscanf(line, "driver = %63s", host->driver) == 1 ||

@@ -33,6 +33,8 @@ struct gpu {
     struct mig migs[MAX_MIG];
     unsigned char near[MAX_GPUS], links[MAX_GPUS]; /* by number: topology level + 1 (0: not said), NVLinks */
     unsigned char switched;                        /* NVLinks to an NVSwitch */
+    unsigned char cluster[16];                     /* UUID of what they reach, and the clique in it; 0: nothing */
+    unsigned clique;
     char model[96], uuid[80];
 };
 

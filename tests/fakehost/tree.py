@@ -223,7 +223,7 @@ def write_sys(root: str, gpus: Iterable[Gpu]) -> None:
     for gpu in gpus:
         write(f"{base}/{gpu.pci}/vendor", "0x10de\n")
         write(f"{base}/{gpu.pci}/device", f"0x{gpu.device_id:04x}\n")
-        write(f"{base}/{gpu.pci}/class", "0x030200\n")
+        write(f"{base}/{gpu.pci}/class", f"{gpu.pci_class}\n")
         write(f"{base}/{gpu.pci}/numa_node", f"{gpu.numa}\n")
 
 

@@ -37,6 +37,8 @@ PASSED_ON = {
     "shim/gpushim/cli/info.py: inventory['error']['sentence']",
     "shim/gpushim/cli/list.py: inventory['error']['sentence']",
     "shim/gpushim/cli/ps.py: inventory['error']['sentence']",
+    "shim/gpushim/cli/explain_pod.py: inventory['error']['sentence']",
+    "shim/gpushim/cli/explain_pod.py: refusal['sentence']",
     "shim/gpushim/cli/refresh.py: snapshot['error']['sentence']",
     "shim/gpushim/cli/system.py: '; '.join(notes)",
     "shim/gpushim/engines/rewrite.py: f'{path} {reason}'",

@@ -24,7 +24,8 @@ ROOMS = {
     "cdi": ("gpushim.cdi", "ground decision gpushim.inventory.ensure"),
     "engines": ("gpushim.engines", "ground cdi decision gpuhook.walk"),
     "holders": ("gpushim.holders gpushim.names gpushim.runtime_state", "ground engines"),
-    "doctor": ("gpushim.doctor", "ground inventory cdi engines migrate"),
+    "pods": ("gpushim.pods gpushim.kubelet", "ground inventory decision holders"),
+    "doctor": ("gpushim.doctor", "ground inventory cdi engines migrate gpushim.kubelet"),
     "hook": ("gpuhook", "ground decision"),
     "migrate": (
         "gpushim.nvidia.migrate gpushim.nvidia.migrate_keys gpushim.nvidia.migrate_engines "
@@ -32,12 +33,12 @@ ROOMS = {
         "ground cdi engines",
     ),
     "nvidia": ("gpushim.nvidia", "ground inventory decision engines hook migrate cli"),
-    "cli": ("gpushim.cli", "ground inventory decision refresh cdi engines holders doctor migrate"),
+    "cli": ("gpushim.cli", "ground inventory decision refresh cdi engines holders pods doctor migrate"),
     # The device plugin: what a node has is told apart from how kubelet asks for it.
     "kubelet": (
         "gpuplugin.protobuf gpuplugin.v1beta1 gpuplugin.sockets gpuplugin.service gpuplugin.endpoint "
         "gpuplugin.podresources",
-        "ground gpuplugin.tasks",
+        "ground gpuplugin.tasks gpuplugin.counts",
     ),
     "resources": (
         "gpuplugin.resources gpuplugin.preferred gpuplugin.sharing gpuplugin.forms gpuplugin.division",
@@ -50,7 +51,7 @@ ROOMS = {
     "mps": ("gpuplugin.mps", "ground inventory"),
     "kept": ("gpuplugin.kept", "ground inventory"),
     "allocation": ("gpuplugin.allocation gpuplugin.cdi", "ground cdi resources mps"),
-    "children": ("gpuplugin.watching gpuplugin.limits", "ground inventory"),
+    "children": ("gpuplugin.watching gpuplugin.limits gpuplugin.figures", "ground inventory"),
     "supervisor": (
         "gpuplugin.mps_supervisor gpuplugin.mps_control gpuplugin.compute_mode",
         "ground inventory resources mps children",
@@ -59,13 +60,18 @@ ROOMS = {
     "node": ("gpuplugin.node", "ground engines cli"),
     "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
-        "gpuplugin.check gpuplugin.explain",
+        "gpuplugin.check gpuplugin.explain gpuplugin.labels gpuplugin.labels_file",
         "ground inventory decision cdi cli resources settings allocation children offer kept",
+    ),
+    # The container beside the plugin, without GPUs.
+    "cluster": (
+        "gpuplugin.cluster gpuplugin.node_label gpuplugin.node_feature gpuplugin.in_cluster",
+        "ground gpuplugin.labels_file",
     ),
     "plugin": (
         "gpuplugin",
         "ground inventory holders cli kubelet resources settings allocation mps kept children offer told supervisor "
-        "gpushim.nvidia.device_plugin_keys",
+        "cluster gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
     ),
 }
 # What is not so yet. Whoever changes it takes the line out here; a new one needs a better place for the code instead.

@@ -23,6 +23,7 @@ COMMANDS = {
     "doctor": "gpushim.cli.doctor:doctor",
     "explain": "gpushim.cli.explain:explain",
     "info": "gpushim.cli.info:info",
+    "labels": "gpushim.cli.labels:labels",
     "list": "gpushim.cli.list:list_gpus",
     "migrate": "gpushim.cli.migrate:migrate",
     "ps": "gpushim.cli.ps:ps",

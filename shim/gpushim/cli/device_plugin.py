@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpushim import holders, stamp
+from gpushim import holders, plugin_socket, stamp
 from gpushim.cli import show
 from gpushim.cli.sections import Commands
+from gpushim.decide import hook_program
 from gpushim.errors import FAILED, GpushimError, quote
 from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import NoReturn
 
-SOCKET = "device-plugin.sock"  # in the state directory, as the plugin has it
 DEADLINE = 40.0  # seconds; letting go may take 20
-LIMIT = 64 << 20  # bytes of an answer
 DEVICES = ("RESOURCE", "INDEX", "DEVICE", "REPLICAS", "HELD", "HEALTH", "SINCE", "BECAUSE")
 PODS = ("NAMESPACE", "POD", "CONTAINER", "RESOURCE", "DEVICES")
 CONTAINERS = ("CONTAINER", "NAME", "ENGINE", "PID", "DEVICES")
@@ -32,6 +32,21 @@ LAST = ("ALLOCATED", "RESOURCE", "DEVICES")
 SHOWN = 4  # device ids of a cell
 
 _FORM = show.format_option("table", "json")
+
+
+def become(*words: str) -> NoReturn:
+    """Become the device plugin with these words, for it imports gpushim, and never the reverse.
+
+    Raises:
+        GpushimError: it is not there.
+    """
+    program = f"{os.path.dirname(hook_program())}/gpushim-device-plugin"
+    try:
+        os.execv(program, [program, *words])  # noqa: S606 - no shell is meant
+    except OSError as error:
+        raise GpushimError(
+            f"{program} cannot be executed: {error.strerror}; install gpushim-device-plugin, which answers kubelet"
+        ) from None
 
 
 @click.group("device-plugin", cls=Commands)
@@ -104,9 +119,9 @@ def _ask(do: str) -> dict[str, Any]:
     Raises:
         GpushimError: it is not there, or refuses.
     """
-    where = f"{stamp.state_dir()}/{SOCKET}"
+    where = f"{stamp.state_dir()}/{plugin_socket.SOCKET}"
     try:
-        data = _exchange(stamp.state_dir(), json.dumps({"do": do}).encode() + b"\n")
+        data = plugin_socket.exchange(stamp.state_dir(), json.dumps({"do": do}).encode() + b"\n", DEADLINE)
         answer = json.loads(data)
     except PermissionError:
         raise GpushimError(f"{where} is root's; run this as root", FAILED) from None
@@ -128,25 +143,6 @@ def _ask(do: str) -> dict[str, Any]:
     if "error" in answer:
         raise GpushimError(str(answer["error"]), FAILED)
     return answer
-
-
-def _exchange(folder: str, question: bytes) -> bytes:
-    """Send a line to the socket in a directory, however long its path, and read one."""
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(DEADLINE)
-            client.connect(f"/proc/self/fd/{fd}/{SOCKET}")
-            client.sendall(question)
-            data = bytearray()
-            while not data.endswith(b"\n") and len(data) < LIMIT:
-                more = client.recv(1 << 16)
-                if not more:
-                    break
-                data += more
-            return bytes(data)
-    finally:
-        os.close(fd)
 
 
 def _states(answer: dict[str, Any]) -> Iterator[str]:
@@ -186,7 +182,7 @@ def _pods(pods: list[dict[str, Any]]) -> Iterator[list[object]]:
 
 def _held(containers: list[dict[str, Any]]) -> Iterator[list[object]]:
     for one in containers:
-        yield [one["id"][:12], one["name"], one["engine"], one["pid"], ",".join(one["devices"])]
+        yield [one["id"][:12], holders.called(one), one["engine"], one["pid"], ",".join(one["devices"])]
 
 
 def _last(resources: list[dict[str, Any]]) -> Iterator[list[object]]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from gpushim import bounds, bundle, fastjson
 from gpushim import explain as story
 from gpushim.cli import show
-from gpushim.decide import hook_program
 from gpushim.errors import BUNDLE, GpushimError
 
 
@@ -29,6 +28,8 @@ from gpushim.errors import BUNDLE, GpushimError
     metavar="RESOURCE=NUMBER|IDS",
     help="A container that asks Kubernetes for this, such as nvidia.com/gpu=2.",
 )
+@click.option("--pod", default="", metavar="NAMESPACE/POD[/CONTAINER]", help="Running containers of a pod, here.")
+@click.option("--state", multiple=True, metavar="DIRECTORY", help="With --pod: where to look, as of gpushim ps.")
 @show.format_option("table", "json")
 def explain(
     target: str | None,
@@ -38,24 +39,37 @@ def explain(
     mount: tuple[str, ...],
     privileged: bool,
     kubernetes: tuple[str, ...],
+    pod: str,
+    state: tuple[str, ...],
     form: str,
 ) -> None:
     """Say what a container would get, and why.
 
     Takes a bundle's directory, a config.json (- reads one from stdin), a container or image of Docker's, variables,
     or what a container of Kubernetes asks for, which gpushim-device-plugin answers by config.toml and its variables
-    as they are here. Shows the request with the source of every decision, each device node, rule, mount, variable and
+    as they are here; or a pod that runs on this node, of which it also says what its containers have and what kubelet
+    gave them. Shows the request with the source of every decision, each device node, rule, mount, variable and
     hook with its reason, or the refusal that the container would meet; then the exit code is the refusal's.
 
     Nothing is changed: neither config.json nor what gpushim knows about the host.
     """
     made = bool(env or annotation or mount or privileged)
-    if [bool(target), bool(docker), made, bool(kubernetes)].count(True) != 1:
+    if [bool(target), bool(docker), made, bool(kubernetes), bool(pod)].count(True) != 1:
         raise click.UsageError(
-            "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, or --kubernetes RESOURCE=NUMBER"
+            "say one of: a bundle or config.json, --docker NAME, --env NAME=VALUE, --kubernetes RESOURCE=NUMBER, or "
+            "--pod NAMESPACE/POD"
         )
+    if state and not pod:
+        raise click.UsageError("--state says where the containers of a --pod are looked for")
+    if pod:
+        from gpushim.cli import explain_pod
+
+        explain_pod.explain(pod, [*state] or None, form, tell)
+        return
     if kubernetes:
-        _ask_plugin(kubernetes, form)
+        from gpushim.cli import device_plugin  # with much that the rest does without
+
+        device_plugin.become(*(f"--explain={text}" for text in kubernetes), f"--format={form}")
     if docker:
         from gpushim.engines import inspect  # a fifth of the command's time, with an HTTP client
 
@@ -77,17 +91,6 @@ def _end(report: dict[str, Any], form: str) -> None:
         tell(report)
     if report["refusal"]:
         raise GpushimError(report["refusal"]["sentence"], report["refusal"]["exit_code"])
-
-
-def _ask_plugin(requests: tuple[str, ...], form: str) -> NoReturn:
-    """Become the device plugin, which imports gpushim, and never the reverse."""
-    program = f"{os.path.dirname(hook_program())}/gpushim-device-plugin"
-    try:
-        os.execv(program, [program, *(f"--explain={text}" for text in requests), f"--format={form}"])  # noqa: S606 - no shell is meant
-    except OSError as error:
-        raise GpushimError(
-            f"{program} cannot be executed: {error.strerror}; install gpushim-device-plugin, which answers kubelet"
-        ) from None
 
 
 def _read(target: str) -> tuple[str, Any]:

@@ -10,7 +10,8 @@ from gpushim.errors import GpushimError
 from gpushim.inventory import present
 
 NONE = "no running container has a GPU"
-COLUMNS = ("CONTAINER", "NAME", "ENGINE", "PID", "DEVICES", "HOW")
+PODS = ("NAMESPACE", "POD")  # in a table where it has a pod; always in CSV, as scripts count columns
+COLUMNS = ("NAME", "ENGINE", "PID", "DEVICES", "HOW")
 
 
 @click.command()
@@ -29,6 +30,7 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
     HOW says spec for that, and hook for nodes that a hook has bound into the container later, as `docker run --gpus`
     does before Docker 29.2; mount, where neither config.json nor the runtime's state tells which. The host's whole
     /dev, mounted into a container, is not seen here. What an ordinary user may not look at is said; root sees all.
+    Containers of pods have their namespace and pod, as containerd and CRI-O tell them; NAME is the pod's for them.
     """
     trouble: list[str] = []
     inventory = present.anyhow(trouble)
@@ -41,18 +43,17 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
         # What could not be read may have any number of them.
         show.say("none of the containers that could be looked at has a GPU" if notes else NONE)
         return
+    pods = PODS if form == "csv" or any(each["pod"] for each in found) else ()
     rows = [
         [
             each["id"] if no_trunc or form == "csv" else _short(each["id"]),
-            each["name"],
-            each["engine"],
-            each["pid"],
+            *(each[head.lower()] for head in (*pods, "NAME", "ENGINE", "PID")),
             ",".join(each["devices"]),
             each["how"],
         ]
         for each in found
     ]
-    show.emit(form, found, COLUMNS, rows)
+    show.emit(form, found, ("CONTAINER", *pods, *COLUMNS), rows)
 
 
 def _short(identity: str) -> str:

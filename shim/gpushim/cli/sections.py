@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SECTIONS = (
     ("Setting up", ("configure", "migrate", "config", "refresh", "cdi", "system", "completion")),
-    ("Looking", ("list", "info", "ps", "device-plugin")),
+    ("Looking", ("list", "info", "ps", "device-plugin", "labels")),
     ("When something is wrong", ("explain", "doctor")),
 )
 REST = "Other commands"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpushim import policy, stamp
-from gpushim.engines import HOOK, PROGRAM, programs, running, table, units
+from gpushim.engines import HOOK, PROGRAM, kubelets, programs, running, table, units
 from gpushim.errors import GpushimError
 from gpushim.inventory import modules, platforms, procfs, rooted
 
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gpushim.engines.running import Engine
-    from gpushim.model import DriverPolicy, Policy
+    from gpushim.model import Config, DriverPolicy
 
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
 T = TypeVar("T")
-KUBELET = "/var/lib/kubelet"  # the directory that tells a node of Kubernetes
 UNITS = ("/etc", "/usr/lib", "/lib")
 HEAD_LIMIT = 4096  # bytes of a program that tell whose it is
 
@@ -74,6 +73,7 @@ class Host:
         engines: those that run.
         strangers: processes that only call themselves an engine.
         named: engines that the user named, keys of checks.ENGINES.
+        kubelet_says: the directory that the kubelet which runs was told (--root-dir); "" if none was.
         code: the directory of the code that engines run.
         answers: slow answers, kept for the next check that needs them.
     """
@@ -81,12 +81,13 @@ class Host:
     top: str = ""
     config: str = stamp.CONFIG_FILE
     state: str = stamp.STATE_DIR
-    settings: Policy = field(default_factory=policy.defaults)
+    settings: Config = field(default_factory=policy.defaults)
     trouble: str = ""
     old_names: list[str] = field(default_factory=list)
     engines: list[running.Engine] = field(default_factory=list)
     strangers: list[running.Stranger] = field(default_factory=list)
     named: tuple[str, ...] = ()
+    kubelet_says: str = ""
     code: str = field(default_factory=_code)
     answers: dict[str, Any] = field(default_factory=dict)
 
@@ -94,6 +95,11 @@ class Host:
     def driver(self) -> DriverPolicy:
         """The policy's section about the driver."""
         return self.settings["driver"]
+
+    @property
+    def kubelet(self) -> str:
+        """Kubelet's directory as the device plugin has it; one that is there tells a node of Kubernetes."""
+        return self.top + self.settings["device-plugin"]["kubelet-dir"]
 
     @property
     def proc(self) -> str:
@@ -130,7 +136,7 @@ class Host:
 
     def for_pods(self, name: str) -> bool:
         """Say whether an engine is to have a handler of ours: somebody named it, or this is a node of Kubernetes."""
-        return bool({name, "kubernetes"} & {*self.named}) or os.path.isdir(self.top + KUBELET)
+        return bool({name, "kubernetes"} & {*self.named}) or os.path.isdir(self.kubelet)
 
     def once(self, key: str, ask: Callable[[], T]) -> T:
         """Return the answer to a question that is asked only once."""
@@ -157,7 +163,12 @@ def look(named: tuple[str, ...] = ()) -> Host:
     """
     engines, strangers = running.look()
     host = Host(
-        config=stamp.config_path(), state=stamp.state_dir(), engines=engines, strangers=strangers, named=named
+        config=stamp.config_path(),
+        state=stamp.state_dir(),
+        engines=engines,
+        strangers=strangers,
+        named=named,
+        kubelet_says=kubelets.root_dir(),
     )
     try:
         host.settings, host.old_names = policy.loaded(host.config)

@@ -148,6 +148,11 @@ def engines(host: Host) -> list[Engine]:
     return [engine for engine in host.running("containerd") if engine.parent not in dockers]
 
 
+def handlers(host: Host) -> list[str]:
+    """List the names of the handlers that are gpushim's, of all containerds that run."""
+    return [name for engine, cri in _with_cri(host) for name in _handlers(engine, cri)]
+
+
 def socket_of(host: Host, engine: Engine) -> str:
     """Return containerd's socket: of its command line, of its settings, or its usual one."""
     given = engine.option("--address", "-a") or [(_merged(host, engine).get("grpc") or {}).get("address") or ADDRESS]

@@ -90,6 +90,12 @@ def devices(host: Host) -> Iterator[Finding]:
             )
 
 
+def handlers(host: Host) -> list[str]:
+    """List the names of the handlers that are gpushim's in the settings of each CRI-O that runs."""
+    programs_of = [(engine, crio.programs_of(crio.settings(engine))) for engine in host.running("crio")]
+    return [name for engine, found in programs_of for name, path in found.items() if executes_ours(path, engine)]
+
+
 def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
     said = _said(host, engine)
     try:

@@ -96,7 +96,8 @@ ORDER = (SKIPPED, OK, WARNING, BROKEN)  # the gravest last
 
 def table(named: tuple[str, ...]) -> dict[str, Check]:
     """List the checks in order, for the engines that the user named, or for all."""
-    engines = {*named, *(("containerd", "crio") if "kubernetes" in named else ())} or set(ENGINES)
+    beside = {"kubernetes": ("containerd", "crio"), "crio": ("kubernetes",)}  # CRI-O has no other use
+    engines = {*named, *(each for name in named for each in beside.get(name, ()))} or set(ENGINES)
     found = dict(GENERAL)
     for engine, checks in ENGINES.items():
         found.update(checks if engine in engines else {})

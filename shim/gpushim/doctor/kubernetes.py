@@ -12,14 +12,27 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim import seen
-from gpushim.doctor import KUBELET, Finding, Host, broken, listing, ok, restarting, skipped, text, then, warning
+from gpushim.doctor import (
+    Finding,
+    Host,
+    broken,
+    check_containerd,
+    check_crio,
+    device_plugin,
+    kubelet,
+    ok,
+    restarting,
+    skipped,
+    text,
+    then,
+    warning,
+)
 from gpushim.engines import PROGRAM, ask, units
 from gpushim.engines.containerd import services
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PLUGINS = f"{KUBELET}/device-plugins"
 KUBECONFIGS = ("/etc/kubernetes/admin.conf", "/etc/rancher/k3s/k3s.yaml", "/etc/rancher/rke2/rke2.yaml")
 # What k3s writes its containerd's settings from at each start, and what those import.
 TEMPLATES = ("config.toml.tmpl", "config-v3.toml.tmpl")
@@ -27,60 +40,41 @@ IMPORTED = ("config.toml.d/99-gpushim.toml", "config-v3.toml.d/99-gpushim.toml")
 CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "nvidia"}
 
 
-def node(host: Host) -> Iterator[Finding]:
-    """Check that this is a node."""
-    if os.path.isdir(host.top + KUBELET):
-        yield ok(f"this is a Kubernetes node: {host.top}{KUBELET} is there")
-    elif "kubernetes" in host.named:
-        yield broken(f"there is no {host.top}{KUBELET}: this is no node", "run this on a node of the cluster")
-    else:
-        yield skipped("this is no node of Kubernetes")
-
-
-def device_plugin(host: Host) -> Iterator[Finding]:
-    """Check that a device plugin for GPUs has registered."""
-    folder = f"{host.top}{PLUGINS}"
-    if not seen.exists(folder):
-        return
-    names = [path for path in listing(folder) if stat.S_ISSOCK(os.lstat(path).st_mode)]
-    found = [path for path in names if any(word in os.path.basename(path) for word in ("nvidia", "gpu"))]
-    if not found:
-        yield warning(
-            f"no device plugin for GPUs has a socket in {folder}: pods cannot ask for nvidia.com/gpu",
-            "install gpushim-device-plugin or NVIDIA's k8s-device-plugin; `kubectl get pods -A -o wide` says whether "
-            "one of NVIDIA's runs on this node",
-        )
-    elif not any(ask.listens(path) for path in found):
-        told = f"nobody listens on {found[0]}: the device plugin that made it has ended"
-        fix = "delete the device plugin's pod on this node with kubectl: its daemon set makes another"
-        ours = os.path.basename(found[0]).startswith("gpushim-")
-        yield warning(told, "systemctl restart gpushim-device-plugin" if ours else fix)
-    else:
-        yield ok("a device plugin for GPUs listens")
-
-
 def runtime_class(host: Host) -> Iterator[Finding]:
-    """Check that the cluster has a RuntimeClass for gpushim's handler."""
+    """Check that the cluster has a RuntimeClass for a handler that the engines here have of gpushim's."""
+    if not os.path.isdir(host.kubelet):
+        return
     program = host.program("kubectl", "k3s")
     config = next((f"{host.top}{path}" for path in KUBECONFIGS if os.path.exists(f"{host.top}{path}")), "")
-    if not os.path.isdir(host.top + KUBELET):
-        return
     if not program or not config:
         yield skipped("the cluster cannot be asked from here: kubectl get runtimeclass nvidia")
+        return
+    if not _trusted(config):
+        told = f"{config} is not asked with, as others than root can write to it, and it can name programs to execute"
+        yield warning(told, f"chown root {shlex.quote(config)} && chmod go-w {shlex.quote(config)}")
         return
     words = [program, *(["kubectl"] if program.endswith("/k3s") else []), f"--kubeconfig={config}"]
     answer = ask.program([*words, "--request-timeout=5s", "get", "runtimeclass", "-o", "json"])
     try:
-        items = json.loads(answer.out)["items"]
-        handlers = [str(item["handler"]) for item in items]
-    except (ValueError, KeyError, TypeError):
+        classes = {str(item["handler"]) for item in json.loads(answer.out)["items"]}
+    except (ValueError, KeyError, TypeError, RecursionError):
         yield skipped(f"the cluster does not answer: {answer.last}")
         return
-    if "nvidia" in handlers:
-        yield ok("the cluster has a RuntimeClass with the handler nvidia")
+    mine = sorted({*check_containerd.handlers(host), *check_crio.handlers(host)}) or ["nvidia"]
+    found = [name for name in mine if name in classes]
+    if found:
+        yield ok(f"the cluster has a RuntimeClass with the handler {found[0]}")
     else:
-        told = "the cluster has no RuntimeClass with the handler nvidia"
-        yield warning(told, f"echo '{json.dumps(CLASS)}' | {shlex.join(words)} apply -f -")
+        told = f"the cluster has no RuntimeClass with the handler {' or '.join(mine)}"
+        name = "nvidia" if "nvidia" in mine else mine[0]
+        wanted = {**CLASS, "metadata": {"name": name}, "handler": name}
+        yield warning(told, f"echo {shlex.quote(json.dumps(wanted))} | {shlex.join(words)} apply -f -")
+
+
+def _trusted(config: str) -> bool:
+    """Say whether root alone, or this user, could have written a kubeconfig."""
+    status = os.stat(config)
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def template(host: Host) -> Iterator[Finding]:
@@ -109,8 +103,11 @@ def template(host: Host) -> Iterator[Finding]:
 
 
 CHECKS = {
-    "kubernetes-node": node,
-    "kubernetes-device-plugin": device_plugin,
+    "kubernetes-node": kubelet.node,
+    "kubernetes-kubelet": kubelet.listens,
+    "kubernetes-device-plugin": device_plugin.registered,
+    "kubernetes-checkpoint": kubelet.checkpoint,
+    "kubernetes-strategy": device_plugin.strategy,
     "kubernetes-runtime-class": runtime_class,
     "kubernetes-template": template,
 }

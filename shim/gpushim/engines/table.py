@@ -65,7 +65,7 @@ ENGINES = {
         options=("--config", "-config", "-c"),
         variables=("CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR"),
         hooks=True,
-        annotations=(("io.kubernetes.cri-o.", "cri-o"),),
+        annotations=(("io.container.manager=cri-o", "cri-o"), ("io.kubernetes.cri-o.", "cri-o")),
     ),
     "podman": Row(
         title="Podman",

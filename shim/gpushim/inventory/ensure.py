@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpushim.model import Snapshot, Told
 
 SNAPSHOT = "inventory.json"
-SCHEMA = 9
+SCHEMA = 10
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 NONE: Snapshot = {}  # type: ignore[typeddict-item]
 

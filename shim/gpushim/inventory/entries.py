@@ -24,6 +24,9 @@ def gpu(
     arch: str = "",
     memory: int = 0,
     mig: bool = False,
+    mig_capable: bool = False,
+    vgpu: bool = False,
+    fabric: str = "",
     numa: int = -1,
 ) -> Gpu:
     """Return a GPU; what is unknown, or has no meaning on its platform, is empty."""
@@ -37,6 +40,10 @@ def gpu(
         "arch": arch,
         "memory": memory,
         "mig": mig,
+        "mig_capable": mig_capable or mig,
+        "vgpu": vgpu,
+        "pci_class": "",
+        "fabric": fabric,
         "numa": numa,
         "peers": [],
         "node": node,

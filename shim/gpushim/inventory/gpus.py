@@ -87,6 +87,7 @@ def _ask(
 
 def _gpu(session: Any, index: int, handle: Any) -> Gpu:
     minor = session.nvmlDeviceGetMinorNumber(handle)
+    mode = _mig_mode(session, handle)
     return entries.gpu(
         index,
         f"/dev/nvidia{minor}",
@@ -97,7 +98,10 @@ def _gpu(session: Any, index: int, handle: Any) -> Gpu:
         brand=nvml.brand(session, handle),
         arch=nvml.arch(session, handle),
         memory=nvml.memory(session, handle),
-        mig=_in_mig_mode(session, handle),
+        mig=bool(mode),
+        mig_capable=mode is not None,
+        vgpu=nvml.is_vgpu(session, handle),
+        fabric=nvml.fabric(session, handle),
     )
 
 
@@ -138,13 +142,15 @@ def _mig_instances(session: Any, proc: str, parent: Any, gpu: Gpu, missing: list
             "ci": ci,
             "profile": session.nvmlDeviceGetName(handle).rpartition("MIG ")[2],
             "memory": nvml.memory(session, handle),
+            "attributes": nvml.attributes(session, handle),
             "nodes": nodes,
         }
 
 
-def _in_mig_mode(session: Any, handle: Any) -> bool:
+def _mig_mode(session: Any, handle: Any) -> int | None:
+    """Return whether a GPU is in MIG mode now, 1 or 0; None if it has none."""
     try:
         current, _pending = session.nvmlDeviceGetMigMode(handle)
     except (session.NVMLError_NotSupported, session.NVMLError_FunctionNotFound):
-        return False
-    return bool(current)  # a pending mode comes with the next reset
+        return None
+    return int(current)  # a pending mode comes with the next reset

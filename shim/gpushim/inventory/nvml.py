@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import uuid
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +19,17 @@ BRANDS = (
     *("NvidiaVApps", "NvidiaVPC", "NvidiaVCS", "NvidiaVWS", "NvidiaCloudGaming"),
     *("QuadroRTX", "NvidiaRTX", "Nvidia", "GeForceRTX", "TitanRTX"),
 )
+# nvml.h, nvmlDeviceAttributes_t: what it counts in a MIG instance, by the name in GPU feature discovery's labels.
+ATTRIBUTES = {
+    "multiprocessors": "multiprocessorCount",
+    "slices.gi": "gpuInstanceSliceCount",
+    "slices.ci": "computeInstanceSliceCount",
+    "engines.copy": "sharedCopyEngineCount",
+    "engines.decoder": "sharedDecoderCount",
+    "engines.encoder": "sharedEncoderCount",
+    "engines.jpeg": "sharedJpegCount",
+    "engines.ofa": "sharedOfaCount",
+}
 FAILS = "NVML"  # begins a sentence about an NVML that is there and does not work
 
 
@@ -95,3 +107,29 @@ def brand(nvml: Any, handle: Any) -> str:
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
         number = 0
     return BRANDS[number] if number < len(BRANDS) else BRANDS[0]
+
+
+def is_vgpu(nvml: Any, handle: Any) -> bool:
+    """Say whether a GPU is a virtual one, of a machine that is virtual itself."""
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        return bool(nvml.nvmlDeviceGetVirtualizationMode(handle) == nvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
+    return False
+
+
+def fabric(nvml: Any, handle: Any) -> str:
+    """Return "UUID.CLIQUE" of the cluster that NVLinks make of several hosts; "" if there is none, or not yet."""
+    with contextlib.suppress(nvml.NVMLError, AttributeError):  # old drivers and old bindings know nothing of it
+        info = nvml.c_nvmlGpuFabricInfo_t()
+        nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
+        cluster = bytes(info.clusterUuid)
+        if info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status == nvml.NVML_SUCCESS and any(cluster):
+            return f"{uuid.UUID(bytes=cluster)}.{info.cliqueId}"
+    return ""
+
+
+def attributes(nvml: Any, handle: Any) -> dict[str, int]:
+    """Return what NVML counts in a MIG instance, by the names of ATTRIBUTES; {} if it does not tell."""
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        found = nvml.nvmlDeviceGetAttributes_v2(handle)
+        return {name: int(getattr(found, member)) for name, member in ATTRIBUTES.items()}
+    return {}

@@ -21,12 +21,14 @@ NVLINKS = 36  # of a GPU at most (NVML_NVLINK_MAX_LINKS of nvml.h)
 FURTHEST = 50  # NVML_TOPOLOGY_SYSTEM
 
 
-def add_numa(gpus: Sequence[Gpu], sys: str) -> None:
-    """Fill in the member "numa" of GPUs."""
+def add_place(gpus: Sequence[Gpu], sys: str) -> None:
+    """Fill in the members "numa" and "pci_class" of GPUs."""
     for gpu in gpus if sys else ():
-        path = f"{sys}/bus/pci/devices/{procfs.sysfs_name(gpu['pci'])}/numa_node"
-        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        folder = f"{sys}/bus/pci/devices/{procfs.sysfs_name(gpu['pci'])}"
+        with contextlib.suppress(OSError, ValueError), open(f"{folder}/numa_node", encoding="ascii") as file:
             gpu["numa"] = max(int(file.read(16)), -1)
+        with contextlib.suppress(OSError, ValueError), open(f"{folder}/class", encoding="ascii") as file:
+            gpu["pci_class"] = file.read(16).strip()
 
 
 def add(nvml: Any, gpus: Sequence[Gpu], handles: Mapping[int, Any], known: set[str]) -> None:

@@ -36,12 +36,12 @@ COVER = {
     "driver.params": "gpus",  # parameters change when the module is loaded, and then all GPUs are bound anew
     "driver.empty": "own",
     **dict.fromkeys(("gpus.index", "gpus.uuid", "gpus.minor", "gpus.pci", "gpus.model", "gpus.brand"), "gpus"),
-    **dict.fromkeys(("gpus.arch", "gpus.node"), "gpus"),
+    **dict.fromkeys(("gpus.arch", "gpus.node", "gpus.mig_capable", "gpus.vgpu", "gpus.pci_class"), "gpus"),
     # The firmware tells a NUMA node, and root may correct it in sysfs; NVLinks come up when a fabric manager starts.
-    **dict.fromkeys(("gpus.numa", "gpus.peers"), "life"),
+    **dict.fromkeys(("gpus.numa", "gpus.peers", "gpus.fabric"), "life"),
     "gpus.memory": "life",  # ECC, switched on with a reset, takes some
     **dict.fromkeys(("mig.uuid", "mig.legacy", "mig.gpu", "mig.index", "mig.gi", "mig.ci", "mig.profile"), "mig"),
-    **dict.fromkeys(("mig.memory", "mig.nodes"), "mig"),
+    **dict.fromkeys(("mig.memory", "mig.attributes", "mig.nodes"), "mig"),
     **dict.fromkeys(("gpus.drm", "gpus.links", "nodes.*", "features.*", "imex", "hardlinks", "runtime"), "nodes"),
     **dict.fromkeys(("files.*.path", "files.*.kind", "files.*.soname", "files.*.links", "files.*.in"), "nodes"),
     "policy.*": "config",
@@ -130,7 +130,7 @@ def _begun(settings: Policy, proc: str, waiting: Callable[[str], None]) -> tuple
             _check_driver(version, driver["root"], proc)
             found = gpus.read(driver["root"], proc, version or "", notes, waiting)
             drm.add(found["gpus"], modules.sys_dir(driver["root"]), driver["dev-root"])
-            peers.add_numa(found["gpus"], modules.sys_dir(driver["root"]))
+            peers.add_place(found["gpus"], modules.sys_dir(driver["root"]))
     except GpushimError as trouble:
         error = {"sentence": str(trouble), "code": trouble.exit_code}
     snapshot: Snapshot = {

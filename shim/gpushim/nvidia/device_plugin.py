@@ -6,7 +6,9 @@ Out of scope: what they are called (device_plugin_keys.py), which place counts (
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,9 @@ _TRUE, _FALSE = (
     ("1", "t", "T", "TRUE", "true", "True"),
     ("0", "f", "F", "FALSE", "false", "False"),
 )  # strconv.ParseBool
+_UNITS = {"": 1, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
+_PART = re.compile(r"([0-9]{1,9})(h|ms|m|s|)")
+_DURATION = re.compile(r"[0-9]{1,9}|([0-9]{1,9}(h|ms|m|s))+")
 FILES = ("config-file", "profile-file")  # which flags and variables may name from the current directory
 
 
@@ -119,6 +124,8 @@ def by_file(setting: Setting, file: Mapping[str, Any], path: str) -> Given | Non
         return None
     if setting.rule["type"] == "array" and not isinstance(value, list):
         value = value.split(",") if isinstance(value, str) else [value]
+    if setting.rule["type"] == "integer" and isinstance(value, str):
+        value = _seconds(value, f"{path}: {setting.file}")
     return _checked(setting, value, f"{path}: {setting.file}")
 
 
@@ -149,6 +156,8 @@ def _read(setting: Setting, given: str, where: str) -> Given:
         if given not in (*_TRUE, *_FALSE):
             raise GpushimError(f'{where} is "{quote(given)}"; write true or false', CONFIG)
         return Given(where, given in _TRUE)
+    if kind == "integer":
+        return _checked(setting, _seconds(given, where), where)
     if kind != "array":
         return _checked(setting, value, where)
     words = [word.strip() for word in given.strip("[]").split(",") if word.strip()]
@@ -156,6 +165,16 @@ def _read(setting: Setting, given: str, where: str) -> Given:
     if numbers and not all(word.isascii() and word.isdecimal() and len(word) < 8 for word in words):
         raise GpushimError(f'{where} is "{quote(given)}"; write numbers, with commas between them', CONFIG)
     return _checked(setting, [int(word) for word in words] if numbers else words, where)
+
+
+def _seconds(given: str, where: str) -> int:
+    """Read a duration, in seconds or as Go writes it, such as 1m30s; no end is 0, and less than a second is one."""
+    if given == "infinite":
+        return 0
+    if not _DURATION.fullmatch(given):
+        raise GpushimError(f'{where} is "{quote(given)}"; write seconds, as 90, 90s or 1m30s', CONFIG)
+    parts = [(int(number), _UNITS[unit]) for number, unit in _PART.findall(given)]
+    return math.ceil(sum(number * unit for number, unit in parts))
 
 
 def _checked(setting: Setting, value: Any, where: str) -> Given:

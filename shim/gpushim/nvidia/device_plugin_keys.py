@@ -14,6 +14,8 @@ from gpushim import policy
 
 SECTION = "device-plugin"
 _VARIABLE = "gpushim-device-plugin has that variable, too, and no key for it; set it in its unit"
+_MACHINE = "the machine's model is read from DMI"
+_NODE_FEATURE = "gpushim-device-plugin --cluster --node-feature posts labels as a NodeFeature object"
 _SPEC = "the CDI spec is gpushim's, with gpushim's hook"
 
 
@@ -81,8 +83,12 @@ SETTINGS = (
         ("KUBELET_SOCKET",),
         why="kubelet's socket, instead of --kubelet-dir: device-plugins/kubelet.sock in it.",
     ),
+    Setting("metrics", ("metrics",), ("METRICS",)),
     Setting("config-file", ("config-file",), ("CONFIG_FILE",)),
     Setting("profile-file", ("profile-file",), ("PROFILE_FILE",)),
+    Setting("labels-file", ("labels-file",), ("GFD_OUTPUT_FILE",), "flags.gfd.outputFile"),
+    Setting("labels-interval", ("labels-interval",), ("GFD_SLEEP_INTERVAL",), "flags.gfd.sleepInterval"),
+    Setting("labels-no-timestamp", ("labels-no-timestamp",), ("GFD_NO_TIMESTAMP",), "flags.gfd.noTimestamp"),
     Setting("disable-healthchecks", (), ("DP_DISABLE_HEALTHCHECKS",), why=_VARIABLE),
     Setting("enable-healthchecks", (), ("DP_ENABLE_HEALTHCHECKS",), why=_VARIABLE),
     Setting(
@@ -127,9 +133,15 @@ SETTINGS = (
     Setting("", ("cdi-feature-flags",), ("CDI_FEATURE_FLAGS",), why=_SPEC),
     Setting("", ("cdi-disable-hooks",), ("CDI_DISABLE_HOOKS",), why=_SPEC),
     Setting("", ("mps-root",), ("MPS_ROOT",), "flags.mpsRoot", "pipes of MPS are in /run/gpushim/mps"),
+    Setting("", (), ("GFD_ONESHOT",), why="gpushim-device-plugin --labels prints labels once", default="false"),
+    Setting("", (), ("GFD_MACHINE_TYPE_FILE",), why=_MACHINE, default="/sys/class/dmi/id/product_name"),
+    Setting("", (), ("GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"), why=_NODE_FEATURE, default="true"),
 )
 # Of NVIDIA's file, what is read elsewhere, or belongs to its GPU feature discovery.
-OTHER_KEYS = ("version", "sharing", "profiles", "default", "resources", "flags.gfd", "flags.useNodeFeatureAPI")
+OTHER_KEYS = (
+    *("version", "sharing", "profiles", "default", "resources"),
+    *("flags.gfd.oneshot", "flags.gfd.machineTypeFile", "flags.useNodeFeatureAPI"),
+)
 
 
 @lru_cache(maxsize=1)

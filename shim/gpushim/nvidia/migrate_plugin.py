@@ -35,7 +35,7 @@ _OTHER = {
     "sharing": _IN_FILE,
     "profiles": _IN_FILE,
     "default": _IN_FILE,
-    "flags": "not needed: it belongs to GPU feature discovery, which reads it itself",
+    "flags": "not needed: gpushim's labels are written and posted without it",
 }
 
 

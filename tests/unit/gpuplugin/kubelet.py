@@ -1,8 +1,8 @@
 """A kubelet's side of device plugins, as far as plugins can see it.
 
-It has one client per resource, the one that registered last; dials within Register; closes the newest connection of
-a resource when any list of that resource ends; removes all sockets when it starts. An old one answers Register before
-it dials, and closes the older connection of a resource itself.
+It has one client per resource, the one that registered last, or none after one that failed; dials within Register;
+closes the newest connection of a resource when any list of that resource ends; removes all sockets when it starts. An
+old one answers Register before it dials, and closes the older connection of a resource itself.
 """
 
 from __future__ import annotations
@@ -121,7 +121,13 @@ class Kubelet:
     async def _dial(self, request: dict[str, Any]) -> None:
         channel = grpc.aio.insecure_channel(f"unix:{self.folder}/{request['endpoint']}", options=OPTIONS)
         client = Client(request["resource_name"], channel)
-        client.options = await client.call("GetDevicePluginOptions", {}, ("Empty", "DevicePluginOptions"))
+        try:
+            client.options = await client.call("GetDevicePluginOptions", {}, ("Empty", "DevicePluginOptions"))
+        except grpc.aio.AioRpcError:
+            if not self.old:
+                self.clients.pop(client.resource, None)  # without looking whose it is
+            await channel.close()
+            raise
         before = self.clients.get(client.resource)
         self.clients[client.resource] = client
         if self.old and before:

@@ -19,6 +19,10 @@ def gpu(index: int, **more: Any) -> dict[str, Any]:
         "model": "NVIDIA A100-SXM4-40GB",
         "arch": "8.0",
         "memory": 40960,
+        "mig_capable": True,
+        "vgpu": False,
+        "pci_class": "0x030200",
+        "fabric": "",
     }
     return {**found, "node": f"/dev/nvidia{index}", "numa": index // 2, "peers": [], "minor": index, **more}
 
@@ -27,7 +31,9 @@ def mig(parent: int, index: int, profile: str = "1g.5gb") -> dict[str, Any]:
     place = parent * 16 + index
     nodes = [f"/dev/nvidia-caps/nvidia-cap{place * 2 + 10}", f"/dev/nvidia-caps/nvidia-cap{place * 2 + 11}"]
     found = {"uuid": uuid(place, "MIG"), "gpu": parent, "index": index, "gi": index + 1, "ci": 0, "nodes": nodes}
-    return {**found, "profile": profile, "legacy": f"MIG-{uuid(parent)}/{index + 1}/0"}
+    counted = {"multiprocessors": 14, "slices.gi": 1, "slices.ci": 1, "engines.copy": 1}
+    more = {"memory": 4864, "attributes": counted}
+    return {**found, "profile": profile, "legacy": f"MIG-{uuid(parent)}/{index + 1}/0", **more}
 
 
 def snapshot(gpus: list[dict[str, Any]], migs: list[dict[str, Any]] | None = None, **more: Any) -> Any:
@@ -51,7 +57,7 @@ def snapshot(gpus: list[dict[str, Any]], migs: list[dict[str, Any]] | None = Non
         "notes": [],
     }
     found["nodes"] = {node: [195, 0, 0o666, 0, 0] for node in nodes}
-    found["driver"] = {"dev-root": "/"}
+    found["driver"] = {"dev-root": "/", "version": "580.65.06", "cuda": "13.0"}
     allowed = ("list-devices-in-refusals", "accept-env-when-unprivileged", "accept-volume-mounts")
     found["policy"] = {"cdi": {"kind": "nvidia.com/gpu", "spec-dirs": []}, "requests": dict.fromkeys(allowed, True)}
     return {**found, **more}

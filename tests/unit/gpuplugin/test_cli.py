@@ -165,6 +165,31 @@ def test_gpushim_explain_asks_the_plugin(two: Node) -> None:
     assert said.count("/dev/nvidia0") + said.count("/dev/nvidia1") >= 2
 
 
+MIXED: Any = [
+    {"mig": [(1, 0, "3g.20gb"), (2, 0, "3g.20gb")], "fabric": "00112233-4455-6677-8899-aabbccddeeff 7"},
+    {"pci_class": "0x030000", "brand": "nvidiavws"},
+]
+
+
+def test_labels_are_the_hosts(node: Node) -> None:
+    node.build(MIXED)
+    lines = node.run("--labels", "--mig-strategy=mixed").splitlines()
+    true = {
+        "gpu.count=2", "gpu.memory=40960", "gpu.mode=unknown", "vgpu.present=true", "mig.capable=true",
+        "gpu.clique=00112233-4455-6677-8899-aabbccddeeff.7", "mig-3g.20gb.count=2", "mig-3g.20gb.memory=20480",
+        "mig-3g.20gb.multiprocessors=42", "mig-3g.20gb.slices.gi=3", "mig-3g.20gb.slices.ci=3",
+        "mig-3g.20gb.engines.copy=3", "mig-3g.20gb.engines.ofa=0", "gpu.product=NVIDIA-A100-SXM4-40GB",
+    }  # fmt: skip
+    assert {f"nvidia.com/{line}" for line in true} - {*lines} == set()
+
+
+def test_gpushim_labels_asks_the_plugin(two: Node) -> None:
+    said = two.run("labels", "--format=json", program=TOP / "bin/gpushim", GFD_NO_TIMESTAMP="true")
+    lines = two.run("--labels", "--labels-no-timestamp").splitlines()
+    assert [f"{name}={value}" for name, value in json.loads(said).items()] == lines
+    assert "nvidia.com/gpu.count=2" in lines
+
+
 @pytest.mark.parametrize(("there", "times"), [(False, 1), (True, 0)])
 def test_check_says_where_no_kubelet_is(two: Node, tmp_path: Path, there: bool, times: int) -> None:
     (tmp_path / "device-plugins").mkdir()

@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,9 @@ def prefer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def plugin(folder: Path) -> AsyncIterator[Endpoint]:
+async def plugin(folder: Path, others: Callable[[], bool] = lambda: False) -> AsyncIterator[Endpoint]:
     """An endpoint, attended as the daemon attends it."""
-    endpoint, watch, loop = Endpoint(str(folder), GPU, give, prefer), Watch(), asyncio.get_running_loop()
+    endpoint, watch, loop = Endpoint(str(folder), GPU, give, prefer, others), Watch(), asyncio.get_running_loop()
     endpoint.offer(LIST)
     watch.add(endpoint.folder)
 
@@ -192,6 +192,41 @@ def test_two_instances_overlap(folder: Path, first_ends: bool, old: bool) -> Non
             assert (await kubelet.allocate(GPU, "GPU-0"))["envs"]
 
     asyncio.run(run())
+
+
+def test_the_end_of_an_older_instance_takes_nothing_from_kubelet(folder: Path) -> None:
+    async def run() -> None:
+        kubelet, old = Kubelet(folder), contextlib.AsyncExitStack()
+        await kubelet.start()
+        await old.enter_async_context(plugin(folder))
+        await until(lambda: knows(kubelet))
+        others = [True]
+        async with plugin(folder, lambda: bool(others)) as new:
+            await until(lambda: new.told)
+            kubelet.lists = Remembered(kubelet.lists)
+            await old.aclose()
+            await until(lambda: kubelet.ended == 1)
+            others.clear()
+            await until(lambda: len(kubelet.registered) == 4 and len(kubelet.reading) == 2)
+            assert kubelet.lists.worse == []
+            assert knows(kubelet)
+        await until(lambda: not knows(kubelet))  # its own end is noticed
+        await kubelet.stop()
+
+    asyncio.run(run())
+
+
+class Remembered(dict[str, Any]):
+    """Lists of a kubelet, and those among them by which no device is well."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__(found)
+        self.worse: list[Any] = []
+
+    def __setitem__(self, name: str, listed: Any) -> None:
+        super().__setitem__(name, listed)
+        if "Healthy" not in listed.values():
+            self.worse.append(listed)
 
 
 def test_who_was_taken_over_tells_no_news(folder: Path) -> None:

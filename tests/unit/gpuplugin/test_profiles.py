@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +108,22 @@ def test_a_profile_file_of_others_is_refused(read: Any, tmp_path: Path, mode: in
     (tmp_path / "profile").chmod(mode)
     with pytest.raises(GpushimError, match=f"profile cannot be trusted: user 0 owns it, its mode is {mode:04o}"):
         read({"profiles": BOTH})
+
+
+READ_ONLY = 'mount --bind "$1" "$1"; mount -o remount,bind,ro "$1"; exec "$2" -c "$3" "$1"'
+TELL = "import sys; from gpuplugin import profiles; print(profiles._chosen(sys.argv[1] + '/profile'))"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(("script", "said"), [(READ_ONLY, "small\n"), ('exec "$2" -c "$3" "$1"', "")])
+def test_another_containers_profile_file_counts_where_it_is_read_only(tmp_path: Path, script: str, said: str) -> None:
+    (tmp_path / "profile").write_text("small")
+    tmp_path.chmod(0o777)
+    os.chown(tmp_path / "profile", 65532, 65532)
+    command = ["/usr/bin/unshare", "--mount", "/bin/sh", "-euc", script, "sh", str(tmp_path), sys.executable, TELL]
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout, bool(done.returncode)) == (said, not said), done.stderr
 
 
 def test_settings_are_those_of_the_profile_and_messages_say_so(tmp_path: Path) -> None:

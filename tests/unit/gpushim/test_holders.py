@@ -163,6 +163,20 @@ def test_who_has_ended_holds_nothing(machine: Machine) -> None:
     assert machine.held() == {}
 
 
+CONTAINERD = {
+    "io.kubernetes.cri.sandbox-namespace": "ns",
+    "io.kubernetes.cri.sandbox-name": "pod",
+    "io.kubernetes.cri.container-name": "c",
+}
+CRIO = {"io.container.manager": "cri-o", "io.kubernetes.cri-o.Name": "k8s_c_pod_ns_u_0"}
+KUBELETS = {
+    "io.container.manager": "cri-o",
+    "io.kubernetes.pod.namespace": "ns",
+    "io.kubernetes.pod.name": "pod",
+    "io.kubernetes.container.name": "c",
+}
+
+
 @pytest.mark.parametrize(
     ("annotations", "engine", "name"),
     [
@@ -172,27 +186,21 @@ def test_who_has_ended_holds_nothing(machine: Machine) -> None:
         ({"io.kubernetes.cri-o.SandboxID": "a", "io.podman.annotations.autoremove": "TRUE"}, "podman", ""),
         ({"io.container.manager": "cri-o", "io.kubernetes.cri-o.TTY": "false"}, "cri-o", ""),
         ({"io.container.manager": 3}, "runc or crun", ""),
-        (
-            {
-                "io.kubernetes.cri.sandbox-namespace": "ns",
-                "io.kubernetes.cri.sandbox-name": "pod",
-                "io.kubernetes.cri.container-name": "c",
-            },
-            "containerd (CRI)",
-            "ns/pod/c",
-        ),
-        (
-            {"io.kubernetes.cri-o.Name": "x", "io.kubernetes.pod.name": "p", "io.kubernetes.container.name": "c"},
-            "cri-o",
-            "p/c",
-        ),
+        (CONTAINERD, "containerd (CRI)", "ns/pod/c"),
+        ({**CONTAINERD, "io.kubernetes.cri-o.Name": "k8s_x_y_z_u_0"}, "cri-o", "z/y/x"),
+        (CRIO, "cri-o", "ns/pod/c"),
+        ({**CRIO, **CONTAINERD, "io.kubernetes.cri.sandbox-name": "other"}, "cri-o", "ns/pod/c"),
+        ({**CRIO, "io.podman.annotations.x": "its pod's author says so"}, "cri-o", "ns/pod/c"),
+        (KUBELETS, "cri-o", "ns/pod/c"),
+        ({"io.container.manager": "cri-o", "io.kubernetes.cri-o.Name": "k8s_pod_ns_u_0"}, "cri-o", "ns/pod"),
+        ({**CONTAINERD, "io.container.manager": "libpod"}, "podman", ""),
         ({"nerdctl/name": "web"}, "nerdctl", "web"),
     ],
 )
 def test_engine_and_name(machine: Machine, annotations: dict[str, str], engine: str, name: str) -> None:
     machine.runc("a", given("/dev/nvidia1", annotations=annotations), machine.process())
     (holder,) = machine.found()
-    assert (holder["engine"], holder["name"]) == (engine, name)
+    assert (holder["engine"], holders.called(holder)) == (engine, name)
 
 
 @pytest.mark.parametrize(

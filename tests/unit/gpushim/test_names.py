@@ -89,8 +89,9 @@ def test_what_is_no_bundle_of_podmans(bundle: str) -> None:
     assert names.Names().of_podman(ID, bundle, "", fail) == ""
 
 
-def test_crio() -> None:
-    assert names.annotated({"io.kubernetes.cri-o.ContainerName": "k8s_c_pod_ns_u_0"}) == "k8s_c_pod_ns_u_0"
+@pytest.mark.parametrize("name", ["", "k8s", "k8s_a_b", "k8s_c_pod_ns_u_0_x", "c_pod_ns_u_0_x"])
+def test_a_name_that_is_not_crios(name: str) -> None:
+    assert names.pod({names.CRIO: name}, "cri-o") == names.Pod()
 
 
 def test_a_users_docker_is_below_that_users_home() -> None:

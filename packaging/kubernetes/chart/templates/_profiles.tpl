@@ -50,5 +50,9 @@ true
 {{- end -}}
 
 {{- define "gpushim.serviceAccount" -}}
-{{- (.Values.serviceAccount | default dict).name | default (printf "%s-device-plugin" (include "gpushim.fullname" .)) -}}
+{{- $account := .Values.serviceAccount | default dict -}}
+{{- if not (or $account.create $account.name) -}}
+  {{- fail "serviceAccount.create is false, and no name is there; write yours into serviceAccount.name" -}}
+{{- end -}}
+{{- $account.name | default (printf "%s-device-plugin" (include "gpushim.fullname" .)) -}}
 {{- end -}}

@@ -65,6 +65,7 @@ WAYS = {
     "doctor": Way(lambda _: ["doctor", "docker", "--all"]),
     "explain": Way(lambda _: ["explain", "--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=all"]),
     "info": Way(lambda _: ["info", "--files"]),
+    "labels": Way(lambda _: ["labels"]),
     "list": Way(lambda _: ["list"]),
     "migrate": Way(lambda m: ["migrate", f"--from={m.folder}/theirs.toml"]),
     "ps": Way(lambda m: ["ps", f"--state={m.folder}/states"]),

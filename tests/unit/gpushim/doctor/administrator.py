@@ -23,6 +23,7 @@ from gpushim.cli import main
 from gpushim.engines import dropin, podman, programs, running, units
 from gpushim.engines.containerd import process
 from gpushim.engines.docker import on_path
+from unit.gpushim.doctor import nodes
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import K3S
 
@@ -89,6 +90,10 @@ class Administrator:
             generate(k3s)
             return
         patient = self.patient
+        if unit.startswith("kubelet"):
+            self.held.enter_context(patient.listening())
+            (patient.top / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint").unlink(missing_ok=True)
+            return
         if unit.startswith("crio"):
             known = dropin.merged([f"{patient.root}/etc/crio/crio.conf", f"{patient.root}/etc/crio/crio.conf.d"])
             patient.write("loaded.toml", tomlkit.dumps(known))
@@ -138,6 +143,34 @@ def _(self: Administrator, home: str, folder: str, only: str) -> None:
             self.patient.patch.setenv(name, value)
 
 
+@step(r"set '([^']+)' under \[(\S+)\](?: and '([^']+)' under \[(\S+)\])? in (\S+)")
+def _(self: Administrator, line: str, section: str, other: str | None, another: str | None, path: str) -> None:
+    assert path == self.patient.config
+    nodes.configure(self.patient, section, line)
+    if other and another:
+        nodes.configure(self.patient, another, other)
+
+
+@step(r"keep one of them: systemctl disable --now gpushim-device-plugin, or delete NVIDIA's daemon set with kubectl")
+def _(self: Administrator) -> None:
+    (self.patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock").unlink()
+
+
+@step(r"delete that pod with kubectl: its successor gets another device")
+def _(self: Administrator) -> None:
+    nodes.checkpoint(self.patient)
+
+
+@step(r"drain this node with kubectl")
+def _(self: Administrator) -> None:
+    pass  # no pod is left that has a device
+
+
+@step("gpushim device-plugin take")
+def _(self: Administrator) -> None:
+    nodes.our_plugin(self.patient, self.held)
+
+
 @step(r"gpushim doctor podman")
 def _(self: Administrator) -> None:
     pass  # whoever does this looks again anyway
@@ -148,6 +181,8 @@ def _(self: Administrator, words: str) -> None:
     if words == "refresh":
         assert self.patient.refresh()[0] == 0
         self.find_devices()
+        if os.path.exists(f"{self.patient.state}/device-plugin.sock"):
+            nodes.our_plugin(self.patient, self.held)  # it goes by the snapshot that there is now
         return
     done = CliRunner().invoke(main, shlex.split(words))
     assert done.exit_code == 0, (words, done.output, done.exception)
@@ -155,9 +190,9 @@ def _(self: Administrator, words: str) -> None:
 
 @step("systemctl restart gpushim-device-plugin")
 def _(self: Administrator) -> None:
-    self.held.enter_context(self.patient.listening())
-    made = self.patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock"
-    made.replace(made.with_name("gpushim-gpu.sock"))
+    """It listens, says that all is well, and kubelet knows what the host has."""
+    nodes.our_plugin(self.patient, self.held)
+    nodes.checkpoint(self.patient)
 
 
 @step(r"systemctl (?:re)?start (\S+)")
@@ -293,7 +328,7 @@ def _(self: Administrator) -> None:
     self.held.enter_context(self.patient.listening())
 
 
-@step(r"(echo .* \| .*kubectl .* apply -f -|chmod .*)")
+@step(r"(echo .* \| .*kubectl .* apply -f -|chown root \S+|chmod .*)")
 def _(self: Administrator, line: str) -> None:
     subprocess.run(["/bin/sh", "-c", line], check=True, timeout=20)
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from gpushim.engines import running
-from unit.gpushim.doctor import test_faults
+from unit.gpushim.doctor import nodes, test_faults
 from unit.gpushim.doctor.patient import RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import CONTAINERD, DAEMON, FAULTS, K3S, change, edit, fault, only_runc
 
@@ -220,13 +220,6 @@ def the_device_plugin_has_ended(patient: Patient) -> None:
     patient.patch.setattr("gpushim.engines.ask.listens", lambda path: os.stat(path).st_ctime > ended)
 
 
-@fault("kubernetes-device-plugin", "warning", "nobody listens")
-def gpushims_device_plugin_has_ended(patient: Patient) -> None:
-    socket = patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock"
-    ended = socket.rename(socket.with_name("gpushim-gpu.sock")).stat().st_ctime
-    patient.patch.setattr("gpushim.engines.ask.listens", lambda path: os.stat(path).st_ctime > ended)
-
-
 @fault("kubernetes-template", "broken", "does not know gpushim-runtime")
 def k3s_is_not_configured(patient: Patient) -> None:
     patient.write(
@@ -254,4 +247,4 @@ def settings_of_which_one_cannot_be_taken_over(patient: Patient) -> None:
     patient.write("etc/nvidia-container-runtime/config.toml", lines)
 
 
-STATES += FAULTS[BASIC:]
+STATES += [*FAULTS[BASIC:], *nodes.FAULTS]

@@ -57,6 +57,7 @@ INFO = {
 class Patient(Machine):
     patch: pytest.MonkeyPatch
     kept: Optional[socket.socket] = None
+    kept_open: Optional[contextlib.ExitStack] = None  # what is closed when the test ends
 
     def __init__(self, folder: Path, *, refreshed: bool = True) -> None:
         super().__init__(folder)
@@ -131,7 +132,12 @@ class Patient(Machine):
     def listening(self) -> Iterator[None]:
         """Let nvidia-persistenced and a device plugin listen."""
         with contextlib.ExitStack() as stack:
-            for place in ("run/nvidia-persistenced/socket", "var/lib/kubelet/device-plugins/nvidia-gpu.sock"):
+            self.kept_open = self.kept_open or stack
+            plugins = ("nvidia-gpu.sock", "kubelet.sock")
+            for place in (
+                "run/nvidia-persistenced/socket",
+                *(f"var/lib/kubelet/device-plugins/{name}" for name in plugins),
+            ):
                 server = stack.enter_context(socket.socket(socket.AF_UNIX))
                 folder, name = os.path.split(f"{self.root}/{place}")
                 (self.top / place).unlink(missing_ok=True)

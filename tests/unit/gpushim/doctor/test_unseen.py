@@ -23,6 +23,8 @@ HIDDEN = {
     "nvidia-hooks-d": "etc/containers/oci/hooks.d",
     "nvidia-units": "etc/systemd/system",
     "kubernetes-device-plugin": "var/lib/kubelet",
+    "kubernetes-kubelet": "var/lib/kubelet/device-plugins",
+    "kubernetes-checkpoint": "var/lib/kubelet/device-plugins",
     "kubernetes-template": "var/lib/rancher/k3s/agent",
     "podman-hooks": "usr/share/containers/oci/hooks.d",
     "cdi-paths": "opt/driver",

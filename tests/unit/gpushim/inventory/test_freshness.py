@@ -156,6 +156,7 @@ def keep_elsewhere(machine: Machine, host: Host) -> None:
     machine.configure(f'[driver]\nroot = "{host.root}"\nlibrary-directory = "{machine.folder}/other"\n')
 
 
+CLUSTER = "00112233-4455-6677-8899-aabbccddeeff"
 RENAMED = {"uuid": "GPU-00000000-1111-2222-3333-444444444444"}
 CHANGES: dict[str, Change] = {  # by member, and a word more where one member may change in several ways
     "source": fail(fail=999),
@@ -180,6 +181,10 @@ CHANGES: dict[str, Change] = {  # by member, and a word more where one member ma
     "gpus.brand": lambda machine, host: regpu(host, 0, brand="tesla", **RENAMED),
     "gpus.arch": lambda machine, host: regpu(host, 0, **H100, **RENAMED),
     "gpus.memory": lambda machine, host: regpu(host, 0, memory=38000),
+    "gpus.mig_capable": lambda machine, host: regpu(host, 0, mig_mode=None, **RENAMED),
+    "gpus.vgpu": lambda machine, host: regpu(host, 0, brand="nvidiavws", **RENAMED),
+    "gpus.pci_class": lambda machine, host: regpu(host, 0, pci_class="0x030000", **RENAMED),
+    "gpus.fabric": lambda machine, host: regpu(host, 0, fabric=f"{CLUSTER} 7"),
     "gpus.mig": lambda machine, host: host.set_mig(0, []),
     "gpus.problem": fail(fail_gpu={0: 15}),
     "gpus.drm": without_drm,
@@ -195,6 +200,7 @@ CHANGES: dict[str, Change] = {  # by member, and a word more where one member ma
     "mig.ci": divide((1, 1, "3g.20gb")),
     "mig.profile": divide((1, 0, "4g.20gb"), MIG[1]),
     "mig.memory": divide((1, 0, "3g.40gb"), MIG[1]),
+    "mig.attributes": divide((1, 0, "1c.3g.20gb"), MIG[1]),
     "mig.nodes": divide((1, 1, "3g.20gb")),
     "nodes.*": lambda machine, host: os.chmod(host.node("nvidia0"), 0o600),
     "nodes.* with another major": remajor,

@@ -86,7 +86,7 @@ def test_numa_node_that_is_not_told_is_none(tmp_path: Path, content: str | None)
     if content is not None:
         (folder / "numa_node").write_text(content, encoding="latin-1")
     gpu: Any = {"pci": "00000000:07:00.0", "numa": -1}
-    peers.add_numa([gpu], str(tmp_path))
+    peers.add_place([gpu], str(tmp_path))
     assert gpu["numa"] == -1
 
 

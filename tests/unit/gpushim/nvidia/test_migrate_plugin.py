@@ -18,7 +18,7 @@ flags:
   failOnInitError: true
   nvidiaDriverRoot: /run/nvidia/driver
   mpsRoot: /run/mps
-  gfd: {oneshot: false}
+  gfd: {oneshot: true, sleepInterval: 2m}
   plugin:
     deviceListStrategy: [envvar, cdi-cri]
     nvidiaCTKPath: /usr/bin/nvidia-ctk
@@ -72,9 +72,10 @@ def test_a_configuration(become: Any) -> None:
     assert found["flags.nvidiaDriverRoot"] == '[driver] root = "/run/nvidia/driver"'
     assert found["flags.plugin.deviceListStrategy"] == '[device-plugin] device-list-strategy = ["envvar", "cdi-cri"]'
     assert found["flags.mpsRoot"] == "not needed: pipes of MPS are in /run/gpushim/mps"
+    assert found["flags.gfd.sleepInterval"] == "[device-plugin] labels-interval = 120"
     assert found["sharing"].startswith("left out: config.toml has none; ")
     assert found["flags.plugin.typo"].startswith("left out: neither gpushim nor")
-    needless = {"version", "flags.mpsRoot", "resources", "flags.gfd", "flags.plugin.nvidiaCTKPath"}
+    needless = {"version", "flags.mpsRoot", "resources", "flags.gfd.oneshot", "flags.plugin.nvidiaCTKPath"}
     assert {key for key, value in found.items() if value.startswith("not needed: ")} == needless
 
 

@@ -1,0 +1,45 @@
+{{- /* A container that talks to the API server, of a list: context, its name (cluster, or profile, which ends). */ -}}
+{{- define "gpushim.inCluster" -}}
+{{- $top := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- $follows := include "gpushim.followsLabel" $top -}}
+{{- $feature := and (include "gpushim.nodeFeature" $top) (eq $name "cluster") -}}
+- name: {{ $name }}
+  {{- include "gpushim.container" $top | nindent 2 }}
+  command: [/usr/bin/gpushim-device-plugin]
+  args:
+  - --cluster
+  {{- if eq $name "profile" }}
+  - --once
+  {{- end }}
+  {{- if $follows }}
+  - --profile-file=/run/gpushim-cluster/profile
+  {{- end }}
+  {{- if $feature }}
+  - --node-feature
+  - --labels-file=/run/gpushim-labels/labels
+  {{- end }}
+  env:
+  - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+  {{- if $feature }}
+  # The pod owns the NodeFeature object, which goes with it.
+  - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+  - {name: POD_UID, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}
+  {{- end }}
+  - {name: NVIDIA_VISIBLE_DEVICES, value: void}
+  securityContext:
+    {{- include "gpushim.unprivileged" $top | nindent 4 }}
+    runAsNonRoot: true
+    runAsUser: 65532
+    runAsGroup: 65532
+  resources:
+    {{- toYaml ($top.Values.resources | default dict) | nindent 4 }}
+  volumeMounts:
+  - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+  {{- if $follows }}
+  - {name: cluster, mountPath: /run/gpushim-cluster}
+  {{- end }}
+  {{- if $feature }}
+  - {name: labels, mountPath: /run/gpushim-labels, readOnly: true}
+  {{- end }}
+{{- end -}}

@@ -1,0 +1,184 @@
+"""Checks of device plugins: gpushim's own, which is asked, others beside it, and how containers are told.
+
+Out of scope: kubelet (kubelet.py); why devices are unhealthy, which `gpushim device-plugin status` says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import socket
+import stat
+from typing import TYPE_CHECKING, Any
+
+from gpushim import __version__, plugin_socket, seen
+from gpushim.doctor import (
+    OK,
+    Finding,
+    Host,
+    broken,
+    check_containerd,
+    check_crio,
+    listing,
+    ok,
+    some,
+    then,
+    warning,
+)
+from gpushim.doctor.kubelet import PLUGIN_UNIT, PLUGINS, plugin_again, setting, then_plugin
+from gpushim.engines import ask
+from gpushim.errors import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS = 5.0  # for the plugin's answer
+OURS, NVIDIAS = "gpushim-", "nvidia-"  # beginnings of the sockets' names; a resource follows
+LEAST = (1, 29)  # of kubelet, that hands CDI devices on by itself
+BY = 'device-list-strategy = ["{}"]'
+ACCEPT = "accept-volume-mounts = true"
+
+
+def registered(host: Host) -> Iterator[Finding]:
+    """Check that a device plugin for GPUs listens and has registered, and that there is one for each resource."""
+    folder = f"{host.kubelet}/{PLUGINS}"
+    if not seen.exists(folder):
+        return
+    names = [path for path in listing(folder) if stat.S_ISSOCK(os.lstat(path).st_mode)]
+    found = [path for path in names if any(word in os.path.basename(path) for word in ("nvidia", "gpu"))]
+    alive = [path for path in found if ask.listens(path)]
+    mine = [path for path in alive if os.path.basename(path).startswith(OURS)]
+    if not found:
+        yield warning(
+            f"no device plugin for GPUs has a socket in {folder}: pods cannot ask for nvidia.com/gpu",
+            "install gpushim-device-plugin or NVIDIA's k8s-device-plugin; `kubectl get pods -A -o wide` says whether "
+            "one of NVIDIA's runs on this node",
+        )
+    for path in found if alive else found[:1]:
+        if path not in alive:
+            yield _ended(host, path, bool(alive))
+    both = sorted({_resource(path) for path in mine} & {_resource(path) for path in {*alive} - {*mine}})
+    if both:
+        told = f"two device plugins offer nvidia.com/{', nvidia.com/'.join(both)}: kubelet takes the one that "
+        told += "registered last, and two pods may get one GPU"
+        fix = f"keep one of them: systemctl disable --now {PLUGIN_UNIT}, or delete NVIDIA's daemon set with kubectl"
+        yield broken(told, fix)
+    if mine:
+        yield from _asked(host)
+    elif alive:
+        yield ok("a device plugin for GPUs listens")
+
+
+def _resource(path: str) -> str:
+    """Return what follows the plugin's name in that of its socket, NVIDIA's or gpushim's: the resource's."""
+    return os.path.basename(path).removeprefix(OURS).removeprefix(NVIDIAS).removesuffix(".sock")
+
+
+def _ended(host: Host, path: str, others: bool) -> Finding:
+    told = f"nobody listens on {path}: the device plugin that made it has ended"
+    if others:
+        return warning(told, f"rm {shlex.quote(path)}")
+    ours = os.path.basename(path).startswith(OURS)
+    return warning(told, plugin_again(host) if ours else "delete the device plugin's pod on this node with kubectl: "
+                   "its daemon set makes another")  # fmt: skip
+
+
+def _asked(host: Host) -> Iterator[Finding]:
+    """Ask gpushim's own plugin, which may run in a pod that shares the state directory."""
+    where = f"{host.state}/{plugin_socket.SOCKET}"
+    try:
+        data = plugin_socket.exchange(host.state, b'{"do": "status"}\n', SECONDS)
+        answer = json.loads(data)
+        names = [(str(one["name"]), bool(one["registered"]), one["devices"]) for one in answer["resources"]]
+        sick = sum(not each["healthy"] for _, _, devices in names for each in devices)
+    except PermissionError:
+        raise
+    except socket.timeout:
+        yield warning(f"gpushim-device-plugin does not answer at {where} within {SECONDS:g} s", plugin_again(host))
+        return
+    except OSError as error:
+        told = f"gpushim-device-plugin listens for kubelet, and cannot be asked at {where}: {error.strerror or error}"
+        yield warning(told, plugin_again(host))
+        return
+    except (ValueError, KeyError, TypeError, RecursionError):
+        yield warning(f"what gpushim-device-plugin answers at {where} is not understood", plugin_again(host))
+        return
+    yield from _told(host, answer, [name for name, at, _ in names if not at])
+    if answer.get("version", __version__) == __version__ and all(at for _, at, _ in names):
+        more = f", {sick} unhealthy: gpushim device-plugin status says why" if sick else ""
+        counted = ", ".join(f"{len(devices)} of {quote(name)}" for name, _, devices in names) or "nothing"
+        yield ok(f"gpushim-device-plugin listens, and kubelet knows {counted}{more}")
+
+
+def _told(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterator[Finding]:
+    version = str(answer.get("version", __version__))
+    if version != __version__:
+        told = f"the gpushim-device-plugin that runs is version {quote(version)}, and this is {__version__}"
+        yield warning(told, plugin_again(host))
+    if answer.get("released"):
+        yield warning("gpushim-device-plugin has let go of the GPUs", "gpushim device-plugin take")
+    if missing:
+        told = f"kubelet does not know {some([quote(name) for name in missing])} of gpushim-device-plugin"
+        yield warning(told, plugin_again(host))
+    if answer.get("trouble"):
+        told = f"gpushim-device-plugin gives nothing out: {quote(str(answer['trouble']))}"
+        yield broken(told, "gpushim refresh")
+
+
+def strategy(host: Host) -> Iterator[Finding]:
+    """Check that containers are told their devices in a way that the runtime, the engine and kubelet understand."""
+    ways, requests = host.settings["device-plugin"]["device-list-strategy"], host.settings["requests"]
+    if not os.path.isdir(host.kubelet):
+        return
+    if "volume-mounts" in ways and not requests["accept-volume-mounts"]:
+        told = (
+            "device-list-strategy has volume-mounts, and accept-volume-mounts is false: such containers are refused"
+        )
+        yield broken(told, f"{setting(host, 'requests', ACCEPT)}; then gpushim refresh")
+    elif ways == ["envvar"] and not requests["accept-env-when-unprivileged"]:
+        told = (
+            "device-list-strategy is envvar, and accept-env-when-unprivileged is false: unprivileged pods get no GPU"
+        )
+        yield broken(told, _otherwise(host))
+    else:
+        trouble = next(_deaf(host, ways), None)
+        yield trouble or ok(f"pods are told their devices by {' and '.join(ways)}, which is understood here")
+
+
+def _deaf(host: Host, ways: list[str]) -> Iterator[Finding]:
+    """Say who does no CDI, where containers are told by nothing else."""
+    by_cdi = [way for way in ways if way.startswith("cdi-")]
+    if not by_cdi or len(by_cdi) < len(ways):
+        return
+    for engine, check in (("containerd", check_containerd.devices), ("CRI-O", check_crio.devices)):
+        for one in check(host):
+            if one.verdict != OK:
+                fix = one.fix or _otherwise(host)
+                yield broken(
+                    f"device-list-strategy is {by_cdi[0]}, and {engine} does not serve it: {one.evidence}", fix
+                )
+    version = _kubelet(host)
+    if by_cdi == ["cdi-cri"] and version and version < LEAST:
+        told = (
+            f"device-list-strategy is cdi-cri, which kubelet hands on since {LEAST[0]}.{LEAST[1]}, and this one is "
+        )
+        told += ".".join(map(str, version))
+        yield broken(told, _otherwise(host))
+
+
+def _otherwise(host: Host) -> str:
+    """Say how containers are told in a way that needs neither CDI nor what the policy refuses."""
+    if host.settings["requests"]["accept-env-when-unprivileged"]:
+        return then_plugin(host, setting(host, "device-plugin", BY.format("envvar")))
+    ways, where = shlex.quote(BY.format("volume-mounts")), setting(host, "requests", ACCEPT).removeprefix("set ")
+    return f"set {ways} under [device-plugin] and {where}; then {then('gpushim refresh', plugin_again(host))}"
+
+
+def _kubelet(host: Host) -> tuple[int, ...]:
+    """Ask the system's kubelet, or k3s, for its version; () if there is none. The one that runs is not executed."""
+    program = host.program("kubelet", "k3s", "rke2")
+    answer = ask.program([program, "--version"]) if program else None
+    found = re.search(r"\bv(\d{1,3})\.(\d{1,3})\.", answer.out) if answer else None
+    return tuple(map(int, found.groups())) if found else ()

@@ -1,0 +1,229 @@
+"""The Helm chart: what it renders to, whether the plugin understands that, and which values Helm refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e import charts, helm
+from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, MONITOR, NODE, NODES, PLUGIN, TIMES, TWO, containers
+from e2e.helm import RefusedError, Values
+from gpuplugin import cli, profiles, settings, sharing
+
+UNINSTALL = "DaemonSet gpushim-uninstall"
+DEFAULT = {PLUGIN, NODE, "RuntimeClass nvidia"}
+PARTED = sharing.read({"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}, "x", [])
+
+
+def told(values: Values, container: str = "device-plugin") -> list[str]:
+    args: list[str] = containers(charts.objects(values)[PLUGIN])[container]["args"]
+    return args
+
+
+def understood(args: list[str]) -> dict[str, Any]:
+    """Let the plugin's own code read arguments, and return the settings that it then has."""
+    context = cli.command().make_context(cli.PROGRAM, cli.spelled(args))
+    flags = {name.replace("_", "-"): value for name, value in context.params.items() if isinstance(value, tuple)}
+    return settings.resolve({name: value for name, value in flags.items() if value}, {}, {}).values
+
+
+@pytest.mark.parametrize("values", [{}, ALL, {"uninstall": True}])
+def test_lint_has_nothing_to_say(values: Values) -> None:
+    assert helm.lint(charts.CHART, values) == []
+
+
+@pytest.mark.parametrize("name", charts.FILES)
+def test_plain_files_are_what_the_chart_renders_to(name: str) -> None:
+    assert (charts.KUBERNETES / name).read_text() == charts.plain(name), "run tools/manifests"
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({}, DEFAULT),
+        ({"node": {"enabled": False}, "runtimeClass": {"create": False}}, {PLUGIN}),
+        ({"uninstall": True, **ALL}, {UNINSTALL}),
+        ({"config": {"map": {"only": ""}}}, {*DEFAULT, "ConfigMap gpushim-profiles"}),
+        ({"config": {"name": "mine"}}, {*DEFAULT, ACCOUNT, *NODES}),
+        (TWO, {*DEFAULT, "ConfigMap gpushim-profiles", ACCOUNT, *NODES}),
+        (FEATURE, {*DEFAULT, ACCOUNT, *FEATURES}),
+        (ALL, {*DEFAULT, "ConfigMap gpushim-profiles", ACCOUNT, *NODES, *FEATURES, MONITOR}),
+        ({**FEATURE, "serviceAccount": {"create": False, "name": "mine"}}, {*DEFAULT, *FEATURES}),
+        ({"fullnameOverride": "x", "runtimeClassName": None}, {"DaemonSet x-device-plugin", "DaemonSet x-node"}),
+    ],
+)
+def test_objects(values: Values, wanted: set[str]) -> None:
+    assert set(charts.objects(values)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({}, {"fail-on-init-error": False, "metrics": ":9400", "refresh": False, "kubelet-dir": "/var/lib/kubelet"}),
+        (
+            {
+                "migStrategy": "mixed",
+                "failOnInitError": True,
+                "deviceListStrategy": "volume-mounts,cdi-cri",
+                "deviceIDStrategy": "index",
+                "compatWithCPUManager": True,
+                "gdsEnabled": True,
+                "mofedEnabled": True,
+                "gdrcopyEnabled": True,
+                "nvidiaDriverRoot": "/",
+                "mps": {"root": "/run/nvidia/mps"},
+                "deviceDiscoveryStrategy": "auto",
+                "cdi": {"nvidiaHookPath": None},
+                "kubeletDir": "/k",
+            },
+            {
+                "mig-strategy": "mixed",
+                "fail-on-init-error": True,
+                "pass-device-specs": True,
+                "gds": True,
+                "device-list-strategy": ["volume-mounts", "cdi-cri"],
+                "device-id-strategy": "index",
+                "mofed": True,
+                "gdrcopy": True,
+                "kubelet-dir": "/k",
+            },
+        ),
+        (
+            {
+                "settings": {
+                    "device-list-strategy": ["envvar"],
+                    "imex-channels": [0, 65535],
+                    "imex-required": True,
+                    "allocation-policy": "packed",
+                    "cdi-annotation-prefix": "x.org/",
+                    "exclude": ["0", "GPU-1"],
+                    "metrics": "unix:/run/gpushim/m",
+                    "pass-device-specs": False,
+                }
+            },
+            {
+                "device-list-strategy": ["envvar"],
+                "imex-channels": [0, 65535],
+                "imex-required": True,
+                "allocation-policy": "packed",
+                "cdi-annotation-prefix": "x.org/",
+                "exclude": ["0", "GPU-1"],
+                "metrics": "unix:/run/gpushim/m",
+                "pass-device-specs": False,
+            },
+        ),
+        (
+            {"labels": {"publish": "file", "interval": 1000000, "noTimestamp": True}},
+            {"labels-file": "/features.d/gpushim", "labels-interval": 1000000, "labels-no-timestamp": True},
+        ),
+    ],
+)
+def test_the_plugin_understands_what_it_is_told(values: Values, wanted: dict[str, Any]) -> None:
+    found = understood(told(values))
+    assert {key: found[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "container", "once", "feature"),
+    [(ALL, "profile", True, False), (ALL, "cluster", False, True), (TWO, "cluster", False, False)],
+)
+def test_the_containers_at_the_api_server_understand_theirs(
+    values: Values, container: str, once: bool, feature: bool
+) -> None:
+    said = cli.command().make_context(cli.PROGRAM, told(values, container)).params
+    assert (said["cluster"], said["once"], said["node_feature"]) == (True, once, feature)
+    assert said["profile_file"] == ("/run/gpushim-cluster/profile",)
+    assert said["labels_file"] == (("/run/gpushim-labels/labels",) if feature else ())
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"default": "b"}, "b"),
+        ({}, "default"),
+        ({"fallbackStrategies": ["empty", "named"]}, ""),
+        ({"fallbackStrategies": ["single"]}, ""),
+        ({"fallbackStrategies": ["single"], "map": {"b": TIMES, "default": None, "c": None}}, "b"),
+    ],
+)
+def test_profiles_become_one_file(config: dict[str, Any], wanted: str, tmp_path: Path) -> None:
+    given = {"map": {"b": TIMES, "default": "version: v1", "c": ""}, **config}
+    given["map"] = {name: text for name, text in given["map"].items() if text is not None}
+    rendered = charts.objects({"config": given})
+    (tmp_path / "config.yaml").write_text(rendered["ConfigMap gpushim-profiles"]["data"]["config.yaml"])
+    found = profiles.read(str(tmp_path / "config.yaml"), "")
+    assert found.profile == wanted
+    assert sharing.read(found.table.get("sharing"), "x", []) == (() if wanted != "b" else PARTED)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"settings": {"mig-strategie": "single"}}, "/settings': additional properties 'mig-strategie' not allowed"),
+        ({"gfd": {"enabled": True}}, "additional properties 'gfd' not allowed"),
+        ({"image": {"digest": "sha256:12"}}, "/image/digest': 'sha256:12' does not match pattern"),
+        ({"image": "gpushim:1"}, "/image': got string, want null or object"),
+        ({"settings": {"metrics": "9400"}}, "/settings/metrics': '9400' does not match pattern"),
+        ({"settings": {"metrics": ":80\n"}}, "/settings/metrics'"),
+        ({"settings": {"exclude": ["a,b"]}}, "/settings/exclude/0': 'a,b' does not match pattern"),
+        ({"settings": {"imex-channels": [65536]}}, "/settings/imex-channels/0': maximum: got 65,536, want 65,535"),
+        ({"settings": {"gds": "yes"}}, "/settings/gds': got string, want null or boolean"),
+        ({"migStrategy": "all"}, "/migStrategy': value must be one of 'none', 'single', 'mixed', <nil>"),
+        ({"deviceListStrategy": "envvar,cdi"}, "/deviceListStrategy'"),
+        ({"kubeletDir": "/x y"}, "/kubeletDir': '/x y' does not match pattern"),
+        ({"kubeletDir": None}, "kubeletDir is empty; write where kubelet keeps its files"),
+        ({"image": None}, "image.repository is empty; write where the image is"),
+        ({"config": {"map": {"a b": ""}}}, 'config.map has the profile "a b", which no label of a node can name'),
+        ({"config": {"map": {"a": {"version": "v1"}}}}, "/config/map/a': got object, want string"),
+        ({"config": {"map": {"a": "- x"}}}, "config.map.a is no file of NVIDIA's plugin: "),
+        ({"config": {"map": {"a": "version: v2"}}}, 'config.map.a has the version "v2"; only v1 is known'),
+        (
+            {"config": {"map": {"a": ""}, "default": "b"}},
+            'config.default is "b", which config.map does not have; it has a',
+        ),
+        ({"config": {"default": "b"}}, 'config.default is "b", which config.map does not have; it has nothing'),
+        (
+            {"config": {"name": "x", "map": {"a": ""}}},
+            r'config.map and config.name \("x"\) both say what the profiles are',
+        ),
+        ({"config": {"name": "x", "default": "a"}}, 'profiles are in the ConfigMap "x"; write default: a into'),
+        (
+            {"gdsEnabled": True, "settings": {"gds": True}},
+            "gdsEnabled and settings.gds are one setting; write one of them",
+        ),
+        ({"nvidiaDriverRoot": "/run/nvidia/driver"}, 'nvidiaDriverRoot is "/run/nvidia/driver", .* write root under'),
+        ({"deviceDiscoveryStrategy": "nvml"}, 'deviceDiscoveryStrategy is "nvml", which is not decided here'),
+        ({"mps": {"root": "/x"}}, 'mps.root is "/x", .* MPS\'s pipes are in /run/gpushim/mps'),
+        ({"cdi": {"nvidiaHookPath": "/x"}}, 'cdi.nvidiaHookPath is "/x", .* CDI specs name gpushim-hook'),
+        (
+            {"podMonitor": {"enabled": True}, "settings": {"metrics": "127.0.0.1:9400"}},
+            'podMonitor.enabled needs a port .* settings.metrics is "127.0.0.1:9400"; write ":9400" there',
+        ),
+        ({"serviceAccount": {"create": False}, **FEATURE}, "serviceAccount.create is false, and no name is"),
+    ],
+)
+def test_wrong_values_are_refused_with_a_sentence(values: Values, sentence: str) -> None:
+    with pytest.raises(RefusedError, match=sentence):
+        charts.objects(values)
+
+
+def test_null_removes_what_need_not_be_there() -> None:
+    given = yaml.safe_load((charts.CHART / "values.yaml").read_text())
+    kept = ("image", "kubeletDir", "runtimeClassName")
+    found = charts.objects({key: None for key in given if key not in kept})
+    assert set(found) == {PLUGIN}
+    assert not {"tolerations", "priorityClassName"} & set(found[PLUGIN]["spec"]["template"]["spec"])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "port"),
+    [(":9400", 9400), ("[::]:9401", 9401), ("127.0.0.1:9400", 0), ("unix:/run/gpushim/m", 0), ("", 0)],
+)
+def test_kubelet_probes_where_the_plugin_answers(metrics: str, port: int) -> None:
+    found = containers(charts.objects({"settings": {"metrics": metrics}})[PLUGIN])["device-plugin"]
+    assert [row["containerPort"] for row in found.get("ports", ())] == ([port] if port else [])
+    assert ("livenessProbe" in found, "readinessProbe" in found) == (bool(port),) * 2
+    assert not any("hostPort" in row for row in found.get("ports", ()))

@@ -1,0 +1,62 @@
+"""Which directory the kubelet that runs was given, from a /proc that the test makes up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpushim.engines import kubelets
+
+
+def process(
+    proc: Path, pid: int, *argv: str, exe: str = "/usr/bin/kubelet", uid: int = 0, ns: str = "pid:[1]"
+) -> None:
+    folder = proc / str(pid)
+    (folder / "ns").mkdir(parents=True)
+    (folder / "exe").symlink_to(exe)
+    (folder / "ns/pid").symlink_to(ns)
+    (folder / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+    (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").symlink_to("pid:[1]")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["kubelet", "--root-dir=/data/kubelet"], "/data/kubelet"),
+        (["kubelet", "--root-dir", "/data/kubelet/"], "/data/kubelet"),
+        (["kubelet", "--root-dir=/a", "--root-dir=/b"], "/b"),
+        (["kubelet", "--config=/x"], ""),
+        (["kubelet", "--root-dir=relative"], ""),
+        (["kubelet", "--root-dir"], ""),
+        ([], ""),
+    ],
+)
+def test_what_it_was_told(proc: Path, argv: list[str], said: str) -> None:
+    process(proc, 7, *argv)
+    assert kubelets.root_dir(str(proc)) == said
+
+
+def test_it_may_be_microk8s_and_is_not_the_first_process(proc: Path) -> None:
+    process(proc, 1, "init", exe="/sbin/init")
+    process(proc, 9, "kubelite", "--root-dir=/snap/x", exe="/snap/microk8s/1/kubelite")
+    assert kubelets.root_dir(str(proc)) == "/snap/x"
+
+
+@pytest.mark.parametrize("facts", [{"uid": 1000}, {"ns": "pid:[2]"}, {"exe": "/tmp/kubelet.sh"}])
+def test_strangers_say_nothing(proc: Path, facts: dict[str, object]) -> None:
+    """A user's process, one in a container, and one that only calls itself so."""
+    process(proc, 7, "kubelet", "--root-dir=/x", **facts)  # type: ignore[arg-type]
+    assert kubelets.root_dir(str(proc)) == ""
+
+
+def test_a_process_that_has_ended_meanwhile(proc: Path) -> None:
+    (proc / "8").mkdir()
+    assert kubelets.root_dir(str(proc)) == ""
