@@ -46,7 +46,6 @@ def test_the_last_file_is_the_last_in_every_order(installed: Path) -> None:
     "program", [f"gpushim{name}" for name in ("", "-device-plugin", "-hook", "-node", "-runtime")]
 )
 def test_programs_know_their_version_and_no_checkout(installed: Path, program: str) -> None:
-    program = f"gpushim{program}"
     text = (installed / "usr/bin" / program).read_text()
     assert f"/lib/gpushim/{VERSION}" in text
     assert "not in packages" not in text

@@ -61,14 +61,14 @@ def test_what_fails_is_tried_more_and_more_rarely_and_said_once(
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "runs"),
-    [(alive(), 0), (alive(0), 0), (alive(age=265), 0), (alive(age=275), 1), (alive(30, 10), 0), (alive(30, 16), 1)],
+    ("life", "age", "runs"),
+    [(300, 0, 0), (0, 0, 0), (300, 260, 0), (300, 275, 1), (30, 5, 0), (30, 16, 1)],
     ids=["new", "endless", "old", "nearly over", "short", "half of a short one"],
 )
 def test_a_snapshot_is_renewed_before_its_life_is_over(
-    kept: Keep, host: dict[str, Any], snapshot: dict[str, Any], runs: int
+    kept: Keep, host: dict[str, Any], life: float, age: float, runs: int
 ) -> None:
-    host.update(snapshot=snapshot, script="exit 0")
+    host.update(snapshot=alive(life, age), script="exit 0")
     kept.look()
     kept.stop()
     assert (kept._child is not None) == bool(runs)
