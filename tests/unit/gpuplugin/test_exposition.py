@@ -170,3 +170,11 @@ def test_each_figure_has_a_metric() -> None:
 def test_the_documented_metrics_are_these() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*?) \|", (TOP / "docs" / "metrics.md").read_text(), re.M)
     assert rows == [(one.name, one.kind, one.unit) for one in (*GPU, *PLUGIN)]
+
+
+def test_the_dashboard_asks_for_these() -> None:
+    text = (TOP / "packaging" / "kubernetes" / "dashboard.json").read_text()
+    asked = set(re.findall(r"\b(?:DCGM_FI|gpushim_)\w+", text))
+    whole = {f"{one.name}{end}" for one in (*GPU, *PLUGIN) for end in ("", *("_count", "_bucket") * bool(one.key))}
+    assert asked
+    assert asked <= whole
