@@ -29,6 +29,7 @@ remove_records
 remove_links
 rm -rf /run/gpushim
 rm -f /var/log/gpushim.log /var/log/gpushim.log.*
+rm -f /etc/kubernetes/node-feature-discovery/features.d/gpushim
 """
 
 
