@@ -13,7 +13,9 @@ from e2e.helm import Values
 FOUND = [block for page in pages.PAGES for block in pages.blocks(page.read_text())]
 FILES = [yaml.safe_load(block.text) for block in FOUND if block.info == "yaml values"]
 LINES = [line for block in FOUND if block.info == "sh cluster" for line in block.commands]
-OURS = [line for line in LINES if line.startswith("helm ") and "packaging/kubernetes/chart" in line and "--set" in line]
+OURS = [
+    line for line in LINES if line.startswith("helm ") and "packaging/kubernetes/chart" in line and "--set" in line
+]
 
 
 def told(line: str) -> Values:

@@ -16,7 +16,18 @@ from e2e import pages
 from gpushim import policy
 from gpushim.cli import main
 
-INFOS = {"sh", "sh node", "sh not-here", "sh cluster", "text", "toml", "toml config", "yaml", "yaml values", "mermaid"}
+INFOS = {
+    "sh",
+    "sh node",
+    "sh not-here",
+    "sh cluster",
+    "text",
+    "toml",
+    "toml config",
+    "yaml",
+    "yaml values",
+    "mermaid",
+}
 TASKS = [
     pages.TOP / "docs" / f"{name}.md"
     for name in ("docker", "containerd", "podman", "kubernetes", "device-plugin", "sharing", "health")

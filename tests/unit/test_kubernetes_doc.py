@@ -26,7 +26,7 @@ PLAIN = [
 KINDS = {"RuntimeClass": "node.k8s.io/v1", "Pod": "v1", "ConfigMap": "v1"}
 TOLD = {"kubernetes": "# Kubernetes", "from-nvidia": "## Its chart"}  # where values are told, and from which heading
 # A value's place as pages write it: `node.restart`, `runtimeClass.create=false`.
-VALUE = re.compile(r"`([a-z]\w*(?:\.[\w-]+)*)(?:=\w+|: [^`]*)?`")
+VALUE = re.compile(r"`([a-z]\w*(?:\.(?!yaml)[\w-]+)*)(?:=\w+|: [^`]*)?`")
 
 
 def blocks(info: str) -> Iterator[tuple[str, pages.Block]]:
