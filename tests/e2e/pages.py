@@ -1,8 +1,8 @@
 """Commands and settings in the documentation: fenced blocks of its pages, and sessions, which are made by running.
 
 The word behind a fence says what a block is: `sh` is run by a test, `sh not-here` cannot be run on a machine like
-this one, `sh node` is run on a node with a kubelet, `sh cluster` is for who administers a cluster and held against the
-chart, `toml config` is a config.toml of gpushim's, `yaml values` are values of the chart. A block behind `<!--
+this one, `sh node` is run on a node with a kubelet, `sh cluster` is for who administers a cluster and is held against
+the chart, `toml config` is a config.toml of gpushim's, `yaml values` are values of the chart. A block behind `<!--
 session: STAGE -->` is a session: its lines that begin with "$ " are commands, and what stands below each is what it
 prints at that stage.
 """

@@ -13,9 +13,7 @@ from e2e.helm import Values
 FOUND = [block for page in pages.PAGES for block in pages.blocks(page.read_text())]
 FILES = [yaml.safe_load(block.text) for block in FOUND if block.info == "yaml values"]
 LINES = [line for block in FOUND if block.info == "sh cluster" for line in block.commands]
-OURS = [
-    line for line in LINES if line.startswith("helm ") and "packaging/kubernetes/chart" in line and "--set" in line
-]
+OURS = [line for line in LINES if line.startswith("helm ") and "kubernetes/chart" in line and "--set" in line]
 
 
 def told(line: str) -> Values:
@@ -34,11 +32,8 @@ def told(line: str) -> Values:
 @pytest.mark.parametrize("values", [*FILES, *map(told, OURS)], ids=str)
 def test_the_chart_takes_it(values: Values) -> None:
     found = charts.objects(values)
-    plugins = {charts.PLUGIN, "DaemonSet gpushim-uninstall"}
-    assert len(plugins & found.keys()) == 1
-    for key in ("nodeSelector",):
-        for name in plugins & found.keys():
-            assert found[name]["spec"]["template"]["spec"][key].items() >= values.get(key, {}).items()
-    assert ("RuntimeClass nvidia" in found) == (
-        values.get("runtimeClass", {}).get("create", True) and not values.get("uninstall", False)
-    )
+    (name,) = {charts.PLUGIN, "DaemonSet gpushim-uninstall"} & found.keys()
+    selector = found[name]["spec"]["template"]["spec"]["nodeSelector"]
+    assert selector == {"kubernetes.io/os": "linux", **values.get("nodeSelector", {})}
+    made = values.get("runtimeClass", {}).get("create", True) and not values.get("uninstall", False)
+    assert ("RuntimeClass nvidia" in found) == made

@@ -16,16 +16,8 @@ from e2e import pages
 from gpushim import policy
 from gpushim.cli import main
 
-INFOS = {
-    "sh",
-    "sh node",
-    "sh not-here",
-    "sh cluster",
+INFOS = {"sh", "sh node", "sh not-here", "sh cluster", "toml", "toml config", "yaml", "yaml values"} | {
     "text",
-    "toml",
-    "toml config",
-    "yaml",
-    "yaml values",
     "mermaid",
 }
 TASKS = [
