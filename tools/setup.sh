@@ -17,7 +17,7 @@ case $what in
   package) packages=$building ;;
   image) packages=$imaging ;;
   # Without recommended packages docker.io brings no bridge firewall tools; its service does start.
-  test) packages="$packages containerd crun docker.io shellcheck python3-grpcio python3-yaml strace systemd udev valgrind $building $imaging" ;;
+  test) packages="$packages containerd crun docker.io shellcheck python3-grpcio python3-prometheus-client python3-yaml strace systemd udev valgrind $building $imaging" ;;
   *) echo "usage: tools/setup.sh demo|package|image|test" >&2 && exit 2 ;;
 esac
 
@@ -57,6 +57,18 @@ if [ "$what" = test ] && ! made .venv; then
   say "installing into .venv/: gpushim itself, editable, and the tools of the tests"
   pip --editable '.[dev]'
   finished .venv
+fi
+
+if [ "$what" = test ] && ! [ -x .cache/prometheus/usr/bin/prometheus ]; then
+  say "unpacking Debian's prometheus into .cache/prometheus/; installed, it would start"
+  mkdir -p .cache/prometheus
+  # Without it a test is skipped, and says so.
+  (
+    cd .cache/prometheus
+    apt-get download --quiet=2 -o APT::Sandbox::User=root prometheus
+    dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/prometheus
+    rm prometheus_*.deb
+  ) || say "there is no prometheus"
 fi
 
 # Nothing writes bytecode at run time; a checkout that has it starts a container some 20 ms sooner.

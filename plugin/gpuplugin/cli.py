@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from typing import Any
 
@@ -173,6 +174,8 @@ def command() -> click.Command:
 
 def main() -> None:
     """Run as a process: exit 0, or say one sentence on stderr and exit with its code."""
+    if os.getpid() == 1:  # which the kernel spares signals that it does not handle; the daemon takes over
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     guard()
     try:
         command().main(spelled(sys.argv[1:]), PROGRAM)

@@ -81,10 +81,8 @@ class Plugin:
         """
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-        self._refresh, path = (
-            renewal(self._settings, self._wake.set, self._spawn),
-            f"{releasing.folder()}/health.json",
-        )
+        self._refresh = renewal(self._settings, self._wake.set, self._spawn)
+        path = f"{releasing.prepare()}/health.json"
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
         about = lambda: (self._settings, self._snapshot, self._reasons)  # noqa: E731
         self._exporter = Exporter(self._registry, self._watchers, self._spawn, self._commands.held, about)
@@ -95,7 +93,6 @@ class Plugin:
         loop.add_signal_handler(signal.SIGHUP, self._read_again)
         if watch.fd >= 0:
             loop.add_reader(watch.fd, self._changed, watch)
-        releasing.prepare()
         self._spawn(self._questions.keep())
         self._spawn(self._limits.keep())
         try:

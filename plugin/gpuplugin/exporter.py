@@ -2,7 +2,7 @@
 
 A scrape asks the driver through a child, and kubelet, and tells within 2 s what is known by then. Answers are made in
 a thread and kept for PACE, so that kubelet's calls do not wait, however often somebody scrapes.
-Out of scope: HTTP (httpd.py), names and numbers (metrics.py, meter.py).
+Out of scope: HTTP (httpd.py), names and numbers (exposition.py, meter.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import counts, metrics, podresources
+from gpuplugin import counts, exposition, podresources
 from gpuplugin.httpd import Answer, Httpd
 from gpuplugin.meter import PACE, STALE, Meter
 from gpushim.logs import logger
@@ -21,7 +21,7 @@ from gpushim.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpuplugin.metrics import State
+    from gpuplugin.exposition import State
     from gpuplugin.podresources import Holder
     from gpuplugin.reason import Reason
     from gpuplugin.registry import Registry
@@ -114,7 +114,7 @@ class Exporter:
     async def _scrape(self, kind: str) -> Answer:
         await asyncio.gather(self._meter.ask(PATIENCE), self._ask_kubelet())
         accept = f"{OPEN_METRICS}; version=1.0.0" if kind else ""
-        body, content = await asyncio.to_thread(metrics.written, self._state(), accept)
+        body, content = await asyncio.to_thread(exposition.written, self._state(), accept)
         return Answer(200, body, content)
 
     async def _ask_kubelet(self) -> None:
@@ -137,7 +137,7 @@ class Exporter:
         at, holders = self._pods
         served = [(name, one.endpoint.told, (*one.resource.devices.values(),)) for name, one in
                   self._registry.served.items()]  # fmt: skip
-        return metrics.State(
+        return exposition.State(
             resources=served,
             reasons=dict(reasons),
             released=self._held(),

@@ -34,6 +34,8 @@ ECC = tuple((error, counter) for error in ("corrected", "uncorrected") for count
 MEMORY = ("memory_total", "memory_free", "memory_used")
 THROTTLE = ("CurrentClocksEventReasons", "CurrentClocksThrottleReasons")  # the latter in older drivers
 ROWS = ("correctable_rows", "uncorrectable_rows", "row_failure")
+PIDS = "/proc/self/ns/pid"
+FIRST_NAMESPACE = 0xEFFFFFFC  # its inode number, PROC_PID_INIT_INO
 KEYS = (
     *("sm_clock", "mem_clock", "temperature", "memory_temperature", "power", "energy", "pcie_replays"),
     *("gpu_utilization", "memory_utilization", "encoder_utilization", "decoder_utilization", "throttle"),
@@ -148,10 +150,16 @@ def _reads(nvml: Any) -> list[Read]:
 
 
 def _reads_of_mig(nvml: Any) -> list[Read]:
-    return [
-        (MEMORY, lambda handle: _memory(nvml, handle)),
-        (("processes",), lambda handle: [_processes(nvml, handle)]),
-    ]
+    found: list[Read] = [(MEMORY, lambda handle: _memory(nvml, handle))]
+    return [*found, (("processes",), lambda handle: [_processes(nvml, handle)])] if sees_processes() else found
+
+
+def sees_processes() -> bool:
+    """Say whether NVML lists processes here: in a container with its own process ids it tells of none."""
+    try:
+        return os.stat(PIDS).st_ino == FIRST_NAMESPACE
+    except OSError:
+        return False
 
 
 def _either(nvml: Any, names: Sequence[str], *words: Any) -> Any:
@@ -159,7 +167,7 @@ def _either(nvml: Any, names: Sequence[str], *words: Any) -> Any:
     for name in names[:-1]:
         try:
             return getattr(nvml, f"nvmlDeviceGet{name}")(*words)
-        except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotSupported, AttributeError):
+        except (nvml.NVMLError, AttributeError):
             continue
     return getattr(nvml, f"nvmlDeviceGet{names[-1]}")(*words)
 

@@ -33,6 +33,7 @@ TICK = 1.0  # seconds between looks for a container that starts
 STARTING = 60.0  # seconds after an Allocate in which its container is looked for
 SILENCE = 10.0  # seconds after which the child hangs
 TEXT_LIMIT = 300  # characters of what it says
+POD = "the kernel is told no memory limits: in a pod it is not seen whose cgroup is whose"
 WITHOUT = "limits of shares are kept by MPS for each process, or not at all"
 
 
@@ -66,6 +67,11 @@ class KernelLimits:
         """Have the child run while there are limits to set, with the driver that there is."""
         self._snapshot = snapshot
         facts, limited = snapshot["stamp"], any(one.mps or one.memory for one in settings.sharing)
+        if limited and not settings.values["refresh"]:
+            self._cannot(POD)
+            return
+        if self._why == POD:
+            self._forget("")
         here = limited and snapshot["platform"] == "native" and facts["module"] is not None
         driver = [facts["module"], facts["gpus"], self._words(())] if here else None
         if driver == self._driver:
@@ -126,9 +132,7 @@ class KernelLimits:
             self._forget(visible(str(line.get("why"))[:TEXT_LIMIT]))
             self._can = line["can"] is True
             if not self._can:
-                if self._why != self._logged:
-                    logger.warning("%s", self.notes[0])
-                self._logged = self._why
+                self._cannot(self._why)
                 self._start(self._child.stop())
             return
         for limit in [one for one in self._sent if all(line.get(key) == value for key, value in vars(one).items())]:
@@ -137,6 +141,13 @@ class KernelLimits:
             if error and error != self._told.get(limit):
                 logger.warning("the kernel does not limit %s for %s: %s", limit.gpu, limit.cgroup, error)
             self._told[limit] = error
+
+    def _cannot(self, why: str) -> None:
+        """Take note that the kernel keeps no limit here, and say it once."""
+        self._why, self._can = why, False
+        if why != self._logged:
+            logger.warning("%s", self.notes[0])
+        self._logged = why
 
     def _starting(self) -> bool:
         """Say whether something with a limit was given out just now whose container is not known yet."""

@@ -1,40 +1,20 @@
-"""The metrics: their names, units and labels, and how they are written for Prometheus.
+"""The metrics' names, units and labels: a table that docs/metrics.md and a test of it follow.
 
-Those of GPUs have names, units and labels of NVIDIA's DCGM exporter where they mean the same; counters among them
-are of no type, for OpenMetrics would have their names end in _total. What NVML does not tell of a GPU is absent.
-Out of scope: where the numbers come from (counts.py, meter.py), and when they are asked for (exporter.py).
+Those of GPUs are named as NVIDIA's DCGM exporter has them where they mean the same; counters among them are of no
+type, for OpenMetrics would have their names end in _total. Out of scope: their values (exposition.py).
 """
 
 from __future__ import annotations
 
-import math
-import platform
-from collections import Counter
-from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
-from gpuplugin import counts, release
-from gpuplugin.figures import ECC
-from gpuplugin.offer import GONE
-from gpushim import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from gpuplugin.meter import Figures
-    from gpuplugin.podresources import Holder
-    from gpuplugin.reason import Reason
-    from gpuplugin.resources import Device
-    from gpushim.model import Snapshot
-
-    Labels = dict[str, str]
-    Sample = tuple[str, Labels, float]  # what follows the name, labels, value
+from gpuplugin import counts
 
 OWN, ITS = "gpushim_device_plugin_", "gpushim_gpu_"
 IDENTITY = ("gpu", "UUID", "device", "modelName", "Hostname")
 INSTANCE, HELD, REPLICA = ("GPU_I_ID", "GPU_I_PROFILE"), ("namespace", "pod", "container"), "vgpu"
-SERIES = 128  # of one GPU or MIG instance, most: it may have 60 000 replicas
+FREE = dict.fromkeys(HELD, "")  # said, for Prometheus with honor_labels would put the plugin's own pod there
+SERIES = 48  # of one GPU or MIG instance, most: it may have 60 000 replicas
 # nvmlClocksEventReasons: what keeps the clocks from being higher, by bit.
 THROTTLES = (
     *("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost"),
@@ -120,180 +100,11 @@ GPU = (
         "correctable_rows"),
     Row("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge", "", "Whether remapping of rows has failed.", "row_failure"),
     Row(ITS + "memory_total_bytes", "gauge", "bytes", "Memory.", "memory_total", mig=True),
-    Row(ITS + "processes", "gauge", "", "Processes that use it.", "processes", mig=True),
+    Row(ITS + "processes", "gauge", "", "Processes that use it; absent in a pod without the host's process ids.",
+        "processes", mig=True),
     Row(ITS + "ecc_errors", "unknown", "", "ECC errors since the driver was loaded (volatile) or ever (aggregate).",
-        "ecc", ("error", "counter")),
-    Row(ITS + "throttle_reason", "gauge", "", "Whether this keeps the clocks from being higher.", "throttle",
-        ("reason",)),
+        labels=("error", "counter")),
+    Row(ITS + "throttle_reason", "gauge", "", "Whether this keeps the clocks from being higher.", labels=("reason",)),
     Row(ITS + "figures_up", "gauge", "", "Whether NVML answered for this GPU when it was last asked."),
     Row(ITS + "figures_age_seconds", "gauge", "s", "How old its figures are; they are left out after a minute."),
 )  # fmt: skip
-
-
-@dataclass
-class State:
-    """What the metrics are made of at one moment.
-
-    Attributes:
-        resources: of each its name, whether kubelet has it, and its devices.
-        reasons: why devices are sick, by UUID.
-        released: whether the GPUs are let go.
-        snapshot: what the host has; None while that is not known.
-        figures: by UUID of a GPU.
-        xids: the last one, by UUID of a GPU; 0 for none.
-        holders: who has what, or None if kubelet does not say.
-        asked: whether kubelet said so just now.
-        hostname: of the node.
-    """
-
-    resources: Sequence[tuple[str, bool, Sequence[Device]]] = ()
-    reasons: Mapping[str, Sequence[Reason]] = field(default_factory=dict)
-    released: bool = False
-    snapshot: Snapshot | None = None
-    figures: Mapping[str, Figures] = field(default_factory=dict)
-    xids: Mapping[str, int] = field(default_factory=dict)
-    holders: Sequence[Holder] | None = None
-    asked: bool = False
-    hostname: str = ""
-
-
-def written(state: State, accept: str) -> tuple[bytes, str]:
-    """Write all metrics; returns them and their content type.
-
-    Args:
-        state: of now.
-        accept: of the request, which may ask for OpenMetrics.
-
-    Raises:
-        ImportError: there is no prometheus-client.
-    """
-    from prometheus_client.exposition import choose_encoder  # costs 30 ms, and only who is asked needs it
-
-    encoder, kind = choose_encoder(accept)
-    return encoder(_Collected(state)), kind
-
-
-class _Collected:
-    """What prometheus-client takes for a registry."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-
-    def collect(self) -> Iterator[Any]:
-        """List the metrics with their samples."""
-        from prometheus_client.core import Metric
-
-        found: dict[str, list[Sample]] = {}
-        for name, labels, value in (*_of_plugin(self._state), *_of_gpus(self._state)):
-            found.setdefault(name, []).append(("", labels, value))
-        for row in (*PLUGIN, *GPU):
-            samples = _counted(row) if row.key and row in PLUGIN else found.get(row.name, [])
-            text = row.text + (SHARED if row in GPU else "")
-            family = Metric(
-                row.name.removesuffix("_total"), f"{text} Unit: {row.unit}." if row.unit else text, row.kind
-            )
-            for after, labels, value in samples:
-                family.add_sample(row.name + after, labels, value)
-            yield family
-
-
-def _counted(row: Row) -> Iterator[Sample]:
-    """List the samples of what counts.py has."""
-    if row.kind == "histogram":
-        from prometheus_client.utils import floatToGoString
-
-        bounds = [*map(floatToGoString, (*counts.BOUNDS[row.key], math.inf))]
-        for (what, word), (total, *numbers) in [*counts.timed.items()]:
-            labels = dict(zip(row.labels, [word]))
-            if what == row.key:
-                for bound, number in zip(bounds, accumulate(numbers)):
-                    yield "_bucket", {**labels, "le": bound}, number
-                yield "_count", labels, sum(numbers)
-                yield "_sum", labels, total
-        return
-    for (what, word), number in [*counts.counted.items()]:
-        if what == row.key:
-            yield "", dict(zip(row.labels, [word])), number
-
-
-def _of_plugin(state: State) -> Iterator[Sample]:
-    yield OWN + "build_info", {"version": __version__, "python": platform.python_version()}, 1
-    for name, told, devices in state.resources:
-        found = Counter({("healthy", ""): 0})
-        found.update(_health(one, state.reasons) for one in devices)
-        for (health, reason), number in found.items():
-            yield OWN + "devices", {"resource": name, "health": health, "reason": reason}, number
-        yield OWN + "registered", {"resource": name}, told
-    yield OWN + "released", {}, state.released
-    yield OWN + "pod_resources_up", {}, state.asked
-
-
-def _health(device: Device, reasons: Mapping[str, Sequence[Reason]]) -> tuple[str, str]:
-    if not device.problem:
-        return "healthy", ""
-    if device.problem in (GONE, release.PROBLEM):
-        return "unhealthy", "removed" if device.problem == GONE else "released"
-    return "unhealthy", next((one.kind for one in reasons.get(device.uuid, ())), "host")
-
-
-def _of_gpus(state: State) -> Iterator[Sample]:
-    """List the samples of GPUs and MIG instances; of each holder, no two alike."""
-    holders = _holders(state)
-    for gpu in state.snapshot["gpus"] if state.snapshot else ():
-        uuid, index = gpu["uuid"], str(gpu["index"])
-        figures, known = state.figures.get(uuid), {}
-        if figures is None or not uuid:
-            continue
-        if uuid in state.xids:
-            known["xid"] = state.xids[uuid]
-        minor = f"nvidia{gpu['minor']}" if gpu["minor"] is not None else ""
-        labels = dict(zip(IDENTITY, (index, uuid, minor, gpu["model"] or "", state.hostname)))
-        for own in holders.get(uuid, [{}]):
-            yield from _figures({**labels, **own}, {**figures.own, **known}, mig=False)
-            yield ITS + "figures_up", {**labels, **own}, figures.up
-            if figures.age is not None:
-                yield ITS + "figures_age_seconds", {**labels, **own}, figures.age
-        for mig in state.snapshot["mig"] if state.snapshot else ():
-            if mig["gpu"] == gpu["index"] and mig["uuid"] in figures.migs:
-                its = {**labels, **dict(zip(INSTANCE, (str(mig["gi"]), mig["profile"])))}
-                for own in holders.get(mig["uuid"], [{}]):
-                    yield from _figures({**its, **own}, figures.migs[mig["uuid"]], mig=True)
-
-
-def _figures(labels: Labels, figures: Mapping[str, Any], mig: bool) -> Iterator[Sample]:
-    for row in GPU:
-        value = figures.get(row.key) if row.mig or not mig else None
-        if row.key == "ecc":
-            for error, counter in ECC:
-                if f"ecc {error} {counter}" in figures:
-                    own = {**labels, "error": error, "counter": counter}
-                    yield row.name, own, figures[f"ecc {error} {counter}"]
-        elif row.key == "throttle" and value is not None:
-            for bit, reason in enumerate(THROTTLES):
-                yield row.name, {**labels, "reason": reason}, int(value) >> bit & 1
-        elif value is not None:
-            yield row.name, labels, value * row.factor
-
-
-def _holders(state: State) -> dict[str, list[Labels]]:
-    """List the labels of containers by UUID of what they have, replicas each by itself."""
-    rows = state.holders or ()
-    wanted = {(row["resource"], one) for row in rows for one in row["devices"]}
-    devices = {
-        (name, one.id): one for name, _, listed in state.resources for one in listed if (name, one.id) in wanted
-    }
-    found: dict[str, dict[tuple[str, ...], Labels]] = {}
-    for row in rows:
-        for one in _there(row, devices):
-            labels = {key: row[key] for key in HELD}
-            replica = one.id.partition("::")[2]
-            if replica:
-                labels[REPLICA] = replica
-            series = found.setdefault(one.uuid, {})
-            if len(series) < SERIES:
-                series[(*labels.values(),)] = labels
-    return {uuid: [*series.values()] for uuid, series in found.items()}
-
-
-def _there(row: Holder, devices: Mapping[tuple[str, str], Device]) -> Iterable[Device]:
-    return (devices[row["resource"], one] for one in row["devices"] if (row["resource"], one) in devices)

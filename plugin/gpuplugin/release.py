@@ -31,8 +31,8 @@ def folder() -> str:
     return f"{stamp.state_dir()}/{FOLDER}"
 
 
-def prepare() -> None:
-    """Make that directory.
+def prepare() -> str:
+    """Make that directory, and return it.
 
     Raises:
         GpushimError: it cannot be made, or others can write to it.
@@ -46,6 +46,7 @@ def prepare() -> None:
         raise GpushimError(
             f"{folder()} cannot be trusted: it is no directory that only root can write to; remove it", FAILED
         )
+    return folder()
 
 
 class Release:

@@ -24,6 +24,15 @@ metadata:
     pod-security.kubernetes.io/audit: privileged
     pod-security.kubernetes.io/warn: privileged
 """
+PLUGIN, NODE = "DaemonSet gpushim-device-plugin", "DaemonSet gpushim-node"
+ACCOUNT, MONITOR = "ServiceAccount gpushim-device-plugin", "PodMonitor gpushim-device-plugin"
+NODES = ("ClusterRole gpushim-gpushim-nodes", "ClusterRoleBinding gpushim-gpushim-nodes")
+FEATURES = ("Role gpushim-device-plugin", "RoleBinding gpushim-device-plugin")
+# Values for tests: two profiles; labels as an object; and all that brings more objects.
+TIMES = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}"
+TWO: Values = {"config": {"map": {"whole": "version: v1", "parted": f"version: v1\n{TIMES}"}, "default": "whole"}}
+FEATURE: Values = {"labels": {"publish": "node-feature"}}
+ALL: Values = {**TWO, **FEATURE, "podMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "x"}}}
 FILES: dict[str, tuple[str, Values]] = {
     "gpushim.yaml": ("gpushim with the defaults of its chart", {}),
     "uninstall.yaml": ("What takes gpushim off the nodes, when gpushim.yaml is deleted", {"uninstall": True}),
@@ -38,6 +47,12 @@ def objects(values: Values | None = None) -> dict[str, dict[str, Any]]:
     """
     found = [each for each in yaml.safe_load_all(helm.template(CHART, values)) if each]
     return {f"{each['kind']} {each['metadata']['name']}": each for each in found}
+
+
+def containers(workload: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the containers of a DaemonSet by name, those that run first among them."""
+    pod = workload["spec"]["template"]["spec"]
+    return {each["name"]: each for each in (*pod.get("initContainers", ()), *pod["containers"])}
 
 
 def plain(name: str) -> str:

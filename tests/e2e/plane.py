@@ -12,7 +12,9 @@ import base64
 import contextlib
 import json
 import os
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,14 +57,26 @@ mount --bind "$state" /run/containerd
 mount --bind "$state/root" /var/lib/containerd
 cp "$state/containerd.toml" /etc/containerd/config.toml
 cp "$state/cni.json" /etc/cni/net.d/pods.conflist
+mkdir -p /run/systemd/system
+cp "$state/systemctl" /usr/bin/systemctl
+chmod 755 /usr/bin/systemctl
 """
+# What systemd does for gpushim's sake: it has containerd in a unit, and restarts it. The rest succeeds.
+SYSTEMCTL = """#!/bin/sh
+[ "$1" = restart ] || exit 0
+cd /run/containerd
+echo "$*" >systemctl.$$
+mv systemctl.$$ systemctl.asked
+while [ -e systemctl.asked ]; do sleep 0.05; done
+"""
+UNIT = 'echo 0 >"/sys/fs/cgroup/systemd/$1/cgroup.procs"; shift; exec "$@"'
 ETCD = """/usr/bin/etcd --data-dir=/run/etcd --unsafe-no-fsync --log-level=error
     --listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379
     --listen-peer-urls=http://127.0.0.1:2380"""
 APISERVER = f"""kube-apiserver --etcd-servers=http://127.0.0.1:2379 --bind-address=0.0.0.0 --secure-port=443
     --advertise-address={NODE} --service-cluster-ip-range=10.250.0.0/24 --endpoint-reconciler-type=none
     --external-hostname=localhost --cert-dir={{work}}/pki
-    --token-auth-file={{work}}/tokens --authorization-mode=Node,RBAC
+    --token-auth-file={{work}}/tokens --authorization-mode=Node,RBAC --allow-privileged=true
     --service-account-key-file={{work}}/key --service-account-signing-key-file={{work}}/key
     --service-account-issuer=https://kubernetes.default.svc --kubelet-preferred-address-types=InternalIP"""
 CONTROLLERS = """kube-controller-manager --kubeconfig={work}/admin --leader-elect=false
@@ -110,7 +124,7 @@ class Cluster:
         run([*self.place.prefix, "/bin/sh", "-euc", script, "sh", path, text])
 
     def restart_containerd(self) -> None:
-        """Stand in for `systemctl restart containerd`."""
+        """Restart containerd, as systemd does; containers go on."""
         self.containerd.stop()
         self.containerd.start()
         assert self.containerd.answers(), self.containerd.log.read_text()[-3000:]
@@ -210,18 +224,54 @@ def _credentials(work: Path) -> None:
 
 
 @contextlib.contextmanager
-def _daemon(place: Chroot, work: Path, command: str, *ready: str) -> Iterator[Daemon]:
+def _daemon(place: Chroot, work: Path, command: str, *ready: str, before: tuple[str, ...] = ()) -> Iterator[Daemon]:
     """Run a program of the cluster until the block ends, without waiting for anything."""
     words = command.format(work=work).split()
     name = Path(words[0]).name
     if words[0].startswith("kube-"):
         words.insert(0, str(kube.program()))
-    daemon = Daemon([*place.prefix, *words], work / f"{name}.log", {"PATH": SYSTEM_PATH}, [*place.prefix, *ready])
+    daemon = Daemon(
+        [*place.prefix, *before, *words], work / f"{name}.log", {"PATH": SYSTEM_PATH}, [*place.prefix, *ready]
+    )
     daemon.start()
     try:
         yield daemon
     finally:
-        daemon.stop()
+        daemon.stop(*(signal.SIGTERM, signal.SIGKILL) if ready else (signal.SIGKILL,))  # nobody needs its state
+
+
+@contextlib.contextmanager
+def _unit(name: str) -> Iterator[str]:
+    """Make the cgroup of a unit, and remove it once what was in it has ended."""
+    group = Path("/sys/fs/cgroup/systemd", name)
+    group.mkdir(parents=True)
+    try:
+        yield name
+    finally:
+        assert until(lambda: not (group / "cgroup.procs").read_text(), SECONDS), f"{name} has processes"
+        group.rmdir()
+        with contextlib.suppress(OSError):
+            group.parent.rmdir()  # the machine's own, or another test's
+
+
+@contextlib.contextmanager
+def _restarting(found: Cluster, asked: Path) -> Iterator[None]:
+    """Restart containerd during the block whenever `systemctl` is run for it on the node."""
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.wait(0.05):
+            if asked.exists():
+                found.restart_containerd()
+                asked.unlink()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextlib.contextmanager
@@ -237,30 +287,44 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
     """
     program = kube.program()
     with leftovers.state() as state, contextlib.ExitStack() as stack:
+        unit = stack.enter_context(_unit(f"system.slice/{state.name}.service"))
         place = stack.enter_context(chroots.entered("plane", program.parent, *directories, view="v1", network=True))
-        (state / "containerd.toml").write_text(CONFIG + NETWORK)
-        (state / "cni.json").write_text(json.dumps(CNI))
-        run([*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(state), NODE, API])
-        work = state / "plane"
-        _credentials(work)
+        work = _prepared(place, state)
         stack.enter_context(_daemon(place, work, ETCD))
         stack.enter_context(_daemon(place, work, APISERVER))
-        containerd = stack.enter_context(_daemon(place, work, CONTAINERD, CTR, "version"))
+        in_unit = ("/bin/sh", "-euc", UNIT, "sh", unit)
+        containerd = stack.enter_context(_daemon(place, work, CONTAINERD, CTR, "version", before=in_unit))
         assert containerd.answers(), containerd.log.read_text()[-3000:]
         engine = Containerd(state, place.prefix)
         for archive in images:
             engine.load(archive, ("k8s.io",))
-        assert until((work / "pki/apiserver.crt").exists, SECONDS), (work / "kube-apiserver.log").read_text()[-3000:]
-        get = [*place.prefix, "/usr/bin/kubectl", f"--kubeconfig={work}/admin", "get"]
-        ready = until(lambda: run([*get, "--raw=/readyz"], check=False).returncode == 0, SECONDS)
-        assert ready, (work / "kube-apiserver.log").read_text()[-3000:]
+        _served(place, work)
         for command in (CONTROLLERS, SCHEDULER):
             stack.enter_context(_daemon(place, work, command))
         flags = (f"--kubeconfig={work}/kubelet", f"--node-ip={NODE}", f"--cert-dir={work}/pki/kubelet")
         node = stack.enter_context(kube.node(engine, place, *flags, settings={"address": "0.0.0.0"}))
         found = Cluster(node, work, containerd)
+        stack.enter_context(_restarting(found, state / "systemctl.asked"))
         found.wait_for(lambda: _usable(found), "the node is ready")
         yield found
+
+
+def _prepared(place: Chroot, state: Path) -> Path:
+    """Write what the programs read; returns the directory for what is the cluster's alone."""
+    (state / "containerd.toml").write_text(CONFIG + NETWORK)
+    (state / "cni.json").write_text(json.dumps(CNI))
+    (state / "systemctl").write_text(SYSTEMCTL)
+    run([*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(state), NODE, API])
+    _credentials(state / "plane")
+    return state / "plane"
+
+
+def _served(place: Chroot, work: Path) -> None:
+    """Wait until the API server is ready."""
+    ask = [*place.prefix, "/usr/bin/kubectl", f"--kubeconfig={work}/admin", "get", "--raw=/readyz"]
+    certificate, log = work / "pki/apiserver.crt", work / "kube-apiserver.log"
+    ready = until(lambda: certificate.exists() and run(ask, check=False).returncode == 0, SECONDS)
+    assert ready, log.read_text()[-3000:]
 
 
 def _usable(found: Cluster) -> bool:

@@ -1,8 +1,7 @@
-"""The Helm chart: what it renders to, what Helm refuses, and what the real API server says to it."""
+"""The Helm chart: what it renders to, whether the plugin understands that, and which values Helm refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +9,13 @@ import pytest
 import yaml
 
 from e2e import charts, helm
-from e2e.apiserver import Api, api
+from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, MONITOR, NODE, NODES, PLUGIN, TIMES, TWO, containers
 from e2e.helm import RefusedError, Values
 from gpuplugin import cli, profiles, settings, sharing
 
-PLUGIN, NODE = "DaemonSet gpushim-device-plugin", "DaemonSet gpushim-node"
 UNINSTALL = "DaemonSet gpushim-uninstall"
-TIMES = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}"
-TWO = {"config": {"map": {"whole": "version: v1", "parted": f"version: v1\n{TIMES}"}, "default": "whole"}}
-FEATURE = {"labels": {"publish": "node-feature"}}
-ALL = {**TWO, **FEATURE, "podMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "x"}}}
 DEFAULT = {PLUGIN, NODE, "RuntimeClass nvidia"}
-ACCOUNT, MONITOR = "ServiceAccount gpushim-device-plugin", "PodMonitor gpushim-device-plugin"
-NODES = ("ClusterRole gpushim-gpushim-nodes", "ClusterRoleBinding gpushim-gpushim-nodes")
-FEATURES = ("Role gpushim-device-plugin", "RoleBinding gpushim-device-plugin")
 PARTED = sharing.read({"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}, "x", [])
-SOMEWHERE = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}
-# Objects that need other definitions than Kubernetes' own.
-FOREIGN = {
-    "podmonitors": ("monitoring.coreos.com", "v1", "PodMonitor"),
-    "nodefeatures": ("nfd.k8s-sigs.io", "v1alpha1", "NodeFeature"),
-}
-
-
-def containers(workload: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    pod = workload["spec"]["template"]["spec"]
-    return {each["name"]: each for each in (*pod.get("initContainers", ()), *pod["containers"])}
 
 
 def told(values: Values, container: str = "device-plugin") -> list[str]:
@@ -147,6 +127,19 @@ def test_the_plugin_understands_what_it_is_told(values: Values, wanted: dict[str
 
 
 @pytest.mark.parametrize(
+    ("values", "container", "once", "feature"),
+    [(ALL, "profile", True, False), (ALL, "cluster", False, True), (TWO, "cluster", False, False)],
+)
+def test_the_containers_at_the_api_server_understand_theirs(
+    values: Values, container: str, once: bool, feature: bool
+) -> None:
+    said = cli.command().make_context(cli.PROGRAM, told(values, container)).params
+    assert (said["cluster"], said["once"], said["node_feature"]) == (True, once, feature)
+    assert said["profile_file"] == ("/run/gpushim-cluster/profile",)
+    assert said["labels_file"] == (("/run/gpushim-labels/labels",) if feature else ())
+
+
+@pytest.mark.parametrize(
     ("config", "wanted"),
     [
         ({"default": "b"}, "b"),
@@ -234,157 +227,3 @@ def test_kubelet_probes_where_the_plugin_answers(metrics: str, port: int) -> Non
     assert [row["containerPort"] for row in found.get("ports", ())] == ([port] if port else [])
     assert ("livenessProbe" in found, "readinessProbe" in found) == (bool(port),) * 2
     assert not any("hostPort" in row for row in found.get("ports", ()))
-
-
-# Of each container: its user, whether it is privileged, and what of the node it sees, with ! where it may write.
-SECURITY = {
-    "gpushim-node install": (None, True, {"!/host=/"}),
-    "gpushim-node keep": (None, True, {"!/host=/"}),
-    "gpushim-uninstall uninstall": (None, True, {"!/host=/"}),
-    "gpushim-uninstall done": (65532, False, set()),
-    "gpushim-device-plugin profile": (65532, False, set()),
-    "gpushim-device-plugin cluster": (65532, False, set()),
-    "gpushim-device-plugin device-plugin": (
-        0,
-        False,
-        {
-            "!/var/lib/kubelet/device-plugins=/var/lib/kubelet/device-plugins",
-            "/var/lib/kubelet/pod-resources=/var/lib/kubelet/pod-resources",
-            "!/run/gpushim=/run/gpushim",
-            "/etc/gpushim=/etc/gpushim",
-            "/etc/cdi=/etc/cdi",
-            "/var/run/cdi=/var/run/cdi",
-        },
-    ),
-}
-DROPPED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-
-
-def daemon_sets() -> Iterator[dict[str, Any]]:
-    for values in (ALL, {"uninstall": True}):
-        yield from (each for each in charts.objects(values).values() if each["kind"] == "DaemonSet")
-
-
-def test_what_containers_may() -> None:
-    found = {}
-    for each in daemon_sets():
-        pod = each["spec"]["template"]["spec"]
-        places = {row["name"]: row["hostPath"]["path"] for row in pod["volumes"] if "hostPath" in row}
-        for name, container in containers(each).items():
-            rights = dict(container["securityContext"])
-            mounts = [row for row in container.get("volumeMounts", ()) if row["name"] in places]
-            seen = {f"{'!' * (not row.get('readOnly'))}{row['mountPath']}={places[row['name']]}" for row in mounts}
-            user, privileged = rights.pop("runAsUser", None), rights.pop("privileged", False)
-            nobody = {"runAsNonRoot": True, "runAsGroup": user} if user else {}
-            assert rights == ({"readOnlyRootFilesystem": True} if privileged else {**DROPPED, **nobody}), name
-            found[f"{each['metadata']['name']} {name}"] = (user, privileged, seen)
-    assert found == SECURITY
-
-
-def test_the_token_is_where_the_api_server_is_asked() -> None:
-    with_token = set()
-    for each in daemon_sets():
-        pod = each["spec"]["template"]["spec"]
-        assert (pod["automountServiceAccountToken"], pod.get("hostNetwork"), pod.get("hostIPC")) == (
-            False,
-            None,
-            None,
-        )
-        assert pod.get("hostPID", False) == (each["metadata"]["name"] != "gpushim-device-plugin")
-        tokens = {row["name"] for row in pod["volumes"] if "serviceAccountToken" in str(row)}
-        for name, container in containers(each).items():
-            with_token |= {name for row in container.get("volumeMounts", ()) if row["name"] in tokens}
-    assert with_token == {"profile", "cluster"}
-
-
-def definition(plural: str) -> dict[str, Any]:
-    group, version, kind = FOREIGN[plural]
-    names = {"plural": plural, "singular": kind.lower(), "kind": kind}
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
-        "spec": {"group": group, "names": names, "scope": "Namespaced", "versions": [served]},
-    }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Api]:
-    """A real API server that knows PodMonitors and NodeFeatures, and has the namespace."""
-    with api() as found:
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpushim"}}
-        done = found.kubectl("apply", "--filename=-", objects=[namespace, *map(definition, FOREIGN)])
-        assert not done.returncode, done.stderr
-        names = [f"crd/{plural}.{group}" for plural, (group, *_) in FOREIGN.items()]
-        done = found.kubectl("wait", "--for=condition=Established", "--timeout=50s", *names)
-        assert not done.returncode, done.stderr
-        yield found
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        ALL,
-        {"uninstall": True},
-        {
-            "image": {"repository": "localhost:5000/gpushim", "digest": f"sha256:{'0' * 64}"},
-            "podLabels": {"a": "b"},
-            "imagePullSecrets": [{"name": "x"}],
-            "visibleDevices": "volume-mounts",
-            "podAnnotations": {"a": "1"},
-            "labels": {"publish": "file"},
-            "nodeSelector": {"gpu": "yes"},
-            "config": {"name": "mine"},
-            "env": [{"name": "DP_DISABLE_HEALTHCHECKS", "value": "xids"}],
-            "resources": {"limits": {"cpu": 1}},
-            "podSecurityContext": {"seLinuxOptions": {"type": "container_device_plugin_t"}},
-            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": SOMEWHERE}},
-        },
-    ],
-)
-def test_the_api_server_takes_every_object(server: Api, values: Values) -> None:
-    rendered = charts.objects(values)
-    done = server.kubectl(
-        *("apply", "--dry-run=server", "--validate=true", "--namespace=gpushim", "--filename=-", "--output=name"),
-        objects=[*rendered.values()],
-    )
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, len(rendered)), done.stderr
-
-
-RIGHTS = (
-    *(("list", "nodes", True), ("watch", "nodes", True), ("get", "nodes", False), ("patch", "nodes", False)),
-    *(("create", "nodefeatures", True), ("patch", "nodefeatures", True), ("delete", "nodefeatures", False)),
-    *(("list", "pods", False), ("get", "secrets", False), ("create", "pods", False)),
-)
-
-
-def test_rights_are_what_the_container_needs(server: Api) -> None:
-    rendered = charts.objects(ALL)
-    rights = [rendered[name] for name in (ACCOUNT, *NODES, *FEATURES)]
-    assert not server.kubectl("apply", "--filename=-", objects=rights).returncode
-    user = ("--as=system:serviceaccount:gpushim:gpushim-device-plugin", "--namespace=gpushim")
-    said = {row[:2]: server.kubectl("auth", "can-i", *row[:2], *user).stdout.strip() for row in RIGHTS}
-    assert said == {row[:2]: "yes" if row[2] else "no" for row in RIGHTS}
-    feature = {"apiVersion": "nfd.k8s-sigs.io/v1alpha1", "kind": "NodeFeature", "metadata": {"name": "gpushim-n"}}
-    words = ("apply", "--server-side", "--force-conflicts", "--field-manager=gpushim", "--validate=false")
-    for _ in range(2):  # it is made, and changed
-        done = server.kubectl(*words, "--filename=-", *user, objects=[feature])
-        assert not done.returncode, done.stderr
-
-
-def test_the_api_server_would_say_what_is_wrong(server: Api) -> None:
-    rendered = charts.objects({})
-    rendered[PLUGIN]["spec"]["template"]["spec"]["hostPid"] = True
-    done = server.kubectl(
-        "apply", "--dry-run=server", "--validate=true", "--filename=-", objects=[*rendered.values()]
-    )
-    assert done.returncode
-    assert "hostPid" in done.stderr

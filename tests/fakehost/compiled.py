@@ -19,7 +19,16 @@ CACHE = os.path.join(os.path.dirname(os.path.dirname(SOURCES)), ".cache", "fakeh
 MARK = "# simulated GPU host\n"  # the first line of every table, in files and in libraries
 TABLE_SIZE = 65536  # TEXT_SIZE in table.c
 
-NVML = ("nvml.c", "nvml_device.c", "nvml_events.c", "nvml_links.c", "nvml_live.c", "nvml_mps.c", "table.c")
+NVML = (
+    "nvml.c",
+    "nvml_device.c",
+    "nvml_events.c",
+    "nvml_figures.c",
+    "nvml_links.c",
+    "nvml_live.c",
+    "nvml_mps.c",
+    "table.c",
+)
 CUDA = ("cuda.c", "table.c")
 
 # File name before the driver version, and SONAME; "" where the SONAME is the file name, as the installer has it.

@@ -72,6 +72,9 @@ result reach(const struct gpu *gpu);      /* the same, after it has stopped hang
 result lacks(const char *function);       /* the error that this function answers; OK */
 void renew_migs(struct gpu *gpu);
 
+/* A figure of a GPU, or of a MIG device of it; whether it is said. */
+int figure(const struct gpu *gpu, const struct mig *mig, const char *name, unsigned long long *value);
+
 /* Every call on a handle starts with one of these. */
 #define NEED_INIT                \
     if (users == 0)              \
@@ -81,6 +84,12 @@ void renew_migs(struct gpu *gpu);
         result answer = reach(gpu);  \
         if (answer)                  \
             return answer;           \
+    }
+#define NEED_FUNCTION                        \
+    {                                        \
+        result lacking = lacks(__func__);    \
+        if (lacking)                         \
+            return lacking;                  \
     }
 #define NEED_GPU(gpu, handle, out)              \
     NEED_INIT                                   \

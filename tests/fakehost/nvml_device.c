@@ -121,8 +121,12 @@ EXPORT result nvmlDeviceGetMemoryInfo(device handle, memory_v1 *memory)
     NEED_EITHER(gpu, mig, handle, memory)
     if (gpu->memory_mib == 0) /* a GB10: the system's memory is its own */
         return NOT_SUPPORTED;
-    memory->total = memory->free = total_memory(gpu, mig);
-    memory->used = 0;
+    unsigned long long reserved;
+    memory->total = total_memory(gpu, mig);
+    figure(gpu, mig, "memory_used", &memory->used);
+    figure(gpu, mig, "memory_reserved", &reserved);
+    memory->used += reserved;
+    memory->free = memory->total - memory->used;
     return OK;
 }
 
@@ -131,8 +135,10 @@ EXPORT result nvmlDeviceGetMemoryInfo_v2(device handle, memory_v2 *memory)
     NEED_EITHER(gpu, mig, handle, memory)
     if (gpu->memory_mib == 0) /* a GB10: the system's memory is its own */
         return NOT_SUPPORTED;
-    memory->total = memory->free = total_memory(gpu, mig);
-    memory->reserved = memory->used = 0;
+    memory->total = total_memory(gpu, mig);
+    figure(gpu, mig, "memory_used", &memory->used);
+    figure(gpu, mig, "memory_reserved", &memory->reserved);
+    memory->free = memory->total - memory->used - memory->reserved;
     return OK;
 }
 

@@ -16,18 +16,12 @@
 #include "nvml.h"
 
 #define EVENT_TYPES 0x0fULL       /* single and double bit ECC, P-state, XID */
+#define MEMORY_TEMPERATURE 82     /* NVML_FI_DEV_MEMORY_TEMP */
 #define RECOVERY_ACTION 230       /* NVML_FI_DEV_GET_GPU_RECOVERY_ACTION */
 #define FIRST_WITH_RECOVERY 570   /* the driver's major */
 #define FIRST_WITH_REMAPPED_ROWS 8 /* compute capability's major */
 #define VALUE_TYPE_UNSIGNED_INT 1
 #define WITHOUT_INOTIFY_MS 5
-
-#define NEED_FUNCTION                        \
-    {                                        \
-        result lacking = lacks(__func__);    \
-        if (lacking)                         \
-            return lacking;                  \
-    }
 
 struct event_set {
     int watch;
@@ -185,11 +179,14 @@ EXPORT result nvmlDeviceGetFieldValues(device handle, int count, field_value *va
     const struct gpu *live = live_gpu(gpu);
     int said = live ? live->recovery : -1, driver = atoi(host.driver);
     for (int i = 0; i < count; i++) {
+        unsigned long long value = said > 0 ? said : 0;
         int known = values[i].field == RECOVERY_ACTION && (said >= 0 || driver >= FIRST_WITH_RECOVERY);
+        if (values[i].field == MEMORY_TEMPERATURE)
+            known = figure(gpu, NULL, "memory_temperature", &value);
         values[i].answer = known ? OK : NOT_SUPPORTED;
         values[i].type = VALUE_TYPE_UNSIGNED_INT;
         values[i].value.large = 0;
-        values[i].value.number = known && said > 0 ? said : 0;
+        values[i].value.number = known ? value : 0;
     }
     return OK;
 }
@@ -203,7 +200,11 @@ EXPORT result nvmlDeviceGetRemappedRows(device handle, unsigned *correctable, un
         return INVALID_ARGUMENT;
     if (gpu->arch_major < FIRST_WITH_REMAPPED_ROWS)
         return NOT_SUPPORTED;
-    *correctable = *uncorrectable = 0;
+    unsigned long long value;
+    figure(gpu, NULL, "correctable_rows", &value);
+    *correctable = value;
+    figure(gpu, NULL, "uncorrectable_rows", &value);
+    *uncorrectable = value;
     const struct gpu *live = live_gpu(gpu);
     *pending = live ? live->rows_pending : 0;
     *failed = live ? live->rows_failed : 0;

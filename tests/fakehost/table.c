@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -93,6 +94,26 @@ static int parse_trouble(struct host *host, const char *line)
     return 0;
 }
 
+/* "figure sm_clock = 0 1410", of GPU instance 3: "figure memory_used@3 = 0 1024". */
+static int parse_figure(struct host *host, const char *line)
+{
+    char name[32] = "";
+    int number;
+    unsigned long long value;
+    if (sscanf(line, "figure %31s = %d %llu", name, &number, &value) != 3)
+        return 0;
+    struct gpu *gpu = find_gpu(host, number);
+    if (gpu == NULL || gpu->figure_count == MAX_FIGURES)
+        return 0;
+    char *at = strchr(name, '@');
+    gpu->figures[gpu->figure_count].gi = at ? atoi(at + 1) : -1;
+    if (at)
+        *at = '\0';
+    strcpy(gpu->figures[gpu->figure_count].name, name);
+    gpu->figures[gpu->figure_count++].value = value;
+    return 1;
+}
+
 /* fabric = GPU UUID-without-dashes CLIQUE */
 static int parse_fabric(struct host *host, const char *line)
 {
@@ -133,7 +154,8 @@ static int parse_line(struct host *host, const char *line)
         find_gpu(host, number)->switched = code;
         return 1;
     }
-    if (parse_fabric(host, line) || parse_trouble(host, line) || parse_lacking(host, line))
+    if (parse_fabric(host, line) || parse_trouble(host, line) || parse_lacking(host, line) ||
+        parse_figure(host, line))
         return 1;
     return sscanf(line, "root = %3071[^\n]", host->root) == 1 || sscanf(line, "dev = %3071[^\n]", host->dev) == 1 ||
            sscanf(line, "driver = %63s", host->driver) == 1 ||
@@ -166,7 +188,8 @@ int load_host(struct host *host)
         text[i] = baked[i];
     if (!parse_text(host, text))
         return 0;
-    if (access(host->root, F_OK) != 0) {
+    snprintf(path, sizeof path, "%s/etc", host->root); /* of the host a pod may see /proc, as that is the kernel's */
+    if (access(path, F_OK) != 0) {
         host->in_container = 1;
         host->root[0] = host->dev[0] = '\0';
         return 1;

@@ -8,6 +8,7 @@
 #define MAX_GPUS 64
 #define MAX_MIG 7
 #define MAX_LACKING 16
+#define MAX_FIGURES 48 /* of a GPU and its MIG devices */
 #define CTL_MINOR 255
 #define ANY_DEVICE (-1)
 
@@ -29,6 +30,12 @@ struct gpu {
     int fail;                     /* what NVML answers for this GPU's handle, 0 for all well */
     int lost, hang, no_events;    /* every call's answer; every call hangs; the answer to registering for events */
     int recovery, rows_pending, rows_failed; /* recovery -1: not said */
+    struct {
+        char name[32];
+        int gi; /* -1: the GPU's own */
+        unsigned long long value;
+    } figures[MAX_FIGURES];
+    int figure_count;
     int mig_count;
     struct mig migs[MAX_MIG];
     unsigned char near[MAX_GPUS], links[MAX_GPUS]; /* by number: topology level + 1 (0: not said), NVLinks */

@@ -65,6 +65,19 @@ class Trouble:
         self.troubles.update({f"lacks = {function}": str(code) for function in functions})
         self._write_conf()
 
+    def figure(self, gpu: int, gi: Optional[int] = None, **values: Optional[int]) -> None:
+        """Set figures as NVML has them (mW, bytes) of a GPU, or a GPU instance of it; None takes one back.
+
+        Their names are those in nvml_figures.c.
+        """
+        instance = "" if gi is None else f"@{gi}"
+        for name, value in values.items():
+            about = f"figure {name}{instance} = {self.gpus[gpu].uuid}"
+            self.troubles.pop(about, None)
+            if value is not None:
+                self.troubles[about] = str(value)
+        self._write_conf()
+
     def _set(self, gpu: int, what: str, value: Optional[str]) -> None:
         """Say or take back something of a GPU, by its UUID: an index may be another's after the next change."""
         about = f"{what} = {self.gpus[gpu].uuid}"

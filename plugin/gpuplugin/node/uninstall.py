@@ -29,6 +29,7 @@ remove_records
 remove_links
 rm -rf /run/gpushim
 rm -f /var/log/gpushim.log /var/log/gpushim.log.*
+rm -f /etc/kubernetes/node-feature-discovery/features.d/gpushim
 """
 
 
@@ -43,6 +44,7 @@ def uninstall(place: str, script: str, restart: bool) -> None:
     Raises:
         GpushimError: containers still need the programs.
     """
+    host.check(place)
     with open(script, encoding="ascii") as file:
         functions = file.read()
     host.enter(place)

@@ -126,6 +126,20 @@ def test_resources_come_with_the_snapshot(top: Path, host: Host) -> None:
     asyncio.run(run())
 
 
+def test_labels_follow_the_snapshot_and_outlive_the_plugin(top: Path, host: Host) -> None:
+    path = top / "labels"
+
+    async def run() -> None:
+        async with running(top, **{"labels-file": str(path)}):
+            await until(path.exists)
+            assert "nvidia.com/gpu.count=2\n" in path.read_text()
+            host.has(snapshot([gpu(0)], looked=1))
+            await until(lambda: "nvidia.com/gpu.count=1\n" in path.read_text())
+
+    asyncio.run(run())
+    assert path.exists()
+
+
 def test_what_is_gone_is_sick_until_no_pod_has_it(top: Path, host: Host) -> None:
     async def run() -> None:
         async with running(top) as kubelet:

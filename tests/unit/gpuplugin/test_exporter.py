@@ -61,6 +61,12 @@ async def scraped(top: Path, *rows: str) -> dict[tuple[str, ...], float]:
     return values(await ask(f"{top}/m", get("/metrics", *rows)))
 
 
+async def ready(top: Path) -> None:
+    """Wait until it says that it is."""
+    while b"200 OK" not in await ask(f"{top}/m", get("/readyz")):
+        await asyncio.sleep(0.01)
+
+
 def test_what_the_plugin_does(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "PACE", 0.0)
 
@@ -109,8 +115,7 @@ def test_healthz_and_readyz(top: Path, host: Host) -> None:
             await asyncio.sleep(0)
             kubelet.refuses = ""
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            while b"200 OK" not in await ask(f"{top}/m", get("/readyz")):
-                await asyncio.sleep(0.01)
+            await asyncio.wait_for(ready(top), 8)
             assert b"404 " in await ask(f"{top}/m", get("/"))
 
     asyncio.run(run())
@@ -126,8 +131,7 @@ def test_ready_while_another_instance_serves(top: Path, host: Host) -> None:
                 other.bind(str(path))
                 other.listen()
                 kubelet.refuses = "not you"
-                while b"200 OK" not in await ask(f"{top}/m", get("/readyz")):
-                    await asyncio.sleep(0.01)
+                await asyncio.wait_for(ready(top), 8)
             path.unlink()
 
     asyncio.run(run())

@@ -209,3 +209,17 @@ def test_what_the_driver_refuses_is_said_once_and_tried_again(
         await until(lambda: scene.told() == [1024])
 
     scene.run(body)
+
+
+def test_in_a_pod_nothing_is_asked_and_it_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(tmp_path, "580.65.06")
+    sliced = settings.resolve({"refresh": ["false"]}, {}, {})
+    sliced.sharing = SLICED.sharing
+    for _ in range(2):
+        scene.made.look(scene.snapshot, sliced)
+    assert not scene.tasks
+    assert len(caplog.messages) == 1
+    assert "in a pod it is not seen whose cgroup is whose; limits of shares are kept by MPS" in scene.made.notes[0]
+    assert scene.made.state["kernel"] is False
+    scene.made.look(scene.snapshot, settings.resolve({"refresh": ["false"]}, {}, {}))
+    assert scene.made.notes == []

@@ -22,6 +22,7 @@ MODEL = "NVIDIA A100-SXM4-40GB"
 SHARED = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 4}]}}
 RENAMED = {"timeSlicing": {"renameByDefault": True, **SHARED["timeSlicing"]}}
 MPS = {"mps": {"resources": [{"name": "gpu", "replicas": 4}]}}
+ONE_RENAMED = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": 1, "rename": "gpu.part"}]}}
 FIRST = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": 1}]}}
 SLICES = {"timeSlicing": {"resources": [{"name": "mig-1g.5gb", "replicas": 3}]}}
 
@@ -74,7 +75,8 @@ def test_whole_gpus_that_are_not_shared() -> None:
         (SHARED, "NVIDIA-A100-SXM4-40GB-SHARED", "4", "time-slicing", "false"),
         (RENAMED, "NVIDIA-A100-SXM4-40GB", "4", "time-slicing", "false"),
         (MPS, "NVIDIA-A100-SXM4-40GB-SHARED", "4", "mps", "true"),
-        # Of three GPUs one is shared: who asks for nvidia.com/gpu may get it.
+        # Of three GPUs one is shared: by another name, which nobody asks for with nvidia.com/gpu; or by this one.
+        (ONE_RENAMED, "NVIDIA-A100-SXM4-40GB", "1", "none", "false"),
         (FIRST, "NVIDIA-A100-SXM4-40GB-SHARED", "2", "time-slicing", "false"),
     ],
 )

@@ -202,3 +202,20 @@ def test_the_documentation_has_the_table() -> None:
     )
     keys = [setting for setting in SETTINGS if setting.key and setting.flags]
     assert rows == [(one.key, one.flags[0], "".join(one.variables[:1]), one.file) for one in keys]
+
+
+METRICS = (":9400", "127.0.0.1:1", "localhost:65535", "[::1]:9400", "unix:/run/gpushim/metrics.sock", "")
+WRONG = ("9400", ":0", ":65536", ":09400", "1.2.3.256:80", "example.com:80", "unix:", "unix:m", "unix:/a b",
+         ":9400\n", "unix:/" + 97 * "a", "http://127.0.0.1:9400")  # fmt: skip
+
+
+@pytest.mark.parametrize("value", METRICS)
+def test_where_metrics_may_be_served(value: str) -> None:
+    assert settings.resolve({"metrics": [value]}, {}, {}).values["metrics"] == value
+
+
+@pytest.mark.parametrize("value", WRONG)
+def test_where_metrics_may_not_be_served(value: str) -> None:
+    with pytest.raises(GpushimError, match="is not allowed there: Where /metrics") as refused:
+        settings.resolve({}, {"METRICS": value}, {})
+    assert refused.value.exit_code == 15

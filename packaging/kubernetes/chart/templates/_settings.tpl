@@ -19,20 +19,9 @@
 {{- if not (hasKey $found "fail-on-init-error") }}{{ $_ := set $found "fail-on-init-error" false }}{{ end -}}
 {{- $said := dict -}}
 {{- range $key, $value := $found -}}
-  {{- if kindIs "slice" $value -}}
-    {{- $words := list -}}
-    {{- range $value }}{{ $words = append $words (include "gpushim.word" .) }}{{ end -}}
-    {{- $_ := set $said $key (join "," $words) -}}
-  {{- else -}}
-    {{- $_ := set $said $key (include "gpushim.word" $value) -}}
-  {{- end -}}
+  {{- $_ := set $said $key (ternary (join "," $value) (toString $value) (kindIs "slice" $value)) -}}
 {{- end -}}
 {{- toJson $said -}}
-{{- end -}}
-
-{{- /* A value as on a command line: helm's numbers are floats, and print as 1e+06. */ -}}
-{{- define "gpushim.word" -}}
-{{- if kindIs "float64" . }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
 {{- end -}}
 
 {{- /* The plugin's arguments, a YAML list. */ -}}

@@ -1,0 +1,250 @@
+"""The chart in a real cluster: GPU nodes serve pods, tell labels and metrics, are upgraded under load, and let go.
+
+One story on one cluster, in the order of the tests. The host's GPUs are simulated; all else is what a cluster has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import fakehost
+from e2e import helm, image, kube, plane, trees, workload
+from e2e.engines import run
+from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
+from e2e.kube import NAME
+from e2e.plane import Cluster
+from fakehost import Host
+
+PLACE = trees.TOP / "packaging" / "kubernetes"
+CHART, NAMESPACE = PLACE / "chart", helm.NAMESPACE
+GPU, BIG, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
+ALL = {GPU: 2, BIG: 1, SMALL: 1}
+LABEL, FEATURES = "nvidia.com/device-plugin.config", "/etc/kubernetes/node-feature-discovery/features.d/gpushim"
+SHARING = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n"
+PROFILES = {"whole": "version: v1\n", "shared": SHARING}
+REPOSITORY = image.NAME.rpartition(":")[0]
+VALUES: helm.Values = {
+    "image": {"repository": REPOSITORY, "pullPolicy": "Never"},
+    "settings": {"mig-strategy": "mixed"},
+    "config": {"map": PROFILES, "default": "whole"},
+    "labels": {"publish": "file", "interval": 1},
+}
+NEXT = {**VALUES, "image": {**VALUES["image"], "tag": "next"}}
+# Mode, owner, size or target of all files but those of kernel, cluster and engine, and what is in those below /etc.
+FILES = """
+import hashlib, json, os, stat
+found, kept = {}, ["/root", "/var/lib/cni", "/run/containerd", "/run/etcd", "/run/netns"]
+kept += ["/var/log/containers", "/var/log/pods"]
+for top in ("/", "/run"):
+    device = os.stat(top).st_dev
+    for folder, names, leaves in os.walk(top):
+        for path in (os.path.join(folder, name) for name in names + leaves):
+            status = os.lstat(path)
+            kind = [oct(status.st_mode), status.st_uid, status.st_gid]
+            if stat.S_ISREG(status.st_mode):
+                etc = path.startswith("/etc/")
+                kind.append(hashlib.sha256(open(path, "rb").read()).hexdigest() if etc else status.st_size)
+            found[path] = str([*kind, os.readlink(path)] if stat.S_ISLNK(status.st_mode) else kind)
+        paths = {name: os.path.join(folder, name) for name in names}
+        names[:] = [name for name, path in paths.items() if path not in kept and os.lstat(path).st_dev == device]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """Three GPUs, the first of which is divided."""
+    root = tmp_path_factory.mktemp("cluster") / "root"
+    cache = str(trees.TOP / ".cache" / "fakehost")
+    return fakehost.build(str(root), 3, mig={0: ["3g.20gb", "1g.5gb"]}, compile_cache=cache)
+
+
+@pytest.fixture(scope="module")
+def cluster(host: Host, debian_image: Path, busybox_tree: Path) -> Iterator[Cluster]:
+    """A cluster whose node has that host's driver, and on which nothing is installed."""
+    pause = trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])
+    with plane.cluster(debian_image, pause, image.archive()) as found:
+        found.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{host.root}"\n')
+        found.node.engine.ctr("images", "tag", image.NAME, f"{REPOSITORY}:next", namespace="k8s.io")
+        yield found
+
+
+@pytest.fixture(scope="module")
+def before(cluster: Cluster) -> dict[str, str]:
+    """What the node has before anything is installed, after a first pod of its own network."""
+    workload.create(cluster, "first", {}, runtime="")
+    workload.running(cluster, "first")
+    workload.remove(cluster, "first")
+    return files(cluster)
+
+
+def files(cluster: Cluster) -> dict[str, str]:
+    """Tell what is on the node, by path."""
+    found: dict[str, str] = json.loads(run([*cluster.place.prefix, "/usr/bin/python3", "-IBc", FILES]).stdout)
+    return found
+
+
+def serves(cluster: Cluster, wanted: dict[str, int]) -> float:
+    """Wait until the API says that the node has these devices; say how long that took."""
+
+    def said() -> bool:
+        found = cluster.allocatable()
+        return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")} == wanted
+
+    return cluster.wait_for(said, f"{wanted}")
+
+
+def rolled_out(cluster: Cluster) -> None:
+    """Wait until all DaemonSets run as they are wanted."""
+    for name in cluster.get("daemonsets", f"--namespace={NAMESPACE}")["items"]:
+        words = ("rollout", "status", f"daemonset/{name['metadata']['name']}", f"--namespace={NAMESPACE}")
+        cluster.kubectl(*words, "--timeout=90s")
+
+
+def metrics(cluster: Cluster) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Scrape the device plugin as Prometheus does; return labels and value of each series, by name."""
+    text = kube.fetch(cluster.place, f"http://{plugin(cluster)['status']['podIP']}:9400/metrics")
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for row in text_string_to_metric_families(text):
+        for sample in row.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def plugin(cluster: Cluster) -> dict[str, Any]:
+    """Return the pod of the device plugin."""
+    (found,) = cluster.pods("--selector=app.kubernetes.io/component=device-plugin", namespace=NAMESPACE).values()
+    return found
+
+
+def test_the_api_server_takes_all_of_it(cluster: Cluster, before: dict[str, str]) -> None:
+    assert before
+    cluster.kubectl("create", "namespace", NAMESPACE)
+    said = cluster.kubectl("apply", "--dry-run=server", f"--filename={PLACE}/gpushim.yaml")
+    assert said.count("created (server dry run)") >= 3
+    everything = {**VALUES, "labels": {"publish": "node-feature"}}
+    for values in ({}, everything, {"uninstall": True}):
+        cluster.helm("install", CHART, "gpushim", values, dry_run="server")
+    assert cluster.get("daemonsets", "--all-namespaces") == {}
+
+
+def test_a_node_serves_gpus(cluster: Cluster) -> None:
+    cluster.helm("install", CHART, "gpushim", VALUES)
+    serves(cluster, ALL)
+    rolled_out(cluster)
+
+
+def test_a_pod_gets_a_gpu(cluster: Cluster, host: Host) -> None:
+    workload.create(cluster, "one", {GPU: 1})
+    workload.running(cluster, "one")
+    (held,) = cluster.node.held("one")[GPU]
+    (index,) = (gpu.index for gpu in host.gpus if gpu.uuid == held)
+    sees_exactly(workload.look(cluster, "one", host, [index]), host, [index])
+
+
+def test_a_pod_gets_a_mig_instance(cluster: Cluster, host: Host) -> None:
+    workload.create(cluster, "slice", {SMALL: 1})
+    workload.running(cluster, "slice")
+    parent, (big, small) = host.gpus[0], host.gpus[0].mig
+    assert cluster.node.held("slice") == {SMALL: [small.uuid]}
+    report = json.loads(workload.look(cluster, "slice", host, [0]))
+    caps = (fakehost.gi_cap(parent.minor, small.gi), fakehost.ci_cap(parent.minor, small.gi, small.ci))
+    nodes = [*CONTROL_NODES, f"/dev/nvidia{parent.minor}", *(f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in caps)]
+    assert report["nodes"] == dict.fromkeys(sorted(nodes), "ENXIO")
+    assert report["made"] == {f"{GPU_MAJOR}:{gpu.minor}": "EPERM" for gpu in host.gpus[1:]}
+    assert small.uuid in report["nvidia-smi"]
+    assert big.uuid not in report["nvidia-smi"]
+
+
+def test_labels_tell_what_the_node_has(cluster: Cluster, host: Host) -> None:
+    found = dict(row.split("=", 1) for row in cluster.run(f"cat {FEATURES}").splitlines())
+    assert found["nvidia.com/cuda.driver-version.full"] == host.driver
+    assert found["nvidia.com/gpu.count"] == str(len(host.gpus))
+    assert found["nvidia.com/gpu.product"] == host.gpus[0].model.replace(" ", "-")
+    assert found["nvidia.com/gpu.memory"] == str(host.gpus[0].memory)
+    assert found["nvidia.com/mig.strategy"] == "mixed"
+    for resource in (BIG, SMALL):
+        assert found[f"{resource}.count"] == "1"
+        assert found[f"{resource}.product"] == f"{found['nvidia.com/gpu.product']}-MIG-{resource.partition('-')[2]}"
+
+
+def test_metrics_tell_who_has_what(cluster: Cluster, host: Host) -> None:
+    found = metrics(cluster)
+    healthy = {
+        row["resource"]: value for row, value in found["gpushim_device_plugin_devices"] if row["health"] == "healthy"
+    }
+    assert healthy == ALL
+    totals = found["gpushim_gpu_memory_total_bytes"]
+    whole = {row["UUID"]: value for row, value in totals if "GPU_I_ID" not in row}
+    assert whole == {gpu.uuid: gpu.memory << 20 for gpu in host.gpus}
+    (held,) = cluster.node.held("one")[GPU]
+    users = {row["pod"]: row for row, _ in totals if "pod" in row}
+    assert sorted(users) == ["one", "slice"]
+    assert (users["one"]["UUID"], users["one"]["namespace"], users["one"]["container"]) == (held, "default", "main")
+    assert (users["slice"]["UUID"], users["slice"]["GPU_I_PROFILE"]) == (host.gpus[0].uuid, "1g.5gb")
+
+
+def test_people_are_told_the_pods(cluster: Cluster, host: Host) -> None:
+    rows = {row["pod"]: row for row in json.loads(cluster.run("gpushim ps --format=json"))}
+    (held,) = cluster.node.held("one")[GPU]
+    (index,) = (str(gpu.index) for gpu in host.gpus if gpu.uuid == held)
+    assert (rows["one"]["namespace"], rows["one"]["devices"]) == ("default", [index])
+    assert rows["slice"]["devices"] == ["0:1"]
+    said = cluster.run("gpushim explain --pod default/one")
+    assert re.search(rf"{GPU} +{held} +variable NVIDIA_VISIBLE_DEVICES={held}", said), said
+
+
+def test_the_nodes_label_picks_a_profile(cluster: Cluster, host: Host) -> None:
+    (held,) = cluster.node.held("one")[GPU]
+    cluster.kubectl("label", "node", NAME, f"{LABEL}=shared")
+    serves(cluster, {**ALL, GPU: 1 + 3})  # the GPU of a pod stays whole until that ends
+    workload.create(cluster, "sharer", {GPU: 1})
+    workload.create(cluster, "other", {GPU: 1})
+    workload.running(cluster, "sharer", "other")
+    (index,) = (gpu.index for gpu in host.gpus[1:] if gpu.uuid != held)
+    for name in ("sharer", "other"):
+        sees_exactly(workload.look(cluster, name, host, [index]), host, [index])
+    workload.remove(cluster, "sharer", "other")
+    cluster.kubectl("label", "node", NAME, f"{LABEL}-")
+    serves(cluster, ALL)
+
+
+def test_an_upgrade_loses_nothing(cluster: Cluster) -> None:
+    old, held = plugin(cluster)["metadata"]["name"], cluster.node.everybody()
+    with workload.watched(cluster) as seen:
+        cluster.apply(workload.job("load", {GPU: 1}, 1000))
+        cluster.wait_for(lambda: workload.succeeded(cluster, "load"), "a pod has come and gone")
+        cluster.helm("upgrade", CHART, "gpushim", NEXT)
+        rolled_out(cluster)
+        after = workload.succeeded(cluster, "load") + 2
+        cluster.wait_for(lambda: workload.succeeded(cluster, "load") >= after, "pods come and go after it")
+        assert {resource: set(seen.numbers(resource)) for resource in ALL} == {
+            resource: {number} for resource, number in ALL.items()
+        }
+    cluster.kubectl("delete", "job", "load")
+    assert plugin(cluster)["metadata"]["name"] != old
+    assert {name: cluster.node.held(name) for name in ("one", "slice")} == {
+        name: held[name] for name in ("one", "slice")
+    }
+    asked = json.loads(cluster.run("gpushim device-plugin status --format=json"))
+    assert asked, "the new instance has the socket"
+
+
+def test_nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:
+    workload.remove(cluster, "one", "slice")
+    cluster.helm("upgrade", CHART, "gpushim", {**NEXT, "uninstall": True})
+    rolled_out(cluster)
+    cluster.helm("uninstall", "gpushim")
+    cluster.wait_for(lambda: not cluster.pods(namespace=NAMESPACE), "all pods are gone")
+    now = files(cluster)
+    made = {"/etc/cdi", *map(str, Path(FEATURES).parents)}  # empty directories, by kubelet for hostPath
+    assert {path: row for path, row in now.items() if path not in made and before.get(path) != row} == {}
+    assert before.keys() <= now.keys()
+    assert cluster.get("runtimeclass", "nvidia") == {}
