@@ -175,7 +175,7 @@ def table(panel: dict[str, Any]) -> Iterator[str]:
     """Draw a panel that is a table, with the columns that its transformation keeps."""
     options = panel["transformations"][0]["options"]
     columns = sorted(options["indexByName"], key=options["indexByName"].__getitem__)
-    rows = [{**one["metric"], "Value": one["value"][1]} for one in panel["answers"][0]]
+    rows = [{**one["metric"], "Value": f"{float(one['value'][1]) / 1024:.1f} GiB"} for one in panel["answers"][0]]
     rows.sort(key=lambda row: [row.get(name, "") for name in columns])
     frame = Frame(panel, 0, (0, 1), 1)
     yield from box(frame, panel["title"])

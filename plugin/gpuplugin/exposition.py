@@ -166,9 +166,7 @@ def _of_gpus(state: State) -> Iterator[Sample]:
         labels = dict(zip(IDENTITY, (index, uuid, minor, gpu["model"] or "", state.hostname)))
         for own in holders.get(uuid, [FREE]):
             yield from _figures({**labels, **own}, {**figures.own, **known}, mig=False)
-            yield ITS + "figures_up", {**labels, **own}, figures.up
-            if figures.age is not None:
-                yield ITS + "figures_age_seconds", {**labels, **own}, figures.age
+        yield from _of_state({**labels, **FREE}, figures)
         for mig in state.snapshot["mig"] if state.snapshot else ():
             if mig["gpu"] == gpu["index"] and mig["uuid"] in figures.migs:
                 its = {**labels, **dict(zip(INSTANCE, (str(mig["gi"]), mig["profile"])))}
@@ -176,18 +174,26 @@ def _of_gpus(state: State) -> Iterator[Sample]:
                     yield from _figures({**its, **own}, figures.migs[mig["uuid"]], mig=True)
 
 
+def _of_state(labels: Labels, figures: Figures) -> Iterator[Sample]:
+    """List the samples of a GPU that are its alone, whoever has it."""
+    for error, counter in ECC:
+        if f"ecc {error} {counter}" in figures.own:
+            yield (
+                ITS + "ecc_errors",
+                {**labels, "error": error, "counter": counter},
+                figures.own[f"ecc {error} {counter}"],
+            )
+    for bit, reason in enumerate(THROTTLES if "throttle" in figures.own else ()):
+        yield ITS + "throttle_reason", {**labels, "reason": reason}, int(figures.own["throttle"]) >> bit & 1
+    yield ITS + "figures_up", labels, figures.up
+    if figures.age is not None:
+        yield ITS + "figures_age_seconds", labels, figures.age
+
+
 def _figures(labels: Labels, figures: Mapping[str, Any], mig: bool) -> Iterator[Sample]:
     for row in GPU:
         value = figures.get(row.key) if row.mig or not mig else None
-        if row.key == "ecc":
-            for error, counter in ECC:
-                if f"ecc {error} {counter}" in figures:
-                    own = {**labels, "error": error, "counter": counter}
-                    yield row.name, own, figures[f"ecc {error} {counter}"]
-        elif row.key == "throttle" and value is not None:
-            for bit, reason in enumerate(THROTTLES):
-                yield row.name, {**labels, "reason": reason}, int(value) >> bit & 1
-        elif value is not None:
+        if value is not None:
             yield row.name, labels, value * row.factor
 
 

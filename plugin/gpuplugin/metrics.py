@@ -14,7 +14,7 @@ OWN, ITS = "gpushim_device_plugin_", "gpushim_gpu_"
 IDENTITY = ("gpu", "UUID", "device", "modelName", "Hostname")
 INSTANCE, HELD, REPLICA = ("GPU_I_ID", "GPU_I_PROFILE"), ("namespace", "pod", "container"), "vgpu"
 FREE = dict.fromkeys(HELD, "")  # said, for Prometheus with honor_labels would put the plugin's own pod there
-SERIES = 128  # of one GPU or MIG instance, most: it may have 60 000 replicas
+SERIES = 48  # of one GPU or MIG instance, most: it may have 60 000 replicas
 # nvmlClocksEventReasons: what keeps the clocks from being higher, by bit.
 THROTTLES = (
     *("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost"),
@@ -103,9 +103,8 @@ GPU = (
     Row(ITS + "processes", "gauge", "", "Processes that use it; absent in a pod without the host's process ids.",
         "processes", mig=True),
     Row(ITS + "ecc_errors", "unknown", "", "ECC errors since the driver was loaded (volatile) or ever (aggregate).",
-        "ecc", ("error", "counter")),
-    Row(ITS + "throttle_reason", "gauge", "", "Whether this keeps the clocks from being higher.", "throttle",
-        ("reason",)),
+        labels=("error", "counter")),
+    Row(ITS + "throttle_reason", "gauge", "", "Whether this keeps the clocks from being higher.", labels=("reason",)),
     Row(ITS + "figures_up", "gauge", "", "Whether NVML answered for this GPU when it was last asked."),
     Row(ITS + "figures_age_seconds", "gauge", "s", "How old its figures are; they are left out after a minute."),
 )  # fmt: skip

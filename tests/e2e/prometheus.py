@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
 
 from e2e.leftovers import until
 from e2e.trees import TOP
@@ -51,6 +53,30 @@ def expression(target: dict[str, Any]) -> str:
         text = text.replace(name, value)
     assert "$" not in text
     return text
+
+
+def get(port: int, path: str = "/metrics") -> tuple[int, str, float]:
+    """Ask for a path; return the status, the body, and how long it took."""
+    began = time.monotonic()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode(), time.monotonic() - began
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(), time.monotonic() - began
+
+
+def scrape(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Scrape; return labels and values by name."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in parse(get(port)[1]):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def of(port: int, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
+    """Scrape; return the samples of a name that have these labels."""
+    return [one for one in scrape(port).get(name, ()) if labels.items() <= one[0].items()]
 
 
 @dataclass

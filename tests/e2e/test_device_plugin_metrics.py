@@ -14,15 +14,12 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
-from prometheus_client.parser import text_string_to_metric_families as parse
 
 import fakehost
 from e2e import kube, trees
@@ -32,7 +29,7 @@ from e2e.kube import Node
 from e2e.leftovers import until
 from e2e.plugins import Plugin, gpu_node, low_level, plugin
 from e2e.podgpus import GPU
-from e2e.prometheus import prometheus
+from e2e.prometheus import get, of, prometheus, scrape
 from e2e.witness import settings
 from fakehost import Host
 from gpuplugin import figures
@@ -128,30 +125,6 @@ def pods(one: Plugin) -> dict[str, str]:
     for name in wanted:
         assert one.node.wait(name).container, one.node.status(name)
     return wanted
-
-
-def get(port: int, path: str = "/metrics") -> tuple[int, str, float]:
-    """Ask for a path; return the status, the body, and how long it took."""
-    began = time.monotonic()
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-            return answer.status, answer.read().decode(), time.monotonic() - began
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode(), time.monotonic() - began
-
-
-def scrape(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Scrape; return labels and values by name."""
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for family in parse(get(port)[1]):
-        for sample in family.samples:
-            found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return found
-
-
-def of(port: int, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
-    """Scrape; return the samples of a name that have these labels."""
-    return [one for one in scrape(port).get(name, ()) if labels.items() <= one[0].items()]
 
 
 def test_values_are_the_simulated_truth(one: Plugin, host: Host, ports: list[int], pods: dict[str, str]) -> None:

@@ -34,6 +34,7 @@ KEPT = 90.0  # until the keeper has renewed it: it waits up to a minute for the 
 NOTICED = 3.0  # seconds until a snapshot that was renewed is gone by
 EACH = 0.011  # seconds between looks at what kubelet would give out; it answers a hundred a second
 PROGRAM = str(trees.TOP / "bin" / "gpushim")
+LOST = '"Device plugin disconnected"'  # in kubelet's log, which takes all devices of the resource then
 WANTS = {"VISIBLE_DEVICES": "all", "DRIVER_CAPABILITIES": "utility"}
 CONFINED = {
     "runAsUser": 0,
@@ -227,6 +228,7 @@ def test_two_instances_hand_over_while_pods_are_admitted(
     node: Node, host: Host, env: dict[str, str], ids: list[str], plugin: str
 ) -> None:
     seen: list[list[str]] = []
+    before = node.log.stat().st_size
     with looking(node, seen):
         deploy(node, host, env, "newer")
         assert until(lambda: box(node, "newer").get("ready") is True, SECONDS), said(node, "newer")
@@ -239,6 +241,7 @@ def test_two_instances_hand_over_while_pods_are_admitted(
             node.remove(name)
     assert [pod.why for pod in found if not pod.container] == []
     assert [one for one in seen if one != ids] == []
+    assert LOST not in node.log.read_text(errors="replace")[before:]  # which may last 10 ms, and be seen by no look
     assert len(seen) > 100
     assert node.pod("last", {GPU: 1}).container
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import fakehost
+from gpuplugin import cli
 from gpuplugin.cli import command, spelled
 
 TOP = Path(__file__).parents[3]
@@ -264,3 +266,16 @@ def test_explain_says_how_what_a_container_gets_is_shared(two: Node) -> None:
     assert "shared: 0, 1 by time-slicing, 2 of each; a container gets one of each at most (distinct)" in said
     assert "::" not in said.partition("The container's configuration gets:")[2]
     assert "each on another GPU or MIG instance (distinct is true)" in two.run("--explain=gpu=3", flag, code=10)
+
+
+def test_a_process_1_ends_by_sigterm_before_the_daemon_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives process 1 no signal that it does not handle: kubelet would wait, and kill it."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    monkeypatch.setattr("sys.argv", ["gpushim-device-plugin", "--version"])
+    try:
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert callable(signal.getsignal(signal.SIGTERM))
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -124,6 +124,13 @@ def test_a_shared_gpu_has_a_series_for_each_replica_that_is_held() -> None:
     assert "vgpu" not in free[0]
 
 
+def test_the_state_of_a_shared_gpu_is_told_once() -> None:
+    shared = [(RESOURCE, True, [device(f"{uuid(0)}::{one}", uuid(0)) for one in range(4)])]
+    held = [row("a", f"{uuid(0)}::0", f"{uuid(0)}::2")]
+    found = samples(state(resources=shared, holders=held), "gpushim_gpu_figures_up")
+    assert [labels for labels, _ in found if labels["gpu"] == "0"] == [{**IDENTITY, **FREE}]
+
+
 def test_replicas_without_end_are_bounded() -> None:
     many = [f"{uuid(0)}::{one}" for one in range(5000)]
     shared = [(RESOURCE, True, [device(one, uuid(0)) for one in many])]
@@ -156,12 +163,18 @@ def test_all_of_it_can_be_read(accept: str, reader: Any) -> None:
 
 
 def test_each_figure_has_a_metric() -> None:
-    told = {one.key for one in GPU} - {"ecc", "xid", ""} | {
-        f"ecc {error} {counter}" for error, counter in figures.ECC
-    }
-    assert told == {*figures.KEYS}
+    states = {"throttle", *(f"ecc {error} {counter}" for error, counter in figures.ECC)}
+    assert {one.key for one in GPU} - {"xid", ""} == {*figures.KEYS} - states
 
 
 def test_the_documented_metrics_are_these() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*?) \|", (TOP / "docs" / "metrics.md").read_text(), re.M)
     assert rows == [(one.name, one.kind, one.unit) for one in (*GPU, *PLUGIN)]
+
+
+def test_the_dashboard_asks_for_these() -> None:
+    text = (TOP / "packaging" / "kubernetes" / "dashboard.json").read_text()
+    asked = set(re.findall(r"\b(?:DCGM_FI|gpushim_)\w+", text))
+    whole = {f"{one.name}{end}" for one in (*GPU, *PLUGIN) for end in ("", *("_count", "_bucket") * bool(one.key))}
+    assert asked
+    assert asked <= whole

@@ -62,7 +62,7 @@ def wanted(machine: Machine) -> dict[str, set[str]]:
 
 def test_what_is_looked_for(wanted: dict[str, set[str]]) -> None:
     """Else the others would show nothing."""
-    few = {"ps", "refresh", "system create-dev-char-links", "system create-device-nodes", "cdi list"}
+    few = {"ps", "labels", "refresh", "system create-dev-char-links", "system create-device-nodes", "cdi list"}
     assert {name for name, found in wanted.items() if not found} <= few
     assert any(each.startswith("GPU-") for each in wanted["list"])
     assert any(" " in each for each in wanted["doctor"])
