@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import scratch
 from e2e import chroots, controlplane, helm, kube, leftovers, trees
 from e2e.engines import SYSTEM_PATH
 from e2e.leftovers import until
@@ -133,11 +135,11 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder() -> Iterator[Path]:
     """Where the pod's user may write."""
-    for one in (tmp_path, *tmp_path.parents[:2]):
-        one.chmod(0o777)
-    return tmp_path
+    with tempfile.TemporaryDirectory(dir=scratch.top()) as name:  # pytest's own may be closed to others at any time
+        Path(name).chmod(0o777)
+        yield Path(name)
 
 
 def soon(condition: Callable[[], object]) -> None:
