@@ -36,11 +36,11 @@ USERS_STATES = (
 )
 PLACES = 64  # directories of one user's, each with the containers of a runtime
 # Annotations by which an engine can be told: first those whose value says it, as a pod's author may add others; then
-# the last of the table, as Podman writes some of CRI-O's too.
+# containerd's, which nobody else writes; then the last of the table, as Podman writes some of CRI-O's too.
 ENGINES = tuple(
     sorted(
         (each for row in reversed(list(table.ENGINES.values())) for each in row.annotations),
-        key=lambda each: "=" not in each[0],
+        key=lambda each: ("=" not in each[0], not each[0].startswith("io.kubernetes.cri.")),
     )
 )
 

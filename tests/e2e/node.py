@@ -7,9 +7,10 @@ node's PID namespace (hostPID); the node's root is seen by way of /proc.
 from __future__ import annotations
 
 import contextlib
-import json
+import hashlib
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,52 +32,57 @@ done
 mkdir -p "$1/run" /run/containerd
 mount --bind "$1/run" /run/containerd
 """
-# What is below the overlay's upper directory, and in /run: kind and mode, and a file's SHA-256 or a link's target.
-LIST = """
-import hashlib, json, os, stat
-found = {}
-for top, name in (("/mnt", ""), ("/run", "/run")):
-    for place, folders, leaves in os.walk(top):
-        for each in folders + leaves:
-            path = place + "/" + each
-            mode = os.lstat(path).st_mode
-            more = ""
-            if stat.S_ISLNK(mode):
-                more = os.readlink(path)
-            elif stat.S_ISREG(mode):
-                more = hashlib.sha256(open(path, "rb").read()).hexdigest()
-            found[name + path[len(top):]] = f"{mode:o} {more}"
-print(json.dumps(found))
-"""
-# Of engines, and of this list's own Python.
 NOT_LISTED = ("/run/containerd", "/var/lib/containerd", "/tmp", "/root")
 VERSION = re.compile(r'(?m)^__version__ = "(.*)"$')
 
 
 @dataclass
 class Node(Machine):
-    """A machine, and gpushim-node's way to it."""
+    """A machine, and gpushim-node's way to it.
+
+    Attributes:
+        lower: the tree that it is an overlay on.
+    """
+
+    lower: Path = Path("/")
 
     @property
     def holder(self) -> str:
         """The process that has the node's mount namespace, in this machine's /proc."""
         return self.prefix[1].removeprefix("--mount=/proc/").partition("/")[0]
 
-    def command(self, *words: str, payload: Path | None = None, program: Path = PROGRAM) -> list[str]:
-        """Return the command line of gpushim-node for this node."""
+    def command(self, *words: str, payload: Path | None = None, before: tuple[str, ...] = ()) -> list[str]:
+        """Return the command line of gpushim-node for this node, with words before the program."""
         enter = ["/usr/bin/nsenter", f"--pid=/proc/{self.holder}/ns/pid_for_children", "--"]
+        program = [*before, "/usr/bin/python3", "-IB", str(PROGRAM), words[0]]
         more = [f"--payload={payload}"] if payload else []
-        return [*enter, "/usr/bin/python3", "-IB", str(program), words[0], f"--host=/proc/{self.holder}/root",
-                *more, *words[1:]]  # fmt: skip
+        return [*enter, *program, f"--host=/proc/{self.holder}/root", *more, *words[1:]]
 
     def call(self, *words: str, payload: Path | None = None, check: bool = True) -> Done:
         """Run gpushim-node until it ends."""
         return engines.run(self.command(*words, payload=payload), check=check)
 
     def files(self) -> dict[str, str]:
-        """What has been changed or made on the node since it was entered, with kind, mode and content."""
-        found = json.loads(engines.run([*self.prefix, "/usr/bin/python3", "-IBSc", LIST]).stdout)
-        return {path: facts for path, facts in found.items() if not path.startswith(NOT_LISTED)}
+        """What has been changed or made on the node since it was entered, with kind, mode and content.
+
+        Not directories that were there: an overlay has a copy of each in which there was something new once.
+        """
+        root, found = Path(f"/proc/{self.holder}/root"), {}
+        for top, place in (("", root / "mnt"), ("/run", root / "run")):
+            for path in place.rglob("*"):
+                name = f"{top}/{path.relative_to(place)}"
+                if not name.startswith(NOT_LISTED) and not ((self.lower / name[1:]).is_dir() and path.is_dir()):
+                    found[name] = _facts(path)
+        return found
+
+
+def _facts(path: Path) -> str:
+    mode, more = path.lstat().st_mode, ""
+    if stat.S_ISLNK(mode):
+        more = str(path.readlink())
+    elif stat.S_ISREG(mode):
+        more = hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"{mode:o} {more}"
 
 
 @contextlib.contextmanager
@@ -86,7 +92,7 @@ def node(suite: str) -> Iterator[Node]:
         host = fakehost.build(str(state / "driver"), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
         with chroots.entered(suite, view="v1") as place:
             subprocess.run([*place.prefix, "/bin/sh", "-euc", MOUNT, "sh", str(state)], check=True)
-            found = Node(place.prefix, state, host)
+            found = Node(place.prefix, state, host, lower=chroots.tree(suite))
             found.write("/etc/gpushim/config.toml", f'[driver]\nroot = "{host.root}"\n')
             found.write("/etc/containerd/config.toml", CONTAINERD)
             try:

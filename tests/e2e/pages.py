@@ -1,7 +1,8 @@
 """Commands and settings in the documentation: fenced blocks of its pages, and sessions, which are made by running.
 
 The word behind a fence says what a block is: `sh` is run by a test, `sh not-here` cannot be run on a machine like
-this one, `sh node` is run on a node with a kubelet, `toml config` is a config.toml of gpushim's. A block behind `<!--
+this one, `sh node` is run on a node with a kubelet, `sh cluster` is for who administers a cluster and is held against
+the chart, `toml config` is a config.toml of gpushim's, `yaml values` are values of the chart. A block behind `<!--
 session: STAGE -->` is a session: its lines that begin with "$ " are commands, and what stands below each is what it
 prints at that stage.
 """
@@ -29,8 +30,9 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The lines that a shell would do something with, each a command."""
-        return [line for line in self.text.splitlines() if line.strip() and not line.startswith("#")]
+        """The lines that a shell would do something with, each a command; one that goes on in the next is one."""
+        lines = re.sub(r" *\\\n *", " ", self.text).splitlines()
+        return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
 def blocks(text: str) -> list[Block]:

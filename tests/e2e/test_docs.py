@@ -172,9 +172,9 @@ def by_annotation(uuid: str) -> dict[str, Any]:
     return {"annotations": {"cdi.k8s.io/nvidia-device-plugin_x": f"nvidia.com/gpu={uuid}"}}
 
 
-def test_kubernetes(debian_image: Path, busybox_tree: Path) -> None:
+def test_device_plugin(debian_image: Path, busybox_tree: Path) -> None:
     """The page's commands on the node; then what each strategy of the device plugin gives a pod."""
-    text = (DOCS / "kubernetes.md").read_text()
+    text = (DOCS / "device-plugin.md").read_text()
     manifests = [yaml.safe_load(block.text) for block in pages.blocks(text) if block.info == "yaml"]
     handler = next(each["handler"] for each in manifests if each["kind"] == "RuntimeClass")
     name = next(each["metadata"]["name"] for each in manifests if each["kind"] == "RuntimeClass")
@@ -187,7 +187,7 @@ def test_kubernetes(debian_image: Path, busybox_tree: Path) -> None:
             machine.containerd.load(archive)
         with pytest.raises(RefusedError, match='no runtime for "nvidia" is configured'):
             pod(machine, handler, by_variable("none"), ["true"])
-        work_through(machine, "kubernetes.md", starts=0)
+        work_through(machine, "device-plugin.md", starts=0)
         for ask in (by_variable, by_field, by_annotation):
             sees(machine, handler, ask)
         machine.write("/etc/gpushim/config.toml", f'{closed}[driver]\nroot = "{machine.host.root}"\n')

@@ -89,6 +89,10 @@ there
 rm /run/cdi/nvidia.yaml
 starts 8 ours
 there
+mkdir /run/gpushim/device-plugin
+echo '{"refresh": true}' >/run/gpushim/device-plugin/wanted
+starts 9 wanted
+[ /run/gpushim/device-plugin/wanted -nt /run/gpushim/inventory.json ] || echo listed
 for try in $(seq 600); do [ $(began) -lt 20 ] || break; ldconfig; sleep 0.05; done
 [ $(began) -lt 20 ] || echo more starts than systemd allows by itself
 systemctl is-active gpushim-refresh.path gpushim-refresh-cdi.path
@@ -104,7 +108,9 @@ broken: 5 exit-code
 fixed: 6 success
 nvidia.com-gpu.json theirs: 7 success
 nvidia.yaml ours: 8 success
-nvidia.com-gpu.json more starts than systemd allows by itself
+nvidia.com-gpu.json wanted: 9 success
+listed
+more starts than systemd allows by itself
 active
 active
 """

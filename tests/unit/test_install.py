@@ -23,6 +23,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([TOP / "packaging/install", root, "main", bundled], check=True)
     subprocess.run([TOP / "packaging/install", root, "compat"], check=True)
     subprocess.run([TOP / "packaging/install", root, "device-plugin", bundled], check=True)
+    subprocess.run([TOP / "packaging/install", root, "node"], check=True)
     return root
 
 
@@ -41,7 +42,9 @@ def test_the_last_file_is_the_last_in_every_order(installed: Path) -> None:
     assert max(path.name for path in lib.iterdir()) == "whole"
 
 
-@pytest.mark.parametrize("program", ["gpushim", "gpushim-device-plugin", "gpushim-hook", "gpushim-runtime"])
+@pytest.mark.parametrize(
+    "program", [f"gpushim{name}" for name in ("", "-device-plugin", "-hook", "-node", "-runtime")]
+)
 def test_programs_know_their_version_and_no_checkout(installed: Path, program: str) -> None:
     text = (installed / "usr/bin" / program).read_text()
     assert f"/lib/gpushim/{VERSION}" in text

@@ -93,6 +93,7 @@ def uninstall_command(place: str, folder: str, restart: bool) -> None:
 @HOST
 def keep_command(place: str) -> None:
     """Become the node's own `gpushim refresh --keep`, until a signal comes; that takes nothing off the node."""
+    host.check(place)
     host.enter(place)
     try:
         os.execv(engine.PROGRAM, [engine.PROGRAM, "refresh", "--keep"])  # noqa: S606 - no shell is wanted

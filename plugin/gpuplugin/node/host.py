@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NEEDED = ("etc", "proc/1/ns", "run", "usr/bin", "var/lib")
 CLONE_NEWNS, CLONE_NEWCGROUP = 0x20000, 0x2000000
 SYSTEMD = "/run/systemd/system"  # exists where systemd is process 1 (sd_booted(3))
+SYSTEMCTL = "/usr/bin/systemctl"
 LOCK = "/run"  # a directory that each boot makes, so that nothing is left of the lock
 PYTHON = "/usr/bin/python3"
 OLDEST = (3, 9)
@@ -35,14 +36,11 @@ def enter(host: str) -> None:
     """Enter the node.
 
     Args:
-        host: absolute path of the directory where the node's root is mounted.
+        host: a directory for which `check` has found nothing.
 
     Raises:
-        GpushimError: this is not root, it is no node's root, or the pod may not enter it.
+        GpushimError: the pod may not enter it.
     """
-    if os.geteuid():
-        raise GpushimError("only root can install on a node; give the container runAsUser: 0")
-    _check(host)
     libc = ctypes.CDLL(None, use_errno=True)
     namespaces = [(os.open(f"{host}/proc/1/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), flag) for name, flag in _WANTED]
     for fd, flag in namespaces:
@@ -57,8 +55,17 @@ def enter(host: str) -> None:
     sys.path.clear()
 
 
-def _check(host: str) -> None:
-    """Refuse what is not the root directory of this kernel's first process."""
+def check(host: str) -> None:
+    """Refuse what is not the root directory of the node's first process.
+
+    Args:
+        host: absolute path of the directory where the node's root is mounted.
+
+    Raises:
+        GpushimError: this is not root, it is no node's root, or the pod may not look at it.
+    """
+    if os.geteuid():
+        raise GpushimError("only root can install on a node; give the container runAsUser: 0")
     missing = [name for name in NEEDED if not os.path.isdir(f"{host}/{name}")]
     if missing:
         raise GpushimError(
@@ -67,12 +74,12 @@ def _check(host: str) -> None:
         )
     try:
         pids = [os.stat(f"{host}/proc/{who}/ns/pid") for who in ("1", "self")]
-        roots = [os.stat(path) for path in (host, f"{host}/proc/1/root", "/")]
+        roots = [os.stat(path) for path in (host, f"{host}/proc/1/root")]
     except OSError as error:
         raise GpushimError(f"{error.filename}: {error.strerror}; the container must be privileged") from None
     if not os.path.samestat(*pids):
         raise GpushimError("this container has process ids of its own; give the pod hostPID: true")
-    if not os.path.samestat(roots[0], roots[1]):
+    if not os.path.samestat(*roots):
         raise GpushimError(f"{host} is not the root of this node's process 1; mount the node's / there (hostPath)")
 
 

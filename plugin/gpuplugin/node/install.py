@@ -11,6 +11,7 @@ from gpuplugin.node import engine, host, lay, owners
 from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
+from gpushim.engines import ask
 from gpushim.errors import GpushimError
 
 
@@ -24,6 +25,7 @@ def install(place: str, folder: str, name: str, options: list[str], restart: boo
         options: of `gpushim configure`.
         restart: restart the engine if it has to be.
     """
+    host.check(place)
     payload = payloads.read(folder)
     host.enter(place)
     with host.locked():
@@ -33,6 +35,8 @@ def install(place: str, folder: str, name: str, options: list[str], restart: boo
         owners.check(payload, record)
         fresh = lay.down(payload, record, tag)
         say(f"gpushim-node: gpushim {payload.version} " + ("is laid down" if fresh else "is there already"))
+        if payloads.UNIT in fresh:
+            ask.program([host.SYSTEMCTL, "daemon-reload"])
         for version in lay.retired(record, payload.version):
             say(f"gpushim-node: {payloads.LIB}{version} is still in use, and goes another time", error=True)
         _drop(record, payload)

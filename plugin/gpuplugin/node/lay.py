@@ -102,8 +102,8 @@ def away(record: Record, paths: list[str]) -> list[str]:
         elif os.path.lexists(path):
             changed.append(path)
         record.files.pop(path)
-    for lib in {"/".join(path.split("/")[:5]) + "/" for path in paths if path.startswith(payloads.LIB)}:
-        _uncompile(lib)
+    for version in _versions(paths):
+        _uncompile(f"{payloads.LIB}{version}/")
     for folder in sorted(record.folders, reverse=True):
         with contextlib.suppress(OSError):  # others have something there
             os.rmdir(folder)
@@ -113,7 +113,7 @@ def away(record: Record, paths: list[str]) -> list[str]:
 
 def retired(record: Record, version: str) -> list[str]:
     """Remove other versions when no container is being created with them; returns those that are still in use."""
-    old = {path.split("/")[4] for path in record.files if path.startswith(payloads.LIB)} - {version}
+    old = _versions([*record.files]) - {version}
     if not old:
         return []
     time.sleep(SETTLE)
@@ -123,6 +123,12 @@ def retired(record: Record, version: str) -> list[str]:
     for each in old.difference(used):
         away(record, [path for path in record.files if path.startswith(f"{payloads.LIB}{each}/")])
     return sorted(used)
+
+
+def _versions(paths: list[str]) -> set[str]:
+    """Return the versions of which these are files."""
+    lib = payloads.LIB
+    return {path[len(lib) :].partition("/")[0] for path in paths if path.startswith(lib)}
 
 
 def _used(lib: str) -> bool:

@@ -43,8 +43,8 @@ def package(paths: list[str]) -> str:
         if answer.code is None:
             raise GpushimError(f"{words[0]} does not say whose {paths[0]} is ({answer.last}); see to it on the node")
         for line in answer.out.splitlines():
-            name, colon, _ = line.partition(": ")
-            if colon and " " not in name:
+            names, colon, _ = line.partition(": ")
+            if colon and " " not in (name := names.split(", ")[0]):  # no diversion
                 return name
     return ""
 

@@ -5,6 +5,7 @@ Out of scope: laying it down (lay.py).
 
 from __future__ import annotations
 
+import glob
 import os
 from dataclasses import dataclass
 
@@ -58,6 +59,9 @@ def read(folder: str) -> Payload:
     Raises:
         GpushimError: there is none.
     """
+    versions = glob.glob(f"{glob.escape(folder)}{LIB}*/{WHOLE}")
+    if len(versions) != 1:
+        raise GpushimError(f"{folder} has no version of gpushim for nodes; use the image as it was built")
     files = {}
     for place, names, leaves in os.walk(folder):
         if "__pycache__" in names:
@@ -66,11 +70,8 @@ def read(folder: str) -> Payload:
             path = f"{place}/{leaf}"
             with open(path, "rb") as file:
                 files[path[len(folder) :]] = File(os.fstat(file.fileno()).st_mode & 0o777, file.read())
-    versions = [path.split("/")[4] for path in files if path.startswith(LIB) and path.split("/")[5:] == [WHOLE]]
-    if len(versions) != 1:
-        raise GpushimError(f"{folder} has no version of gpushim for nodes; use the image as it was built")
     wanted = [path for path in files if path == UNIT or not path.startswith(UNITS)]
-    return Payload(versions[0], {path: files[path] for path in sorted(wanted, key=_order)})
+    return Payload(versions[0].split("/")[-2], {path: files[path] for path in sorted(wanted, key=_order)})
 
 
 def _order(path: str) -> tuple[int, str]:

@@ -44,6 +44,7 @@ def uninstall(place: str, script: str, restart: bool) -> None:
     Raises:
         GpushimError: containers still need the programs.
     """
+    host.check(place)
     with open(script, encoding="ascii") as file:
         functions = file.read()
     host.enter(place)

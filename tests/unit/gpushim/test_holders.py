@@ -187,7 +187,7 @@ KUBELETS = {
         ({"io.container.manager": "cri-o", "io.kubernetes.cri-o.TTY": "false"}, "cri-o", ""),
         ({"io.container.manager": 3}, "runc or crun", ""),
         (CONTAINERD, "containerd (CRI)", "ns/pod/c"),
-        ({**CONTAINERD, "io.kubernetes.cri-o.Name": "k8s_x_y_z_u_0"}, "cri-o", "z/y/x"),
+        ({**CONTAINERD, "io.kubernetes.cri-o.Name": "k8s_x_y_z_u_0"}, "containerd (CRI)", "ns/pod/c"),
         (CRIO, "cri-o", "ns/pod/c"),
         ({**CRIO, **CONTAINERD, "io.kubernetes.cri.sandbox-name": "other"}, "cri-o", "ns/pod/c"),
         ({**CRIO, "io.podman.annotations.x": "its pod's author says so"}, "cri-o", "ns/pod/c"),

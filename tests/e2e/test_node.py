@@ -1,0 +1,171 @@
+"""gpushim-node on a node: its files, the engine, upgrade and removal."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e import node, recorder, trees
+from e2e.node import Node
+from e2e.test_deb_life import CREATES, beside
+from e2e.test_docs import by_variable, pod
+from gpushim import __version__
+from gpushim.errors import FAILED
+from gpushim.inventory import ensure
+
+SUITE = "trixie"
+OLD = "0.0.9"
+INVENTORY = f"/run/gpushim/{ensure.SNAPSHOT}"
+UNIT = "/sys/fs/cgroup/systemd/system.slice/containerd.service"
+# In systemd's place: of its services there is containerd alone.
+SYSTEMCTL = f"""#!/usr/bin/python3 -IB
+import os, signal, subprocess, sys, time
+print(*sys.argv[1:], file=open("/run/asked", "a"))
+if sys.argv[1] == "restart":
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if open("/proc/" + pid + "/comm").read() == "containerd\\n":
+            os.kill(int(pid), signal.SIGTERM)
+            while os.path.exists("/proc/" + pid + "/exe"):
+                time.sleep(0.05)
+    null = subprocess.DEVNULL
+    child = subprocess.Popen(["/usr/bin/containerd"], stdin=null, stdout=null, stderr=null, start_new_session=True)
+    print(child.pid, file=open("{UNIT}/cgroup.procs", "w"))
+    while subprocess.run(["/usr/bin/ctr", "version"], stdout=null, stderr=null).returncode:
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def payload(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return node.payload(tmp_path_factory.mktemp("payload"))
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return node.payload(tmp_path_factory.mktemp("older"), OLD)
+
+
+@pytest.fixture
+def there() -> Iterator[Node]:
+    with node.node(SUITE) as there:
+        yield there
+
+
+@contextlib.contextmanager
+def systemd(there: Node) -> Iterator[None]:
+    """Let the node's containerd be a service of systemd's, by what shows it, which `systemctl restart` restarts."""
+    there.write("/usr/bin/systemctl", SYSTEMCTL)
+    there.run(f"chmod 755 /usr/bin/systemctl; mkdir -p /run/systemd/system {UNIT}")
+    there.run(f"{containerd_pid(there)} && echo $pid >{UNIT}/cgroup.procs")
+    try:
+        yield
+    finally:
+        there.run(
+            f"cat {UNIT}/cgroup.procs >{UNIT}/../../cgroup.procs; rmdir {UNIT} /run/systemd/system /run/systemd"
+        )
+        there.run("rm -f /usr/bin/systemctl /run/asked")
+
+
+def containerd_pid(there: Node) -> str:
+    return "pid=$(grep -lx containerd /proc/[0-9]*/comm | head -n 1 | cut -d / -f 3)"
+
+
+def settled(there: Node) -> dict[str, str]:
+    """The node's files without the list of GPUs, which is a new one each time."""
+    return {
+        path: facts for path, facts in there.files().items() if not path.startswith(("/run/gpushim", "/run/asked"))
+    }
+
+
+def test_install_configures_and_restarts_the_engine_once(
+    there: Node, payload: Path, debian_image: Path, busybox_tree: Path
+) -> None:
+    """A second run is a no-op, byte for byte; uninstalling leaves the node as it was."""
+    before = there.files()
+    with systemd(there):
+        done = there.call("install", "--restart", payload=payload)
+        assert f"gpushim {__version__} is laid down" in done.stdout
+        assert "verified: containerd has the runtime nvidia" in done.stdout
+        assert "restart containerd.service" in there.run("cat /run/asked").stdout
+        for archive in (debian_image, trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])):
+            there.containerd.load(archive)
+        sees_its_gpu(there)
+        first = settled(there)
+        there.run("rm /run/asked")
+        again = there.call("install", "--restart", payload=payload)
+        assert f"gpushim {__version__} is there already" in again.stdout
+        assert settled(there) == first
+        assert there.run("cat /run/asked", check=False).stdout == ""
+        assert "is taken away" in there.call("uninstall", "--restart", payload=payload).stdout
+    assert there.files() == before
+
+
+def sees_its_gpu(there: Node) -> None:
+    uuid = there.host.gpus[1].uuid
+    output = pod(there, "nvidia", by_variable(uuid), ["nvidia-smi", "-L"])
+    assert re.findall(r"GPU-[0-9a-f-]+", output) == [uuid]
+
+
+@pytest.fixture
+def standing(there: Node, payload: Path) -> Node:
+    """A node with gpushim, whose engine has been restarted."""
+    there.call("install", payload=payload)
+    there.restart("containerd")
+    return there
+
+
+def test_containers_that_run_keep_the_files_until_they_have_ended(
+    standing: Node, payload: Path, debian_image: Path, busybox_tree: Path
+) -> None:
+    for archive in (debian_image, trees.image(busybox_tree, "pause:local", ["/bin/sleep", "1000000"])):
+        standing.containerd.load(archive)
+    with standing.containerd.cri() as client:
+        container = client.create(client.run_pod("nvidia"), "docker.io/library/debian:local", ["sleep", "1000"])
+        client.start(container)
+        done = standing.call("uninstall", payload=payload, check=False)
+        assert (done.returncode, "2 containers still need gpushim-runtime for their end: " in done.stderr) == (
+            FAILED,
+            True,
+        )
+        assert container in done.stderr
+        assert "gpushim" not in standing.run("cat /etc/containerd/config.toml").stdout
+        assert standing.run("gpushim --version").stdout == f"gpushim {__version__}\n"
+    assert "is taken away" in standing.call("uninstall", payload=payload).stdout
+
+
+def test_what_others_have_changed_stays(there: Node, payload: Path) -> None:
+    there.call("install", "--engine=none", payload=payload)
+    there.run("echo '# mine' >>/etc/gpushim/config.toml; echo mine >/usr/lib/gpushim/mine")
+    there.run("echo mine >/usr/share/bash-completion/completions/gpushim")
+    done = there.call("uninstall", payload=payload)
+    assert "/usr/share/bash-completion/completions/gpushim has been changed, and stays" in done.stderr
+    assert there.run("tail -n 1 /etc/gpushim/config.toml").stdout == "# mine\n"
+    assert there.run("cat /usr/lib/gpushim/mine; ls /usr/bin/gpushim* || true").stdout == "mine\n"
+    assert "nothing of gpushim-node's" in there.call("uninstall", payload=payload).stdout
+
+
+def test_no_create_fails_during_an_upgrade(there: Node, payload: Path, older: Path, debian_tree: Path) -> None:
+    """Nor during a downgrade, which is what a rollback is."""
+    (there.state / "containers").symlink_to(debian_tree)
+    there.call("install", "--engine=none", payload=older)
+    with beside(there, CREATES, stub=recorder.build(there.state)) as creates:
+        for each in (payload, older, payload):
+            there.call("install", "--engine=none", payload=each)
+    assert creates[0] > 20
+    assert there.run("ls /usr/lib/gpushim").stdout.split() == [__version__]
+    assert there.run("gpushim --version; gpushim-node || true").stdout == f"gpushim {__version__}\n"
+
+
+def test_what_a_killed_installer_left_is_completed(there: Node, payload: Path) -> None:
+    there.call("install", "--engine=none", payload=payload)
+    whole = settled(there)
+    lib = f"/usr/lib/gpushim/{__version__}"
+    there.run(f"rm {lib}/whole {lib}/gpushim/create.py /usr/bin/gpushim; echo '# half' >>{lib}/gpushim/plan.py")
+    assert "is laid down" in there.call("install", "--engine=none", payload=payload).stdout
+    assert {path: each for path, each in settled(there).items() if "pycache" not in path} == {
+        path: each for path, each in whole.items() if "pycache" not in path
+    }

@@ -1,0 +1,89 @@
+"""What is asked of the node's gpushim: when the engine is restarted, and what is passed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuplugin.node import engine
+from gpushim.engines import running
+from gpushim.engines.running import Engine
+from gpushim.errors import GpushimError
+
+SCRIPT = """#!/bin/sh
+echo "$@" >>{0}/calls
+case "$*" in
+  *--verify*) echo 'gpushim: containerd is not verified: it has no runtime nvidia' >&2; exit {1} ;;
+  *--restart*) echo 'verified: containerd has the runtime nvidia' ;;
+  *fails*) echo 'gpushim: warning: x' >&2; echo 'gpushim: config.toml is wrong' >&2; exit 15 ;;
+  *) echo '{{"changes": [{{"done": "changed", "path": "/etc/x"}}], "notes": ["restart it"], "changed": {2}}}' ;;
+esac
+"""
+
+
+def gpushim(folder: Path, monkeypatch: pytest.MonkeyPatch, knows: bool, changed: bool) -> None:
+    (program := folder / "gpushim").write_text(SCRIPT.format(folder, 0 if knows else 1, str(changed).lower()))
+    program.chmod(0o755)
+    monkeypatch.setattr(engine, "PROGRAM", str(program))
+
+
+@pytest.mark.parametrize(
+    ("restart", "knows", "changed", "restarted"),
+    [
+        (True, True, False, False),
+        (True, True, True, True),
+        (True, False, False, True),
+        (False, False, True, False),
+        (False, True, True, False),
+    ],
+)
+def test_an_engine_is_restarted_only_if_it_has_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restart: bool, knows: bool, changed: bool, restarted: bool
+) -> None:
+    gpushim(tmp_path, monkeypatch, knows, changed)
+    assert engine.configure(["containerd", "--cdi", "--force"], restart) == changed
+    first, asked, *more = (tmp_path / "calls").read_text().splitlines()
+    assert (first, asked) == (
+        "configure containerd --cdi --force --format=json",
+        "configure containerd --cdi --verify",
+    )
+    assert more == ["configure containerd --cdi --force --restart --format=text"] * restarted
+
+
+def test_what_is_to_be_done_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpushim(tmp_path, monkeypatch, False, True)
+    engine.configure(["containerd"], False)
+    assert capsys.readouterr() == ("gpushim-node: changed /etc/x\n", "gpushim-node: note: restart it\n")
+
+
+def test_a_refusal_is_passed_on_with_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpushim(tmp_path, monkeypatch, True, True)
+    with pytest.raises(GpushimError) as told:
+        engine.configure(["fails"], False)
+    sentence = "gpushim configure fails failed on the node: config.toml is wrong"
+    assert (str(told.value), told.value.exit_code) == (sentence, 15)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("containerd",), "containerd"),
+        (("k3s", "containerd"), "containerd"),
+        (("crio", "dockerd"), "crio"),
+        (("dockerd", "containerd"), "neither containerd nor CRI-O runs"),  # which is that dockerd's own
+        ((), "neither containerd nor CRI-O runs"),
+        (("crio", "rke2"), "containerd and CRI-O both run"),
+    ],
+)
+def test_the_engine_that_runs(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], found: str) -> None:
+    parent = 10 if names[:1] == ("dockerd",) else 1
+    processes = [Engine(name, 10 + place, parent if place else 1) for place, name in enumerate(names)]
+    monkeypatch.setattr(running, "find", lambda: processes)
+    if " " not in found:
+        assert engine.running_one() == found
+        return
+    with pytest.raises(GpushimError, match=f"^{found} on this node; say with --engine"):
+        engine.running_one()

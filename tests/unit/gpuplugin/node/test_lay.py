@@ -1,0 +1,51 @@
+"""Other versions: they go when nothing uses them, with what they were compiled to; what others have changed stays."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpuplugin.node import lay
+from gpuplugin.node import payload as payloads
+from gpuplugin.node.record import Record, digest
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """Two versions, each with two files, one of them compiled."""
+    monkeypatch.setattr(payloads, "LIB", f"{tmp_path}/")
+    monkeypatch.setattr(lay, "SETTLE", 0.0)
+    monkeypatch.setattr(lay, "LEAVE", 0.5)
+    record = Record()
+    for version in ("1", "2"):
+        (cache := tmp_path / version / "__pycache__").mkdir(parents=True)
+        (cache / "stub.pyc").touch()
+        for name in ("stub.py", "whole"):
+            path = tmp_path / version / name
+            path.write_text(version)
+            record.files[str(path)] = digest(version.encode())
+        record.folders.append(str(tmp_path / version))
+    return record
+
+
+def test_one_that_nothing_uses_goes(known: Record, tmp_path: Path) -> None:
+    assert lay.retired(known, "2") == []
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]
+    assert [*known.files] == [f"{tmp_path}/2/stub.py", f"{tmp_path}/2/whole"]
+
+
+def test_one_that_a_create_uses_stays_until_another_time(known: Record, tmp_path: Path) -> None:
+    words = ["/bin/sh", "-c", "read line", f"{tmp_path}/1/stub.py"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE):
+        assert lay.retired(known, "2") == ["1"]
+        assert (tmp_path / "1/stub.py").exists()
+    assert lay.retired(known, "2") == []
+    assert not (tmp_path / "1").exists()
+
+
+def test_what_somebody_has_changed_stays(known: Record, tmp_path: Path) -> None:
+    (tmp_path / "1/stub.py").write_text("mine")
+    assert lay.away(known, [f"{tmp_path}/1/stub.py", f"{tmp_path}/1/whole"]) == [f"{tmp_path}/1/stub.py"]
+    assert [path.name for path in (tmp_path / "1").iterdir()] == ["stub.py"]
