@@ -1,6 +1,6 @@
 """The API server with etcd alone, without a node: it says whether objects are right, and nothing runs.
 
-All of it is plane.py's, in namespaces of its own. Out of scope: what becomes of objects (plane.cluster).
+In namespaces of its own. Out of scope: how it is started (controlplane.py), what becomes of objects (plane.cluster).
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e import chroots, kube, leftovers, plane
-from e2e.engines import SYSTEM_PATH, run
-from e2e.leftovers import until
-
-NETWORK = 'ip link set lo up; mkdir -p /root; for address do ip address add "$address/32" dev lo; done'
+from e2e import chroots, controlplane, kube, leftovers
+from e2e.engines import SYSTEM_PATH
 
 
 @dataclass
@@ -46,14 +43,7 @@ def api() -> Iterator[Api]:
     program = kube.program()
     with leftovers.state() as state, contextlib.ExitStack() as stack:
         place = stack.enter_context(chroots.entered("plane", program.parent, network=True))
-        run([*place.prefix, "/bin/sh", "-euc", NETWORK, "sh", plane.NODE, plane.API])
         found = Api(place.prefix, state / "plane")
-        plane._credentials(found.work)
-        for command in (plane.ETCD, f"{plane.APISERVER} --allow-privileged=true"):
-            stack.enter_context(plane._daemon(place, found.work, command))
-        certificate = found.work / "pki/apiserver.crt"
-        ready = until(certificate.exists, 60) and until(
-            lambda: not found.kubectl("get", "--raw=/readyz").returncode, 60
-        )
-        assert ready, (found.work / "kube-apiserver.log").read_text()[-3000:]
+        stack.enter_context(controlplane.api_server(place, found.work))
+        controlplane.served(place, found.work)
         yield found

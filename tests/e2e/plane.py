@@ -8,11 +8,8 @@ Out of scope: gpushim, and GPUs.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import threading
 import time
@@ -23,13 +20,14 @@ from typing import Any
 
 from e2e import chroots, helm, kube, leftovers
 from e2e.chroots import Chroot
+from e2e.controlplane import NODE, api_server, daemon, served
 from e2e.engines import CONTAINERD, CTR, SYSTEM_PATH, Containerd, Daemon, run
 from e2e.installed import CONTAINERD as CONFIG
 from e2e.kube import NAME, Node
 from e2e.leftovers import until
 
 SECONDS = 60.0
-API, NODE, PODS = "10.250.0.1", "10.249.0.1", "10.244.0.0/16"  # addresses of the service, of the node, of pods
+PODS = "10.244.0.0/16"
 NETWORK = """
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "/usr/lib/cni"
@@ -46,13 +44,10 @@ CNI = {
         }
     ],
 }
-# The arguments: a directory for what an overlay cannot hold, the addresses.
+# The argument: a directory for what an overlay cannot hold.
 PREPARE = """
 state=$1
-shift
-ip link set lo up
-for address do ip address add "$address/32" dev lo; done
-mkdir -p /root /etc/containerd /etc/cni/net.d /run/containerd /var/lib/containerd /var/lib/cni "$state/root"
+mkdir -p /etc/containerd /etc/cni/net.d /run/containerd /var/lib/containerd /var/lib/cni "$state/root"
 mount --bind "$state" /run/containerd
 mount --bind "$state/root" /var/lib/containerd
 cp "$state/containerd.toml" /etc/containerd/config.toml
@@ -70,15 +65,6 @@ mv systemctl.$$ systemctl.asked
 while [ -e systemctl.asked ]; do sleep 0.05; done
 """
 UNIT = 'echo 0 >"/sys/fs/cgroup/systemd/$1/cgroup.procs"; shift; exec "$@"'
-ETCD = """/usr/bin/etcd --data-dir=/run/etcd --unsafe-no-fsync --log-level=error
-    --listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379
-    --listen-peer-urls=http://127.0.0.1:2380"""
-APISERVER = f"""kube-apiserver --etcd-servers=http://127.0.0.1:2379 --bind-address=0.0.0.0 --secure-port=443
-    --advertise-address={NODE} --service-cluster-ip-range=10.250.0.0/24 --endpoint-reconciler-type=none
-    --external-hostname=localhost --cert-dir={{work}}/pki
-    --token-auth-file={{work}}/tokens --authorization-mode=Node,RBAC --allow-privileged=true
-    --service-account-key-file={{work}}/key --service-account-signing-key-file={{work}}/key
-    --service-account-issuer=https://kubernetes.default.svc --kubelet-preferred-address-types=InternalIP"""
 CONTROLLERS = """kube-controller-manager --kubeconfig={work}/admin --leader-elect=false
     --root-ca-file={work}/pki/apiserver.crt --service-account-private-key-file={work}/key"""
 SCHEDULER = "kube-scheduler --kubeconfig={work}/admin --leader-elect=false"
@@ -196,50 +182,6 @@ class Cluster:
         )
 
 
-def _key() -> str:
-    """Make a private key on the curve P-256, as in RFC 5915, without its public part."""
-    der = bytes.fromhex("303102010104 20") + b"\x7f" + os.urandom(31) + bytes.fromhex("a00a06082a8648ce3d030107")
-    return f"-----BEGIN EC PRIVATE KEY-----\n{base64.b64encode(der).decode()}\n-----END EC PRIVATE KEY-----\n"
-
-
-def _credentials(work: Path) -> None:
-    """Write keys, tokens, and files for clients: `admin` and `kubelet`."""
-    (work / "pki").mkdir(parents=True)
-    (work / "key").write_text(_key())
-    users = {"admin": ("admin", "system:masters"), "kubelet": (f"system:node:{NAME}", "system:nodes")}
-    tokens = {name: os.urandom(16).hex() for name in users}
-    rows = (f'{tokens[name]},{user},{name},"{group}"\n' for name, (user, group) in users.items())
-    (work / "tokens").write_text("".join(rows))
-    server = {"server": "https://localhost", "certificate-authority": f"{work}/pki/apiserver.crt"}
-    for name, token in tokens.items():
-        said = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "c", "cluster": server}],
-            "users": [{"name": "u", "user": {"token": token}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "c",
-        }
-        (work / name).write_text(json.dumps(said))
-
-
-@contextlib.contextmanager
-def _daemon(place: Chroot, work: Path, command: str, *ready: str, before: tuple[str, ...] = ()) -> Iterator[Daemon]:
-    """Run a program of the cluster until the block ends, without waiting for anything."""
-    words = command.format(work=work).split()
-    name = Path(words[0]).name
-    if words[0].startswith("kube-"):
-        words.insert(0, str(kube.program()))
-    daemon = Daemon(
-        [*place.prefix, *before, *words], work / f"{name}.log", {"PATH": SYSTEM_PATH}, [*place.prefix, *ready]
-    )
-    daemon.start()
-    try:
-        yield daemon
-    finally:
-        daemon.stop(*(signal.SIGTERM, signal.SIGKILL) if ready else (signal.SIGKILL,))  # nobody needs its state
-
-
 @contextlib.contextmanager
 def _unit(name: str) -> Iterator[str]:
     """Make the cgroup of a unit, and remove it once what was in it has ended."""
@@ -289,18 +231,18 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
     with leftovers.state() as state, contextlib.ExitStack() as stack:
         unit = stack.enter_context(_unit(f"system.slice/{state.name}.service"))
         place = stack.enter_context(chroots.entered("plane", program.parent, *directories, view="v1", network=True))
-        work = _prepared(place, state)
-        stack.enter_context(_daemon(place, work, ETCD))
-        stack.enter_context(_daemon(place, work, APISERVER))
+        _prepare(place, state)
+        work = state / "plane"
+        stack.enter_context(api_server(place, work))
         in_unit = ("/bin/sh", "-euc", UNIT, "sh", unit)
-        containerd = stack.enter_context(_daemon(place, work, CONTAINERD, CTR, "version", before=in_unit))
+        containerd = stack.enter_context(daemon(place, work, CONTAINERD, CTR, "version", before=in_unit))
         assert containerd.answers(), containerd.log.read_text()[-3000:]
         engine = Containerd(state, place.prefix)
         for archive in images:
             engine.load(archive, ("k8s.io",))
-        _served(place, work)
+        served(place, work)
         for command in (CONTROLLERS, SCHEDULER):
-            stack.enter_context(_daemon(place, work, command))
+            stack.enter_context(daemon(place, work, command))
         flags = (f"--kubeconfig={work}/kubelet", f"--node-ip={NODE}", f"--cert-dir={work}/pki/kubelet")
         node = stack.enter_context(kube.node(engine, place, *flags, settings={"address": "0.0.0.0"}))
         found = Cluster(node, work, containerd)
@@ -309,22 +251,12 @@ def cluster(*images: Path, directories: tuple[Path, ...] = ()) -> Iterator[Clust
         yield found
 
 
-def _prepared(place: Chroot, state: Path) -> Path:
-    """Write what the programs read; returns the directory for what is the cluster's alone."""
+def _prepare(place: Chroot, state: Path) -> None:
+    """Write what containerd and systemctl's callers read."""
     (state / "containerd.toml").write_text(CONFIG + NETWORK)
     (state / "cni.json").write_text(json.dumps(CNI))
     (state / "systemctl").write_text(SYSTEMCTL)
-    run([*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(state), NODE, API])
-    _credentials(state / "plane")
-    return state / "plane"
-
-
-def _served(place: Chroot, work: Path) -> None:
-    """Wait until the API server is ready."""
-    ask = [*place.prefix, "/usr/bin/kubectl", f"--kubeconfig={work}/admin", "get", "--raw=/readyz"]
-    certificate, log = work / "pki/apiserver.crt", work / "kube-apiserver.log"
-    ready = until(lambda: certificate.exists() and run(ask, check=False).returncode == 0, SECONDS)
-    assert ready, log.read_text()[-3000:]
+    run([*place.prefix, "/bin/sh", "-euc", PREPARE, "sh", str(state)])
 
 
 def _usable(found: Cluster) -> bool:

@@ -20,6 +20,7 @@ from e2e.engines import run
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
 from e2e.kube import NAME
 from e2e.plane import Cluster
+from e2e.test_in_cluster import CRD
 from fakehost import Host
 
 PLACE = trees.TOP / "packaging" / "kubernetes"
@@ -36,7 +37,7 @@ VALUES: helm.Values = {
     "config": {"map": PROFILES, "default": "whole"},
     "labels": {"publish": "file", "interval": 1},
 }
-NEXT = {**VALUES, "image": {**VALUES["image"], "tag": "next"}}
+NEXT = {**VALUES, "image": {**VALUES["image"], "tag": "next"}, "labels": {"publish": "node-feature", "interval": 1}}
 # Mode, owner, size or target of all files but those of kernel, cluster and engine, and what is in those below /etc.
 FILES = """
 import hashlib, json, os, stat
@@ -118,6 +119,12 @@ def metrics(cluster: Cluster) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
+def features(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return the objects of which node-feature-discovery makes labels."""
+    found: list[dict[str, Any]] = cluster.get("nodefeatures", f"--namespace={NAMESPACE}").get("items", [])
+    return found
+
+
 def plugin(cluster: Cluster) -> dict[str, Any]:
     """Return the pod of the device plugin."""
     (found,) = cluster.pods("--selector=app.kubernetes.io/component=device-plugin", namespace=NAMESPACE).values()
@@ -164,7 +171,11 @@ def test_a_pod_gets_a_mig_instance(cluster: Cluster, host: Host) -> None:
 
 
 def test_labels_tell_what_the_node_has(cluster: Cluster, host: Host) -> None:
-    found = dict(row.split("=", 1) for row in cluster.run(f"cat {FEATURES}").splitlines())
+    true_labels(dict(row.split("=", 1) for row in cluster.run(f"cat {FEATURES}").splitlines()), host)
+
+
+def true_labels(found: dict[str, str], host: Host) -> None:
+    """Assert that labels tell what the simulated host has."""
     assert found["nvidia.com/cuda.driver-version.full"] == host.driver
     assert found["nvidia.com/gpu.count"] == str(len(host.gpus))
     assert found["nvidia.com/gpu.product"] == host.gpus[0].model.replace(" ", "-")
@@ -182,10 +193,10 @@ def test_metrics_tell_who_has_what(cluster: Cluster, host: Host) -> None:
     }
     assert healthy == ALL
     totals = found["gpushim_gpu_memory_total_bytes"]
-    whole = {row["UUID"]: value for row, value in totals if "GPU_I_ID" not in row}
+    whole = {row["UUID"]: value for row, value in totals if not row.get("GPU_I_ID")}
     assert whole == {gpu.uuid: gpu.memory << 20 for gpu in host.gpus}
     (held,) = cluster.node.held("one")[GPU]
-    users = {row["pod"]: row for row, _ in totals if "pod" in row}
+    users = {row["pod"]: row for row, _ in totals if row.get("pod")}
     assert sorted(users) == ["one", "slice"]
     assert (users["one"]["UUID"], users["one"]["namespace"], users["one"]["container"]) == (held, "default", "main")
     assert (users["slice"]["UUID"], users["slice"]["GPU_I_PROFILE"]) == (host.gpus[0].uuid, "1g.5gb")
@@ -216,7 +227,8 @@ def test_the_nodes_label_picks_a_profile(cluster: Cluster, host: Host) -> None:
     serves(cluster, ALL)
 
 
-def test_an_upgrade_loses_nothing(cluster: Cluster) -> None:
+def test_an_upgrade_loses_nothing(cluster: Cluster, host: Host) -> None:
+    cluster.apply(CRD)
     old, held = plugin(cluster)["metadata"]["name"], cluster.node.everybody()
     with workload.watched(cluster) as seen:
         cluster.apply(workload.job("load", {GPU: 1}, 1000))
@@ -234,7 +246,10 @@ def test_an_upgrade_loses_nothing(cluster: Cluster) -> None:
         name: held[name] for name in ("one", "slice")
     }
     asked = json.loads(cluster.run("gpushim device-plugin status --format=json"))
-    assert asked, "the new instance has the socket"
+    assert [row["name"] for row in asked["resources"]] == [*ALL]  # the new one has the socket
+    cluster.wait_for(lambda: features(cluster), "there is a NodeFeature")
+    (feature,) = features(cluster)
+    true_labels(feature["spec"]["labels"], host)
 
 
 def test_nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:
@@ -243,6 +258,7 @@ def test_nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:
     rolled_out(cluster)
     cluster.helm("uninstall", "gpushim")
     cluster.wait_for(lambda: not cluster.pods(namespace=NAMESPACE), "all pods are gone")
+    cluster.wait_for(lambda: not features(cluster), "the NodeFeature is gone")
     now = files(cluster)
     made = {"/etc/cdi", *map(str, Path(FEATURES).parents)}  # empty directories, by kubelet for hostPath
     assert {path: row for path, row in now.items() if path not in made and before.get(path) != row} == {}

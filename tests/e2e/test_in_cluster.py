@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from e2e import chroots, helm, kube, leftovers, plane, trees
-from e2e.engines import SYSTEM_PATH, run
+import scratch
+from e2e import chroots, controlplane, helm, kube, leftovers, trees
+from e2e.engines import SYSTEM_PATH
 from e2e.leftovers import until
 
 CHART = trees.TOP / "packaging/kubernetes/chart"
@@ -96,7 +98,7 @@ class Server:
     def pod(self, *words: str) -> Iterator[None]:
         """Run --cluster as in a pod of the node."""
         env = {
-            "PATH": SYSTEM_PATH, "KUBERNETES_SERVICE_HOST": plane.API, "NODE_NAME": "node-1",
+            "PATH": SYSTEM_PATH, "KUBERNETES_SERVICE_HOST": controlplane.API, "NODE_NAME": "node-1",
             "POD_NAME": "gpushim-x", "POD_UID": "11111111-2222-3333-4444-555555555555",
         }  # fmt: skip
         program = [str(trees.TOP / "bin/gpushim-device-plugin"), "--cluster", *words]
@@ -115,15 +117,10 @@ def server() -> Iterator[Server]:
     program = kube.program()
     with leftovers.state() as state, contextlib.ExitStack() as stack:
         place = stack.enter_context(chroots.entered("plane", program.parent, view="v1", network=True))
-        addresses = "ip link set lo up; for one do ip address add $one/32 dev lo; done"
-        run([*place.prefix, "/bin/sh", "-euc", addresses, "sh", plane.NODE, plane.API])
         work = state / "plane"
-        plane._credentials(work)
-        stack.enter_context(plane._daemon(place, work, plane.ETCD))
-        stack.enter_context(plane._daemon(place, work, plane.APISERVER))
+        stack.enter_context(controlplane.api_server(place, work))
+        controlplane.served(place, work)
         found = Server(place, work)
-        get = [*place.prefix, "/usr/bin/kubectl", f"--kubeconfig={work}/admin", "get", "--raw=/readyz"]
-        assert until(lambda: run(get, check=False).returncode == 0, plane.SECONDS)
         found.kubectl("create", "namespace", "gpushim")
         rows = [row for row in helm.template(CHART, VALUES).split("\n---\n") if "/templates/rbac.yaml" in row]
         objects = [CRD, *({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"node-{n}"}} for n in (1, 2))]
@@ -138,11 +135,11 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder() -> Iterator[Path]:
     """Where the pod's user may write."""
-    for one in (tmp_path, *tmp_path.parents[:2]):
-        one.chmod(0o777)
-    return tmp_path
+    with tempfile.TemporaryDirectory(dir=scratch.top()) as name:  # pytest's own may be closed to others at any time
+        Path(name).chmod(0o777)
+        yield Path(name)
 
 
 def soon(condition: Callable[[], object]) -> None:
