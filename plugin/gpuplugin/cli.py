@@ -102,7 +102,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     if mps is not None:
         from gpuplugin import mps_supervisor
 
-        mps_supervisor.supervise(mps, sources.read)
+        mps_supervisor.supervise(mps, Sources(given, os.environ).read)
         return
     for note in found.notes:
         logs.logger.warning("%s", note)

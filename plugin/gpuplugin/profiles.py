@@ -36,35 +36,38 @@ class Part:
     notes: list[str] = field(default_factory=list)
 
 
-def read(path: str, chooser: str) -> Part:
+def read(path: str, chooser: str, begins: bool = False) -> Part:
     """Read what counts on this node.
 
     Args:
         path: of NVIDIA's file, or "".
         chooser: path of the file whose one word names a profile, which need not exist; or "".
+        begins: there is nothing yet that could stay as it is. Then a profile that does not exist counts as none that
+            is named: a mistake in a node's label must not take its GPUs away.
 
     Raises:
         GpushimError: a file cannot be read or trusted, or no profile of NVIDIA's file is meant.
     """
     chosen = _chosen(chooser)
     file = device_plugin.parse(_content(path, "configuration of a device plugin"), path) if path else {}
-    profiles = _profiles(file, path)
-    if not profiles and "default" not in file:
-        if chosen:
-            place = f"{path} has no profiles" if path else "no config-file is named"
-            raise GpushimError(
-                f'{chooser} names the profile "{quote(chosen)}", but {place}; write them there, or remove {chooser}',
-                CONFIG,
-            )
-        return Part(file, path)
+    profiles, notes = _profiles(file, path), []
     default = _named(file.get("default"), f"{path}: default", profiles, path)
-    name = _named(chosen, chooser, profiles, path) or default
+    try:
+        name = _meant(chosen, chooser, profiles, path) or default
+    except GpushimError as error:
+        if not begins:
+            raise
+        name = default
+        counts = f"the default {default} counts" if default else "none counts"
+        notes.append(f"{error}; until that is so, {counts}")
+    if not profiles:
+        return Part(file, path, notes=notes)
     if not name:
         names = " or ".join(map(quote, [*profiles][:16]))
-        note = f"{path} has profiles, of which none counts; write default there, or into the profile file {names}"
-        return Part({key: value for key, value in file.items() if key not in KEYS}, path, notes=[note])
+        notes += [f"{path} has profiles, of which none counts; write default there, or into the profile file {names}"]
+        return Part({key: value for key, value in file.items() if key not in KEYS}, path, notes=notes)
     beside = [key for key in file if key not in ("version", *KEYS)]
-    notes = [f"{path}: {quote(key)} does nothing beside the profile {name}, which counts" for key in beside]
+    notes += [f"{path}: {quote(key)} does nothing beside the profile {name}, which counts" for key in beside]
     return Part(profiles[name], f"{path}, profile {name}", name, notes)
 
 
@@ -111,12 +114,24 @@ def _profiles(file: dict[str, Any], path: str) -> dict[str, Any]:
     return found
 
 
+def _meant(chosen: str, chooser: str, profiles: dict[str, Any], path: str) -> str:
+    if chosen and not profiles:
+        place = f"{path} has no profiles" if path else "no config-file is named"
+        raise GpushimError(
+            f'{chooser} names the profile "{quote(chosen)}", but {place}; write them there, or remove {chooser}',
+            CONFIG,
+        )
+    return _named(chosen, chooser, profiles, path)
+
+
 def _named(name: Any, who: str, profiles: dict[str, Any], path: str) -> str:
     if name in (None, ""):
         return ""
     if not isinstance(name, str) or name not in profiles:
         there = ", ".join(map(quote, [*profiles][:16])) or "none"
         raise GpushimError(
-            f'{who} names the profile "{quote(str(name))}", which {path} does not have; it has {there}', CONFIG
+            f'{who} names the profile "{quote(str(name))}", which {path} does not have; it has {there}; name one of '
+            "them",
+            CONFIG,
         )
     return name

@@ -39,7 +39,11 @@ class Settings:
 
 
 def resolve(
-    flags: Mapping[str, Sequence[str]], environment: Mapping[str, str], section: Mapping[str, Any], path: str = ""
+    flags: Mapping[str, Sequence[str]],
+    environment: Mapping[str, str],
+    section: Mapping[str, Any],
+    path: str = "",
+    begins: bool = False,
 ) -> Settings:
     """Find out what is in force.
 
@@ -48,12 +52,13 @@ def resolve(
         environment: variables.
         section: [device-plugin] of config.toml; what it leaves out has its default.
         path: of NVIDIA's file, if config-file is not to count.
+        begins: none have been in force, as for profiles.read.
 
     Raises:
         GpushimError: a value is wrong, or a file cannot be read or trusted.
     """
     named, chooser = files(flags, environment, section)
-    part = profiles.read(path or named, chooser)
+    part = profiles.read(path or named, chooser, begins)
     found = Settings({**_defaults(), **section}, profile=part.profile, notes=part.notes)
     ranks = dict.fromkeys(found.values, 3)
     for setting in SETTINGS:

@@ -27,9 +27,10 @@ class Sources:
     def __init__(self, flags: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
         self._flags, self._environment = flags, environment
         self._seen: dict[str, object] = {}  # identity by path, from before it was read
+        self._begins = True  # no settings have been read
 
     def read(self) -> Settings:
-        """Read them all.
+        """Read them all; the first time, a profile that does not exist counts as none that is named.
 
         Raises:
             GpushimError: what they say is wrong. `changed` still looks at those that count now.
@@ -39,7 +40,9 @@ class Sources:
         section = policy.load(config)["device-plugin"]
         files = settings.files(self._flags, self._environment, section)
         self._seen = {path: stamp.identity(path) for path in (config, *files) if path}
-        return settings.resolve(self._flags, self._environment, section)
+        found = settings.resolve(self._flags, self._environment, section, begins=self._begins)
+        self._begins = False
+        return found
 
     def changed(self) -> bool:
         """Say whether a file has changed since it was read, or since this was asked last; a file costs two stats."""

@@ -76,6 +76,16 @@ def test_check_says_what_would_be_registered(node: Node) -> None:
     assert "Every container gets gds, too." in said
 
 
+def test_a_mistyped_profile_takes_no_gpu_away(node: Node) -> None:
+    node.build(1)
+    (node.folder / "file").write_text('{"profiles": {"a": {"flags": {"gdsEnabled": true}}}, "default": "a"}')
+    (node.folder / "profile").write_text("typo")
+    said = node.run("--check", f"--config-file={node.folder}/file", f"--profile-file={node.folder}/profile")
+    assert 'names the profile "typo"' in said
+    assert "nvidia.com/gpu: 1 of 1 can be given out" in said
+    assert "Every container gets gds, too." in said
+
+
 def test_check_without_a_driver_ends_with_the_code_of_a_create(node: Node) -> None:
     node.build(1)
     (node.folder / "host/proc/driver/nvidia/version").unlink()

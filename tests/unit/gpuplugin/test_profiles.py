@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,24 @@ def test_without_a_file_no_profile_can_be_named(tmp_path: Path) -> None:
     (tmp_path / "profile").write_text("small")
     with pytest.raises(GpushimError, match="but no config-file is named"):
         profiles.read("", str(tmp_path / "profile"))
+
+
+@pytest.mark.parametrize(
+    ("file", "wanted", "note"),
+    [
+        ({"profiles": BOTH, "default": "big"}, BIG, "name one of them; until that is so, the default big counts"),
+        ({"profiles": BOTH, "version": "v1"}, {"version": "v1"}, "name one of them; until that is so, none counts"),
+        (BIG, BIG, "file has no profiles; write them there, or remove .*; until that is so, none counts"),
+    ],
+)
+def test_at_a_start_a_profile_that_does_not_exist_is_none_that_is_named(
+    read: Any, tmp_path: Path, file: Any, wanted: Any, note: str
+) -> None:
+    with pytest.raises(GpushimError, match='profile names the profile "huge"'):
+        read(file, "huge")
+    found = profiles.read(str(tmp_path / "file"), str(tmp_path / "profile"), begins=True)
+    assert found.table == wanted
+    assert re.search(f'names the profile "huge", .*{note}', found.notes[0])
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664])

@@ -96,6 +96,18 @@ def test_a_file_that_is_wrong_is_read_again_when_it_changes_and_not_before(top: 
     assert sources.read().values["gds"]
 
 
+def test_a_profile_that_does_not_exist_stops_no_start_and_changes_nothing_later(top: Path) -> None:
+    (top / "profile").write_text("typo")
+    sources = Sources({}, {})
+    found = sources.read()
+    assert (found.profile, 'names the profile "typo"' in found.notes[0]) == ("b", True)
+    (top / "profile").write_text("a")
+    assert (sources.changed(), sources.read().profile) == (True, "a")
+    (top / "profile").write_text("typo")
+    with pytest.raises(GpushimError, match='names the profile "typo"'):
+        sources.read()
+
+
 def test_a_wrong_config_toml_leaves_the_other_files_looked_at(top: Path) -> None:
     sources = Sources({}, {})
     sources.read()
