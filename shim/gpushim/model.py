@@ -92,6 +92,7 @@ DevicePluginPolicy = TypedDict(
         "kubelet-dir": str,
         "config-file": str,
         "profile-file": str,
+        "metrics": str,
         "labels-file": str,
         "labels-interval": int,
         "labels-no-timestamp": bool,
