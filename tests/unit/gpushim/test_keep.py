@@ -118,7 +118,12 @@ def until_replaced(monkeypatch: pytest.MonkeyPatch, folder: Path, look: Callable
     """Keep a snapshot, by this look, until another version takes this one's place."""
     whole = folder / "whole"
     whole.touch()
-    monkeypatch.setattr(Keep, "look", lambda kept: (look(), whole.unlink()))
+
+    def once(kept: Keep) -> None:
+        look()
+        whole.unlink()
+
+    monkeypatch.setattr(Keep, "look", once)
     monkeypatch.setattr(keep, "WHOLE", str(whole))
     monkeypatch.setattr(keep, "LOOK", 0.02)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
