@@ -73,7 +73,7 @@ class Httpd:
         self._address, self._told, self._next = "", "", 0.0  # time.monotonic()
         self._server: asyncio.AbstractServer | None = None
         self._inode: Identity | None = None
-        self._clients: dict[asyncio.StreamWriter, None] = {}  # whose request is not complete; the oldest first
+        self._clients: dict[asyncio.StreamWriter, None] = {}  # that have no whole answer yet; the oldest first
 
     async def attend(self, address: str) -> None:
         """See to it that this address is listened at, "" for none, and log once why it is not."""

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from e2e import pages
+from gpushim import __version__
 
 KUBERNETES = pages.TOP / "packaging/kubernetes"
 CHART = "packaging/kubernetes/chart"
@@ -118,3 +119,9 @@ def test_kubectl_is_told_what_there_is() -> None:
 def test_scripts_of_a_checkout_are_there() -> None:
     found = {words[0] for _, block in blocks("sh cluster") for words in map(shlex.split, block.commands)}
     assert {name for name in found if "/" in name and not (pages.TOP / name).is_file()} == set()
+
+
+def test_versions_are_this_one() -> None:
+    text = "".join(page.read_text() for page in pages.PAGES)
+    found = re.findall(r"gpushim[-:](\d+\.\d+\.\d+)", text)
+    assert set(found) == {__version__}
