@@ -15,7 +15,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from gpushim import stamp, wanted
+from gpushim import keeper, stamp, wanted
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure, renew
 from gpushim.logs import logger
@@ -67,6 +67,7 @@ class Keep:
 
     def __init__(self, config: str, state: str) -> None:
         self.config, self.state = config, state
+        self._lock = keeper.Lock(state)
         self._child: _Child | None = None
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
         self._failed_for: Any = None  # facts about host and configuration
@@ -75,6 +76,7 @@ class Keep:
 
     def look(self) -> None:
         """See to the child, and start one if it is needed."""
+        self._lock.take()
         if self._child is not None:
             code = self._child.ended()
             if code is None:
@@ -85,6 +87,7 @@ class Keep:
 
     def stop(self) -> None:
         """Kill the child, if there is one; wait a moment for its end."""
+        self._lock.leave()
         if self._child is not None:
             self._child.kill()
             self._child.gone(GRACE)

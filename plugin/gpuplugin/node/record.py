@@ -10,10 +10,11 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 
+from gpushim import keeper
 from gpushim.errors import GpushimError
 from gpushim.replace import content, replace
 
-PATH = "/var/lib/gpushim/node.json"
+PATH = keeper.RECORD
 FORM = 1
 
 

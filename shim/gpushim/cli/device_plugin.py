@@ -127,7 +127,8 @@ def _ask(do: str) -> dict[str, Any]:
         raise GpushimError(f"{where} is root's; run this as root", FAILED) from None
     except (FileNotFoundError, NotADirectoryError, ConnectionError):
         raise GpushimError(
-            f"no gpushim-device-plugin listens at {where}; start it, as root: systemctl start gpushim-device-plugin",
+            f"no gpushim-device-plugin listens at {where}; start it, as root: systemctl start gpushim-device-plugin, "
+            "or see with kubectl why its pod on this node does not run",
             FAILED,
         ) from None
     except socket.timeout:

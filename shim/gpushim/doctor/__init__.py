@@ -12,7 +12,7 @@ import shlex
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpushim import policy, stamp
+from gpushim import keeper, policy, stamp
 from gpushim.engines import HOOK, PROGRAM, kubelets, programs, running, table, units
 from gpushim.errors import GpushimError
 from gpushim.inventory import modules, platforms, procfs, rooted
@@ -126,6 +126,17 @@ class Host:
         places = [f"{self.top}{folder}/systemd/system/{name}" for folder in UNITS]
         return next((place for place in places if os.path.exists(place)), "")
 
+    @property
+    def by_node(self) -> bool:
+        """Whether gpushim-node has put gpushim here, and no package."""
+        return os.path.exists(self.top + keeper.RECORD)
+
+    def install(self, what: str) -> str:
+        """Say how files of gpushim's that are missing come here; `what` they are, as the object of a clause."""
+        if self.by_node:
+            return f"delete gpushim-node's pod on this node with kubectl: its daemon set makes another, with {what}"
+        return f"install gpushim's package, which brings {what}"
+
     def start(self, name: str) -> str:
         """Say how an engine is started, by its name in table.ENGINES."""
         return units.fix("start", table.ENGINES[name].unit, top=self.top)
@@ -210,6 +221,15 @@ def then(command: str, action: str) -> str:
 def corrected(path: str) -> str:
     """Say that a file needs correction."""
     return f"correct {shlex.quote(path)}"
+
+
+def pods(component: str) -> str:
+    """Say how somebody finds out why a daemon set of gpushim's has no pod on this node that is Ready."""
+    labels = f"app.kubernetes.io/name=gpushim,app.kubernetes.io/component={component}"
+    return (
+        f"see why the daemon set gpushim-{component} has no pod on this node that is Ready (`kubectl get pods -A -o "
+        f"wide -l {labels}` lists them), or install gpushim's chart again if there is no such daemon set"
+    )
 
 
 def ours(program: str) -> bool:

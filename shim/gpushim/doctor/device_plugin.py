@@ -23,6 +23,7 @@ from gpushim.doctor import (
     check_crio,
     listing,
     ok,
+    pods,
     some,
     then,
     warning,
@@ -53,8 +54,10 @@ def registered(host: Host) -> Iterator[Finding]:
     if not found:
         yield warning(
             f"no device plugin for GPUs has a socket in {folder}: pods cannot ask for nvidia.com/gpu",
-            "install gpushim-device-plugin or NVIDIA's k8s-device-plugin; `kubectl get pods -A -o wide` says whether "
-            "one of NVIDIA's runs on this node",
+            pods("device-plugin")
+            if host.by_node
+            else "install gpushim-device-plugin or NVIDIA's k8s-device-plugin; `kubectl get pods -A -o wide` says "
+            "whether one of NVIDIA's runs on this node",
         )
     for path in found if alive else found[:1]:
         if path not in alive:
@@ -63,7 +66,10 @@ def registered(host: Host) -> Iterator[Finding]:
     if both:
         told = f"two device plugins offer nvidia.com/{', nvidia.com/'.join(both)}: kubelet takes the one that "
         told += "registered last, and two pods may get one GPU"
-        fix = f"keep one of them: systemctl disable --now {PLUGIN_UNIT}, or delete NVIDIA's daemon set with kubectl"
+        stop = f"systemctl disable --now {PLUGIN_UNIT}, or delete NVIDIA's daemon set with kubectl"
+        if not host.unit(f"{PLUGIN_UNIT}.service"):
+            stop = "delete NVIDIA's daemon set with kubectl, or gpushim-device-plugin's"
+        fix = f"keep one of them: {stop}"
         yield broken(told, fix)
     if mine:
         yield from _asked(host)

@@ -131,7 +131,7 @@ def nvml(host: Host) -> Iterator[Finding]:
         yield broken(found["error"], f"reboot (dmesg may have Xid messages that tell more); then {REFRESH}")
     elif found["source"] != "nvml":
         missing = "nvidia-ml-py" in " ".join(found["notes"])
-        fix = "install gpushim's package, which brings nvidia-ml-py" if missing else "make `nvidia-smi` work"
+        fix = host.install("nvidia-ml-py") if missing else "make `nvidia-smi` work"
         yield (warning if missing else broken)("; ".join(found["notes"]), f"{fix}; then {REFRESH}")
     elif found["seconds"] > SLOW:
         yield warning(f"NVML takes {found['seconds']:.1f} s to initialise: so does each refresh", _kept(host))

@@ -11,7 +11,7 @@ import stat
 from typing import TYPE_CHECKING
 
 import gpushim
-from gpushim import engines, logfile, policy, seen, stamp
+from gpushim import engines, keeper, logfile, policy, seen, stamp
 from gpushim.doctor import (
     Finding,
     Host,
@@ -20,6 +20,7 @@ from gpushim.doctor import (
     discounted,
     listing,
     ok,
+    pods,
     skipped,
     some,
     untrusted,
@@ -229,12 +230,19 @@ def yaml(host: Host) -> Iterator[Finding]:
 
 
 def units(host: Host) -> Iterator[Finding]:
-    """Check that systemd runs refreshes."""
-    if not os.path.isdir(f"{host.top}/run/systemd/system"):
-        yield skipped("systemd does not run here")
-        return
+    """Check that refreshes are run, by systemd or by `gpushim refresh --keep`."""
     if host.unit("gpushim-refresh.service"):
         yield ok("gpushim-refresh.service is installed")
+    elif keeper.runs(host.state):
+        yield ok("gpushim refresh --keep runs" + (", by gpushim-node" if host.by_node else ""))
+    elif host.by_node:
+        yield warning(
+            "gpushim-node has put gpushim here, and its gpushim refresh --keep does not run: the list of GPUs is not "
+            "renewed, which gpushim's device plugin in a pod waits for, nor are CDI specs",
+            pods("node"),
+        )
+    elif not os.path.isdir(f"{host.top}/run/systemd/system"):
+        yield skipped("systemd does not run here, nor gpushim refresh --keep")
     else:
         yield warning(
             "gpushim-refresh.service is not installed: CDI specs are not renewed after a boot or a driver upgrade",
@@ -247,4 +255,4 @@ def programs(host: Host) -> Iterator[Finding]:
     try:
         yield ok(" and ".join(engines.installed(name) for name in (engines.PROGRAM, engines.HOOK)) + " are there")
     except GpushimError as error:
-        yield broken(str(error), "install gpushim's package")
+        yield broken(str(error), host.install("them"))

@@ -151,8 +151,13 @@ def _(self: Administrator, line: str, section: str, other: str | None, another: 
         nodes.configure(self.patient, another, other)
 
 
-@step(r"keep one of them: systemctl disable --now gpushim-device-plugin, or delete NVIDIA's daemon set with kubectl")
-def _(self: Administrator) -> None:
+@step(
+    r"keep one of them: (systemctl disable --now gpushim-device-plugin, or )?delete NVIDIA's daemon set with kubectl"
+    r"(?:, or gpushim-device-plugin's)?"
+)
+def _(self: Administrator, unit: str | None) -> None:
+    there = (self.patient.top / "usr/lib/systemd/system/gpushim-device-plugin.service").exists()
+    assert bool(unit) == there
     (self.patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock").unlink()
 
 
@@ -321,6 +326,12 @@ def _(self: Administrator, path: str) -> None:
 def _(self: Administrator) -> None:
     config = Path(next(each for each in self.patient.host.engines if each.name == "containerd").config)
     config.write_text(config.read_text().replace("enable_cdi = false", "enable_cdi = true"))
+
+
+@step(r"see why the daemon set gpushim-device-plugin has no pod on this node that is Ready .*")
+def _(self: Administrator) -> None:
+    assert self.patient.host.by_node
+    self.held.enter_context(self.patient.listening())
 
 
 @step(r"install gpushim-device-plugin or NVIDIA's .*|delete the device plugin's pod on this node with kubectl: .*")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fakehost.platforms
-from gpushim import stamp
+from gpushim import keeper, stamp
 from gpushim.doctor import driver
 from unit.gpushim.doctor.patient import Patient
 
@@ -150,7 +150,7 @@ def make_room(patient: Patient) -> None:
     patient.patch.setattr(os, "statvfs", REAL_STATVFS)
 
 
-@by(SENTENCES, "no_programs")
+@by(SENTENCES, "no_programs", "no_programs_on_a_node")
 def install_gpushim(patient: Patient) -> None:
     patient.patch.undo()
 
@@ -169,6 +169,15 @@ def install_yaml(patient: Patient) -> None:
 @by(SENTENCES, "no_unit")
 def install_the_unit(patient: Patient) -> None:
     patient.write("etc/systemd/system/gpushim-refresh.service", "")
+
+
+@by(SENTENCES, "nobody_keeps_a_node")
+def let_the_pod_run(patient: Patient) -> None:
+    (found,) = patient.said("units")
+    assert "app.kubernetes.io/component=node" in found.fix
+    patient.keeper = keeper.Lock(patient.state)
+    os.makedirs(patient.state, exist_ok=True)
+    patient.keeper.take()
 
 
 @by(SENTENCES, "no_runc", "runc_is_ourselves", "runc_is_nvidias", "runc_that_hangs", "runc_that_says_nothing")

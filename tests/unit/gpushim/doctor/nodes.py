@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import gpushim
+from gpushim import keeper
 from gpushim.doctor import device_plugin
 from gpushim.kubelet import CHECKPOINT
 from unit.gpushim.doctor.patient import Patient
@@ -166,6 +167,18 @@ def a_socket_was_left_by_one_of_others(patient: Patient) -> None:
 def nvidias_runs_beside_ours(patient: Patient) -> None:
     plays(patient)
     held(patient).enter_context(bound(patient.top / PLUGINS / "nvidia-gpu.sock"))
+
+
+@fault("kubernetes-device-plugin", "broken", "two device plugins offer nvidia.com/gpu")
+def nvidias_runs_beside_our_pod(patient: Patient) -> None:
+    nvidias_runs_beside_ours(patient)
+    (patient.top / "usr/lib/systemd/system/gpushim-device-plugin.service").unlink()
+
+
+@fault("kubernetes-device-plugin", "warning", "no device plugin for GPUs has a socket")
+def a_node_without_a_pod_of_ours(patient: Patient) -> None:
+    (patient.top / PLUGINS / "nvidia-gpu.sock").unlink()
+    patient.write(keeper.RECORD[1:], "{}")
 
 
 @fault("kubernetes-device-plugin", "warning", "cannot be asked")

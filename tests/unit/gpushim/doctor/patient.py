@@ -57,6 +57,7 @@ INFO = {
 class Patient(Machine):
     patch: pytest.MonkeyPatch
     kept: Optional[socket.socket] = None
+    keeper: Any = None  # holds the lock of one that keeps the snapshot
     kept_open: Optional[contextlib.ExitStack] = None  # what is closed when the test ends
 
     def __init__(self, folder: Path, *, refreshed: bool = True) -> None:

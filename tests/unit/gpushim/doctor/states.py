@@ -9,6 +9,7 @@ import stat
 import subprocess
 from pathlib import Path
 
+from gpushim import keeper
 from gpushim.engines import genuine
 from gpushim.engines.running import Stranger
 from unit.gpushim.doctor.patient import Patient
@@ -169,6 +170,12 @@ def log_that_cannot_be_written(patient: Patient) -> None:
 @fault("programs", "broken", "is not an executable file")
 def no_programs(patient: Patient) -> None:
     patient.patch.setattr("gpushim.engines.PROGRAM", "gpushim-absent")
+
+
+@fault("programs", "broken", "is not an executable file")
+def no_programs_on_a_node(patient: Patient) -> None:
+    patient.write(keeper.RECORD[1:], "{}")
+    no_programs(patient)
 
 
 @fault("low-level-runtime", "broken", "is NVIDIA's")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from gpushim import keeper
 from gpushim.nvidia import migrate
 from unit.gpushim.doctor.patient import RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import CONTAINERD, DAEMON, K3S, change, edit
@@ -82,6 +83,25 @@ def podman_has_a_name_of_the_compat_package(patient: Patient) -> None:
 def k3s_imports_it(patient: Patient) -> None:
     patient.write(f"{K3S}/config.toml", 'version = 3\nimports = ["config-v3.toml.d/*.toml"]\n')
     patient.write(f"{K3S}/config-v3.toml.d/99-gpushim.toml", "BinaryName = '/usr/bin/gpushim-runtime'")
+
+
+@well("units", "gpushim refresh --keep runs, by gpushim-node")
+def a_node_that_is_kept(patient: Patient) -> None:
+    kept(patient)
+    patient.write(keeper.RECORD[1:], "{}")
+
+
+@well("units", "gpushim refresh --keep runs")
+def a_host_with_another_init(patient: Patient) -> None:
+    kept(patient)
+    (patient.top / "run/systemd/system").rmdir()
+
+
+def kept(patient: Patient) -> None:
+    (patient.top / "etc/systemd/system/gpushim-refresh.service").unlink()
+    os.makedirs(patient.state, exist_ok=True)
+    patient.keeper = keeper.Lock(patient.state)
+    patient.keeper.take()
 
 
 @well("nvidia-units", "no nvidia-cdi-refresh is enabled")

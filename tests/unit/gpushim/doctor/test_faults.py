@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushim import keeper
 from gpushim.doctor import checks
 from gpushim.engines import genuine
 from gpushim.engines.running import Stranger
@@ -266,6 +267,12 @@ def no_yaml(patient: Patient) -> None:
 @fault("units", "warning", "is not installed")
 def no_unit(patient: Patient) -> None:
     (patient.top / "etc/systemd/system/gpushim-refresh.service").unlink()
+
+
+@fault("units", "warning", "its gpushim refresh --keep does not run")
+def nobody_keeps_a_node(patient: Patient) -> None:
+    no_unit(patient)
+    patient.write(keeper.RECORD[1:], "{}")
 
 
 @fault("low-level-runtime", "broken", "no low-level runtime")
