@@ -12,6 +12,7 @@ from e2e import charts, helm
 from e2e.charts import ACCOUNT, ALL, FEATURE, FEATURES, MONITOR, NODE, NODES, PLUGIN, TIMES, TWO, containers
 from e2e.helm import RefusedError, Values
 from gpuplugin import cli, profiles, settings, sharing
+from gpuplugin.node import cli as node
 
 UNINSTALL = "DaemonSet gpushim-uninstall"
 DEFAULT = {PLUGIN, NODE, "RuntimeClass nvidia"}
@@ -33,6 +34,13 @@ def understood(args: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("values", [{}, ALL, {"uninstall": True}])
 def test_lint_has_nothing_to_say(values: Values) -> None:
     assert helm.lint(charts.CHART, values) == []
+
+
+def test_the_labels_file_goes_from_the_directory_that_was_chosen() -> None:
+    found = containers(charts.objects({"uninstall": True, "labels": {"directory": "/opt/x"}})[UNINSTALL])
+    words = found["uninstall"]["args"]
+    context = node.main.commands[words[0]].make_context("uninstall", words[1:])
+    assert context.params["labels"] == "/opt/x"
 
 
 @pytest.mark.parametrize("name", charts.FILES)

@@ -144,7 +144,9 @@ def test_what_others_have_changed_stays(there: Node, payload: Path) -> None:
     there.call("install", "--engine=none", payload=payload)
     there.run("echo '# mine' >>/etc/gpushim/config.toml; echo mine >/usr/lib/gpushim/mine")
     there.run("echo mine >/usr/share/bash-completion/completions/gpushim")
-    done = there.call("uninstall", payload=payload)
+    there.run("mkdir /etc/features.d; touch /etc/features.d/gpushim /etc/features.d/other")
+    done = there.call("uninstall", "--labels-directory=/etc/features.d", payload=payload)
+    assert there.run("ls /etc/features.d").stdout == "other\n"
     assert "/usr/share/bash-completion/completions/gpushim has been changed, and stays" in done.stderr
     assert there.run("tail -n 1 /etc/gpushim/config.toml").stdout == "# mine\n"
     assert there.run("cat /usr/lib/gpushim/mine; ls /usr/bin/gpushim* || true").stdout == "mine\n"

@@ -79,14 +79,23 @@ def install_command(place: str, folder: str, name: str, restart: bool, **options
 @main.command("uninstall")
 @HOST
 @FOLDER
+@click.option(
+    "--labels-directory",
+    "labels",
+    metavar="DIR",
+    default=uninstall.LABELS,
+    show_default=True,
+    callback=_absolute,
+    help="Where the plugin's labels file is, for node-feature-discovery.",
+)
 @RESTART
-def uninstall_command(place: str, folder: str, restart: bool) -> None:
+def uninstall_command(place: str, folder: str, labels: str, restart: bool) -> None:
     """Take away what install has put onto the node: first the engine's settings, then the files.
 
     Files that somebody has changed stay. As long as containers run whose engine needs gpushim-runtime to end them,
     all files stay, and the exit code says so.
     """
-    uninstall.uninstall(place, os.path.dirname(folder) + "/written.sh", restart)
+    uninstall.uninstall(place, os.path.dirname(folder) + "/written.sh", labels, restart)
 
 
 @main.command("keep")

@@ -19,6 +19,7 @@ from gpushim.errors import GpushimError
 RUNTIME = b"gpushim-runtime"
 SHIM, CONMON = b"containerd-shim", b"conmon"
 SHOWN = 8
+LABELS = "/etc/kubernetes/node-feature-discovery/features.d"  # labels.directory of the chart
 SECONDS = 120
 STEPS = """
 if [ -d /run/systemd/system ]; then systemctl stop 'gpushim-mps@*.service' 2>/dev/null || true; fi
@@ -29,16 +30,17 @@ remove_records
 remove_links
 rm -rf /run/gpushim
 rm -f /var/log/gpushim.log /var/log/gpushim.log.*
-rm -f /etc/kubernetes/node-feature-discovery/features.d/gpushim
+rm -f "$1/gpushim"
 """
 
 
-def uninstall(place: str, script: str, restart: bool) -> None:
+def uninstall(place: str, script: str, labels: str, restart: bool) -> None:
     """Uninstall from a node.
 
     Args:
         place: absolute path where the node's root is mounted.
         script: absolute path of written.sh.
+        labels: absolute path on the node of the directory with the labels file.
         restart: restart the engine if it has to be.
 
     Raises:
@@ -63,7 +65,7 @@ def uninstall(place: str, script: str, restart: bool) -> None:
             record.engine = []
             record.save()
         _refuse_if_used()
-        _remove(record, functions)
+        _remove(record, functions, labels)
 
 
 def _refuse_if_used() -> None:
@@ -76,11 +78,11 @@ def _refuse_if_used() -> None:
         )
 
 
-def _remove(record: records.Record, functions: str) -> None:
+def _remove(record: records.Record, functions: str, labels: str) -> None:
     for path in lay.away(record, [*record.files]):
         say(f"gpushim-node: {path} has been changed, and stays", error=True)
     os.unlink(records.PATH)
-    answer = ask.program(["/bin/sh", "-c", f"DPKG_ROOT=\n{functions}\n{STEPS}"], SECONDS)
+    answer = ask.program(["/bin/sh", "-c", f"DPKG_ROOT=\n{functions}\n{STEPS}", "sh", labels], SECONDS)
     for line in answer.out.splitlines():
         say(line.replace("gpushim: ", "gpushim-node: ", 1))
     if answer.code:

@@ -334,7 +334,13 @@ def _(self: Administrator) -> None:
     self.held.enter_context(self.patient.listening())
 
 
-@step(r"install gpushim-device-plugin or NVIDIA's .*|delete the device plugin's pod on this node with kubectl: .*")
+@step(r"install gpushim-device-plugin or NVIDIA's .*")
+def _(self: Administrator) -> None:
+    assert not self.patient.host.by_node
+    self.held.enter_context(self.patient.listening())
+
+
+@step(r"delete the device plugin's pod on this node with kubectl: .*")
 def _(self: Administrator) -> None:
     self.held.enter_context(self.patient.listening())
 

@@ -152,6 +152,8 @@ def make_room(patient: Patient) -> None:
 
 @by(SENTENCES, "no_programs", "no_programs_on_a_node")
 def install_gpushim(patient: Patient) -> None:
+    (found,) = patient.said("programs")
+    assert ("package" not in found.fix) == patient.host.by_node
     patient.patch.undo()
 
 
