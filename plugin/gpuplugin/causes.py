@@ -31,6 +31,7 @@ FINE = (0, 5)  # recovery actions: none, and the one that does not concern the G
 LONGEST = 128  # characters of a UUID, or of the name of a child
 MODE = 0o600
 KINDS = ("xid", "ecc", "recovery", "lost", "gone", "rows", "error", "blind")  # Reason says what they are
+EVENTS = ("xid", "ecc")  # of them, that are heard once and never again
 _TYPES: dict[str, tuple[type, ...]] = {
     "kind": (str,),
     "since": (int, float),

@@ -1,7 +1,8 @@
 """Which GPUs and MIG instances are not to be handed out now, why, and since when.
 
 Takes the lines of the children that watch (watching.py), and keeps what follows in one file, so that a restart heals
-nothing. A reason ends when what caused it is gone: each cause says how (causes.Cause.ends).
+nothing. A reason ends when what caused it is gone: each cause says how (causes.Cause.ends). Another instance of the
+plugin, as during a rolling update, writes the same file: an event that only one of them has heard counts for both.
 Out of scope: watching itself, telling kubelet, and MIG modes that change, which call for another look at the host.
 Budget: `heard` and `problems` look through the reasons of GPUs; a small file is written at most four times a second.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin import causes, reason, xids
 from gpuplugin.causes import Cause, Known
 from gpuplugin.reason import Reason
+from gpushim import stamp
 from gpushim.errors import quote
 from gpushim.inventory.procfs import sysfs_name
 from gpushim.logs import logger
@@ -49,6 +51,7 @@ class Health:
         """
         self.path = path
         self._choice = choice or xids.Choice()
+        self._file = stamp.identity(path)  # as it was read or written last
         self._state = causes.load(path, causes.boot_id() if boot is None else boot)
         self._here: set[str] = set()  # UUIDs of the last snapshot
         self._unsaved = self._said = False
@@ -123,6 +126,7 @@ class Health:
         """
         if not snapshot["error"]:
             self._adopt(snapshot, now)
+        self._take_in()
         found: dict[str, list[Reason]] = {}
         for gpu in (one for one in snapshot["gpus"] if one["uuid"]):
             uuid = gpu["uuid"]
@@ -138,8 +142,10 @@ class Health:
         if not self._unsaved or (not at_once and now - self._saved < SAVES):
             return
         self._saved = now
+        self._take_in()
         try:
             causes.save(self.path, self._state)
+            self._file = stamp.identity(self.path)
             self._unsaved = self._said = False
         except OSError as error:
             if not self._said:
@@ -147,6 +153,18 @@ class Health:
                     "%s cannot be written, so a restart would forget why devices are unhealthy: %s", self.path, error
                 )
             self._said = True
+
+    def _take_in(self) -> None:
+        """Take in the events of GPUs here that another instance has written since; polls, each makes its own."""
+        there = stamp.identity(self.path)
+        if there == self._file or not self._here:
+            return
+        self._file = there
+        for uuid, other in causes.load(self.path, self._state.boot).gpus.items():
+            known = self._state.find(uuid, self._here) if uuid in self._here else None
+            for name, cause in other.causes.items() if known and known.binding == other.binding else ():
+                if cause.kind in causes.EVENTS and name not in known.causes and self._counts(cause):
+                    self._add(known, name, cause)
 
     def _event(self, line: dict[str, Any], now: float) -> None:
         """Take an XID, or an ECC error, of a GPU; of all of them if it is not known which."""

@@ -235,6 +235,31 @@ def test_an_xid_that_settings_disable_after_it_came_counts_no_more(watched: Heal
     assert kinds(Health(path, xids.choose("48", "", []), boot="b")) == {}
 
 
+def test_what_one_of_two_instances_has_heard_counts_for_both(watched: Health, path: str) -> None:
+    """In a rolling update: the new one has read the file, and its children do not run yet."""
+    new = Health(path, boot="b")
+    assert kinds(new) == {}
+    watched.heard({"xid": 79, "gpu": WHOLE}, T)
+    assert kinds(new, T + 2) == {WHOLE: ["xid"]}
+    new.heard({"ecc": True, "gpu": PARENT}, T + 3)
+    watched.heard({"xid": 95, "gpu": PARENT}, T + 4)
+    watched.save(at_once=True)
+    found = {WHOLE: ["xid"], **{who: ["ecc", "xid"] for who in (PARENT, *MIGS)}}
+    assert kinds(new, T + 5) == kinds(Health(path, boot="b"), T + 5) == found
+
+
+def test_of_what_another_instance_has_written_only_what_is_so_now_counts(watched: Health, path: str) -> None:
+    new = Health(path, xids.choose("48", "", []), boot="b")
+    assert kinds(new, T, host(inode=6)) == {}  # the driver was bound anew
+    watched.heard({"xid": 79, "gpu": WHOLE}, T)
+    assert kinds(new, T + 1, host(inode=6)) == {}
+    watched.problems(host(inode=6), T + 2)
+    for line in ({"xid": 48, "gpu": WHOLE}, poll({**WELL, "lost": True}), {"xid": 79, "gpu": PARENT}):
+        watched.heard(line, T + 2)
+    watched.save(at_once=True)
+    assert kinds(new, T + 3, host(inode=6)) == {who: ["xid"] for who in (PARENT, *MIGS)}
+
+
 def test_a_flood_is_bounded_and_seldom_written(watched: Health, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     monkeypatch.setattr(causes, "save", lambda *_: written.append(1))
