@@ -84,6 +84,15 @@ def test_keep_lists_gpus_when_the_plugin_asks(bare: Node) -> None:
         assert until(lambda: listed(bare)["looked"] > before, 20), log.read_text()
 
 
+def test_doctor_knows_who_keeps_the_list(bare: Node) -> None:
+    def said() -> str:
+        return bare.run("gpushim doctor --all", check=False).stdout
+
+    with kept(bare):
+        assert until(lambda: "gpushim refresh --keep runs, by gpushim-node" in said(), 20), said()
+    assert "its gpushim refresh --keep does not run" in said()
+
+
 def test_keep_ends_with_its_child_while_nvml_hangs(bare: Node) -> None:
     with kept(bare) as (pid, _):
         bare.host.behave(hang=True)
