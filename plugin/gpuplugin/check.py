@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpuplugin import kept, limits, sharing
 from gpuplugin.offer import absent, offered
-from gpushim import stamp
 from gpushim.cli import show
-from gpushim.inventory import renew
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +32,7 @@ def tell(settings: Settings) -> None:
     """
     notes = settings.notes[:]
     try:
-        state, renewed = stamp.state_dir(), settings.values["refresh"]
-        snapshot = renew.snapshot(stamp.config_path(), state) if renewed else kept.snapshot(state)
+        snapshot = kept.current(settings)
         found, told = offered(snapshot, settings, notes)
         notes += absent(settings)
     finally:

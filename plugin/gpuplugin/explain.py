@@ -12,12 +12,10 @@ from gpuplugin import kept, preferred, sharing
 from gpuplugin.offer import Resource, offered
 from gpuplugin.resources import PREFIX
 from gpushim import explain as story
-from gpushim import stamp
 from gpushim.cdi import specs
 from gpushim.cli import explain as printing
 from gpushim.cli import show
 from gpushim.errors import REQUEST, GpushimError, quote
-from gpushim.inventory import renew
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,9 +41,7 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
     Raises:
         GpushimError: the host or the request is such that there is no answer.
     """
-    state, notes = stamp.state_dir(), settings.notes[:]
-    renewed = settings.values["refresh"]
-    snapshot = renew.snapshot(stamp.config_path(), state) if renewed else kept.snapshot(state)
+    snapshot, notes = kept.current(settings), settings.notes[:]
     found, told = offered(snapshot, settings, notes)
     weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
     answers: list[dict[str, Any]] = []

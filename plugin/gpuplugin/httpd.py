@@ -74,7 +74,7 @@ class Httpd:
         self._address, self._told, self._next = "", "", 0.0  # time.monotonic()
         self._server: asyncio.AbstractServer | None = None
         self._inode: Identity | None = None
-        self._clients: dict[asyncio.StreamWriter, str] = {}  # with the address of each; the oldest first
+        self._clients: dict[asyncio.StreamWriter, str] = {}  # that have no whole answer yet: addresses, oldest first
 
     async def attend(self, address: str) -> None:
         """See to it that this address is listened at, "" for none, and log once why it is not."""

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from gpushim import __version__, stamp
 from gpushim.errors import DRIVER, INVENTORY, GpushimError, quote
-from gpushim.inventory import ensure
+from gpushim.inventory import ensure, renew
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpuplugin.settings import Settings
     from gpushim.model import Snapshot
 
 RENEWED = (
@@ -55,12 +56,15 @@ def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
     return found, None if well else GpushimError(f"{path} is out of date; {RENEWED}", INVENTORY)
 
 
-def snapshot(state: str) -> Snapshot:
-    """Return the saved snapshot.
+def current(settings: Settings) -> Snapshot:
+    """Return the snapshot that a command goes by: a true one, or the saved one where the settings have none renewed.
 
     Raises:
         GpushimError: there is none that can be gone by.
     """
+    state = stamp.state_dir()
+    if settings.values["refresh"]:
+        return renew.snapshot(stamp.config_path(), state)
     found, why = read(state)
     if why or not found:
         raise why or AssertionError

@@ -7,16 +7,13 @@ Out of scope: which labels there are (labels.py).
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
 import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin import kept, labels
-from gpushim import replace, stamp
+from gpushim import replace
 from gpushim.cli import show
 from gpushim.errors import GpushimError
-from gpushim.inventory import renew
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
@@ -103,13 +100,7 @@ def text(found: Mapping[str, str], since: str = "") -> str:
 
 def read(path: str) -> dict[str, str]:
     """Read the labels that a file has, as far as it is one of ours; {} if it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return {}
-    with open(fd, "rb") as file:
-        regular = stat.S_ISREG(os.fstat(fd).st_mode)
-        lines = file.read(LIMIT).decode(errors="replace").splitlines() if regular else []
+    lines = (replace.content(path, LIMIT) or b"").decode(errors="replace").splitlines()
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
@@ -125,9 +116,7 @@ def tell(settings: Settings, form: str) -> None:
     """
     for note in settings.notes:
         show.say(f"note: {note}", error=True)
-    state, renewed = stamp.state_dir(), settings.values["refresh"]
-    snapshot = renew.snapshot(stamp.config_path(), state) if renewed else kept.snapshot(state)
-    found = labels.labels(snapshot, settings, labels.machine())
+    found = labels.labels(kept.current(settings), settings, labels.machine())
     since = "" if settings.values["labels-no-timestamp"] else str(int(time.time()))
     if form == "json":
         show.emit(form, {**found, labels.TIMESTAMP: since} if since else found)

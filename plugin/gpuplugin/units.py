@@ -15,6 +15,7 @@ from gpuplugin import division, mps, process, wanted
 from gpushim import stamp
 from gpushim.errors import GpushimError
 from gpushim.logs import logger
+from gpushim.wanted import SYSTEMCTL, SYSTEMD
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from gpushim.model import Snapshot
 
 AGAIN = 10.0  # seconds between starts
-SYSTEMD = "/run/systemd/system"  # is there where systemd runs (sd_booted(3))
 
 
 class Units:
@@ -52,7 +52,7 @@ class Units:
 
     def _begin(self, units: list[str]) -> None:
         if os.path.isdir(SYSTEMD):
-            self._start(_run(["/usr/bin/systemctl", "start", "--no-block", *units]))
+            self._start(_run([SYSTEMCTL, "start", "--no-block", *units]))
             return
         try:
             wanted.ask(units=units)

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin import kept, mps, refresh, release
-from gpushim import stamp
+from gpushim import stamp, wanted
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure, renew
 from gpushim.logs import logger
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gpuplugin.settings import Settings
     from gpushim.model import Snapshot
 
-NAME = "wanted"  # in the directory of what the plugin keeps
 RECENT = 5.0  # seconds in which what was asked for may not have been read
 ANSWER = 10.0  # seconds for the node to begin a refresh, and to end a usual one
 
@@ -41,7 +40,7 @@ def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    path = f"{release.folder()}/{NAME}"
+    path = f"{stamp.state_dir()}/{wanted.NAME}"
     before: dict[str, Any] = ensure.own(path) if stamp.ours(release.folder()) else {}
     try:
         if not 0 <= time.time() - os.stat(path).st_mtime < RECENT:
@@ -49,8 +48,8 @@ def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
     except OSError:
         before = {}
     units = {*units, *map(str, before.get("units") or ())}
-    wanted = {"refresh": renewed or before.get("refresh") is True, "units": sorted(units)}
-    replace(path, json.dumps(wanted).encode(), 0o600)
+    wish = {"refresh": renewed or before.get("refresh") is True, "units": sorted(units)}
+    replace(path, json.dumps(wish).encode(), 0o600)
 
 
 class Wanted:
@@ -100,7 +99,7 @@ class Wanted:
         try:
             ask(renewed=True)
         except OSError as error:
-            logger.warning("%s/%s cannot be written: %s", release.folder(), NAME, error.strerror)
+            logger.warning("%s/%s cannot be written: %s", stamp.state_dir(), wanted.NAME, error.strerror)
 
     def hurry(self) -> None:
         """Ask for it now: there is news of GPUs."""

@@ -41,6 +41,7 @@ def keep() -> None:
         GpushimError: this version's files have gone.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDS, signal.SIGCHLD})
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
     kept, installed = Keep(stamp.config_path(), stamp.state_dir()), os.path.exists(WHOLE)
     logger.info("the list of GPUs is kept true, by a look every %g s", LOOK)
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -60,6 +61,20 @@ def replace(
         with contextlib.suppress(FileNotFoundError):  # the whole directory was removed
             os.unlink(fresh, dir_fd=folder)
         raise
+
+
+def content(path: str, limit: int = -1) -> bytes | None:
+    """Return what is in a regular file; None if there is none, or it cannot be read. A link is none.
+
+    Args:
+        path: of the file.
+        limit: bytes that are read, most; -1: all.
+    """
+    try:
+        with open(path, "rb", opener=lambda path, _: os.open(path, _OLD)) as file:
+            return file.read(limit) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except OSError:
+        return None
 
 
 def _made(top: str, name: str, folder: int | None) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from fakehost import Host
 
 GPU, REGISTERED = "nvidia.com/gpu", "kubelet has registered nvidia.com/gpu"
 KUBERNETES, HEALTH, SHARING = (
-    (TOP / "docs" / f"{name}.md").read_text() for name in ("kubernetes", "health", "sharing")
+    (TOP / "docs" / f"{name}.md").read_text() for name in ("device-plugin", "health", "sharing")
 )
 FILE = "/etc/gpushim/device-plugin.yaml"
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from gpushim.errors import DRIVER
 COMPILED = str(trees.TOP / ".cache" / "fakehost")
 SECONDS = 30.0
 KEPT = 90.0  # until the keeper has renewed it: it waits up to a minute for the driver to come to rest
-NOTICED = 3.0  # seconds until a snapshot that was renewed is gone by
+NOTICED = 10.0  # seconds until a snapshot that was renewed is gone by
 EACH = 0.011  # seconds between looks at what kubelet would give out; it answers a hundred a second
 PROGRAM = str(trees.TOP / "bin" / "gpushim")
 LOST = '"Device plugin disconnected"'  # in kubelet's log, which takes all devices of the resource then
@@ -235,14 +236,16 @@ def test_two_instances_hand_over_while_pods_are_admitted(
         assert registrations(node, "newer") == 1
         (node.work / "manifests" / f"{plugin}.json").unlink()
         found: list[Pod] = []
+        until_when = time.monotonic() + 4 * SECONDS
         while node.status(plugin) or registrations(node, "newer") < 2:  # once the older one is gone, it does again
+            assert time.monotonic() < until_when, said(node, "newer")
             name = f"user{len(found)}"
             found.append(node.pod(name, {GPU: 1}))
             node.remove(name)
     assert [pod.why for pod in found if not pod.container] == []
     assert [one for one in seen if one != ids] == []
     assert LOST not in node.log.read_text(errors="replace")[before:]  # which may last 10 ms, and be seen by no look
-    assert len(seen) > 100
+    assert len(seen) > 20
     assert node.pod("last", {GPU: 1}).container
 
 

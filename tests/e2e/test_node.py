@@ -27,10 +27,13 @@ import os, signal, subprocess, sys, time
 print(*sys.argv[1:], file=open("/run/asked", "a"))
 if sys.argv[1] == "restart":
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        if open("/proc/" + pid + "/comm").read() == "containerd\\n":
-            os.kill(int(pid), signal.SIGTERM)
-            while os.path.exists("/proc/" + pid + "/exe"):
-                time.sleep(0.05)
+        try:
+            if open("/proc/" + pid + "/comm").read() == "containerd\\n":
+                os.kill(int(pid), signal.SIGTERM)
+                while os.path.exists("/proc/" + pid + "/exe"):
+                    time.sleep(0.05)
+        except OSError:  # it has ended meanwhile
+            pass
     null = subprocess.DEVNULL
     child = subprocess.Popen(["/usr/bin/containerd"], stdin=null, stdout=null, stderr=null, start_new_session=True)
     print(child.pid, file=open("{UNIT}/cgroup.procs", "w"))

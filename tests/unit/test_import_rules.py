@@ -57,7 +57,7 @@ ROOMS = {
         "ground inventory resources mps children",
     ),
     # What puts all of it onto a node, from an image.
-    "node": ("gpuplugin.node", "ground engines cli gpushim.inventory.rooted"),
+    "node": ("gpuplugin.node", "ground engines cli gpushim.inventory.rooted gpushim.wanted"),
     "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
         "gpuplugin.check gpuplugin.explain gpuplugin.labels gpuplugin.labels_file",
@@ -71,7 +71,7 @@ ROOMS = {
     "plugin": (
         "gpuplugin",
         "ground inventory holders cli kubelet resources settings allocation mps kept children offer told supervisor "
-        "cluster gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys",
+        "cluster gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys gpushim.wanted",
     ),
 }
 # What is not so yet. Whoever changes it takes the line out here; a new one needs a better place for the code instead.

@@ -13,9 +13,11 @@ import pytest
 import yaml
 
 from e2e import pages
+from gpushim import __version__
 
 KUBERNETES = pages.TOP / "packaging/kubernetes"
 CHART = "packaging/kubernetes/chart"
+NOTES = pages.TOP / CHART / "templates/NOTES.txt"
 RULES = json.loads((pages.TOP / CHART / "values.schema.json").read_text())
 PLAIN = [
     each
@@ -35,8 +37,11 @@ def blocks(info: str) -> Iterator[tuple[str, pages.Block]]:
 
 
 def lines(program: str) -> list[list[str]]:
-    """The command lines of a program in blocks of `sh cluster`, as words."""
+    """The command lines of a program in blocks of `sh cluster`, and what Helm tells users, as words."""
+    told = re.sub(r"{{.*?}}", "gpushim", NOTES.read_text()).splitlines()
+    told = [line for line in told if re.match(r" +(kubectl|helm) ", line)]
     found = [shlex.split(line) for _, block in blocks("sh cluster") for line in block.commands]
+    found += [shlex.split(line) for line in told]
     return [words for words in found if words[0] == program]
 
 
@@ -105,6 +110,8 @@ def test_kubectl_is_told_what_there_is() -> None:
                 assert (pages.TOP / word).is_file(), words
             elif word.startswith("--container="):
                 assert word.partition("=")[2] in containers, words
+            elif "custom-columns=" in word:
+                assert r"nvidia\.com/" in word, "the shell takes the backslash"
         if "--namespace" in words:
             assert words[words.index("--namespace") + 1] == PLAIN[0]["metadata"]["name"], words
 
@@ -112,3 +119,9 @@ def test_kubectl_is_told_what_there_is() -> None:
 def test_scripts_of_a_checkout_are_there() -> None:
     found = {words[0] for _, block in blocks("sh cluster") for words in map(shlex.split, block.commands)}
     assert {name for name in found if "/" in name and not (pages.TOP / name).is_file()} == set()
+
+
+def test_versions_are_this_one() -> None:
+    text = "".join(page.read_text() for page in pages.PAGES)
+    found = re.findall(r"gpushim[-:](\d+\.\d+\.\d+)", text)
+    assert set(found) == {__version__}

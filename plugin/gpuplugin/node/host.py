@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 NEEDED = ("etc", "proc/1/ns", "run", "usr/bin", "var/lib")
 CLONE_NEWNS, CLONE_NEWCGROUP = 0x20000, 0x2000000
-SYSTEMD = "/run/systemd/system"  # exists where systemd is process 1 (sd_booted(3))
-SYSTEMCTL = "/usr/bin/systemctl"
 LOCK = "/run/gpushim-node.lock"  # root's alone: whoever may open a file can lock it
 PYTHON = "/usr/bin/python3"
 OLDEST = (3, 9)

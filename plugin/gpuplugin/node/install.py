@@ -13,6 +13,7 @@ from gpuplugin.node import record as records
 from gpushim.cli.show import say
 from gpushim.engines import ask
 from gpushim.errors import GpushimError
+from gpushim.wanted import SYSTEMCTL
 
 
 def install(place: str, folder: str, name: str, options: list[str], restart: bool) -> None:
@@ -36,7 +37,7 @@ def install(place: str, folder: str, name: str, options: list[str], restart: boo
         fresh = lay.down(payload, record, tag)
         say(f"gpushim-node: gpushim {payload.version} " + ("is laid down" if fresh else "is there already"))
         if payloads.UNIT in fresh:
-            ask.program([host.SYSTEMCTL, "daemon-reload"])
+            ask.program([SYSTEMCTL, "daemon-reload"])
         for version in lay.retired(record, payload.version):
             say(f"gpushim-node: {payloads.LIB}{version} is still in use, and goes another time", error=True)
         _drop(record, payload)

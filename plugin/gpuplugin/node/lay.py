@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
-from gpuplugin.node.host import PYTHON, SYSTEMD
+from gpuplugin.node.host import PYTHON
 from gpushim.engines import ask
-from gpushim.replace import replace
+from gpushim.replace import content, replace
+from gpushim.wanted import SYSTEMD
 
 if TYPE_CHECKING:
     from gpuplugin.node.payload import Payload
@@ -73,7 +74,7 @@ def _is(path: str, file: payloads.File) -> bool:
         status = os.lstat(path)
     except OSError:
         return False
-    return status.st_mode & 0o777 == file.mode and status.st_uid == 0 and records.content(path) == file.data
+    return status.st_mode & 0o777 == file.mode and status.st_uid == 0 and content(path) == file.data
 
 
 def _put(path: str, file: payloads.File) -> None:

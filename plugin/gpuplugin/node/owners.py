@@ -9,10 +9,10 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuplugin.node import payload as payloads
-from gpuplugin.node import record as records
 from gpushim.engines import ask
 from gpushim.errors import GpushimError
 from gpushim.policy import SYSTEM_PATH
+from gpushim.replace import content
 
 if TYPE_CHECKING:
     from gpuplugin.node.payload import Payload
@@ -63,9 +63,7 @@ def check(payload: Payload, record: Record) -> None:
             "(node.enabled: false)"
         )
     there = [path for path in payload.files if path != payloads.CONFIG and os.path.lexists(path)]
-    strange = [
-        path for path in there if path not in record.files and records.content(path) != payload.files[path].data
-    ]
+    strange = [path for path in there if path not in record.files and content(path) != payload.files[path].data]
     strange += [path for path in _others() if path not in payload.files]
     if strange:
         raise GpushimError(

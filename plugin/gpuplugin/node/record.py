@@ -5,14 +5,13 @@ It is written before the first file is: what a killed installer leaves is known 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
 
 from gpushim.errors import GpushimError
-from gpushim.replace import replace
+from gpushim.replace import content, replace
 
 PATH = "/var/lib/gpushim/node.json"
 FORM = 1
@@ -71,17 +70,6 @@ def load() -> Record:
     except (ValueError, TypeError, RecursionError):
         pass
     raise GpushimError(f"{PATH} cannot be understood; use the version of gpushim that wrote it, or remove it")
-
-
-def content(path: str) -> bytes | None:
-    """Return what is in a regular file; None if there is none."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with open(fd, "rb") as file, contextlib.suppress(OSError):
-        return file.read()
-    return None
 
 
 def digest(data: bytes) -> str:

@@ -13,16 +13,16 @@ import os
 
 from gpushim import bounds, stamp
 from gpushim.inventory import ensure
-from gpushim.replace import replace
+from gpushim.replace import content, replace
 
 DIRECTORY = "/var/lib/gpushim"
 NAME = "specs"
 KEPT = 2  # contents of a file: the new one and, if refresh is killed before it is there, the old one
 
 
-def note(path: str, content: str) -> str:
+def note(path: str, spec: str) -> str:
     """Record a spec before it is put in place; returns a sentence if that fails, as on a full disk, else ""."""
-    known, own = _known(), _hash(content.encode())
+    known, own = _known(), _hash(spec.encode())
     kept = {other: hashes for other, hashes in known.items() if os.path.lexists(other)}
     try:
         _save({**kept, path: [own, *(old for old in known.get(path, []) if old != own)][:KEPT]})
@@ -37,7 +37,7 @@ def note(path: str, content: str) -> str:
 def ours(path: str) -> bool:
     """Say whether a file is as refresh has written it there."""
     hashes = _known().get(path, [])
-    return bool(hashes) and _hash(_content(path)) in hashes
+    return bool(hashes) and _hash(content(path, bounds.SPEC + 1) or b"") in hashes
 
 
 def others(path: str) -> list[str]:
@@ -71,14 +71,5 @@ def _save(known: dict[str, list[str]]) -> None:
     replace(place, json.dumps(known, sort_keys=True).encode(), 0o600)
 
 
-def _content(path: str) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
-            return file.read(bounds.SPEC + 1)
-    except OSError:
-        return b""
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from gpuplugin import kept
+from gpuplugin.settings import Settings, resolve
 from gpushim import stamp
 from gpushim.errors import DRIVER, GpushimError
-from gpushim.inventory import ensure
+from gpushim.inventory import ensure, renew
 from unit.gpuplugin.snapshots import gpu, snapshot
 
 
@@ -29,10 +30,22 @@ def saved(state: Path, module: Any = "580", **more: Any) -> Path:
     return path
 
 
-def test_one_of_another_version_of_gpushim_will_do(tmp_path: Path) -> None:
+def settings(renewed: bool) -> Settings:
+    return resolve({}, {}, {"refresh": renewed})
+
+
+def test_one_of_another_version_of_gpushim_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     saved(tmp_path, gpushim="99.9")
     assert kept.read(str(tmp_path))[1] is None
-    assert kept.snapshot(str(tmp_path))["gpushim"] == "99.9"
+    assert kept.current(settings(renewed=False))["gpushim"] == "99.9"
+
+
+def test_one_is_renewed_where_the_settings_let_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, looked=0.0, life=1)
+    true = snapshot([gpu(0), gpu(1)])
+    monkeypatch.setattr(renew, "snapshot", lambda config, state: true)
+    assert kept.current(settings(renewed=True)) == true
 
 
 @pytest.mark.parametrize(
@@ -44,14 +57,17 @@ def test_one_of_another_version_of_gpushim_will_do(tmp_path: Path) -> None:
         ({"stamp": None}, "is no snapshot of gpushim's; remove it; gpushim refresh --keep"),
     ],
 )
-def test_what_is_not_believed(tmp_path: Path, more: dict[str, Any], why: str) -> None:
+def test_what_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], why: str
+) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
     facts = more.get("stamp", {})
     path = saved(tmp_path, **{**more, "stamp": facts or {}})
     if facts is None:
         path.write_text(json.dumps({**json.loads(path.read_text()), "stamp": None}))
     assert f"{path} {why}" in str(kept.read(str(tmp_path))[1])
     with pytest.raises(GpushimError, match=r"inventory\.json"):
-        kept.snapshot(str(tmp_path))
+        kept.current(settings(renewed=False))
 
 
 def test_none_at_all(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.replace import replace
+from gpushim.replace import content, replace
 
 
 def test_a_new_file(tmp_path: Path) -> None:
@@ -75,3 +75,19 @@ def test_by_the_fd_of_a_directory(tmp_path: Path) -> None:
     finally:
         os.close(fd)
     assert (tmp_path / "x").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("kind", ["none", "link", "fifo", "directory"])
+def test_what_is_no_file_has_no_content(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    (tmp_path / "other").write_text("its own")
+    made = {"link": lambda: path.symlink_to("other"), "fifo": lambda: os.mkfifo(path), "directory": path.mkdir}
+    made.get(kind, bool)()
+    before = os.listdir("/proc/self/fd")
+    assert content(str(path)) is None
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_content_up_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"12345")
+    assert (content(f"{tmp_path}/x"), content(f"{tmp_path}/x", 3)) == (b"12345", b"123")
