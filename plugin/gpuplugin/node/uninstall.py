@@ -81,12 +81,12 @@ def _refuse_if_used() -> None:
 def _remove(record: records.Record, functions: str) -> None:
     for path in lay.away(record, [*record.files]):
         say(f"gpushim-node: {path} has been changed, and stays", error=True)
-    os.unlink(records.PATH)
     answer = ask.program(["/bin/sh", "-c", f"DPKG_ROOT=\n{functions}\n{STEPS}"], SECONDS)
     for line in answer.out.splitlines():
         say(line.replace("gpushim: ", "gpushim-node: ", 1))
-    if answer.code:
+    if answer.code != 0:
         raise GpushimError(f"not all that gpushim has written could be removed: {answer.last}")
+    os.unlink(records.PATH)  # not before: the next try goes by it
     for folder in sorted(record.folders, reverse=True):
         with contextlib.suppress(OSError):  # others have something there
             os.rmdir(folder)

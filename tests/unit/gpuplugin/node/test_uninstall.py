@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.node import install, uninstall
+from gpuplugin.node import install, record, uninstall
+from gpushim.errors import GpushimError
 
 
 @pytest.fixture
@@ -64,6 +65,22 @@ def test_a_fifo_in_the_place_of_a_file_hangs_nothing(proc: Path, tmp_path: Path)
     os.mkfifo(own / "runtime")
     process(proc, 7, "containerd-shim", own)
     assert uninstall.users(str(proc)) == ["own"]
+
+
+@pytest.mark.parametrize(("script", "seconds"), [("exit 3", 60.0), ("sleep 9", 0.1)])
+def test_what_fails_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, seconds: float
+) -> None:
+    monkeypatch.setattr(record, "PATH", str(tmp_path / "node.json"))
+    monkeypatch.setattr(uninstall, "SECONDS", seconds)
+    monkeypatch.setattr(uninstall, "STEPS", script)
+    (tmp_path / "x").write_text("x")
+    record.Record({str(tmp_path / "x"): record.digest(b"x")}).save()
+    with pytest.raises(GpushimError, match="not all that gpushim has written could be removed"):
+        uninstall._remove(record.load(), "")
+    monkeypatch.setattr(uninstall, "STEPS", "true")
+    uninstall._remove(record.load(), "")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_what_tells_which_settings_are_meant() -> None:
