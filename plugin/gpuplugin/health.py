@@ -162,7 +162,9 @@ class Health:
         self._file = there
         for uuid, other in causes.load(self.path, self._state.boot).gpus.items():
             known = self._state.find(uuid, self._here) if uuid in self._here else None
-            for name, cause in other.causes.items() if known and known.binding == other.binding else ():
+            if not known or known.binding != other.binding:
+                continue
+            for name, cause in other.causes.items():
                 if cause.kind in causes.EVENTS and name not in known.causes and self._counts(cause):
                     self._add(known, name, cause)
 

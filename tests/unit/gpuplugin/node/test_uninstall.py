@@ -77,9 +77,9 @@ def test_what_fails_can_be_tried_again(
     (tmp_path / "x").write_text("x")
     record.Record({str(tmp_path / "x"): record.digest(b"x")}).save()
     with pytest.raises(GpushimError, match="not all that gpushim has written could be removed"):
-        uninstall._remove(record.load(), "")
+        uninstall._remove(record.load(), "", str(tmp_path))
     monkeypatch.setattr(uninstall, "STEPS", "true")
-    uninstall._remove(record.load(), "")
+    uninstall._remove(record.load(), "", str(tmp_path))
     assert [*tmp_path.iterdir()] == []
 
 
