@@ -130,7 +130,9 @@ def test_a_watch_yields_until_the_server_ends_it(server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"), [(b"x" * (cluster.ANSWER_LIMIT + 9) + b"\n", "too large"), (b"{\n", "is no JSON")]
+    ("line", "said"),
+    [(b"x" * (cluster.ANSWER_LIMIT + 9) + b"\n", "too large"), (b"{\n", "is no JSON")],
+    ids=["too large", "no JSON"],  # pytest tells children its name in a variable
 )
 def test_events_that_are_none(server: ApiServer, line: bytes, said: str) -> None:
     server.answer = lambda _: line
