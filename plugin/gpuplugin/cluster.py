@@ -114,7 +114,7 @@ class Api:
             opened = connection.sock  # which an answer without keep-alive takes with it
             with connection.getresponse() as answer:
                 if not 200 <= answer.status < 300:
-                    raise _refused(answer)
+                    raise _refused(answer, time.monotonic() + DEADLINE)
                 opened.settimeout(silence)
                 yield answer
         except (OSError, http.client.HTTPException) as error:
@@ -206,11 +206,11 @@ def _json(data: bytes) -> Any:
         raise ApiError("the API server's answer is no JSON") from None
 
 
-def _refused(answer: http.client.HTTPResponse) -> ApiError:
+def _refused(answer: http.client.HTTPResponse, until: float) -> ApiError:
     """Say what the server says of an error, a Status object."""
     try:
-        said = json.loads(answer.read(ANSWER_LIMIT)).get("message")
-    except (ValueError, AttributeError, RecursionError):
+        said = _json(b"".join(_read(answer, until))).get("message")
+    except (ApiError, AttributeError):
         said = ""
     why = quote(str(said or answer.reason)[:MESSAGE])
     return ApiError(f"the API server says {answer.status}: {why}", answer.status)

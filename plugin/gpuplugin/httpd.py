@@ -13,6 +13,7 @@ import contextlib
 import os
 import socket
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 UNIX = "unix:"
 HEAD = 8192  # bytes of a request, most
 ASKING, READING = 2.0, 5.0  # seconds for a request to come, and for its answer to be read
-CLIENTS = 32  # at a time; one more, and that which has been silent for the longest has to go
+CLIENTS = 32  # at a time; one more, and the oldest of the address that has most of them has to go
 PIECE = 1 << 16  # bytes that are written at a time
 AGAIN = 5.0  # seconds between tries to listen
 REASONS = {
@@ -73,7 +74,7 @@ class Httpd:
         self._address, self._told, self._next = "", "", 0.0  # time.monotonic()
         self._server: asyncio.AbstractServer | None = None
         self._inode: Identity | None = None
-        self._clients: dict[asyncio.StreamWriter, None] = {}  # that have no whole answer yet; the oldest first
+        self._clients: dict[asyncio.StreamWriter, str] = {}  # that have no whole answer yet: addresses, oldest first
 
     async def attend(self, address: str) -> None:
         """See to it that this address is listened at, "" for none, and log once why it is not."""
@@ -139,9 +140,9 @@ class Httpd:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._clients[writer] = None
-        for old in [*self._clients][:-CLIENTS]:
-            old.transport.abort()
+        self._clients[writer] = (writer.get_extra_info("peername") or [""])[0]
+        if len(self._clients) > CLIENTS:
+            self._send_away()
         try:
             await asyncio.wait_for(self._send(writer, *await self._answer(reader)), READING)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):  # it has gone, or does not read
@@ -149,6 +150,13 @@ class Httpd:
         finally:
             self._clients.pop(writer, None)
             writer.close()
+
+    def _send_away(self) -> None:
+        """Make room, so that no flood out of one pod keeps the probes of kubelet and Prometheus from an answer."""
+        crowd = Counter(self._clients.values()).most_common(1)[0][0]
+        oldest = next(writer for writer, address in self._clients.items() if address == crowd)
+        del self._clients[oldest]
+        oldest.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[Answer, bool]:
         """Read a request; returns its answer, and whether the body is wanted."""

@@ -71,7 +71,10 @@ PLUGIN = (
         OWN + "registration_errors_total", "counter", "", "Registrations that kubelet refused.",
         counts.REGISTRATION_ERRORS, ("resource",),
     ),
-    Row(OWN + "refresh_seconds", "histogram", "s", "Refreshes of the snapshot, and their time.", counts.REFRESHES),
+    Row(
+        OWN + "refresh_seconds", "histogram", "s",
+        "Refreshes of the snapshot, and their time; in a pod those that it asked for.", counts.REFRESHES,
+    ),
     Row(
         OWN + "refresh_errors_total", "counter", "", "Refreshes that brought no snapshot that is true.",
         counts.REFRESH_ERRORS,

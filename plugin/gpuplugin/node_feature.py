@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 API = "nfd.k8s-sigs.io/v1alpha1"
 NODE_NAME = "nfd.node.kubernetes.io/node-name"  # the label by which node-feature-discovery knows whose object it is
 MANAGER = "gpushim"
-AGAIN = 300.0  # seconds after which it is posted though nothing has changed: somebody may have removed it
+AGAIN = 300.0  # seconds after which it is looked for though nothing has changed: somebody may have removed it
 MOST = 2000  # labels
 # A label of nvidia.com, and its value (Kubernetes, "Labels and Selectors").
 KEY = re.compile(r"nvidia\.com/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -48,7 +48,10 @@ class NodeFeature:
         self._again = 0.0
 
     def look(self) -> None:
-        """Post the labels if the file has changed, or it is time.
+        """Post the labels if the file has changed, or the object is gone.
+
+        One that is there is left alone: it may be that of the pod that takes this one's place in a rolling update,
+        and with this pod as its owner it would go when this one does.
 
         Raises:
             GpushimError: the API server does not take them.
@@ -56,11 +59,14 @@ class NodeFeature:
         seen = stamp.identity(self._path)
         if seen is None or (seen == self._seen and time.monotonic() < self._again):
             return
+        namespace, name = self._api.namespace, f"gpushim-{self._node}"
+        path = f"/apis/{API}/namespaces/{namespace}/nodefeatures/{name}"
+        if seen == self._seen and self._is_there(path):
+            self._again = time.monotonic() + AGAIN
+            return
         found = {
             name: value for name, value in read(self._path).items() if KEY.fullmatch(name) and VALUE.fullmatch(value)
         }
-        namespace, name = self._api.namespace, f"gpushim-{self._node}"
-        path = f"/apis/{API}/namespaces/{namespace}/nodefeatures/{name}"
         body = self._object(name, namespace, dict([*found.items()][:MOST]))
         try:
             self._api.ask("PATCH", path, {"fieldManager": MANAGER, "force": "true"}, body)
@@ -73,6 +79,15 @@ class NodeFeature:
                 ) from None
             raise
         self._seen, self._again = seen, time.monotonic() + AGAIN
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            self._api.ask("GET", path, {})
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
 
     def _object(self, name: str, namespace: str, labels: Mapping[str, str]) -> dict[str, Any]:
         return {

@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import kept, mps, refresh, release
+from gpuplugin import counts, kept, mps, refresh, release
 from gpushim import stamp, wanted
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure, renew
@@ -77,6 +77,7 @@ class Wanted:
             kept.same_driver(self._first, found)
             self._first = self._first or found
         if self._asked and found and found["looked"] > self._asked and not why:
+            counts.took(counts.REFRESHES, stamp.clock() - self._asked)
             self._asked, self._pause, self._again = 0.0, refresh.FIRST, 0.0
         if why or self._asked:
             self.need()
@@ -121,6 +122,7 @@ class Wanted:
             self.trouble = why or silent
         if self.trouble and str(self.trouble) != self._said:
             self._said = str(self.trouble)
+            counts.add(counts.REFRESH_ERRORS)
             logger.warning("%s", self._said)
 
 

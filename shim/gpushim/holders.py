@@ -72,8 +72,10 @@ class Container(NamedTuple):
         return state["spec"] if spec is None else spec
 
     def engine(self, annotations: dict[str, Any]) -> str:
-        """Say whose it is; anybody may give Docker's containers any annotation."""
-        return self.place if self.place == "docker" else _engine(annotations) or self.place or "runc or crun"
+        """Say whose it is; a container's author may add annotations, so an engine's own directory says more."""
+        return (
+            self.place if self.place == "docker" else _engine(annotations, self.place) or self.place or "runc or crun"
+        )
 
 
 def holders(
@@ -236,8 +238,9 @@ def devices(paths: set[str], inventory: Snapshot) -> list[str]:
     return whole + [f"{mig['gpu']}:{mig['index']}" for mig in migs]
 
 
-def _engine(annotations: dict[str, Any]) -> str:
-    for prefix, engine in ENGINES:
+def _engine(annotations: dict[str, Any], place: str) -> str:
+    own = table.ENGINES[place].annotations if place in table.ENGINES else ()
+    for prefix, engine in own or ENGINES:
         if any(f"{key}={value}".startswith(prefix) for key, value in annotations.items()):
             return engine
     return ""

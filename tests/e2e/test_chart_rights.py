@@ -143,7 +143,8 @@ def test_the_api_server_takes_every_object(server: Api, values: Values) -> None:
 
 RIGHTS = (
     *(("list", "nodes", True), ("watch", "nodes", True), ("get", "nodes", False), ("patch", "nodes", False)),
-    *(("create", "nodefeatures", True), ("patch", "nodefeatures", True), ("delete", "nodefeatures", False)),
+    *(("create", "nodefeatures", True), ("patch", "nodefeatures", True), ("get", "nodefeatures", True)),
+    *(("delete", "nodefeatures", False), ("list", "nodefeatures", False)),
     *(("list", "pods", False), ("get", "secrets", False), ("create", "pods", False)),
 )
 

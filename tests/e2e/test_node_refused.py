@@ -111,11 +111,13 @@ def test_refuses_a_payload_that_is_none(spoilt: Node, payload: Path) -> None:
 
 
 def test_refuses_while_another_one_is_at_work(spoilt: Node, payload: Path) -> None:
-    fd = os.open(f"/proc/{spoilt.holder}/root/run", os.O_RDONLY)
+    lock = f"/proc/{spoilt.holder}/root/run/gpushim-node.lock"
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         done = refused(spoilt, payload)
     finally:
+        os.unlink(lock)
         os.close(fd)
     assert (done.returncode, "another gpushim-node is at work" in done.stderr) == (FAILED, True)
 

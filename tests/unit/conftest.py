@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushim.logs import logger
 from unit.gpuhook.sandbox import mount, own_mounts
 
 LAYERED = ("etc", "run", "usr/local", "var/log")
@@ -33,6 +35,15 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in map(Path, OURS):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return layers
+
+
+@pytest.fixture(autouse=True)
+def same_log() -> Iterator[None]:
+    """Take back what a command does to the log, which would hide the next tests' from pytest."""
+    before = logger.handlers[:], logger.level, logger.propagate, logging.raiseExceptions
+    yield
+    logger.handlers[:], level, logger.propagate, logging.raiseExceptions = before
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,7 @@ ROOMS = {
         "ground inventory resources mps children",
     ),
     # What puts all of it onto a node, from an image.
-    "node": ("gpuplugin.node", "ground engines cli gpushim.wanted"),
+    "node": ("gpuplugin.node", "ground engines cli gpushim.inventory.rooted gpushim.wanted"),
     "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
         "gpuplugin.check gpuplugin.explain gpuplugin.labels gpuplugin.labels_file",

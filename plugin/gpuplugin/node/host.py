@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("etc", "proc/1/ns", "run", "usr/bin", "var/lib")
 CLONE_NEWNS, CLONE_NEWCGROUP = 0x20000, 0x2000000
-LOCK = "/run"  # a directory that each boot makes, so that nothing is left of the lock
+LOCK = "/run/gpushim-node.lock"  # root's alone: whoever may open a file can lock it
 PYTHON = "/usr/bin/python3"
 OLDEST = (3, 9)
 VERSION = "import sys; print(*sys.version_info[:2], sys.implementation.cache_tag)"
@@ -88,14 +88,23 @@ def locked() -> Iterator[None]:
     Raises:
         GpushimError: another one is at it.
     """
-    fd = os.open(LOCK, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise GpushimError("another gpushim-node is at work on this node; try again when it has ended") from None
+        _lock(fd)
+        try:
+            yield
+        finally:
+            os.unlink(LOCK)
     finally:
         os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink:  # else it was that of one which has ended since
+            return
+    raise GpushimError("another gpushim-node is at work on this node; try again when it has ended")
 
 
 def python() -> str:

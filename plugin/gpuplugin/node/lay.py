@@ -90,8 +90,11 @@ def _halve(payload: Payload) -> None:
 
 
 def _uncompile(lib: str) -> None:
-    for folder in glob.glob(f"{glob.escape(lib)}**/__pycache__", recursive=True):
-        shutil.rmtree(folder)
+    for folder, names, _ in os.walk(lib):  # which follows no link: what one leads to is not ours
+        if "__pycache__" in names:
+            names.remove("__pycache__")
+            if not os.path.islink(cache := f"{folder}/__pycache__"):
+                shutil.rmtree(cache)
 
 
 def away(record: Record, paths: list[str]) -> list[str]:

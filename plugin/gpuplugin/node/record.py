@@ -65,11 +65,18 @@ def load() -> Record:
         return Record()
     try:
         found = Record(**json.loads(data))
-        if found.form == FORM and isinstance(found.files, dict):
+        if found.form == FORM and _is_well_formed(found):
             return found
     except (ValueError, TypeError, RecursionError):
         pass
     raise GpushimError(f"{PATH} cannot be understood; use the version of gpushim that wrote it, or remove it")
+
+
+def _is_well_formed(found: Record) -> bool:
+    lists = found.folders, found.engine
+    if not isinstance(found.files, dict) or not all(isinstance(each, list) for each in lists):
+        return False
+    return all(isinstance(each, str) for each in (*found.files.values(), *found.folders, *found.engine))
 
 
 def digest(data: bytes) -> str:

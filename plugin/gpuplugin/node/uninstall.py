@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import stat
 
 from gpuplugin.node import engine, host, install, lay, owners
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
-from gpushim.engines import ask
+from gpushim.engines import ask, genuine
 from gpushim.errors import GpushimError
+from gpushim.inventory import rooted
 
 RUNTIME = b"gpushim-runtime"
 SHIM, CONMON = b"containerd-shim", b"conmon"
@@ -79,12 +81,12 @@ def _refuse_if_used() -> None:
 def _remove(record: records.Record, functions: str) -> None:
     for path in lay.away(record, [*record.files]):
         say(f"gpushim-node: {path} has been changed, and stays", error=True)
-    os.unlink(records.PATH)
     answer = ask.program(["/bin/sh", "-c", f"DPKG_ROOT=\n{functions}\n{STEPS}"], SECONDS)
     for line in answer.out.splitlines():
         say(line.replace("gpushim: ", "gpushim-node: ", 1))
-    if answer.code:
+    if answer.code != 0:
         raise GpushimError(f"not all that gpushim has written could be removed: {answer.last}")
+    os.unlink(records.PATH)  # not before: the next try goes by it
     for folder in sorted(record.folders, reverse=True):
         with contextlib.suppress(OSError):  # others have something there
             os.rmdir(folder)
@@ -94,6 +96,8 @@ def _remove(record: records.Record, functions: str) -> None:
 def users(proc: str) -> list[str]:
     """List the containers whose engine calls gpushim-runtime to end them.
 
+    Root's engines alone count: whoever may start a process on the node could keep gpushim there else.
+
     Args:
         proc: where procfs is mounted.
 
@@ -102,6 +106,8 @@ def users(proc: str) -> list[str]:
     """
     found: set[str] = set()
     for folder in glob.glob(f"{proc}/[0-9]*"):
+        if not genuine.of_root(folder, proc):
+            continue
         name = _read(f"{folder}/comm")
         if name.startswith(SHIM):  # its bundles, each with the runtime that it was told to use
             for path in glob.glob(f"{folder}/cwd/../*/runtime") + glob.glob(f"{folder}/cwd/../*/options.json"):
@@ -117,7 +123,7 @@ def users(proc: str) -> list[str]:
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read(1 << 17)
+        with open(path, "rb", opener=rooted.nonblocking) as file:
+            return file.read(1 << 17) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:
         return b""

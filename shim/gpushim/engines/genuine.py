@@ -99,6 +99,17 @@ def _of(uid: int) -> re.Pattern[str]:
     return re.compile(_USERS.format(uid), re.ASCII)
 
 
+def of_root(folder: str, proc: str) -> bool:
+    """Say whether a process is root's and in our PID namespace: neither a user's nor a container's.
+
+    Args:
+        folder: of the process in procfs.
+        proc: where procfs is mounted.
+    """
+    status = dict(line.split(":", 1) for line in lines_of(f"{folder}/status") if ":" in line)
+    return status.get("Uid", "").split()[:3] == ["0"] * 3 and _same(f"{proc}/self/ns/pid", f"{folder}/ns/pid")
+
+
 def _same(one: str, other: str) -> bool:
     """Say whether two namespaces are one; those that this user may not see are not."""
     return link(one) == link(other) != ""

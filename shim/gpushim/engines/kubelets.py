@@ -25,9 +25,7 @@ def root_dir(proc: str = "/proc") -> str:
         folder = f"{proc}/{entry}"
         if not entry.isdigit() or os.path.basename(genuine.link(f"{folder}/exe")) not in PROGRAMS:
             continue
-        status = dict(line.split(":", 1) for line in genuine.lines_of(f"{folder}/status") if ":" in line)
-        here, there = (genuine.link(f"{place}/ns/pid") for place in (f"{proc}/self", folder))
-        if status.get("Uid", "").split()[:3] != ["0"] * 3 or here != there:
+        if not genuine.of_root(folder, proc):
             continue
         words = [os.fsdecode(word) for word in genuine.data(f"{folder}/cmdline").split(b"\0")]
         given = [

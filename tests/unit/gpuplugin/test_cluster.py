@@ -86,7 +86,10 @@ def test_answers_that_are_errors(server: ApiServer, answer: Any, said: str, stat
     assert len(str(caught.value)) < 1000
 
 
-def test_a_server_that_drips_is_left(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("status", "said"), [(200, "takes more than"), (403, "the API server says 403: Forbidden")])
+def test_a_server_that_drips_is_left(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, status: int, said: str
+) -> None:
     monkeypatch.setattr(cluster, "DEADLINE", 0.3)
 
     def drip(_: Any) -> Iterator[str]:
@@ -94,9 +97,11 @@ def test_a_server_that_drips_is_left(server: ApiServer, monkeypatch: pytest.Monk
             yield ""
             time.sleep(0.05)
 
-    server.answer = drip
-    with pytest.raises(ApiError, match=r"takes more than"):
+    server.answer = lambda request: (status, drip(request))
+    began = time.monotonic()
+    with pytest.raises(ApiError, match=said):
         api(server).ask("GET", "/", {})
+    assert time.monotonic() - began < 3  # of 5
 
 
 def test_a_server_that_is_silent_is_left(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +130,9 @@ def test_a_watch_yields_until_the_server_ends_it(server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"), [(b"x" * (cluster.ANSWER_LIMIT + 9) + b"\n", "too large"), (b"{\n", "is no JSON")]
+    ("line", "said"),
+    [(b"x" * (cluster.ANSWER_LIMIT + 9) + b"\n", "too large"), (b"{\n", "is no JSON")],
+    ids=["too large", "no JSON"],  # pytest tells children its name in a variable
 )
 def test_events_that_are_none(server: ApiServer, line: bytes, said: str) -> None:
     server.answer = lambda _: line

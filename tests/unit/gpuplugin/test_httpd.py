@@ -123,6 +123,32 @@ def test_root_alone_may_connect_to_the_socket(tmp_path: Path) -> None:
     serving(tmp_path, test)
 
 
+def test_a_flood_from_one_address_sends_nobody_else_away() -> None:
+    async def connected(address: str, port: int) -> socket.socket:
+        client = socket.socket()
+        client.setblocking(False)
+        client.bind((address, 0))
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
+        return client
+
+    async def run() -> None:
+        server, loop = Httpd(answers), asyncio.get_running_loop()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        await server.attend(f"127.0.0.1:{port}")
+        probe = await connected("127.0.0.1", port)
+        flood = [await connected("127.0.0.2", port) for _ in range(2 * httpd.CLIENTS)]
+        assert await asyncio.wait_for(loop.sock_recv(flood[0], 1), 1) == b""
+        await loop.sock_sendall(probe, get("/x"))
+        assert b"200" in await asyncio.wait_for(loop.sock_recv(probe, 99), 8)
+        server.stop()
+        for each in (probe, *flood):
+            each.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("kind", ["port", "socket", "file"])
 def test_what_is_in_use_is_said_once_and_tried_again(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -56,21 +56,29 @@ def test_the_object(server: ApiServer, path: Path) -> None:
     }
 
 
-def test_it_is_posted_when_the_file_changes_and_with_time(
-    server: ApiServer, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("gpuplugin.node_feature.time.monotonic", lambda: clock[0])
+def test_it_is_posted_when_the_file_changes(server: ApiServer, path: Path) -> None:
     one = feature(server, path, {})
     for _ in range(2):
         one.look()
     assert len(server.asked) == 1
     path.write_text("nvidia.com/gpu.count=3\n")
     one.look()
-    clock[0] = 301
-    one.look()
-    assert [each.body["spec"]["labels"]["nvidia.com/gpu.count"] for each in server.asked] == ["2", "3", "3"]
+    assert [each.body["spec"]["labels"]["nvidia.com/gpu.count"] for each in server.asked] == ["2", "3"]
     assert server.asked[0].body["metadata"]["ownerReferences"] == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_one_that_is_gone_is_posted_again_with_time(
+    server: ApiServer, path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """And no other: it may be that of the next pod, which would go with this one if this one became its owner."""
+    clock = [0.0]
+    monkeypatch.setattr("gpuplugin.node_feature.time.monotonic", lambda: clock[0])
+    server.answer = lambda request: {} if there or request.method == "PATCH" else (404, {"message": "not found"})
+    one = feature(server, path)
+    for clock[0] in (0, 299, 301, 302):
+        one.look()
+    assert [each.method for each in server.asked] == ["PATCH", "GET", *([] if there else ["PATCH"])]
 
 
 def test_without_a_file_nothing_is_posted(server: ApiServer, path: Path) -> None:

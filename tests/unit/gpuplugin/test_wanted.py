@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin import release, wanted
+from gpuplugin import counts, release, wanted
 from gpuplugin.wanted import Wanted
 from gpushim import stamp
 from gpushim.errors import GpushimError
@@ -57,6 +57,7 @@ def test_a_snapshot_that_is_well_is_not_asked_for(file: Path) -> None:
 
 
 def test_one_whose_life_is_over_is_asked_for_and_comes(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    counts.reset()
     one = Wanted()
     saved(file.parents[1], looked=0.0, life=1)
     assert one.read() is None
@@ -65,10 +66,12 @@ def test_one_whose_life_is_over_is_asked_for_and_comes(file: Path, caplog: pytes
     for _ in range(3):
         assert one.read() is None
     assert "is out of date" in str(one.trouble)
-    assert len(caplog.messages) == 1
+    assert len(caplog.messages) == counts.counted[counts.REFRESH_ERRORS, ""] == 1
     saved(file.parents[1])
     assert one.read()
     assert one.trouble is None
+    assert sum(counts.timed[counts.REFRESHES, ""][1:]) == 1
+    counts.reset()
 
 
 def test_asked_for_again_more_and_more_rarely(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,3 +328,11 @@ def test_what_a_user_says_is_marked_as_that_users(user: Path, machine: Machine) 
     machine.runc("a", given("/dev/nvidia1", annotations={"io.kubernetes.cri.x": "y"}), machine.process())
     (found,), _ = holders.holders(test_plan.snapshot(), proc=str(machine.proc))
     assert found["engine"] == "containerd (CRI) of user 1000"
+
+
+@pytest.mark.parametrize("more", [{"io.container.manager": "libpod"}, {**CRIO, "io.container.manager": "cri-o"}])
+def test_annotations_of_other_engines_count_for_nothing_in_containerd_s_directory(more: dict[str, str]) -> None:
+    """A pod's author may add them where pod_annotations of containerd lets them pass."""
+    there = holders.Container("a", "containerd", {}, "", None)  # type: ignore[arg-type]
+    assert there.engine({**CONTAINERD, **more}) == "containerd (CRI)"
+    assert there.engine(more) == "containerd"

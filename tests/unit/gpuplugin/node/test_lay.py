@@ -49,3 +49,14 @@ def test_what_somebody_has_changed_stays(known: Record, tmp_path: Path) -> None:
     (tmp_path / "1/stub.py").write_text("mine")
     assert lay.away(known, [f"{tmp_path}/1/stub.py", f"{tmp_path}/1/whole"]) == [f"{tmp_path}/1/stub.py"]
     assert [path.name for path in (tmp_path / "1").iterdir()] == ["stub.py"]
+
+
+def test_nothing_is_removed_by_way_of_links(known: Record, tmp_path: Path) -> None:
+    (other := tmp_path / "other/__pycache__").mkdir(parents=True)
+    (other / "x.pyc").touch()
+    (tmp_path / "1/link").symlink_to(tmp_path / "other")
+    (tmp_path / "1/more").mkdir()
+    (tmp_path / "1/more/__pycache__").symlink_to(other)
+    assert lay.retired(known, "2") == []
+    assert (other / "x.pyc").exists()
+    assert not (tmp_path / "1/__pycache__").exists()

@@ -24,7 +24,7 @@ from gpushim.errors import GpushimError
 pytestmark = pytest.mark.slow
 
 COUNT = int(os.environ.get("GPUSHIM_SEQUENCES", "40"))  # of each engine; a run by hand may take more
-POSTRM = Path(__file__).parents[4] / "packaging/deb/debian/gpushim.postrm"
+WRITTEN = Path(__file__).parents[4] / "packaging/deb/debian/written.sh"
 RUNTIMES = ("plugins", CRI[2], "containerd", "runtimes")
 NVIDIAS = "/usr/bin/nvidia-container-runtime"
 MARK = re.compile(r'(?:# (?:nvidias )?|"(?:--nvidias-)?)?mark\d+x(?:"?(?:: | = )[^\s,}]+)?')
@@ -206,7 +206,7 @@ def hook_text(engine: Any) -> str:
 
 def purge(root: Path) -> None:
     """Run what the package's script does to records."""
-    function = re.search(r"(?ms)^remove_records\(\) \{.*?^\}", POSTRM.read_text())
+    function = re.search(r"(?ms)^remove_records\(\) \{.*?^\}", WRITTEN.read_text())
     assert function
     script = f"set -e\n{function[0]}\nremove_records"
     subprocess.run(["/bin/sh", "-c", script], check=True, env={"PATH": "/usr/bin:/bin", "DPKG_ROOT": str(root)})

@@ -1,0 +1,40 @@
+"""The record: what is read of it, and what is refused in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuplugin.node import record
+from gpushim.errors import GpushimError
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "1",
+        '{"files": []}',
+        '{"files": {"/usr/bin/x": 1}}',
+        '{"folders": 5}',
+        '{"folders": [3]}',
+        '{"engine": "crio"}',
+        '{"form": 2}',
+        '{"more": 1}',
+        "[" * 100_000,
+        "\xff",
+    ],
+)
+def test_what_cannot_be_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(record, "PATH", str(tmp_path / "node.json"))
+    (tmp_path / "node.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(GpushimError, match="cannot be understood"):
+        record.load()
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "PATH", str(tmp_path / "node.json"))
+    wanted = record.Record({"/usr/bin/x": "a"}, ["/etc/x"], ["crio"])
+    wanted.save()
+    assert record.load() == wanted
