@@ -116,7 +116,11 @@ def tell(settings: Settings, form: str) -> None:
     """
     for note in settings.notes:
         show.say(f"note: {note}", error=True)
-    found = labels.labels(kept.current(settings), settings, labels.machine())
+    snapshot = kept.current(settings)
+    found = labels.labels(snapshot, settings, labels.machine())
+    if not found:
+        error = snapshot["error"]
+        show.say(f"note: no labels of GPUs: {error['sentence'] if error else 'no GPU is given out'}", error=True)
     since = "" if settings.values["labels-no-timestamp"] else str(int(time.time()))
     if form == "json":
         show.emit(form, {**found, labels.TIMESTAMP: since} if since else found)

@@ -173,6 +173,7 @@ def test_profiles_become_one_file(config: dict[str, Any], wanted: str, tmp_path:
         ({"settings": {"mig-strategie": "single"}}, "/settings': additional properties 'mig-strategie' not allowed"),
         ({"gfd": {"enabled": True}}, "additional properties 'gfd' not allowed"),
         ({"image": {"digest": "sha256:12"}}, "/image/digest': 'sha256:12' does not match pattern"),
+        ({"image": {"repository": "a.example:5000/gpushim:0.1"}}, "/image/repository': .* does not match pattern"),
         ({"image": "gpushim:1"}, "/image': got string, want null or object"),
         ({"settings": {"metrics": "9400"}}, "/settings/metrics': '9400' does not match pattern"),
         ({"settings": {"metrics": ":80\n"}}, "/settings/metrics'"),

@@ -208,7 +208,7 @@ def test_the_other_architecture_is_made_of_the_same_packages(found: image.Image)
     [
         (["--arch", "riscv64"], "no image for riscv64: --arch is x86_64 or aarch64"),
         (["--arch"], "--arch needs a value"),
-        (["--push"], "no option --push: there are --arch and --base"),
+        (["--push"], "no option --push: there are --arch, --base, and a directory for the files"),
         (["one", "two"], "one directory is enough: one, two"),
     ],
 )

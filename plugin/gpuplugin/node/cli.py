@@ -47,7 +47,7 @@ def main() -> None:
     """Put gpushim onto the node that this container runs on, take it away, and keep its list of GPUs true."""
 
 
-@main.command("install")
+@main.command("install", short_help="Put gpushim onto the node, and configure its engine.")
 @HOST
 @FOLDER
 @click.option(
@@ -76,7 +76,7 @@ def install_command(place: str, folder: str, name: str, restart: bool, **options
     install.install(place, folder, name, words, restart)
 
 
-@main.command("uninstall")
+@main.command("uninstall", short_help="Take off the node what install has put there.")
 @HOST
 @FOLDER
 @click.option(
@@ -98,7 +98,7 @@ def uninstall_command(place: str, folder: str, labels: str, restart: bool) -> No
     uninstall.uninstall(place, os.path.dirname(folder) + "/written.sh", labels, restart)
 
 
-@main.command("keep")
+@main.command("keep", short_help="Keep the node's list of GPUs true until a signal comes.")
 @HOST
 def keep_command(place: str) -> None:
     """Become the node's own `gpushim refresh --keep`, until a signal comes; that takes nothing off the node."""

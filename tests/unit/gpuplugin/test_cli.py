@@ -202,6 +202,13 @@ def test_gpushim_labels_asks_the_plugin(two: Node) -> None:
     assert "nvidia.com/gpu.count=2" in lines
 
 
+def test_labels_say_why_there_are_none(node: Node) -> None:
+    node.build(1)
+    assert "note: no labels of GPUs: no GPU is given out" in node.run("--labels", "--exclude=0")
+    (node.folder / "host/proc/driver/nvidia/version").unlink()
+    assert "note: no labels of GPUs: no NVIDIA driver is loaded" in node.run("--labels")
+
+
 @pytest.mark.parametrize(("there", "times"), [(False, 1), (True, 0)])
 def test_check_says_where_no_kubelet_is(two: Node, tmp_path: Path, there: bool, times: int) -> None:
     (tmp_path / "device-plugins").mkdir()
