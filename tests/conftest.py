@@ -29,10 +29,10 @@ settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("gpushim")
 
 # Files that take longest, in this order, before all others: a worker that meets one last keeps the others waiting.
-# Those of the device plugin wait for kubelets, each beside one that computes.
+# Those of the device plugin wait for kubelets, each beside one that computes; the image is there when others need it.
 LONGEST = (
-    "e2e: device_plugin_life deb_life device_plugin_kill device_plugin_trouble deb_install device_plugin_health",
-    "e2e: device_plugin_resources docs",
+    "e2e: device_plugin_life image deb_life device_plugin_kill cluster device_plugin_trouble deb_install node",
+    "e2e: device_plugin_health device_plugin_pod device_plugin_resources docs device_plugin_metrics",
     "e2e: device_plugin_allocate vulnerable rpm strangers faults_hook races gpus concurrent configure_containerd",
     "e2e: refresh_service chroot_docker faults_refresh kubernetes_cri week doctor verbs",
     "unit/gpushim: doctor/fixes create inventory/freshness engines/sequences doctor/faults inventory/refresh",
