@@ -25,7 +25,7 @@ from e2e.plugins import Plugin, gpu_node, plugin
 from e2e.podgpus import GPU, gpus
 from fakehost import Host
 
-SECONDS = float(os.environ.get("GPUSHIM_KILL_SECONDS", "60"))
+SECONDS = float(os.environ.get("GPUSHIM_KILL_SECONDS", "120"))
 SEED = os.environ.get("GPUSHIM_KILL_SEED") or str(time.time_ns())
 PODS = 4  # at most, of one or two GPUs each
 STEADY = 60.0  # seconds until all that was killed and made has settled

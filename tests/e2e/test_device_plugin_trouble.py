@@ -26,7 +26,7 @@ from e2e.truth import APPLICATION, CONTAINED, FATAL, Truth
 from e2e.watchers import watches
 from e2e.witness import settings
 
-SECONDS = float(os.environ.get("GPUSHIM_TROUBLE_SECONDS", "60"))
+SECONDS = float(os.environ.get("GPUSHIM_TROUBLE_SECONDS", "120"))
 SEED = os.environ.get("GPUSHIM_TROUBLE_SEED") or str(time.time_ns())
 PODS = 4  # at most
 MOST = 2  # GPUs, of four, in trouble that nothing but healing ends
