@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.sockets import identity, is_socket, listening
+from gpuplugin.sockets import identity, is_socket, listening, private
 from gpushim.errors import FAILED, GpushimError, quote
 from gpushim.logs import logger
 
@@ -71,20 +71,8 @@ class Control:
         elif os.path.lexists(path):
             raise GpushimError(f"{self._folder}/{NAME} is in the way, and no socket; remove it", FAILED)
         self._close()
-        aside = f"{path}.{os.urandom(4).hex()}"
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            server.bind(aside)
-            os.chmod(aside, 0o600)
-            server.listen(CLIENTS)
-            self._inode = identity(aside)
-            os.rename(aside, path)
-            self._server = await asyncio.start_unix_server(self._serve, sock=server, limit=LIMIT)
-        except BaseException:
-            server.close()
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
-            raise
+        server, self._inode = private(path, CLIENTS)
+        self._server = await asyncio.start_unix_server(self._serve, sock=server, limit=LIMIT)
 
     def _close(self) -> None:
         if self._server is not None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuplugin.sockets import identity, is_socket, listening
+from gpuplugin.sockets import identity, is_socket, listening, private
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
@@ -111,20 +110,8 @@ class Httpd:
         elif os.path.lexists(path):
             raise OSError(17, "something is in the way that is no socket; remove it")
         self.stop()
-        aside = f"{path}.{os.urandom(4).hex()}"
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            server.bind(aside)
-            os.chmod(aside, 0o600)
-            server.listen(CLIENTS)
-            self._inode = identity(aside)
-            os.rename(aside, path)
-            self._server = await asyncio.start_unix_server(self._serve, sock=server, limit=HEAD)
-        except BaseException:
-            server.close()
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
-            raise
+        server, self._inode = private(path, CLIENTS)
+        self._server = await asyncio.start_unix_server(self._serve, sock=server, limit=HEAD)
 
     def stop(self) -> None:
         """Listen no more, and remove the socket if it is ours."""

@@ -97,6 +97,35 @@ class Listener:
         await self._server.stop(GRACE)
 
 
+def private(path: str, backlog: int) -> tuple[socket.socket, Identity | None]:
+    """Listen at a path that root alone may connect to, in the place of whatever is there.
+
+    Args:
+        path: with room for nine bytes more in LONGEST_PATH.
+        backlog: connections that wait, as for listen(2).
+
+    Returns:
+        the socket, and its file's identity.
+
+    Raises:
+        OSError: it cannot be bound.
+    """
+    aside = f"{path}.{os.urandom(4).hex()}"
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        server.bind(aside)
+        os.chmod(aside, 0o600)
+        server.listen(backlog)
+        inode = identity(aside)
+        os.rename(aside, path)
+    except BaseException:
+        server.close()
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+    return server, inode
+
+
 def sweep(folder: str) -> None:
     """Remove the sockets of instances that were killed: those of our names that nobody listens to.
 
