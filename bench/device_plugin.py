@@ -5,12 +5,16 @@
 
 Needs root and tools/setup.sh; runs under a Python that has grpcio, as .venv's. The plugin itself runs under each
 PROGRAM (by default /usr/bin/python3 and .venv's) on simulated hosts, whose snapshot is valid, against the tests'
-kubelet in this process. Each time is the least of all rounds: other work on the machine adds to the rest. Rows:
+kubelet in this process. Each time is the least of all rounds: other work on the machine adds to the rest; the median
+of Allocate stands beside it. Rows:
 
     registered      from posix_spawn to the kubelet's having the list
-    CPU at rest     of all threads (schedstat); the children's apart
+    CPU at rest     of all threads (schedstat), of the children that watch, of those that have ended; in a second row
+                    where a GPU is not in /sys, so that a refresh comes every 30 s
     memory          resident, and what of it is this process' alone (Private_* of smaps_rollup); no child runs then
-    Allocate        for 10 of 560 devices (8 GPUs, 7 MIG instances each, 10 replicas): in memory, through gRPC
+    Allocate        for 10 of 560 devices (8 GPUs, 7 MIG instances each, 10 replicas), written to a book on the disk
+                    of $TMPDIR: in process, through gRPC; PreStartContainer, which does nothing, tells gRPC's part
+    health          one GPU's change, for 8 GPUs with 336 replicas each: until the list is ready to be sent
     preferred       for 8 of 16 GPUs: the table of all sets, the slowest size of an answer, through gRPC
     list            of 60 000 devices: bytes and time to write it; kubelet reads 4 MiB
 """
@@ -19,9 +23,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
+import logging
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,9 +42,12 @@ sys.path[:1] = [str(TOP / name) for name in (".", "tests", "plugin", "shim", "ve
 
 from bench import scenes  # noqa: E402
 
-from gpuplugin import offer, preferred, resources, settings  # noqa: E402
+from gpuplugin import changes, offer, preferred, recorded, resources, settings  # noqa: E402
 from gpuplugin.allocation import ANNOTATIONS, CRI, MOUNTS, Ways  # noqa: E402
-from gpuplugin.v1beta1 import LIST_LIMIT, writer  # noqa: E402
+from gpuplugin.book import Book  # noqa: E402
+from gpuplugin.page import fresh  # noqa: E402
+from gpuplugin.v1beta1 import LIST_LIMIT, written  # noqa: E402
+from gpushim import stamp  # noqa: E402
 from unit.gpuplugin.kubelet import Kubelet, until  # noqa: E402
 from unit.gpuplugin.snapshots import gpu, mig, snapshot  # noqa: E402
 
@@ -53,7 +63,8 @@ PYTHONS = ["/usr/bin/python3", str(TOP / ".venv/bin/python")]
 GPU = "nvidia.com/gpu"
 SHARING = {"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 10}]}}}
 MANY = 60_000
-SETTLED = 2.0  # seconds after which nothing of the start is left
+SETTLED = 32.0  # seconds after which nothing of the start is left: kubelet is asked more and more rarely
+PASSING = 60.0  # seconds, with two refreshes
 
 
 def main() -> None:
@@ -65,7 +76,10 @@ def main() -> None:
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        print(json.dumps(inside(options.rounds)))
+        with tempfile.TemporaryDirectory(prefix="gpushim-bench-") as state:
+            os.environ["GPUSHIM_STATE"] = state
+            logging.disable()
+            print(json.dumps(inside(options.rounds)))
         return
     for python in options.python or PYTHONS:
         asked = [python, "-c", "import grpc, platform; print(platform.python_version(), grpc.__version__)"]
@@ -79,27 +93,49 @@ def main() -> None:
             print(f"  {name:<44} {value}")
 
 
-def least(rounds: int, work: Callable[[], object]) -> float:
-    """Return the milliseconds of the shortest of several runs."""
-    times = []
+def times(rounds: int, work: Callable[[], object]) -> list[float]:
+    """Return the milliseconds of several runs."""
+    found = []
     for _ in range(rounds):
         began = time.perf_counter()
         work()
-        times.append(time.perf_counter() - began)
-    return min(times) * 1000
+        found.append((time.perf_counter() - began) * 1000)
+    return found
 
 
-def resource(devices: list[resources.Device]) -> offer.Resource:
-    """Return a resource with these devices, told by three strategies at once."""
-    found = offer.Resource(GPU, settings.resolve({}, {}, {}, ""), Ways(ways=[MOUNTS, CRI, ANNOTATIONS]))
+def least(rounds: int, work: Callable[[], object]) -> float:
+    """Return the milliseconds of the shortest of several runs."""
+    return min(times(rounds, work))
+
+
+def both(found: list[float]) -> str:
+    """Say the least of some milliseconds, and their median."""
+    return f"{min(found):.2f} ms; median {statistics.median(found):.2f} ms"
+
+
+def resource(devices: list[resources.Device], book: Book | None = None) -> offer.Resource:
+    """Return a resource with these devices, told by three strategies at once; a book is begun for them."""
+    ways = Ways(ways=[MOUNTS, CRI, ANNOTATIONS])
+    found = offer.Resource(GPU, settings.resolve({}, {}, {}, ""), ways, *([book.give] if book else []))
     found.have(devices, {})
     return found
+
+
+def begun(host: Any, devices: list[resources.Device]) -> Book:
+    """Return a book in which these devices can be given out."""
+    book, wanted, units = Book(), {GPU: devices}, resources.units(host)
+    book.prepare()
+    page = fresh(stamp.boot() or "", "")
+    with book.locked():
+        book.write(recorded.noted(page, wanted, {}, changes.settled({}, wanted, {}, units), units, 1))
+    return book
 
 
 def inside(rounds: int) -> dict[str, str]:
     """Measure what needs no process of its own."""
     host = snapshot([gpu(n, mig=True) for n in range(8)], [mig(n, i) for n in range(8) for i in range(7)])
-    parts = resource(resources.replicated(resources.find(host, "single", [], [])[GPU], 10))
+    divided = resources.replicated(resources.find(host, "single", [], [])[GPU], 10)
+    parts = resource(divided, begun(host, divided))
     ten = {"devices_ids": [*parts.devices][::56]}
     some = {"available_deviceIDs": [*parts.devices], "must_include_deviceIDs": [], "allocation_size": 10}
     whole = resources.find(snapshot([gpu(n) for n in range(16)]), "none", [], [])[GPU]
@@ -116,11 +152,19 @@ def inside(rounds: int) -> dict[str, str]:
     # A few more free ones than are asked for: few sets of all are left.
     wishes = [(draw.sample(names, size + 1), size) for size in range(1, 16) for _ in range(50)]
     slowest = max(least(3, partial(choose, free, [], size)) for free, size in wishes)
+    replicas = resource(resources.replicated(whole[:8], 336))
+    turns = itertools.cycle([{whole[0].uuid: "sick"}, {}])
+
+    def ail() -> None:
+        replicas.ail(next(turns))
+        written(replicas.name, replicas.listed.values())
+
     many = resource(resources.replicated(whole[:8], MANY // 8))
-    data = writer("ListAndWatchResponse")({"devices": many.listed()})
-    listing = least(3, lambda: writer("ListAndWatchResponse")({"devices": many.listed()}))
+    data = written(many.name, many.listed.values())
+    listing = least(3, lambda: written(many.name, many.listed.values()))
     return {
-        "Allocate, in memory": f"{least(rounds * 100, lambda: parts.allocate(ten)):.3f} ms",
+        "Allocate of 560, in process": both(times(rounds * 100, lambda: parts.allocate(ten))),
+        f"health of a GPU, {len(replicas.devices)} devices": f"{least(rounds * 10, ail):.2f} ms",
         "preferred, 10 of 560, in memory": f"{least(rounds * 10, lambda: parts.prefer(some)):.3f} ms",
         "preferred, 16 GPUs: table": f"{least(rounds, table):.1f} ms",
         "preferred, 16 GPUs: slowest answer": f"{slowest:.3f} ms",
@@ -132,9 +176,11 @@ async def outside(work: Path, python: str, rounds: int, rest: float) -> dict[str
     """Measure the process."""
     host = scenes.settings(work, "eight", 8, scenes.RUNC)
     await serving(work, python, host, [], nothing)  # which writes bytecode, as a package's installation does
-    times = [(await serving(work, python, host, [], nothing))["time"] for _ in range(rounds)]
-    rows = {"registered": f"{min(times):.0f} ms"}
+    starts = [(await serving(work, python, host, [], nothing))["time"] for _ in range(rounds)]
+    rows = {"registered": f"{min(starts):.0f} ms"}
     rows.update(await serving(work, python, host, [], lambda _, pid: resting(pid, rest)))
+    host = scenes.settings(work, "unbound", 8, scenes.RUNC, bound=7)
+    rows.update(await serving(work, python, host, [], lambda _, pid: refreshing(pid)))
     (work / "sharing.json").write_text(json.dumps(SHARING))
     words = ["--mig-strategy=single", "--device-list-strategy=volume-mounts", f"--config-file={work}/sharing.json"]
     host = scenes.settings(work, "divided", 8, scenes.RUNC, mig=True)
@@ -170,21 +216,33 @@ async def nothing(kubelet: Kubelet, pid: int) -> dict[str, str]:
 
 async def resting(pid: int, seconds: float) -> dict[str, str]:
     """Measure what it does when nothing happens."""
+    return {f"CPU at rest, in {seconds:.0f} s": await spent(pid, seconds), "memory, 8 GPUs, at rest": memory(pid)}
+
+
+async def refreshing(pid: int) -> dict[str, str]:
+    """Measure the same where the snapshot is renewed again and again."""
+    return {"the same, a refresh every 30 s": await spent(pid, PASSING)}
+
+
+async def spent(pid: int, seconds: float) -> str:
+    """Say how much CPU a process and its children take in 20 s."""
     await asyncio.sleep(SETTLED)
     before = cpu(pid)
     await asyncio.sleep(seconds)
-    own, children = (after - then for after, then in zip(cpu(pid), before))
-    return {
-        f"CPU at rest, in {seconds:.0f} s": f"{own * 1000:.1f} ms; children {children * 1000:.0f} ms",
-        "memory, 8 GPUs, at rest": memory(pid),
-    }
+    own, watching, ended = ((after - then) * 20_000 / seconds for after, then in zip(cpu(pid), before))
+    return f"{own:.1f} ms; children that watch {watching:.1f} ms, that have ended {ended:.0f} ms; in 20 s"
 
 
 async def allocating(kubelet: Kubelet, pid: int, rounds: int) -> dict[str, str]:
     """Measure Allocate for devices of many."""
-    ids = [*kubelet.lists[GPU]]
-    spent = await quickest(rounds * 100, lambda: kubelet.allocate(GPU, *ids[::56]))
-    return {f"Allocate of {len(ids)}, through gRPC": f"{spent:.2f} ms", "memory after that, 560 devices": memory(pid)}
+    ids, names = [*kubelet.lists[GPU]], ("PreStartContainerRequest", "Empty")
+    bare = await taken(rounds * 100, lambda: kubelet.clients[GPU].call("PreStartContainer", {}, names))
+    spent = await taken(rounds * 100, lambda: kubelet.allocate(GPU, *ids[::56]))
+    rows = {
+        f"Allocate of {len(ids)}, through gRPC": both(spent),
+        "a call that does nothing, the same way": both(bare),
+    }
+    return {**rows, "memory after that, 560 devices": memory(pid)}
 
 
 async def preferring(kubelet: Kubelet, pid: int, rounds: int) -> dict[str, str]:
@@ -193,26 +251,33 @@ async def preferring(kubelet: Kubelet, pid: int, rounds: int) -> dict[str, str]:
     request = {"container_requests": [{"available_deviceIDs": ids, "allocation_size": 8}]}
     names = ("PreferredAllocationRequest", "PreferredAllocationResponse")
     client = kubelet.clients[GPU]
-    spent = await quickest(rounds * 100, lambda: client.call("GetPreferredAllocation", request, names))
-    return {f"preferred, {len(ids)} GPUs, through gRPC": f"{spent:.2f} ms", "memory after that, 16 GPUs": memory(pid)}
+    spent = await taken(rounds * 100, lambda: client.call("GetPreferredAllocation", request, names))
+    shortest = f"{min(spent):.2f} ms"
+    return {f"preferred, {len(ids)} GPUs, through gRPC": shortest, "memory after that, 16 GPUs": memory(pid)}
 
 
-async def quickest(rounds: int, call: Callable[[], Awaitable[object]]) -> float:
-    """Return the milliseconds of the shortest of several calls."""
-    times = []
+async def taken(rounds: int, call: Callable[[], Awaitable[object]]) -> list[float]:
+    """Return the milliseconds of several calls."""
+    found = []
     for _ in range(rounds):
         began = time.perf_counter()
         await call()
-        times.append(time.perf_counter() - began)
-    return min(times) * 1000
+        found.append((time.perf_counter() - began) * 1000)
+    return found
 
 
-def cpu(pid: int) -> tuple[float, float]:
-    """Return the seconds of CPU of a process's threads, and of its children that have ended."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    own = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+def cpu(pid: int) -> tuple[float, float, float]:
+    """Return the seconds of CPU of a process's threads, of its children that watch, and of those that have ended."""
+    words = [(thread / "children").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
+    watching = [one for row in words for one in row.split() if "gpushim-" in Path(f"/proc/{one}/comm").read_text()]
     ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[13:15]
-    return own, sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return scheduled(pid), sum(map(scheduled, watching)), sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def scheduled(pid: int | str) -> float:
+    """Return the seconds of CPU of a process's threads."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def memory(pid: int) -> str:

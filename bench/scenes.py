@@ -23,12 +23,16 @@ SEVEN = ["1g.10gb"] * 7
 Prepare = Callable[[], object]
 
 
-def settings(work: Path, name: str, gpus: int, low: str, mig: bool = False, driver: str = "") -> dict[str, str]:
+def settings(
+    work: Path, name: str, gpus: int, low: str, mig: bool = False, driver: str = "", bound: int | None = None
+) -> dict[str, str]:
     """Build a simulated host and return an environment in which gpushim serves it, its snapshot taken.
 
-    `driver` is what its configuration says about the driver besides its root.
+    `driver` is what its configuration says about the driver besides its root; of `bound` GPUs alone sysfs tells.
     """
     host = fakehost.build(str(work / name / "driver"), gpus, mig=dict.fromkeys(range(gpus), SEVEN) if mig else None)
+    for gpu in host.gpus[gpus if bound is None else bound :]:
+        os.unlink(f"{host.root}/sys/bus/pci/drivers/nvidia/{gpu.pci}")
     config, state = work / name / "config.toml", work / name / "state"
     driver = f'root = "{host.root}"\n{driver}'
     config.write_text(f'[driver]\n{driver}\n[runtime]\nlow-level = ["{low}"]\n[log]\nfile = ""\n')

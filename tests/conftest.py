@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 import scratch
+from gpushim.engines import records
 from gpushim.engines.docker import on_path
 from unit.gpuhook.sandbox import container
 
@@ -29,13 +30,15 @@ settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("gpushim")
 
 # Files that take longest, in this order, before all others: a worker that meets one last keeps the others waiting.
-# Those of the device plugin wait for kubelets, each beside one that computes; the image is there when others need it.
+# Those of the device plugin wait, as for kubelets, each beside one that computes; the image is there when it is used.
 LONGEST = (
-    "e2e: device_plugin_life image deb_life device_plugin_kill cluster device_plugin_trouble deb_install node",
+    "e2e: device_plugin_life image deb_life never_twice cluster device_plugin_kill deb_install device_plugin_trouble",
+    "e2e: device_plugin_walk node",
     "e2e: device_plugin_health device_plugin_pod device_plugin_resources docs device_plugin_metrics",
     "e2e: device_plugin_allocate vulnerable rpm strangers faults_hook races gpus concurrent configure_containerd",
     "e2e: refresh_service chroot_docker faults_refresh kubernetes_cri week doctor verbs",
-    "unit/gpushim: doctor/fixes create inventory/freshness engines/sequences doctor/faults inventory/refresh",
+    "unit/gpuplugin: daemon meter watching",
+    "unit/gpushim: doctor/engine_fixes doctor/fixes create inventory/freshness engines/sequences doctor/faults",
 )
 FIRST = [f"{line.partition(':')[0]}/{name}" for line in LONGEST for name in line.split()[1:]]
 RANK = {name: rank for rank, name in enumerate(FIRST)}
@@ -58,6 +61,15 @@ def no_links_on_this_machine() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(on_path, "_apply", guarded)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def records_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep `configure` of a test's own process off this machine's list of settings files, and its lock."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DIRECTORY", "RUN"):
+            patch.setattr(records, name, str(tmp_path_factory.mktemp("records")))
         yield
 
 

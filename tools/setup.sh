@@ -59,20 +59,24 @@ if [ "$what" = test ] && ! made .venv; then
   finished .venv
 fi
 
-if [ "$what" = test ] && ! [ -x .cache/prometheus/usr/bin/prometheus ]; then
-  say "unpacking Debian's prometheus into .cache/prometheus/; installed, it would start"
-  mkdir -p .cache/prometheus
-  # Without it a test is skipped, and says so.
-  (
-    cd .cache/prometheus
-    apt-get download --quiet=2 -o APT::Sandbox::User=root prometheus
-    dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/prometheus
-    rm prometheus_*.deb
-  ) || say "there is no prometheus"
+# unpack PACKAGE FILE: one file of a package of Debian's that is not installed, into .cache/PACKAGE/. Without it a test
+# is skipped, and says so.
+unpack() (
+  [ ! -x ".cache/$1/$2" ] || return 0
+  say "unpacking Debian's $1 into .cache/$1/"
+  mkdir -p ".cache/$1"
+  cd ".cache/$1"
+  apt-get download --quiet=2 -o APT::Sandbox::User=root "$1"
+  dpkg-deb --fsys-tarfile "$1"_*.deb | tar -x "./$2"
+  rm "$1"_*.deb
+)
+if [ "$what" = test ]; then
+  unpack prometheus usr/bin/prometheus || say "there is no prometheus" # installed, it would start
+  unpack logrotate usr/sbin/logrotate || say "there is no logrotate" # installed, it would bring a cron
 fi
 
 # Nothing writes bytecode at run time; a checkout that has it starts a container some 20 ms sooner.
 if runs_here; then
-  /usr/bin/python3 -m compileall -q vendor
+  /usr/bin/python3 -m compileall -q vendor shim hook plugin
   /usr/bin/python3 -IBS shim/gpushim/stub.py compile
 fi

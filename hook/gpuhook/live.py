@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import posix
 
-from gpuhook import devices, mounts, roots
+from gpuhook import mounts, roots
 from gpuhook.owned import own_mounts
 from gpuhook.walk import CHARACTER, DIRECTORY, REGULAR, SOCKET, TYPE, OtherMountError, mount_id, walk_to_place
-from gpushim.edits import NODE_OPTIONS
+from gpushim.edits import FILE_OPTIONS, NODE_OPTIONS, SOCKET_OPTIONS, Edit
 from gpushim.errors import INVENTORY, ROOTFS, GpushimError
 from gpushim.stamp import in_user_namespace
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from typing import Callable
 
     from gpuhook.rootfs import Rootfs
-    from gpushim.edits import Edit
 
     Source = tuple[str, int, posix.stat_result]  # path on the host, O_PATH fd, what it is
 
@@ -62,12 +61,39 @@ def apply(edits: list[Edit], root: Rootfs, dev_root: str, warn: Callable[[str, E
             warn(f"group {value} of the GPUs' nodes", GpushimError("a hook cannot add it; use --group-add"))
     rules = [edit.value[1:3] for edit in edits if edit.kind == "rule"]  # of character devices, all of them
     if rules:
+        from gpuhook import devices  # a hook of a CDI spec has none
+
         devices.allow(root.process, rules, warn)
     if binds:
         mounts.bind(root.process, binds)
     for one in binds:
         for fd in (one.source, one.directory, one.place):
             posix.close(fd)
+
+
+def mount(
+    files: list[tuple[str, str]],
+    sockets: list[tuple[str, str]],
+    root: Rootfs,
+    warn: Callable[[str, Exception], None],
+) -> None:
+    """Mount what a CDI spec has its hook mount.
+
+    Args:
+        files: of the driver: path on the host, and in the container.
+        sockets: of its services, and their directories, in the same form.
+        root: the container's rootfs.
+        warn: as for `apply`.
+
+    Raises:
+        GpushimError: the container would lack one of them.
+    """
+    edits = []
+    for pairs, options in ((files, FILE_OPTIONS), (sockets, SOCKET_OPTIONS)):
+        for source, path in pairs:
+            value = {"destination": path, "source": source, "type": "bind", "options": options}
+            edits.append(Edit("mount", value))
+    apply(edits, root, "/", warn)
 
 
 def _check_namespace(process: str) -> None:

@@ -135,7 +135,7 @@ def bind_data(
                 posix.write(fds[2], data)
                 _bind(Bind(f"/proc/self/fd/{fds[2]}", fds[2], place, options))
             finally:
-                _check(_umount(b"/proc/self/fd/%d" % fds[1], _Long(MNT_DETACH)))
+                take_away(fds[1])
         finally:
             for fd in fds:
                 posix.close(fd)
@@ -144,6 +144,18 @@ def bind_data(
         inside(process, attach)
     else:
         attach()
+
+
+def take_away(place: int) -> None:
+    """Unmount what is mounted in a place of the caller's namespace, and with it all that has propagated.
+
+    Args:
+        place: O_PATH fd of the mount's root.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _check(_umount(b"/proc/self/fd/%d" % place, _Long(MNT_DETACH)))
 
 
 def inside(process: str, work: Callable[[], None]) -> None:

@@ -35,6 +35,9 @@ class Options:
         self.lib: list[Library] = []
         self.lib32: list[Library] = []
         self.link: list[Link] = []
+        self.mount: list[tuple[str, str]] = []  # as in cover
+        self.socket: list[tuple[str, str]] = []
+        self.mounted: list[tuple[str, str]] = []
         self.node_link: list[Link] = []
         words = iter(argv)
         for word in words:
@@ -64,6 +67,11 @@ def _cover(word: str, value: str) -> tuple[str, str] | None:
     source, _, path = value.partition("::")
     below = path.startswith("/proc/") and ".." not in path.split("/")
     return (source, path) if value.startswith("/") and below else None
+
+
+def _mounted(word: str, value: str) -> tuple[str, str] | None:
+    source, _, path = value.partition("::")
+    return (source, path) if source.startswith("/") and path.startswith("/") else None
 
 
 def _mask(word: str, value: str) -> int:
@@ -120,4 +128,5 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "TARGET::PATH": _link,
     "TARGET::NODE": _node_link,
     "SOURCE::PATH": _cover,
+    "SOURCE::MOUNT": _mounted,
 }

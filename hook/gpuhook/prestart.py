@@ -129,6 +129,14 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         work.warn("everything", GpushimError("the rootfs is the host's own root directory", ROOTFS))
         return
     roots.check(root)
+    if options.mount or options.socket:
+        from gpuhook import live  # of a CDI spec
+
+        live.mount(options.mount, options.socket, root, work.warn)
+    if options.mounted:
+        from gpuhook import leaks  # for containers with a volume that can carry mounts to the host
+
+        leaks.check(root, options.mounted)
     finish(work, options)
 
 

@@ -22,12 +22,17 @@ if TYPE_CHECKING:
 
     from gpuplugin.resources import Device
     from gpuplugin.sharing import Share
+    from gpushim.model import RequestsPolicy
 
 ENVVAR, MOUNTS, ANNOTATIONS, CRI = "envvar", "volume-mounts", "cdi-annotations", "cdi-cri"
 WAYS = (ENVVAR, MOUNTS, ANNOTATIONS, CRI)
 BY_CDI = {ANNOTATIONS, CRI}
 MPS_PIPES = "/run/gpushim/mps"  # in containers
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
+NOTHING = (
+    "which brings nothing to unprivileged containers while accept-env-when-unprivileged under [requests] of "
+    "config.toml is false"
+)
 DEVICE_LIST = "/var/run/nvidia-container-devices"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 FEATURES = ("gds", "mofed", "gdrcopy")
@@ -218,6 +223,27 @@ def clash(by: Ways, resources: Mapping[str, Sequence[Device]]) -> list[str]:
         f"a container that asks for two of {', '.join(resources)} gets the devices of one: device-list-strategy is "
         f"{ENVVAR}, kubelet passes a variable once, and both are told in {DEVICES}; choose {MOUNTS} or {CRI}",
     ]
+
+
+def unheard(by: Ways, requests: RequestsPolicy) -> list[str]:
+    """Say where gpushim-runtime's policy forbids the way in which containers are told.
+
+    Args:
+        by: how they are told.
+        requests: of the policy.
+    """
+    closed = not requests["accept-env-when-unprivileged"]
+    if MOUNTS in by.ways:
+        if requests["accept-volume-mounts"]:
+            by_variable = closed and by.features and BY_CDI.isdisjoint(by.ways)
+            return [f"{', '.join(by.features)} is told by a variable, {NOTHING}; choose cdi-cri"] * bool(by_variable)
+        return [
+            f"device-list-strategy has {MOUNTS}, and gpushim-runtime refuses such containers while "
+            "accept-volume-mounts under [requests] of config.toml is false; make it true"
+        ]
+    if ENVVAR not in by.ways or not closed:
+        return []
+    return [f"device-list-strategy has {ENVVAR}, {NOTHING}; choose volume-mounts"]
 
 
 def _listed(devices: Mapping[str, Device]) -> str:

@@ -1,6 +1,7 @@
 """What is known against each GPU, and the file that keeps it while the plugin is not running.
 
-The file is for the same start of the host only: it says which. Out of scope: what becomes a cause, and when it ends
+The file is for the same start of the host only: it says which. All times are seconds since then, suspends included
+(stamp.clock), which nobody sets. Out of scope: what becomes a cause, and when it ends
 (health.py).
 """
 
@@ -9,17 +10,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuplugin import xids
 from gpushim import stamp
 from gpushim.errors import quote
 from gpushim.inventory import ensure
+from gpushim.inventory.procfs import sysfs_name
 from gpushim.logs import logger
 from gpushim.replace import replace
 
-VERSION = 1
+if TYPE_CHECKING:
+    from gpushim.model import Snapshot
+
+VERSION = 2
+SINCE_1970 = 1  # the version whose times were those of the wall clock
 GPUS = 256  # times CAUSES causes of less than 400 bytes are 3.3 MB, of the 16 MiB that are read
 CAUSES = 32  # of a GPU
 OTHERS = 9  # of them, that are no XIDs, and FURTHER
@@ -28,6 +35,7 @@ FURTHER = "xid further"  # the cause that stands for all XIDs that a GPU has no 
 # may fail once while the driver is busy; two polls are 6 s, of the 10 s in which a lost GPU is to be marked.
 ROW = {"gone": 2, "error": 2}
 FINE = (0, 5)  # recovery actions: none, and the one that does not concern the GPU itself (reason.ACTIONS)
+FORGET = 86400.0  # seconds that a GPU's reasons are kept while the host does not have it
 LONGEST = 128  # characters of a UUID, or of the name of a child
 MODE = 0o600
 KINDS = ("xid", "ecc", "recovery", "lost", "gone", "rows", "error", "blind")  # Reason says what they are
@@ -52,7 +60,7 @@ class Cause:
 
     Attributes:
         kind: one of KINDS.
-        since: when it was first seen, in seconds since the epoch.
+        since: when it was first seen.
         last: when it was last seen.
         number: the XID, or the recovery action.
         gi: the GPU instance that alone it concerns; None: the whole GPU.
@@ -100,11 +108,19 @@ class Known:
         causes: by a name that the same cause has when it comes again.
         binding: what changes when the driver is loaded or bound to the GPU anew.
         gone: since when the host does not have it; None while it has.
+        heard: until when its events were listened to; 0: never.
+        bound: when the driver was found to be another one; no event from before counts.
+        ecc: uncorrectable memory errors since the driver was loaded, as they were told last; None: not told.
+        pages: of memory, that were retired for such an error, likewise; of GPUs that replace no rows.
     """
 
     causes: dict[str, Cause] = field(default_factory=dict)
     binding: list[str | int | None] = field(default_factory=list)
     gone: float | None = None
+    heard: float = 0.0
+    bound: float = 0.0
+    ecc: int | None = None
+    pages: int | None = None
 
     def bind(self, module: str | None, inode: int | None) -> bool:
         """Take the driver's version and the binding's inode number, and say whether the driver is another one now.
@@ -146,6 +162,30 @@ class State:
             del self.gpus[other]
         return self.gpus.setdefault(uuid, Known())
 
+    def adopt(self, snapshot: Snapshot, now: float) -> tuple[set[str], bool, bool]:
+        """End causes by a driver loaded anew; forget GPUs that are gone for long.
+
+        Returns:
+            UUIDs of the snapshot; whether a cause has ended, and whether anything else has changed.
+        """
+        facts, ended, changed = snapshot["stamp"], False, False
+        here = {gpu["uuid"] for gpu in snapshot["gpus"] if gpu["uuid"]}
+        for gpu in snapshot["gpus"]:
+            known = self.find(gpu["uuid"], here)
+            if known and known.bind(facts["module"], facts["gpus"].get(sysfs_name(gpu["pci"]))):
+                left = {name: one for name, one in known.causes.items() if not one.ends and one.kind != "recovery"}
+                ended, changed = ended or left != known.causes, True
+                known.causes, known.bound, known.ecc, known.pages = left, now, 0, None
+        for uuid, known in list(self.gpus.items()):
+            if uuid in here:
+                known.gone = None
+            elif known.gone is None:
+                known.gone, changed = now, True
+            elif now - known.gone > FORGET or not known.causes:
+                del self.gpus[uuid]
+                changed = True
+        return here, ended, changed
+
 
 def boot_id() -> str:
     """Return the id of this start of the host; "" if the kernel does not tell."""
@@ -186,6 +226,8 @@ def save(path: str, state: State) -> None:
 
 
 def _state(found: Any) -> State:
+    if found["version"] == SINCE_1970:
+        found = _converted(found)
     if found["version"] != VERSION or not isinstance(found["boot"], str) or len(found["gpus"]) > GPUS:
         raise ValueError
     gpus = {_name(uuid): _known(known) for uuid, known in found["gpus"].items()}
@@ -193,13 +235,42 @@ def _state(found: Any) -> State:
     return State(found["boot"], gpus, blind)
 
 
+def _converted(found: Any) -> Any:
+    """Make the present form of the one before: who wrote that has listened until now."""
+    now = stamp.clock()
+    ahead = time.time() - now
+
+    def since_boot(then: Any) -> Any:
+        return min(max(then - ahead, 0.0), now) if _finite(then) else then
+
+    def cause(one: Any) -> Any:
+        return {**one, "since": since_boot(one["since"]), "last": since_boot(one["last"])}
+
+    gpus = {
+        uuid: {
+            **known,
+            "causes": {name: cause(one) for name, one in known["causes"].items()},
+            "gone": since_boot(known["gone"]),
+            "heard": now,
+            "bound": 0.0,
+            "ecc": None,
+        }
+        for uuid, known in found["gpus"].items()
+    }
+    blind = {name: cause(one) for name, one in found["blind"].items()}
+    return {**found, "version": VERSION, "gpus": gpus, "blind": blind}
+
+
 def _known(found: Any) -> Known:
-    binding, gone = found["binding"], found["gone"]
+    binding, gone, counts = found["binding"], found["gone"], (found["ecc"], found.get("pages"))
     if not isinstance(binding, list) or len(binding) > 2 or len(found["causes"]) > CAUSES:
         raise ValueError
-    if gone is not None and not _finite(gone):
+    if not all(_finite(one) for one in (0 if gone is None else gone, found["heard"], found["bound"])):
         raise ValueError
-    return Known({_name(name): _cause(cause) for name, cause in found["causes"].items()}, binding, gone)
+    if not all(one is None or (isinstance(one, int) and _finite(one)) for one in counts):
+        raise ValueError
+    known = {_name(name): _cause(cause) for name, cause in found["causes"].items()}
+    return Known(known, binding, gone, found["heard"], found["bound"], *counts)
 
 
 def _cause(found: Any) -> Cause:

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuplugin import kept, limits, sharing
+from gpuplugin import book_state, kept, limits, sharing
+from gpuplugin.book import Book
 from gpuplugin.offer import absent, offered
 from gpushim.cli import show
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gpuplugin.resources import Device
     from gpuplugin.settings import Settings
+    from gpushim.model import Snapshot
+
+    Others = Callable[[Settings, Snapshot], list[str]]  # sentences
 
 COLUMNS = ("DEVICE", "IS", "NUMA", "CANNOT BE GIVEN OUT, BECAUSE")
 
 
-def tell(settings: Settings) -> None:
+def tell(settings: Settings, others: Others) -> None:
     """Print it.
 
     Args:
         settings: in force.
+        others: says who else gives out GPUs.
 
     Raises:
         GpushimError: nothing would be registered.
@@ -34,7 +39,7 @@ def tell(settings: Settings) -> None:
     try:
         snapshot = kept.current(settings)
         found, told = offered(snapshot, settings, notes)
-        notes += absent(settings)
+        notes += absent(settings) + others(settings, snapshot)
     finally:
         for note in notes:
             show.say(f"note: {note}")
@@ -49,17 +54,20 @@ def tell(settings: Settings) -> None:
         show.say("nothing is registered: this host has no GPU to give out")
     show.say(f"Containers are told by {', '.join(told.ways)}; devices are named by {_names(told.by_index)}.")
     if any(one.share and one.share.memory for devices in found.values() for one in devices):
-        why = limits.unlikely(snapshot["driver"]["version"])
-        show.say(
-            f"{why[:1].upper()}{why[1:]}."
-            if why
-            else "The kernel may enforce limits of memory; the plugin's log says if it cannot."
-        )
+        show.say(_limits(snapshot))
+    show.say(book_state.told(Book()))
     if settings.values["exclude"]:
         show.say(f"Left out by exclude: {', '.join(settings.values['exclude'])}.")
     if told.features or told.imex:
         beside = [*told.features, *(f"IMEX channel {channel}" for channel in told.imex)]
         show.say(f"Every container gets {', '.join(beside)}, too.")
+
+
+def _limits(snapshot: Snapshot) -> str:
+    why = limits.unlikely(snapshot["driver"]["version"])
+    if why:
+        return f"{why[:1].upper()}{why[1:]}."
+    return "The kernel may enforce limits of memory; the plugin's log says if it cannot."
 
 
 def _rows(devices: Sequence[Device]) -> list[list[str]]:

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 FIRST, LONGEST = 1.0, 60.0  # between its end and its next start, more each time
 SETTLED = 10.0  # after which one that has told something has begun well
 STARTING = 20.0  # most, from its start to what it tells first: a driver initialises GPUs then
-LOOK = 1.0  # between looks whether it has ended
+LOOK = 1.0  # between looks whether it has ended, where the kernel does not tell
+SAID = 3600.0  # before the same is logged again
 KILLED = 1.0  # for which `stop` waits for one that it has killed
 LINE_LIMIT = 1 << 16  # bytes
-LINES, LONG = 1000, 256  # in a second, and bytes of one that counts once: kubelet's calls run in the same loop
+# In a second, and bytes of one that counts once: kubelet's calls run in the same loop. A child that watches tells 100
+# (listening.TOLD), and after a pause of this loop what a pipe holds, 1300 of the shortest.
+LINES, LONG = 2000, 256
 FED = 8000  # of one that is fed: for each GPU of each container it says two
 WHY_LIMIT = 300  # characters of why it ends that it tells itself
 SUSPECTS = 64  # GPUs, most, of which it hung
@@ -50,6 +53,7 @@ class Child:
 
     Attributes:
         pid: of the one that runs, or is left behind; 0 for none.
+        told: whether that one has told something.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Child:
         self._fed, self._feed = fed, -1  # the end of a pipe
         self._words, self._heard, self._blind, self._sees, self._silence = words, heard, blind, sees, silence
         self._suspects: dict[str, None] = {}
+        self._said: dict[str, float] = {}  # until when a sentence is not logged again
         self._garbled = False
         self._task: asyncio.Task[None] | None = None
         self._begin_life()
@@ -114,13 +119,13 @@ class Child:
             if not self._hurry.is_set():
                 self._tell_blind(f"{why}; it starts again", why, self._hung)
             await self._end_of_it()
-            if self._told and time.monotonic() - began > SETTLED:
+            if self.told and time.monotonic() - began > SETTLED:
                 pause = FIRST
             await tasks.until(self._hurry, pause)
             pause = FIRST if self._hurry.is_set() else min(2 * pause, LONGEST)
 
     def _begin_life(self) -> None:
-        self._told, self._buffer, self._last = False, b"", time.monotonic()
+        self.told, self._buffer, self._last = False, b"", time.monotonic()
         self._second, self._lines = self._last, 0  # since then so many lines
         self._asks = self._hung = self._why = ""  # a GPU, a GPU, a clause
 
@@ -144,32 +149,40 @@ class Child:
                     self._feed = feed
             os.set_blocking(reading, False)
             loop.add_reader(reading, self._readable, reading)
-            return await self._end()
+            with process.watched(self.pid, lambda: self._dead(reading)) as told:
+                return await self._end(LONGEST if told else LOOK, reading)
         finally:
             loop.remove_reader(reading)
+            self._readable(reading)  # what it has told already
             os.close(reading)
             if feed >= 0:
                 self._feed = -1
                 os.close(feed)
 
-    async def _end(self) -> str:
-        """Wait until it has ended, is silent for too long, or is to be another."""
+    async def _end(self, look: float, reading: int) -> str:
+        """Wait until it has ended (looked at every `look` seconds), is silent, or to be another; return why."""
         hurry: asyncio.Future[Any] = asyncio.ensure_future(self._hurry.wait())
         either: set[asyncio.Future[Any]] = {self._over, hurry}
         try:
             while True:
-                left = self._last + (self._silence if self._told else max(STARTING, self._silence)) - time.monotonic()
+                left = self._last + (self._silence if self.told else max(STARTING, self._silence)) - time.monotonic()
                 if left <= 0:
                     return self._hangs()
-                done, _ = await asyncio.wait(either, timeout=min(left, LOOK), return_when=asyncio.FIRST_COMPLETED)
-                if self._over in done:
+                done, _ = await asyncio.wait(either, timeout=min(left, look), return_when=asyncio.FIRST_COMPLETED)
+                if not done and process.ended(self.pid):
+                    self._dead(reading)
+                if self._over.done():
                     return self._over.result()
-                if not done and process.ended(self.pid):  # and something that it has started speaks on
-                    return self._why or "it has ended"
                 if hurry in done:
                     return "it is started anew"
         finally:
             hurry.cancel()
+
+    def _dead(self, reading: int) -> None:
+        """Take what one told that has ended: as much as a pipe holds, though something that it started speaks on."""
+        self._readable(reading)
+        if not self._over.done():
+            self._over.set_result(self._why or "it has ended")
 
     def _hangs(self) -> str:
         if self._asks:
@@ -182,7 +195,11 @@ class Child:
         return f"it has said nothing for {time.monotonic() - self._last:.0f} s"
 
     def _tell_blind(self, sentence: str, why: str, gpu: str) -> None:
-        logger.warning("%s (%s): %s", self._lost, self.name, sentence)
+        now = time.monotonic()
+        if now >= self._said.get(sentence, 0.0):  # a GPU that hangs is tried all the time
+            self._said = dict([*self._said.items()][1 - SUSPECTS :])
+            self._said[sentence] = now + SAID
+            logger.warning("%s (gpushim-%s): %s", self._lost, self.name, sentence)
         self._blind(why, gpu)
 
     async def _end_of_it(self) -> None:
@@ -262,9 +279,9 @@ class Child:
         """Take note that it watches, and which GPUs have answered."""
         for answered in (line.get("poll"), line.get("watching")):
             self._suspects = {uuid: None for uuid in self._suspects if uuid not in _texts(answered)}
-        if not self._told and not self._suspects:
+        if not self.told and not self._suspects:
             self._sees()
-        self._told = True
+        self.told = True
 
 
 async def ended(children: Iterable[Child]) -> None:

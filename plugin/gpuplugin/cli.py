@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,10 @@ from gpushim.cli.show import say
 from gpushim.errors import GpushimError
 from gpushim.nvidia import device_plugin
 from gpushim.nvidia.device_plugin_keys import SETTINGS, Setting
+
+if TYPE_CHECKING:
+    from gpuplugin.settings import Settings
+    from gpushim.model import Snapshot
 
 PROGRAM = "gpushim-device-plugin"
 CLUSTER = ("cluster", "node_feature", "once")  # flags that are no settings
@@ -92,12 +96,12 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
     if labels:
         from gpuplugin import labels_file
 
-        labels_file.tell(found, form)
+        labels_file.tell(found, form, _beside_us)
         return
     if check:
         from gpuplugin import check as checking
 
-        checking.tell(found)
+        checking.tell(found, _beside_us)
         return
     if mps is not None:
         from gpuplugin import mps_supervisor
@@ -120,6 +124,17 @@ def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool
     }
     profile, labels = (given.value if given else "" for given in map(found.get, in_cluster.FILES))
     in_cluster.run(os.environ, profile, labels if node_feature else "", once)
+
+
+def _beside_us(settings: Settings, snapshot: Snapshot) -> list[str]:
+    """Say who else gives out this node's GPUs; nothing without grpcio, with which alone they can be asked."""
+    try:
+        from gpuplugin import givers
+    except ImportError:
+        return []
+    folder = str(settings.values["kubelet-dir"])
+    return [f"{text}: {givers.THEN[settings.values['other-givers']]}"
+            for text in asyncio.run(givers.beside(folder, snapshot))]  # fmt: skip
 
 
 def _daemon() -> Any:

@@ -12,7 +12,9 @@ import http.client
 import json
 import random
 import re
+import socket
 import ssl
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN_LIMIT = 64 << 10  # bytes; a service account's has about one KiB
 ANSWER_LIMIT = 4 << 20  # bytes of an answer, and of a line of a watch
-DEADLINE = 15.0  # seconds for an answer; of a watch, for its beginning
+DEADLINE = 15.0  # seconds for an answer, from the first byte that is sent; of a watch, for its beginning
 SILENCE = 90.0  # seconds; the server sends a bookmark about once a minute
+WATCH = 300  # seconds after which the server ends a watch
 MESSAGE = 300  # characters of what a server says
 LEAST, MOST = 1.0, 30.0  # seconds between tries
 NAME = re.compile("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # of a node, a namespace or a pod (RFC 1123)
@@ -79,9 +82,8 @@ class Api:
         Raises:
             ApiError: there is no answer in time, it is an error, or it is too large.
         """
-        until = time.monotonic() + DEADLINE
         with self._answer(method, path, query, body, accept) as answer:
-            return _json(b"".join(_read(answer, until)))
+            return _json(b"".join(_read(answer)))
 
     def watch(self, path: str, query: Mapping[str, str], accept: str = "") -> Iterator[Any]:
         """Yield the events of a watch until the server ends it.
@@ -89,8 +91,8 @@ class Api:
         Raises:
             ApiError: as for `ask`; or the server says nothing for SILENCE seconds.
         """
-        asked = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": "300"}
-        with self._answer("GET", path, asked, None, accept, SILENCE) as answer:
+        asked = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH)}
+        with self._answer("GET", path, asked, None, accept, WATCH + SILENCE) as answer:
             while True:
                 line = answer.readline(ANSWER_LIMIT + 1)
                 if len(line) > ANSWER_LIMIT:
@@ -101,26 +103,39 @@ class Api:
 
     @contextlib.contextmanager
     def _answer(
-        self, method: str, path: str, query: Mapping[str, str], body: Any, accept: str, silence: float = DEADLINE
+        self, method: str, path: str, query: Mapping[str, str], body: Any, accept: str, watch: float = 0.0
     ) -> Iterator[http.client.HTTPResponse]:
-        """Ask; yields an answer that is no error, each read of which may take `silence` seconds."""
+        """Ask; yields an answer that is no error, which must come within DEADLINE, or `watch` seconds if given."""
         headers = {"Authorization": f"Bearer {self._mounted('token')}", "Accept": accept or "application/json"}
         data = None if body is None else json.dumps(body).encode()
         if data is not None:
             headers["Content-Type"] = "application/apply-patch+yaml"  # of which JSON is a part
-        connection = http.client.HTTPSConnection(self._host, self._port, timeout=DEADLINE, context=self._context())
+        connection, context = http.client.HTTPSConnection(self._host, self._port), self._context()
+        limit = _Limit()
         try:
+            with socket.create_connection((self._host, self._port), DEADLINE) as plain:
+                limit.begin(DEADLINE, plain.dup())
+                connection.sock = context.wrap_socket(plain, server_hostname=self._host)  # which takes its descriptor
             connection.request(method, f"{path}?{urlencode(query)}", data, headers)
             opened = connection.sock  # which an answer without keep-alive takes with it
             with connection.getresponse() as answer:
                 if not 200 <= answer.status < 300:
-                    raise _refused(answer, time.monotonic() + DEADLINE)
-                opened.settimeout(silence)
+                    raise _refused(answer)
+                if watch:
+                    limit.begin(watch)
+                    opened.settimeout(SILENCE)
                 yield answer
-        except (OSError, http.client.HTTPException) as error:
+            if limit.over:  # which looks like the answer's end
+                raise ApiError("")
+        except (OSError, http.client.HTTPException, ApiError) as error:
+            if limit.over and not getattr(error, "status", 0):
+                raise ApiError(f"the API server's answer takes more than {limit.seconds:g} s") from None
+            if isinstance(error, ApiError):
+                raise
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ApiError(f"the API server at {self._host} does not answer: {quote(str(why))}") from None
         finally:
+            limit.end()
             connection.close()
 
     def _context(self) -> ssl.SSLContext:
@@ -185,7 +200,38 @@ class Pause:
         return now
 
 
-def _read(answer: http.client.HTTPResponse, until: float) -> Iterator[bytes]:
+class _Limit:
+    """An end that a connection has, whatever comes of it: a socket's timeout is for each byte, and some drip."""
+
+    def __init__(self) -> None:
+        self.seconds, self.over = 0.0, False
+        self._socket: socket.socket | None = None
+        self._timer: threading.Timer | None = None
+
+    def begin(self, seconds: float, connected: socket.socket | None = None) -> None:
+        """Let it end after so many seconds from now; `connected`, which is closed at the end, is told once."""
+        if self._timer:
+            self._timer.cancel()
+        self.seconds, self._socket = seconds, connected or self._socket
+        self._timer = threading.Timer(seconds, self._shut)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _shut(self) -> None:
+        self.over = True
+        if self._socket:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Let it be as long as it will."""
+        if self._timer:
+            self._timer.cancel()
+        if self._socket:
+            self._socket.close()
+
+
+def _read(answer: http.client.HTTPResponse) -> Iterator[bytes]:
     size = 0
     while True:
         part = answer.read1(1 << 16)
@@ -194,8 +240,6 @@ def _read(answer: http.client.HTTPResponse, until: float) -> Iterator[bytes]:
         size += len(part)
         if size > ANSWER_LIMIT:
             raise ApiError(f"the API server's answer has more than {ANSWER_LIMIT >> 20} MiB")
-        if time.monotonic() > until:
-            raise ApiError(f"the API server's answer takes more than {DEADLINE:.0f} s")
         yield part
 
 
@@ -206,11 +250,11 @@ def _json(data: bytes) -> Any:
         raise ApiError("the API server's answer is no JSON") from None
 
 
-def _refused(answer: http.client.HTTPResponse, until: float) -> ApiError:
+def _refused(answer: http.client.HTTPResponse) -> ApiError:
     """Say what the server says of an error, a Status object."""
     try:
-        said = _json(b"".join(_read(answer, until))).get("message")
-    except (ApiError, AttributeError):
+        said = _json(b"".join(_read(answer))).get("message")
+    except (ApiError, AttributeError, OSError, http.client.HTTPException):
         said = ""
     why = quote(str(said or answer.reason)[:MESSAGE])
     return ApiError(f"the API server says {answer.status}: {why}", answer.status)

@@ -98,6 +98,7 @@ class Commands:
         return {
             "version": __version__,
             "released": self._release.since or None,
+            "kubelet_dir": kubelet_dir,
             "closed": self._closing is not None and self._closing.done(),
             "resources": await asyncio.to_thread(status.resources, taken, reasons, holders),
             "pods": holders,

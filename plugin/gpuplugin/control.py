@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ NAME = "device-plugin.sock"  # in the state directory
 LIMIT = 4096  # bytes of a question
 DEADLINE = 5.0  # seconds for a question, and for an answer to be read
 CLIENTS = 8  # at a time
+PATIENCE = 60.0  # seconds; an instance that is replaced has 30 s to end, as Kubernetes has it
 _ROOT = 0
 _UCRED = struct.Struct("3i")  # pid, uid, gid: SO_PEERCRED of unix(7)
 
@@ -48,9 +50,13 @@ class Control:
         self._inode: Identity | None = None
         self._folder, self._told = "", ""
         self._clients = 0
+        self._met = 0.0  # time.monotonic() since when another plugin listens there
 
     async def attend(self, folder: str) -> None:
-        """See to it that the socket is there, unless another plugin listens at it, and log once why it is not."""
+        """See to it that the socket is there, unless another plugin listens at it, and log once why it is not.
+
+        One that is being replaced, as in an update, ends within PATIENCE, and nothing is said of it.
+        """
         self._folder, trouble = folder, ""
         try:
             with near(folder) as path:
@@ -67,10 +73,14 @@ class Control:
     async def _bind(self, path: str) -> None:
         if is_socket(path):
             if listening(path):
-                raise GpushimError(f"another plugin listens at {self._folder}/{NAME}", FAILED)
+                self._met = self._met or time.monotonic()
+                if time.monotonic() - self._met > PATIENCE:
+                    raise GpushimError(f"another plugin listens at {self._folder}/{NAME}", FAILED)
+                return
         elif os.path.lexists(path):
             raise GpushimError(f"{self._folder}/{NAME} is in the way, and no socket; remove it", FAILED)
         self._close()
+        self._met = 0.0
         server, self._inode = private(path, CLIENTS)
         self._server = await asyncio.start_unix_server(self._serve, sock=server, limit=LIMIT)
 

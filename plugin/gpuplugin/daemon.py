@@ -1,24 +1,24 @@
 """From the snapshot to kubelet, and from kubelet's Allocate to its answer: the whole story, top to bottom.
 
-There is an endpoint at kubelet for each resource of the snapshot. Three things are looked at again and again: the
-snapshot, which `gpushim refresh` renews; kubelet's directory; and what kubelet says that it has. An Allocate is
-answered from memory.
+Each resource of the snapshot has an endpoint at kubelet. Looked at again and again are the snapshot, which `gpushim
+refresh` renews; kubelet's directory; and what kubelet says that it has. An Allocate is answered from memory.
 Out of scope: the wire (endpoint.py, service.py), the refresh (refresh.py), names and values (offer.py, settings.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import changes, preferred, sockets, tasks
+from gpuplugin import preferred, reason, tasks
 from gpuplugin import release as releasing
 from gpuplugin.allocation import BY_CDI
 from gpuplugin.commands import Commands
 from gpuplugin.control import Control
 from gpuplugin.exporter import Exporter
+from gpuplugin.givers import SERVE, Givers
 from gpuplugin.kernel_limits import KernelLimits
 from gpuplugin.labels_file import LabelsFile
 from gpuplugin.offer import absent, offered
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from gpuplugin.sources import Sources
     from gpushim.model import Snapshot
 
-LOOK = 2.0  # seconds between looks, most, for nothing tells of a GPU that comes; a look takes 1 ms of CPU
+LOOK = 2.0  # seconds between looks, most, while nothing tells of a GPU that comes; a look takes 1 ms of CPU
+REST = 3.0  # the same while a child polls NVML, which tells of GPUs and MIG instances as often, and inotify of files
+CALM = 20.0  # a decision that is made again and again has at most one part in so many of the loop
 SOON, FRESH = 0.1, 2.0  # seconds; a refresh writes the CDI spec right after the snapshot
 
 
@@ -54,20 +56,19 @@ class Plugin:
     def __init__(self, settings: Settings, sources: Sources | None = None) -> None:
         self._settings, self._sources = settings, sources
         self._registry = Registry(self._spawn)
-        self._questions = Questions(self._registry, lambda: str(self._settings.values["kubelet-dir"]))
+        heeds = lambda: self._settings.values["other-givers"] != SERVE  # noqa: E731
+        self._questions = Questions(self._registry, lambda: str(self._settings.values["kubelet-dir"]), heeds)
         self._limits = KernelLimits(self._registry, lambda: str(self._settings.values["kubelet-dir"]), self._spawn)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._broken: BaseException | None = None  # what a task ended with
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
-        self._started = self._ending = False
+        self._started, self._ending, self._turns = False, False, 0  # of letting go and taking, that were seen
         self._noted: set[str] = set()
         self._snapshot: Snapshot | None = None  # the last one
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
-        self._turns = 0  # of letting go and taking, that were seen
         self._commands = Commands(self._registry, self._spawn, self._close, lambda: self._wake.set(), self._about)
         self._control = Control(self._commands.by_word)
         self._units, self._labels = Units(self._spawn), LabelsFile(self._spawn)
-        self._wrong = ""  # what is wrong with the settings that were read last
 
     @property
     def _folder(self) -> str:
@@ -84,21 +85,21 @@ class Plugin:
         self._refresh = renewal(self._settings, self._wake.set, self._spawn)
         path = f"{releasing.prepare()}/health.json"
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
+        self._givers = Givers(self._registry, lambda: self._settings, self._wake.set)
         about = lambda: (self._settings, self._snapshot, self._reasons)  # noqa: E731
         self._exporter = Exporter(self._registry, self._watchers, self._spawn, self._commands.held, about)
         self._askers = (self._watchers, self._limits, self._exporter)  # of the driver
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             loop.add_signal_handler(number, self._end)
-        loop.add_signal_handler(signal.SIGHUP, self._read_again)
-        if watch.fd >= 0:
-            loop.add_reader(watch.fd, self._changed, watch)
-        self._spawn(self._questions.keep())
-        self._spawn(self._limits.keep())
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._read_again()))
+        watch.begin(lambda: self._changed(watch))
+        for one in (self._questions, self._limits, self._givers):
+            self._spawn(one.keep())
         try:
+            await self._givers.first()
             while not self._ending:
-                watch.add(os.path.dirname(self._folder), self._folder, stamp.state_dir(), releasing.folder())
-                self._heed(watch)
+                self._watch(watch)
                 pause = await self._look()
                 await asyncio.gather(self._control.attend(stamp.state_dir()), self._exporter.attend())
                 await tasks.until(self._wake, pause)
@@ -106,8 +107,6 @@ class Plugin:
                 if self._broken:
                     raise self._broken
         finally:
-            if watch.fd >= 0:
-                loop.remove_reader(watch.fd)
             watch.close()
             self._control.stop()
             await self._stop()
@@ -121,11 +120,19 @@ class Plugin:
         await asyncio.gather(*(one.stop() for one in self._askers), return_exceptions=True)
         await self._registry.stop()
 
+    def _watch(self, watch: Watch) -> None:
+        """Be told of changes, and read the settings again if one of their files has changed."""
+        if watch.add(*self._givers.folders(), self._folder, *self._questions.folders()):
+            self._changed(watch)  # nobody has told what came there meanwhile
+        self._registry.watched = watch.tells(self._folder)
+        if self._sources:
+            watch.add(*self._sources.folders, written=True)
+            if self._sources.changed():
+                self._spawn(self._read_again(asked=False))
+
     def _changed(self, watch: Watch) -> None:
         """Have everything looked at again."""
-        places = [os.path.split(path) for path in watch.told()]
-        if any(folder == self._folder and sockets.foreign(name) for folder, name in places):
-            self._questions.doubt()
+        (self._questions.doubt if self._givers.doubt(watch.told()) else self._questions.look)()
         self._wake.set()
         self._registry.changed()
 
@@ -141,28 +148,16 @@ class Plugin:
         task.add_done_callback(ended)
         return task
 
-    def _heed(self, watch: Watch) -> None:
-        """Read the settings again if one of their files has changed."""
-        if self._sources:
-            watch.add(*self._sources.folders, written=True)
-            if self._sources.changed():
-                self._read_again(asked=False)
-
-    def _read_again(self, asked: bool = True) -> None:
+    async def _read_again(self, asked: bool = True) -> None:
         """Go by settings that have changed.
 
         Args:
             asked: by a signal, so that what is wrong is said even if it was said before, and all is registered anew.
                 Not without that: kubelet refuses the pod that it is admitting just then.
         """
-        try:
-            settings = self._sources.read() if self._sources else self._settings
-        except GpushimError as error:
-            before, self._wrong = self._wrong, f"the settings stay as they were: {error}"
-            if asked or before != self._wrong:
-                logger.error("%s", self._wrong)
+        settings = await self._sources.renew(asked) if self._sources else self._settings
+        if settings is None:
             return
-        self._wrong = ""
         logger.info("the settings were read again")
         self._note(settings.notes)
         before, self._settings, self._seen = self._folder, settings, None
@@ -190,7 +185,7 @@ class Plugin:
         self._started |= held
         if self._turns != self._commands.turns:
             self._turns, self._seen = self._commands.turns, None
-        seen = stamp.identity(f"{stamp.state_dir()}/{ensure.SNAPSHOT}")  # first: it may be replaced meanwhile
+        seen = self._questions.news(ensure.SNAPSHOT)  # first: it may be replaced meanwhile
         found = self._read(held)
         if found is None:
             return LOOK
@@ -203,8 +198,11 @@ class Plugin:
             if self._units.look(found, self._settings):
                 self._seen = None
         if seen == self._seen:
-            return LOOK
+            told = self._registry.watched and self._watchers.sees and not (self._units.groups or held)
+            return REST if told else LOOK
         if not held:
+            await self._watchers.catch_up(found)
+        if not self._commands.held():  # nor meanwhile
             self._watchers.watch(found)
         return await self._go_by(found, seen)
 
@@ -228,7 +226,7 @@ class Plugin:
             GpushimError: as for `_fail`.
         """
         notes: list[str] = []
-        settings, waits = self._settings, False
+        settings, waits, begun = self._settings, False, time.thread_time()
         try:
             waits = await self._offer(found, notes)
         except GpushimError as error:
@@ -241,19 +239,19 @@ class Plugin:
             self._started = True
             self._seen = None if waits or settings is not self._settings else seen
         self._note(notes)
-        self._noted = set(notes)
-        return TICK if waits else LOOK
+        self._noted = {*notes}
+        return max(TICK if waits else LOOK, CALM * (time.thread_time() - begun))
 
     def _judge(self) -> None:
         """Tell kubelet at once what is wrong with GPUs; all their replicas and MIG instances are sick with them."""
         if self._snapshot is not None:
-            self._reasons = self._watchers.problems(self._snapshot)
-            self._registry.ail({uuid: "; ".join(one.text for one in why) for uuid, why in self._reasons.items()})
+            self._reasons = self._givers.added(self._watchers.problems(self._snapshot), self._snapshot)
+            self._registry.ail(reason.texts(self._reasons, self._snapshot))
 
-    def _stale(self) -> None:
+    def _stale(self, anew: bool) -> None:
         """Have the snapshot renewed, though nothing but NVML tells that it is not true."""
         if not self._commands.held():
-            self._refresh.hurry()
+            self._refresh.hurry(anew)
 
     async def _close(self) -> None:
         """End what asks the driver."""
@@ -261,10 +259,12 @@ class Plugin:
 
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""
-        said = [self._wrong, *self._settings.notes, *sorted(self._noted), *self._limits.notes]
+        troubles = [self._sources.trouble if self._sources else "", self._exporter.trouble, self._labels.trouble]
+        said = [*troubles, *self._settings.notes, *sorted(self._noted), *self._limits.notes, *self._givers.notes]
         notes = [*filter(None, dict.fromkeys(said))]
         more: dict[str, Any] = {"watched": self._watchers.watched, "limits": self._limits.state, "notes": notes}
-        more.update(profile=self._settings.profile or None, trouble=str(self._refresh.trouble or ""))
+        trouble = str(self._refresh.trouble or "")
+        more.update(self._givers.state, profile=self._settings.profile or None, trouble=trouble)
         return str(self._settings.values["kubelet-dir"]), self._reasons, more
 
     def _fail(self, error: GpushimError) -> None:
@@ -276,7 +276,7 @@ class Plugin:
         if self._settings.values["fail-on-init-error"] and not self._started:
             raise error
         self._seen = None
-        self._registry.fail(str(error))
+        self._registry.fail(reason.brief(str(error)))
 
     async def _offer(self, snapshot: Snapshot, notes: list[str]) -> bool:
         """Tell kubelet what a snapshot has.
@@ -293,7 +293,7 @@ class Plugin:
         if not found:
             notes.append("no device is given out: this host has no GPU, or exclude leaves all of them out")
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
-        now = await self._questions.settled(found, changes.places(snapshot, found))
+        now = await self._questions.settled(found, snapshot)
         if settings is self._settings:  # else they were read again meanwhile
             self._registry.offer(now, told, settings, weights, self._folder)
         return now != found

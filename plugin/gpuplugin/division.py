@@ -104,9 +104,13 @@ def divide(there: There, snapshot: Snapshot, groups: Sequence[Group], notes: lis
     members = _members(there, snapshot, groups, notes)
     daemons = {one.name: one for one in _daemons(members, snapshot)}
     parts: dict[str, list[tuple[str, list[Device]]]] = {}
+    made = 0
     for (group, devices), name in zip(members, _directories(groups)):
         for device in devices:
             parts[device.id] = _parts(device, group, daemons.get(name))
+            made += sum(len(replicas) for _, replicas in parts[device.id])
+            if made > bounds.PLUGIN_SHARES:
+                raise GpushimError(f"sharing makes more than {bounds.PLUGIN_SHARES} devices; give out fewer", CONFIG)
     found: There = {}
     for resource, devices in there.items():
         for device in devices:
@@ -120,10 +124,9 @@ def _parts(device: Device, group: Group, daemon: MpsGroup | None) -> list[tuple[
     """List what becomes of a device: resources, and what it is in each."""
     single, memory = group.single and group.replicas > 1, group.memory
     share = Share(TIME_SLICING, group.distinct, single, group.policy, memory=memory)
-    if not (daemon and group.mps):
-        return [(group.name, resources.replicated([device], group.replicas, share))]
-    share = replace(share, kind=MPS, group=daemon.name, memory=daemon.memory, threads=daemon.threads)
-    if not group.mps.slices:
+    if daemon:
+        share = replace(share, kind=MPS, group=daemon.name, memory=daemon.memory, threads=daemon.threads)
+    if not (daemon and group.mps and group.mps.slices):
         return [(group.name, resources.replicated([device], group.replicas, share))]
     return [
         (one.name, resources.replicated([device], one.count, _sliced(share, one), numbered=True))
@@ -207,8 +210,9 @@ def _meant(text: str, snapshot: Snapshot) -> tuple[set[int], set[str]]:
     migs = {one["uuid"] for one in found if "gi" in one}
     if found:
         return gpus, migs
-    pattern = text.lower()
-    gpus = {gpu["index"] for gpu in snapshot["gpus"] if fnmatchcase(gpu["model"].lower(), pattern)}
+    models = {gpu["model"] for gpu in snapshot["gpus"]}  # mostly one; a pattern may take 1 ms
+    alike = {model for model in models if fnmatchcase(model.lower(), text.lower())}
+    gpus = {gpu["index"] for gpu in snapshot["gpus"] if gpu["model"] in alike}
     return gpus, {mig["uuid"] for mig in snapshot["mig"] if mig["profile"] == text}
 
 

@@ -5,10 +5,10 @@ when an older one of the same resource ends, removes all sockets when it starts,
 time. So `attend` looks at the socket's file, at kubelet's, and at whether kubelet listens to our list, and does what
 is missing. Source: Kubernetes' pkg/kubelet/cm/devicemanager, and what was measured with kubelet 1.36.
 
-Two instances of this plugin, as during a rolling update: the newer one takes the path and registers, and the end of
-the older one's stream would close its connection. So it has kubelet forget that connection, without ending it, by a
-registration that it refuses: kubelet goes on to read the list, and ends nothing when the older one has ended. Then it
-registers once more, for kubelet to notice its own end.
+Two instances of this plugin with one resource, as during a rolling update: the newer one takes the path and
+registers, and the end of the older one's stream would close its connection. So it has kubelet forget that connection,
+without ending it, by a registration that it refuses: kubelet goes on to read the list, and ends nothing when the
+older one has ended. Then it registers once more, for kubelet to notice its own end.
 Out of scope: what kubelet calls (service.py), which devices there are (resources.py).
 """
 
@@ -29,7 +29,7 @@ from gpushim.errors import FAILED, GpushimError, visible
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from gpuplugin.service import Answer
     from gpuplugin.sockets import Identity
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 REGISTERING = 15.0  # seconds; kubelet dials us within that call, and has up to 10 s for it
 AGAIN = 1.0  # seconds between registrations with a kubelet that forgets them at once
 POLL = 1.0  # seconds between looks where nothing tells of a change
+CALM = 10.0  # the same where something does, and kubelet has this resource
 SOON, PATIENCE = 0.05, 200  # seconds between tries while kubelet is coming up, and how many of them
 SETTLED = 2.0  # seconds in which kubelet takes a list in
 LONGEST_REASON = 500  # characters of why kubelet refuses
@@ -51,12 +52,14 @@ class Endpoint:
         resource: the extended resource's name, such as nvidia.com/gpu.
         allocate: answers a ContainerAllocateRequest.
         prefer: answers a ContainerPreferredAllocationRequest.
-        others: says whether another instance of this plugin runs.
+        others: says whether another instance of this plugin serves the same resource.
+        meet: is awaited before another kubelet is told of this resource.
 
     Attributes:
         changed: set when `attend` has something to do.
         doubted: another plugin has come or gone since the last registration; it may have been for the same resource,
             and then kubelet believes news of our old stream, but asks nobody for the devices.
+        watched: says whether somebody sets `changed` when a socket comes or goes.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Endpoint:
         allocate: Answer,
         prefer: Answer,
         others: Callable[[], bool] = lambda: False,
+        meet: Callable[[], Awaitable[object]] = tasks.nothing,
     ) -> None:
         self.resource, self.folder = resource, folder
         self.path = f"{folder}/{sockets.PREFIX}{resource.partition('/')[2]}{sockets.SUFFIX}"
@@ -75,15 +79,17 @@ class Endpoint:
         self._kubelet: Identity | None = None  # that has accepted us
         self._away = False  # another instance is found at the path
         self._others, self._loose = others, False  # kubelet would not notice our end
+        self._meet = meet
+        self.watched: Callable[[], bool] = lambda: False
         self._registered = self._since = 0.0  # time.monotonic(); of the last list
         self._refusing: Identity | None = None  # a kubelet's socket
         self._refused = 0  # connections by it, one after the other
 
-    def offer(self, devices: Sequence[Mapping[str, Any]]) -> None:
+    def offer(self, devices: Collection[Mapping[str, Any] | bytes]) -> None:
         """Tell kubelet what there is.
 
         Args:
-            devices: Device messages, all of them.
+            devices: as for `v1beta1.written`.
 
         Raises:
             GpushimError: it is more than kubelet reads.
@@ -143,12 +149,16 @@ class Endpoint:
         path = f"{self.folder}/{v1beta1.KUBELET_SOCKET}"
         kubelet = identity(path)
         known = kubelet is not None and kubelet == self._kubelet and self._service.read
+        if known and not self._loose and self.watched():
+            return CALM
         if kubelet is None or (known and (not self._loose or self._others())):
             return POLL
         soon = self._registered + AGAIN - time.monotonic()
         if kubelet == self._kubelet and soon > 0 and not known:
             return soon
         self._service.newest, self.doubted = None, False
+        if kubelet != self._kubelet:
+            await self._meet()
         if not listening(path) or not await self._register(path):  # it is between bind and listen, or dead
             self._refused = self._refused + 1 if self._refusing == kubelet else 1
             self._refusing = kubelet

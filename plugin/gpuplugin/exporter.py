@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuplugin.exposition import State
-    from gpuplugin.podresources import Holder
+    from gpuplugin.podresources import Listed
     from gpuplugin.reason import Reason
     from gpuplugin.registry import Registry
     from gpuplugin.settings import Settings
@@ -59,7 +59,7 @@ class Exporter:
         self._meter, self._httpd = Meter(start, held), Httpd(self._answer)
         self._made: dict[str, tuple[float, Answer]] = {}  # by what is accepted, with time.monotonic()
         self._making: dict[str, asyncio.Task[Answer]] = {}
-        self._pods: tuple[float, list[Holder] | None] = (0.0, None)  # the last that kubelet told
+        self._pods: tuple[float, Listed | None] = (0.0, None)  # the last that kubelet told
         self._asking: asyncio.Task[None] | None = None  # kubelet
         self._up = False  # whether it answered last
         self._told = ""
@@ -70,6 +70,11 @@ class Exporter:
         settings, snapshot, _ = self._about()
         self._meter.look(snapshot)
         await self._httpd.attend(settings.values["metrics"])
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot be asked where the settings say; or ""."""
+        return self._httpd.trouble
 
     async def stop(self) -> None:
         """Serve no more, and end the child."""
@@ -127,14 +132,14 @@ class Exporter:
 
     async def _hear(self) -> None:
         kubelet_dir = str(self._about()[0].values["kubelet-dir"])
-        found = await podresources.holders(kubelet_dir, [*self._registry.served])
+        found = await podresources.listed(kubelet_dir)
         self._up = found is not None
         if self._up:
             self._pods = time.monotonic(), found
 
     def _state(self) -> State:
         _, snapshot, reasons = self._about()
-        at, holders = self._pods
+        at, listed = self._pods
         served = [(name, one.endpoint.told, (*one.resource.devices.values(),)) for name, one in
                   self._registry.served.items()]  # fmt: skip
         return exposition.State(
@@ -144,7 +149,7 @@ class Exporter:
             snapshot=snapshot,
             figures=self._meter.figures(),
             xids=self._watchers.xids,
-            holders=holders if time.monotonic() - at <= STALE else None,
+            listed=listed if time.monotonic() - at <= STALE else None,
             asked=self._up,
             hostname=os.environ.get("NODE_NAME") or socket.gethostname(),
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin import counts, release
 from gpuplugin.figures import ECC
 from gpuplugin.metrics import (
+    CLAIM,
     FREE,
     GPU,
     HELD,
@@ -29,15 +30,15 @@ from gpuplugin.metrics import (
     SHARED,
     THROTTLES,
 )
-from gpuplugin.offer import GONE
-from gpushim import __version__
+from gpuplugin.resources import GONE
+from gpushim import __version__, claims
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpuplugin.meter import Figures
     from gpuplugin.metrics import Row
-    from gpuplugin.podresources import Holder
+    from gpuplugin.podresources import Holder, Listed
     from gpuplugin.reason import Reason
     from gpuplugin.resources import Device
     from gpushim.model import Snapshot
@@ -57,7 +58,7 @@ class State:
         snapshot: what the host has; None while that is not known.
         figures: by UUID of a GPU.
         xids: the last one, by UUID of a GPU; 0 for none.
-        holders: who has what, or None if kubelet does not say.
+        listed: who has what, or None if kubelet does not say.
         asked: whether kubelet said so just now.
         hostname: of the node.
     """
@@ -68,7 +69,7 @@ class State:
     snapshot: Snapshot | None = None
     figures: Mapping[str, Figures] = field(default_factory=dict)
     xids: Mapping[str, int] = field(default_factory=dict)
-    holders: Sequence[Holder] | None = None
+    listed: Listed | None = None
     asked: bool = False
     hostname: str = ""
 
@@ -199,22 +200,38 @@ def _figures(labels: Labels, figures: Mapping[str, Any], mig: bool) -> Iterator[
 
 def _holders(state: State) -> dict[str, list[Labels]]:
     """List the labels of containers by UUID of what they have, replicas each by itself."""
-    rows = state.holders or ()
+    found: dict[str, dict[tuple[str, ...], Labels]] = {}
+    for uuid, labels in (*_by_plugin(state), *_by_claim(state)):
+        series = found.setdefault(uuid, {})
+        if len(series) < SERIES:
+            series[(*labels.values(),)] = labels
+    return {uuid: [*series.values()] for uuid, series in found.items()}
+
+
+def _by_plugin(state: State) -> Iterator[tuple[str, Labels]]:
+    rows = state.listed.devices if state.listed else ()
     wanted = {(row["resource"], one) for row in rows for one in row["devices"]}
     devices = {
         (name, one.id): one for name, _, listed in state.resources for one in listed if (name, one.id) in wanted
     }
-    found: dict[str, dict[tuple[str, ...], Labels]] = {}
     for row in rows:
         for one in _there(row, devices):
             labels = {key: row[key] for key in HELD}
             replica = one.id.partition("::")[2]
             if replica:
                 labels[REPLICA] = replica
-            series = found.setdefault(one.uuid, {})
-            if len(series) < SERIES:
-                series[(*labels.values(),)] = labels
-    return {uuid: [*series.values()] for uuid, series in found.items()}
+            yield one.uuid, labels
+
+
+def _by_claim(state: State) -> Iterator[tuple[str, Labels]]:
+    """List what claims have; of one that may be any GPU nothing is said."""
+    for claim in state.listed.claims if state.listed and state.snapshot else ():
+        assert state.snapshot
+        for uuid in sorted(claims.which(claim, state.snapshot) or ()):
+            yield (
+                uuid,
+                dict(zip((*HELD, *CLAIM), (claim.namespace, claim.pod, claim.container, claim.name, claim.driver))),
+            )
 
 
 def _there(row: Holder, devices: Mapping[tuple[str, str], Device]) -> Iterable[Device]:

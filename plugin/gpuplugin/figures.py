@@ -15,8 +15,9 @@ import select
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import watching
-from gpuplugin.watching import Gpu, belong, tell
+from gpuplugin import asking, watching
+from gpuplugin.asking import Gpu, tell
+from gpuplugin.watching import belong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -108,7 +109,7 @@ def _tell(nvml: Any, gpu: Gpu) -> bool:
         for mig in _migs(nvml, handle):
             found["migs"][nvml.nvmlDeviceGetUUID(mig)] = _figures(nvml, mig, _reads_of_mig(nvml))
     except nvml.NVMLError as error:
-        found["error"] = str(error)[: watching.TEXT_LIMIT]
+        found["error"] = str(error)[: asking.TEXT_LIMIT]
     tell(poll={gpu.uuid: found})
     return not found["error"]
 

@@ -6,18 +6,15 @@ Out of scope: what keys mean together (sharing.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Optional
 
 from gpuplugin.resources import LONGEST_NAME, NAME, PREFIX
 from gpushim import selection
+from gpushim.bounds import LISTED, PLUGIN_ENTRIES, PLUGIN_KEY, PLUGIN_PATTERN, PLUGIN_REPLICAS
 from gpushim.errors import CONFIG, GpushimError, quote
 
-MOST = 1000  # replicas of a device; kubelet takes 60 000 devices of a resource
-ENTRIES = 256  # of a list: each is held against others, and against each GPU
-DEVICES = 1024  # entries of all lists of devices: a pattern may take 1 ms
-LONGEST = 128  # characters of an entry of devices, which may be a pattern
 SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
 A_NAME = "small letters, digits, - and ., with or without nvidia.com/"
 _SEXAGESIMAL = 60
@@ -53,8 +50,8 @@ def mib(value: Optional[str]) -> Optional[int]:
 
 def _is_devices(value: Any) -> bool:
     if not isinstance(value, list):
-        return value == "all" or _number(MOST)(value)
-    return 0 < len(value) <= ENTRIES and all(_is_selector(one) for one in value)
+        return value == "all" or _number(PLUGIN_REPLICAS)(value)
+    return 0 < len(value) <= PLUGIN_ENTRIES and all(_is_selector(one) for one in value)
 
 
 def _is_selector(value: Any) -> bool:
@@ -64,9 +61,11 @@ def _is_selector(value: Any) -> bool:
     """
     text = str(value).strip()
     if not (
-        (isinstance(value, str) and 0 < len(text) <= LONGEST) or (type(value) is int and 0 <= value < _SEXAGESIMAL)
+        (isinstance(value, str) and 0 < len(text) <= PLUGIN_PATTERN)
+        or (type(value) is int and 0 <= value < _SEXAGESIMAL)
     ):
         return False
+    fnmatchcase("", text.lower())  # compiles it, and that is kept: here no call of kubelet's waits for it
     try:
         items = selection.parse([text], ())
     except GpushimError:  # it speaks of a request
@@ -79,11 +78,11 @@ def _is_switch(value: Any) -> bool:
 
 
 _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "replicas": (_number(MOST), f"a number between 1 and {MOST}"),
+    "replicas": (_number(PLUGIN_REPLICAS), f"a number between 1 and {PLUGIN_REPLICAS}"),
     "rename": (is_name, A_NAME),
     "devices": (
         _is_devices,
-        f"how many, all, or a list of at most {ENTRIES} indices, MIG indices in quotes, UUIDs, PCI addresses, "
+        f"how many, all, or a list of at most {PLUGIN_ENTRIES} indices, MIG indices in quotes, UUIDs, PCI addresses, "
         "patterns of models such as *A100*, and profiles of MIG instances",
     ),
     "distinct": (_is_switch, "true or false"),
@@ -92,14 +91,14 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "memory": (_is_memory, "a whole number with Mi or Gi, as in 8Gi"),
     "threads": (_number(100), "percent, a number between 1 and 100"),
     "slices": (
-        lambda value: isinstance(value, list) and 0 < len(value) <= ENTRIES,
-        f"a list of at most {ENTRIES}, as in [{{name: gpu.10gb, memory: 10Gi, count: 2}}]",
+        lambda value: isinstance(value, list) and 0 < len(value) <= PLUGIN_ENTRIES,
+        f"a list of at most {PLUGIN_ENTRIES}, as in [{{name: gpu.10gb, memory: 10Gi, count: 2}}]",
     ),
     "resources": (
-        lambda value: isinstance(value, list) and len(value) <= ENTRIES,
-        f"a list of at most {ENTRIES}, as in [{{name: gpu, replicas: 2}}]",
+        lambda value: isinstance(value, list) and len(value) <= PLUGIN_ENTRIES,
+        f"a list of at most {PLUGIN_ENTRIES}, as in [{{name: gpu, replicas: 2}}]",
     ),
-    "count": (_number(MOST), f"a number between 1 and {MOST}"),
+    "count": (_number(PLUGIN_REPLICAS), f"a number between 1 and {PLUGIN_REPLICAS}"),
     **dict.fromkeys(SWITCHES, (_is_switch, "true or false")),
 }
 
@@ -117,13 +116,19 @@ def value(row: Mapping[str, Any], key: str, where: str) -> Any:
 
 
 def unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Say which keys mean nothing, each with the known one that may be meant."""
-    found = []
-    for key in row:
-        if key not in known:
-            meant = next(iter(get_close_matches(str(key), known, 1)), "")
-            found.append(f"{quote(str(key))} means nothing" + (f"; is {meant} meant?" if meant else ""))
+    """Say which keys mean nothing, the first ones with the known one that may be meant."""
+    found, keys = [], [key for key in row if key not in known]
+    for number, key in enumerate(keys):
+        near = meant(key, [*known]) if number < LISTED else ""
+        found.append(f"{quote(key)} means nothing" + (f"; is {near} meant?" if near else ""))
     return found
+
+
+def meant(key: str, known: Sequence[str]) -> str:
+    """Return the known key that an unknown one may mean; "" if there is none like it."""
+    from difflib import get_close_matches  # only for a file with a wrong key
+
+    return next(iter(get_close_matches(key, known, 1)), "") if len(key) <= PLUGIN_KEY else ""
 
 
 def table(value: Any, path: str, name: str) -> dict[str, Any]:

@@ -13,12 +13,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import causes, reason, xids
+from gpuplugin import causes, gaps, reason, xids
 from gpuplugin.causes import Cause, Known
+from gpuplugin.over import Over
 from gpuplugin.reason import Reason
 from gpushim import stamp
 from gpushim.errors import quote
-from gpushim.inventory.procfs import sysfs_name
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
@@ -26,19 +26,18 @@ if TYPE_CHECKING:
 
     from gpushim.model import Snapshot
 
-# Seconds.
-GRACE = 10.0  # that no GPU may be watched, as while a child starts again
-FORGET = 86400.0  # that a GPU's reasons are kept while the host does not have it
-SAVES = 0.25  # between two writes of the file
+GRACE = 10.0  # seconds that no GPU may be watched, as while a child starts again
+SAVES = 0.25  # seconds between two writes of the file
 
 
 class Health:
-    """The reasons of all GPUs. All times are seconds since the epoch.
+    """The reasons of all GPUs. All times are seconds since boot, suspends included (stamp.clock).
 
-    Use: `problems` after each new snapshot, after each call that returns True, and every second or so.
+    Use: `problems` after each new snapshot, after each call that returns True, and every few seconds.
 
     Attributes:
         path: of the file.
+        listened: until when each GPU was.
     """
 
     def __init__(self, path: str, choice: xids.Choice | None = None, boot: str | None = None) -> None:
@@ -54,9 +53,9 @@ class Health:
         self._file = stamp.identity(path)  # as it was read or written last
         self._state = causes.load(path, causes.boot_id() if boot is None else boot)
         self._here: set[str] = set()  # UUIDs of the last snapshot
-        self._unsaved = self._said = False
+        self.listened, self._over = gaps.Listened(self._state), Over()
+        self._unsaved = self._said = self._changed = False
         self._saved = 0.0
-        self._changed = False
         for known in self._state.gpus.values():  # the settings may have changed
             for name, cause in list(known.causes.items()):
                 if not self._counts(cause):
@@ -74,8 +73,7 @@ class Health:
         elif isinstance(line.get("poll"), dict):
             self._polled(line["poll"], line.get("gpus"), now)
         elif "watching" in line:
-            unwatched = line.get("unwatched")
-            self._watched(unwatched if isinstance(unwatched, dict) else {}, now)
+            self._watched(line, now)
         self.save()
         return self._changed
 
@@ -92,14 +90,16 @@ class Health:
             whether `problems` may have changed.
         """
         self._changed = False
+        if child == "events":
+            self.quiet(now)
         if self._choice.checks:
             if gpus is None and child not in self._state.blind:
-                self._state.blind[child] = Cause("blind", now, now, why=quote(f"{child}: {why}"))
+                self._state.blind[child] = Cause("blind", now, now, why=quote(why))
                 self._touch()
             for uuid in gpus or ():
                 known = self._state.find(uuid, self._here)
                 if known:
-                    self._add(known, f"blind {child}", Cause("blind", now, now, why=quote(f"{child}: {why}")))
+                    self._add(known, f"blind {child}", Cause("blind", now, now, why=quote(why)))
         self.save()
         return self._changed
 
@@ -114,6 +114,11 @@ class Health:
         self.save()
         return self._changed
 
+    def quiet(self, now: float) -> None:
+        """Say that nobody listens to events any more."""
+        self.listened.begin((), now)
+        self._unsaved = True
+
     def problems(self, snapshot: Snapshot, now: float) -> dict[str, list[Reason]]:
         """List the reasons of each device that has any, the oldest first.
 
@@ -125,13 +130,13 @@ class Health:
             by UUID of the GPU, and of each MIG instance, to which the reasons of its GPU apply, too.
         """
         if not snapshot["error"]:
-            self._adopt(snapshot, now)
+            self._here, ended, changed = self._state.adopt(snapshot, now)
+            self._changed, self._unsaved = self._changed or ended, self._unsaved or changed
         self._take_in()
         found: dict[str, list[Reason]] = {}
         for gpu in (one for one in snapshot["gpus"] if one["uuid"]):
-            uuid = gpu["uuid"]
-            reasons = self._reasons(uuid, now)
-            found[uuid] = [one for one in reasons if one.gi is None]
+            reasons = self._reasons(gpu["uuid"], now)
+            found[gpu["uuid"]] = [one for one in reasons if one.gi is None]
             for mig in (one for one in snapshot["mig"] if one["gpu"] == gpu["index"]):
                 found[mig["uuid"]] = [one for one in reasons if one.concerns(mig)]
         return {uuid: reasons for uuid, reasons in found.items() if reasons}
@@ -143,6 +148,7 @@ class Health:
             return
         self._saved = now
         self._take_in()
+        self.listened.note(stamp.clock())
         try:
             causes.save(self.path, self._state)
             self._file = stamp.identity(self.path)
@@ -165,12 +171,15 @@ class Health:
             if not known or known.binding != other.binding:
                 continue
             for name, cause in other.causes.items():
-                if cause.kind in causes.EVENTS and name not in known.causes and self._counts(cause):
+                news = name not in known.causes and not self._over.has(uuid, name, cause)
+                if cause.kind in causes.EVENTS and news and self._counts(cause):
                     self._add(known, name, cause)
 
     def _event(self, line: dict[str, Any], now: float) -> None:
         """Take an XID, or an ECC error, of a GPU; of all of them if it is not known which."""
         gpu, gi, ci = line.get("gpu"), _number(line.get("gi")), _number(line.get("ci"))
+        at = line.get("at", now)
+        now = max(0.0, min(now, at)) if isinstance(at, (int, float)) else now  # of one that was heard of late
         name, cause = "ecc", Cause("ecc", now, now, ends=xids.ACTION)
         if "xid" in line:
             xid = _number(line["xid"])
@@ -191,10 +200,12 @@ class Health:
             gone = isinstance(listed, list) and uuid not in listed
             known = self._state.find(uuid, self._here) if isinstance(found, dict) or gone else None
             if known:
-                self._tested(known, found if isinstance(found, dict) else {}, gone, now)
-        self._sees(
-            "polls", [uuid for uuid, found in poll.items() if isinstance(found, dict) and not found.get("error")]
-        )
+                found = found if isinstance(found, dict) else {}
+                if uuid in self.listened.now and gaps.count(known, found)[0]:  # else it is compared in `_watched`
+                    self._unsaved = True
+                self._tested(known, found, gone, now)
+        well = [uuid for uuid, found in poll.items() if isinstance(found, dict) and not found.get("error")]
+        self._sees("polls", well)
 
     def _tested(self, known: Known, found: dict[str, Any], gone: bool, now: float) -> None:
         """Compare what a poll found with what is known of a GPU; only one that it answers well ends a reason."""
@@ -210,18 +221,28 @@ class Health:
         if action is not None:
             self._set(known, "recovery", needed, Cause("recovery", now, now, action))
         for name, cause in list(known.causes.items()):
-            cause.last = min(cause.last, now)  # the clock may be set back
             if needed and cause.ends and not cause.told:
                 cause.told = self._unsaved = True
             if cause.ends and not any(failures.values()) and cause.over(action, now):
                 self._end(known, name)
 
-    def _watched(self, unwatched: dict[Any, Any], now: float) -> None:
+    def _watched(self, line: dict[str, Any], now: float) -> None:
+        """Take who is listened to; those that were not before have been asked since."""
+        asked, unwatched, watching = line.get("asked"), line.get("unwatched"), line["watching"]
+        unwatched = unwatched if isinstance(unwatched, dict) else {}
+        for uuid, found in asked.items() if isinstance(asked, dict) else ():
+            known = self._state.find(uuid, self._here) if isinstance(found, dict) else None
+            if known:
+                if gaps.count(known, found)[1]:
+                    self._event({"ecc": True, "gpu": uuid}, now)
+                self._tested(known, found, False, now)
+        self.listened.begin(watching if isinstance(watching, list) else (), now)
+        self._unsaved = True
         self._sees("events", [uuid for uuid in self._state.gpus if uuid not in unwatched])
         for uuid, why in unwatched.items() if self._choice.checks else ():
             known = self._state.find(uuid, self._here)
             if known:
-                self._add(known, "blind events", Cause("blind", now, now, why=quote(f"events: {why}")))
+                self._add(known, "blind events", Cause("blind", now, now, why=quote(str(why))))
 
     def _sees(self, child: str, gpus: Iterable[str] | None) -> None:
         if self._state.blind.pop(child, None):
@@ -239,7 +260,8 @@ class Health:
             name, cause = causes.FURTHER, Cause("xid", cause.since, cause.last, ends=xids.AGAIN)
         old = known.causes.get(name)
         if old:
-            old.last, old.told, self._unsaved = cause.last, False, True
+            if cause.last > old.last:
+                old.last, old.told, self._unsaved = cause.last, False, True
         elif len(known.causes) < causes.CAUSES:
             known.causes[name] = cause
             self._touch()
@@ -258,40 +280,19 @@ class Health:
             self._touch()
 
     def _end(self, known: Known, name: str) -> None:
-        if known.causes.pop(name, None):
+        cause = known.causes.pop(name, None)
+        if cause:
+            self._over.add(self._state, known, name, cause)
             self._touch()
 
     def _touch(self) -> None:
         self._changed = self._unsaved = True
 
-    def _adopt(self, snapshot: Snapshot, now: float) -> None:
-        """End reasons by a driver loaded anew; forget GPUs that are gone for long."""
-        facts = snapshot["stamp"]
-        self._here = {gpu["uuid"] for gpu in snapshot["gpus"] if gpu["uuid"]}
-        for gpu in snapshot["gpus"]:
-            known = self._state.find(gpu["uuid"], self._here)
-            if known:
-                self._bind(known, facts["module"], facts["gpus"].get(sysfs_name(gpu["pci"])))
-        for uuid, known in list(self._state.gpus.items()):
-            if uuid in self._here:
-                known.gone = None
-            elif known.gone is None:
-                known.gone, self._unsaved = now, True
-            elif now - known.gone > FORGET or not known.causes:
-                del self._state.gpus[uuid]
-                self._unsaved = True
-
-    def _bind(self, known: Known, module: str | None, inode: int | None) -> None:
-        if known.bind(module, inode):
-            for name, cause in list(known.causes.items()):
-                if cause.ends or cause.kind == "recovery":
-                    self._end(known, name)
-
     def _reasons(self, uuid: str, now: float) -> list[Reason]:
         state = self._state
         found = [one for one in state.gpus[uuid].causes.values() if one.counts] if uuid in state.gpus else []
         found += [one for one in state.blind.values() if now - one.since >= GRACE]
-        return [reason.of(one) for one in sorted(found, key=lambda one: (one.since, one.kind, one.number))]
+        return reason.reasons(found)
 
 
 def _number(value: Any) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ ASKING, READING = 2.0, 5.0  # seconds for a request to come, and for its answer 
 CLIENTS = 32  # at a time; one more, and the oldest of the address that has most of them has to go
 PIECE = 1 << 16  # bytes that are written at a time
 AGAIN = 5.0  # seconds between tries to listen
+OTHER = "the setting metrics, settings.metrics of the chart, chooses another place"
 REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -66,11 +68,14 @@ class Httpd:
 
     Args:
         answers: makes the answer to a path.
+
+    Attributes:
+        trouble: why it does not listen; or "".
     """
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._address, self._told, self._next = "", "", 0.0  # time.monotonic()
+        self._address, self.trouble, self._next = "", "", 0.0  # time.monotonic()
         self._server: asyncio.AbstractServer | None = None
         self._inode: Identity | None = None
         self._clients: dict[asyncio.StreamWriter, str] = {}  # that have no whole answer yet: addresses, oldest first
@@ -79,7 +84,7 @@ class Httpd:
         """See to it that this address is listened at, "" for none, and log once why it is not."""
         if address != self._address:
             self.stop()
-            self._address, self._next = address, 0.0
+            self._address, self.trouble, self._next = address, "", 0.0
         path = _path(address)
         there = self._server is not None and (not path or identity(path) == self._inode)
         if not address or there or time.monotonic() < self._next:
@@ -88,19 +93,25 @@ class Httpd:
         try:
             await (self._bind_unix(path) if path else self._bind(address))
         except OSError as error:
-            why = error.strerror or str(error)
-            trouble = f"metrics cannot be served at {address}: {why}; it is tried again"
-        if trouble and trouble != self._told:
-            logger.warning("%s", trouble)
+            why = os.strerror(error.errno) if error.errno else str(error)  # asyncio's own words are longer
+            trouble = f"metrics cannot be served at {address}: {why}; it is tried again, and {OTHER}"
+        if trouble and trouble != self.trouble:
+            logger.error("%s", trouble)
         elif not trouble:
             logger.info("metrics are served at %s", address)
-        self._told = trouble
+        self.trouble = trouble
 
     async def _bind(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        self._server = await asyncio.start_server(
+        server = await asyncio.start_server(
             self._serve, host.strip("[]") or None, int(port), limit=HEAD, backlog=CLIENTS
         )
+        if not server.sockets:  # asyncio skips families of which this process may have no socket, be it all of them
+            server.close()
+            raise OSError(
+                errno.EAFNOSUPPORT, "this process may have no such socket; see RestrictAddressFamilies of its unit"
+            )
+        self._server = server
 
     async def _bind_unix(self, path: str) -> None:
         """Listen at a path that root alone may connect to, in the place of a socket that nobody listens at."""

@@ -1,7 +1,7 @@
 """The saved snapshot where nothing can be renewed: in a pod, which does not see what a stamp is made of.
 
 Trusted as everywhere (gpushim.inventory.ensure), and believed while it is of this boot and its life goes on. Another
-version of gpushim may have written it, as during a roll-out: its schema's number alone must be the same.
+version of gpushim may have written it, as during a roll-out: gpushim.inventory.form says what of it can be read.
 Out of scope: asking for another one (wanted.py), and whether it is true.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpushim import __version__, stamp
 from gpushim.errors import DRIVER, INVENTORY, GpushimError, quote
-from gpushim.inventory import ensure, renew
+from gpushim.inventory import ensure, form, renew
 
 if TYPE_CHECKING:
     from typing import Any
@@ -42,7 +42,7 @@ def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
             sentence = f"{path} cannot be read, or others than root can write to it; remove it; {RENEWED}"
             return None, GpushimError(sentence, INVENTORY)
         return None, GpushimError(f"there is no {path}; {RENEWED}", INVENTORY)
-    if found.get("version") != ensure.SCHEMA:
+    if not form.understood(found):
         theirs = quote(str(found.get("gpushim")))
         return None, GpushimError(
             f"{path} is written by gpushim {theirs}, and this is {__version__}, which reads another form: have the "
@@ -51,6 +51,7 @@ def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
         )
     try:
         well = found["stamp"]["boot"] == stamp.boot() and stamp.alive(found)
+        found = form.completed(found)
     except (KeyError, TypeError):
         return None, GpushimError(f"{path} is no snapshot of gpushim's; remove it; {RENEWED}", INVENTORY)
     return found, None if well else GpushimError(f"{path} is out of date; {RENEWED}", INVENTORY)

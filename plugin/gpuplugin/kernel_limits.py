@@ -55,6 +55,7 @@ class KernelLimits:
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # that the child has opened
         self._can: bool | None = None  # None while it has not said
+        self._able: asyncio.Event | None = None  # in `keep`, for Python 3.9 ties it to the loop of that moment
         self._why = self._logged = ""
         self._sent: set[Limit] = set()  # not answered yet
         self._told: dict[Limit, str] = {}  # its error in the last answer, "" for none
@@ -86,7 +87,11 @@ class KernelLimits:
 
     async def keep(self) -> None:
         """Set limits as long as the plugin runs: of containers that start soon, of all others now and then."""
+        self._able = asyncio.Event()
         while True:
+            self._able.clear()
+            if not self._can:
+                await self._able.wait()
             await asyncio.sleep(TICK)
             if self._can and (time.monotonic() >= self._due or self._starting()):
                 self._due = time.monotonic() + ASK
@@ -131,6 +136,8 @@ class KernelLimits:
         if "can" in line:
             self._forget(visible(str(line.get("why"))[:TEXT_LIMIT]))
             self._can = line["can"] is True
+            if self._able:
+                self._able.set()
             if not self._can:
                 self._cannot(self._why)
                 self._start(self._child.stop())

@@ -7,22 +7,27 @@ Out of scope: which labels there are (labels.py).
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import kept, labels
-from gpushim import replace
+from gpuplugin import kept, labels, resources
+from gpushim import replace, stamp
 from gpushim.cli import show
 from gpushim.errors import GpushimError
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from gpuplugin.settings import Settings
     from gpushim.model import Snapshot
 
+    Others = Callable[[Settings, Snapshot], list[str]]  # sentences
+
 LIMIT = 1 << 20  # bytes of a file
+BOOKS = "/var/lib/gpushim"  # gpushim's own, as is the state directory
 RETRY = 60.0  # seconds, where no interval is wanted
 
 
@@ -31,6 +36,9 @@ class LabelsFile:
 
     Args:
         spawn: starts what is awaited, as asyncio.create_task does.
+
+    Attributes:
+        trouble: why the file is not what it should be, a sentence; "" if it is.
     """
 
     def __init__(self, spawn: Callable[[Any], asyncio.Task[Any]]) -> None:
@@ -38,7 +46,7 @@ class LabelsFile:
         self._task: asyncio.Task[Any] | None = None
         self._of: tuple[float, Settings] | None = None  # what the file was last written of
         self._again = 0.0  # time.monotonic() at which it is looked at again
-        self._said = ""
+        self.trouble = ""
 
     def look(self, snapshot: Snapshot, settings: Settings) -> None:
         """Have the file written if snapshot or settings have changed, or its time has come.
@@ -48,7 +56,8 @@ class LabelsFile:
         path, interval = settings.values["labels-file"], settings.values["labels-interval"]
         now, of = time.monotonic(), (snapshot["looked"], settings)
         same = self._of is not None and self._of[0] == of[0] and self._of[1] is settings
-        wanted = not same or (now >= self._again and (interval or self._said))
+        wanted = not same or (now >= self._again and (interval or self.trouble))
+        self.trouble = self.trouble if path else ""
         if not path or not wanted or (self._task and not self._task.done()):
             return
         self._of, self._again = of, now + (interval or RETRY)
@@ -57,39 +66,57 @@ class LabelsFile:
         except GpushimError as error:
             self._say(f"the labels in {path} stay as they were: {error}")
         else:
-            self._task = self._spawn(self._write(path, found, not settings.values["labels-no-timestamp"]))
+            self._task = self._spawn(self._write(path, found, settings))
 
-    async def _write(self, path: str, found: Mapping[str, str], stamped: bool) -> None:
+    async def _write(self, path: str, found: Mapping[str, str], settings: Settings) -> None:
+        stamped = not settings.values["labels-no-timestamp"]
+        theirs = (settings.values["kubelet-dir"], stamp.state_dir(), BOOKS)
         try:
-            await asyncio.to_thread(write, path, found, stamped)  # no RPC waits for a disk
+            await asyncio.to_thread(write, path, found, stamped, theirs)  # no RPC waits for a disk
         except OSError as error:
-            why = "its directory is missing" if isinstance(error, FileNotFoundError) else error.strerror
+            why = error.strerror
+            if isinstance(error, FileNotFoundError):  # which below /proc and its kind says that none can be made
+                there = os.path.isdir(os.path.dirname(path))
+                why = "no file can be made in its directory" if there else "its directory is missing"
             self._say(f"the labels cannot be written to {path}: {why}; it is tried again")
         else:
-            self._said = ""
+            self.trouble = ""
 
     def _say(self, sentence: str) -> None:
-        if sentence != self._said:
+        if sentence != self.trouble:
             logger.warning("%s", sentence)
-        self._said = sentence
+        self.trouble = sentence
 
 
-def write(path: str, found: Mapping[str, str], stamped: bool) -> None:
+def write(path: str, found: Mapping[str, str], stamped: bool, theirs: Collection[str]) -> None:
     """Write the file if it says something else.
 
     Args:
         path: of the file, whose directory exists.
         found: labels.
         stamped: the file says, too, since when they are so, in seconds since 1970; that stays while they do.
+        theirs: directories below which a file would mean something else.
 
     Raises:
-        OSError: it cannot be written; what is there stays.
+        OSError: it cannot be written, or something else is there; that stays.
     """
+    _check(path, theirs)
     before = read(path)
     since = before.pop(labels.TIMESTAMP, "")
     wanted = (since if before == found else "") or str(int(time.time()))
     if before != found or since != (wanted if stamped else ""):
         replace.replace(path, text(found, wanted if stamped else "").encode())
+
+
+def _check(path: str, theirs: Collection[str]) -> None:
+    """Refuse to write where a node lives by the files: a path may be mistyped, or lead elsewhere."""
+    folder = os.path.realpath(os.path.dirname(path))
+    for top in map(os.path.realpath, theirs):
+        if f"{folder}/".startswith(f"{top}/"):
+            raise OSError(errno.EPERM, f"what is below {top} is not for labels; name a directory made for them")
+    lines = (replace.content(path, LIMIT) or b"").splitlines()
+    if not all(line.startswith(resources.PREFIX.encode()) for line in lines):
+        raise OSError(errno.EEXIST, "something is there that is no file of labels; remove it, or name another place")
 
 
 def text(found: Mapping[str, str], since: str = "") -> str:
@@ -104,12 +131,13 @@ def read(path: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
-def tell(settings: Settings, form: str) -> None:
+def tell(settings: Settings, form: str, others: Others) -> None:
     """Print labels as the file has them, or as JSON.
 
     Args:
         settings: in force.
         form: "table" or "json".
+        others: says who else gives out GPUs, which the labels count all the same.
 
     Raises:
         GpushimError: there are none, as of sharing that does not go together.
@@ -117,6 +145,8 @@ def tell(settings: Settings, form: str) -> None:
     for note in settings.notes:
         show.say(f"note: {note}", error=True)
     snapshot = kept.current(settings)
+    for note in others(settings, snapshot):
+        show.say(f"note: {note}", error=True)
     found = labels.labels(snapshot, settings, labels.machine())
     if not found:
         error = snapshot["error"]

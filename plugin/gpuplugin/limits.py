@@ -14,7 +14,7 @@ import select
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import watching
+from gpuplugin import asking, watching
 from gpushim import stamp
 
 if TYPE_CHECKING:
@@ -145,15 +145,15 @@ def main(library: str, mounted: str) -> None:
 
     watching.belong("limits")
     try:
-        watching.tell(asks="")
+        asking.tell(asks="")
         with nvml.session(library, lambda what: None) as session:
             why = _missing(session, mounted)
-            watching.tell(can=not why, why=why)
+            asking.tell(can=not why, why=why)
             if not why:
                 _serve(session)
         os.read(0, 1)  # whoever has heard that it cannot ends it
     except nvml.UnusableError as error:
-        watching.tell(failed=str(error))
+        asking.tell(failed=str(error))
     except BrokenPipeError:
         pass
     os._exit(1)
@@ -169,9 +169,9 @@ def _serve(session: Any) -> None:
                 return
             *lines, rest = (rest + more).split(b"\n")
             for row in map(json.loads, lines):
-                watching.tell(asks=row["gpu"])
-                watching.tell(**row, error=_set(session, Limit(row["gpu"], row["cgroup"], row["mib"])))
-        watching.tell(alive=1)
+                asking.tell(asks=row["gpu"])
+                asking.tell(**row, error=_set(session, Limit(row["gpu"], row["cgroup"], row["mib"])))
+        asking.tell(alive=1)
 
 
 def _missing(session: Any, mounted: str) -> str:

@@ -13,6 +13,7 @@ from gpuplugin import counts
 OWN, ITS = "gpushim_device_plugin_", "gpushim_gpu_"
 IDENTITY = ("gpu", "UUID", "device", "modelName", "Hostname")
 INSTANCE, HELD, REPLICA = ("GPU_I_ID", "GPU_I_PROFILE"), ("namespace", "pod", "container"), "vgpu"
+CLAIM = ("claim", "driver")  # of a container that has it by a claim of Kubernetes' DRA
 FREE = dict.fromkeys(HELD, "")  # said, for Prometheus with honor_labels would put the plugin's own pod there
 SERIES = 48  # of one GPU or MIG instance, most: it may have 60 000 replicas
 # nvmlClocksEventReasons: what keeps the clocks from being higher, by bit.

@@ -11,27 +11,24 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import allocation, division, mps, preferred, resources
+from gpuplugin import allocation, changes, division, mps, preferred, resources
 from gpuplugin.allocation import Ways
-from gpuplugin.resources import Device
-from gpuplugin.v1beta1 import HEALTHY, KUBELET_SOCKET, UNHEALTHY, written
+from gpuplugin.recorded import Given
+from gpuplugin.resources import GONE, Device
+from gpuplugin.v1beta1 import KUBELET_SOCKET, check, listed
 from gpushim import stamp
 from gpushim.errors import INVENTORY, GpushimError
+from gpushim.inventory.procfs import UNASKED
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from gpuplugin.preferred import Choice
     from gpuplugin.settings import Settings
-    from gpushim.model import RequestsPolicy, Snapshot
+    from gpushim.model import Snapshot
 
-NOTHING = (
-    "which brings nothing to unprivileged containers while accept-env-when-unprivileged under [requests] of "
-    "config.toml is false"
-)
 REMEMBERED = 10  # Allocates
-GONE = "the host does not have it any more"
 
 
 class Resource:
@@ -41,19 +38,25 @@ class Resource:
         name: such as nvidia.com/gpu.
         settings: in force.
         ways: how containers are told.
+        give: notes what a container gets, before it is told; raises GpushimError if it cannot have that.
 
     Attributes:
         devices: by id; the host has had them all.
+        listed: each one's part of the list, made when the device has changed.
         allocated: what was given out last: seconds since 1970, ids.
     """
 
-    def __init__(self, name: str, settings: Settings, ways: Ways) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, settings: Settings, ways: Ways, give: Callable[[list[Given]], None] = lambda given: None
+    ) -> None:
+        self.name, self._give = name, give
         self.devices: dict[str, Device] = {}
+        self.listed: dict[str, bytes] = {}
+        self._of: dict[str, list[str]] = {}  # ids by UUID
         self._had: dict[str, Device] = {}  # the same, without what `ail` was told
         self._ailing: Mapping[str, str] = {}
+        self.since: dict[str, float] = {}  # by UUID, stamp.clock() since when it is not given out
         self.allocated: deque[tuple[float, Sequence[str]]] = deque(maxlen=REMEMBERED)
-        self._under_way: dict[str, float] = {}  # time.monotonic() at which an id was given out that no pod has yet
         self._answered = self._left = 0.0  # time.monotonic() of the last Allocate, of the last that the host lost
         self._choose: Choice = preferred.shared((), packed=False)
         self.obey(settings, ways)
@@ -66,21 +69,23 @@ class Resource:
         """Take over what the host has; what it had and has not is kept, and cannot be used.
 
         kubelet 1.36 crashes if a device leaves the list while it allocates it.
+
+        Raises:
+            GpushimError: that is more than kubelet reads, until what it had is dropped; nothing new is taken over.
         """
         now = {device.id: device for device in devices}
         gone = {key: replace(one, problem=GONE) for key, one in self._had.items() if key not in now}
         if gone.keys() - self.gone:
             self._left = time.monotonic()
+        try:
+            check(self.name, [(one.id, one.numa) for one in (*now.values(), *gone.values())])
+        except GpushimError:
+            self._take({key: gone.get(key, one) for key, one in self._had.items()})
+            raise
         self._take({**now, **gone})
-        whole = all(device.id == device.uuid and ":" not in device.index for device in devices)
         share = next((device.share for device in devices if device.share), None)
         policy = (share and share.policy) or self._settings.values["allocation-policy"]
-        distinct = bool(share and share.distinct)
-        self._choose = (
-            preferred.nearest(devices, weights)
-            if whole
-            else preferred.shared(devices, policy == "packed", distinct=distinct)
-        )
+        self._choose = preferred.allowed(devices, weights, policy == "packed")
 
     def fail(self, problem: str) -> None:
         """Take note that no device can be used for now, and nobody can say which of them the host still has."""
@@ -94,25 +99,41 @@ class Resource:
         Args:
             problems: by UUID of a GPU or MIG instance; of all its replicas, therefore.
         """
-        self._ailing = problems
-        self._take(self._had)
+        before, self._ailing = self._ailing, problems
+        other = [uuid for uuid in {*before, *problems} if before.get(uuid) != problems.get(uuid)]
+        self._renew([key for uuid in other for key in self._of.get(uuid, ())])
 
     def _take(self, had: dict[str, Device]) -> None:
-        """Have these devices, and say once of each GPU or MIG instance if it has become unusable, or usable."""
-        ailing, before = self._ailing, _problems(self.devices)
-        sick = {key: _ill(one, ailing[one.uuid]) for key, one in had.items() if one.uuid in ailing}
-        devices = {**had, **sick}
-        for uuid, problem in _problems(devices).items():
+        """Have these devices, and no others."""
+        before, self._had, self._of = self._had, had, {}
+        for key, one in had.items():
+            self._of.setdefault(one.uuid, []).append(key)
+        self._renew([key for key, one in had.items() if before.get(key) != one])
+        self.devices = {key: self.devices[key] for key in had}
+        self.listed = {key: self.listed[key] for key in had}
+        self.since = {uuid: then for uuid, then in self.since.items() if uuid in self._of}
+
+    def _renew(self, keys: Collection[str]) -> None:
+        """Make these devices anew, and say once of each GPU or MIG instance if it has become unusable, or usable."""
+        ailing, uuids = self._ailing, dict.fromkeys(self._had[key].uuid for key in keys)
+        before = _problems(one for one in self.devices.values() if one.uuid in uuids)
+        made = {key: self._had[key] for key in keys}
+        made.update((key, _ill(one, ailing[one.uuid])) for key, one in [*made.items()] if one.uuid in ailing)
+        self.devices = {**self.devices, **made}
+        for uuid, problem in _problems(self.devices[key] for one in uuids for key in self._of[one]).items():
+            if problem:
+                self.since.setdefault(uuid, stamp.clock())
+            else:
+                self.since.pop(uuid, None)
             if problem and problem != before.get(uuid):
                 logger.warning("%s of %s is not given out: %s", uuid, self.name, problem)
             elif before.get(uuid) and not problem:
                 logger.info("%s of %s can be given out again", uuid, self.name)
-        self._had, self.devices = had, devices
+        self.listed = {**self.listed, **{key: listed(key, not one.problem, one.numa) for key, one in made.items()}}
 
     def drop(self, ids: set[str]) -> None:
         """Forget devices that the host does not have any more."""
-        self._had = {key: one for key, one in self._had.items() if key not in ids}
-        self.devices = {key: one for key, one in self.devices.items() if key not in ids}
+        self._take({key: one for key, one in self._had.items() if key not in ids})
 
     @property
     def gone(self) -> set[str]:
@@ -129,10 +150,6 @@ class Resource:
         """Seconds since a device was last given out, or missed."""
         return time.monotonic() - max(self._answered, self._left)
 
-    def listed(self) -> list[dict[str, Any]]:
-        """Say what there is as Device messages."""
-        return [_message(one) for one in self.devices.values()]
-
     def allocate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a ContainerAllocateRequest.
 
@@ -142,46 +159,35 @@ class Resource:
         ids = request["devices_ids"]
         found = allocation.check(ids, self.name, self.devices)
         answer = allocation.answer(found, self.name, self._ways)
+        chosen = [(name, self.devices[name]) for name in ids]
+        self._give([Given(one.uuid, self.name, name, changes.way(self.name, one)) for name, one in chosen])
         self._answered = time.monotonic()
         self.allocated.append((time.time(), ids))
-        self._under_way.update(dict.fromkeys(ids, self._answered))
         return answer
-
-    def under_way(self, held: Collection[str], seconds: float) -> set[str]:
-        """Return what was given out so many seconds ago at most and has not been seen with a pod since.
-
-        Args:
-            held: what pods have now.
-            seconds: after which kubelet has listed the pod, or there is none.
-        """
-        late = time.monotonic() - seconds
-        self._under_way = {key: then for key, then in self._under_way.items() if then > late and key not in held}
-        return {*self._under_way}
 
     def prefer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a ContainerPreferredAllocationRequest."""
         must, size = request["must_include_deviceIDs"], request["allocation_size"]
-        return {"deviceIDs": self._choose(request["available_deviceIDs"], must, size)}
+        free = request["available_deviceIDs"]
+        well = [name for name in free if name in self.devices and not self.devices[name].problem]
+        return {"deviceIDs": self._choose(well if len({*well, *must}) >= size else free, must, size)}
 
 
-def _problems(devices: Mapping[str, Device]) -> dict[str, str]:
+def _problems(devices: Iterable[Device]) -> dict[str, str]:
     """Return the problem of each GPU or MIG instance: that of the first of its devices which the host has."""
     found: dict[str, str] = {}
-    for one in sorted(devices.values(), key=lambda one: one.problem == GONE):
+    for one in sorted(devices, key=lambda one: one.problem == GONE):
         found.setdefault(one.uuid, one.problem)
     return found
 
 
 def _ill(device: Device, problem: str) -> Device:
-    """Add a problem to a device; what the host does not have has no other."""
+    """Add a problem to a device, unless it begins with the device's own; what the host does not have has no other."""
     if device.problem == GONE:
         return device
-    return replace(device, problem=f"{device.problem}; {problem}" if device.problem else problem)
-
-
-def _message(device: Device) -> dict[str, Any]:
-    topology = {"topology": {"nodes": [{"ID": device.numa}]}} if device.numa >= 0 else {}
-    return {"ID": device.id, "health": UNHEALTHY if device.problem else HEALTHY, **topology}
+    if problem.startswith(device.problem):
+        return replace(device, problem=problem)
+    return replace(device, problem=f"{device.problem}; {problem}")
 
 
 def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[dict[str, list[Device]], Ways]:
@@ -197,20 +203,23 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
     """
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
+    if settings.checks.checks and (snapshot["platform"], snapshot["source"]) == ("native", "proc"):
+        why = next((note for note in snapshot["notes"] if UNASKED in note), f"NVML cannot be used: {UNASKED}")
+        raise GpushimError(f"the GPUs' health is not known: {why}", INVENTORY)
     there = resources.find(snapshot, settings.values["mig-strategy"], settings.values["exclude"], notes)
     found = division.divide(there, snapshot, settings.sharing, notes)
     daemons = {one.name: mps.ready(stamp.state_dir(), one) for one in division.mps_groups(snapshot, settings)}
     found = {name: [_served(device, daemons) for device in devices] for name, devices in found.items()}
     told = _ways(settings, snapshot)
     notes += allocation.clash(told, found)
-    notes += _unheard(told, snapshot["policy"]["requests"])
+    notes += allocation.unheard(told, snapshot["policy"]["requests"])
     notes += [
         f"no container gets IMEX channel {channel}, which this host does not have; nvidia-modprobe makes it"
         for channel in settings.values["imex-channels"]
         if channel not in told.imex
     ]
     for name, devices in found.items():
-        written(name, [_message(replace(one, problem=GONE)) for one in devices])  # the longest that it may become
+        check(name, [(one.id, one.numa) for one in devices])
     _check_cdi(snapshot, found, told)
     return found, told
 
@@ -238,24 +247,6 @@ def _check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], told: 
 
     well = [device for devices in found.values() for device in devices if not device.problem]
     cdi.check(snapshot, allocation.cdi_names(well, told))
-
-
-def _unheard(told: Ways, requests: RequestsPolicy) -> list[str]:
-    """Say where gpushim-runtime's policy forbids the way in which containers are told."""
-    closed = not requests["accept-env-when-unprivileged"]
-    if allocation.MOUNTS in told.ways:
-        if requests["accept-volume-mounts"]:
-            by_variable = closed and told.features and allocation.BY_CDI.isdisjoint(told.ways)
-            return [f"{', '.join(told.features)} is told by a variable, {NOTHING}; choose cdi-cri"] * bool(
-                by_variable
-            )
-        return [
-            f"device-list-strategy has {allocation.MOUNTS}, and gpushim-runtime refuses such containers while "
-            "accept-volume-mounts under [requests] of config.toml is false; make it true"
-        ]
-    if allocation.ENVVAR not in told.ways or not closed:
-        return []
-    return [f"device-list-strategy has {allocation.ENVVAR}, {NOTHING}; choose volume-mounts"]
 
 
 def _ways(settings: Settings, snapshot: Snapshot) -> Ways:

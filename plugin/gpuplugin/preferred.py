@@ -1,6 +1,7 @@
 """Which of the devices that are free a container had best get: near each other, or spread, or packed.
 
-An answer is advice: kubelet pads or cuts it. An error would refuse the pod, so there is none, whatever is asked.
+An answer is advice: kubelet pads or cuts it. Allocate accepts it if it accepts any set of its size. An error would
+refuse the pod, so there is none, whatever is asked.
 Whole GPUs: of all sets of the size asked for the one with most NVLinks within, and of such the nearest on the bus, by
 a table made once. Links to NVSwitches make all pairs equal, so that the bus decides. MIG instances and replicas:
 spread over GPUs, or packed on few. In memory only, as allocation.py. Budget: 4 ms for 16 GPUs, the table 0.1 s.
@@ -40,6 +41,59 @@ def nearness(peers: Mapping[int, Sequence[Sequence[int]]]) -> dict[tuple[int, in
         for one, near in peers.items()
         for other, level, links in near
     }
+
+
+def allowed(devices: Sequence[Device], weights: Mapping[tuple[int, int], int], packed: bool) -> Choice:
+    """Return a choice that Allocate does not refuse (allocation.check), wherever one of its size can be made.
+
+    Args:
+        devices: all of a resource.
+        weights: as for `nearest`.
+        packed: as for `shared`.
+    """
+    daemons: dict[str, list[Device]] = {}  # a process can have one of MPS
+    for one in devices:
+        daemons.setdefault(one.share.group if one.share else "", []).append(one)
+    known = {one.id for one in devices}
+    parts = [_Part(some, weights, packed) for some in daemons.values()]
+
+    def choose(available: Sequence[str], wanted: Sequence[str], size: int) -> list[str]:
+        must = known.intersection(wanted)
+        fits = [part for part in parts if part.room(available, must, size) >= size and must <= part.devices.keys()]
+        if not fits:
+            return _padded([], available, wanted, size)
+        best = (min if packed else max)(fits, key=lambda part: part.room(available, must, size))
+        return _padded(best.choose(best.free(available, size), wanted, size), available, wanted, size)
+
+    return choose
+
+
+class _Part:
+    """Devices of a resource that one container may have several of.
+
+    Args:
+        devices: which.
+        weights: as for `nearest`.
+        packed: as for `shared`.
+    """
+
+    def __init__(self, devices: Sequence[Device], weights: Mapping[tuple[int, int], int], packed: bool) -> None:
+        self.devices = {one.id: one for one in devices}
+        self._single = {one.id for one in devices if one.share and one.share.single}
+        self._distinct = any(one.share and one.share.distinct for one in devices)
+        whole = all(one.id == one.uuid and ":" not in one.index for one in devices)
+        self.choose = nearest(devices, weights) if whole else shared(devices, packed, self._distinct)
+
+    def free(self, available: Sequence[str], size: int) -> list[str]:
+        """List what can be in a choice of a size."""
+        return [name for name in available if name in self.devices and (size < 2 or name not in self._single)]
+
+    def room(self, available: Sequence[str], must: set[str], size: int) -> int:
+        """Say how many a choice can have; none if what it must have is not allowed together."""
+        ids = {*self.free(available, size), *self.free([*must], size)}
+        uuids = {self.devices[name].uuid for name in ids} if self._distinct else ids
+        apart = len({self.devices[name].uuid for name in must if name in self.devices})
+        return len(uuids) if not self._distinct or apart == len(must) else 0
 
 
 def nearest(devices: Sequence[Device], weights: Mapping[tuple[int, int], int]) -> Choice:

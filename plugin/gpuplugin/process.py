@@ -9,9 +9,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpushim import policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 POLL = 0.02  # seconds between looks at one that must end
 
@@ -50,6 +53,27 @@ def kill(pid: int) -> None:
     with contextlib.suppress(ChildProcessError, ProcessLookupError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.killpg(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def watched(pid: int, ends: Callable[[], object]) -> Iterator[bool]:
+    """Have a function called in the loop when a child of this process ends; it may be called more than once.
+
+    Yields:
+        whether the kernel tells it: Linux 5.3, and nothing that forbids pidfd_open(2); else look with `ended`.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        fd = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        yield False
+        return
+    loop.add_reader(fd, ends)
+    try:
+        yield True
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
 
 
 async def gone(pid: int) -> int:

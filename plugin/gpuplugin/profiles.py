@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpushim import policy
+from gpushim import bounds, policy
 from gpushim.errors import CONFIG, GpushimError, quote
 from gpushim.nvidia import device_plugin
 
-LONGEST = 253  # characters of a profile's name
 KEYS = ("profiles", "default")
 
 
@@ -81,7 +80,7 @@ def _chosen(path: str) -> str:
         return ""
     except OSError as error:
         raise GpushimError(f"{path} cannot be read: {error.strerror}", CONFIG) from None
-    if len(words) > 1 or len("".join(words)) > LONGEST:
+    if len(words) > 1 or len("".join(words)) > bounds.PLUGIN_PROFILE:
         raise GpushimError(f"{path} is not one word; write the name of a profile of config-file, or nothing", CONFIG)
     return "".join(words)
 
@@ -103,8 +102,13 @@ def _profiles(file: dict[str, Any], path: str) -> dict[str, Any]:
         raise GpushimError(f"{path}: profiles is no mapping of YAML or JSON; write names of profiles there", CONFIG)
     for name, profile in found.items():
         where = f'{path}: the profile "{quote(str(name))}"'
-        if not (isinstance(name, str) and name.split() == [name] and name.isprintable()) or len(name) > LONGEST:
-            raise GpushimError(f"{where} has a name that is not one word of at most {LONGEST} characters", CONFIG)
+        if (
+            not (isinstance(name, str) and name.split() == [name] and name.isprintable())
+            or len(name) > bounds.PLUGIN_PROFILE
+        ):
+            raise GpushimError(
+                f"{where} has a name that is not one word of at most {bounds.PLUGIN_PROFILE} characters", CONFIG
+            )
         if not isinstance(profile, dict):
             raise GpushimError(f"{where} is no mapping of YAML or JSON; write what a file has there", CONFIG)
         nested = [key for key in KEYS if key in profile]

@@ -50,13 +50,13 @@ def encode(tables: Tables, name: str, message: Mapping[str, Any]) -> bytes:
             entries = (
                 (_text(1, key) if key else b"") + (_text(2, text) if text else b"") for key, text in value.items()
             )
-            parts += [_lengthy(number, entry) for entry in entries]
+            parts += [lengthy(number, entry) for entry in entries]
         elif kind == "string":
             parts += [_text(number, text) for text in (value if repeated else [value] if value else ())]
         elif kind in BITS:
             parts += [_varint(number << 3 | VARINT) + _varint(int(value) & (1 << 64) - 1)] if value else []
         else:
-            parts += [_lengthy(number, encode(tables, kind, one)) for one in (value if repeated else [value])]
+            parts += [lengthy(number, encode(tables, kind, one)) for one in (value if repeated else [value])]
     return b"".join(parts)
 
 
@@ -187,8 +187,9 @@ def _varint(value: int) -> bytes:
 
 
 def _text(number: int, text: str) -> bytes:
-    return _lengthy(number, text.encode())
+    return lengthy(number, text.encode())
 
 
-def _lengthy(number: int, data: bytes) -> bytes:
+def lengthy(number: int, data: bytes) -> bytes:
+    """Write a field that has a string's or a message's bytes."""
     return _varint(number << 3 | BYTES) + _varint(len(data)) + data

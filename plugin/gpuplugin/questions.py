@@ -1,30 +1,50 @@
-"""What kubelet is asked again and again: whether it has what it was told, and who has what is gone.
+"""What kubelet is asked again and again: whether it has what it was told, who has what is gone, and who has what.
 
-Out of scope: how it is asked (podresources.py), what it is told (registry.py).
+The last goes into the book, with what is decided for it: that outlives this process. It is asked when there is news,
+and now and then: a question costs both sides some milliseconds.
+Out of scope: how it is asked (podresources.py), what it is told (registry.py, lists.py), the decisions (changes.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpuplugin import changes, podresources, sockets
+from gpuplugin import (
+    book,
+    changes,
+    confirmed,
+    evidence,
+    lists,
+    podresources,
+    promised,
+    recorded,
+    release,
+    resources,
+    sockets,
+    tasks,
+)
+from gpuplugin.evidence import Evidence
+from gpuplugin.page import booted, fresh
 from gpuplugin.v1beta1 import KUBELET_SOCKET
-from gpushim.logs import logger
+from gpushim import stamp
+from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpuplugin.changes import Devices, There
+    from gpuplugin.changes import Devices, Units
+    from gpuplugin.page import Page
     from gpuplugin.registry import Registry
     from gpuplugin.resources import Device
+    from gpushim.model import Snapshot
 
 ASK = 10.0  # seconds between questions to kubelet, at most
-TICK = 1.0  # seconds between looks at other plugins' sockets, and to the first question after a change
-QUIET = 10.0  # seconds after an Allocate in which nothing is taken off the list
-STARTS, UNSAID = "a pod that starts", "pods, of which kubelet (pod-resources) says nothing"
+ALONE = 60.0  # the same while there is no other plugin whose end could make kubelet forget, and no news to wait for
+TICK = 1.0  # seconds between looks at what nobody tells of, and to the first question after a change
+QUIET = 10.0  # seconds after an Allocate, or kubelet's start, in which nothing is free because no pod is listed
 
 
 class Questions:
@@ -33,102 +53,241 @@ class Questions:
     Args:
         registry: what kubelet was told.
         kubelet_dir: returns kubelet's directory, which settings may change.
+        heeds: says whether what DRA drivers gave counts.
     """
 
-    def __init__(self, registry: Registry, kubelet_dir: Callable[[], str]) -> None:
-        self._registry, self._kubelet_dir = registry, kubelet_dir
-        self._asked = False  # what pods had before this process started
-        self._due, self._pause = 0.0, TICK  # time.monotonic() of the next question; seconds to that after
+    def __init__(
+        self, registry: Registry, kubelet_dir: Callable[[], str], heeds: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._registry, self._kubelet_dir, self._heeds = registry, kubelet_dir, heeds
+        registry.meet = self._meet
+        self._named: object = None  # the book's file, and kubelet, when nothing was left to ask
+        self._stands: object = None  # of what the last decision was made, if it stands
+        self._lost: tuple[object, object] = None, None  # the book, and what kubelet has forgotten of it
+        self._asked, self._pause = 0.0, 0.0  # time.monotonic() of the last question; seconds from that to the next
+        self._wake: asyncio.Event | None = None  # in `keep`, for Python 3.9 ties it to the loop of that moment
+        self._others: frozenset[Any] = frozenset()  # sockets of other plugins
+        self._open = True  # the book has something that kubelet has not said yet
+        registry.news = self.look
 
     async def keep(self) -> None:
         """Ask as long as the plugin runs.
 
         Sooner when a plugin's socket has come or gone: it may be a stranger with the same resource.
         """
-        others = sockets.others(self._folder())
+        self._wake, self._others = asyncio.Event(), sockets.others(self._folder())
         while True:
+            await tasks.until(self._wake, self._rest())
+            self._wake.clear()
             await asyncio.sleep(TICK)
             found = sockets.others(self._folder())
-            if found != others:  # inotify may not have told
-                others = found
+            if found != self._others:  # inotify may not have told
+                self._others = found
                 self.doubt()
-            now = time.monotonic()
-            if now >= self._due:
-                self._due, self._pause = now + self._pause, min(2 * self._pause, ASK)
-                await self._remind()
-                await self._drop()
+            if self._due() <= 0:
+                self._asked, self._pause = time.monotonic(), min(2 * self._pause or TICK, self._longest())
+                await lists.remind(self._registry, self._kubelet_dir())
+                await lists.drop(self._registry, self._kubelet_dir(), QUIET)
+                self._named = None
+            with contextlib.suppress(GpushimError):  # a book that cannot be written: `settled` tells of it
+                await self._note()
 
-    async def settled(self, wanted: Devices, there: There) -> dict[str, list[Device]]:
-        """List what kubelet is to be told, where pods may have devices in another way: as `changes.settled`.
-
-        What was given out just now counts as a pod's until kubelet lists the pod. If kubelet does not say who has
-        what, or has just started and may not know all pods, all that it was told may be a pod's.
-        """
-        served = {name: one.resource.devices for name, one in self._registry.served.items()}
-        if self._asked and not changes.changing(served, wanted, there):
-            return {name: [*row] for name, row in wanted.items()}
-        pods = await podresources.pods(self._kubelet_dir())
-        unsaid = pods is None or self._starts()
-        self._asked = self._asked or pods is not None
-        held = pods or {}
-        served = {name: one.resource.devices for name, one in self._registry.served.items()}
-        for name, one in self._registry.served.items():
-            row = held.setdefault(name, {})
-            started = one.resource.under_way([*row], QUIET)
-            for key in served[name] if unsaid else ():
-                row.setdefault(key, UNSAID)
-            row.update(dict.fromkeys(started, STARTS))
-        return changes.settled(served, wanted, held, there)
-
-    def _starts(self) -> bool:
-        """Say whether kubelet, which makes its socket when it starts, has done so just now."""
-        try:
-            return 0 <= time.time() - os.stat(f"{self._folder()}/{KUBELET_SOCKET}").st_mtime < QUIET
-        except OSError:
-            return True
+    def look(self) -> None:
+        """See soon whether there is something to ask."""
+        if self._wake:
+            self._wake.set()
 
     def doubt(self) -> None:
         """Take note that another plugin has come or gone."""
-        self._due, self._pause = 0.0, TICK
+        self._hurry()
         for one in self._registry.served.values():
             one.endpoint.doubted = True
+
+    def _hurry(self) -> None:
+        self._pause = 0.0
+        self.look()
+
+    def _rest(self) -> float:
+        """Return the seconds in which there is nothing to look at before somebody tells of it."""
+        alone = self._registry.watched and not self._registry.instances.others()
+        return max(0.0, self._due() - TICK) if alone and self._named is not None else 0.0
+
+    def _due(self) -> float:
+        """Return the seconds until the next question."""
+        return self._asked + min(self._pause, self._longest()) - time.monotonic()
+
+    def _longest(self) -> float:
+        registry = self._registry
+        waits = self._open or any(one.resource.gone for one in registry.served.values())
+        alone = registry.watched and not (waits or self._others or registry.instances.others())
+        return ALONE if alone else ASK
+
+    async def settled(self, wanted: Devices, snapshot: Snapshot) -> dict[str, list[Device]]:
+        """List what kubelet is to be told, where somebody may have devices in another way: as `changes.settled`.
+
+        Args:
+            wanted: what it would be told if nobody had anything.
+            snapshot: of the host's inventory.
+
+        Raises:
+            GpushimError: the book cannot be written, or a newer version has written it.
+        """
+        shared, there = self._registry.book, resources.units(snapshot)
+        shared.prepare()
+        self._registry.instances.join(release.folder())
+        await self._met()
+        page = self._page(shared.read())
+        if self._stands == (_divisions(page), there, wanted) and not (confirmed.doubtful(page) or shared.stuck):
+            return {name: [*row] for name, row in wanted.items()}
+        matters = self._matters(page, wanted, confirmed.known(page, there))
+        said = await self._evidence(snapshot, there, ask=matters)
+        with shared.locked() as before:
+            page = _confirmed(self._page(before), said)
+            units = confirmed.known(page, there)
+            alien = {uuid for uuid, owner in recorded.owners(page).items() if self._registry.instances.lives(owner)}
+            settled, last = evidence.decided(page, wanted, units, said, alien, confirmed.lost(page))
+            new = recorded.noted(page, wanted, last, settled, units, self._registry.instances.number)
+            if said.pods is not None:
+                new = confirmed.adopted(new, said.pods, units)
+            if said.answered:
+                new = {**new, "unknown": ""}
+            if new != before or shared.stuck:
+                shared.write(new)
+        # If it does not matter who has what, it stands until host, settings or somebody's division change.
+        self._stands = None if matters or settled.told != wanted else (_divisions(new), there, wanted)
+        return settled.told
+
+    def folders(self) -> tuple[str, ...]:
+        """Return the directories in which files tell what to look at again."""
+        return stamp.state_dir(), release.folder(), book.folder()
+
+    def news(self, name: str) -> object:
+        """Return what is another after a file of the state directory, or somebody else a division, has changed."""
+        shared, damaged = self._registry.book, True
+        with contextlib.suppress(GpushimError):
+            page = shared.read()
+            damaged = page is None
+            if page is not None and page is not self._lost[0]:
+                self._lost = page, confirmed.lost(page)
+        return damaged, shared.stuck, shared.news, self._lost[1], stamp.identity(f"{stamp.state_dir()}/{name}")
+
+    def _page(self, found: Page | None) -> Page:
+        """Return the book as it is in this boot; one without entries where there is none."""
+        boot = stamp.boot() or ""
+        if found is None:
+            shared = self._registry.book
+            return fresh(boot, f"{shared.path} is damaged" if shared.damaged else "")
+        return booted(found, boot)
+
+    def _matters(self, page: Page, wanted: Devices, units: Units) -> bool:
+        """Say whether it has to be known who has what."""
+        if page["unknown"] or confirmed.doubtful(page):
+            return True
+        return changes.changing(recorded.devices(page, units), wanted, units)
+
+    async def _evidence(self, snapshot: Snapshot, units: Units, ask: bool) -> Evidence:
+        """Gather what is known beside the book.
+
+        Args:
+            snapshot: of the host's inventory.
+            units: what the host has.
+            ask: ask kubelet, and read its checkpoints; else nothing depends on them.
+        """
+        folder, asked = self._kubelet_dir(), stamp.clock()
+        listed = await podresources.listed(folder) if ask else None
+        files = await asyncio.to_thread(promised.read, folder, snapshot, units) if ask else promised.Promised()
+        pods = listed.held() if listed else None
+        if listed and pods is not None:
+            claimed = promised.claimed(listed.claims, snapshot, units) if self._heeds() else ()
+            pods[promised.CLAIM] = {uuid: who for who, uuid in claimed}
+        if not self._heeds():
+            files.held.pop(promised.CLAIM, None)
+        runs, names = sockets.listening(self._path()), listed.pods if listed else ()
+        return Evidence(asked, pods, names, runs, self._young(asked), files)
+
+    def _young(self, now: float) -> bool:
+        """Say whether kubelet has started just now: its socket, which it makes then, was first seen just now.
+
+        It answers before it makes that: one that is left of the kubelet before has nobody who listens.
+        """
+        if not sockets.listening(self._path()):
+            return True
+        page = self._registry.book.read()
+        seen = page["kubelet"] if page and page["boot"] == stamp.boot() else None
+        return not seen or seen[0] != self._socket() or now - seen[1] < QUIET
+
+    def _socket(self) -> str:
+        return str(sockets.identity(self._path()))
+
+    def _path(self) -> str:
+        return f"{self._folder()}/{KUBELET_SOCKET}"
+
+    async def _meet(self) -> None:
+        """Have the book know another kubelet if it can be written; nothing is given out where it cannot."""
+        with contextlib.suppress(GpushimError):
+            await self._met()
+
+    async def _met(self) -> None:
+        """Have the book know the kubelet that runs now, and what its checkpoint does not have any more.
+
+        Raises:
+            GpushimError: it cannot be written.
+        """
+        shared, there = self._registry.book, self._socket()
+        page = shared.read()
+        if self._knows(page, there) or not sockets.listening(self._path()):
+            return
+        remembered = await asyncio.to_thread(promised.remembered, self._kubelet_dir())
+        with shared.locked() as before:
+            if not self._knows(before, there):
+                shared.write(confirmed.met(self._page(before), [there, stamp.clock()], remembered))
+        self._hurry()
+
+    def _knows(self, page: Page | None, there: str) -> bool:
+        """Say whether the book has this kubelet."""
+        known = page["kubelet"] if page and page["boot"] == (stamp.boot() or "") else None
+        return known is not None and known[0] == there
+
+    async def _note(self) -> None:
+        """Have the book name the pods of what was given out, and forget what was free before.
+
+        At once, before a kubelet can forget it; what kubelet has forgotten, and claims, when their time has come.
+
+        Raises:
+            GpushimError: the book cannot be written.
+        """
+        shared, boot = self._registry.book, stamp.boot() or ""
+        await self._met()
+        seen = stamp.identity(shared.path), self._socket()
+        page = shared.read()
+        if seen == self._named or page is None or page["boot"] != boot:
+            return
+        sources = [(one["source"], one["time"]) for *_, one in recorded.entries(page)]
+        self._open = any(one != recorded.LISTED for one, _ in sources)
+        new = [since for source, since in sources if source == recorded.ALLOCATED]
+        asked = stamp.clock()
+        if not any(since < asked - TICK for since in new) and all(one in recorded.SURE for one, _ in sources):
+            self._named = None if new else seen
+            return
+        listed = await podresources.listed(self._kubelet_dir())
+        if listed is not None:
+            said = Evidence(asked, listed.held(), listed.pods, True, self._young(asked), promised.Promised())
+            with shared.locked() as before:
+                if before is not None and before["boot"] == boot and (found := _confirmed(before, said)) != before:
+                    shared.write(found)
+        self._named = stamp.identity(shared.path), self._socket()
 
     def _folder(self) -> str:
         return self._kubelet_dir() + "/device-plugins"
 
-    async def _remind(self) -> None:
-        """Register anew what kubelet reads the list of and has nothing of: another plugin's end made it forget."""
-        served = self._registry.served
-        told = {name: one.resource.well for name, one in served.items() if one.endpoint.settled}
-        has = await podresources.allocatable(self._kubelet_dir()) if any(told.values()) else None
-        if has is None:
-            return
-        for name, well in told.items():
-            one = served.get(name)
-            if one and one.endpoint.settled and well and well.isdisjoint(has.get(name, ())):
-                logger.warning("kubelet has no device of %s, and is told again", name)
-                one.endpoint.forgotten()
 
-    async def _drop(self) -> None:
-        """Take devices off the list that the host has not, no pod has, and no Allocate can be under way for.
+def _divisions(page: Page) -> object:
+    """Return in which way all was given out last, and by which instance."""
+    return {gpu: one["divisions"] for gpu, one in page["gpus"].items()}
 
-        They are refused, and told as Unhealthy, from the moment they were missed. The last Allocate that got one was
-        answered before that, QUIET seconds ago or more, and kubelet has listed its pod since.
-        """
-        served = self._registry.served
-        ripe = {
-            name: one.resource.gone
-            for name, one in served.items()
-            if one.resource.gone and one.endpoint.told and one.resource.idle > QUIET
-        }
-        held = await podresources.pods(self._kubelet_dir()) if ripe else None
-        if held is None:
-            return
-        for name, gone in ripe.items():
-            one = served.get(name)
-            if one and one.resource.idle > QUIET:
-                one.resource.drop(gone & one.resource.gone - held.get(name, {}).keys())
-                if one.resource.devices:
-                    one.tell()
-                else:
-                    self._registry.retire(name)
+
+def _confirmed(page: Page, said: Evidence) -> Page:
+    """Return the book after what kubelet has said."""
+    if said.pods is None:
+        return page
+    return confirmed.listed(page, said.pods, said.names if said.answered else None, said.asked - QUIET)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gpuplugin import counts, process, tasks
 from gpushim import policy, stamp
 from gpushim.errors import INVENTORY, GpushimError, visible
-from gpushim.inventory import ensure, renew
+from gpushim.inventory import ensure, hung, renew
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
@@ -52,8 +52,10 @@ class Refresh:
         self._ended, self._start = ended, start
         self._task: asyncio.Task[None] | None = None
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
+        self._waits = False  # for one that is killed, to begin another
         self._force = False  # a snapshot that its stamp holds for true
         self._failed_for: object = None  # facts about host and configuration
+        self._overtaken = False  # the last one was, and brought nothing
         self._said: set[str] = set()
         self.trouble: GpushimError | None = None
 
@@ -85,9 +87,16 @@ class Refresh:
             self._pause = FIRST
         self._task = self._start(self._run())
 
-    def hurry(self) -> None:
-        """Start it now, whatever came of the last one, though the snapshot seems true: there is news of GPUs."""
+    def hurry(self, anew: bool = False) -> None:
+        """Start it now, whatever came of the last one, though the snapshot seems true: there is news of GPUs.
+
+        Args:
+            anew: one that runs waits in vain, for a GPU that the next leaves out: it is killed, which is no failure.
+        """
         self._pause, self._again, self._force = FIRST, 0.0, True
+        if anew and self._task is not None and not self._waits:
+            self._waits = True
+            self._task = self._start(self._after(self._task))
         self.need()
 
     async def stop(self) -> None:
@@ -96,9 +105,16 @@ class Refresh:
             await tasks.cancel(self._task)
         self._task = None
 
+    async def _after(self, last: asyncio.Task[None]) -> None:
+        try:
+            await tasks.cancel(last)
+        finally:
+            self._waits = False
+        await self._run()
+
     async def _run(self) -> None:
         config, state = stamp.config_path(), stamp.state_dir()
-        facts, seconds = renew.facts(config), longest()
+        facts, seconds, hangs = renew.facts(config), longest(), {*hung.known(state)}
         force, self._force = ["--force"] * self._force, False
         began = time.monotonic()
         try:
@@ -110,17 +126,24 @@ class Refresh:
             self._over(config, state, INVENTORY, [(logging.WARNING, str(late))])
             await process.gone(late.pid)  # a driver that hangs may hold it: another would hang beside it
         else:
-            self._over(config, state, code, _lines(said))
+            changed = renew.facts(config) != facts and not code
+            changed = changed or not hangs.issuperset(hung.known(state))
+            self._over(config, state, code, _lines(said), changed and not self._overtaken)
         counts.took(counts.REFRESHES, time.monotonic() - began)
         self._failed_for, self._task = facts, None
         self._again = time.monotonic() + self._pause if self.trouble else 0.0
         self._pause = min(2 * self._pause, LONGEST) if self.trouble else FIRST
         self._ended()
 
-    def _over(self, config: str, state: str, code: int, lines: list[Line]) -> None:
-        """Log what it said, but not again what the last one said too; and take note of what came of it."""
+    def _over(self, config: str, state: str, code: int, lines: list[Line], overtaken: bool = False) -> None:
+        """Log what it said, but not again what the last one said too; and take note of what came of it.
+
+        One that was `overtaken` has not failed, for the next one sees what has changed: the host, or that a GPU
+        hangs, as another instance has told.
+        """
         true = ensure.read(config, state) is not None
-        self.trouble = None if true else _why(code, lines)
+        self._overtaken = overtaken and not true  # the next one may not be that, too
+        self.trouble = None if true or overtaken else _why(code, lines)
         if self.trouble:
             counts.add(counts.REFRESH_ERRORS)
         # Where there is a snapshot, it has the error, which comes last.

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import release
+from gpuplugin import tasks
+from gpuplugin.book import Book
 from gpuplugin.endpoint import Endpoint
 from gpuplugin.instances import Instances
 from gpuplugin.offer import Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from gpuplugin.allocation import Ways
+    from gpuplugin.recorded import Given
     from gpuplugin.resources import Device
     from gpuplugin.settings import Settings
 
@@ -34,7 +37,7 @@ class Served:
 
     def tell(self) -> None:
         """Tell kubelet what there is."""
-        self.endpoint.offer(self.resource.listed())
+        self.endpoint.offer(self.resource.listed.values())
 
 
 class Registry:
@@ -45,11 +48,19 @@ class Registry:
 
     Attributes:
         served: by the resource's name.
+        instances: of this plugin on the node.
+        book: of who has what, which they share.
+        meet: takes note of another kubelet, before it is told of anything.
+        news: is called when something was given out, or offered.
+        watched: somebody tells what comes and goes in kubelet's directory (`changed`).
     """
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
-        self._instances = Instances()
+        self.instances, self.book = Instances(), Book()
+        self.meet: Callable[[], Coroutine[Any, Any, None]] = tasks.nothing
+        self.news: Callable[[], object] = lambda: None
+        self.watched = False
         self._problems: Problems = {}
         self._held = ""  # why nothing at all is given out
         self.served: dict[str, Served] = {}
@@ -72,21 +83,27 @@ class Registry:
             weights: nearness of GPUs.
             folder: kubelet's directory of device plugins.
         """
-        if not self._offered:
-            self._instances.join(release.folder())
         self._offered = True
         for name in [*found, *(name for name in self.served if name not in found)]:
-            one = self.served.get(name) or self._serve(name, Resource(name, settings, told), folder)
+            one = self.served.get(name) or self._serve(name, Resource(name, settings, told, self._give), folder)
             one.resource.obey(settings, told)
             row = found.get(name, [])
             if self._held:  # not after `have`, which would say each time that a device is well, or ails otherwise
                 row = [replace(device, problem=self._held) for device in row]
             one.resource.have(row, weights)
             one.tell()
+        self.news()
+
+    def _give(self, given: Sequence[Given]) -> None:
+        self.book.give(given)
+        self.news()
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:
         resource.ail(self._problems)
-        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, self._instances.others)
+        self.instances.serve(name)
+        others = partial(self.instances.others, name)
+        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, others, lambda: self.meet())
+        endpoint.watched = lambda: self.watched
         self.served[name] = Served(resource, endpoint, self._start(endpoint.keep()))
         return self.served[name]
 
@@ -129,10 +146,12 @@ class Registry:
         """Register a resource no more."""
         one = self.served.pop(name)
         one.task.cancel()
+        self.instances.cease(name)
         one.endpoint.leave()
         self._start(one.endpoint.stop())
 
     async def stop(self) -> None:
         """Serve no more."""
         await asyncio.gather(*(one.endpoint.stop() for one in self.served.values()))
-        self._instances.leave()
+        self.instances.leave()
+        self.book.close()

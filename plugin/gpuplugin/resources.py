@@ -26,6 +26,7 @@ WHOLE = PREFIX + "gpu"
 LONGEST_NAME = 45
 NAME = re.compile("[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 STRATEGIES = ("none", "single", "mixed")
+GONE = "the host does not have it any more"
 ALL_IN_ONE = {"wsl": "all", "tegra": "tegra"}  # platforms whose GPUs are one device, and its id
 
 
@@ -42,6 +43,7 @@ class Device:
         nodes: its device nodes, below the device root.
         problem: why it cannot be handed out now, or "".
         share: what its group of sharing has it given out by; None if it is whole.
+        place: of a MIG instance: its GPU instance and compute instance on that GPU.
     """
 
     id: str
@@ -52,6 +54,16 @@ class Device:
     nodes: tuple[str, ...] = ()
     problem: str = ""
     share: Share | None = None
+    place: str = ""
+
+
+def units(snapshot: Snapshot) -> dict[str, Device]:
+    """List what a node has, GPUs and MIG instances alike, by UUID, however it is given out."""
+    if snapshot["platform"] in ALL_IN_ONE:
+        return {one.uuid: one for row in _one(snapshot, (), []).values() for one in row}
+    gpus = {gpu["index"]: gpu for gpu in snapshot["gpus"]}
+    migs = [_instance(mig, gpus[mig["gpu"]]) for mig in snapshot["mig"] if mig["gpu"] in gpus]
+    return {one.uuid: one for one in (*(_whole(gpu) for gpu in gpus.values() if gpu["uuid"]), *migs)}
 
 
 def find(snapshot: Snapshot, strategy: str, excluded: Sequence[str], notes: list[str]) -> dict[str, list[Device]]:
@@ -208,4 +220,5 @@ def _whole(gpu: Gpu) -> Device:
 def _instance(mig: MigInstance, parent: Gpu) -> Device:
     nodes = (parent["node"], *mig["nodes"])
     index = f"{mig['gpu']}:{mig['index']}"
-    return Device(mig["uuid"], mig["uuid"], index, mig["gpu"], parent["numa"], nodes, parent["problem"] or "")
+    place, problem = f"{mig['gi']}/{mig['ci']}", parent["problem"] or ""
+    return Device(mig["uuid"], mig["uuid"], index, mig["gpu"], parent["numa"], nodes, problem, place=place)

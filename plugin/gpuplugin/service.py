@@ -18,7 +18,7 @@ from gpushim.errors import REQUEST, GpushimError
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
     from gpuplugin.sockets import Listener
 
@@ -72,11 +72,11 @@ class Service:
         self._list = b""
         self._quiet = False
 
-    def offer(self, devices: Sequence[Mapping[str, Any]]) -> bool:
+    def offer(self, devices: Collection[Mapping[str, Any] | bytes]) -> bool:
         """Tell all readers what there is, and say whether it is anything new.
 
         Args:
-            devices: Device messages, all of them.
+            devices: as for `v1beta1.written`.
 
         Raises:
             GpushimError: it is more than kubelet reads.

@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from gpuplugin import profiles, sharing, xids
+from gpuplugin import forms, profiles, sharing, xids
 from gpuplugin.sharing import Group
 from gpushim import bounds
 from gpushim.errors import quote
 from gpushim.nvidia import device_plugin
 from gpushim.nvidia.device_plugin import FILES, Given
-from gpushim.nvidia.device_plugin_keys import SETTINGS, Setting
+from gpushim.nvidia.device_plugin_keys import PLACES, SETTINGS, Setting
+
+_FILE = 2  # rank of what NVIDIA's file says
 
 
 @dataclass
@@ -65,18 +67,26 @@ def resolve(
         rank, given = _given(setting, flags, environment, part.table, part.where)
         if given is None:
             continue
-        if not setting.key and given.value != setting.default:
+        if rank == _FILE and setting.key in PLACES:
+            node = f"{setting.key} in config.toml or --{setting.flags[0]}"
+            found.notes.append(f"{given.where} is read and does nothing: the node says where, by {node}")
+        elif not setting.key and given.value != setting.default:
             found.notes.append(f"{given.where} is read and does nothing: {setting.why}")
         elif setting.key and rank < ranks[setting.key]:
             found.values[setting.key], ranks[setting.key] = given.value, rank
     found.checks = xids.choose(found.values["disable-healthchecks"], found.values["enable-healthchecks"], found.notes)
     found.notes += _of_file(part.table, part.where)
-    notes: list[str] = []
-    found.sharing = sharing.read(part.table.get("sharing"), part.where, notes)
-    found.notes += notes[: bounds.LISTED]
-    if len(notes) > bounds.LISTED:
-        found.notes.append(f"{part.where}: {len(notes) - bounds.LISTED} more places below sharing do nothing")
+    found.sharing = _sharing(part.table, part.where, found.notes)
     return found
+
+
+def _sharing(table: Mapping[str, Any], where: str, notes: list[str]) -> tuple[Group, ...]:
+    said: list[str] = []
+    groups = sharing.read(table.get("sharing"), where, said)
+    notes += said[: bounds.LISTED]
+    if len(said) > bounds.LISTED:
+        notes.append(f"{where}: {len(said) - bounds.LISTED} more places below sharing do nothing")
+    return groups
 
 
 def files(
@@ -106,17 +116,16 @@ def _given(
     if given:
         return 0, given
     given = device_plugin.by_variable(setting, environment)
-    return (1, given) if given else (2, device_plugin.by_file(setting, file, path))
+    return (1, given) if given else (_FILE, device_plugin.by_file(setting, file, path))
 
 
 def _of_file(file: Mapping[str, Any], path: str) -> Iterator[str]:
     """Say what in NVIDIA's file means nothing."""
-    rows = [
-        f"{path}: {quote(key)} means nothing" + (f"; is {meant} meant?" if meant else "")
-        for key, meant in device_plugin.unknown(file)
-    ]
-    yield from rows[: bounds.LISTED]
-    if len(rows) > bounds.LISTED:
-        yield f"{path}: {len(rows) - bounds.LISTED} more keys mean nothing"
+    keys = device_plugin.unknown(file)
+    for key in keys[: bounds.LISTED]:
+        meant = forms.meant(key, device_plugin.KEYS)
+        yield f"{path}: {quote(key)} means nothing" + (f"; is {meant} meant?" if meant else "")
+    if len(keys) > bounds.LISTED:
+        yield f"{path}: {len(keys) - bounds.LISTED} more keys mean nothing"
     if file.get("resources"):
         yield f"{path}: resources is read and does nothing, as in NVIDIA's plugin"

@@ -13,6 +13,7 @@ from typing import Any, Optional, Union
 
 from gpuplugin import forms
 from gpuplugin.resources import PREFIX, WHOLE, Device
+from gpushim import bounds
 from gpushim.errors import CONFIG, GpushimError, quote
 
 TIME_SLICING, MPS = "time-slicing", "mps"
@@ -266,9 +267,10 @@ def _changes(where: str, resource: str, renamed: str, found: Mapping[str, Any]) 
 def _check_apart(groups: list[Group], path: str) -> None:
     """Refuse entries that are for the same devices, different rules for one resource, and too many devices."""
     number = sum(len(one.devices) for one in groups if isinstance(one.devices, tuple))
-    if number > forms.DEVICES:
+    if number > bounds.PLUGIN_DEVICES:
         raise GpushimError(
-            f"{path}: devices below sharing has {number} entries; write {forms.DEVICES} at most, or patterns", CONFIG
+            f"{path}: devices below sharing has {number} entries; write {bounds.PLUGIN_DEVICES} at most, or patterns",
+            CONFIG,
         )
     for place, one in enumerate(groups):
         for other in groups[:place]:

@@ -12,7 +12,8 @@ import contextlib
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -34,6 +35,7 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 CALLS = 64  # at a time, over all connections
+NAMES = 4096  # of a directory that are looked at, most; one of kubelet's has a dozen
 
 
 class Listener:
@@ -49,7 +51,7 @@ class Listener:
     def __init__(self, path: str) -> None:
         self.path = path
         self.inode: Identity | None = None
-        self._server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS)
+        self._server: Any = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS)
 
     async def bind(self, handlers: grpc.GenericRpcHandler) -> None:
         """Serve, in the place of whatever is at the path.
@@ -94,7 +96,10 @@ class Listener:
     async def stop(self) -> None:
         """End what is served, and remove the socket if it is still our own."""
         self.leave()
-        await self._server.stop(GRACE)
+        # It goes while the loop runs: older grpcio has the loop stop it once more then.
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(GRACE)
 
 
 def private(path: str, backlog: int) -> tuple[socket.socket, Identity | None]:
@@ -132,7 +137,7 @@ def sweep(folder: str) -> None:
     Raises:
         OSError: the directory cannot be read.
     """
-    for name in os.listdir(folder):
+    for name in names(folder):
         if name.startswith(ASIDE) or (name.startswith(PREFIX) and name.endswith(SUFFIX)):
             path = f"{folder}/{name}"
             if is_socket(path) and not listening(path):
@@ -143,10 +148,20 @@ def sweep(folder: str) -> None:
 def others(folder: str) -> frozenset[tuple[str, Identity | None]]:
     """List the sockets of other plugins."""
     try:
-        names = {name for name in os.listdir(folder) if foreign(name)}
+        found = {name for name in names(folder) if foreign(name)}
     except OSError:
-        names = set()
-    return frozenset((name, identity(f"{folder}/{name}")) for name in names if is_socket(f"{folder}/{name}"))
+        found = set()
+    return frozenset((name, identity(f"{folder}/{name}")) for name in found if is_socket(f"{folder}/{name}"))
+
+
+def names(folder: str) -> list[str]:
+    """List a directory, NAMES of it at most.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in islice(entries, NAMES)]
 
 
 def foreign(name: str) -> bool:

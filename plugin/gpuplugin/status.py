@@ -6,7 +6,10 @@ Replicas are counted, not listed: a node may have 60 000. Out of scope: how it i
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
+
+from gpushim import stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +26,8 @@ def resource(served: Served) -> dict[str, Any]:
     """Take of a resource what `resources` needs; quick, for it runs where kubelet's calls do."""
     one = served.resource
     devices, allocated = (*one.devices.values(),), (*one.allocated,)
-    return {"name": one.name, "told": served.endpoint.told, "devices": devices, "allocated": allocated}
+    shown = {"name": one.name, "told": served.endpoint.told, "devices": devices, "allocated": allocated}
+    return {**shown, "since": {**one.since}}
 
 
 def resources(taken: Iterable[Mapping[str, Any]], reasons: Reasons, holders: Sequence[Holder] | None) -> Any:
@@ -38,7 +42,7 @@ def resources(taken: Iterable[Mapping[str, Any]], reasons: Reasons, holders: Seq
         {
             "name": one["name"],
             "registered": one["told"],
-            "devices": _devices(one["devices"], reasons, _held(one["name"], holders)),
+            "devices": _devices(one["devices"], one["since"], reasons, _held(one["name"], holders)),
             "allocated": [{"at": at, "devices": [*ids]} for at, ids in reversed(one["allocated"])],
         }
         for one in taken
@@ -51,8 +55,11 @@ def _held(name: str, holders: Sequence[Holder] | None) -> set[str] | None:
     return {device for one in holders if one["resource"] == name for device in one["devices"]}
 
 
-def _devices(devices: Iterable[Device], reasons: Reasons, held: set[str] | None) -> list[dict[str, Any]]:
+def _devices(
+    devices: Iterable[Device], since: Mapping[str, float], reasons: Reasons, held: set[str] | None
+) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
+    boot = time.time() - stamp.clock()
     for one in devices:
         row = found.get(one.uuid)
         if row is None:
@@ -63,8 +70,9 @@ def _devices(devices: Iterable[Device], reasons: Reasons, held: set[str] | None)
                 "held": None if held is None else 0,
                 "healthy": not one.problem,
                 "problem": one.problem,
+                "since": boot + since[one.uuid] if one.uuid in since else None,
                 "reasons": [
-                    {"kind": why.kind, "text": why.text, "since": why.since, "until": why.until}
+                    {"kind": why.kind, "text": why.text, "since": why.when, "until": why.until}
                     for why in reasons.get(one.uuid, ())
                 ],
             }

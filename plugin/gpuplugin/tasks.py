@@ -26,3 +26,7 @@ async def until(event: asyncio.Event, seconds: float) -> None:
         await asyncio.wait([waiter], timeout=seconds)
     finally:
         waiter.cancel()
+
+
+async def nothing() -> None:
+    """Do nothing."""

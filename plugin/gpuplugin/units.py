@@ -33,16 +33,21 @@ class Units:
 
     Args:
         start: starts a task, and sees to what it ends with.
+
+    Attributes:
+        groups: how many there are, which are to be looked at often.
     """
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
         self._ready: list[str] = []
         self._next = 0.0  # time.monotonic()
+        self.groups = 0
 
     def look(self, snapshot: Snapshot, settings: Settings) -> bool:
         """Have units started that are missing, and say whether what clients find has changed."""
         groups, state = _groups(snapshot, settings), stamp.state_dir()
+        self.groups = len(groups)
         units = mps.missing(state, groups) if groups and time.monotonic() >= self._next else []
         if units:
             self._next = time.monotonic() + AGAIN

@@ -1,13 +1,15 @@
 """kubelet's device plugin API, version v1beta1, and its pod-resources API, version v1: names and field numbers.
 
-Source: https://github.com/kubernetes/kubelet, pkg/apis/deviceplugin/v1beta1/api.proto and
-pkg/apis/podresources/v1/api.proto. Out of scope: what the messages mean to us.
+And what plugins tell of themselves. Source: https://github.com/kubernetes/kubelet, api.proto in
+pkg/apis/deviceplugin/v1beta1, pkg/apis/podresources/v1 and pkg/apis/pluginregistration/v1.
+Out of scope: what the messages mean to us.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 from gpuplugin import protobuf
@@ -17,6 +19,7 @@ VERSION = "v1beta1"
 DEVICE_PLUGIN = "v1beta1.DevicePlugin"
 REGISTER = "/v1beta1.Registration/Register"
 POD_RESOURCES = "/v1.PodResourcesLister/"
+GET_INFO = "/pluginregistration.Registration/GetInfo"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 KUBELET_SOCKET = "kubelet.sock"
 LIST_LIMIT = 4 << 20  # bytes of one list that kubelet takes (grpc-go's default)
@@ -70,13 +73,34 @@ MESSAGES: dict[str, dict[int, tuple[str, str, bool]]] = {
     "PreStartContainerRequest": {1: ("devices_ids", *_STRINGS)},
     # Of pod-resources, what tells who has which device.
     "ContainerDevices": {1: ("resource_name", "string", False), 2: ("device_ids", *_STRINGS)},
-    "ContainerResources": {1: ("name", "string", False), 2: ("devices", "ContainerDevices", True)},
+    "ContainerResources": {
+        1: ("name", "string", False),
+        2: ("devices", "ContainerDevices", True),
+        5: ("dynamic_resources", "DynamicResource", True),
+    },
+    "DynamicResource": {
+        2: ("claim_name", "string", False),
+        3: ("claim_namespace", "string", False),
+        4: ("claim_resources", "ClaimResource", True),
+    },
+    "ClaimResource": {
+        1: ("cdi_devices", "CDIDevice", True),
+        2: ("driver_name", "string", False),
+        3: ("pool_name", "string", False),
+        4: ("device_name", "string", False),
+    },
     "PodResources": {
         1: ("name", "string", False),
         2: ("namespace", "string", False),
         3: ("containers", "ContainerResources", True),
     },
     "ListPodResourcesResponse": {1: ("pod_resources", "PodResources", True)},
+    "PluginInfo": {
+        1: ("type", "string", False),
+        2: ("name", "string", False),
+        3: ("endpoint", "string", False),
+        4: ("supported_versions", *_STRINGS),
+    },
     "AllocatableResourcesResponse": {1: ("devices", "ContainerDevices", True)},
 }
 
@@ -91,21 +115,57 @@ def reader(name: str) -> Callable[[bytes], dict[str, Any]]:
     return partial(protobuf.decode, MESSAGES, name)
 
 
-def written(resource: str, devices: Sequence[Mapping[str, Any]]) -> bytes:
+def listed(device: str, well: bool, numa: int) -> bytes:
+    """Write a Device message as the part of a list that it is; of a `numa` node below 0 nothing is said."""
+    return protobuf.lengthy(1, protobuf.lengthy(1, device.encode()) + _state(well, numa))
+
+
+@lru_cache(maxsize=256)
+def _state(well: bool, numa: int) -> bytes:
+    """Write all of a Device but its ID: it is the same for the thousands of one GPU."""
+    topology = {"topology": {"nodes": [{"ID": numa}]}} if numa >= 0 else {}
+    return protobuf.encode(MESSAGES, "Device", {"health": HEALTHY if well else UNHEALTHY, **topology})
+
+
+def _part(device: Mapping[str, Any]) -> bytes:
+    return protobuf.encode(MESSAGES, "ListAndWatchResponse", {"devices": [device]})
+
+
+def check(resource: str, devices: Collection[tuple[str, int]]) -> None:
+    """See to it that kubelet can be told of all of these, whatever becomes of their health.
+
+    Args:
+        resource: its name.
+        devices: IDs and NUMA nodes of all that it has.
+
+    Raises:
+        GpushimError: their list may become more than kubelet reads.
+    """
+    kinds = Counter((len(name), numa) for name, numa in devices)
+    size = sum(times * len(listed("x" * length, False, numa)) for (length, numa), times in kinds.items())
+    if size > LIST_LIMIT:
+        raise _too_long(resource, len(devices), size)
+
+
+def written(resource: str, devices: Collection[Mapping[str, Any] | bytes]) -> bytes:
     """Write the list of a resource's devices.
 
     Args:
         resource: its name.
-        devices: Device messages, all of them.
+        devices: Device messages, all of them, or what `listed` made of them.
 
     Raises:
         GpushimError: it is more than kubelet reads.
     """
-    data = protobuf.encode(MESSAGES, "ListAndWatchResponse", {"devices": devices})
+    data = b"".join(one if isinstance(one, bytes) else _part(one) for one in devices)
     if len(data) > LIST_LIMIT:
-        raise GpushimError(
-            f"the list of {resource} has {len(devices)} devices and {len(data)} bytes, and kubelet reads "
-            f"{LIST_LIMIT}; give out fewer replicas",
-            FAILED,
-        )
+        raise _too_long(resource, len(devices), len(data))
     return data
+
+
+def _too_long(resource: str, devices: int, size: int) -> GpushimError:
+    return GpushimError(
+        f"the list of {resource} has {devices} devices and {size} bytes, and kubelet reads {LIST_LIMIT}; give out "
+        "fewer replicas",
+        FAILED,
+    )

@@ -8,7 +8,6 @@ Out of scope: reading the snapshot (kept.py), a refresh of one's own (refresh.py
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +41,11 @@ def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
     """
     path = f"{stamp.state_dir()}/{wanted.NAME}"
     before: dict[str, Any] = ensure.own(path) if stamp.ours(release.folder()) else {}
-    try:
-        if not 0 <= time.time() - os.stat(path).st_mtime < RECENT:
-            before = {}
-    except OSError:
+    now, at = {"boot": stamp.boot(), "at": stamp.clock()}, before.get("at")
+    if before.get("boot") != now["boot"] or not isinstance(at, (int, float)) or not 0 <= stamp.clock() - at < RECENT:
         before = {}
     units = {*units, *map(str, before.get("units") or ())}
-    wish = {"refresh": renewed or before.get("refresh") is True, "units": sorted(units)}
+    wish = {"refresh": renewed or before.get("refresh") is True, "units": sorted(units), **now}
     replace(path, json.dumps(wish).encode(), 0o600)
 
 
@@ -102,8 +99,8 @@ class Wanted:
         except OSError as error:
             logger.warning("%s/%s cannot be written: %s", stamp.state_dir(), wanted.NAME, error.strerror)
 
-    def hurry(self) -> None:
-        """Ask for it now: there is news of GPUs."""
+    def hurry(self, anew: bool = False) -> None:
+        """Ask for it now: there is news of GPUs. One of the node's that waits in vain ends by itself."""
         self._pause, self._again, self._asked = refresh.FIRST, 0.0, stamp.clock()
         self.need()
 

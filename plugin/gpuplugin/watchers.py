@@ -11,14 +11,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import watching, xids
+from gpuplugin import kmsg, suspects, watching, xids
+from gpuplugin.asking import EVENTS, HUNG, POLLS
 from gpuplugin.child import Child, ended
 from gpuplugin.health import Health
-from gpuplugin.watching import EVENTS, POLLS
 from gpushim import stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from gpuplugin.reason import Reason
     from gpushim.model import Snapshot
@@ -35,7 +35,8 @@ class Watchers:
         path: of the file that keeps the reasons.
         start: starts a task, and sees to what it ends with.
         changed: is called when reasons may have changed.
-        stale: is called when the host is not what its snapshot says.
+        stale: is called when the host is not what its snapshot says; with whether a look that is under way waits in
+            vain, for a GPU that hangs.
         checks: which count.
     """
 
@@ -44,7 +45,7 @@ class Watchers:
         path: str,
         start: Callable[[Any], asyncio.Task[Any]],
         changed: Callable[[], None],
-        stale: Callable[[], None],
+        stale: Callable[[bool], None],
         checks: xids.Choice,
     ) -> None:
         self._health = Health(path, checks)
@@ -61,46 +62,79 @@ class Watchers:
     def _child(self, mode: str) -> Child:
         def words(suspects: Collection[str]) -> list[str]:
             assert self._snapshot is not None
-            return self._words(mode, self._snapshot, suspects)
+            heard = self._health.listened.until(stamp.clock()) if mode == EVENTS else None
+            return self._words(mode, self._snapshot, suspects, heard)
 
         def blind(why: str, gpu: str) -> None:
             if mode == EVENTS:
                 self._watched = {}
-            self._tell(self._health.blind(mode, why, time.time(), [gpu] if gpu else None))
+            self._tell(self._health.blind(mode, HUNG if gpu else why, stamp.clock(), [gpu] if gpu else None))
+            if gpu and mode == POLLS and suspects.hangs(gpu):
+                self._stale(True)
 
         heard, sees = partial(self._heard, mode), partial(self._sees, mode)
         return Child(mode, words, heard, blind, watching.SILENCE[mode], sees)
 
-    def _words(self, mode: str, snapshot: Snapshot, suspects: Collection[str]) -> list[str]:
-        return watching.command(mode, snapshot, stamp.proc_dir(snapshot["inputs"]["root"]), suspects)
+    def _words(
+        self, mode: str, snapshot: Snapshot, suspects: Collection[str], heard: Mapping[str, float] | None = None
+    ) -> list[str]:
+        return watching.command(mode, snapshot, stamp.proc_dir(snapshot["inputs"]["root"]), suspects, heard)
 
     def watch(self, snapshot: Snapshot) -> None:
         """Watch the GPUs of a snapshot; elsewhere than on a plain host, and without a driver, there is nothing to."""
         self._snapshot = snapshot
-        if snapshot["platform"] != "native" or snapshot["stamp"]["module"] is None:
+        if not _watched(snapshot):
             return
         facts = snapshot["stamp"]
         driver = [facts["module"], facts["gpus"], self._words(EVENTS, snapshot, ())]
         sick = {gpu["uuid"] for gpu in snapshot["gpus"] if gpu["problem"]}
         # An NVML that was opened while a GPU was lost does not find it when it is back.
         renewed = self._driver not in (None, driver) or not self._sick <= sick
-        for child in self._children.values():
+        for mode, child in self._children.items():
+            if self._driver is None:  # nothing is known from before, or nobody has listened since
+                self._health.blind(mode, "nobody has asked it yet", stamp.clock())
             if renewed:
                 child.again()
             child.begin(self._start)
         self._driver, self._sick = driver, sick
 
+    async def catch_up(self, snapshot: Snapshot) -> None:
+        """Take what the kernel's log has from the time in which nobody listened, before anything is given out.
+
+        The children read it too, but tell it some time after their start, in which nobody has listened either.
+        """
+        if self._driver is not None or not _watched(snapshot):
+            return
+        heard = self._health.listened.until(stamp.clock())
+        gpus = [(gpu["pci"], gpu["uuid"], heard.get(gpu["uuid"], 0.0)) for gpu in snapshot["gpus"] if gpu["uuid"]]
+        log = kmsg.Log(kmsg.path(stamp.proc_dir(snapshot["inputs"]["root"])))
+        try:
+            for line in kmsg.missed(await asyncio.to_thread(log.xids), gpus):
+                self._heard(EVENTS, line)
+        finally:
+            log.close()
+
+    @property
+    def sees(self) -> bool:
+        """Whether NVML is polled, and the host looked at anew where it contradicts the snapshot."""
+        child = self._children[POLLS]
+        return bool(self._snapshot and not self._fails() and child.pid and child.told)
+
+    def _fails(self) -> bool:
+        snapshot = self._snapshot
+        return snapshot is not None and (snapshot["error"] is not None or snapshot["source"] != "nvml")
+
     def hurry(self) -> None:
         """Try again soon what failed: NVML may be back, and only who asks it finds out."""
-        now, child, snapshot = time.monotonic(), self._children[POLLS], self._snapshot
-        fails = snapshot is not None and (snapshot["error"] is not None or snapshot["source"] != "nvml")
-        if fails and not child.pid and now - self._tried > RETRY:
+        now, child = time.monotonic(), self._children[POLLS]
+        if self._fails() and not child.pid and now - self._tried > RETRY:
             self._tried = now
             child.again()
 
     async def stop(self) -> None:
         """End both; `watch` begins anew."""
         self._driver, self._watched = None, {}
+        self._health.quiet(stamp.clock())
         await asyncio.gather(*(child.stop() for child in self._children.values()))
         self._health.save(at_once=True)
 
@@ -111,7 +145,7 @@ class Watchers:
 
     def problems(self, snapshot: Snapshot) -> dict[str, list[Reason]]:
         """Return the reasons for which GPUs and MIG instances are not given out, by UUID."""
-        found = self._health.problems(snapshot, time.time())
+        found = self._health.problems(snapshot, stamp.clock())
         self._health.save()
         return found
 
@@ -131,10 +165,11 @@ class Watchers:
             self._changed()
 
     def _sees(self, mode: str) -> None:
-        self._tell(self._health.sees(mode))
+        if mode == POLLS:  # events: only what says which GPUs were asked since
+            self._tell(self._health.sees(mode))
 
     def _heard(self, mode: str, line: dict[str, Any]) -> None:
-        self._tell(self._health.heard(line, time.time()))
+        self._tell(self._health.heard(line, stamp.clock()))
         if "watching" in line:
             self._watched = line
         if isinstance(line.get("xid"), int) and self._snapshot is not None:
@@ -142,6 +177,7 @@ class Watchers:
                 if line.get("gpu") in (None, gpu["uuid"]):
                     self._xids[gpu["uuid"]] = line["xid"]
         if mode == POLLS and "poll" in line:
+            suspects.answer(line["poll"] if isinstance(line["poll"], dict) else ())
             self._compare(line)
 
     def _compare(self, line: dict[str, Any]) -> None:
@@ -152,7 +188,7 @@ class Watchers:
         elif difference != self._difference or now >= self._due:
             self._pause = FIRST if difference != self._difference else min(2 * self._pause, LONGEST)
             self._difference, self._due = difference, now + self._pause
-            self._stale()
+            self._stale(False)
 
     def _found(self, line: dict[str, Any]) -> str:
         """Say in which way a poll contradicts the snapshot, "" if it does not."""
@@ -163,6 +199,11 @@ class Watchers:
         except (TypeError, AttributeError, KeyError, ValueError):  # not what a child of ours says
             return ""
         return json.dumps(found) if found else ""
+
+
+def _watched(snapshot: Snapshot) -> bool:
+    """Say whether GPUs of a host can be watched: on a plain one, with a driver."""
+    return snapshot["platform"] == "native" and snapshot["stamp"]["module"] is not None
 
 
 def _differences(snapshot: Snapshot, line: dict[str, Any]) -> list[Any]:

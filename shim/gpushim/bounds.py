@@ -20,11 +20,22 @@ CONDITIONS = 4096  # NVIDIA_REQUIRE_* variables
 CONDITIONS_TEXT = 1 << 20  # characters of all of them; the kernel starts no program with much more
 
 # CDI specs, which root writes, often with what a driver or an operator generates.
-SPEC = 1 << 20  # bytes; NVIDIA's tools write 50 KiB for 8 GPUs
+SPEC = 4 << 20  # bytes; NVIDIA's tools write 50 KiB for 8 GPUs, gpushim ten times that for 64 in 7 MIG instances each
 SPECS = 1024  # files of a directory
 YAML_ALIASES = 64  # CDI specs have none; each could stand for the whole file
 YAML_DEPTH = 32
 YAML_DIGITS = 64  # of a number; Python before 3.9.14 takes hours for some
+
+# NVIDIA's file of the device plugin, which may be a ConfigMap of whoever has rights on that alone.
+PLUGIN_FILE = 256 << 10  # bytes; a file with ten profiles has 5 KiB
+PLUGIN_NODES = 10_000  # values, with what aliases stand for; a profile has about 30
+PLUGIN_KEY = 64  # characters of an unknown key for which a known one is looked for
+PLUGIN_REPLICAS = 1000  # of a device; kubelet takes 60 000 devices of a resource
+PLUGIN_SHARES = 16384  # devices that are made of a node's; each renewal costs the loop 10 us for one
+PLUGIN_ENTRIES = 256  # of a list below sharing: each is held against others, and against each GPU
+PLUGIN_DEVICES = 1024  # entries of all lists of devices: a pattern may take 1 ms
+PLUGIN_PATTERN = 128  # characters of an entry of devices
+PLUGIN_PROFILE = 253  # characters of a profile's name
 
 # What an image has on its root file system.
 PATH = 4096  # bytes with the NUL: PATH_MAX of <linux/limits.h>

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     Names = dict[str, tuple[str, "Names"]]
 
+KEPT = ".gpushim"  # what a create keeps is config.json.gpushim
 EBUSY = 16  # on every Linux; importing errno costs 0.1 ms
 
 
@@ -92,37 +93,96 @@ def _read_all(fd: int, size: int) -> bytes:
     return data
 
 
-def replace(path: str, text: str, status: posix.stat_result, folder: int | None = None) -> None:
-    """Replace a config.json by ASCII text, with the mode and owner that `read` found.
+def kept(path: str, folder: int) -> tuple[bytes, bytes]:
+    """Read what an earlier create has kept beside a config.json: its result, and what the engine had written.
+
+    The file is root's, or of the user who runs the engine, and counts only if nobody else could have written it: an
+    annotation could be a pod author's. A user whose bundle it is may write there what he likes, as into config.json.
+    Who may read it, or link to it, matters not: config.json beside it tells the same.
+
+    Returns:
+        both, or b"" for each if there is no such file.
+    """
+    try:
+        flags = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_NOCTTY
+        fd = posix.open(path.rpartition("/")[2] + KEPT, flags, dir_fd=folder)
+    except OSError:
+        return b"", b""
+    try:
+        status, data = posix.fstat(fd), b""
+        theirs = status.st_mode & 0o170022 != 0o100000 or status.st_uid not in (0, posix.geteuid())
+        if not theirs and status.st_size < 3 * bounds.CONFIG_JSON:
+            data = _read_all(fd, status.st_size)
+    except OSError:
+        return b"", b""
+    finally:
+        posix.close(fd)
+    size, _, rest = data.partition(b"\n")
+    number = int(size) if size.isdigit() and len(size) < 12 else len(rest)
+    return (rest[:number], rest[number:]) if number < len(rest) else (b"", b"")
+
+
+def replace(
+    path: str, text: str | bytes, status: posix.stat_result, folder: int | None = None, before: bytes = b""
+) -> None:
+    """Replace a config.json, with the mode and owner that `read` found.
 
     The new file is written beside the old one, synced, and renamed over it (rename(2): atomic).
+
+    Args:
+        path: of it.
+        text: what it is to say.
+        status: from `read`.
+        folder: from `directory`.
+        before: what the engine wrote, which is kept beside it with the text, for `kept`; b"" keeps nothing.
 
     Raises:
         GpushimError: it cannot be written; the old file is unchanged and nothing is left beside it.
     """
     name = path if folder is None else path.rpartition("/")[2]
-    new = f"{name}.gpushim-{posix.urandom(8).hex()}"  # a pid might be that of a killed one
-    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+    data = text.encode("ascii") if isinstance(text, str) else text
+    which = path + KEPT
     try:
-        fd = posix.open(new, flags, 0o600, dir_fd=folder)
+        if before:  # first: a create that is killed between the two leaves what counts for nothing
+            _put(name + KEPT, b"%d\n%s%s" % (len(data), data, before), None, folder)
+        which = path
+        _put(name, data, status, folder)
+    except OSError as error:
+        if before:
+            _remove(name + KEPT, folder)
+        hint = " (it is a mount point)" if error.errno == EBUSY else ""
+        raise GpushimError(
+            f"{which} cannot be replaced: {error.strerror}{hint}; the old file is untouched", BUNDLE
+        ) from None
+
+
+def _remove(name: str, folder: int | None) -> None:
+    try:
+        posix.unlink(name, dir_fd=folder)
+    except OSError:
+        pass  # it was never there, or cannot be written to either, and is not the one for this config.json
+
+
+def _put(name: str, data: bytes, status: posix.stat_result | None, folder: int | None) -> None:
+    """Write a file beside its name and rename it; without a status to take over, 0600 and not synced."""
+    base = name if name.endswith(KEPT) else name + KEPT
+    new = f"{base}-{posix.urandom(8).hex()}"  # a pid might be that of a killed one
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+    fd = posix.open(new, flags, 0o600, dir_fd=folder)
+    try:
         try:
-            try:
-                _write_all(fd, text.encode("ascii"))
+            _write_all(fd, data)
+            if status:
                 if (status.st_uid, status.st_gid) != (posix.geteuid(), posix.getegid()):
                     posix.fchown(fd, status.st_uid, status.st_gid)
                 posix.fchmod(fd, status.st_mode & 0o7777)
                 posix.fsync(fd)
-            finally:
-                posix.close(fd)
-            posix.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError:
-            posix.unlink(new, dir_fd=folder)
-            raise
-    except OSError as error:
-        hint = " (it is a mount point)" if error.errno == EBUSY else ""
-        raise GpushimError(
-            f"{path} cannot be replaced: {error.strerror}{hint}; the old file is untouched", BUNDLE
-        ) from None
+        finally:
+            posix.close(fd)
+        posix.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        posix.unlink(new, dir_fd=folder)
+        raise
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -158,7 +218,13 @@ _NAMES = _folded(
     {
         "annotations": {},
         "hooks": {"createRuntime": {}, "prestart": {}},
-        "linux": {"devices": {}, "intelRdt": {}, "namespaces": {}, "resources": {"devices": {}}},
+        "linux": {
+            "devices": {},
+            "intelRdt": {},
+            "namespaces": {},
+            "resources": {"devices": {}},
+            "rootfsPropagation": {},
+        },
         "mounts": {},
         "process": {"capabilities": {"bounding": {}}, "env": {}, "user": {"additionalGids": {}}},
         "root": {"path": {}},

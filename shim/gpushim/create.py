@@ -21,10 +21,17 @@ from gpushim.decide import Decision, gone, of_bundle
 from gpushim.edits import apply
 from gpushim.errors import BUNDLE, FAILED, NOT_EXECUTABLE, GpushimError, for_engines
 from gpushim.logfile import append, now
+from gpushim.plan import HARDLINKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
+
+    from gpushim.edits import Edit
+
+# What again.py looks for of an earlier create; and beside what it has kept.
+TRACES = (b'"--rootfs"', b'"%s/' % HARDLINKS.encode())
+MORE_TRACES = (*TRACES, b'"/dev/nvidiactl"')
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -89,18 +96,59 @@ def edit(low: str, bundle_path: str, container: str, started: float) -> str:
         if bundle.missing(path):
             return low
         raise
-    spec = fastjson.loads(data, path)
+    before = given(path, data, folder)
+    spec = fastjson.loads(before, path)
     if not isinstance(spec, dict):
         raise GpushimError(f"{path} is not a JSON object", BUNDLE)
     bundle.check_spelling(spec, path)
     decision = Decision({"container": container}, started)
+    text, changed = before, False
     if decision.ask(spec) is not None:
         low = decision.low_level()
-        decision.plan(of_bundle(spec, bundle_path))
-        if apply(decision.edits, spec):
-            bundle.replace(path, fastjson.dumps(spec), status, folder)
+        about = of_bundle(spec, bundle_path)
+        decision.plan(about)
+        changed = put(decision.edits, spec, about["rootfs"])
+        text = fastjson.dumps(spec).encode("ascii") if changed else before
+    if text != data:
+        if changed and before != data:  # or an earlier create's edits stay, if this one ends between its renames
+            bundle.replace(path, before, status, folder)
+        bundle.replace(path, text, status, folder, before if changed else b"")
     decision.record()
     return low
+
+
+def put(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> bool:
+    """Put edits into a parsed config.json, the mounts where none can reach the host; returns whether it is another.
+
+    Raises:
+        GpushimError: there is no such place, or the spec has something of a wrong type.
+    """
+    changed = apply(edits, spec)
+    linux = spec.get("linux")
+    if isinstance(linux, dict) and linux.get("rootfsPropagation"):
+        from gpushim import propagation  # where it says nothing, nothing reaches the host
+
+        propagation.arrange(edits, spec, rootfs)
+    return changed
+
+
+def given(path: str, data: bytes, folder: int) -> bytes:
+    """Return config.json as it was before an earlier create of the bundle.
+
+    Args:
+        path: of it.
+        data: what it says now.
+        folder: from bundle.directory.
+    """
+    ours, before = bundle.kept(path, folder)
+    if data == ours:
+        return before
+    traces = MORE_TRACES if ours else TRACES
+    if not any(trace in data for trace in traces):  # the engine has written it, perhaps anew
+        return data
+    from gpushim import again  # somebody has changed it since, or what was kept
+
+    return again.without(data, ours, before)
 
 
 def configured_runtime(last: str, launcher: str) -> str:

@@ -40,8 +40,10 @@ _VERBS = (["prestart"], ["createRuntime"])  # of our hook, in a spec
 
 # Options of the mount of a file of the driver, of a socket or directory of one of its services, and of a device node.
 FILE_OPTIONS = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
-SOCKET_OPTIONS = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
-NODE_OPTIONS = ["nosuid", "noexec", "rbind", "rprivate"]
+# With ro, too, sockets can be connected to and nodes opened for writing; but root in a container cannot change their
+# owner and mode, which are the host's and all other containers'.
+SOCKET_OPTIONS = ["ro", "nosuid", "nodev", "noexec", "rbind", "rprivate"]
+NODE_OPTIONS = ["ro", "nosuid", "noexec", "rbind", "rprivate"]
 
 
 class Edit:

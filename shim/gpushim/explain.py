@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from gpushim import authorization, bundle, not_given, plan, policy, request, require, selection, stamp
+from gpushim import authorization, bundle, not_given, plan, policy, propagation, request, require, selection, stamp
 from gpushim.cdi import specs
 from gpushim.decide import Decision, gone, of_bundle
 from gpushim.edits import Edit, apply
@@ -129,14 +129,17 @@ def _tell(
         report["devices"].append({"item": item, "means": means, "uuids": uuids})
     places = specs.find(foreign, settings["cdi"]["spec-dirs"])
     report["cdi"] = [{"name": name, "file": place[0]} for name, place in zip(foreign, places)]
-    report["edits"] = [*_edits(decision.edits, spec)]
+    report["edits"] = [*_edits(decision.edits, spec, facts["rootfs"])]
 
 
-def _edits(edits: list[Edit], spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _edits(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> Iterator[dict[str, Any]]:
     """List edits, of which equal ones have their reasons in common, as they land in a copy of config.json."""
     reasons: dict[str, dict[str, None]] = {}
     for edit in edits:
         reasons.setdefault(repr(edit), {}).update(dict.fromkeys(edit.why))
+    whole, planned = copy.deepcopy((spec, edits))
+    apply(planned, whole)
+    propagation.arrange(planned, whole, rootfs)
     after = copy.deepcopy(spec)
     for edit in copy.deepcopy(edits):
         there, why = not apply([copy.deepcopy(edit)], after), "; ".join(reasons[repr(edit)])

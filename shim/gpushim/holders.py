@@ -8,7 +8,10 @@ Out of scope: processes on the host that use a GPU without a container, which nv
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import glob
+import io
 import itertools
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,9 +92,10 @@ def holders(
         proc: where procfs is mounted.
 
     Returns:
-        [{"id", "name", "namespace", "pod", "engine", "pid", "bundle", "devices", "how"}] and sentences about what
-        could not be read. "devices" are texts such as "0" and "2:0"; "how" is "spec", "hook" (added behind the
-        runtime) or both, or "mount" where there is no config.json. Outside of pods, the first two of a pod are "".
+        [{"id", "name", "namespace", "pod", "uid", "engine", "pid", "bundle", "devices", "how"}] and sentences about
+        what could not be read. "uid" is the pod's; "devices" are texts such as "0" and "2:0"; "how" is "spec",
+        "hook" (added behind the runtime) or both, or "mount" where there is no config.json. Outside of pods, those
+        of a pod are "".
     """
     notes: list[str] = []
     found = [_holder(each, inventory) for each in containers(notes, states, proc) if each.process]
@@ -110,16 +114,20 @@ def containers(notes: list[str], states: list[str] | None = None, proc: str = "/
     named = names.Names()
     places = [(each, _docker(each), "") for each in states] if states is not None else _places(unseen, named)
     left = {user: runtime_state.ALLOWANCE for _, _, user in places if user}
+    spent: set[str] = set()
     for folder, engine, user in places:
-        reader = Reader(notes, unseen, left, user, named)
+        reader, cut = Reader(notes, unseen, left, user, named), False
         for name in runtime_state.listing(folder, notes, unseen):
             if reader.spent:
-                notes.append(f"{folder} has more than is read of one user's states, so not all there is listed")
+                cut = True
                 break
             state = runtime_state.state(f"{folder}/{name}", reader)
             with runtime_state.process(state, proc) as process:
                 if state:
                     yield Container(name, engine, state, process, reader)
+        if cut and user not in spent:
+            spent.add(user)
+            notes.append(f"{folder} has more than is read of one user's states, so not all there is listed")
     if unseen:
         notes.append(f"{seen.sentence(unseen)}, so containers there are not listed; {seen.AS_ROOT}")
 
@@ -136,12 +144,32 @@ def _places(unseen: list[str], named: names.Names) -> list[tuple[str, str, str]]
         asked += [(f"{glob.escape(user)}/{rest}", engine_name, user) for rest, engine_name in USERS_STATES]
     places: dict[str, tuple[str, str]] = {}
     for pattern, engine_name, user in asked:
-        # A user's links can make a directory appear any number of times.
-        matches = itertools.islice(glob.iglob(pattern), PLACES if user else None)
+        matches = _matches(pattern) if user else glob.glob(pattern)
         unseen += itertools.islice(seen.refused(pattern), PLACES)
         for path in sorted(matches):
             places.setdefault(os.path.realpath(path), (_docker(path) or engine_name, user))
     return [(path, *whose) for path, whose in places.items()]
+
+
+def _matches(pattern: str) -> list[str]:
+    """Expand an absolute `glob` pattern below a user's directory.
+
+    There may be any number of names, and by links a directory may appear any number of times: PLACES are enough.
+    """
+    found = [""]
+    for part in pattern.split("/")[1:]:
+        if glob.has_magic(part):
+            found = [f"{folder}/{name}" for folder in found for name in fnmatch.filter(_names(folder), part)][:PLACES]
+        else:
+            found = [f"{folder}/{part}" for folder in found]
+    return [path for path in found if os.path.lexists(path)]
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return seen.listed(folder)
+    except OSError:
+        return []
 
 
 def _docker(folder: str) -> str:
@@ -164,6 +192,7 @@ def _holder(container: Container, inventory: Snapshot) -> dict[str, Any] | None:
         "name": pod.container if pod.name else _name(container.id, engine, bundle, annotations, reader),
         "namespace": pod.namespace,
         "pod": pod.name,
+        "uid": pod.uid,
         "engine": engine + reader.whose,
         "pid": container.state["pid"],
         "bundle": bundle,
@@ -177,7 +206,7 @@ def held(container: Container, spec: dict[str, Any] | None, inventory: Snapshot)
     given = set(_given(spec or {}, inventory))
     behind = "mount" if spec is None else "hook"  # without a config.json, nothing tells who added it
     try:
-        bound = set(_bound(container.process, inventory)) - given
+        bound = set(_bound(container, inventory)) - given
     except PermissionError:
         bound = set()
         container.reader.unseen.append(f"/proc/{container.state['pid']}")
@@ -209,19 +238,23 @@ def _given(spec: dict[str, Any], inventory: Snapshot) -> Iterator[str]:
             yield str(mount["destination"])
 
 
-def _bound(process: str, inventory: Snapshot) -> Iterator[str]:
-    """List the inventory's nodes that a process has as mounts; raises PermissionError if this user may not look."""
+def _bound(container: Container, inventory: Snapshot) -> Iterator[str]:
+    """List the inventory's nodes that a container has as mounts; raises PermissionError if this user may not look."""
     try:
-        mounts = mountinfo.parse(mountinfo.read(process))
+        data = container.reader.mounts(container.process)
     except PermissionError:
         raise
-    except (OSError, ValueError, IndexError):
+    except OSError:
         return
-    for mount in mounts:
-        place = os.fsdecode(mount.place)
-        # A container can mount over any path; the source of a node has the same name.
-        if place in inventory["nodes"] and mount.root.endswith(os.fsencode(place.rpartition("/")[2])):
-            yield place
+    with contextlib.suppress(ValueError, IndexError):
+        for line in io.BytesIO(data):  # one by one, for a container may have a hundred thousand
+            if b" /dev/" not in line:
+                continue
+            mount = mountinfo.Mount(line.rstrip(b"\n"))
+            place = os.fsdecode(mount.place)
+            # A container can mount over any path; the source of a node has the same name.
+            if place in inventory["nodes"] and mount.root.endswith(os.fsencode(place.rpartition("/")[2])):
+                yield place
 
 
 def devices(paths: set[str], inventory: Snapshot) -> list[str]:

@@ -20,6 +20,7 @@ FORMS: dict[str, tuple[str, ...]] = {
     "TARGET::PATH": (CONTAINER, CONTAINER),
     "TARGET::NODE": (CONTAINER, CONTAINER),
     "SOURCE::PATH": (HOST, CONTAINER),
+    "SOURCE::MOUNT": (HOST, CONTAINER),
 }
 # The form of an option's value, and its name where `gpushim explain` counts such values, else "".
 # An option whose value has two parts may be repeated.
@@ -36,7 +37,11 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "--cover": ("SOURCE::PATH", "paths of /proc/driver/nvidia covered"),
     "--gpu": ("MINOR=PCINAME", ""),  # name below /proc/driver/nvidia/gpus
     "--empty": ("DIR", ""),
+    "--mount": ("SOURCE::MOUNT", "files mounted by the hook"),
+    "--socket": ("SOURCE::MOUNT", "sockets and their directories mounted by the hook"),
+    "--mounted": ("SOURCE::MOUNT", "mounts looked for on the host"),  # where a volume can carry them there
 }
+MOUNTING = ("--mount", "--socket")  # those by which the hook mounts files of the host
 
 
 def words(option: str, *parts: str) -> list[str]:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from gpushim import keeper, stamp, wanted
 from gpushim.errors import GpushimError
-from gpushim.inventory import ensure, renew
+from gpushim.inventory import ensure, form, renew
 from gpushim.logs import logger
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from gpushim.model import Snapshot
 
 LOOK = 2.0  # seconds, as the device plugin looks
 AHEAD = 30.0  # seconds before the end of a snapshot's life, or half of it: no create shall have to list GPUs
@@ -68,6 +70,7 @@ class Keep:
     def __init__(self, config: str, state: str) -> None:
         self.config, self.state = config, state
         self._lock = keeper.Lock(state)
+        self._began = stamp.clock()
         self._child: _Child | None = None
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
         self._failed_for: Any = None  # facts about host and configuration
@@ -95,8 +98,13 @@ class Keep:
     def _needed(self) -> bool:
         if self._wish() not in (None, self._served):
             return True
-        found = ensure.read(self.config, self.state)
+        found = ensure.read(self.config, self.state) or self._newer()
         return found is None or not stamp.alive(found, min(AHEAD, found["life"] / 2))
+
+    def _newer(self) -> Snapshot | None:
+        """Return a true snapshot that another version has made meanwhile: two that renew each other's never end."""
+        found = form.of_another(self.config, self.state)
+        return found if found and found["looked"] > self._began else None
 
     def _allowed(self) -> bool:
         """Say whether the host is worth another try."""

@@ -1,7 +1,8 @@
-"""kubelet's own files: the checkpoint of what it has given to which container.
+"""kubelet's own files: the checkpoints of what it has given to which container, and of which pod has which claim.
 
-kubelet writes it, as root, in a directory of its own; it is read as what somebody could have damaged.
-Source: pkg/kubelet/cm/devicemanager/checkpoint and the device plugin API v1beta1 of Kubernetes.
+kubelet writes them, as root, in a directory of its own; they are read as what somebody could have damaged.
+Source: pkg/kubelet/cm/devicemanager/checkpoint, pkg/kubelet/cm/dra/state and the device plugin API v1beta1 of
+Kubernetes.
 Out of scope: asking kubelet, which the device plugin does (gpuplugin.podresources).
 """
 
@@ -14,14 +15,17 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpushim.claims import Claim
 from gpushim.inventory import rooted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"  # in kubelet's directory
-LIMIT = 64 << 20  # bytes; 60 000 replicas need some 6 MiB
+CHECKPOINT, CLAIMS = "device-plugins/kubelet_internal_checkpoint", "dra_manager_state"  # in kubelet's directory
+LIMIT = 16 << 20  # bytes; 60 000 replicas need some 6 MiB
 ENVS, MOUNTS, DEVICES, ANNOTATIONS, CDI = range(1, 6)  # fields of ContainerAllocateResponse
+_ENTRIES = "ClaimInfoStateList"
+_UNLIKE = (KeyError, TypeError, AttributeError, RecursionError)
 BYTES = 2  # of protobuf's wire types, the only one in that message's top
 
 
@@ -62,7 +66,43 @@ def checkpoint(folder: str) -> Checkpoint:
         OSError: it cannot be read.
         ValueError: it is not what kubelet writes; the text says why.
     """
-    path = f"{folder}/{CHECKPOINT}"
+    try:
+        found = _read(f"{folder}/{CHECKPOINT}")["Data"]
+        registered = {str(name): _texts(ids) for name, ids in (found["RegisteredDevices"] or {}).items()}
+        return Checkpoint(registered, [_given(entry) for entry in found["PodDeviceEntries"] or ()])
+    except _UNLIKE as error:
+        raise _unlike(error) from None
+
+
+def claims(folder: str) -> list[Claim]:
+    """Read what kubelet's DRA drivers have prepared for which pods; none, if no driver ever did.
+
+    Args:
+        folder: kubelet's directory.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not what kubelet writes; the text says why.
+    """
+    try:
+        found = json.loads(_read(f"{folder}/{CLAIMS}")["Data"])
+        return [one for entry in found[_ENTRIES] or () for one in _claims(entry)]
+    except FileNotFoundError:
+        return []
+    except _UNLIKE as error:
+        raise _unlike(error) from None
+
+
+def _claims(entry: Any) -> Iterator[Claim]:
+    namespace, name, uids = str(entry["Namespace"]), str(entry["ClaimName"]), frozenset(_texts(entry["PodUIDs"]))
+    for driver, state in (entry["DriverState"] or {}).items():
+        for one in state["Devices"] or ():
+            pool, device, cdi = str(one["PoolName"]), str(one["DeviceName"]), tuple(_texts(one["CDIDeviceIDs"]))
+            yield Claim(namespace, name, driver, pool, device, cdi, uids=uids)
+
+
+def _read(path: str) -> Any:
+    """Read a file of JSON; what that raises is in `checkpoint`, or in _UNLIKE."""
     with open(path, "rb", opener=rooted.nonblocking) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -72,14 +112,13 @@ def checkpoint(folder: str) -> Checkpoint:
         data = file.read(LIMIT + 1)
     if len(data) > LIMIT:
         raise ValueError(f"it has more than {LIMIT} bytes")
-    try:
-        found = json.loads(data)["Data"]
-        registered = {str(name): _texts(ids) for name, ids in (found["RegisteredDevices"] or {}).items()}
-        return Checkpoint(registered, [_given(entry) for entry in found["PodDeviceEntries"] or ()])
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it is not as kubelet writes it ({type(error).__name__})") from None
+    return json.loads(data)
+
+
+def _unlike(error: Exception) -> ValueError:
+    if isinstance(error, RecursionError):
+        return ValueError("it is nested too deeply")
+    return ValueError(f"it is not as kubelet writes it ({type(error).__name__})")
 
 
 def _given(entry: Any) -> Given:

@@ -88,6 +88,7 @@ DevicePluginPolicy = TypedDict(
         "allocation-policy": str,
         "cdi-annotation-prefix": str,
         "exclude": list[str],
+        "other-givers": str,
         "refresh": bool,
         "kubelet-dir": str,
         "config-file": str,
@@ -119,6 +120,7 @@ class Gpu(TypedDict):
     """A whole GPU."""
 
     index: int
+    nvml: int
     uuid: str
     minor: int
     pci: str
@@ -157,6 +159,15 @@ class MigInstance(TypedDict):
 
 Device = Union[Gpu, MigInstance]
 
+
+class Known(TypedDict):
+    """A GPU that has had an index since this boot."""
+
+    index: int
+    uuid: str
+    pci: str
+
+
 _FileOptions = TypedDict("_FileOptions", {"soname": str, "links": list[str], "in": str}, total=False)
 
 
@@ -185,6 +196,7 @@ class Listed(TypedDict):
     gpus: list[Gpu]
     mig: list[MigInstance]
     missing: list[str]
+    absent: list[Known]
 
 
 class Failure(TypedDict):
@@ -244,11 +256,13 @@ class Snapshot(_Late):
     """What the host has: inventory.json."""
 
     version: int
+    form: int
     gpushim: str
     written: str
     source: str
     notes: list[str]
     missing: list[str]
+    absent: list[Known]
     platform: str
     driver: Driver
     error: Optional[Failure]

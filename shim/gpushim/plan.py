@@ -99,11 +99,14 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
     for path, why in nodes.items():
         edits += node_edits(path, inventory, bundle["userns"], why)
     files = driver_files(request, inventory)
-    edits += _mounts(files, inventory)
+    mounts = _mounts(files, inventory)
+    edits += mounts if bundle["rootfs"] else []
     edits.append(Edit("env", (DEVICES, visible_devices(request, gpus, migs)), [_named_by(request)]))
     if _pipes(inventory) in files and not request.mps:
         edits.append(Edit("env", (MPS_PIPES, _pipes(inventory)), ["[mps] enabled is true"]))
     hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle)
+    if not bundle["rootfs"]:
+        hook["args"] += by_hook([edit.value for edit in mounts])
     edits.append(Edit("hook", hook, ["finishes the container"]))
     return edits, meant
 
@@ -327,6 +330,18 @@ def mount(file: File, root: str) -> Mount:
         "type": "bind",
         "options": SOCKET_OPTIONS if file["kind"] == "socket" else FILE_OPTIONS,
     }
+
+
+def by_hook(mounts: Iterable[Mount]) -> list[str]:
+    """Return the hook's arguments by which it makes mounts itself.
+
+    Those of a CDI spec engines put in an order of their own, in which one can come to lie on a user's volume.
+    """
+    found: list[str] = []
+    for one in mounts:
+        option = "--socket" if one["options"] == SOCKET_OPTIONS else "--mount"
+        found += hookargs.words(option, one["source"], one["destination"])
+    return found
 
 
 def _hook(

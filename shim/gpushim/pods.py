@@ -9,11 +9,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpushim import explain, holders, names
+from gpushim import claims, explain, holders, names, policy, stamp
 from gpushim.errors import FAILED, GpushimError, quote
-from gpushim.kubelet import Given, checkpoint
+from gpushim.kubelet import CLAIMS, Given, checkpoint
+from gpushim.kubelet import claims as kept
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpushim.claims import Claim
     from gpushim.model import Snapshot
     from gpushim.names import Pod
 
@@ -42,6 +46,14 @@ def wanted(text: str) -> Wanted | None:
     return Wanted(*parts, *[""] * (3 - len(parts)))
 
 
+def kubelet_dir() -> str:
+    """Return kubelet's directory as the configuration has it, if that can be read."""
+    try:
+        return policy.load(stamp.config_path())["device-plugin"]["kubelet-dir"]
+    except GpushimError:
+        return policy.defaults()["device-plugin"]["kubelet-dir"]
+
+
 def report(
     asked: Wanted, inventory: Snapshot, kubelet_dir: str, states: list[str] | None = None, proc: str = "/proc"
 ) -> tuple[list[dict[str, Any]], list[str]]:
@@ -56,14 +68,15 @@ def report(
 
     Returns:
         of each container {"namespace", "pod", "container", "uid", "id", "engine", "pid", "bundle", "devices", "how"
-        (as `gpushim ps`), "told": what asked for them, "kubelet": [{"resource", "devices", "answer"}] or None if that
-        is not known, "explain": of gpushim.explain}; and sentences about what could not be read, or has ended.
+        (as `gpushim ps`), "claims" (of `claimed`), "told": what asked for them, "kubelet": [{"resource", "devices",
+        "answer"}] or None if that is not known, "explain": of gpushim.explain}; and sentences about what could not be
+        read, or has ended.
 
     Raises:
         GpushimError: no such container runs here.
     """
     notes: list[str] = []
-    given = _given(kubelet_dir, notes)
+    given, theirs = _given(kubelet_dir, notes), _kept(kubelet_dir, notes)
     found, ended, others = [], [], set()
     for container in holders.containers(notes, states, proc):
         spec = None if container.reader.user else container.spec()
@@ -71,7 +84,7 @@ def report(
         engine = container.engine(annotations)
         pod = names.pod(annotations, engine)
         if spec is not None and asked.has(pod) and container.process:
-            found.append(_one(container, spec, pod, engine, inventory, given))
+            found.append(_one(container, spec, pod, engine, inventory, given, theirs))
         elif asked.has(pod):
             ended.append(pod.container)
         elif container.process and asked._replace(container="").has(pod):
@@ -79,9 +92,13 @@ def report(
     notes += [_ended(asked, name) for name in sorted({*ended} - {each["container"] for each in found})]
     if not found:
         raise _missing(asked, notes, sorted(others), bool(ended))
-    if len(uids := sorted({each["uid"] for each in found})) > 1:
-        notes.append(f"{len(uids)} pods have this name here, one after the other: {', '.join(map(quote, uids))}")
+    notes += _several(sorted({each["uid"] for each in found}))
     return sorted(found, key=lambda each: (each["container"], each["id"])), notes
+
+
+def _several(uids: list[str]) -> Iterator[str]:
+    if len(uids) > 1:
+        yield f"{len(uids)} pods have this name here, one after the other: {', '.join(map(quote, uids))}"
 
 
 def _one(
@@ -91,11 +108,14 @@ def _one(
     engine: str,
     inventory: Snapshot,
     given: list[Given] | None,
+    theirs: list[Claim] | None,
 ) -> dict[str, Any]:
     has, how = holders.held(container, spec, inventory)
+    by_claim = _claimed(pod.uid, has, theirs, inventory)
     bundle = str(container.state["bundle"] or "")
     story = explain.explain(spec, bundle)
     told = [f"{row['what']}={row['value']}" for row in story["asked"] if row["effect"] == NAMES_DEVICES]
+    told += [f"{called(one)}, which kubelet has prepared" for one in by_claim or ()]
     if has and not told:
         told = [f"nothing that gpushim-runtime reads: {_behind(how)}"]
     known = given if pod.uid else None
@@ -111,12 +131,64 @@ def _one(
         "bundle": bundle,
         "devices": has,
         "how": how,
+        "claims": by_claim,
         "told": told,
         "kubelet": None
         if known is None
         else [{"resource": one.resource, "devices": one.devices, "answer": one.answer} for one in mine],
         "explain": story,
     }
+
+
+def claimed(rows: list[dict[str, Any]], inventory: Snapshot, kubelet_dir: str) -> list[str]:
+    """Add to each container that has a GPU the claims of Kubernetes' DRA by which it has it, as "claims".
+
+    Args:
+        rows: as holders.holders lists them; each gets [{"namespace", "name", "driver", "device"}], or None if that is
+            not known.
+        inventory: the snapshot.
+        kubelet_dir: kubelet's directory.
+
+    Returns:
+        sentences about what could not be read.
+    """
+    notes: list[str] = []
+    theirs = _kept(kubelet_dir, notes) if any(row["uid"] for row in rows) else []
+    for row in rows:
+        row["claims"] = _claimed(row["uid"], row["devices"], theirs, inventory)
+    return notes
+
+
+def called(claim: dict[str, Any]) -> str:
+    """Write a claim of `claimed` for people."""
+    return f"claim {quote(claim['namespace'])}/{quote(claim['name'])} of the DRA driver {quote(claim['driver'])}"
+
+
+def _claimed(
+    uid: str, devices: list[str], theirs: list[Claim] | None, inventory: Snapshot
+) -> list[dict[str, Any]] | None:
+    if theirs is None:
+        return None
+    parts = {mig["uuid"]: f"{mig['gpu']}:{mig['index']}" for mig in inventory["mig"]}
+    parts.update({gpu["uuid"]: str(gpu["index"]) for gpu in inventory["gpus"]})
+    found = []
+    for one in theirs if uid and devices else ():
+        gives = claims.which(one, inventory) if uid in one.uids else frozenset()
+        texts = {parts[uuid] for uuid in gives or ()}
+        if gives is None or any({device, device.partition(":")[0]} & texts for device in devices):
+            found.append({"namespace": one.namespace, "name": one.name, "driver": one.driver, "device": one.device})
+    return found
+
+
+def _kept(folder: str, notes: list[str]) -> list[Claim] | None:
+    try:
+        return kept(folder)
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}; run this as root"
+    except ValueError as error:
+        why = f"is damaged: {error}"
+    notes.append(f"{folder}/{CLAIMS} {why}; which claims pods have is not known")
+    return None
 
 
 def _behind(how: str) -> str:

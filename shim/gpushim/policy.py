@@ -95,6 +95,20 @@ def loaded(path: str) -> tuple[Config, list[str]]:
     return _completed(found), old_names(found)
 
 
+def usable(path: str) -> Config:
+    """Return what `load` does, with the defaults in place of what is wrong: for who explains, and grants nothing."""
+    try:
+        found = _parse(trusted(path, "config.toml"), path)
+    except (OSError, GpushimError):
+        return defaults()
+    right: dict[str, Any] = {}
+    for section, rule in schema()["properties"].items():
+        entries, rules = found.get(section), rule["properties"]
+        given = entries.items() if isinstance(entries, dict) else ()
+        right[section] = {key: one for key, one in given if key in rules and not [*troubles(one, rules[key], key)]}
+    return _completed(right)
+
+
 def of_containers(config: Policy) -> Policy:
     """Return what a snapshot keeps of a config: a create reads it, and has no use for the device plugin's section."""
     kept: Any = {section: entries for section, entries in config.items() if section != "device-plugin"}
@@ -277,7 +291,8 @@ def _changed(path: str) -> float:
 
 def _is_safe(folder: str) -> bool:
     try:
-        return folder.startswith("/") and not stamp.others_may(os.stat(folder))
+        safe = folder.startswith("/") and not stamp.others_may(os.stat(folder))
+        return safe and not steps.replaceable([*steps.steps(folder)])
     except (OSError, ValueError):
         return False
 

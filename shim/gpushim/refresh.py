@@ -17,7 +17,20 @@ from typing import TYPE_CHECKING
 from gpushim import logs, policy, stamp, wanted
 from gpushim.cdi import publish
 from gpushim.errors import FAILED, GpushimError
-from gpushim.inventory import ensure, hardlinks, make_nodes, modules, nvml, renew, save, still, survey
+from gpushim.inventory import (
+    ensure,
+    hardlinks,
+    hung,
+    indices,
+    make_nodes,
+    modules,
+    nvml,
+    renew,
+    save,
+    scarce,
+    still,
+    survey,
+)
 from gpushim.inventory.deadline import deadline, say
 from gpushim.selection import SHOWN, unusable
 
@@ -55,20 +68,29 @@ def main(argv: list[str]) -> NoReturn:
     sys.exit(0)
 
 
-def refresh(force: bool = False, load: bool = True, patient: bool = False, lock: int | None = None) -> Snapshot:
+def refresh(
+    force: bool = False,
+    load: bool = True,
+    patient: bool = False,
+    lock: int | None = None,
+    accept: bool = False,
+    early: float = 0,
+) -> Snapshot:
     """Bring the snapshot up to date, one process at a time, or end with INVENTORY when that takes too long.
 
     Args:
         force: renew the snapshot even if it is true.
         load: load missing kernel modules, if the policy allows it.
-        patient: wait up to LONGEST instead of the policy's deadline, and renew a snapshot AHEAD seconds early.
+        patient: wait up to LONGEST instead of the policy's deadline.
         lock: the state directory's lock, if it is taken already; implies the long wait.
+        accept: let NVML's order of now be that of the indices, if NVML can be used; goes with `force`.
+        early: renew a snapshot that is true for less than so many seconds longer.
 
     Raises:
         GpushimError: the configuration is wrong, or the state directory cannot be trusted or written.
     """
     config, state = stamp.config_path(), stamp.state_dir()
-    ahead = None if force else AHEAD if patient else 0
+    ahead = None if force else early
     with _recorded(state, config) as failed:
         identity = stamp.identity(config)  # before it is read: a later change makes the snapshot stale
         settings, old_names = policy.loaded(config)
@@ -77,14 +99,16 @@ def refresh(force: bool = False, load: bool = True, patient: bool = False, lock:
         seconds = settings["refresh"]["deadline-seconds"]
         if patient or lock is not None:
             seconds = max(seconds, LONGEST)
-        with deadline(seconds, config, failed) as waiting:
+        spared = hung.Spared(state)
+        without = None if accept else spared
+        with deadline(seconds, config, failed, spared.hopeless) as waiting:
             for _ in range(ATTEMPTS):
                 with contextlib.suppress(
                     FileNotFoundError, FileExistsError
                 ):  # the directory was removed, and maybe made again
-                    return _renewed(config, identity, settings, waiting, lock, load, ahead)
+                    return _renewed(config, identity, settings, waiting, lock, load, ahead, without)
                 lock = None  # it is gone with the directory
-            return _renewed(config, identity, settings, waiting, lock, load, ahead)
+            return _renewed(config, identity, settings, waiting, lock, load, ahead, without)
 
 
 def unattended(load: bool) -> Snapshot:
@@ -106,7 +130,7 @@ def unattended(load: bool) -> Snapshot:
         proc = stamp.proc_dir(root)
         if _saved(config, state, AHEAD) is None or (load and modules.missing(proc)):
             still.wait(root, proc)
-        snapshot = refresh(force, load=load, patient=True)
+        snapshot = refresh(force, load=load, patient=True, early=AHEAD)
         if ensure.read(config, state) is not None:
             break
     return snapshot
@@ -132,21 +156,29 @@ def _renewed(
     lock: int | None,
     load: bool,
     ahead: float | None,
+    spared: hung.Spared | None,
 ) -> Snapshot:
-    """Survey the host under the lock, unless a saved snapshot holds for `ahead` more seconds (None: in any case)."""
+    """Survey the host under the lock, unless a saved snapshot holds for `ahead` more seconds (None: in any case).
+
+    `spared` has the GPUs that are not asked; None: all are, and NVML's order of now is that of the indices.
+    """
     state = stamp.state_dir()
     save.prepare(state)
     waiting(f"another refresh, which holds {state}/{renew.LOCK}")
     with _locked(f"{state}/{renew.LOCK}", lock, waiting) as telling:
-        notes = _complete(settings["driver"], load, telling)
+        silent = spared.gpus() if spared else []
+        notes = _complete(settings["driver"], load, telling, silent)
         saved = None if ahead is None else _saved(config, state, ahead)
         if saved is not None:  # the other refresh did it
             _warn(notes)
             publish.on_refresh(saved)  # its spec may have been removed since
             return saved
-        snapshot = survey.survey(config, settings, _discreet(telling, settings))
+        snapshot = _surveyed(config, settings, _discreet(telling, settings), silent, spared is None)
+        if lock is not None and (lack := scarce.among(snapshot["notes"])):
+            raise lack  # rather than have it be everybody's
         snapshot["stamp"]["config"] = identity
         snapshot["notes"] += notes
+        indices.save(state, snapshot)  # before anybody goes by them
         hardlinks.add(snapshot)
         save.for_hook(snapshot)
         told = copy.copy(snapshot)
@@ -161,6 +193,16 @@ def _renewed(
     return snapshot
 
 
+def _surveyed(
+    config: str, settings: Policy, waiting: Callable[[str], None], silent: list[hung.Hung], accept: bool
+) -> Snapshot:
+    """Survey the host, with the indices that are settled, or anew if that is wished and NVML tells the order."""
+    snapshot = survey.survey(config, settings, waiting) if accept else None
+    if snapshot is None or snapshot["source"] != "nvml":
+        snapshot = survey.survey(config, settings, waiting, indices.known(stamp.state_dir()), silent)
+    return snapshot
+
+
 def _discreet(telling: Callable[[str], None], settings: Policy) -> Callable[[str], None]:
     """Hide which GPU is waited for, as refusals tell it, where they must not name devices of the host."""
     if settings["requests"]["list-devices-in-refusals"]:
@@ -168,13 +210,14 @@ def _discreet(telling: Callable[[str], None], settings: Policy) -> Callable[[str
     return lambda what: telling(f"the driver to answer ({SHOWN} for which GPU)")
 
 
-def _complete(driver: DriverPolicy, load: bool, waiting: Callable[[str], None]) -> list[str]:
+def _complete(driver: DriverPolicy, load: bool, waiting: Callable[[str], None], silent: list[hung.Hung]) -> list[str]:
     """Load missing modules and make missing nodes; returns notes about failures."""
     if policy.absent(driver):
         return []  # the survey reports it
     proc = stamp.proc_dir(driver["root"])
     notes = modules.load(driver["root"], proc, waiting) if load and driver["load-kernel-modules"] else []
-    return notes + make_nodes.make(driver["dev-root"], stamp.proc_dir(driver["root"]))
+    same = hung.still(silent, stamp.driver(proc, modules.sys_dir(driver["root"]), False))
+    return notes + make_nodes.make(driver["dev-root"], proc, same)
 
 
 def _warn(notes: list[str]) -> None:
@@ -184,7 +227,10 @@ def _warn(notes: list[str]) -> None:
 
 @contextlib.contextmanager
 def _recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None]]:
-    """Record for those who wait why the body failed; yields the function to call before the process is ended."""
+    """Record for those who wait why the body failed; yields the function to call before the process is ended.
+
+    What this process lacked is its own trouble, and not recorded.
+    """
     belongs = renew.facts(config)
 
     def failed(error: GpushimError) -> None:
@@ -192,13 +238,16 @@ def _recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None
 
     try:
         yield failed
-    except GpushimError as error:
-        failed(error)
+    except (GpushimError, OSError, MemoryError, RuntimeError) as error:
+        if lack := scarce.lack(error):
+            raise lack from None
+        if isinstance(error, GpushimError):
+            failed(error)
+        elif isinstance(error, OSError):
+            unsaved = GpushimError(f"the snapshot cannot be saved: {error}", FAILED)
+            failed(unsaved)
+            raise unsaved from None
         raise
-    except OSError as error:
-        unsaved = GpushimError(f"the snapshot cannot be saved: {error}", FAILED)
-        failed(unsaved)
-        raise unsaved from None
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ def replace(
     folder: int | None = None,
     into: int | None = None,
     finish: Callable[[int], object] | None = None,
+    durable: bool = True,
 ) -> None:
     """Write a file under a temporary name, and rename it to its path; on OSError the old file stays.
 
@@ -42,6 +43,7 @@ def replace(
         folder: fd of its directory, open for reading, if the path is only a name.
         into: fd of another directory to move it to.
         finish: called with the new file's fd before the rename.
+        durable: it is to outlive a loss of power, for which the disk is waited for.
     """
     top, name = os.path.split(path)
     sweep(top, name, folder)
@@ -55,7 +57,8 @@ def replace(
                 os.utime(fd, ns=(time, time))
             if finish:
                 finish(fd)
-            os.fsync(fd)
+            if durable:
+                os.fsync(fd)
             os.rename(fresh, path, src_dir_fd=folder, dst_dir_fd=folder if into is None else into)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):  # the whole directory was removed

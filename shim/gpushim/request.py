@@ -165,7 +165,7 @@ def _completed(
     legacy, mps = _legacy(env), env.get(MPS_PIPES, "")
     capabilities = _capabilities(env, legacy, rules["default-capabilities"])
     disabled = rules["disable-require"] or is_true(env.get("NVIDIA_DISABLE_REQUIRE", ""))
-    requirements = [] if disabled else gather(env, legacy)
+    requirements = [] if disabled else gather(env, legacy, gate.ignored)
     imex = _imex(env, mounted, gate)
     features = []
     for name in FEATURES:

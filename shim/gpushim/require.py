@@ -27,18 +27,19 @@ _OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
 _VERSION = "0123456789."
 
 
-def gather(env: Mapping[str, str], legacy: bool) -> list[tuple[str, str]]:
+def gather(env: Mapping[str, str], legacy: bool, ignored: list[str]) -> list[tuple[str, str]]:
     """Collect the conditions of a container.
 
     Args:
         env: variables by name.
         legacy: the image is a CUDA image from before NVIDIA_REQUIRE_CUDA, so CUDA_VERSION is its condition.
+        ignored: gets a clause about a CUDA_VERSION that is no version, which is no condition.
 
     Returns:
         (variable, expression) sorted by variable, blank ones left out, the one from CUDA_VERSION last.
 
     Raises:
-        GpushimError: REQUEST, for variables that are too long or too many, or a CUDA_VERSION that is none.
+        GpushimError: REQUEST, for variables that are too long or too many.
     """
     names = [name for name in env if name.startswith(PREFIX) and not name.startswith(FOREIGN_PREFIX)]
     if len(names) > bounds.CONDITIONS:
@@ -52,8 +53,12 @@ def gather(env: Mapping[str, str], legacy: bool) -> list[tuple[str, str]]:
         limit = f"{bounds.CONDITIONS_TEXT} characters"
         raise GpushimError(f"the container's {PREFIX}* variables have more than {limit}; remove some", REQUEST)
     found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
-    if legacy:
-        found.append(("CUDA_VERSION", "cuda>=" + _major_minor(env["CUDA_VERSION"])))
+    version = _major_minor(env["CUDA_VERSION"]) if legacy else ""
+    if version:
+        found.append(("CUDA_VERSION", "cuda>=" + version))
+    elif legacy:
+        text = quote(env["CUDA_VERSION"])
+        ignored.append(f'CUDA_VERSION is "{text}", which is no version to hold against the driver')
     return found
 
 
@@ -172,12 +177,9 @@ def _others(groups: list[str]) -> str:
 
 
 def _major_minor(text: str) -> str:
+    """Return the first two numbers of a version, "" for what is none."""
     # Semantic versions end with -pre-release or +build (semver.org, items 9 and 10).
     parts = text.strip().removeprefix("v").partition("-")[0].partition("+")[0].split(".")
     if len(parts) > 8 or any(not part or len(part) > 9 or part.strip("0123456789") for part in parts):
-        raise GpushimError(
-            f'CUDA_VERSION is "{quote(text)}", which is no version such as 12.2 to hold against the driver; '
-            f"correct it, or set NVIDIA_DISABLE_REQUIRE=true",
-            REQUEST,
-        )
+        return ""
     return ".".join([*parts, "0"][:2])

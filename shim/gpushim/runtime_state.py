@@ -14,7 +14,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from gpuhook.walk import held, read_proc
-from gpushim import seen
+from gpushim import bounds, seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from gpushim.names import Names
 
 FILES = ("state.json", "status")  # of runc, of crun
-SIZE_LIMIT = 16 << 20  # bytes
-ALLOWANCE = 64 << 20  # bytes that are read of one user's states; a container's are some 50 KiB
+SIZE_LIMIT = 16 << 20  # bytes of a file of root's
+USERS_LIMIT = 1 << 20  # bytes of a user's, of which JSON in memory may be the thirtyfold
+ALLOWANCE = 16 << 20  # bytes that are read of what one user has; a container's are some 50 KiB
 LOOK = 4096  # bytes of it that any look at a file costs
 STAT_LIMIT = 4096  # bytes of a process's stat
 
@@ -62,7 +63,7 @@ class Reader:
         data = b""
         try:
             with open(path, "rb", opener=_regular) as file:
-                data = file.read(SIZE_LIMIT)
+                data = file.read(USERS_LIMIT if self.user else SIZE_LIMIT)
             found = json.loads(data)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -75,15 +76,33 @@ class Reader:
         except (ValueError, RecursionError):
             return None  # being written, or malicious
         finally:
-            if self.user:
-                self.left[self.user] -= max(len(data), LOOK)
+            self._charge(len(data))
         return found
+
+    def mounts(self, process: str) -> bytes:
+        """Read what a process sees as mounts, within the allowance: a user's states may all name one with many.
+
+        Raises:
+            OSError: the process has ended, may not be looked at, or has more mounts than that (EFBIG).
+        """
+        limit = max(0, min(self.left[self.user], bounds.MOUNT_TABLE)) if self.user else bounds.MOUNT_TABLE
+        try:
+            data = read_proc(f"{process}/mountinfo", limit)
+        except OSError as error:
+            self._charge(limit if error.errno == errno.EFBIG else 0)
+            raise
+        self._charge(len(data))
+        return data
+
+    def _charge(self, read: int) -> None:
+        if self.user:
+            self.left[self.user] -= max(read, LOOK)
 
 
 def listing(folder: str, notes: list[str], unseen: list[str]) -> list[str]:
     """List the names in a directory of states; notes and unseen as the reader has them."""
     try:
-        return sorted(os.listdir(folder))
+        return seen.listed(folder)
     except FileNotFoundError:
         return []
     except PermissionError:

@@ -219,11 +219,14 @@ def select(
         why = told(inventory, _notes(inventory))
         found_none = f"no GPU was found on this host{why}; check the driver with nvidia-smi"
         raise GpushimError(f"the container asks for a GPU, but {found_none}", INVENTORY)
-    who = _who(source)
+    return _selected(devices, inventory, _who(source), [] if notes is None else notes, {} if meant is None else meant)
+
+
+def _selected(
+    devices: Sequence[Item], inventory: Snapshot, who: str, notes: list[str], meant: dict[str, list[Device]]
+) -> tuple[list[Gpu], list[MigInstance]]:
     gpus: list[Gpu] = []
     migs: list[MigInstance] = []
-    notes = [] if notes is None else notes
-    meant = {} if meant is None else meant
     for item in devices:
         if item[0] in BESIDE:
             _require_there(who, item, inventory)
@@ -365,6 +368,7 @@ def _refuse(who: str, item: Item, found: list[Device], inventory: Snapshot) -> N
         fix = f"write at least {_UUID_GROUPS[0]} digits of it"
         raise GpushimError(f'{who} GPU "{asked}", which is too short for a UUID; {fix}', REQUEST)
     what = "MIG instance" if item[0].startswith("mig-") else "GPU"
+    _refuse_absent(who, what, item, inventory)
     if not told(inventory, "lists"):
         raise GpushimError(f'{who} {what} "{asked}", which this host does not have; use one that it has', REQUEST)
     if what == "GPU":
@@ -381,6 +385,19 @@ def _refuse(who: str, item: Item, found: list[Device], inventory: Snapshot) -> N
     else:
         have = "has none; name a GPU, or make MIG instances (nvidia-smi mig -cgi ... -C)"
     raise GpushimError(f'{who} MIG instance "{asked}", but this host {have}', REQUEST)
+
+
+def _refuse_absent(who: str, what: str, item: Item, inventory: Snapshot) -> None:
+    """Refuse the index of a GPU that has been there since the boot and is not now: it is no other GPU's."""
+    number = item[1][0] if isinstance(item[1], tuple) else item[1] if item[0] == "index" else -1
+    there = [gpu["uuid"] or gpu["pci"] for gpu in inventory["gpus"]]
+    for gone in (one for one in inventory.get("absent", ()) if one["index"] == number):
+        which = told(inventory, f" ({gone['uuid'] or gone['pci']})")
+        raise GpushimError(
+            f'{who} {what} "{quote(item[2])}", but the GPU of that index{which} is missing, and no other gets it; '
+            f"name a GPU by its UUID: {told(inventory, _listed(there), SHOWN)}",
+            REQUEST,
+        )
 
 
 def _or_all(inventory: Snapshot) -> str:

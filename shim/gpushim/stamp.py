@@ -22,7 +22,7 @@ CONFIG_FILE = "/etc/gpushim/config.toml"
 STATE_DIR = "/run/gpushim"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 VERSION_LIMIT = 256  # bytes of /proc/driver/nvidia/version; the module's version is in its first line
-DIRECTORY, REGULAR, LINK = 0o040000, 0o100000, 0o120000  # S_IFDIR, S_IFREG, S_IFLNK
+DIRECTORY, REGULAR, LINK, SOCKET = 0o040000, 0o100000, 0o120000, 0o140000  # S_IFDIR, S_IFREG, S_IFLNK, S_IFSOCK
 FILE_TYPE = 0o170000  # S_IFMT
 OTHERS_WRITE = 0o022  # S_IWGRP | S_IWOTH
 _OVERFLOW = 65534  # /proc/sys/kernel/overflowuid, which nobody changes
@@ -107,15 +107,20 @@ def proc_dir(root: str) -> str:
 
 
 def node(path: str) -> NodeFacts | None:
-    """Return the facts about a node, file or directory; None if there is none."""
+    """Return the facts about a node, file or directory; None if there is none.
+
+    Those of a file or directory are its time, which changes with its content, and at the end which one it is: one
+    that takes its place may have its time, too (cp -a, rsync -a, another mount). Of a socket it is that it is there.
+    """
     try:
         status = posix.lstat(path)
     except OSError:
         return None
-    what = status.st_rdev
+    if status.st_mode & FILE_TYPE == SOCKET:
+        return [0, SOCKET, 0, 0]  # whose service may change all else of it
     if status.st_mode & FILE_TYPE in (DIRECTORY, REGULAR):
-        what = status.st_mtime_ns  # changes with the directory's entries, or the file's content
-    return [what, status.st_mode, status.st_uid, status.st_gid]
+        return [status.st_mtime_ns, status.st_mode, status.st_uid, status.st_gid, status.st_dev, status.st_ino]
+    return [status.st_rdev, status.st_mode, status.st_uid, status.st_gid]
 
 
 def trusted(uid: int) -> bool:
@@ -152,7 +157,7 @@ def same_from_here(then: Stamp, now: Stamp) -> bool:
 
 
 def _ownerless(facts: Stamp) -> Stamp:
-    return {**facts, "nodes": [node and node[:2] for node in facts["nodes"]]}
+    return {**facts, "nodes": [node and [*node[:2], *node[4:]] for node in facts["nodes"]]}
 
 
 def _from_environment(name: bytes, default: str) -> str:

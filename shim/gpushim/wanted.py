@@ -1,8 +1,8 @@
 """What a device plugin asks for that may not list GPUs or start units itself, as one in a pod.
 
-STATE/device-plugin/wanted says {"refresh": true, "units": ["gpushim-mps@GROUP.service"]}, and is served by the next
-unattended refresh, once: if it is newer than the snapshot. Only root can have written it, and what it may ask for is
-a short list.
+STATE/device-plugin/wanted says {"refresh": true, "units": ["gpushim-mps@GROUP.service"], "boot": boot id, "at":
+seconds since boot}, and is served by the next unattended refresh, once: if the snapshot's look at the host began
+before. No clock that may be set decides. Only root can have written it, and what it may ask for is a short list.
 Out of scope: who starts that refresh (keep.py, gpushim-refresh-cdi.path).
 """
 
@@ -36,13 +36,11 @@ def serve(state: str) -> bool:
         whether the GPUs are to be listed although the snapshot is true.
     """
     path = f"{state}/{NAME}"
-    if (
-        not stamp.ours(state)
-        or not stamp.ours(os.path.dirname(path))
-        or not _newer(path, f"{state}/{ensure.SNAPSHOT}")
-    ):
+    if not stamp.ours(state) or not stamp.ours(os.path.dirname(path)) or not os.path.lexists(path):
         return False
     found = ensure.own(path) if os.lstat(path).st_size <= LIMIT else {}
+    if not _open(found, path, f"{state}/{ensure.SNAPSHOT}"):
+        return False
     units = found.get("units", [])
     if not found or not isinstance(found.get("refresh", False), bool) or not _well_formed(units):
         logger.warning("%s is ignored: it is no request of gpushim-device-plugin's that root alone has written", path)
@@ -52,13 +50,14 @@ def serve(state: str) -> bool:
     return bool(found.get("refresh", False))
 
 
-def _newer(path: str, other: str) -> bool:
-    try:
-        wanted = os.lstat(path).st_mtime_ns
-    except OSError:
-        return False
-    try:
-        return wanted > os.lstat(other).st_mtime_ns
+def _open(found: dict[str, Any], path: str, snapshot: str) -> bool:
+    """Say whether a wish is newer than the last look at the host."""
+    at, last = found.get("at"), ensure.own(snapshot)
+    if isinstance(at, (int, float)) and "boot" in found:
+        looked = last.get("looked", 0.0) if last.get("stamp", {}).get("boot") == stamp.boot() else 0.0
+        return bool(found["boot"] == stamp.boot() and looked < at <= stamp.clock())
+    try:  # of a plugin that is older than this; or no wish at all, which is said once
+        return os.lstat(path).st_mtime_ns > os.lstat(snapshot).st_mtime_ns
     except OSError:
         return True
 

@@ -165,6 +165,12 @@ def plugin_spec(cdi_dir: Path, host: Host, program: str = "nvidia-ctk") -> dict[
     spec: dict[str, Any] = json.loads(ours.read_text())
     spec["kind"] = KIND
     spec["devices"] = [device for device in spec["devices"] if device["name"].startswith("GPU-")]
+    args = [word for hook in spec["containerEdits"]["hooks"] for word in hook["args"]]
+    mounted = [pair.split("::") for word, pair in zip(args, args[1:]) if word in ("--mount", "--socket")]
+    options = ["ro", "nosuid", "nodev", "rbind", "rprivate"]  # theirs leaves mounts to the engine
+    spec["containerEdits"]["mounts"] = [
+        {"hostPath": source, "containerPath": path, "options": options} for source, path in mounted
+    ]
     theirs = hooks(host, program)["createContainer"]
     theirs[2]["args"].append("--option-of-tomorrow=yes")
     spec["containerEdits"]["hooks"] = [{"hookName": "createContainer", **hook} for hook in [*theirs[:4], theirs[-1]]]

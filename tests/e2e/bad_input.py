@@ -204,8 +204,8 @@ def content(path: Path) -> bytes | None:
 
 
 def listing(path: Path) -> list[str]:
-    """Name what is in a directory, if it is there."""
-    return sorted(os.listdir(path)) if path.is_dir() else []
+    """Name what is in a bundle, if it is there, but for what a create keeps for the next one."""
+    return sorted({*os.listdir(path)} - {"config.json.gpushim"}) if path.is_dir() else []
 
 
 def complete(before: bytes | None, after: bytes | None) -> None:

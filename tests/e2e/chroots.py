@@ -191,18 +191,21 @@ def publish(prefix: tuple[str, ...], specs: Path) -> None:
     subprocess.run([*prefix, "/bin/sh", "-euc", script, "sh", str(specs)], check=True)
 
 
-def shim(directory: Path, root: str, low_level: str) -> Path:
+def shim(directory: Path, root: str, low_level: str, more: str = "") -> Path:
     """Write a script that is our runtime with settings of its own, and list the host's GPUs for it.
 
     Args:
         directory: existing directory for the script, configuration, state and log.
         root: the host's driver root.
         low_level: absolute path of the runtime below the shim, here and in the Debian that shall use it.
+        more: of the configuration.
 
     Returns:
         The script's path.
     """
     env = settings(directory, root, low_level)
+    with Path(env["GPUSHIM_CONFIG"]).open("a") as config:
+        config.write(more)
     # Here, because NVIDIA's bindings lie in vendor/.
     engines.run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": engines.SYSTEM_PATH, **env})
     words = [*(f"{name}={value}" for name, value in env.items()), str(trees.TOP / "bin" / "gpushim-runtime")]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import engines, podman, recorder, told, trees
+from e2e import engines, kube, plugins, podman, recorder, told, trees
 from e2e.bundles import Bundle
 from e2e.hostile import WAYS, Trap
 from e2e.hostile_places import Place
@@ -84,6 +84,19 @@ def gpushim_env(gpu_host: fakehost.Host, tmp_path_factory: pytest.TempPathFactor
     env = settings(tmp_path_factory.mktemp("gpushim"), gpu_host.root)
     engines.run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": engines.SYSTEM_PATH, **env})
     return env
+
+
+@pytest.fixture(scope="module")
+def env(host: fakehost.Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The settings and the snapshot of a module's own host, its fixture `host`; for a node with a kubelet."""
+    return plugins.surveyed(host, tmp_path_factory.mktemp("settings"))
+
+
+@pytest.fixture(scope="module")
+def node(host: fakehost.Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[kube.Node]:
+    """A node with a kubelet, and the GPUs of a module's own host."""
+    with plugins.gpu_node(host, env, debian_image, busybox_tree) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 PACKAGE = "runtime.v1"
 NODE, CONTAINER = 2, 1  # NamespaceMode
 EXITED = 2  # ContainerState
+PROPAGATIONS = {None: 0, "rprivate": 0, "rslave": 1, "rshared": 2}  # MountPropagation
 CALL_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
@@ -34,7 +35,7 @@ PodMetadata name=1:string uid=2:string namespace=3:string attempt=4:uint32
 Pod metadata=1:PodMetadata hostname=2:string log_directory=3:string annotations=7:*Pair linux=8:PodLinux
 RunPodSandbox config=1:Pod runtime_handler=2:string
 Image image=1:string user_specified_image=18:string
-Mount container_path=1:string host_path=2:string readonly=3:bool
+Mount container_path=1:string host_path=2:string readonly=3:bool propagation=5:int32
 Device container_path=1:string host_path=2:string permissions=3:string
 Security privileged=2:bool namespace_options=3:Namespaces
 Resources cpu_period=1:int64 cpu_quota=2:int64 cpu_shares=3:int64
@@ -143,6 +144,7 @@ class Client:
         mounts: dict[Path, str] | None = None,
         annotations: dict[str, str] | None = None,
         cdi: tuple[str, ...] = (),
+        volume: tuple[Path, str, str | None] | None = None,
     ) -> str:
         """Create a container and return its id.
 
@@ -154,21 +156,25 @@ class Client:
             mounts: container path of each host path; read-only.
             annotations: of the container.
             cdi: fully qualified names of devices, in the field that a device plugin's answer fills.
+            volume: host path, container path and propagation of one that can be written to.
 
         Raises:
             RefusedError: the engine or its runtime would not create it.
         """
         name = f"c{time.time_ns()}"
         security = M["Security"](namespace_options=M["Namespaces"](network=NODE, pid=CONTAINER))
+        binds = [
+            M["Mount"](host_path=str(host), container_path=at, readonly=True) for host, at in (mounts or {}).items()
+        ]
+        if volume:
+            host, at, option = volume
+            binds.append(M["Mount"](host_path=str(host), container_path=at, propagation=PROPAGATIONS[option]))
         config = M["Container"](
             metadata=M["Metadata"](name=name),
             image=M["Image"](image=image, user_specified_image=image),  # CRI-O wants the latter, for its signature
             command=command,
             envs=[M["Pair"](key=key, value=value) for key, value in (env or {}).items()],
-            mounts=[
-                M["Mount"](host_path=str(host), container_path=inside, readonly=True)
-                for host, inside in (mounts or {}).items()
-            ],
+            mounts=binds,
             annotations=[M["Pair"](key=key, value=value) for key, value in (annotations or {}).items()],
             cdi_devices=[M["CdiDevice"](name=device) for device in cdi],
             log_path=f"{name}.log",

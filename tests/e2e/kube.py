@@ -31,7 +31,7 @@ from e2e import cri, trees
 from e2e.chroots import Chroot
 from e2e.engines import Containerd, members
 from e2e.expect import INSIDE, PROBE, probe
-from e2e.leftovers import until
+from e2e.leftovers import SHIM_SECONDS, processes, until
 from fakehost import Host
 from gpuplugin.v1beta1 import POD_RESOURCES, reader, writer
 
@@ -149,6 +149,11 @@ class Node:
         """The end of what kubelet has said."""
         return self.log.read_text(errors="replace")[-3000:]
 
+    @property
+    def runs(self) -> bool:
+        """Whether kubelet runs."""
+        return not self._ended()
+
     def _ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
@@ -260,9 +265,26 @@ class Node:
         """Remove the pods that kubelet has left behind, as it does when it ends."""
         rows = self.engine.ctr("containers", "ls", namespace="k8s.io").stdout.splitlines()
         client = cri.Client(self.engine.socket, self.work)
+
+        def removed(pod: str) -> bool:
+            try:
+                client.remove_pod(pod)
+            except cri.RefusedError:  # a container of it is being started just now
+                return False
+            return True
+
         with ThreadPoolExecutor(8) as several:  # each waits for processes to end
-            list(several.map(client.remove_pod, [row.split()[0] for row in rows if "pause" in row]))
+            pods = [row.split()[0] for row in rows if "pause" in row]
+            assert all(several.map(lambda pod: until(lambda: removed(pod), SECONDS), pods)), pods
         client.close()
+
+    def end_shims(self) -> None:
+        """Remove all pods, and end shims that are lost, as one of a sandbox that was being made at a kill."""
+        self.remove()
+        until(lambda: not processes(self.engine.state, "/containerd-shim"), SHIM_SECONDS)
+        for pid in processes(self.engine.state, "/containerd-shim"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def ask(self, method: str, answer: str) -> dict[str, Any]:
         """Ask the pod-resources API."""
@@ -301,6 +323,14 @@ class Node:
         boxes = [one for row in rows if row["metadata"]["name"] == f"{name}-{NAME}" for one in _boxes(row)]
         listed = [one for box in boxes for row in box.get("allocatedResourcesStatus", ()) for one in row["resources"]]
         return {one["resourceID"]: one["health"] for one in listed}
+
+    def containers(self) -> dict[str, str]:
+        """The pods of containers that run, by container."""
+        rows = json.loads(self._get("/pods") or "{}").get("items") or ()
+        listed = [(row["metadata"]["name"].removesuffix(f"-{NAME}"), box) for row in rows for box in _boxes(row)]
+        return {
+            box["containerID"].rpartition("/")[2]: name for name, box in listed if "running" in box.get("state", {})
+        }
 
     def checkpoint(self) -> tuple[dict[str, list[str]], list[dict[str, Any]]]:
         """Read what kubelet would know after a restart: ids by resource, and what it has given out."""

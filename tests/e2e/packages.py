@@ -105,7 +105,7 @@ def link_libraries(there: Machine) -> Path:
     there.run(f"""sed -i 's|^# library-directory = .*|library-directory = "{top}"|' /etc/gpushim/config.toml""")
     there.run("gpushim refresh")
     (made,) = top.iterdir()
-    (top / UNFINISHED).mkdir()  # of a refresh that was killed
+    (top / f"{UNFINISHED}{made.name}").mkdir()  # of a refresh that was killed
     return made
 
 

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e import chroots, kube, trees
-from e2e.engines import SYSTEM_PATH, containerd, members
+from e2e.engines import SYSTEM_PATH, containerd, members, run
 from e2e.kube import Node
 from e2e.leftovers import until
 from e2e.trees import TOP
+from e2e.witness import settings
 from fakehost import Host
 
 PROGRAM = TOP / "bin" / "gpushim-device-plugin"
@@ -45,6 +46,22 @@ def low_level(directory: Path) -> str:
     path.write_text('#!/bin/sh\nexec /usr/sbin/runc "$@"\n')
     path.chmod(0o755)
     return str(path)
+
+
+def surveyed(host: Host, folder: Path) -> dict[str, str]:
+    """Write a simulated host's settings, and have its GPUs listed.
+
+    Args:
+        host: whose.
+        folder: for them, and for gpushim's state.
+
+    Returns:
+        GPUSHIM_CONFIG and GPUSHIM_STATE.
+    """
+    kube.program()  # where there is none the test is skipped before anything is made
+    env = settings(folder, host.root, low_level(folder))
+    run([str(TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
+    return env
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.bad_input import ALL, BIN, Scene, complete
+from e2e.bad_input import ALL, BIN, Scene, complete, listing
 from fakehost import Host
 from unit.gpuhook.sandbox import running
 
@@ -62,7 +62,7 @@ def test_many_creates(scene: Scene, number: int, first: bool) -> None:
         assert {*ended(creates)} == {(0, b"")}
     assert len({(bundle / "config.json").read_bytes() for bundle in bundles}) == 1
     complete(before, (bundles[0] / "config.json").read_bytes())
-    assert {name for bundle in bundles for name in os.listdir(bundle)} == {"config.json"}
+    assert {name for bundle in bundles for name in listing(bundle)} == {"config.json"}
     assert len((scene.work / "gpushim.log").read_text().splitlines()) == len(bundles)
 
 

@@ -229,5 +229,5 @@ def test_a_bundle_that_is_replaced_meanwhile(scene: Scene) -> None:
     assert codes <= {0, 14}
     for bundle in (scene.bundle, other):
         assert json.loads((bundle / "config.json").read_bytes())["process"]
-        assert [*bundle.iterdir()] == [bundle / "config.json"]
+        assert listing(bundle) == ["config.json"]
     shutil.rmtree(other)

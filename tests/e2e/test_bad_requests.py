@@ -140,7 +140,7 @@ GIVEN: dict[str, tuple[list[str], int]] = {
     "requirement unmet, disabled by 1": (["NVIDIA_REQUIRE_CUDA=cuda>=99", "NVIDIA_DISABLE_REQUIRE=1"], 0),
     "requirement unmet, disabled by TRUE": (["NVIDIA_REQUIRE_CUDA=cuda>=99", "NVIDIA_DISABLE_REQUIRE=TRUE"], 0),
     "requirement unmet, not disabled by yes": (["NVIDIA_REQUIRE_CUDA=cuda>=99", "NVIDIA_DISABLE_REQUIRE=yes"], 11),
-    "old image of no version": (["CUDA_VERSION=x"], 10),
+    "old image of no version": (["CUDA_VERSION=x"], 0),
     "old image of a version not known": (["CUDA_VERSION=99.0"], 11),
     # Group 21.
     "IMEX channel": (["NVIDIA_IMEX_CHANNELS=1"], 0),

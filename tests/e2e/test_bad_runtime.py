@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from e2e import recorder
-from e2e.bad_input import ALL, BIN, Scene
+from e2e.bad_input import ALL, BIN, Scene, listing
 from fakehost import Host
 from unit.gpuhook.sandbox import until
 
@@ -157,7 +156,7 @@ def test_a_signal_ends_it(scene: Scene, number: int) -> None:
         _, said = process.communicate(timeout=10)
     assert process.returncode == (-number)
     assert said == b""
-    assert (scene.config.read_bytes(), os.listdir(scene.bundle)) == (before, ["config.json"])
+    assert (scene.config.read_bytes(), listing(scene.bundle)) == (before, ["config.json"])
     scene.answers(0)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from e2e.bad_input import ALL, Scene, ready
+from e2e.bad_input import ALL, BIN, Scene, ready
 from fakehost import Host
 
 
@@ -149,15 +149,17 @@ def test_again_and_again(scene: Scene) -> None:
         scene.untouched()
 
 
-def test_what_is_there_already_stays_alone(scene: Scene) -> None:
+def test_what_is_there_twice_is_there_once_then(scene: Scene) -> None:
     scene.answers(0)
-    given = scene.spec
+    given, wanted = scene.spec, scene.spec
     for part in (given["hooks"]["prestart"], given["mounts"], given["linux"]["devices"]):
-        part += part  # an engine that merges two lists
+        part += [
+            entry for entry in part if json.dumps(entry) not in json.dumps(scene.plain)
+        ]  # an engine that merges two lists
     scene.config.write_text(json.dumps(given))
-    scene.answers(0)
-    assert len(scene.spec["mounts"]) == len(given["mounts"])
-    assert len(scene.spec["linux"]["devices"]) == len(given["linux"]["devices"])
+    (scene.bundle / "config.json.gpushim").unlink()  # with which a create takes out what the first one has added
+    assert scene.call(BIN / "gpushim-runtime", *scene.words()).code == 0
+    assert scene.spec == wanted
 
 
 # Group 9.

@@ -32,7 +32,9 @@ SECURITY = {
         {
             "!/var/lib/kubelet/device-plugins=/var/lib/kubelet/device-plugins",
             "/var/lib/kubelet/pod-resources=/var/lib/kubelet/pod-resources",
+            "/var/lib/kubelet/plugins_registry=/var/lib/kubelet/plugins_registry",
             "!/run/gpushim=/run/gpushim",
+            "!/var/lib/gpushim/device-plugin=/var/lib/gpushim/device-plugin",
             "/etc/gpushim=/etc/gpushim",
             "/etc/cdi=/etc/cdi",
             "/var/run/cdi=/var/run/cdi",

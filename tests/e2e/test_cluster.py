@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import fakehost
 from e2e import helm, image, kube, plane, trees, workload
+from e2e.dradriver import driver
 from e2e.engines import run
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
 from e2e.kube import NAME
@@ -25,6 +26,7 @@ from fakehost import Host
 
 PLACE = trees.TOP / "packaging" / "kubernetes"
 CHART, NAMESPACE = PLACE / "chart", helm.NAMESPACE
+DRIVER = "gpu.nvidia.com"
 GPU, BIG, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
 ALL = {GPU: 2, BIG: 1, SMALL: 1}
 LABEL, FEATURES = "nvidia.com/device-plugin.config", "/etc/kubernetes/node-feature-discovery/features.d/gpushim"
@@ -224,6 +226,46 @@ def test_the_nodes_label_picks_a_profile(cluster: Cluster, host: Host) -> None:
         sees_exactly(workload.look(cluster, name, host, [index]), host, [index])
     workload.remove(cluster, "sharer", "other")
     cluster.kubectl("label", "node", NAME, f"{LABEL}-")
+    serves(cluster, ALL)
+
+
+def claimed(device: str) -> tuple[dict[str, Any], ...]:
+    """Return what a driver of DRA, and who wants its only device, have in the API."""
+    kinds, version = ("DeviceClass", "ResourceSlice", "ResourceClaim"), "resource.k8s.io/v1"
+    pool = {"name": NAME, "generation": 1, "resourceSliceCount": 1}
+    specs: tuple[dict[str, Any], ...] = (
+        {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]},
+        {"nodeName": NAME, "driver": DRIVER, "pool": pool, "devices": [{"name": device}]},
+        {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "claimed"}}]}},
+    )
+    own = {"apiVersion": version, "metadata": {"name": "claimed"}}
+    wants = workload.spec({})
+    wants["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "claimed"}]
+    wants["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "claimed"}, "spec": wants}
+    return (*({**own, "kind": kind, "spec": spec} for kind, spec in zip(kinds, specs)), pod)
+
+
+def test_a_claim_is_shown_as_what_gave_a_gpu(cluster: Cluster, host: Host) -> None:
+    """While its driver listens the plugin gives out none, and all again when that is gone."""
+    (held,) = cluster.node.held("one")[GPU]
+    (free,) = (gpu for gpu in host.gpus[1:] if gpu.uuid != held)
+    device = f"gpu-{free.minor}"
+    log = cluster.node.work / "driver.log"
+    with driver(cluster.node.kubelet_dir, DRIVER, log, device=(NAME, device, f"nvidia.com/gpu={free.uuid}")):
+        cluster.apply(*claimed(device))
+        workload.running(cluster, "claimed")
+        serves(cluster, dict.fromkeys(ALL, 0))
+        rows = {row["pod"]: row for row in json.loads(cluster.run("gpushim ps --format=json"))}
+        assert (rows["claimed"]["devices"], rows["one"]["claims"]) == ([str(free.index)], [])
+        assert [(one["name"], one["driver"]) for one in rows["claimed"]["claims"]] == [("claimed", DRIVER)]
+        said = cluster.run("gpushim explain --pod default/claimed")
+        assert f"claim default/claimed of the DRA driver {DRIVER}, device {device}" in said
+        users = {row["pod"]: row for row, _ in metrics(cluster)["gpushim_gpu_memory_total_bytes"] if row.get("pod")}
+        told = {key: users["claimed"][key] for key in ("UUID", "claim", "driver", "container")}
+        assert told == {"UUID": free.uuid, "claim": "claimed", "driver": DRIVER, "container": "main"}
+        workload.remove(cluster, "claimed")
+        cluster.kubectl("delete", "resourceclaim,resourceslice,deviceclass", "claimed")
     serves(cluster, ALL)
 
 

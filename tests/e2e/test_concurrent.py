@@ -81,7 +81,7 @@ class Lab:
         """Create a container; return its config.json without what names the bundle."""
         self.start(bundle)
         assert recorder.read(self.work / f"{bundle.name}.record")["argv"][-1] == bundle.name
-        assert tree(bundle).keys() == {"config.json"}
+        assert tree(bundle).keys() == {"config.json", "config.json.gpushim"}
         text = (bundle / "config.json").read_text()
         return dict(json.loads(text.replace(f"/{bundle.name}/", "/clean/")))
 
@@ -134,7 +134,7 @@ def test_two_creates_of_one_bundle(lab: Lab) -> None:
         with ThreadPoolExecutor(2) as pool:
             both = [pool.submit(lab.start, bundle) for _ in range(2)]
         assert [done.result().returncode for done in both] == [0, 0]
-        assert tree(bundle).keys() == {"config.json"}
+        assert tree(bundle).keys() == {"config.json", "config.json.gpushim"}
         found = json.loads((bundle / "config.json").read_text().replace("/one/", "/clean/"))
         assert found == lab.clean
 

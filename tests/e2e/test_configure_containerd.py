@@ -37,7 +37,20 @@ def gpushim(prefix: tuple[str, ...], config: Path, *args: str, check: bool = Tru
     """Call `gpushim configure containerd` where containerd runs."""
     python = "/usr/bin/python3" if prefix else sys.executable
     path = f"PYTHONPATH={trees.TOP}/shim:{trees.TOP}/hook:{SITE}"
-    command = [*prefix, "/usr/bin/env", path, python, "-B", "-c", MAIN, "containerd", f"--config={config}", *args]
+    state = f"GPUSHIM_STATE={config.parent}/gpushim"  # not this machine's own
+    command = [
+        *prefix,
+        "/usr/bin/env",
+        path,
+        state,
+        python,
+        "-B",
+        "-c",
+        MAIN,
+        "containerd",
+        f"--config={config}",
+        *args,
+    ]
     return engines.run(command, check=check)
 
 

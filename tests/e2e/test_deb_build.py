@@ -69,7 +69,8 @@ def test_everything_is_in_its_place(debs: dict[str, Path]) -> None:
     for path in ("/usr/bin/gpushim", "/usr/bin/gpushim-runtime", "/usr/bin/gpushim-hook"):
         assert inside[path][:2] == ["-rwxr-xr-x", "root/root"]
     assert not [path for path in inside if path.endswith(".pyc") or path.startswith(("/lib/", "/usr/local/"))]
-    assert {"/etc/gpushim/config.toml"} == {path for path in inside if path[:5] == "/etc/" and path[-1] != "/"}
+    settings = {path for path in inside if path[:5] == "/etc/" and path[-1] != "/"}
+    assert settings == {"/etc/gpushim/config.toml", "/etc/logrotate.d/gpushim"}
 
 
 def test_the_device_plugin_is_in_its_own_package(debs: dict[str, Path]) -> None:

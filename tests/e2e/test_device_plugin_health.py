@@ -5,6 +5,7 @@ The GPUs are simulated: two whole ones of two replicas each, and one with two MI
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +14,15 @@ import grpc
 import pytest
 
 import fakehost
-from e2e import kube, trees
-from e2e.engines import SYSTEM_PATH, run
+from e2e import trees
 from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import SECONDS, Plugin, gpu_node, low_level, plugin
+from e2e.plugins import SECONDS, Plugin, plugin
 from e2e.podgpus import GPU
 from e2e.watchers import watches
-from e2e.witness import settings
 from fakehost import Host
 from gpuplugin.v1beta1 import DEVICE_PLUGIN, reader, writer
+from gpushim import stamp
 
 MIG = "nvidia.com/mig-1g.5gb"
 SHARING = f"""version: v1
@@ -36,6 +36,8 @@ AT_ONCE = 0.1  # seconds from an event until kubelet gives out none of the GPU's
 LOST = 10.0  # the same, from a loss that nothing tells of
 ANSWER = 0.1  # seconds that an Allocate takes on a machine that has other work, at its best of several
 APPLICATION, CONTAINED, OFF_THE_BUS = 31, 94, 79  # XIDs: marks nothing; marks what it names; needs a reset
+EXCEPTION, SILENT = 13, 119  # marks nothing; needs a reset that the driver does not ask for
+STORM = 1500  # more than are read before the child that tells them is taken for mad
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +45,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """The three GPUs."""
     root = tmp_path_factory.mktemp("health") / "root"
     gpus = [{}, {}, {"mig": ["1g.5gb", "1g.5gb"]}]
-    return fakehost.build(str(root), gpus, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
-
-
-@pytest.fixture(scope="module")
-def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The host's settings and snapshot."""
-    kube.program()
-    folder = tmp_path_factory.mktemp("settings")
-    env = settings(folder, host.root, low_level(folder))
-    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
-    return env
-
-
-@pytest.fixture(scope="module")
-def node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
-    """A node with that host."""
-    with gpu_node(host, env, debian_image, busybox_tree) as found:
-        yield found
+    host = fakehost.build(str(root), gpus, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
+    host.figure(1, ecc_uncorrected_volatile=0)
+    return host
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +154,33 @@ def test_an_xid_of_an_application_marks_nothing(one: Plugin, host: Host) -> None
     assert given(one.node) == everything(host) - replicas(host, 1)
 
 
+def test_a_storm_of_one_gpus_xids_hides_no_other_ones(one: Plugin, host: Host) -> None:
+    """Pods' programs cause such XIDs at will."""
+    for _ in range(STORM):
+        host.xid(0, EXCEPTION)
+    falls(one, host, 1)
+    assert given(one.node) == everything(host) - replicas(host, 1)
+    assert "writes without end" not in one.said()
+
+
+@pytest.mark.parametrize("told", ["log", "memory errors"])
+def test_what_happened_while_nobody_listened_is_found(one: Plugin, host: Host, told: str) -> None:
+    """In the kernel's log where that can be read; what NVML knows in any case."""
+    one.stop(9)
+    log = Path(host.root, "dev", "kmsg")
+    try:
+        if told == "log":
+            address, now = host.gpus[1].pci.rpartition(".")[0], time.clock_gettime(time.CLOCK_MONOTONIC)
+            log.write_text(f"4,1,{round(1e6 * now)},-;NVRM: Xid (PCI:{address}): {SILENT}, pid=1, name=x\n")
+        else:
+            host.figure(1, ecc_uncorrected_volatile=1)
+        one.start()
+        has(one, everything(host) - replicas(host, 1))
+    finally:
+        log.unlink(missing_ok=True)
+        host.figure(1, ecc_uncorrected_volatile=0)
+
+
 def test_of_the_checks_that_are_off_one_can_be_on(
     one: Plugin, host: Host, env: dict[str, str], flags: tuple[str, ...]
 ) -> None:
@@ -220,6 +234,28 @@ def test_a_gpu_whose_calls_hang_is_marked_and_no_allocate_waits_for_it(one: Plug
     print(f"an Allocate took {1000 * before:.1f} ms at best before, and {1000 * min(took):.1f} ms meanwhile")
     assert sorted(took)[len(took) // 2] < ANSWER
     assert one.node.pod("meanwhile", {GPU: 1}).container
+    host.hang(None)
+    has(one, everything(host))
+
+
+def test_a_gpu_that_hangs_costs_the_others_nothing_when_the_host_is_looked_at_anew(
+    one: Plugin, host: Host, env: dict[str, str]
+) -> None:
+    """First by a look that waits for it already when that becomes known, then by one that begins later."""
+    others, config = everything(host) - replicas(host, 0), Path(env["GPUSHIM_CONFIG"])
+
+    def looked_at() -> bool:
+        assert others <= given(one.node), one.said()[-3000:]
+        found = json.loads(Path(env["GPUSHIM_STATE"], "inventory.json").read_text())
+        return found["stamp"]["config"] == stamp.identity(str(config)) and bool(found["gpus"][0]["problem"])
+
+    host.hang(0)
+    for _ in range(2):
+        config.write_text(f"{config.read_text()}# a comment\n")
+        assert until(looked_at, SECONDS), one.said()[-3000:]
+        has(one, others)
+    assert one.node.pod("beside", {GPU: 1}).container
+    assert others.issuperset(one.node.held("beside")[GPU])
     host.hang(None)
     has(one, everything(host))
 

@@ -5,7 +5,6 @@ $GPUSHIM_KILL_SECONDS says how long, $GPUSHIM_KILL_SEED repeats a run as far as 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
@@ -20,12 +19,12 @@ import pytest
 from e2e import trees
 from e2e.engines import SYSTEM_PATH, run
 from e2e.kube import Node
-from e2e.leftovers import SHIM_SECONDS, processes, until
+from e2e.leftovers import until
 from e2e.plugins import Plugin, gpu_node, plugin
 from e2e.podgpus import GPU, gpus
 from fakehost import Host
 
-SECONDS = float(os.environ.get("GPUSHIM_KILL_SECONDS", "120"))
+SECONDS = float(os.environ.get("GPUSHIM_KILL_SECONDS", "40"))
 SEED = os.environ.get("GPUSHIM_KILL_SEED") or str(time.time_ns())
 PODS = 4  # at most, of one or two GPUs each
 STEADY = 60.0  # seconds until all that was killed and made has settled
@@ -113,13 +112,8 @@ def same(node: Node, pods: set[str], had: dict[str, list[str]]) -> None:
 @pytest.fixture
 def orphans(node: Node) -> Iterator[None]:
     """End shims that containerd has lost, as it does when it is killed while it makes a sandbox."""
-
     yield
-    node.remove("all")
-    until(lambda: not processes(node.engine.state, "/containerd-shim"), SHIM_SECONDS)
-    for pid in processes(node.engine.state, "/containerd-shim"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    node.end_shims()
 
 
 @pytest.mark.usefixtures("orphans")

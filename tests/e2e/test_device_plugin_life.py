@@ -195,9 +195,12 @@ def test_two_instances(node: Node, gpushim_env: dict[str, str], ids: set[str], n
 def test_pod_while_two_instances_run(
     node: Node, gpu_host: Host, gpushim_env: dict[str, str], ids: set[str], kept: tuple[str, list[str]]
 ) -> None:
-    with plugin(node, gpushim_env) as old, plugin(node, gpushim_env, name="new") as new:
-        assert until(lambda: all("registered" in one.said() for one in (old, new)), plugins.SECONDS), new.said()
+    with plugin(node, gpushim_env) as old, plugin(node, gpushim_env, name="new", start=False) as new:
+        old.offers(ids=ids)
+        new.start()
         new.offers(ids=ids)
+        assert old.process is not None
+        assert old.process.poll() is None
         works(node, gpu_host, kept)
 
 

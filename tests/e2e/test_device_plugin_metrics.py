@@ -28,10 +28,9 @@ from e2e.engines import SYSTEM_PATH, run
 from e2e.gpuwork import work
 from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import Plugin, gpu_node, low_level, plugin
+from e2e.plugins import Plugin, plugin
 from e2e.podgpus import GPU
 from e2e.prometheus import get, of, prometheus, scrape
-from e2e.witness import settings
 from fakehost import Host
 from gpuplugin import figures
 from gpuplugin.v1beta1 import DEVICE_PLUGIN, reader, writer
@@ -80,20 +79,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 
 @pytest.fixture(scope="module")
-def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The host's settings and snapshot."""
-    kube.program()
-    folder = tmp_path_factory.mktemp("settings")
-    env = settings(folder, host.root, low_level(folder))
-    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
+def env(env: dict[str, str]) -> dict[str, str]:
+    """The host's settings and snapshot, and the node's name."""
     return {**env, "NODE_NAME": "worker-1"}
-
-
-@pytest.fixture(scope="module")
-def node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
-    """A node with that host."""
-    with gpu_node(host, env, debian_image, busybox_tree) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,18 @@ from typing import Any
 import pytest
 
 import fakehost
-from e2e import kube, trees
+from e2e import trees
 from e2e.engines import SYSTEM_PATH, run
 from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import PROGRAM, SECONDS, Plugin, gpu_node, plugin
-from e2e.witness import settings
+from e2e.plugins import SECONDS, Plugin, plugin
+from e2e.supervisor import Supervisor, writable
 from fakehost import Host
-from gpuplugin import mps
 
 SLICE, WHOLE, GROUP = "nvidia.com/gpu.half", "nvidia.com/gpu", "gpu.half"
 ROWS = [{"name": "gpu", "devices": [0, 1], "replicas": 2, "rename": "gpu.half"}]
+# Of one name: two groups, of other sizes, and a GPU that is whole.
+TWO = [{"name": "gpu", "devices": [0], "replicas": 2}, {"name": "gpu", "devices": [1], "replicas": 4}]
 CLIENT = """
 import errno, json, os, socket
 pipes = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
@@ -61,70 +61,22 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 
 @pytest.fixture(scope="module")
-def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A snapshot, and settings with the group."""
-    kube.program()
-    folder = tmp_path_factory.mktemp("settings")
-    env = settings(folder, host.root)
-    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
-    (folder / "sharing.json").write_text(json.dumps({"version": "v1", "sharing": {"mps": {"resources": ROWS}}}))
-    return {**env, "CONFIG_FILE": str(folder / "sharing.json")}
+def env(env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Settings with the group."""
+    file = tmp_path_factory.mktemp("sharing") / "sharing.json"
+    file.write_text(json.dumps({"version": "v1", "sharing": {"mps": {"resources": ROWS}}}))
+    return {**env, "CONFIG_FILE": str(file)}
 
 
 @pytest.fixture(scope="module")
-def node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
-    with gpu_node(host, env, debian_image, busybox_tree) as found:
-        # Where the simulated driver keeps compute modes.
-        run([*found.place.prefix, "/bin/mount", "-o", "remount,bind,rw", host.root])
-        yield found
-
-
-class Supervisor:
-    """The supervisor of the group, where containerd sees what it mounts.
-
-    Args:
-        node: in whose mount namespace it runs.
-        env: variables of its own.
-    """
-
-    def __init__(self, node: Node, env: dict[str, str]) -> None:
-        self.node, self.env, self.log = node, env, node.work / "mps.log"
-        self.file = str(node.work / "mps.pid")
-        self.place = mps.Place(env["GPUSHIM_STATE"], GROUP)
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        words = [*self.node.place.prefix, "/bin/sh", "-c", 'echo $$ >"$1" && shift && exec "$@"', "sh", self.file]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*words, "/usr/bin/python3", "-B", str(PROGRAM), "--mps", GROUP], stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, env={"PATH": SYSTEM_PATH, **self.env}, start_new_session=True,
-            )  # fmt: skip
-        assert until(lambda: os.path.exists(self.place.state), SECONDS), self.log.read_text()
-
-    def kill(self, signal: str, pid: int) -> None:
-        """Send a signal to a process of the node's."""
-        run([*self.node.place.prefix, "/bin/sh", "-c", f"kill -{signal} {pid}"])
-
-    def daemon(self) -> int:
-        return int(json.loads(Path(self.place.state).read_text())["pid"])
-
-    def stop(self) -> None:
-        process, self.process = self.process, None
-        if process is None:
-            return
-        if process.poll() is None:
-            self.kill("TERM", int(Path(self.file).read_text()))
-        try:
-            process.wait(SECONDS)
-        finally:
-            process.kill()
-            process.wait()
+def node(node: Node, host: Host) -> Node:
+    writable(node, host.root)
+    return node
 
 
 @pytest.fixture
 def supervisor(node: Node, env: dict[str, str]) -> Iterator[Supervisor]:
-    found = Supervisor(node, env)
+    found = Supervisor(node, env, GROUP)
     try:
         found.start()
         yield found
@@ -186,3 +138,32 @@ def test_a_daemon_that_ends_takes_its_devices_along(node: Node, running: Plugin,
     assert until(lambda: f"systemctl start gpushim-mps@{GROUP}.service" in running.said(), SECONDS), running.said()
     supervisor.start()
     assert until(lambda: len(node.allocatable(SLICE)) == 4, SECONDS), running.said()
+
+
+@pytest.fixture
+def two(node: Node, env: dict[str, str], tmp_path: Path) -> Iterator[Plugin]:
+    """The plugin, with two groups of one name that serve."""
+    sharing = {"mps": {"failRequestsGreaterThanOne": False, "resources": TWO}}
+    (tmp_path / "two.json").write_text(json.dumps({"version": "v1", "sharing": sharing}))
+    node.remove()
+    env = {**env, "CONFIG_FILE": str(tmp_path / "two.json")}
+    daemons = [Supervisor(node, env, group) for group in ("gpu", "gpu-2")]
+    try:
+        for one in daemons:
+            one.start()
+        with plugin(node, env) as found:
+            yield found
+    finally:
+        for one in daemons:
+            one.stop()
+
+
+def test_no_pod_is_refused_while_one_daemon_has_room(node: Node, two: Plugin, host: Host) -> None:
+    """Kubelet alone would take devices of two daemons, of which Allocate refuses every one, and so on in a loop."""
+    assert until(lambda: len(node.allocatable(WHOLE)) == 7, SECONDS), two.said()
+    for number, size in enumerate((2, 1, 2, 1, 1)):
+        pod = node.pod(f"asks{number}", {WHOLE: size})
+        assert pod.container, pod
+        held = node.held(f"asks{number}")[WHOLE]
+        assert len({one.partition("::")[0] for one in held}) == 1
+    assert {host.gpus[2].uuid} < {one for ids in node.everybody().values() for one in ids[WHOLE]}

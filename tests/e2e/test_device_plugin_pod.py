@@ -23,11 +23,10 @@ from e2e import image, kube, trees
 from e2e.engines import SYSTEM_PATH, run
 from e2e.kube import Node, Pod
 from e2e.leftovers import until
-from e2e.plugins import gpu_node, low_level
 from e2e.podgpus import GPU, gpus
-from e2e.witness import settings
 from fakehost import Host
 from gpushim.errors import DRIVER
+from gpushim.inventory import ensure
 
 COMPILED = str(trees.TOP / ".cache" / "fakehost")
 SECONDS = 30.0
@@ -53,21 +52,10 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 
 @pytest.fixture(scope="module")
-def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Its settings and snapshot."""
-    kube.program()
-    folder = tmp_path_factory.mktemp("settings")
-    found = settings(folder, host.root, low_level(folder))
-    refresh(found)
-    return found
-
-
-@pytest.fixture(scope="module")
-def node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
+def node(node: Node) -> Node:
     """A node of that host, which has the image."""
-    with gpu_node(host, env, debian_image, busybox_tree) as found:
-        found.engine.load(image.archive(), ("k8s.io",))
-        yield found
+    node.engine.load(image.archive(), ("k8s.io",))
+    return node
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +89,12 @@ def deploy(node: Node, host: Host, env: dict[str, str], name: str) -> None:
         name: of the pod.
     """
     plugins = "/var/lib/kubelet/device-plugins"
+    os.makedirs(f"{env['GPUSHIM_STATE']}/book", exist_ok=True)
     mounts = {
         "plugins": (plugins, plugins, False),
         "pods": ("/var/lib/kubelet/pod-resources", "/var/lib/kubelet/pod-resources", True),
         "state": (env["GPUSHIM_STATE"], "/run/gpushim", False),
+        "book": (f"{env['GPUSHIM_STATE']}/book", "/var/lib/gpushim/device-plugin", False),
         "settings": (os.path.dirname(env["GPUSHIM_CONFIG"]), "/etc/gpushim", True),
         "proc": (f"{host.root}/proc", f"{host.root}/proc", True),
     }
@@ -196,12 +186,34 @@ def test_a_snapshot_renewed_by_hand(node: Node, host: Host, env: dict[str, str],
     assert until(lambda: node.allocatable() == ids, NOTICED), status(env)
 
 
+def change(env: dict[str, str], **members: Any) -> None:
+    """Let the saved snapshot have other members, as if another version had written it."""
+    path = Path(env["GPUSHIM_STATE"], "inventory.json")
+    path.with_name("aside").write_text(json.dumps({**json.loads(path.read_text()), **members}))
+    path.with_name("aside").rename(path)
+
+
+def test_a_node_of_a_newer_version_in_a_rolling_update(
+    node: Node, env: dict[str, str], ids: list[str], plugin: str
+) -> None:
+    newer: dict[str, Any] = {"gpushim": "99.0", "form": ensure.FORM + 1, "colours": {"GPU": "green"}}
+    listed = json.loads(Path(env["GPUSHIM_STATE"], "inventory.json").read_text())["gpus"]
+    sick = {**listed[1], "problem": "so says the newer one", "colour": "red"}
+    change(env, **newer, gpus=[listed[0], sick, listed[2]])
+    assert until(lambda: node.allocatable() == [one for one in ids if one != sick["uuid"]], NOTICED), status(env)
+    change(env, gpus=listed)
+    assert until(lambda: node.allocatable() == ids, NOTICED), status(env)
+    assert status(env)["trouble"] == ""
+    change(env, version=ensure.FORM + 1)
+    assert until(lambda: node.allocatable() == [], SECONDS), status(env)
+    assert "is written by gpushim 99.0, and this is" in status(env)["trouble"]
+    refresh(env, "--force")
+    assert until(lambda: node.allocatable() == ids, NOTICED), status(env)
+
+
 def test_nobody_keeps_the_snapshot(node: Node, env: dict[str, str], ids: list[str], plugin: str) -> None:
     path = Path(env["GPUSHIM_STATE"], "inventory.json")
-    dead = json.loads(path.read_text())
-    dead.update(life=1, looked=dead["looked"] - 10)
-    path.with_name("aside").write_text(json.dumps(dead))
-    path.with_name("aside").rename(path)
+    change(env, life=1, looked=json.loads(path.read_text())["looked"] - 10)
     assert until(lambda: node.allocatable() == [], SECONDS), status(env)
     assert "is out of date; gpushim refresh --keep (the container gpushim-node)" in status(env)["trouble"]
     assert "is out of date; gpushim refresh --keep (the container gpushim-node)" in said(node, plugin)

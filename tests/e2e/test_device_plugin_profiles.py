@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 import fakehost
-from e2e import kube, trees
-from e2e.engines import SYSTEM_PATH, run
+from e2e import trees
 from e2e.kube import Node
 from e2e.leftovers import until
 from e2e.plugins import gpu_node, plugin
-from e2e.witness import settings
 from fakehost import Host
 from gpuplugin.questions import QUIET
 
@@ -36,15 +34,6 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Three GPUs."""
     root = tmp_path_factory.mktemp("profiles") / "root"
     return fakehost.build(str(root), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
-
-
-@pytest.fixture(scope="module")
-def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The host's settings and snapshot."""
-    kube.program()
-    env = settings(tmp_path_factory.mktemp("settings"), host.root)
-    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], check=False, env={"PATH": SYSTEM_PATH, **env})
-    return env
 
 
 @pytest.fixture

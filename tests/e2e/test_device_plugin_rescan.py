@@ -5,17 +5,15 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 import fakehost
-from e2e import kube, trees
-from e2e.engines import SYSTEM_PATH, run
+from e2e import trees
+from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import SECONDS, Plugin, gpu_node, low_level, plugin
+from e2e.plugins import SECONDS, Plugin, plugin
 from e2e.podgpus import GPU
-from e2e.witness import settings
 from fakehost import Host
 
 MIG = "nvidia.com/mig-1g.5gb"
@@ -34,19 +32,13 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 
 @pytest.fixture(scope="module")
-def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The host's settings and snapshot."""
-    kube.program()
-    folder = tmp_path_factory.mktemp("settings")
-    env = settings(folder, host.root, low_level(folder))
-    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
-    return env
-
-
-@pytest.fixture(scope="module")
-def one(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Plugin]:
-    """A plugin on a node with that host."""
-    with gpu_node(host, env, debian_image, busybox_tree) as node, plugin(node, env, "--mig-strategy=mixed") as found:
+def one(host: Host, node: Node, env: dict[str, str]) -> Iterator[Plugin]:
+    """A plugin on a node with that host, whose kubelet has run for long enough to know all pods."""
+    with plugin(node, env, "--mig-strategy=mixed") as found:
+        has(found, host)
+        undivide(host)  # which waits for that
+        has(found, host)
+        divide(host)
         has(found, host)
         yield found
 
@@ -115,23 +107,26 @@ def test_a_change_is_noticed_and_so_is_its_end(one: Plugin, host: Host, change: 
 
 
 def test_what_a_pod_has_is_nobody_elses_when_its_place_is(one: Plugin, host: Host) -> None:
-    """And the next pod gets the instance that is there now."""
+    """The next pod gets an instance that is there now, but none in the place of the pod's until that ends."""
     one.node.pod("holder", {MIG: 1})
     (held,) = one.node.held("holder")[MIG]
     divide(host, "2")
-    has(one, host, NOTICED)
+    (other,) = (new for new in there(host)[MIG] if new[12:] != held[12:])
+    assert until(lambda: one.node.allocatable(MIG) == [other], SECONDS), one.said()[-3000:]
     assert until(lambda: one.node.healths("holder") == {held: "Unhealthy"}, SECONDS), one.said()[-3000:]
-    assert one.node.pod("next", {MIG: 2}).container
-    assert sorted(one.node.held("next")[MIG]) == there(host)[MIG]
-    assert one.node.held("holder")[MIG] == [held]
-    assert "MIG-00000002" in one.node.run(one.node.wait("next").container, ["nvidia-smi", "-L"])
+    assert one.node.pod("next", {MIG: 1}).container
+    assert (one.node.held("next")[MIG], one.node.held("holder")[MIG]) == ([other], [held])
+    assert other in one.node.run(one.node.wait("next").container, ["nvidia-smi", "-L"])
+    one.node.remove("holder")
+    has(one, host)
 
 
 def test_nvml_that_fails_and_is_back(one: Plugin, host: Host) -> None:
     host.behave(fail=999)
     host.modify = not host.modify  # or the snapshot holds, and nobody asks NVML
     host.update()
-    assert until(lambda: not any(one.node.everything().get(MIG, ())), SECONDS), one.said()[-3000:]
+    assert until(lambda: not any(one.node.everything().values()), SECONDS), one.said()[-3000:]
+    assert "the GPUs' health is not known: NVML cannot be used" in one.said()  # not after a grace
     host.behave()
     has(one, host, 2 * NOTICED)  # while it fails, it is asked every few seconds
 

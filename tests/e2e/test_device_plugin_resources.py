@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import fakehost
-from e2e import kube, trees
+from e2e import trees
 from e2e.engines import SYSTEM_PATH, run
 from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import COMMAND, SECONDS, environment, gpu_node, plugin
-from e2e.witness import settings
+from e2e.plugins import COMMAND, SECONDS, environment, plugin
 from fakehost import Host
 from fakehost.gpus import MigRequest
 from gpushim.errors import INVENTORY
@@ -37,29 +35,13 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     return host
 
 
-@pytest.fixture(scope="module")
-def env(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The host's settings and snapshot."""
-    kube.program()
-    env = settings(tmp_path_factory.mktemp("settings"), host.root)
-    refresh(env)
-    return env
-
-
-@pytest.fixture(scope="module")
-def module_node(host: Host, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
-    """A node with that host."""
-    with gpu_node(host, env, debian_image, busybox_tree) as found:
-        yield found
-
-
 @pytest.fixture
-def node(module_node: Node, host: Host) -> Iterator[Node]:
+def node(node: Node, host: Host) -> Iterator[Node]:
     """The node, which has neither pods nor MIG instances after the test."""
     gpus = list(host.gpus)
-    module_node.alone()
-    yield module_node
-    module_node.remove()
+    node.alone()
+    yield node
+    node.remove()
     host.gpus[:] = gpus
     host.behave()
     divide(host, {})

@@ -8,17 +8,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import fakehost
-from e2e import kube, trees
-from e2e.engines import SYSTEM_PATH, run
+from e2e import trees
 from e2e.expect import sees_exactly
 from e2e.kube import Node
-from e2e.plugins import gpu_node, plugin
-from e2e.witness import settings
+from e2e.plugins import plugin
 from fakehost import Host
 
 DEV, PAIR, WHOLE = "nvidia.com/gpu.dev", "nvidia.com/gpu.pair", "nvidia.com/gpu"
@@ -40,23 +37,17 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 
 @pytest.fixture(scope="module")
-def node(
-    host: Host, tmp_path_factory: pytest.TempPathFactory, debian_image: Path, busybox_tree: Path
-) -> Iterator[Node]:
+def node(host: Host, env: dict[str, str], node: Node) -> Iterator[Node]:
     """A node with groups, on which kubelet has decided about all pods."""
-    kube.program()
-    env = settings(tmp_path_factory.mktemp("settings"), host.root)
-    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
-    with gpu_node(host, env, debian_image, busybox_tree) as found:
-        file = found.work / "groups.yaml"
-        file.write_text(json.dumps({"version": "v1", "sharing": {"timeSlicing": {"resources": GROUPS}}}))
-        with plugin(found, env, f"--config-file={file}") as running:
-            running.offers(DEV, {f"{host.gpus[0].uuid}::{number}" for number in range(2)})
-            running.offers(PAIR, {f"{gpu.uuid}::{number}" for gpu in host.gpus[1:3] for number in range(3)})
-            running.offers(WHOLE, {host.gpus[3].uuid})
-            for name, limits in PODS.items():
-                found.pod(name, limits)
-            yield found
+    file = node.work / "groups.yaml"
+    file.write_text(json.dumps({"version": "v1", "sharing": {"timeSlicing": {"resources": GROUPS}}}))
+    with plugin(node, env, f"--config-file={file}") as running:
+        running.offers(DEV, {f"{host.gpus[0].uuid}::{number}" for number in range(2)})
+        running.offers(PAIR, {f"{gpu.uuid}::{number}" for gpu in host.gpus[1:3] for number in range(3)})
+        running.offers(WHOLE, {host.gpus[3].uuid})
+        for name, limits in PODS.items():
+            node.pod(name, limits)
+        yield node
 
 
 def held(node: Node, host: Host, name: str) -> list[int]:

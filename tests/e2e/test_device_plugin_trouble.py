@@ -11,40 +11,27 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import fakehost
-from e2e import kube, trees
-from e2e.engines import SYSTEM_PATH, run
+from e2e import shares, trees
 from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import Plugin, gpu_node, low_level, plugin
+from e2e.plugins import Plugin, plugin
+from e2e.shares import LAYOUTS, PROFILES, WHOLE
 from e2e.truth import APPLICATION, CONTAINED, FATAL, Truth
 from e2e.watchers import watches
-from e2e.witness import settings
+from fakehost import Gpu, Host
+from gpushim.inventory import procfs
 
-SECONDS = float(os.environ.get("GPUSHIM_TROUBLE_SECONDS", "120"))
+SECONDS = float(os.environ.get("GPUSHIM_TROUBLE_SECONDS", "40"))
 SEED = os.environ.get("GPUSHIM_TROUBLE_SEED") or str(time.time_ns())
 PODS = 4  # at most
 MOST = 2  # GPUs, of four, in trouble that nothing but healing ends
 STEADY = 90.0  # seconds until kubelet has what is so: a contained error and a call that hung are over after 60
-PROFILES = {  # what kubelet has by each, and NVIDIA's file
-    "whole": ({}, {}),
-    "shared": (
-        {"gpu": ("nvidia.com/gpu", 2), "1g.5gb": ("nvidia.com/mig-1g.5gb", 2)},
-        {"resources": [{"name": "gpu", "replicas": 2, "distinct": True}, {"name": "mig-1g.5gb", "replicas": 2}]},
-    ),
-    "named": (
-        {"gpu": ("nvidia.com/gpu.dev", 3)},
-        {"resources": [{"name": "gpu", "replicas": 3, "rename": "gpu.dev"}]},
-    ),
-}
-WHOLE = {"gpu": ("nvidia.com/gpu", 1)}
-LAYOUTS = ([(1, 0, "1g.5gb"), (2, 0, "1g.5gb")], [(1, 0, "1g.5gb")], [(1, 0, "2g.10gb"), (2, 0, "1g.5gb")])
-ANEW = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -56,37 +43,16 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
 
 
 @pytest.fixture(scope="module")
-def env(truth: Truth, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The host's settings and snapshot."""
-    kube.program()
-    folder = tmp_path_factory.mktemp("settings")
-    env = settings(folder, truth.host.root, low_level(folder))
-    run([str(trees.TOP / "bin" / "gpushim"), "refresh"], env={"PATH": SYSTEM_PATH, **env})
-    return env
-
-
-@pytest.fixture(scope="module")
-def node(truth: Truth, env: dict[str, str], debian_image: Path, busybox_tree: Path) -> Iterator[Node]:
-    """A node of that host."""
-    with gpu_node(truth.host, env, debian_image, busybox_tree) as found:
-        yield found
-
-
-@pytest.fixture
-def profile(tmp_path: Path) -> Path:
-    """The file that names the node's profile, beside NVIDIA's."""
-    found = {name: {"version": "v1", "sharing": {"timeSlicing": file}} for name, (_, file) in PROFILES.items()}
-    found["whole"] = {"version": "v1"}
-    (tmp_path / "config.yaml").write_text(json.dumps({"version": "v1", "profiles": found}))
-    (tmp_path / "profile").write_text("whole")
-    return tmp_path / "profile"
+def host(truth: Truth) -> Host:
+    return truth.host
 
 
 class Run:
     """One run: what there is, and what has been seen of it."""
 
-    def __init__(self, truth: Truth, one: Plugin, profile: Path, chance: random.Random) -> None:
-        self.truth, self.one, self.node, self.profile, self.chance = truth, one, one.node, profile, chance
+    def __init__(self, truth: Truth, one: Plugin, folder: Path, chance: random.Random) -> None:
+        self.truth, self.one, self.node, self.folder, self.chance = truth, one, one.node, folder, chance
+        self.profile = "whole"
         self.names = (f"p{number}" for number in itertools.count())
         self.made: dict[str, float] = {}  # pods that are asked for, and since when
         self.had: dict[str, set[str]] = {}  # ids by container
@@ -151,7 +117,7 @@ class Run:
         uuids = {one.partition("::")[0] for one in held}
         sick = {uuid: self.truth.since[uuid] for uuid in uuids if self.truth.since.get(uuid, since) < since}
         assert not sick, f"{name} was asked for at {since} and has {sick}\n{self.one.said()[-4000:]}"
-        if any("distinct" in row for row in PROFILES[self.profile.read_text()][1].get("resources", ())):
+        if any("distinct" in row for row in PROFILES[self.profile][1].get("resources", ())):
             assert len(uuids) == len(held)
         nodes = self.node.run(container, ["sh", "-c", "cd /dev; ls -d nvidia[0-9]*"]).split()
         assert {*nodes} >= self.truth.nodes(uuids), f"{name} has {nodes} for {uuids}"
@@ -171,7 +137,7 @@ class Run:
             "lost or found": lambda: truth.lose(self.chance.choice([*truth.lost & {*here}, uuid])),
             "recovery": lambda: truth.ask(uuid, self.chance.choice((0, 0, 1, 2, 4))),
             "driver": truth.reload,
-            "mig": self.divide,
+            "mig": lambda: truth.divide(self.chance.choice(LAYOUTS)),
             "plugin": self.restart,
             "profile": self.choose,
         }
@@ -190,16 +156,17 @@ class Run:
         gpu = self.chance.choice([gpu for gpu in self.truth.host.gpus if gpu.uuid not in self.truth.lost] or [None])
         if gpu is None:
             return
+        assert until(lambda: self.bound(gpu), STEADY), f"{gpu.uuid}\n{self.one.said()[-4000:]}"
         gi = self.chance.choice(gpu.mig).gi if gpu.mig else None
         number = self.chance.choice((APPLICATION, FATAL, CONTAINED if gi else FATAL))
         self.truth.xid(gpu.uuid, number, gi)
 
-    def divide(self) -> None:
-        """Make other MIG instances, perhaps in the same places."""
-        layout = self.chance.choice(LAYOUTS)
-        word = f"MIG-{next(ANEW):08d}-0000-4000-8000-00000000000"
-        (place,) = [number for number, gpu in enumerate(self.truth.host.gpus) if gpu.mig]
-        self.truth.host.set_mig(place, [(*one, f"{word}{one[0]}") for one in layout])
+    def bound(self, gpu: Gpu) -> bool:
+        """Say whether the plugin has met the driver that a GPU has now: none is loaded while a child listens."""
+        health = json.loads(Path(self.one.env["GPUSHIM_STATE"], "device-plugin/health.json").read_text())
+        there = Path(self.truth.host.root, "sys/bus/pci/drivers/nvidia", procfs.sysfs_name(gpu.pci))
+        known = health["gpus"].get(gpu.uuid)
+        return known is not None and bool(known["binding"][1] == there.lstat().st_ino)
 
     def restart(self) -> None:
         """End the plugin, and start it."""
@@ -210,19 +177,16 @@ class Run:
     def choose(self) -> None:
         """Choose another profile, which waits for pods that it would take a device from: now there are none."""
         self.remove(*self.made)
-        name = self.chance.choice(sorted(PROFILES))
-        aside = self.profile.with_suffix(".new")
-        aside.write_text(name)
-        aside.rename(self.profile)
-        self.truth.shares = {**WHOLE, **PROFILES[name][0]}
+        self.profile = self.chance.choice(sorted(PROFILES))
+        shares.choose(self.folder, self.profile)
+        self.truth.shares = shares.of(self.profile)
 
 
-def test_at_rest_kubelet_has_what_is_so(node: Node, truth: Truth, env: dict[str, str], profile: Path) -> None:
+def test_at_rest_kubelet_has_what_is_so(node: Node, truth: Truth, env: dict[str, str], tmp_path: Path) -> None:
     print(f"GPUSHIM_TROUBLE_SEED={SEED}")
     chance = random.Random(SEED)
-    flags = ("--mig-strategy=mixed", f"--config-file={profile.with_name('config.yaml')}", f"--profile-file={profile}")
-    with plugin(node, env, *flags) as one:
-        this = Run(truth, one, profile, chance)
+    with plugin(node, env, *shares.flags(tmp_path)) as one:
+        this = Run(truth, one, tmp_path, chance)
         this.agree()
         end, hang = time.monotonic() + SECONDS, time.monotonic() + SECONDS * chance.uniform(0.1, 0.4)
         while time.monotonic() < end:

@@ -140,6 +140,9 @@ def engine(request: pytest.FixtureRequest, installed: Installed, debian_image: P
         "user": USER,
     }
     with engines29.entered(debian_image.parent, view=request.param) as place:
+        # Its runc, in a user namespace, binds the nodes of the host, which has them in /dev.
+        devices = f"lowerdir={installed.host.root}/dev:/dev"
+        engines.run([*place.prefix, "/bin/mount", "-t", "overlay", "-o", devices, "overlay", "/dev"])
         # In it, whose runc is another: the user may not do it anew.
         refresh = [*place.prefix, "/usr/bin/python3", "-IB", stub, "refresh"]
         engines.run(refresh, env={"PATH": engines.SYSTEM_PATH, **installed.env})

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from e2e.changing import Scene, gpus
+from fakehost import Gpu
 from gpushim.errors import FAILED, INVENTORY, REQUEST
 
 MIG = [(1, 0, "3g.20gb"), (2, 0, "2g.10gb")]
@@ -308,3 +309,50 @@ def test_a_config_of_the_future_is_read_once(scene: Scene) -> None:
     before = scene.saved()
     assert scene.ask("all")[0].returncode == 0
     assert scene.saved() == before
+
+
+def has(scene: Scene, *gpus: Gpu) -> None:
+    """Let the host have these GPUs alone; NVML numbers them anew."""
+    scene.host.gpus[:] = gpus
+    for number, gpu in enumerate(gpus):
+        gpu.index = number
+    scene.host.update()
+
+
+def test_an_index_is_no_other_gpus_while_its_own_is_missing(scene: Scene) -> None:
+    first, second = scene.host.gpus
+    before = scene.ask("1")[1]
+    has(scene, second)
+    done, found = scene.ask("0")
+    assert (done.returncode, gpus(found)) == (REQUEST, set())
+    assert f"but the GPU of that index ({first.uuid}) is missing, and no other gets it; " in done.stderr
+    assert done.stderr.rstrip().endswith(second.uuid)
+    assert scene.ask("1")[1] == before
+    spec = json.loads((scene.state / "cdi/nvidia.com-gpu.json").read_text())
+    assert {device["name"] for device in spec["devices"]} >= {"1", second.uuid}
+    assert "0" not in {device["name"] for device in spec["devices"]}
+    listed = scene.call("gpushim", "list", "--format", "json")
+    assert [(gpu["index"], gpu["nvml"]) for gpu in json.loads(listed.stdout)] == [(1, 0)]
+    assert f"note: GPU 0 ({first.uuid}) is missing, and no other gets its index" in listed.stderr
+    has(scene, first, second)
+    assert [gpus(scene.ask(name)[1]) for name in ("0", "1")] == [{scene.given(0)}, {scene.given(1)}]
+
+
+def test_the_order_of_now_is_taken_if_nvml_tells_one(scene: Scene) -> None:
+    has(scene, scene.host.gpus[1])
+    scene.host.behave(fail=9)
+    done = scene.call("gpushim", "refresh", "--accept-indices")
+    assert done.returncode == INVENTORY
+    assert "the GPUs' indices stay as they were, for NVML tells no order: NVML cannot be used" in done.stderr
+    assert scene.ask("0")[0].returncode == REQUEST
+    scene.host.behave()
+    assert scene.call("gpushim", "refresh", "--accept-indices").returncode == 0
+    assert gpus(scene.ask("0")[1]) == {scene.given(0)}
+    shutil.rmtree(scene.state)
+    assert gpus(scene.ask("0")[1]) == {scene.given(0)}
+
+
+def test_the_order_of_now_is_not_taken_unattended(scene: Scene) -> None:
+    for other in ("--unattended", "--keep"):
+        done = scene.call("gpushim", "refresh", "--accept-indices", other)
+        assert done.returncode == 2, done.stderr

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import fakehost
+import scratch
 from e2e import leftovers, test_features, trees
 from e2e.allocated import on
 from e2e.bundles import Bundle
@@ -214,7 +215,7 @@ def test_power_over_a_user_namespace_of_its_own(
 ) -> None:
     """CAP_SYS_ADMIN there is anybody's to have, and counted as if it were the host's."""
     requests = "accept-env-when-unprivileged = false"
-    with tempfile.TemporaryDirectory(dir="/run", prefix="gpushim-test-") as name:
+    with tempfile.TemporaryDirectory(dir=scratch.top()) as name:
         Path(name).chmod(0o755)
         one = bundle(place, gpu_host, busybox_tree, Path(name), requests=requests)
         subprocess.run(["/bin/chown", "-R", f"{MAPPED}:{MAPPED}", f"{name}/root"], check=True)

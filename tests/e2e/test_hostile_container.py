@@ -77,3 +77,19 @@ def test_an_images_own_nodes(trap: Trap, gpu_host: Host, kind: str) -> None:
         trap.refused(done)
     else:
         trap.saw_nothing(done, gpu_host)
+
+
+def test_owner_and_mode_of_what_is_the_hosts(trap: Trap, gpu_host: Host) -> None:
+    """T-OWNER: a service's socket, and a node that the hook binds, are every container's."""
+    names = [f"/dev/nvidia{gpu_host.gpus[0].minor}", "/run/nvidia-persistenced/socket"]
+    files = [Path(f"{gpu_host.root}{name}") for name in names]
+    before = [(path.stat().st_mode, path.stat().st_gid) for path in files]
+    script = "".join(f"test -e {name} || exit 7; chmod 0600 {name}; chgrp 6 {name};" for name in names)
+    trap.ask("NVIDIA_VISIBLE_DEVICES=0", args=["/busybox", "sh", "-c", f"{script} :"])
+    done = trap.run()
+    assert done.returncode == 0, done.stderr
+    after = [(path.stat().st_mode, path.stat().st_gid) for path in files]
+    for path, (mode, gid) in zip(files, before):  # for other tests
+        os.chown(path, 0, gid)
+        path.chmod(mode & 0o7777)
+    assert after == before

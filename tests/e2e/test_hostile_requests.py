@@ -93,12 +93,12 @@ def test_keys_that_runtimes_read_in_several_ways(trap: Trap, gpu_host: Host, nam
     assert said in refused(trap)
 
 
-LARGE = json.dumps({**SPEC, "annotations": {"a": "x" * (3 << 19)}})
+LARGE = json.dumps({**SPEC, "annotations": {"a": "x" * (5 << 20)}})
 CDI: dict[str, tuple[str, str, int, int, str]] = {
     "others may write it": ("a.json", json.dumps(SPEC), 0o646, 0, "its mode is 0646"),
     "its group may write it": ("a.json", json.dumps(SPEC), 0o664, 0, "its mode is 0664"),
     "it is a user's": ("a.json", json.dumps(SPEC), 0o644, 1000, "user 1000 owns it"),
-    "large": ("a.json", LARGE, 0o644, 0, "more than 1 MiB"),
+    "large": ("a.json", LARGE, 0o644, 0, "more than 4 MiB"),
     "unknown version": ("a.json", json.dumps({**SPEC, "cdiVersion": "9.0.0"}), 0o644, 0, "cdiVersion"),
     "YAML tag": ("a.yaml", YAML + "[!!python/object/apply:os.system ['touch MARKER']]\n", 0o644, 0, "has the tag"),
     "YAML bomb": ("a.yaml", YAML + "[&a A=1" + ", *a" * 99 + "]\n", 0o644, 0, "more than 64 aliases"),

@@ -116,7 +116,7 @@ def test_r_mps(debian_root: Path, tmp_path: Path, capabilities: str) -> None:
     sockets = {
         mount["destination"]: "ro" in mount["options"] for mount in mounts if "/socket" in mount["destination"]
     }
-    assert sockets == ({"/run/nvidia-persistenced/socket": False} if "utility" in capabilities else {})
+    assert sockets == ({"/run/nvidia-persistenced/socket": True} if "utility" in capabilities else {})
 
 
 def test_r_plugin_self(bundle: Bundle, gpu_host: Host) -> None:

@@ -184,7 +184,7 @@ def test_an_image_gets_no_directory_by_naming_it(
     one.ask("NVIDIA_VISIBLE_DEVICES=0", *variables, args=["sh", "-c", "ls -A /root /run/nvidia-mps; true"])
     assert one.run().stdout == ""
     writable = [mount for mount in mounts(one) if "ro" not in mount["options"]]
-    assert [mount["destination"] for mount in writable] == ["/run/nvidia-persistenced/socket"]
+    assert writable == []
     for mount in mounts(one):
         assert Path(mount["source"]).name not in ("", "root", "etc", "tmp", "nvidia-mps"), mount
     named = bool(env) and env[-1].rstrip("/") in (PIPES, "/tmp/nvidia-mps")

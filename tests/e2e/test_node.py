@@ -59,9 +59,9 @@ def there() -> Iterator[Node]:
 
 
 @contextlib.contextmanager
-def systemd(there: Node) -> Iterator[None]:
+def systemd(there: Node, systemctl: str = SYSTEMCTL) -> Iterator[None]:
     """Let the node's containerd be a service of systemd's, by what shows it, which `systemctl restart` restarts."""
-    there.write("/usr/bin/systemctl", SYSTEMCTL)
+    there.write("/usr/bin/systemctl", systemctl)
     there.run(f"chmod 755 /usr/bin/systemctl; mkdir -p /run/systemd/system {UNIT}")
     there.run(f"{containerd_pid(there)} && echo $pid >{UNIT}/cgroup.procs")
     try:
@@ -105,6 +105,20 @@ def test_install_configures_and_restarts_the_engine_once(
         assert there.run("cat /run/asked", check=False).stdout == ""
         assert "is taken away" in there.call("uninstall", "--restart", payload=payload).stdout
     assert there.files() == before
+
+
+def test_an_engine_that_no_restart_helps_is_restarted_once(there: Node, payload: Path) -> None:
+    """The container that installs is run again and again; what stands in the way is the node's to mend."""
+    with systemd(there, SYSTEMCTL.replace('"restart"', '"never"')):
+        failed = [there.call("install", "--restart", payload=payload, check=False) for _ in range(2)]
+        assert all(done.returncode for done in failed)
+        assert "was restarted for this already, and is not again" in failed[-1].stderr
+        assert there.run("grep -c ^restart /run/asked").stdout == "1\n"
+        there.restart("containerd")
+        there.run(f"{containerd_pid(there)} && echo $pid >{UNIT}/cgroup.procs")
+        there.call("install", "--restart", payload=payload)
+        assert there.run("grep -c ^restart /run/asked").stdout == "1\n"
+    assert "verified: containerd has the runtime nvidia" in there.run("gpushim configure containerd --verify").stdout
 
 
 def sees_its_gpu(there: Node) -> None:

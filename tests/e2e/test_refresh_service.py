@@ -18,8 +18,9 @@ from e2e.test_systemd_reload import OUTER, SERVICE, TARGET
 from gpushim.errors import CONFIG, DRIVER, NOT_EXECUTABLE, NOT_FOUND
 
 UNITS = trees.TOP / "packaging" / "systemd"
-SERVICES = ("gpushim-refresh.service", "gpushim-refresh-again.service")
-NAMES = (*SERVICES, "gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer")
+SERVICES = ("gpushim-refresh.service", "gpushim-refresh-again.service", "gpushim-refresh-asked.service")
+WATCHING = ("gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer", "gpushim-refresh.socket")
+NAMES = (*SERVICES, *WATCHING)
 RULES = UNITS / "60-gpushim.rules"
 INNER = """
 mount -t proc proc /proc
@@ -169,11 +170,12 @@ def test_units_are_what_systemd_understands(tmp_path: Path, name: str) -> None:
 
 
 def test_the_service_that_no_timer_starts_starts_again_where_waiting_may_help() -> None:
-    text, again = ((UNITS / name).read_text() for name in SERVICES)
+    text, again, asked = ((UNITS / name).read_text() for name in SERVICES)
     assert f"RestartPreventExitStatus={DRIVER} {CONFIG} {NOT_EXECUTABLE} {NOT_FOUND}\n" in text
-    assert "Restart=" not in again
+    assert "Restart=" not in again + asked
     assert "StartLimitIntervalSec=0\n" in text
     assert "StartLimitIntervalSec=0\n" in again
+    assert "StartLimitIntervalSec=0\n" in asked
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -117,16 +117,17 @@ def test_the_same_version_again_keeps_all_files(machine: RpmMachine, rpms: dict[
     assert machine.rpm("--verify gpushim", check=False).stdout == CHANGED
 
 
-@pytest.mark.parametrize(("directory", "seconds"), [(LIB, 6), (f"/usr/lib/gpushim/{OLD}", 2)])
+@pytest.mark.parametrize(("lock", "seconds"), [("/run/gpushim/lock", 6), ("/root/another", 2)])
 def test_old_files_stay_while_a_create_that_lists_gpus_uses_them(
-    machine: RpmMachine, directory: str, seconds: int
+    machine: RpmMachine, lock: str, seconds: int
 ) -> None:
     """rpm runs this script of the old package before it removes its files."""
     script = machine.rpm("-q --queryformat '%{PREUN}' gpushim").stdout
     machine.there.write("/root/preun", script)
-    machine.there.run(f"sh -c 'sleep 6; :' {directory}/gpushim/stub.py </dev/null >/dev/null 2>&1 &")
+    machine.there.run("mkfifo /root/held")
+    machine.there.run(f"flock {lock} sh -c 'echo >/root/held; sleep 6' </dev/null >/dev/null 2>&1 & cat /root/held")
     start = time.monotonic()
-    machine.there.run("sh /root/preun 1; rm /root/preun")
+    machine.there.run("sh /root/preun 1; rm /root/preun /root/held")
     assert seconds <= time.monotonic() - start < seconds + 3.5
 
 
@@ -235,17 +236,19 @@ def test_systemd_gets_the_units_and_no_engine_is_restarted(
         bare.rpm(words, *files)
         said.append(bare.there.run("cat /run/systemctl; rm /run/systemctl").stdout.splitlines())
     bare.there.run("rm -r /usr/bin/systemctl /run/systemd")
-    units = ("gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer")
-    both = " ".join(units)
-    started = [line for unit in units for line in (f"--quiet is-enabled {unit}", f"--no-block start {unit}")]
-    services = "gpushim-refresh.service gpushim-refresh-again.service"
+    watching = "gpushim-refresh.path gpushim-refresh-cdi.path gpushim-refresh.timer"
+    both = f"{watching} gpushim-refresh.socket"
+    started = [line for unit in both.split() for line in (f"--quiet is-enabled {unit}", f"--no-block start {unit}")]
+    services = "gpushim-refresh.service gpushim-refresh-again.service gpushim-refresh-asked.service"
     served = "gpushim-device-plugin.service"
     enabled = ["daemon-reload", f"--quiet is-enabled {served}", f"--no-block start {served}"]
     assert said[0] == [
         *(f"--no-reload preset {both}", "daemon-reload", *started),
         *(f"--no-reload preset {served}", *enabled),
     ]
-    restarted = [line for names in (both, served) for line in ("daemon-reload", f"--no-block try-restart {names}")]
+    restarted = [
+        line for names in (watching, served) for line in ("daemon-reload", f"--no-block try-restart {names}")
+    ]
     assert said[1] == [*restarted, "daemon-reload", "daemon-reload"]
     assert said[2] == [
         *(f"--no-reload --now disable {served}", "stop gpushim-mps@*.service", "daemon-reload"),

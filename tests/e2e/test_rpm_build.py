@@ -96,7 +96,7 @@ def test_everything_is_in_its_place(rpms: dict[str, Path]) -> None:
     for path in ("/usr/bin/gpushim", "/usr/bin/gpushim-runtime", "/usr/bin/gpushim-hook"):
         assert modes[path] == ["-rwxr-xr-x", "root"]
     assert not [path for path in modes if path.endswith(".pyc") or path.startswith(("/lib/", "/usr/local/"))]
-    assert ask(rpms[MAIN], "--configfiles") == ["/etc/gpushim/config.toml"]
+    assert ask(rpms[MAIN], "--configfiles") == ["/etc/gpushim/config.toml", "/etc/logrotate.d/gpushim"]
     assert [path for path in modes if path.startswith(f"{LIB}/") and modes[path][0][0] != "d"][-1] == f"{LIB}/whole"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fakehost
+import scratch
 from e2e import trees
 from e2e.bundles import Bundle
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, INSIDE, probe, refuses, sees_exactly, sees_nothing
@@ -45,7 +46,7 @@ def mig_host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
     """A directory that every user may enter, unlike pytest's own."""
-    with tempfile.TemporaryDirectory(dir="/run", prefix="gpushim-test-") as name:
+    with tempfile.TemporaryDirectory(dir=scratch.top()) as name:
         Path(name).chmod(0o755)
         yield Path(name)
 

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from e2e import engines, trees
 from e2e.hostile import Trap
 from e2e.hostile_places import Place
 from e2e.test_hostile_code import arm
 from e2e.test_hostile_requests import specs as specs
 from e2e.test_races import Race
+from e2e.test_shared_volumes import host as host
+from e2e.test_shared_volumes import place as place
+from e2e.test_shared_volumes import shared_by as shared_by
 from fakehost import Host
 
 MODULES = sorted(path.stem for path in Path(__file__).parent.glob("vulnerable*.py"))
 BUILDS = {name: build for each in MODULES for name, build in importlib.import_module(f"e2e.{each}").BUILDS.items()}
+
+
+@pytest.fixture(autouse=True)
+def _listed_by_this_checkout(gpushim_env: dict[str, str], cdi_dir: Path, tmp_path: Path) -> Iterator[None]:
+    """List the GPUs again if a build has: its CDI spec names its own hook, which goes with it."""
+    yield
+    if any(bytes(tmp_path) in spec.read_bytes() for spec in cdi_dir.glob("*.json")):
+        environment = {"PATH": engines.SYSTEM_PATH, **gpushim_env}
+        engines.run([str(trees.TOP / "bin" / "gpushim"), "refresh", "--force"], env=environment)
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -32,6 +46,8 @@ def test_a_vulnerable_build_is_found_out(
         arguments["race"] = Race(request.getfixturevalue("debian_tree"), tmp_path / "race", place, build.way)
     elif "trap" in names:
         arguments["trap"] = trap = Trap(tmp_path, request.getfixturevalue("debian_root"), place, build.way)
+    if "host" in names:
+        arguments["host"] = request.getfixturevalue("host").of(place)
     if "marker" in names and "trap" in names:
         arm(trap.root, trap.work / "owned")
         arguments["marker"] = trap.work / "owned"

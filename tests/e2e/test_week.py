@@ -24,7 +24,7 @@ from e2e.faults import LONG
 from fakehost import ci_cap, gi_cap
 from gpushim.errors import DRIVER, INVENTORY, REQUEST
 
-SECONDS = 15.0  # for one seed
+SECONDS = 8.0  # for one seed
 WORKERS = 3
 WHOLE = 2  # GPUs that are never divided; the third may be in MIG mode and have nothing to give
 SEEDS = range(12) if LONG else (1, 2)

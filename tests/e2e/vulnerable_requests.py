@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e import test_grants, test_mps
+from e2e import test_grants, test_hostile_container, test_mps
 from e2e.vulnerable import SPECS, Build
 
 AUTHORIZATION, SURVEY = "shim/gpushim/authorization.py", "shim/gpushim/inventory/survey.py"
@@ -64,13 +64,25 @@ def _unknown(name, troubles, directories):
         "(ends, len(snapshots)) ==",
         {"mps": 'pipe-directory = "/tmp/nvidia-mps"'},
     ),
+    "T-OWNER sockets are mounted writable": Build(
+        {"shim/gpushim/edits.py": "SOCKET_OPTIONS = SOCKET_OPTIONS[1:]"},
+        test_hostile_container.test_owner_and_mode_of_what_is_the_hosts,
+        "after == before",
+    ),
+    "T-OWNER nodes are mounted writable": Build(
+        {"shim/gpushim/edits.py": "NODE_OPTIONS = NODE_OPTIONS[1:]"},
+        test_hostile_container.test_owner_and_mode_of_what_is_the_hosts,
+        "after == before",
+        way="hook",
+    ),
     "T-MPS a directory that containers can write": Build(
         {
             "shim/gpushim/inventory/data_files.py": """
 _real = mps
 def mps(root, pipes):
     return [{**file, "kind": "socket"} if file["path"] == pipes else file for file in _real(root, pipes)]
-"""
+""",
+            "shim/gpushim/edits.py": 'SOCKET_OPTIONS = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]',
         },
         test_mps.test_no_program_gets_into_the_directory,
         '"sh").exists()',

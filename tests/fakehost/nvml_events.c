@@ -1,4 +1,4 @@
-/* The simulated libnvidia-ml.so.1: health. Events, the recovery action, remapped rows.
+/* The simulated libnvidia-ml.so.1: health. Events, the recovery action, remapped rows, retired pages.
  *
  * An event is a line that somebody appends to etc/fakehost.events. A set waits through inotify, and sees what was
  * appended after it was made. Out of scope: threads, and events that are no error.
@@ -209,4 +209,25 @@ EXPORT result nvmlDeviceGetRemappedRows(device handle, unsigned *correctable, un
     *pending = live ? live->rows_pending : 0;
     *failed = live ? live->rows_failed : 0;
     return live ? OK : GPU_IS_LOST;
+}
+
+/* Before GPUs remapped rows; how many there are of a cause is all that is simulated of them. */
+EXPORT result nvmlDeviceGetRetiredPages(device handle, unsigned cause, unsigned *count, unsigned long long *addresses)
+{
+    static const char *const names[2] = {"retired_single", "retired_double"};
+    NEED_GPU(gpu, handle, count)
+    NEED_FUNCTION
+    if (cause > 1)
+        return INVALID_ARGUMENT;
+    if (gpu->arch_major >= FIRST_WITH_REMAPPED_ROWS)
+        return NOT_SUPPORTED;
+    unsigned long long there;
+    figure(gpu, NULL, names[cause], &there);
+    unsigned room = *count;
+    *count = there;
+    if (addresses == NULL || room < there)
+        return there ? INSUFFICIENT_SIZE : OK;
+    for (unsigned i = 0; i < there; i++)
+        addresses[i] = (i + 1ull) << 12;
+    return OK;
 }

@@ -113,9 +113,12 @@ def boot(trial: Trial) -> None:
     with open("/proc/mounts") as file:
         mounts = [line.split()[2] for line in file if "cgroup" in line]
     trial.case(f"boot: systemd, pure cgroup v2 (up {uptime} s)", mounts == ["cgroup2"], str(mounts))
-    watching = ("gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer")
+    watching = (
+        *("gpushim-refresh.path", "gpushim-refresh-cdi.path", "gpushim-refresh.timer"),
+        "gpushim-refresh.socket",
+    )
     state = run("systemctl", "is-active", *watching)
-    trial.case("boot: path units and timer are active", state.split() == ["active"] * 3, state)
+    trial.case("boot: path units, timer and socket are active", state.split() == ["active"] * 4, state)
     for _ in range(100):
         if os.path.exists("/run/gpushim/inventory.json"):
             break

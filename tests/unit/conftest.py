@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from apart import lay
 from gpushim.logs import logger
-from unit.gpuhook.sandbox import mount, own_mounts
 
-LAYERED = ("etc", "run", "usr/local", "var/log")
-OURS = ("/etc/gpushim", "/run/gpushim", "/var/log/gpushim.log")
 # A log where no configuration names another is as it should be; these are nobody's to change.
-LEFT_ALONE = ("etc/cdi", "etc/gpushim", "run/cdi", "run/gpushim", "usr/local/bin")
+LEFT_ALONE = ("dev", "etc/cdi", "etc/gpushim", "run/cdi", "run/gpushim", "usr/local/bin", "var/lib/gpushim")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -25,15 +22,7 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layers = tmp_path_factory.mktemp("layers")
     if os.geteuid():
         return layers  # who may write nothing there
-    own_mounts()
-    mount("tmpfs", layers, "mode=755")
-    for top in LAYERED:
-        upper, work = layers / top, layers / f"{top}-work"
-        upper.mkdir(parents=True)
-        work.mkdir()
-        mount("overlay", Path("/", top), f"lowerdir=/{top},upperdir={upper},workdir={work}")
-    for path in map(Path, OURS):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    lay(layers)
     return layers
 
 

@@ -19,13 +19,17 @@ ROOMS = {
         "gpushim.decide gpushim.plan gpushim.not_given gpushim.unread gpushim.refusal gpushim.explain",
         "ground inventory cdi",
     ),
-    "create": ("gpushim.create gpushim.update gpushim.verbs gpushim.stub", "ground inventory decision refresh"),
-    "refresh": ("gpushim.refresh gpushim.keep gpushim.wanted", "ground inventory cdi"),
+    "create": (
+        "gpushim.create gpushim.again gpushim.update gpushim.verbs gpushim.stub",
+        "ground inventory decision refresh",
+    ),
+    "refresh": ("gpushim.refresh gpushim.keep gpushim.asked gpushim.wanted", "ground inventory cdi"),
     "cdi": ("gpushim.cdi", "ground decision gpushim.inventory.ensure"),
     "engines": ("gpushim.engines", "ground cdi decision gpuhook.walk"),
     "holders": ("gpushim.holders gpushim.names gpushim.runtime_state", "ground engines"),
-    "pods": ("gpushim.pods gpushim.kubelet", "ground inventory decision holders"),
-    "doctor": ("gpushim.doctor", "ground inventory cdi engines migrate gpushim.kubelet"),
+    "claims": ("gpushim.claims", "ground decision"),
+    "pods": ("gpushim.pods gpushim.kubelet", "ground inventory decision claims holders"),
+    "doctor": ("gpushim.doctor", "ground inventory cdi engines migrate claims gpushim.kubelet"),
     "hook": ("gpuhook", "ground decision"),
     "migrate": (
         "gpushim.nvidia.migrate gpushim.nvidia.migrate_keys gpushim.nvidia.migrate_engines "
@@ -37,8 +41,8 @@ ROOMS = {
     # The device plugin: what a node has is told apart from how kubelet asks for it.
     "kubelet": (
         "gpuplugin.protobuf gpuplugin.v1beta1 gpuplugin.sockets gpuplugin.service gpuplugin.endpoint "
-        "gpuplugin.podresources",
-        "ground gpuplugin.tasks gpuplugin.counts",
+        "gpuplugin.podresources gpuplugin.plugins",
+        "ground claims gpuplugin.tasks gpuplugin.counts",
     ),
     "resources": (
         "gpuplugin.resources gpuplugin.preferred gpuplugin.sharing gpuplugin.forms gpuplugin.division",
@@ -51,17 +55,25 @@ ROOMS = {
     "mps": ("gpuplugin.mps", "ground inventory"),
     "kept": ("gpuplugin.kept", "ground inventory"),
     "allocation": ("gpuplugin.allocation gpuplugin.cdi", "ground cdi resources mps"),
-    "children": ("gpuplugin.watching gpuplugin.limits gpuplugin.figures", "ground inventory"),
+    "children": (
+        "gpuplugin.watching gpuplugin.listening gpuplugin.asking gpuplugin.kmsg gpuplugin.limits gpuplugin.figures",
+        "ground inventory",
+    ),
     "supervisor": (
         "gpuplugin.mps_supervisor gpuplugin.mps_control gpuplugin.compute_mode",
         "ground inventory resources mps children",
     ),
     # What puts all of it onto a node, from an image.
     "node": ("gpuplugin.node", "ground engines cli gpushim.inventory.rooted gpushim.wanted"),
-    "offer": ("gpuplugin.offer", "ground mps inventory resources settings allocation gpuplugin.v1beta1"),
+    "book": (
+        "gpuplugin.book gpuplugin.book_state gpuplugin.page gpuplugin.recorded gpuplugin.changes gpuplugin.evidence "
+        "gpuplugin.promised",
+        "ground inventory claims resources gpushim.kubelet",
+    ),
+    "offer": ("gpuplugin.offer", "ground book mps inventory resources settings allocation gpuplugin.v1beta1"),
     "told": (
         "gpuplugin.check gpuplugin.explain gpuplugin.labels gpuplugin.labels_file",
-        "ground inventory decision cdi cli resources settings allocation children offer kept",
+        "ground inventory book decision cdi cli resources settings allocation children offer kept",
     ),
     # The container beside the plugin, without GPUs.
     "cluster": (
@@ -70,8 +82,9 @@ ROOMS = {
     ),
     "plugin": (
         "gpuplugin",
-        "ground inventory holders cli kubelet resources settings allocation mps kept children offer told supervisor "
-        "cluster gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys gpushim.wanted",
+        "ground inventory book claims holders cli kubelet resources settings allocation mps kept children offer told "
+        "supervisor cluster gpushim.nvidia.device_plugin gpushim.nvidia.device_plugin_keys gpushim.wanted "
+        "gpushim.kubelet",
     ),
 }
 # What is not so yet. Whoever changes it takes the line out here; a new one needs a better place for the code instead.

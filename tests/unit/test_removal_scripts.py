@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,7 +29,12 @@ def call(root: Path, file: str, function: str) -> str:
     (code,) = re.findall(rf"(?ms)^{function}\(\) \{{.*?^\}}", text)
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DPKG_ROOT": str(root)}
     done = subprocess.run(
-        ["/bin/sh", "-c", f"set -e\n{code}\n{function}"], check=True, capture_output=True, text=True, env=environment
+        ["/bin/sh", "-c", f"set -e\n{code}\n{function}"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=20,
     )
     assert done.stderr == ""
     return done.stdout
@@ -82,9 +90,36 @@ def test_purge_takes_the_records_of_settings_that_no_longer_name_gpushim(root: P
     drop_ins.mkdir(parents=True)
     (folder / "daemon.json").write_text("{}")
     (drop_ins / "99-gpushim.toml").write_text('runtime_path = "/usr/bin/gpushim-runtime"')
-    for path in (folder / "daemon.json", root / "etc/crio/99-gpushim.toml"):
+    for path in (folder / "daemon.json", root / "etc/crio/crio.conf.d.99-gpushim.toml"):
         for suffix in ("before", "after", "kept"):
             Path(f"{path}.{suffix}-gpushim").touch()
     call(root, "written.sh", "remove_records")
     assert sorted(path.name for path in folder.iterdir()) == ["daemon.json", "daemon.json.kept-gpushim"]
     assert len([*(root / "etc/crio").glob("*-gpushim")]) == 3
+
+
+@pytest.fixture
+def lock(root: Path) -> Path:
+    """What a refresh locks."""
+    (root / "run/gpushim").mkdir(parents=True)
+    (root / "run/gpushim/lock").touch(0o600)
+    return root / "run/gpushim/lock"
+
+
+def test_an_upgrade_waits_for_who_lists_the_gpus(root: Path, lock: Path) -> None:
+    with lock.open() as held, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = pool.submit(call, root, "written.sh", "wait_for_creates")
+        waits = re.compile(rf"-> FLOCK .*:{lock.stat().st_ino} ")
+        while not waits.search(Path("/proc/locks").read_text()):
+            assert not waiting.done()
+            time.sleep(0.05)
+        fcntl.flock(held, fcntl.LOCK_UN)
+        assert waiting.result() == ""
+
+
+def test_an_upgrade_waits_for_no_process_by_what_it_calls_itself(root: Path, lock: Path) -> None:
+    with subprocess.Popen(["/usr/lib/gpushim/0.1.0/gpushim/x", "60"], executable="/bin/sleep") as stranger:
+        assert call(root, "written.sh", "wait_for_creates") == ""
+        assert stranger.poll() is None
+        stranger.kill()

@@ -1,3 +1,14 @@
+# Wait before a version's files go, for containers that are being created with them: most take a fraction of a second;
+# one that has to list the GPUs first holds a lock that is root's alone (inventory/renew.py).
+wait_for_creates() {
+  lock=$DPKG_ROOT/run/gpushim/lock
+  sleep 2
+  if [ -f "$lock" ] && [ ! -L "$lock" ] && ! flock -n "$lock" true; then
+    flock -w 30 "$lock" true || true
+    sleep 2 # for those that have waited for it
+  fi
+}
+
 # CDI specs of gpushim's would let containers fail whose engine injects their devices by itself. Those that refresh has
 # written go, as its record knows them (cdi/written.py); others that name gpushim's hook are laid aside.
 remove_specs() {
@@ -21,12 +32,12 @@ END
   for spec in "$DPKG_ROOT"/etc/cdi/*.json "$DPKG_ROOT"/etc/cdi/*.yaml "$DPKG_ROOT"/var/run/cdi/*.json \
     "$DPKG_ROOT"/var/run/cdi/*.yaml; do
     if ! grep -qs /usr/bin/gpushim-hook "$spec"; then continue; fi
-    if [ -e "$DPKG_ROOT/var/lib/gpushim/specs" ]; then
-      mv -f "$spec" "$spec.kept-gpushim"
-      echo "gpushim: $spec names gpushim-hook; it is $spec.kept-gpushim now, which no engine reads."
-    else
-      rm -f "$spec"
-    fi
+    kept=$spec.kept-gpushim number=1
+    while [ -e "$kept" ] || [ -L "$kept" ]; do
+      number=$((number + 1)) kept=$spec.kept-gpushim.$number
+    done
+    mv -nT "$spec" "$kept"
+    echo "gpushim: $spec names gpushim-hook; it is $kept now, which no engine reads."
   done
   rm -f "$DPKG_ROOT/var/lib/gpushim/specs" "$DPKG_ROOT/var/lib/gpushim/specs.new"
   rmdir "$DPKG_ROOT/var/run/cdi" 2>/dev/null || true
@@ -39,7 +50,7 @@ remove_hardlinks() {
   if [ ! -f "$tops" ]; then return 0; fi
   while read -r top; do
     if [ ! -d "$top" ]; then continue; fi
-    made='.*/([0-9a-f]{8}-[0-9a-f]{16}|\.gpushim-unfinished)'
+    made='.*/(\.gpushim-unfinished-)?[0-9a-f]{8}-[0-9a-f]{16}'
     find "$top" -maxdepth 1 -regextype posix-extended -regex "$made" | while read -r made; do
       if grep -qs "/${made##*/}/" /proc/[0-9]*/mountinfo; then
         echo "gpushim: containers still use $made; remove it when they have ended."
@@ -72,7 +83,7 @@ remove_records() {
     folder=$DPKG_ROOT$folder
     for record in "$folder"/*.before-gpushim "$folder"/*.after-gpushim; do
       name=${record##*/} name=${name%.*-gpushim}
-      grep -qs 'gpushim-\(runtime\|hook\)' "$folder/$name" "$folder"/*.d/"$name" || rm -f "$record"
+      grep -qs 'gpushim-\(runtime\|hook\)' "$folder/$name" "$folder/${name%%.d.*}.d/${name#*.d.}" || rm -f "$record"
     done
   done
 }

@@ -5,14 +5,20 @@ Out of scope: how an engine is configured, restarted and asked (`gpushim configu
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from typing import Any
 
 from gpushim.cli.show import say
 from gpushim.engines import ask, running
 from gpushim.errors import GpushimError
+from gpushim.replace import content, replace
 
 PROGRAM = "/usr/bin/gpushim"
 SECONDS, RESTART = 60, 300
+TRIED = "/run/gpushim-node.restarted"
+LIMIT = 1 << 16  # bytes of it
 # Names of processes, and the engine whose settings a CRI client's containers get.
 CRI = {"crio": "crio", "containerd": "containerd", "k3s": "containerd", "rke2": "containerd"}
 
@@ -43,20 +49,42 @@ def configure(words: list[str], restart: bool) -> bool:
         whether its settings have changed.
 
     Raises:
-        GpushimError: gpushim refuses, or the engine does not know it although it has been restarted.
+        GpushimError: gpushim refuses, or the engine does not know it although it has been restarted, which is done
+            once for what it is configured with.
     """
     report = json.loads(_gpushim(words, SECONDS).out)
     for change in report["changes"]:
         say(f"gpushim-node: {change['done']} {change['path']}")
     asking = [word for word in words if word not in _NOT_ASKED]
     known = ask.program([PROGRAM, "configure", *asking, "--verify"], SECONDS)
+    if not known.code:
+        _forget()
+    elif restart and not report["changed"] and _tried() == words:
+        raise GpushimError(
+            f"{words[0]} was restarted for this already, and is not again: {known.last.removeprefix('gpushim: ')}; "
+            "see to that on the node"
+        )
     if restart and (report["changed"] or known.code):
+        replace(TRIED, json.dumps(words).encode())  # first: it may fail, and this container is run again and again
         for line in _gpushim([*words, "--restart"], RESTART, "text").out.splitlines():
             say(f"gpushim-node: {line}")
+        _forget()
     elif known.code:
         for note in report["notes"] or [known.last]:
             say(f"gpushim-node: note: {note}", error=True)
     return bool(report["changed"])
+
+
+def _tried() -> Any:
+    """Return with what words an engine was restarted last in vain since the node has booted; None if it was not."""
+    with contextlib.suppress(ValueError):
+        return json.loads(content(TRIED, LIMIT) or b"null")
+    return None
+
+
+def _forget() -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(TRIED)
 
 
 def refresh() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpuplugin.node.host import PYTHON
-from gpushim.engines import ask
+from gpushim.engines import ask, genuine
 from gpushim.replace import content, replace
 from gpushim.wanted import SYSTEMD
 
@@ -136,9 +136,15 @@ def _versions(paths: list[str]) -> set[str]:
 
 
 def _used(lib: str) -> bool:
-    """Say whether a process has a file of a version on its command line."""
-    for path in glob.glob("/proc/[0-9]*/cmdline"):
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            if os.fsencode(lib) in file.read(1 << 17):
-                return True
-    return False
+    """Say whether a process of root's names a file of a version on its command line; others may write anything."""
+    return any(
+        os.fsencode(lib) in genuine.data(f"{folder}/cmdline") and _of_root(folder)
+        for folder in glob.glob("/proc/[0-9]*")
+    )
+
+
+def _of_root(folder: str) -> bool:
+    """Say whether a process is root's, real, effective and saved, and in our PID namespace: no container's."""
+    status = dict(line.split(":", 1) for line in genuine.lines_of(f"{folder}/status") if ":" in line)
+    here = genuine.link("/proc/self/ns/pid")
+    return status.get("Uid", "").split()[:3] == ["0"] * 3 and genuine.link(f"{folder}/ns/pid") == here

@@ -19,7 +19,7 @@ from gpushim.errors import GpushimError
 from gpushim.inventory import rooted
 
 RUNTIME = b"gpushim-runtime"
-SHIM, CONMON = b"containerd-shim", b"conmon"
+SHIM, CONMON = "containerd-shim", "conmon"  # the beginnings of programs' names
 SHOWN = 8
 LABELS = "/etc/kubernetes/node-feature-discovery/features.d"  # labels.directory of the chart
 SECONDS = 120
@@ -30,9 +30,10 @@ remove_specs
 remove_hardlinks
 remove_records
 remove_links
-rm -rf /run/gpushim
+rm -rf /run/gpushim /run/gpushim-node.restarted
 rm -f /var/log/gpushim.log /var/log/gpushim.log.*
 rm -f "$1/gpushim"
+rm -rf /var/lib/gpushim/device-plugin
 """
 
 
@@ -89,7 +90,8 @@ def _remove(record: records.Record, functions: str, labels: str) -> None:
     if answer.code != 0:
         raise GpushimError(f"not all that gpushim has written could be removed: {answer.last}")
     os.unlink(records.PATH)  # not before: the next try goes by it
-    for folder in sorted(record.folders, reverse=True):
+    own = os.path.dirname(records.PATH)  # kubelet may have made it, for the plugin's book
+    for folder in sorted({*record.folders, own}, reverse=True):
         with contextlib.suppress(OSError):  # others have something there
             os.rmdir(folder)
     say("gpushim-node: gpushim is taken away")
@@ -98,7 +100,7 @@ def _remove(record: records.Record, functions: str, labels: str) -> None:
 def users(proc: str) -> list[str]:
     """List the containers whose engine calls gpushim-runtime to end them.
 
-    Root's engines alone count: whoever may start a process on the node could keep gpushim there else.
+    Programs of this host's root alone count: whoever may start a process on the node could keep gpushim there else.
 
     Args:
         proc: where procfs is mounted.
@@ -108,9 +110,7 @@ def users(proc: str) -> list[str]:
     """
     found: set[str] = set()
     for folder in glob.glob(f"{proc}/[0-9]*"):
-        if not genuine.of_root(folder, proc):
-            continue
-        name = _read(f"{folder}/comm")
+        name = genuine.program(folder, proc, (SHIM, CONMON), service=False)
         if name.startswith(SHIM):  # its bundles, each with the runtime that it was told to use
             for path in glob.glob(f"{folder}/cwd/../*/runtime") + glob.glob(f"{folder}/cwd/../*/options.json"):
                 if RUNTIME in _read(path):

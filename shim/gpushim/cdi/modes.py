@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from gpushim.authorization import FEATURES
 from gpushim.cdi import write
 from gpushim.decide import hook_program, of_items
-from gpushim.edits import Edit
+from gpushim.edits import HOOK_ENV, HOOK_NAME, Edit
 from gpushim.errors import INVENTORY, GpushimError
-from gpushim.plan import mount, node_edits
+from gpushim.plan import HOOK_TIMEOUT, by_hook, mount, node_edits
 
 if TYPE_CHECKING:
     from gpushim.model import Snapshot
@@ -58,7 +58,10 @@ def spec(mode: str, inventory: Snapshot, named: str, merged: bool, hook: str = "
         devices = [_device(name, _nodes(paths, inventory)) for name, paths in channels.items()]
     else:
         edits, root = _nodes(inventory["features"].get(mode, []), inventory), inventory["driver"]["root"]
-        edits += [Edit("mount", mount(file, root)) for file in inventory["files"].get(mode, ())]
+        args = by_hook(mount(file, root) for file in inventory["files"].get(mode, ()))
+        if args:
+            own = {"path": hook or hook_program(), "args": [HOOK_NAME, "prestart", *args]}
+            edits.append(Edit("hook", {**own, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}))
         devices = [_device(write.ALL, edits)] if inventory["features"].get(mode) else []
     if not devices:
         raise GpushimError(f"this host has no device for the mode {mode}: is its kernel module loaded?", INVENTORY)

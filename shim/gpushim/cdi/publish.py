@@ -9,10 +9,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Optional
 
-from gpushim import stamp
+from gpushim import exchange, stamp
 from gpushim.cdi import form, specs, text, write, written
 from gpushim.errors import FAILED, GpushimError
-from gpushim.replace import replace
 from gpushim.selection import BESIDE, parse
 
 if TYPE_CHECKING:
@@ -74,20 +73,32 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
         return False
     try:
         with _directory(path) as fd:
+            file = written.in_folder(path, fd)
+            notes += [f"what somebody wrote to {path} is in {copy}" for copy in exchange.settle(file)]
             if _withdrawn(path, spec, notes):
                 return True
-            reason = emptier(path, spec, snapshot["source"])
+            there, wanted = exchange.content(file.name, fd), text.render(spec, "json")
+            reason = _theirs(path, there, wanted) or emptier(path, spec, snapshot["source"])
             if reason:
                 notes.append(reason)
                 return False
-            content = text.render(spec, "json")
-            lost = written.note(path, content)
-            _replace(fd, os.path.basename(path), content)
+            lost = written.note(path, wanted)
+            done = there == wanted.encode() or _replace(file, path, there, wanted, notes)
             notes += [lost] if lost else []
-            return True
+            return done
     except (GpushimError, OSError, ValueError):
         _remove_untrue(spec, notes)
         raise
+
+
+def _theirs(path: str, there: bytes | None, spec: str) -> str:
+    """Say why what is at a path stays, be it a spec or not: refresh has not written it there; "" if it has."""
+    if there is None or written.is_ours(path, there) or there == spec.encode():
+        return ""
+    return (
+        f"{path} is not as refresh wrote it, and stays, so engines may give out other GPUs than gpushim does, "
+        "or none; move it away, and refresh, or set write-spec = false under [cdi] to keep it"
+    )
 
 
 def _remove_untrue(spec: dict[str, Any], notes: list[str]) -> None:
@@ -101,7 +112,8 @@ def _remove_untrue(spec: dict[str, Any], notes: list[str]) -> None:
 
 def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
     """Say whether another file has the same devices; if so, remove refresh's, as engines would accept neither."""
-    other, device = conflicting(path, spec)
+    other, device, unread = conflicting(path, spec)
+    notes += [f"{trouble}; an engine that can read it may find a device of {path} twice" for trouble in unread]
     if not other:
         return False
     both = f"{other} has {device} too, and a device in two files of a directory is none"
@@ -145,13 +157,19 @@ def emptier(path: str, spec: dict[str, Any], source: str) -> str:
     )
 
 
-def conflicting(path: str, spec: dict[str, Any]) -> tuple[str, str]:
-    """Return another file of the same directory that has a device of a spec, and the device's name; or "" and ""."""
-    for other, _, found in specs.load([os.path.dirname(path)], [spec["kind"]])[0]:
+def conflicting(path: str, spec: dict[str, Any]) -> tuple[str, str, list[str]]:
+    """Look for a spec's devices in other files of its directory.
+
+    Returns:
+        a file that has one, and the device's name, or "" twice; and of each that cannot be read, and may, why not.
+    """
+    listed, troubles = specs.load([os.path.dirname(path)], [spec["kind"]])
+    unread = [trouble for trouble in troubles if not trouble.startswith(f"{path}: ")]
+    for other, _, found in listed:
         both = sorted(_names(found) & _names(spec)) if found["kind"] == spec["kind"] else []
         if os.path.basename(other) != os.path.basename(path) and both:
-            return other, f"{spec['kind']}={both[0]}"
-    return "", ""
+            return other, f"{spec['kind']}={both[0]}", unread
+    return "", "", unread
 
 
 def _contradict(old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -202,11 +220,13 @@ def _directory(path: str) -> Any:
         os.close(fd)
 
 
-def _replace(directory: int, name: str, content: str) -> None:
-    data = content.encode()
-    with contextlib.suppress(OSError):
-        old = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
-        with open(old, "rb") as file:
-            if file.read(len(data) + 1) == data:
-                return
-    replace(name, data, folder=directory)
+def _replace(file: exchange.File, path: str, old: bytes | None, spec: str, notes: list[str]) -> bool:
+    """Put a spec in the place of what was read; returns whether it is there."""
+    try:
+        told = exchange.put(file, old, spec.encode(), lambda fd: os.fchmod(fd, 0o644))
+    except exchange.Changed as changed:
+        kept = "".join(f"; {copy} is a copy of what somebody wrote" for copy in changed.kept)
+        notes.append(f"{path} is not written: it is {changed}{kept}; refresh again")
+        return False
+    notes += [f"{path} is written, but {each}" for each in told]
+    return True

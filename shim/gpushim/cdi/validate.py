@@ -112,10 +112,15 @@ def _about_edits(edits: dict[str, Any]) -> Iterator[Finding]:
         for entry in hook.get("env", ()):
             if entry.find("=") < 1:
                 yield ERROR, f'the hook {quote(hook["path"])} has "{quote(entry)}" in env, which is not NAME=value'
-        if not hook.get("env"):
-            yield WARNING, f"the hook {quote(hook['path'])} has no env, and may run with the image's (CVE-2025-23266)"
+    for path in bare_hooks(edits):
+        yield WARNING, f"the hook {quote(path)} has no env, and may run with the image's (CVE-2025-23266)"
     if 0 in edits.get("additionalGids", ()):
         yield WARNING, "additionalGids has 0, which engines ignore"
+
+
+def bare_hooks(edits: dict[str, Any]) -> list[str]:
+    """List the paths of hooks without an environment, which some runtimes give that of the container's process."""
+    return [hook["path"] for hook in edits.get("hooks") or () if not hook.get("env")]
 
 
 def _about_paths(edits: dict[str, Any]) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from gpushim.errors import INVENTORY, GpushimError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.model import Device, DeviceNode, Mount, Snapshot
+    from gpushim.model import Device, DeviceNode, Snapshot
     from gpushim.selection import Item
 
     Planned = dict[str, Edit]  # by repr: equal edits have the same
@@ -85,19 +85,20 @@ def finished(kind: str, devices: list[dict[str, Any]], common: dict[str, Any]) -
 
 
 def container_edits(edits: list[Edit], inventory: Snapshot, env: Optional[list[str]] = None) -> dict[str, Any]:
-    """Return a plan's edits, and more variables, as CDI's containerEdits; keys without a value are left out."""
+    """Return a plan's edits, and more variables, as CDI's containerEdits; keys without a value are left out.
+
+    There are no mounts among them: the hook makes those (plan.by_hook).
+    """
     root = inventory["driver"]["dev-root"]
     values: dict[str, list[Any]] = {}
     for edit in edits:
         values.setdefault(edit.kind, []).append(edit.value)
     access = {rule[:3]: rule[3] for rule in values.get("rule", ())}
     nodes = [_node(node, root, access) for node in values.get("node", ())]
-    mounts = [_mount(mount) for mount in values.get("mount", ())]
     variables = [f"{name}={value}" for name, value in values.get("env", ()) if name != request.DEVICES]
     found = {
         "env": [*(env or []), *variables],
         "deviceNodes": sorted(nodes, key=lambda node: _by_depth(node["path"])),
-        "mounts": sorted(mounts, key=lambda mount: _by_depth(mount["containerPath"])),
         "hooks": [{"hookName": "prestart", **hook} for hook in values.get("hook", ())],
         "additionalGids": sorted({*values.get("gid", ())}),
     }
@@ -108,11 +109,6 @@ def _node(node: DeviceNode, root: str, access: dict[Any, str]) -> dict[str, Any]
     permissions = access.get((node["type"], node["major"], node["minor"]), "rw")
     host = {} if root == "/" else {"hostPath": root + node["path"]}
     return {"path": node["path"], **host, **node, "permissions": permissions}
-
-
-def _mount(mount: Mount) -> dict[str, Any]:
-    # Without a type, which would need version 0.4.0: the option "rbind" implies it.
-    return {"hostPath": mount["source"], "containerPath": mount["destination"], "options": mount["options"]}
 
 
 def _by_depth(path: str) -> tuple[int, str]:

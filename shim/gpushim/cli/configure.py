@@ -55,7 +55,7 @@ def _command(name: str, row: table.Row) -> None:
         click.option("--cdi", is_flag=True, help="Let the engine inject CDI devices."),
         *([HOOKS_OPTION] if row.hooks else []),
         click.option("--force", is_flag=True, help="Replace a runtime of this name that is not gpushim's."),
-        click.option("--remove", is_flag=True, help="Take back what gpushim added, and nothing else."),
+        click.option("--remove", is_flag=True, help="Take back what gpushim added."),
         click.option("--by-hand", is_flag=True, help="With --remove: change nothing, and say how to do it by hand."),
         click.option("--files-only", is_flag=True, help="Look at the usual files, and at no process that runs."),
         click.option("--dry-run", is_flag=True, help="Show the change as a diff, and change nothing."),
@@ -89,7 +89,10 @@ def _run(name: str, row: table.Row, options: dict[str, Any]) -> None:
         "changed": False,
         "missing": None,
     }
-    if not verify and not dry_run:
+    if dry_run:
+        report["notes"] += _refusal(plan)
+    elif not verify:
+        plan.check()
         report["notes"] += files.apply(plan.changes, undo=wish.remove)
         links, notes = on_path.apply(plan.links)
         report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
@@ -128,10 +131,19 @@ def _by_hand(engine: Any, row: table.Row, wish: Wish) -> None:
     if commands and row.unit:
         arguments = _restarting(row, wish, plan)
         commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {row.process}")
-    for line in [*commands, *(f"# note: {sentence}" for sentence in _kept(plan, []))]:
+    for line in [*commands, *(f"# note: {sentence}" for sentence in [*_refusal(plan), *_kept(plan, [])])]:
         show.text(line)
     if not commands:
         show.say(f"# {plan.config}: nothing to take back")
+
+
+def _refusal(plan: Plan) -> list[str]:
+    """Say why changes would be refused."""
+    try:
+        plan.check()
+    except GpushimError as error:
+        return [str(error)]
+    return []
 
 
 def _kept(plan: Plan, notes: list[str]) -> list[str]:

@@ -69,10 +69,11 @@ def status(form: str) -> None:
     for note in [*_states(answer), *answer["notes"]]:
         show.say(note, first="note: ", error=True)
     if not answer["resources"]:
-        show.say("nothing is registered at kubelet")
+        where = f" in {answer['kubelet_dir']}" if answer.get("kubelet_dir") else ""
+        show.say(f"nothing is registered at kubelet{where}")
     for head, rows in (
         (DEVICES, [*_devices(answer["resources"])]),
-        (PODS, [*_pods(answer["pods"] or [])]),
+        (PODS, [*_pods(answer["pods"] or []), *_claims(answer.get("claims", []))]),
         (CONTAINERS, [*_held(answer["containers"])]),
         (LAST, [*_last(answer["resources"])]),
     ):
@@ -151,7 +152,7 @@ def _states(answer: dict[str, Any]) -> Iterator[str]:
     if answer["released"]:
         closed = "" if answer["closed"] else ", though not all handles are closed yet"
         yield f"the GPUs are let go since {_when(answer['released'])}{closed}; gpushim device-plugin take ends that"
-    if answer["trouble"]:
+    if answer["trouble"] and not any(answer["trouble"] in note for note in answer["notes"]):
         yield answer["trouble"]
     if answer["pods"] is None:
         yield "kubelet does not say which pods hold GPUs"
@@ -170,7 +171,7 @@ def _containers(notes: list[str]) -> list[dict[str, Any]]:
 def _devices(resources: list[dict[str, Any]]) -> Iterator[list[object]]:
     for resource in resources:
         for one in resource["devices"]:
-            since = min((why["since"] for why in one["reasons"]), default=None)
+            since = min((why["since"] for why in one["reasons"]), default=one.get("since"))
             health = "healthy" if one["healthy"] else "unhealthy"
             first = [resource["name"], one["index"], one["uuid"], one["replicas"], one["held"]]
             yield [*first, health, since and _when(since), one["problem"]]
@@ -179,6 +180,17 @@ def _devices(resources: list[dict[str, Any]]) -> Iterator[list[object]]:
 def _pods(pods: list[dict[str, Any]]) -> Iterator[list[object]]:
     for one in pods:
         yield [one["namespace"], one["pod"], one["container"], one["resource"], _ids(one["devices"])]
+
+
+def _claims(claims: list[dict[str, Any]]) -> Iterator[list[object]]:
+    for one in claims:
+        yield [
+            one["namespace"],
+            one["pod"],
+            one["container"],
+            f"claim {one['name']} of {one['driver']}",
+            one["device"],
+        ]
 
 
 def _held(containers: list[dict[str, Any]]) -> Iterator[list[object]]:

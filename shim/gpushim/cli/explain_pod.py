@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpushim import pods, policy, stamp
+from gpushim import pods
 from gpushim.cli import show
 from gpushim.errors import GpushimError
 from gpushim.inventory import present
@@ -37,7 +37,7 @@ def explain(text: str, states: list[str] | None, form: str, tell: Callable[[dict
     inventory = present.anyhow(notes)
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
-    found, more = pods.report(asked, inventory, _kubelet_dir(), states)
+    found, more = pods.report(asked, inventory, pods.kubelet_dir(), states)
     for note in [*notes, *more]:
         show.say(f"note: {note}", error=True)
     if form == "json":
@@ -49,13 +49,6 @@ def explain(text: str, states: list[str] | None, form: str, tell: Callable[[dict
     for one in found:
         if refusal := one["explain"]["refusal"]:
             raise GpushimError(refusal["sentence"], refusal["exit_code"])
-
-
-def _kubelet_dir() -> str:
-    try:
-        return policy.load(stamp.config_path())["device-plugin"]["kubelet-dir"]
-    except GpushimError:
-        return policy.defaults()["device-plugin"]["kubelet-dir"]
 
 
 def _tell(one: dict[str, Any]) -> None:
@@ -74,10 +67,12 @@ def _rows(one: dict[str, Any]) -> Iterator[list[str]]:
     yield ["has", f"GPUs {','.join(one['devices'])}, by {one['how']}" if one["devices"] else "no GPU"]
     for told in one["told"]:
         yield ["told by", told]
+    for claim in one["claims"] or ():
+        yield ["claim", f"{pods.called(claim)}, device {claim['device']}"]
     if one["kubelet"] is None:
         yield ["kubelet", "what it gave is not known"]
     elif not one["kubelet"]:
-        yield ["kubelet", "gave it no device"]
+        yield ["kubelet", "gave it no device of a device plugin" if one["claims"] else "gave it no device"]
 
 
 def _given(kubelet: list[dict[str, Any]]) -> Iterator[list[str]]:

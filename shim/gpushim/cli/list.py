@@ -13,7 +13,7 @@ from gpushim.inventory import modules, present, procfs
 if TYPE_CHECKING:
     from gpushim.model import Gpu, Snapshot
 
-COLUMNS = ("INDEX", "MODEL", "UUID", "BUS ID", "MINOR", "NODES", "NUMA", "PROBLEM")
+COLUMNS = ("INDEX", "MODEL", "UUID", "BUS ID", "MINOR", "NODES", "NUMA", "PROBLEM", "NVML")
 
 
 @click.command()
@@ -22,6 +22,7 @@ def list_gpus(form: str) -> None:
     """List this host's GPUs and MIG instances, as containers may ask for them.
 
     INDEX and UUID are what NVIDIA_VISIBLE_DEVICES takes; NUMA is the node that the GPU is nearest to, as sysfs says.
+    NVML, which a table has where it differs, is the index that the GPU has in nvidia-smi now.
     """
     inventory = present.snapshot()
     if inventory["error"]:
@@ -30,19 +31,23 @@ def list_gpus(form: str) -> None:
         show.say(f"note: {note}", error=True)
     sys = modules.sys_dir(inventory["driver"]["root"])
     gpus = [_gpu(gpu, inventory, sys) for gpu in inventory["gpus"]]
+    columns: tuple[str, ...] = COLUMNS
     rows = [row for gpu in gpus for row in _rows(gpu)]
+    if form == "table" and all(gpu["nvml"] in (gpu["index"], None) for gpu in gpus):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     if not rows and form == "table":
         show.say("this host has no GPU")
         return
-    show.emit(form, gpus, COLUMNS, rows)
+    show.emit(form, gpus, columns, rows)
 
 
 def _gpu(gpu: Gpu, inventory: Snapshot, sys: str) -> dict[str, Any]:
     """Return what is shown of a GPU: what the snapshot has, its NUMA node, and its MIG instances."""
-    names = ("index", "model", "uuid", "pci", "minor", "node", "drm", "memory", "problem")
+    names = ("index", "nvml", "model", "uuid", "pci", "minor", "node", "drm", "memory", "problem")
     migs = [mig for mig in inventory["mig"] if mig["gpu"] == gpu["index"]]
     known = dict(gpu)
     shown = {name: known[name] for name in names}
+    shown["nvml"] = None if gpu["nvml"] < 0 else gpu["nvml"]
     return {**shown, "numa": _numa(sys, gpu["pci"]), "mig_mode": gpu["mig"], "mig": migs}
 
 
@@ -60,7 +65,8 @@ def _rows(gpu: dict[str, Any]) -> list[list[object]]:
     model = f"{gpu['model']} (MIG)" if gpu["mig_mode"] else gpu["model"]
     nodes = " ".join([gpu["node"], *gpu["drm"]])
     rows = [[gpu["index"], model, gpu["uuid"], gpu["pci"], gpu["minor"], nodes, gpu["numa"], gpu["problem"]]]
+    rows[0].append(gpu["nvml"])
     for mig in gpu["mig"]:
         name, caps = f"{gpu['index']}:{mig['index']}", " ".join(mig["nodes"])
-        rows.append([name, f"MIG {mig['profile']}", mig["uuid"], gpu["pci"], None, caps, gpu["numa"], None])
+        rows.append([name, f"MIG {mig['profile']}", mig["uuid"], gpu["pci"], None, caps, gpu["numa"], None, None])
     return rows

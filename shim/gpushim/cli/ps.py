@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from gpushim import holders
+from gpushim import pods as kubernetes
 from gpushim.cli import show
 from gpushim.errors import GpushimError
 from gpushim.inventory import present
 
 NONE = "no running container has a GPU"
 PODS = ("NAMESPACE", "POD")  # in a table where it has a pod; always in CSV, as scripts count columns
+CLAIM = ("CLAIM",)  # likewise
 COLUMNS = ("NAME", "ENGINE", "PID", "DEVICES", "HOW")
 
 
@@ -31,12 +35,14 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
     does before Docker 29.2; mount, where neither config.json nor the runtime's state tells which. The host's whole
     /dev, mounted into a container, is not seen here. What an ordinary user may not look at is said; root sees all.
     Containers of pods have their namespace and pod, as containerd and CRI-O tell them; NAME is the pod's for them.
+    CLAIM is the claim of Kubernetes' DRA that gave the GPU, and its driver, as kubelet has kept it.
     """
     trouble: list[str] = []
     inventory = present.anyhow(trouble)
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
     found, notes = holders.holders(inventory, list(state) or None)
+    notes += kubernetes.claimed(found, inventory, kubernetes.kubelet_dir())
     for note in [*trouble, *notes]:
         show.say(f"note: {note}", error=True)
     if not found and form == "table":
@@ -44,16 +50,22 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
         show.say("none of the containers that could be looked at has a GPU" if notes else NONE)
         return
     pods = PODS if form == "csv" or any(each["pod"] for each in found) else ()
+    claim = CLAIM if form == "csv" or any(each["claims"] for each in found) else ()
     rows = [
         [
             each["id"] if no_trunc or form == "csv" else _short(each["id"]),
             *(each[head.lower()] for head in (*pods, "NAME", "ENGINE", "PID")),
             ",".join(each["devices"]),
             each["how"],
+            *(_claims(each) for _ in claim),
         ]
         for each in found
     ]
-    show.emit(form, found, ("CONTAINER", *pods, *COLUMNS), rows)
+    show.emit(form, found, ("CONTAINER", *pods, *COLUMNS, *claim), rows)
+
+
+def _claims(one: dict[str, Any]) -> str:
+    return ", ".join(f"{each['namespace']}/{each['name']} of {each['driver']}" for each in one["claims"] or ())
 
 
 def _short(identity: str) -> str:

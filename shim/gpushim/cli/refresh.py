@@ -6,6 +6,7 @@ import json
 
 import click
 
+from gpushim import asked as serving
 from gpushim import keep as keeping
 from gpushim import logs, policy, stamp
 from gpushim import refresh as inventory
@@ -21,6 +22,12 @@ from gpushim.errors import INVENTORY, GpushimError
     help="As the systemd units do: list only if something has changed or may soon have, when the driver's files and "
     "modules have come to rest, and take as long as it takes.",
 )
+@click.option(
+    "--asked",
+    is_flag=True,
+    help="For gpushim-refresh.socket: list once for the containers that are being created and have asked for it, if "
+    "something has changed.",
+)
 @click.option("--no-modules", is_flag=True, help="Load no kernel module.")
 @click.option(
     "--keep",
@@ -28,35 +35,51 @@ from gpushim.errors import INVENTORY, GpushimError
     help="Go on until a signal comes: list again whenever something has changed or may soon have, as the systemd "
     "units do where there are any. For gpushim-node, and hosts with another init.",
 )
+@click.option(
+    "--accept-indices",
+    "accept",
+    is_flag=True,
+    help="Number the GPUs as NVML does now. Without it, an index means the same GPU from the first listing after a "
+    "boot until the next boot, and none while that GPU is missing.",
+)
 @show.format_option("text", "json")
-def refresh(force: bool, unattended: bool, no_modules: bool, keep: bool, form: str) -> None:
+def refresh(
+    force: bool, unattended: bool, asked: bool, no_modules: bool, keep: bool, accept: bool, form: str
+) -> None:
     """List this host's GPUs, MIG instances and driver files for the containers to come.
 
     If the host has changed since, this happens by itself when a container is created that asks for a GPU; doing it
     at boot and after a driver upgrade saves the first container the wait. If a GPU or NVML fails, what can be listed
     is saved, and the exit code says so: a later try may find more.
     """
-    if keep:
-        _keep(unattended or no_modules or form != "text")
+    if keep or asked:
+        if unattended or no_modules or accept or form != "text" or (keep and asked):
+            raise click.UsageError(f"--{'keep' if keep else 'asked'} goes with no other option; leave them out")
+        _keep() if keep else serving.serve()
         return
+    if unattended and accept:
+        raise click.UsageError("--accept-indices does not go with --unattended; leave one of them out")
     load = not no_modules
-    snapshot = inventory.unattended(load) if unattended else inventory.refresh(force=True, load=load)
+    snapshot = inventory.unattended(load) if unattended else inventory.refresh(force=True, load=load, accept=accept)
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
+    if accept and snapshot["source"] != "nvml":
+        why = next(iter(snapshot["notes"]), "NVML cannot be used")
+        raise GpushimError(f"the GPUs' indices stay as they were, for NVML tells no order: {why}", INVENTORY)
     version, notes = snapshot["driver"]["version"], snapshot["notes"]
     gpus, migs = len(snapshot["gpus"]), len(snapshot["mig"])
     if form == "json":
         click.echo(json.dumps({"gpus": gpus, "mig": migs, "driver": version, "notes": notes}, indent=2))
     elif not unattended:  # the log has the notes, and all that there is to say of the units' refreshes
-        show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}")
+        gone = ", ".join(f"GPU {one['index']}" for one in snapshot["absent"])
+        more = f"; missing since the first look of this boot: {gone}" if gone else ""
+        show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}{more}")
     trouble = inventory.trouble(snapshot)
     if trouble:
         raise GpushimError(f"not all could be listed: {trouble}; when that is fixed, run gpushim refresh", INVENTORY)
 
 
-def _keep(others: bool) -> None:
-    if others:
-        raise click.UsageError("--keep goes with no other option; leave them out")
+def _keep() -> None:
     log = policy.load(stamp.config_path())["log"]
     logs.start(log["format"], log["level"])
     keeping.keep()

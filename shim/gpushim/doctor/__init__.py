@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
 T = TypeVar("T")
-UNITS = ("/etc", "/usr/lib", "/lib")
+UNITS = ("/etc", "/run", "/usr/lib", "/lib")
 HEAD_LIMIT = 4096  # bytes of a program that tell whose it is
 
 
@@ -67,7 +67,7 @@ class Host:
         top: what comes before the host's own paths: "" but for tests.
         config: path of config.toml.
         state: the directory of the snapshot.
-        settings: the policy; the defaults if config.toml is wrong.
+        settings: the policy; the defaults for what is wrong in config.toml.
         trouble: what is wrong with config.toml, or "".
         old_names: sentences about old names of keys in config.toml.
         engines: those that run.
@@ -184,7 +184,7 @@ def look(named: tuple[str, ...] = ()) -> Host:
     try:
         host.settings, host.old_names = policy.loaded(host.config)
     except GpushimError as error:
-        host.trouble = str(error)
+        host.trouble, host.settings = str(error), policy.usable(host.config)
     return host
 
 

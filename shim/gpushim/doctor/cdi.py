@@ -11,7 +11,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim import seen, stamp
-from gpushim.cdi import publish, specs, versions, write, written
+from gpushim.cdi import publish, specs, validate, versions, write, written
 from gpushim.doctor import (
     Finding,
     Host,
@@ -25,10 +25,12 @@ from gpushim.doctor import (
     untrusted,
     warning,
 )
+from gpushim.edits import HOOK_NAME
 from gpushim.engines import ask, programs, table
 from gpushim.engines.docker import dockerd
 from gpushim.engines.injected import SPEC_DIRECTORIES
 from gpushim.errors import GpushimError
+from gpushim.hookargs import MOUNTING
 from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
@@ -93,9 +95,10 @@ def _again(host: Host) -> str:
     if not os.path.isdir(above):
         return _elsewhere(host)
     if os.path.isdir(path) and not os.path.islink(path):
-        return f"mv {shlex.quote(path)} {shlex.quote(path)}.old && {REFRESH}"
+        return f"{untrusted.away(path)} && {REFRESH}"
     if above != folder or not stamp.others_may(os.stat(folder)):
-        return REFRESH
+        edited = os.path.lexists(path) and not written.ours(path)  # which refresh leaves alone
+        return f"{untrusted.away(path)} && {REFRESH}" if edited else REFRESH
     command = untrusted.directory(folder)
     return f"{command} && {REFRESH}" if command else _elsewhere(host)
 
@@ -150,10 +153,15 @@ def _avoided(host: Host, folder: str) -> str:
 def conflicts(host: Host) -> Iterator[Finding]:
     """Check that no device is in two files."""
     places: dict[str, list[tuple[int, str]]] = {}
-    for path, priority, document in specs.load(directories(host))[0]:
+    listed, troubles = specs.load(directories(host))
+    for path, priority, document in listed:
         for device in document["devices"]:
             places.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
     said, mine = set(), publish.path_of(host.settings)
+    unread = [trouble.partition(": ")[0] for trouble in troubles]
+    for path in unread:
+        told = f"what {path} has is unknown, and an engine that can read it may find a device twice"
+        yield warning(told, "do what cdi-files says")
     for name, found in places.items():
         paths = sorted(path for _, path in found)
         if len(paths) > 1 and tuple(paths) not in said:
@@ -167,7 +175,7 @@ def conflicts(host: Host) -> Iterator[Finding]:
             else:  # cdi-spec needs gpushim's own
                 one = next(path for _, path in found if path != mine)
                 yield warning(f"{told}: the last of the directories counts", f"rm {shlex.quote(one)}")
-    if not said:
+    if not said and not unread:
         yield ok("no device is in two files")
 
 
@@ -189,6 +197,23 @@ def paths(host: Host) -> Iterator[Finding]:
         yield ok("all files, nodes and hooks that specs name are there")
 
 
+def hooks(host: Host) -> Iterator[Finding]:
+    """Check that no hook of a spec can run with an image's environment, its LD_PRELOAD among it, as root."""
+    count = 0
+    for path, _, document in specs.load(directories(host))[0]:
+        edits = [holder.get("containerEdits") or {} for holder in (document, *document["devices"])]
+        bare = sorted({name for each in edits for name in validate.bare_hooks(each)})
+        count += len(bare)
+        if bare:
+            yield warning(
+                f"{path} has no env for {some(bare)}: runc 1.1 runs it as root with the image's variables, "
+                "LD_PRELOAD too (CVE-2025-23266)",
+                f"let a newer version of the program that wrote {shlex.quote(path)} write it anew, or remove it",
+            )
+    if not count:
+        yield ok("all hooks of specs have an environment of their own")
+
+
 def _named(document: dict[str, Any]) -> Iterator[str]:
     for holder in (document, *document["devices"]):
         edits = holder.get("containerEdits") or {}
@@ -198,7 +223,12 @@ def _named(document: dict[str, Any]) -> Iterator[str]:
             for mount in edits.get("mounts") or ()
             if mount.get("type", "bind") in ("", "bind", "none")
         )
-        yield from (hook["path"] for hook in edits.get("hooks") or ())
+        for hook in edits.get("hooks") or ():
+            yield hook["path"]
+            args = hook.get("args") or [""]
+            if args[0].rpartition("/")[2] == HOOK_NAME:  # which mounts by itself
+                pairs = zip(args, args[1:])
+                yield from (value.partition("::")[0] for option, value in pairs if option in MOUNTING)
 
 
 def readable(host: Host) -> Iterator[Finding]:

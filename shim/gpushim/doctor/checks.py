@@ -69,6 +69,7 @@ GENERAL: dict[str, Check] = {
     "cdi-files": cdi.files,
     "cdi-conflicts": cdi.conflicts,
     "cdi-paths": cdi.paths,
+    "cdi-hooks": cdi.hooks,
     "cdi-versions": cdi.readable,
     "engine-processes": host.strangers,
     "nvidia-config": host.old_config,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpushim.doctor import Finding, Host, broken, ok, skipped, some, warning
 from gpushim.doctor.driver import NO_DRIVER
-from gpushim.inventory import make_nodes, nodes, procfs
+from gpushim.inventory import hung, make_nodes, nodes, procfs
 from gpushim.inventory.rooted import inside
 
 if TYPE_CHECKING:
@@ -34,11 +34,12 @@ def existing(host: Host) -> Iterator[Finding]:
 
 def _wanted(host: Host) -> list[make_nodes.Wanted]:
     """List the nodes; without a particular mode where /proc does not tell the driver's device files."""
-    wanted = list(make_nodes.wanted(host.proc))
+    silent = hung.now(host.state, host.proc, host.sys)  # the kernel's words of them hang, too
+    wanted = list(make_nodes.wanted(host.proc, silent))
     known = nodes.majors(host.proc)
     if procfs.device_files(host.proc) is None:
         named = {"/dev/nvidiactl": make_nodes.CONTROL, "/dev/nvidia-uvm": make_nodes.UVM}
-        named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(host.proc, []))
+        named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(host.proc, [], hung.instead(silent)))
         for path, minor in named.items():
             wanted += [(path, major, minor, 0, 0, 0) for major in nodes.owners(path, known)[1][:1]]
     return wanted

@@ -21,6 +21,7 @@ from gpushim.doctor import (
     broken,
     check_containerd,
     check_crio,
+    corrected,
     listing,
     ok,
     pods,
@@ -30,7 +31,7 @@ from gpushim.doctor import (
 )
 from gpushim.doctor.kubelet import PLUGIN_UNIT, PLUGINS, plugin_again, setting, then_plugin
 from gpushim.engines import ask
-from gpushim.errors import quote
+from gpushim.errors import quote, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,9 +55,8 @@ def registered(host: Host) -> Iterator[Finding]:
     if not found:
         yield warning(
             f"no device plugin for GPUs has a socket in {folder}: pods cannot ask for nvidia.com/gpu",
-            pods("device-plugin")
-            if host.by_node
-            else "install gpushim-device-plugin or NVIDIA's k8s-device-plugin; `kubectl get pods -A -o wide` says "
+            _absent(host)
+            or "install gpushim-device-plugin or NVIDIA's k8s-device-plugin; `kubectl get pods -A -o wide` says "
             "whether one of NVIDIA's runs on this node",
         )
     for path in found if alive else found[:1]:
@@ -66,15 +66,28 @@ def registered(host: Host) -> Iterator[Finding]:
     if both:
         told = f"two device plugins offer nvidia.com/{', nvidia.com/'.join(both)}: kubelet takes the one that "
         told += "registered last, and two pods may get one GPU"
-        stop = f"systemctl disable --now {PLUGIN_UNIT}, or delete NVIDIA's daemon set with kubectl"
-        if not host.unit(f"{PLUGIN_UNIT}.service"):
-            stop = "delete NVIDIA's daemon set with kubectl, or gpushim-device-plugin's"
-        fix = f"keep one of them: {stop}"
-        yield broken(told, fix)
+        yield broken(told, _one(host))
     if mine:
         yield from _asked(host)
     elif alive:
         yield ok("a device plugin for GPUs listens")
+
+
+def _absent(host: Host) -> str:
+    """Say what to do where gpushim's is installed and has no socket; "" where it is not."""
+    if host.by_node:
+        return pods("device-plugin")
+    if host.unit(f"{PLUGIN_UNIT}.service"):
+        return then_plugin(host, f"see with `journalctl -u {PLUGIN_UNIT}` why it does not run")
+    return ""
+
+
+def _one(host: Host) -> str:
+    """Say how one of two that give out the same GPUs is ended."""
+    stop = f"systemctl disable --now {PLUGIN_UNIT}, or delete NVIDIA's daemon set with kubectl"
+    if not host.unit(f"{PLUGIN_UNIT}.service"):
+        stop = "delete NVIDIA's daemon set with kubectl, or gpushim-device-plugin's"
+    return f"keep one of them: {stop}"
 
 
 def _resource(path: str) -> str:
@@ -125,10 +138,17 @@ def _told(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterator[Fi
         yield warning(told, plugin_again(host))
     if answer.get("released"):
         yield warning("gpushim-device-plugin has let go of the GPUs", "gpushim device-plugin take")
-    if missing:
+    for giver in answer.get("givers") or ():
+        serves = host.settings["device-plugin"]["other-givers"] == "serve"
+        then_what = "two pods may get one GPU" if serves else "gpushim-device-plugin gives out none beside it"
+        yield (warning if serves else broken)(f"{visible(str(giver))}: {then_what}", _one(host))
+    if missing and ask.listens(f"{host.kubelet}/{PLUGINS}/kubelet.sock"):  # else that is what to mend
         told = f"kubelet does not know {some([quote(name) for name in missing])} of gpushim-device-plugin"
         yield warning(told, plugin_again(host))
-    if answer.get("trouble"):
+    if answer.get("trouble") and host.trouble:
+        told = f"gpushim-device-plugin gives nothing out while {host.config} is not valid"
+        yield broken(told, f"{corrected(host.config)}; then gpushim config check")
+    elif answer.get("trouble"):
         told = f"gpushim-device-plugin gives nothing out: {quote(str(answer['trouble']))}"
         yield broken(told, "gpushim refresh")
 

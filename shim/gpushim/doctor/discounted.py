@@ -27,7 +27,7 @@ def why(path: str, config: str) -> str:
     found = ensure.own(path)
     if not found:
         return "it is damaged, or this user may not read it"
-    if found.get("version") != ensure.SCHEMA or found.get("gpushim") != __version__:
+    if found.get("form") != ensure.FORM or found.get("gpushim") != __version__:
         return f"another version of gpushim wrote it ({found.get('gpushim')}; this is {__version__})"
     try:
         if found["inputs"]["config"] != config:

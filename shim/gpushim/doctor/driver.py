@@ -120,7 +120,7 @@ def nvml(host: Host) -> Iterator[Finding]:
         yield skipped(NO_DRIVER)
         return
     found = asked(host)
-    sick = [(gpu["index"], gpu["problem"]) for gpu in found.get("gpus", ()) if gpu["problem"]]
+    sick = [(gpu["uuid"] or gpu["pci"], gpu["problem"]) for gpu in found.get("gpus", ()) if gpu["problem"]]
     if found.get("late"):
         yield broken(
             found["error"],
@@ -137,8 +137,8 @@ def nvml(host: Host) -> Iterator[Finding]:
         yield warning(f"NVML takes {found['seconds']:.1f} s to initialise: so does each refresh", _kept(host))
     elif not sick:
         yield ok(f"NVML knows {len(found['gpus'])} GPUs and {len(found['mig'])} MIG instances")
-    for index, problem in sick:
-        reset = f"`nvidia-smi --gpu-reset -i {index}` or a reboot"
+    for name, problem in sick:  # nvidia-smi may have other indices
+        reset = f"`nvidia-smi --gpu-reset -i {name}` or a reboot"
         yield broken(
             problem, f"{reset} may bring it back (dmesg may have Xid messages that tell more); then {REFRESH}"
         )
@@ -151,7 +151,7 @@ def persistence(host: Host) -> Iterator[Finding]:
         return
     socket = rooted.inside(host.driver["root"], PERSISTENCED)
     modes = asked(host).get("persistence", [])
-    off = [str(index) for index, mode in enumerate(modes) if mode is False]
+    off = [str(gpu["index"]) for gpu, mode in zip(asked(host).get("gpus", ()), modes) if mode is False]
     if ask.listens(socket):
         yield ok("nvidia-persistenced runs")
     elif modes and all(modes):
@@ -201,7 +201,7 @@ def _asked(host: Host) -> dict[str, Any]:
     python = sys.executable or "/usr/bin/python3"
     seconds = host.settings["refresh"]["deadline-seconds"] + GRACE
     version = procfs.module_version(host.proc) or ""
-    answer = ask.program([python, "-IB", script, host.driver["root"], host.proc, version], seconds)
+    answer = ask.program([python, "-IB", script, host.driver["root"], host.proc, version, host.state], seconds)
     try:
         found: dict[str, Any] = json.loads(answer.out)
     except ValueError:

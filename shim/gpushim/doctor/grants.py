@@ -37,6 +37,11 @@ def images(host: Host) -> Iterator[Finding]:
     )  # CDI devices ask for more
     if profile != "default" and devices:
         yield warning(told, f"remove what {shlex.quote(host.config)} sets otherwise")
+    elif devices and missing("gpu", "variable", lambda: False, host.settings):
+        yield warning(
+            f"{told}; accept-env-when-unprivileged = false alone closes half: Podman's images have annotations",
+            f"set accept-annotations-when-unprivileged = false under [requests] in {shlex.quote(host.config)}",
+        )
     else:
         yield ok(told)
 

@@ -38,7 +38,9 @@ def node(host: Host) -> Iterator[Finding]:
     """Check that this is a node, whose kubelet has the directory that the device plugin looks into."""
     elsewhere = next((place for place in _elsewhere(host) if os.path.isdir(host.top + place)), "")
     there = os.path.isdir(host.kubelet)
-    if elsewhere and (not there or host.kubelet_says):
+    if host.trouble and not there:
+        yield skipped(f"not looked at while {host.config} is not valid, which may say where kubelet's directory is")
+    elif elsewhere and (not there or host.kubelet_says):
         has = f"has the directory {elsewhere}" if host.kubelet_says else f"seems to have the directory {elsewhere}"
         told = f"the kubelet of this node {has}, and kubelet-dir under [device-plugin] is {host.kubelet}"
         yield broken(told, then_plugin(host, setting(host, "device-plugin", f'kubelet-dir = "{elsewhere}"')))

@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import stat
 from typing import TYPE_CHECKING
 
-from gpushim import seen
+from gpushim import seen, stamp, steps
 from gpushim.doctor import (
     Finding,
     Host,
@@ -45,13 +44,17 @@ def runtime_class(host: Host) -> Iterator[Finding]:
     if not os.path.isdir(host.kubelet):
         return
     program = host.program("kubectl", "k3s")
-    config = next((f"{host.top}{path}" for path in KUBECONFIGS if os.path.exists(f"{host.top}{path}")), "")
-    if not program or not config:
+    path = next((path for path in KUBECONFIGS if os.path.exists(host.top + path)), "")
+    if not program or not path:
         yield skipped("the cluster cannot be asked from here: kubectl get runtimeclass nvidia")
         return
-    if not _trusted(config):
-        told = f"{config} is not asked with, as others than root can write to it, and it can name programs to execute"
-        yield warning(told, f"chown root {shlex.quote(config)} && chmod go-w {shlex.quote(config)}")
+    config = host.top + path
+    theirs = _untrusted(config)
+    if theirs:
+        told = (
+            f"the cluster is not asked, as others than root can write to {theirs}, and {config} can name programs to"
+        )
+        yield skipped(f"{told} execute: kubectl get runtimeclass nvidia")
         return
     words = [program, *(["kubectl"] if program.endswith("/k3s") else []), f"--kubeconfig={config}"]
     answer = ask.program([*words, "--request-timeout=5s", "get", "runtimeclass", "-o", "json"])
@@ -71,10 +74,9 @@ def runtime_class(host: Host) -> Iterator[Finding]:
         yield warning(told, f"echo {shlex.quote(json.dumps(wanted))} | {shlex.join(words)} apply -f -")
 
 
-def _trusted(config: str) -> bool:
-    """Say whether root alone, or this user, could have written a kubeconfig."""
-    status = os.stat(config)
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+def _untrusted(config: str) -> str:
+    """Return by what others than root and this user could write, or put in place, a kubeconfig; "" for nothing."""
+    return steps.replaceable([*steps.steps(config)]) or (config if stamp.others_may(os.stat(config)) else "")
 
 
 def template(host: Host) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Ask NVML about the GPUs, in a process of its own: `python3 -IB listing.py ROOT PROC VERSION`.
+"""Ask NVML about the GPUs, in a process of its own: `python3 -IB listing.py ROOT PROC VERSION STATE`.
 
 NVML can hang where nothing but the process's end helps, and a library once loaded stays. Prints one JSON object.
 Out of scope: the deadline, which is the caller's.
@@ -16,20 +16,21 @@ from typing import Any
 from_here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def ask(root: str, proc: str, version: str) -> dict[str, Any]:
-    """List the GPUs.
+def ask(root: str, proc: str, version: str, state: str) -> dict[str, Any]:
+    """List the GPUs; those whose calls are known to hang are not asked.
 
     Args:
         root: the driver root.
         proc: where the procfs that shows the driver is mounted.
         version: of the loaded kernel module.
+        state: directory of the snapshot.
 
     Returns:
         "seconds" (that NVML took to initialise), "source", "gpus" and "notes" as inventory.gpus has them, and
         "persistence": true, false or null (not known) for each GPU.
     """
     from gpushim.errors import GpushimError
-    from gpushim.inventory import files, gpus, nvml
+    from gpushim.inventory import files, gpus, hung, indices, modules, nvml
 
     notes: list[str] = []
     found: dict[str, Any] = {"seconds": 0.0, "error": "", "persistence": [], "notes": notes}
@@ -39,19 +40,22 @@ def ask(root: str, proc: str, version: str) -> dict[str, Any]:
         with contextlib.suppress(nvml.UnusableError):  # gpus.read says it
             session = path and stack.enter_context(nvml.session(files.inside(root, path), lambda what: None))
         found["seconds"] = time.monotonic() - begin
-        try:
-            found.update(gpus.read(root, proc, version, notes, lambda what: None))  # initialised, it costs nothing
+        try:  # initialised, it costs nothing
+            silent = hung.now(state, proc, modules.sys_dir(root))
+            found.update(gpus.read(root, proc, version, notes, lambda what: None, indices.known(state), silent))
         except GpushimError as error:
             found["error"] = str(error)
             return found
         if session and found["source"] == "nvml":
-            found["persistence"] = [_persistence(session, gpu["index"]) for gpu in found["gpus"]]
+            found["persistence"] = [_persistence(session, gpu) for gpu in found["gpus"]]
     return found
 
 
-def _persistence(nvml: Any, index: int) -> bool | None:
-    try:
-        return bool(nvml.nvmlDeviceGetPersistenceMode(nvml.nvmlDeviceGetHandleByIndex(index)))
+def _persistence(nvml: Any, gpu: Any) -> bool | None:
+    if gpu["problem"]:
+        return None
+    try:  # by its address, which touches no other
+        return bool(nvml.nvmlDeviceGetPersistenceMode(nvml.nvmlDeviceGetHandleByPciBusId(gpu["pci"].encode())))
     except nvml.NVMLError:
         return None
 
@@ -59,4 +63,4 @@ def _persistence(nvml: Any, index: int) -> bool | None:
 if __name__ == "__main__":
     sys.path.insert(0, from_here)
     sys.path += [from_here + "/vendor", from_here + "/../vendor"]
-    json.dump(ask(*sys.argv[1:4]), sys.stdout)
+    json.dump(ask(*sys.argv[1:5]), sys.stdout)

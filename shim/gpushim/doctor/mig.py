@@ -32,7 +32,7 @@ def instances(host: Host) -> Iterator[Finding]:
         yield warning(
             f"GPU {index} is in MIG mode and has no instance: all leaves it out, and where it is named CUDA finds "
             "nothing",
-            FIX.format(index),
+            FIX.format(next(gpu["uuid"] for gpu in found["gpus"] if gpu["index"] == index)),
         )
     if len(divided) > len(empty):
         migs = some([f"{mig['gpu']}:{mig['index']}" for mig in found["mig"]])

@@ -29,6 +29,7 @@ from gpushim.doctor import (
 from gpushim.engines import ask
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
+from gpushim.inventory.ask import NAME, SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +129,6 @@ def log(host: Host) -> Iterator[Finding]:
     """Check that the log can be written."""
     path = host.settings["log"]["file"]
     folder, other = os.path.dirname(path), f"change file under [log] in {shlex.quote(host.config)}"
-    away = shlex.join(["mv", path, f"{path}.old"])
     if not path:
         yield skipped("no log is kept")
     elif not os.path.lexists(folder):
@@ -140,10 +140,12 @@ def log(host: Host) -> Iterator[Finding]:
             why = f"does not lie in a directory, or others than root own or may write {folder} or one above it"
             yield warning(f"the log {path} {why}: nothing is logged", other)
         else:
-            yield warning(f"the log {path} {_no_log(os.lstat(path))}: nothing is logged", away)
+            yield warning(f"the log {path} {_no_log(os.lstat(path))}: nothing is logged", untrusted.away(path))
     elif os.path.isfile(path) and os.stat(path).st_mode & stat.S_IWOTH:
         mode = stat.S_IMODE(os.stat(path).st_mode)
-        yield warning(f"the log {path} has mode {mode:04o}: everybody can forge and delete lines", away)
+        yield warning(
+            f"the log {path} has mode {mode:04o}: everybody can forge and delete lines", untrusted.away(path)
+        )
     elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
         if os.geteuid():
             yield skipped(f"user {os.geteuid()} may not write {path}, so containers of that user are not logged")
@@ -232,7 +234,16 @@ def yaml(host: Host) -> Iterator[Finding]:
 def units(host: Host) -> Iterator[Finding]:
     """Check that refreshes are run, by systemd or by `gpushim refresh --keep`."""
     if host.unit("gpushim-refresh.service"):
-        yield ok("gpushim-refresh.service is installed")
+        asked = f"{stamp.STATE_DIR}/{NAME}"
+        unit = host.unit(SOCKET)  # masked, it is not wanted
+        if os.path.realpath(unit or os.devnull) == os.devnull or os.path.lexists(host.top + asked):
+            yield ok("gpushim-refresh.service is installed")
+        else:
+            yield warning(
+                f"{SOCKET} is installed, and {asked} is not there: a container that finds the list of GPUs out of "
+                "date lists them itself, within the limits of its tenant",
+                f"systemctl enable {SOCKET} && systemctl restart {SOCKET}",
+            )
     elif keeper.runs(host.state):
         yield ok("gpushim refresh --keep runs" + (", by gpushim-node" if host.by_node else ""))
     elif host.by_node:

@@ -1,7 +1,8 @@
 """Fixes for what belongs to another user, or could be written by others, without trusting any of its content.
 
 Whoever made a file may still hold it open, and what they wrote stays in it, so a change of its owner or mode is no
-fix: it is moved away, or a copy that others cannot write is looked at and then replaces it. Of a directory of root's
+fix: it is moved away, or a copy that others cannot write is looked at and then replaces it. Both go where nobody else
+can have put anything, for a destination that somebody has made a link leads where he likes. Of a directory of root's
 others lose their right to write, and what they have put into it is shown.
 Out of scope: who is trusted (stamp.py); the state directory, which a refresh makes anew (state.py).
 """
@@ -14,8 +15,29 @@ import shlex
 import stat
 
 from gpushim import stamp
+from gpushim.cdi import written
 
 ANEW = "install the program from its package, where root alone may write, and start it from there"
+
+
+def away(path: str) -> str:
+    """Return the command that moves a file or directory to where nobody else can make a name.
+
+    It makes a directory of its own there when it runs: another fix may have moved a file of the same name.
+    """
+    place = _moved()
+    return f'{shlex.join(_made(place))} && mv -t "$(mktemp -d {shlex.quote(f"{place}/XXXXXX")})" {shlex.quote(path)}'
+
+
+def _moved() -> str:
+    """Return the directory for what is moved away: only root, or the user who runs this, can write above it."""
+    state = stamp.state_dir()
+    lasting = os.path.expanduser("~/.local/state/gpushim") if os.geteuid() else written.DIRECTORY
+    return f"{lasting if state == stamp.STATE_DIR else state}/moved"
+
+
+def _made(folder: str) -> list[str]:
+    return ["install", "-d", "-m", "700", folder]
 
 
 def file(path: str) -> str:
@@ -25,9 +47,14 @@ def file(path: str) -> str:
     """
     status = os.lstat(path)
     if not stamp.trusted(status.st_uid) or not stat.S_ISREG(status.st_mode):
-        return shlex.join(["mv", path, f"{path}.untrusted"])
-    copy = f"{path}.checked"  # who has the file open goes on writing into the old one
-    commands = (["install", "-m", "644", path, copy], ["cat", "-v", copy], ["mv", "-i", copy, path])
+        return away(path)
+    copy = f"{_moved()}/{os.path.basename(path)}.copy"  # who has the file open goes on writing into the old one
+    commands = (
+        _made(_moved()),
+        ["install", "-T", "-m", "644", path, copy],
+        ["cat", "-v", copy],
+        ["mv", "-iT", copy, path],
+    )
     return " && ".join(map(shlex.join, commands))
 
 
@@ -39,14 +66,14 @@ def directory(path: str) -> str:
     """
     status = os.stat(path)
     if not stamp.trusted(status.st_uid):
-        return "" if _home(os.path.realpath(path), status.st_uid) else shlex.join(["mv", path, f"{path}.untrusted"])
+        return "" if _home(os.path.realpath(path), status.st_uid) else away(path)
     return "" if status.st_mode & stat.S_ISVTX else closed(path)
 
 
 def closed(path: str) -> str:
     """Return the command that keeps others than root out of a directory of root's, and lists what they put there."""
     theirs = ["(", "!", "-user", "root", "-o", "!", "-type", "l", "-perm", "/022", ")"]
-    look = ["find", path, "-mindepth", "1", *theirs, "-ls"]
+    look = ["find", "-H", path, "-mindepth", "1", *theirs, "-ls"]
     return f"{shlex.join(['chmod', 'go-w', path])} && {shlex.join(look)}"
 
 

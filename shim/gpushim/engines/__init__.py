@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,7 @@ class Plan:
         notes: sentences for the user.
         engine: the running engine that reads these settings, if one does.
         stopped: name of the service that will read them once it is started, where that is not the engine's own.
+        check: raises GpushimError if the engine would not start with what these leave; before they are made.
     """
 
     config: str
@@ -75,6 +77,7 @@ class Plan:
     engine: Engine | None = None
     links: list[Link] = field(default_factory=list)
     stopped: str = ""
+    check: Callable[[], None] = field(default=lambda: None, compare=False)
 
     @property
     def changed(self) -> list[Change]:

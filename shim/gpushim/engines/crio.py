@@ -11,10 +11,25 @@ import json
 import os
 import re
 import shlex
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gpushim import policy
-from gpushim.engines import Plan, Wish, ask, dropin, hooksd, is_ours, programs, running, stays, tomltext, undo
+from gpushim.engines import (
+    Plan,
+    Wish,
+    ask,
+    dropin,
+    hooksd,
+    is_ours,
+    programs,
+    records,
+    running,
+    stays,
+    tomltext,
+    undo,
+)
 from gpushim.engines.files import Change
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError, quote
@@ -40,13 +55,13 @@ def plan(wish: Wish) -> Plan:
     engine, notes = (None, []) if wish.files_only else running.reading(PROGRAM, "", CONFIG)
     main, folder = places(engine)
     path = wish.config or (f"{folder}/{FILE}" if folder else main)
-    known = settings(engine)
+    known, read = settings(engine), [each for each in (main, folder) if each]
     if wish.remove:
-        changes = [dropin.take_out(KIND, path)]
+        changes = ENGINE.removal(read, [path, *([] if wish.config else records.led(main, [path]))])
     else:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
             raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in CRI-O; take another")
-        changes = [_change(wish, path, known)]
+        changes = [replace(_change(wish, path, known), main="" if wish.config else main)]
         notes += _told(known)
     hook = _hook_changes(wish, known, engine)
     if wish.config:
@@ -56,7 +71,8 @@ def plan(wish: Wish) -> Plan:
         notes.append(f"Podman reads {HOOKS} too, so its containers get the hook as well")
     if wish.cdi:
         notes.append("CRI-O always does CDI: there is nothing to turn on")
-    return Plan(path, changes, notes, engine)
+    check = partial(ENGINE.check_left, read, list(changes)) if wish.remove else lambda: None
+    return Plan(path, changes, notes, engine, check=check)
 
 
 def places(engine: Engine | None) -> tuple[str, str]:
@@ -186,4 +202,12 @@ def _settings(text: str) -> list[undo.Setting]:
     return dropin.settings(text, RUNTIMES, DEFAULT, [name for name, path in programs.items() if is_ours(path)])
 
 
-KIND = undo.Kind(tomltext, _settings, dropin.HEADER.format(engine="crio"))
+KIND = undo.Kind(
+    tomltext,
+    _settings,
+    dropin.HEADER.format(engine="crio"),
+    runtimes=RUNTIMES,
+    default=DEFAULT,
+    others=frozenset(KNOWN),
+)
+ENGINE = dropin.Engine("CRI-O", KIND)

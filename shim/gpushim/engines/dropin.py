@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import glob
 import os
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from gpushim.engines import files, tomltext, undo
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 HEADER = "# Made by `gpushim configure`; `gpushim configure {engine} --remove` takes it away."
 
@@ -60,23 +64,82 @@ def settings(text: str, runtimes: tuple[str, ...], default: tuple[str, ...], our
     return [*found, undo.Setting(default, certain=tomltext.get(text, default) in ours)]
 
 
-def merged(paths: list[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Engine:
+    """An engine that reads several files.
+
+    Attributes:
+        title: its name, for sentences.
+        kind: of its files; `others` are the runtimes that it has by itself.
+    """
+
+    title: str
+    kind: undo.Kind
+
+    def removal(self, paths: list[str], ours: list[str]) -> list[Change]:
+        """Work out files without gpushim's settings.
+
+        Args:
+            paths: that the engine reads, as `merged` takes them.
+            ours: files to take them out of.
+        """
+        others = table(merged(paths, dict.fromkeys(ours)), *self.kind.runtimes)
+        kind = replace(self.kind, others=self.kind.others | {*others})
+        return [take_out(kind, path) for path in dict.fromkeys(ours)]
+
+    def check_left(self, paths: list[str], changes: list[Change]) -> None:
+        """Refuse to take back a runtime that a file of others names as the default.
+
+        Args:
+            paths: as `removal` takes them.
+            changes: that take gpushim out.
+
+        Raises:
+            GpushimError: the engine would not start with what is left.
+        """
+        left = {change.path: change.new for change in changes}
+        had, has = (table(merged(paths, instead), *self.kind.runtimes) for instead in ({}, left))
+        *above, key = self.kind.default
+        named = [(table(merged([path], left), *above).get(key), path) for path in _files(paths)]
+        name, path = ([each for each in named if each[0] is not None] or [("", "")])[-1]
+        if name in {*had} - {*has} - self.kind.others:
+            raise goes_with(path, key, str(name), self.title)
+
+
+def goes_with(path: str, default: str, name: str, title: str) -> GpushimError:
+    """Return the refusal to take back a runtime that a line of others names as the default."""
+    return GpushimError(
+        f"{path}: {default} is {quote(name)}, which goes with gpushim's entry, and {title} does not start without "
+        "it; take that line out, then do this again"
+    )
+
+
+def merged(paths: list[str], instead: Mapping[str, bytes | None] | None = None) -> dict[str, Any]:
     """Read files as an engine does that merges them table by table, later ones last.
 
     Args:
         paths: files, and directories whose files are read in the order of their names; missing ones are skipped.
+        instead: by path, what files are to become.
 
     Returns:
         all settings, without those of files that cannot be read, of which the engine itself will complain.
     """
     result: dict[str, Any] = {}
-    for path in paths:
-        for file in sorted(glob.glob(f"{glob.escape(path)}/*")) if os.path.isdir(path) else [path]:
-            try:
-                _merge(result, tomltext.get(tomltext.parse(files.read(file) or b"", file), ()))
-            except GpushimError:
-                continue
+    for file in _files(paths):
+        try:
+            content = (instead or {})[file] if file in (instead or {}) else files.read(file)
+            _merge(result, tomltext.get(tomltext.parse(content or b"", file), ()))
+        except GpushimError:
+            continue
     return result
+
+
+def _files(paths: list[str]) -> list[str]:
+    return [
+        file
+        for path in paths
+        for file in (sorted(glob.glob(f"{glob.escape(path)}/*")) if os.path.isdir(path) else [path])
+    ]
 
 
 def table(data: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -1,33 +1,27 @@
 """Settings files of others: read with limits, shown as a diff, replaced whole, put back.
 
-Two records lie beside a file and tell `undo.py` what was added: NAME.before-gpushim, which is the file without
-gpushim when `configure` last began, and NAME.after-gpushim, which is what `configure` made of it. NAME.kept-gpushim
-is a copy of a file from which something went that gpushim had not written. In a directory that an engine reads as a
-whole (NAME.d) these would be settings themselves, so they lie beside that directory, as does a file that is being
-written. Each `configure` renews the records and each --remove removes them, whether the file changes or not: a record
-that outlives its file would be believed of the next one. All is done in directories that `places.py` has walked to
-and holds open. Out of scope: what the files say.
+Each `configure` renews the records (records.py) and each --remove removes them, whether the file changes or not: a
+record that outlives its file would be believed of the next one. All is done in directories that `places.py` has
+walked to and holds open. Out of scope: what the files say.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import fcntl
-import os
+import functools
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpushim import replace
-from gpushim.engines import places, rewrite
-from gpushim.engines.places import Place
+from gpushim import exchange
+from gpushim.engines import places, records, rewrite
 from gpushim.errors import GpushimError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-BEFORE, AFTER, KEPT = ".before-gpushim", ".after-gpushim", ".kept-gpushim"
+    from gpushim.engines.places import Place
 
 
 @dataclass(frozen=True)
@@ -41,6 +35,7 @@ class Change:
         recorded: whether `before` and `after` are kept; a file that shows whose it is needs no records.
         before: bytes to record as the file without gpushim; None if it is gpushim's alone.
         lost: settings that go although gpushim did not write them; a copy of the file is kept then.
+        main: absolute path of the engine's settings that lead to it; "" if it is those.
     """
 
     path: str
@@ -49,6 +44,7 @@ class Change:
     recorded: bool = True
     before: bytes | None = None
     lost: tuple[str, ...] = ()
+    main: str = ""
 
 
 def read(path: str) -> bytes | None:
@@ -70,16 +66,6 @@ def read(path: str) -> bytes | None:
         raise GpushimError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def before(path: str) -> bytes | None:
-    """Read what a file was without gpushim; None if there was none, or nothing is recorded."""
-    return _recorded(path, BEFORE)
-
-
-def after(path: str) -> bytes | None:
-    """Read what gpushim last made of a file; None if nothing is recorded."""
-    return _recorded(path, AFTER)
-
-
 def diff(changes: list[Change]) -> str:
     """Show changes as a unified diff; bytes that are not UTF-8 appear as escapes."""
     return "".join(_diff(change) for change in changes)
@@ -94,38 +80,81 @@ def apply(changes: list[Change], *, undo: bool = False, first: bool = False) -> 
         first: record also files that do not change and have no records yet, for which `undo.py` is right without.
 
     Returns:
-        sentences for the user about kept copies and attributes that could not be set.
+        sentences for the user about kept copies, attributes that could not be set, and what killed processes left.
 
     Raises:
-        GpushimError: a file has changed meanwhile, or may not be replaced; those before it are as they were.
+        GpushimError: a file has changed meanwhile, or may not be replaced; those before it are as they were, but for
+            what somebody else has written since.
     """
-    done: list[tuple[str, str, Change]] = []  # the file, the suffix of a record of it, what was made
     notes: list[str] = []
-    try:
-        for change in changes:
-            _sweep(change.path)
-            if change.new == change.old and (undo or not (first or _is_recorded(change))):
-                continue
-            with _writable(change) as place, _locked(place.folder), rewrite.beside(place) as folder:
-                if rewrite.content(change.path, place) != change.old:
-                    raise GpushimError(f"{change.path} has been changed by somebody else meanwhile; try again")
-                records = _records(place, folder, change) if change.recorded and not undo else []
-                for suffix, record in [*_kept(place, folder, change, notes), *records]:
-                    rewrite.put(record.path, _record(place, folder, suffix), record.new, like=place)
-                    done.append((change.path, suffix, record))
-                if change.new != change.old:
-                    notes += rewrite.put(change.path, place, change.new)
-            done.append((change.path, "", change))
-    except (GpushimError, OSError) as error:
-        for path, suffix, made in reversed(done):
-            with places.place(path) as place, rewrite.beside(place) as folder:
-                where = _record(place, folder, suffix) if suffix else place
-                rewrite.put(made.path, where, made.old)
-        raise rewrite.refusal(change.path, error) if isinstance(error, OSError) else error from None
-    if undo:
-        for change in changes:
-            _forget(change)
+    done: list[Callable[[], object]] = []  # what takes back what is made, in the order in which it was
+    with records.locked():
+        there = {change.path: records.found(change.path) for change in changes if undo and change.recorded}
+        try:
+            for change in changes:
+                notes += _settled(change.path)
+                if change.new != change.old or (not undo and (first or _is_recorded(change))):
+                    notes += _made(change, done, recorded=change.recorded and not undo)
+        except BaseException as error:
+            stays = _taken_back(done)
+            if isinstance(error, GpushimError) and stays:
+                raise GpushimError(
+                    f"{error}; and what gpushim had changed before that stays: {'; '.join(stays)}"
+                ) from None
+            raise
+        for path, base in there.items():
+            _forget(path, base)
     return notes
+
+
+def _made(change: Change, done: list[Callable[[], object]], *, recorded: bool) -> list[str]:
+    """Make one change: the copy and the records, then the file."""
+    path = change.path
+    notes: list[str] = []
+    with _writable(change) as place:
+        if exchange.content(place.name, place.folder) != change.old:
+            raise rewrite.meanwhile(path)
+        base, there = rewrite.own(place), records.found(path)
+        wanted = _kept(base, change, notes)
+        if recorded:
+            wanted += [(base + records.BEFORE, change.before), (base + records.AFTER, change.new)]
+        for record, data in wanted:
+            old = records.read(record)
+            if old != data:
+                done.append(functools.partial(_record, path, record, old))
+                _record(path, record, data)
+        if change.new != change.old:
+            notes += rewrite.put(path, place, change.old, change.new)
+            done.append(functools.partial(_put_back, change))
+        if recorded:
+            if there != base:  # of where the file was when gpushim last wrote it
+                _forget(path, there)
+            records.note(path, place, change.main)
+    return notes
+
+
+def _taken_back(done: list[Callable[[], object]]) -> list[str]:
+    """Take back what was made, the last first; return why for what stays."""
+    stays = []
+    for take_back in reversed(done):
+        try:
+            take_back()
+        except GpushimError as error:
+            stays.append(str(error))
+    return stays
+
+
+def _put_back(change: Change) -> None:
+    with places.place(change.path) as place:
+        rewrite.put(change.path, place, change.new, change.old)
+
+
+def _record(path: str, record: str, data: bytes | None) -> None:
+    try:
+        with places.place(path) as like, places.place(record) as place:
+            rewrite.write(place, data, like)
+    except OSError as error:
+        raise rewrite.refusal(path, error) from None
 
 
 def prepare(changes: list[Change]) -> list[str]:
@@ -140,8 +169,8 @@ def prepare(changes: list[Change]) -> list[str]:
 
 
 def _by_hand(change: Change) -> str:
-    with places.place(change.path) as place:
-        before, after = (shlex.quote(_record_path(place, suffix)) for suffix in (BEFORE, AFTER))
+    base = records.found(change.path)
+    before, after = (shlex.quote(base + suffix) for suffix in (records.BEFORE, records.AFTER))
     path = shlex.quote(change.path)
     if change.new is None:
         undo, otherwise = f"rm {path}", f"keep what diff {after} {path} shows, take the rest out"
@@ -154,82 +183,49 @@ def _by_hand(change: Change) -> str:
 def kept(path: str) -> list[str]:
     """List the copies of a file with what somebody wrote into gpushim's entry, the oldest first."""
     found: list[str] = []
-    with contextlib.suppress(FileNotFoundError), places.place(path) as place, rewrite.beside(place) as folder:
-        while True:
-            record = _record(place, folder, KEPT + (f".{len(found) + 1}" if found else ""))
-            if rewrite.status(record) is None:
-                break
-            found.append(record.path)
+    with contextlib.suppress(FileNotFoundError), places.place(path) as place:
+        base = rewrite.own(place)
+        while records.read(_copy(base, len(found))) is not None:
+            found.append(_copy(base, len(found)))
     return found
 
 
-def _records(place: Place, folder: int, change: Change) -> list[tuple[str, Change]]:
-    """Return the records of a change that are other than before, by suffix."""
-    records = []
-    for suffix, content in ((BEFORE, change.before), (AFTER, change.new)):
-        record = _record(place, folder, suffix)
-        old = rewrite.content(record.path, record)
-        if old != content:
-            records.append((suffix, Change(record.path, old, content)))
-    return records
-
-
-def _kept(place: Place, folder: int, change: Change, notes: list[str]) -> list[tuple[str, Change]]:
+def _kept(base: str, change: Change, notes: list[str]) -> list[tuple[str, bytes | None]]:
     """Return the copy of a file of which something goes that gpushim did not write, under the first free name."""
     if not change.lost or change.old is None:
         return []
-    suffix, number = KEPT, 1
-    while True:
-        record = _record(place, folder, suffix)
-        there = rewrite.content(record.path, record)
-        if there in (None, change.old):
-            break
+    number = 0
+    while records.read(_copy(base, number)) not in (None, change.old):
         number += 1
-        suffix = f"{KEPT}.{number}"
+    copy = _copy(base, number)
     what = ", ".join(change.lost[:4]) + (" and others" if len(change.lost) > 4 else "")
-    notes.append(f"{record.path} is a copy of {change.path} as it was: it has {what}, of which gpushim has no record")
-    return [] if there else [(suffix, Change(record.path, None, change.old))]
+    notes.append(f"{copy} is a copy of {change.path} as it was: it has {what}, of which gpushim has no record")
+    return [(copy, change.old)]
 
 
-def _record(place: Place, folder: int, suffix: str) -> Place:
-    return Place(folder, place.name + suffix, _record_path(place, suffix))
-
-
-def _record_path(place: Place, suffix: str) -> str:
-    folder = os.path.dirname(place.path)
-    return os.path.join(os.path.dirname(folder) if folder.endswith(".d") else folder, place.name + suffix)
+def _copy(base: str, number: int) -> str:
+    return base + records.KEPT + (f".{number + 1}" if number else "")
 
 
 def _is_recorded(change: Change) -> bool:
-    return change.recorded and any(_recorded(change.path, suffix) is not None for suffix in (BEFORE, AFTER))
+    return change.recorded and records.any_at(records.found(change.path))
 
 
-def _forget(change: Change) -> None:
-    for suffix in (BEFORE, AFTER) if change.recorded else ():
-        try:
-            with places.place(change.path) as place, rewrite.beside(place) as folder:
-                os.unlink(place.name + suffix, dir_fd=folder)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise rewrite.refusal(change.path + suffix, error) from None
-
-
-def _sweep(path: str) -> None:
-    """Remove what was being written for a file, or for a record of it, by a process that was killed."""
-    with contextlib.suppress(FileNotFoundError), places.place(path) as place, rewrite.beside(place) as folder:
-        for each in (place.folder, folder):
-            with rewrite.opened(each) as fd:
-                replace.sweep("", place.name, fd)
-
-
-def _recorded(path: str, suffix: str) -> bytes | None:
+def _forget(path: str, base: str) -> None:
     try:
-        with places.place(path) as place, rewrite.beside(place) as folder:
-            record = _record(place, folder, suffix)
-            return rewrite.content(record.path, record)
+        records.remove(base)
+        with places.place(path) as place:
+            records.note(path, place, gone=True)
     except FileNotFoundError:
-        return None
+        pass
+    except OSError as error:
+        raise rewrite.refusal(base, error) from None
+
+
+def _settled(path: str) -> list[str]:
+    with contextlib.suppress(FileNotFoundError), places.place(path) as place:
+        return rewrite.settle(path, place)
+    return []
 
 
 @contextlib.contextmanager
@@ -246,14 +242,6 @@ def _writable(change: Change) -> Iterator[Place]:
                 f"{change.path} is read-only, so somebody wants it unchanged; chmod u+w, or --config another"
             )
         yield place
-
-
-@contextlib.contextmanager
-def _locked(folder: int) -> Iterator[None]:
-    """Hold off another `gpushim configure`; others do not know of this lock (flock(2) on the directory)."""
-    with rewrite.opened(folder) as fd:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
 
 
 def _diff(change: Change) -> str:

@@ -33,7 +33,9 @@ _SERVICES = r"user@{0}\.service((/[^/]+\.slice)*/[^/]+\.service)?"
 _USERS = rf"/user\.slice(/user-{{0}}\.slice(/({_SERVICES}|session-[^/]+\.scope))?)?"
 
 
-def why_not(folder: str, proc: str, uids: list[int], exe: str, root: str, names: Collection[str]) -> str:
+def why_not(
+    folder: str, proc: str, uids: list[int], exe: str, root: str, names: Collection[str], service: bool = True
+) -> str:
     """Say why a process is no engine of this host's; what cannot be seen speaks against it.
 
     Args:
@@ -43,6 +45,7 @@ def why_not(folder: str, proc: str, uids: list[int], exe: str, root: str, names:
         exe: absolute path of the program within the process's root.
         root: of the process, as seen from here; "" if it is ours.
         names: of engines' programs.
+        service: it runs as a service does; the monitor of a container may be in that one's cgroup.
 
     Returns:
         a clause; "" for an engine of this host.
@@ -52,7 +55,7 @@ def why_not(folder: str, proc: str, uids: list[int], exe: str, root: str, names:
         return f"it is user {next((uid for uid in uids if uid != me), 'unknown')}'s"
     groups = _groups(folder)
     foreign = [path for path in groups if not _SERVICE.fullmatch(path) and not (me and _of(me).fullmatch(path))]
-    if foreign:
+    if foreign and service:
         return f"its cgroup is {quote(foreign[0])}"
     moved = [each for each in ("mnt", "user") if not _same(f"{folder}/ns/{each}", f"{proc}/self/ns/{each}")]
     unit = groups[0] if groups else ""
@@ -99,15 +102,22 @@ def _of(uid: int) -> re.Pattern[str]:
     return re.compile(_USERS.format(uid), re.ASCII)
 
 
-def of_root(folder: str, proc: str) -> bool:
-    """Say whether a process is root's and in our PID namespace: neither a user's nor a container's.
+def program(folder: str, proc: str, names: tuple[str, ...], service: bool = True) -> str:
+    """Return the name of a process's program; "" if it is another, or the process is a user's or a container's.
 
     Args:
         folder: of the process in procfs.
         proc: where procfs is mounted.
+        names: that the program's may begin with.
+        service: as for `why_not`.
     """
+    exe = link(f"{folder}/exe").removesuffix(" (deleted)")
+    name = os.path.basename(exe)
+    if not name.startswith(names) or not _same(f"{proc}/self/ns/pid", f"{folder}/ns/pid"):
+        return ""
     status = dict(line.split(":", 1) for line in lines_of(f"{folder}/status") if ":" in line)
-    return status.get("Uid", "").split()[:3] == ["0"] * 3 and _same(f"{proc}/self/ns/pid", f"{folder}/ns/pid")
+    uids = [int(word) for word in status.get("Uid", "").split()[:3]]
+    return "" if why_not(folder, proc, uids, exe, "", (name,), service) else name
 
 
 def _same(one: str, other: str) -> bool:

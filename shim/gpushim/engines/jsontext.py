@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from functools import lru_cache
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public in all versions, missing in typeshed
 from typing import Any, NamedTuple
 
-from gpushim.engines.textedit import Keys, decoded, newline, risky, within
+from gpushim.engines.textedit import TEXTS, Keys, decoded, newline, risky, within
 from gpushim.errors import GpushimError, quote
 
 BOM = "\ufeff"
@@ -211,6 +212,7 @@ class _Wrong(Exception):  # noqa: N818, only of this file
         self.place = place
 
 
+@lru_cache(maxsize=TEXTS)
 def _root(text: str) -> Node:
     node = _value(text, _skip(text, len(text) - len(text.removeprefix(BOM))), 0)
     end = _skip(text, node.end)

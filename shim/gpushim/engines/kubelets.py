@@ -1,7 +1,6 @@
 """The kubelet that runs on this host, as /proc tells: which directory it was given.
 
-What it says is shown to people, and no file is opened or executed by it. A process of another user, or in another
-PID namespace, is none of this host's.
+What it says is shown to people; no file is opened or executed by it. Which process is this host's says genuine.py.
 Out of scope: what lies in the directory (gpushim.kubelet).
 """
 
@@ -23,9 +22,7 @@ def root_dir(proc: str = "/proc") -> str:
     """
     for entry in sorted(os.listdir(proc)):
         folder = f"{proc}/{entry}"
-        if not entry.isdigit() or os.path.basename(genuine.link(f"{folder}/exe")) not in PROGRAMS:
-            continue
-        if not genuine.of_root(folder, proc):
+        if not entry.isdigit() or genuine.program(folder, proc, PROGRAMS) not in PROGRAMS:
             continue
         words = [os.fsdecode(word) for word in genuine.data(f"{folder}/cmdline").split(b"\0")]
         given = [

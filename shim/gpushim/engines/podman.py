@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import partial
 from typing import Any
 
 from gpushim.engines import Plan, Wish, ask, dropin, hooksd, is_ours, programs, stays, tomltext, undo
@@ -21,6 +22,8 @@ FILE = "99-gpushim.conf"
 RUNTIMES, DEFAULT = ("engine", "runtimes"), ("engine", "runtime")
 SYSTEM_DIRECTORIES = ("/usr/share/containers", "/etc/containers")
 HOOKS = hooksd.DIRECTORY
+# Runtimes that it knows places of (containers.conf(5)).
+STOCK = frozenset(("crun", "crun-vm", "crun-wasm", "kata", "krun", "ocijail", "runc", "runj", "runsc", "youki"))
 PROGRAM = "podman"
 INFO_SECONDS = 60
 
@@ -34,8 +37,9 @@ def plan(wish: Wish) -> Plan:
     path = wish.config or default_config()
     notes = ["Podman does CDI by itself: `gpushim refresh` writes the spec"] if wish.cdi else []
     hook_path = f"{_hooks_dir(path)}/{hooksd.FILE}"
+    read = [*_read_by_podman(path), path]
     if wish.remove:
-        changes, hook = [dropin.take_out(KIND, path)], hooksd.change(hook_path, PROGRAM, "")
+        changes, hook = ENGINE.removal(read, [path]), hooksd.change(hook_path, PROGRAM, "")
         if not wish.config:
             changes.append(hook)
         elif hook.new != hook.old:
@@ -46,7 +50,8 @@ def plan(wish: Wish) -> Plan:
         changes = [_change(wish, path)]
         if wish.hook and not wish.config:
             changes.append(hooksd.change(hook_path, PROGRAM, wish.hook))
-    return Plan(path, changes, notes)
+    check = partial(ENGINE.check_left, read, list(changes)) if wish.remove else lambda: None
+    return Plan(path, changes, notes, check=check)
 
 
 def default_config() -> str:
@@ -111,7 +116,10 @@ def _settings(text: str) -> list[undo.Setting]:
     return dropin.settings(text, RUNTIMES, DEFAULT, [name for name, paths in runtimes.items() if _ours(paths)])
 
 
-KIND = undo.Kind(tomltext, _settings, dropin.HEADER.format(engine="podman"))
+KIND = undo.Kind(
+    tomltext, _settings, dropin.HEADER.format(engine="podman"), runtimes=RUNTIMES, default=DEFAULT, others=STOCK
+)
+ENGINE = dropin.Engine("Podman", KIND)
 
 
 def _ours(paths: object) -> bool:

@@ -9,19 +9,23 @@ import contextlib
 import errno
 import os
 import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpushim import replace
+from gpushim import exchange
 from gpushim.engines import places
 from gpushim.errors import GpushimError
+from gpushim.exchange import File
+from gpushim.replace import replace as put_in_place
+from gpushim.replace import sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gpushim.engines.places import Place
 
-LIMIT = 1 << 20  # bytes; the largest settings seen in the field have some 20 KiB
 NEW_MODE, PRIVATE = 0o644, 0o600
+LIMIT = 1 << 20  # bytes; the largest settings seen in the field have some 20 KiB
 _REASONS = {
     errno.EROFS: "lies on a read-only file system; make the change where that file system is made",
     errno.EPERM: "is immutable (lsattr shows it) or belongs to another user; chattr -i, or run this as its owner",
@@ -58,50 +62,72 @@ def content(path: str, place: Place) -> bytes | None:
     return data
 
 
-def put(path: str, place: Place, data: bytes | None, like: Place | None = None) -> list[str]:
-    """Replace, make or delete a file.
+def put(path: str, place: Place, old: bytes | None, data: bytes | None) -> list[str]:
+    """Replace, make or delete a file of others, with the mode, owner and attributes that it has.
 
     Args:
         path: as somebody named it, for messages.
         place: of the file.
+        old: what it must still hold; None if there must be no file.
         data: the new content; None deletes the file.
-        like: the file whose mode and owner it gets; None for its own.
 
     Returns:
-        a sentence for each attribute that could not be set.
+        a sentence for each attribute that could not be set, and each thing that went wrong once it was in place.
 
     Raises:
-        GpushimError: it may not be replaced.
+        GpushimError: it may not be replaced, or has been changed; it is as it was, or as somebody has made it.
     """
-    lost: dict[str, str] = {}
-    try:
-        if data is None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(place.name, dir_fd=place.folder)
-        else:
-            lost = _replace(place, data, like or place)
-        with opened(place.folder) as folder:
-            os.fsync(folder)  # the new name survives a power cut too
-    except OSError as error:
-        raise refusal(path, error) from None
-    return [f"{path} has lost its attribute {name}: {reason}" for name, reason in lost.items()]
-
-
-def _replace(place: Place, data: bytes, like: Place) -> dict[str, str]:
     lost: dict[str, str] = {}
 
     def finish(fd: int) -> None:
-        lost.update(_take_after(fd, like))
+        lost.update(_take_after(fd, place))
 
+    try:
+        with both(place) as file:
+            try:
+                told = exchange.put(file, old, data, finish)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                # Something is mounted on the directory.
+                told = exchange.put(replace(file, scratch=file.folder), old, data, finish)
+    except exchange.Changed as changed:
+        if changed.is_open:
+            raise GpushimError(
+                f"{path} is open for writing in another program; close it there, then try again"
+            ) from None
+        raise meanwhile(path, changed.kept) from None
+    except OSError as error:
+        raise refusal(path, error) from None
+    notes = [f"{path} has lost its attribute {name}: {reason}" for name, reason in lost.items()]
+    return notes + [f"{path} is changed, but {each}" for each in told]
+
+
+def write(place: Place, data: bytes | None, like: Place) -> None:
+    """Write or delete a file of gpushim's own, with the mode and owner of another."""
+    with both(place) as file:
+        if data is not None:
+            put_in_place(place.name, data, PRIVATE, folder=file.folder, finish=lambda fd: _take_after(fd, like))
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place.name, dir_fd=file.folder)
+
+
+def settle(path: str, place: Place) -> list[str]:
+    """End what a killed process has begun with a file, and with its records; return sentences about copies."""
+    with both(place) as file:
+        kept = []
+        for each in {file, replace(file, scratch=file.folder)}:
+            sweep("", file.copy, each.scratch)
+            kept += exchange.settle(each)
+    return [f"what somebody wrote into {path} while gpushim was killed is in {copy}" for copy in kept]
+
+
+@contextlib.contextmanager
+def both(place: Place) -> Iterator[File]:
+    """Open a file's directory, and the one for what is being written."""
     with beside(place) as above, opened(above) as scratch, opened(place.folder) as folder:
-        try:
-            replace.replace(place.name, data, PRIVATE, folder=scratch, into=folder, finish=finish)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            # Something is mounted on the directory.
-            replace.replace(place.name, data, PRIVATE, folder=folder, finish=finish)
-    return lost
+        yield File(place.name, folder, scratch, os.path.basename(own(place)))
 
 
 def _take_after(fd: int, like: Place) -> dict[str, str]:
@@ -144,6 +170,12 @@ def _attributes(fd: int, like: int) -> dict[str, str]:
     return lost
 
 
+def own(place: Place) -> str:
+    """Return what the paths of a file's records and copies begin with."""
+    folder = os.path.dirname(place.path)
+    return f"{folder}.{place.name}" if folder.endswith(".d") else place.path
+
+
 @contextlib.contextmanager
 def beside(place: Place) -> Iterator[int]:
     """Open the directory of a file's records: its own, or the one above if an engine reads its own as a whole."""
@@ -172,6 +204,12 @@ def status(place: Place) -> os.stat_result | None:
         return place.status()
     except FileNotFoundError:
         return None
+
+
+def meanwhile(path: str, kept: Sequence[str] = ()) -> GpushimError:
+    """Return the refusal of a file that somebody else has written; `kept` are copies of what he wrote."""
+    copies = "".join(f"; {copy} is a copy of what somebody wrote" for copy in kept)
+    return GpushimError(f"{path} has been changed by somebody else meanwhile; try again{copies}")
 
 
 def refusal(path: str, error: OSError) -> GpushimError:

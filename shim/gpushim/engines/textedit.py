@@ -9,6 +9,7 @@ from gpushim.errors import GpushimError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+TEXTS = 8  # that are kept as they were parsed: of a file, its records, and the steps of an edit
 Keys = tuple[str, ...]  # names from the outermost table, or object, inwards
 
 

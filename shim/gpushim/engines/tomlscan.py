@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Union
+
+from gpushim.engines.textedit import TEXTS
 
 Path = tuple[Union[str, int], ...]  # numbers count the elements of an array of tables
 
@@ -74,8 +77,9 @@ class Scan:
         return None
 
 
+@lru_cache(maxsize=TEXTS)
 def scan(text: str) -> Scan:
-    """Find all that stands in a text that tomli takes."""
+    """Find all that stands in a text that tomli takes; what is returned is not to be changed."""
     found = Scan(text)
     arrays: dict[Path, int] = {}
     table: Path = ()

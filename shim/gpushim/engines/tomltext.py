@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from copy import deepcopy
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from gpushim.engines import tomledit
-from gpushim.engines.textedit import Keys, decoded, leaves, risky, within
+from gpushim.engines.textedit import TEXTS, Keys, decoded, leaves, risky, within
 from gpushim.engines.tomledit import without_comment
 from gpushim.engines.tomlscan import scan, written
 from gpushim.errors import FAILED, GpushimError
@@ -50,7 +51,7 @@ def get(text: str, keys: Keys, default: Any = None) -> Any:
         if not isinstance(value, dict) or key not in value:
             return default
         value = value[key]
-    return value
+    return deepcopy(value)  # as `_data` is not to be changed
 
 
 def same(text: str, other: str) -> bool:
@@ -119,7 +120,7 @@ def drop(text: str, keys: Keys) -> str:
     """
     if get(text, keys, _MISSING) is _MISSING:
         return text
-    acceptable = [_without(_data(text), keys)]
+    acceptable = [_without(deepcopy(_data(text)), keys)]
     # A table without a header of its own ends with the last one below it.
     for length in range(len(keys) - 1, 0, -1):
         if within(acceptable[-1], keys[:length]):
@@ -134,7 +135,7 @@ def drop(text: str, keys: Keys) -> str:
 
 def _put(text: str, keys: Keys, value: Any, pairs: dict[Keys, str]) -> str:
     """Set what is one value, or a table that is not there yet; `pairs` are the lines for it."""
-    wanted = _data(text)
+    wanted = deepcopy(_data(text))
     _set(wanted, keys, value)
     table = keys if isinstance(value, dict) and keys not in pairs else keys[:-1]
     for edited in tomledit.additions(text, table, pairs):
@@ -187,7 +188,9 @@ class _Float(float):
     __hash__ = float.__hash__
 
 
+@lru_cache(maxsize=TEXTS)
 def _data(text: str) -> dict[str, Any]:
+    """Parse a text; what is returned is not to be changed."""
     data: dict[str, Any] = _parser().loads(text, parse_float=_Float)
     return data
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import files
+from gpushim.engines import records
 from gpushim.engines.textedit import Keys, leaves
 from gpushim.errors import GpushimError
 
@@ -58,12 +58,18 @@ class Kind:
         settings: lists those of a text that may be gpushim's.
         comment: that gpushim puts into files it makes.
         idle: names at the top that are nothing by themselves in such a file.
+        runtimes: where the runtimes are.
+        default: where the name of the default one is; no engine starts with one that is nowhere.
+        others: names of the runtimes that the engine has beside those of the file.
     """
 
     form: ModuleType
     settings: Callable[[str], list[Setting]]
     comment: str = ""
     idle: frozenset[str] = frozenset()
+    runtimes: Keys = ()
+    default: Keys = ()
+    others: frozenset[str] = frozenset()
 
 
 def undone(kind: Kind, path: str, current: bytes | None) -> Undone:
@@ -75,10 +81,10 @@ def undone(kind: Kind, path: str, current: bytes | None) -> Undone:
     if current is None:
         return Undone(None)
     form, text = kind.form, kind.form.parse(current, path)
-    before, after = files.before(path), files.after(path)
+    before, after = records.before(path), records.after(path)
     old, made = _parsed(form, before), _parsed(form, after)
     old = old and _edited(kind, old, None, None)
-    left = _edited(kind, text, old, made)
+    left = _without_default(kind, text, _edited(kind, text, old, made), old)
     ours = kind.comment and kind.form.without_comment(text, kind.comment) != text
     if left == text and not (ours and _is_idle(kind, text)):
         return Undone(current)
@@ -91,6 +97,18 @@ def undone(kind: Kind, path: str, current: bytes | None) -> Undone:
     if before is not None and old is not None and current == after and form.same(left, old):
         return Undone(old.encode(), lost)
     return Undone((form.without_comment(left, kind.comment) if ours else left).encode(), lost)
+
+
+def _without_default(kind: Kind, text: str, left: str, old: str | None) -> str:
+    """Take out a default, whatever it was before, whose entry is gone: with gpushim's, or by its writer since."""
+    had, was, has = (
+        {*table} if isinstance(table := _at(kind.form, each, kind.runtimes), dict) else set()
+        for each in (text, old, left)
+    )
+    name = _at(kind.form, left, kind.default) if left != text else MISSING
+    if isinstance(name, str) and name in (had | was) - has - kind.others:
+        return _dropped(kind.form, left, kind.default, old)
+    return left
 
 
 def _parsed(form: ModuleType, record: bytes | None) -> str | None:

@@ -8,21 +8,26 @@ sentence for each thing that is wrong; `waiting`, called with what is waited for
 The snapshot is one JSON object, inventory.json in the state directory. All paths but those of "inputs" and
 "runtime" are as seen inside the driver root or the device root, which is where a container has them:
 
-    version, gpushim, written   ensure.SCHEMA; version of gpushim; time in UTC. Another version is a stale snapshot.
+    version, form               ensure.READABLE, the form that a reader must know at least; ensure.FORM, that it has
+    gpushim, written            version of gpushim; time in UTC. A create takes another version's for stale.
     inputs, stamp               what stamp.current reads, and the facts that it returned
     looked, life                seconds since boot when the survey ended; seconds that it holds, 0: without end
     source                      "nvml", or "proc": whole GPUs only, because NVML could not be used
     notes                       sentences about what is wrong
     missing                     those about GPUs and MIG instances that are there and cannot be listed
+    absent                      [{"index", "uuid", "pci"}]: GPUs that have had these indices since the boot, and are
+                                not among the GPUs now
     platform                    "native"; "wsl": one node for all GPUs; "tegra": CSV files name nodes and files
     driver                      {"version", "cuda", "root", "dev-root", "params", "empty"}; unknown versions are ""
                                 params: the host's file that containers see instead of
                                 /proc/driver/nvidia/params; "" if they may see that itself
                                 empty: an empty directory of the host
     error                       null, or {"sentence", "code"}: why this host cannot serve GPUs
-    gpus                        [{"index", "uuid", "minor", "pci", "model", "brand", "arch", "memory", "mig",
+    gpus                        [{"index", "nvml", "uuid", "minor", "pci", "model", "brand", "arch", "memory", "mig",
                                   "mig_capable", "vgpu", "pci_class", "fabric", "numa", "peers", "node", "drm",
                                   "links", "problem"}]
+                                index: the same from its first listing until the next boot (indices.py); nvml: what
+                                NVML and nvidia-smi have now, -1 if they do not list it
                                 memory: in MiB, 0 if NVML does not tell it
                                 mig: it is in MIG mode, which it may be if it is mig_capable; vgpu: a virtual GPU
                                 pci_class: as sysfs has it, such as 0x030200; fabric: "UUID.CLIQUE" of the NVLink

@@ -33,7 +33,8 @@ NIXOS_BINARIES = "/run/current-system/sw/bin"
 CUFILE = "/etc/cufile.json"
 SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
 
-# By capability, below each of CONFIG_DIRS; {arch} as file names have it: x86_64, aarch64, i686.
+ARCHS = ("x86_64", "aarch64", "i686")  # as file names have them
+# By capability, below each of CONFIG_DIRS; {arch} is one of ARCHS.
 CONFIGS = {
     "compute": ("OpenCL/vendors/nvidia.icd",),
     "graphics": (
@@ -80,7 +81,7 @@ def binaries(root: str, capability: str) -> list[File]:
 
 
 def configs(root: str, capability: str, arch: str) -> list[File]:
-    """List a capability's configuration and data files wherever the host has them; `arch` as in CONFIGS."""
+    """List a capability's configuration and data files wherever the host has them; `arch` is one of ARCHS."""
     places = []
     for folder in CONFIG_DIRS:
         for name in CONFIGS.get(capability, ()):
@@ -96,16 +97,15 @@ def configs(root: str, capability: str, arch: str) -> list[File]:
 def xorg(loader: Loader, version: str) -> list[File]:
     """List the driver's modules for the X server: the first of each that is for this machine."""
     folders = list(dict.fromkeys([*loader.folders, *XORG_DIRS]))
-    extension = f"libglxserver_nvidia.so.{version}"
     found = []
-    for name, places in zip(("nvidia_drv.so", extension), XORG_MODULES):
+    for name, places in zip(_xorg_names(version), XORG_MODULES):
         paths = [f"{folder}/{place}/{name}" for folder in folders for place in places]
         for entry in _hits(loader.root, [(path, path) for path in paths], "data"):
             try:
                 sonames.soname(rooted.inside(loader.root, entry["path"]), loader.machine)
             except (OSError, ValueError):
                 continue
-            if name == extension:
+            if name.endswith(version):
                 link = f"{os.path.dirname(entry['path'])}/libglxserver_nvidia.so"
                 entry.setdefault("links", []).append(f"{os.path.basename(entry['path'])}::{link}")
             found.append(entry)
@@ -113,17 +113,25 @@ def xorg(loader: Loader, version: str) -> list[File]:
     return found
 
 
+def _xorg_names(version: str) -> tuple[str, str]:
+    return ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}")
+
+
 def firmware(root: str, version: str) -> list[File]:
     """List the GSP's firmware: for each name the file that the kernel loads (fw_path in firmware_loader/main.c)."""
-    release = os.uname().release
-    below = (f"/updates/{release}", "/updates", f"/{release}", "")
     found: dict[str, File] = {}
-    for place in (*_firmware_path(root), *("/lib/firmware" + name for name in below)):
+    for place in _firmware_places(root):
         folder = f"{place}/nvidia/{version}"
         for name in rooted.listing(root, folder):
             if name.startswith("gsp") and name.endswith(".bin") and name not in found:
                 found.update((name, entry) for entry in _hits(root, [(f"{folder}/{name}",) * 2], "firmware"))
     return list(found.values())
+
+
+def _firmware_places(root: str) -> list[str]:
+    release = os.uname().release
+    below = (f"/updates/{release}", "/updates", f"/{release}", "")
+    return [*_firmware_path(root), *("/lib/firmware" + name for name in below)]
 
 
 def _firmware_path(root: str) -> list[str]:
@@ -154,6 +162,24 @@ def gds(root: str) -> list[File]:
     if rooted.kind(root, rooted.resolve(root, "/run/udev")) == stat.S_IFDIR:
         found.append({"path": "/run/udev", "kind": "directory"})
     return found
+
+
+def places(root: str, version: str, libraries: set[str]) -> set[str]:
+    """List where files may appear that are not there; a path that ends with / is a directory of any names.
+
+    Args:
+        root: the driver root.
+        version: the driver's.
+        libraries: directories of its libraries.
+    """
+    configs = {name.format(arch=arch) for names in CONFIGS.values() for name in names for arch in ARCHS}
+    wanted = {f"{folder}/{name}" for folder in (*CONFIG_DIRS, *NIXOS_CONFIGS.values()) for name in configs}
+    wanted |= {f"{place}/nvidia/{version}/" for place in _firmware_places(root)} | {CUFILE}
+    # Programs, and X.Org's modules, of which most hosts have none: only where such a directory is.
+    usual = {f"{folder}/{name}" for folder in BINARY_DIRS for names in BINARIES.values() for name in names}
+    for name, below in zip(_xorg_names(version), XORG_MODULES):
+        usual |= {f"{folder}/{place}/{name}" for folder in libraries for place in below}
+    return wanted | {path for path in usual if rooted.resolve(root, os.path.dirname(path))}
 
 
 def mps(root: str, pipes: str) -> list[File]:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from gpushim.errors import INVENTORY, GpushimError
@@ -18,13 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+LOOK = 0.5  # seconds between looks whether it is hopeless
+
+
 @contextlib.contextmanager
-def deadline(seconds: int, config: str, failed: Callable[[GpushimError], None]) -> Iterator[Callable[[str], None]]:
+def deadline(
+    seconds: int,
+    config: str,
+    failed: Callable[[GpushimError], None],
+    hopeless: Callable[[], GpushimError | None] = lambda: None,
+) -> Iterator[Callable[[str], None]]:
     """End the process if the body takes too long; yields `waiting`.
 
+    Also when `hopeless` says why it will never end: this is told to nobody else, who may have more luck at once.
     A thread does it: NVML is C code, and a signal's Python handler would run only after it returns.
     """
-    what = ["nothing yet"]
+    what, over, until = ["nothing yet"], threading.Event(), time.monotonic() + seconds
 
     def give_up() -> None:
         error = GpushimError(
@@ -36,13 +46,19 @@ def deadline(seconds: int, config: str, failed: Callable[[GpushimError], None]) 
         say(str(error))
         os._exit(INVENTORY)
 
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
+    def watch() -> None:
+        while not over.wait(max(0.0, min(LOOK, until - time.monotonic()))):
+            if why := hopeless():
+                say(str(why))
+                os._exit(why.exit_code)
+            if time.monotonic() >= until:
+                give_up()
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield what.append
     finally:
-        timer.cancel()
+        over.set()
 
 
 def say(sentence: str) -> None:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from gpushim.model import Snapshot, Told
 
 SNAPSHOT = "inventory.json"
-SCHEMA = 10
+# A snapshot says in which form it is, and as "version" which form at least a reader must know to understand it. A
+# member that is added raises FORM alone; one that goes, or means something else, raises READABLE too. See form.py.
+FORM = 11
+READABLE = 10
 SNAPSHOT_LIMIT = 16 << 20  # bytes; eight GPUs need about 8 KiB
 NONE: Snapshot = {}  # type: ignore[typeddict-item]
 
@@ -37,7 +40,7 @@ def last(config: str, state: str) -> tuple[Snapshot, str]:
         {} and "policy" if there is none that can be trusted, or config.toml or the launcher's files have changed.
     """
     found: Snapshot = own(f"{state}/{SNAPSHOT}") if stamp.ours(state) else NONE
-    if found.get("version") != SCHEMA or found.get("gpushim") != __version__:
+    if found.get("form") != FORM or found.get("gpushim") != __version__:
         return NONE, "policy"
     try:
         if found["inputs"]["config"] != config or found["told"] != told(state):
@@ -56,7 +59,7 @@ def told(state: str) -> Told:
     found: Told = {"config": stamp.identity(state + "/config")}
     for name in ("runtime", "triggers", "params", "empty"):
         fact = stamp.node(f"{state}/{name}")
-        found[name] = fact and [*fact[:2], stamp.trusted(fact[2])]  # owners look different in a namespace
+        found[name] = fact and [*fact[:2], stamp.trusted(fact[2]), *fact[4:]]  # owners look different in a namespace
     return found
 
 

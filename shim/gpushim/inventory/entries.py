@@ -17,6 +17,7 @@ def gpu(
     node: str,
     *,
     uuid: str = "",
+    nvml: int = -1,
     minor: int = 0,
     pci: str = "",
     model: str = "",
@@ -32,6 +33,7 @@ def gpu(
     """Return a GPU; what is unknown, or has no meaning on its platform, is empty."""
     return {
         "index": index,
+        "nvml": nvml,
         "uuid": uuid,
         "minor": minor,
         "pci": pci,

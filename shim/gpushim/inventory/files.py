@@ -6,11 +6,14 @@ Out of scope: device nodes (nodes.py); how containers get the files (plan.py).
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from typing import TYPE_CHECKING
 
+from gpushim import stamp
 from gpushim.elf import ForeignError
+from gpushim.errors import quote
 from gpushim.inventory import data_files, rooted, sonames
 from gpushim.inventory.data_files import SOCKETS as SOCKETS
 from gpushim.inventory.libraries import LIBRARIES, Loader, read_cache
@@ -19,6 +22,8 @@ from gpushim.inventory.rooted import inside as inside
 from gpushim.inventory.rooted import resolve as resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from gpushim.model import File
 
 CAPABILITIES = tuple(LIBRARIES)
@@ -29,6 +34,7 @@ LOST = {
 }
 WITH_32 = ("x86_64",)  # machines whose drivers have 32-bit libraries too
 LASTING = ("library", "library32", "binary", "firmware", "data")  # kinds of files that an installer writes
+WRITTEN = ("binary", "firmware", "data")  # those whose directory nobody but the installer vouches for
 CROWDED = ("/", "/etc")  # directories that change for reasons unrelated to the driver
 
 
@@ -56,14 +62,68 @@ def find(root: str, version: str, notes: list[str], *, mps: str = "", machine: s
     return found
 
 
-def watched(root: str, found: dict[str, list[File]]) -> list[str]:
-    """List the directories that change when one of these files comes or goes, and files in crowded directories.
+def watched(root: str, version: str, found: dict[str, list[File]], busy: Container[str] = ()) -> list[str]:
+    """List the directories that change when one of these files, or another, comes or goes.
 
-    New libraries change the library cache.
+    New libraries change the library cache. Of a directory that is busy the files themselves are listed. One that
+    others than root may change has none: whoever writes there would have every create list the GPUs anew.
+
+    Args:
+        root: the driver root.
+        version: the driver's.
+        found: the driver's files.
+        busy: the host's paths of directories that changed while they were read, as a package manager's do.
     """
-    paths = {entry["path"] for entries in found.values() for entry in entries if entry["kind"] in LASTING}
-    folders = {rooted.resolve(root, path.rpartition("/")[0] or "/") for path in paths}
-    return [data_files.CUFILE, *sorted(folder for folder in folders if folder and folder not in CROWDED)]
+    lasting = [entry for entries in found.values() for entry in entries if entry["kind"] in LASTING]
+    libraries = {os.path.dirname(entry["path"]) for entry in lasting if entry["kind"] == "library"}
+    paths = {entry["path"] for entry in lasting}
+    listed: set[str] = set()
+    for path in paths | data_files.places(root, version, libraries.union(data_files.XORG_DIRS)):
+        above, _, name = path.rpartition("/")
+        folder = rooted.nearest(root, above)
+        if not rooted.mistrust(root, folder):
+            crowded = folder in CROWDED or inside(root, folder) in busy
+            listed.add(f"{folder.rstrip('/')}/{name}" if crowded else folder)
+    return sorted(listed)
+
+
+def of_root(root: str, found: dict[str, list[File]], notes: list[str]) -> dict[str, list[File]]:
+    """Leave out programs and data that others than root could replace or take away, with a note for each.
+
+    Libraries are the loader's, as for root's own programs; sockets and MPS's directory have rules of their own.
+    """
+    kept: dict[str, list[File]] = {}
+    for capability, entries in found.items():
+        kept[capability] = []
+        for entry in entries:
+            trouble = _mistrust(root, entry["path"]) if entry["kind"] in WRITTEN else ""
+            kept[capability] += [] if trouble else [entry]
+            notes += [f"{entry['path']} is left out: {trouble}"] if trouble else []
+    return kept
+
+
+def _mistrust(root: str, path: str) -> str:
+    real = rooted.resolve(root, path) or path
+    try:
+        others = stamp.others_may(os.lstat(inside(root, real)))
+    except OSError:
+        others = False
+    return rooted.mistrust(root, os.path.dirname(real)) or (f"others than root may change {real}" if others else "")
+
+
+def in_utf8(found: dict[str, list[File]], notes: list[str]) -> dict[str, list[File]]:
+    """Leave out files with names that are not UTF-8, which no config.json can spell, with a note for each."""
+    kept: dict[str, list[File]] = {}
+    for capability, entries in found.items():
+        kept[capability] = []
+        for entry in entries:
+            try:
+                "\0".join([entry["path"], entry.get("soname", ""), *entry.get("links", [])]).encode()
+                kept[capability].append(entry)
+            except UnicodeEncodeError:
+                note = f"{quote(entry['path'])} is left out: its name or a link to it is not UTF-8; rename it"
+                notes += [] if note in notes else [note]
+    return kept
 
 
 def lacking(root: str, version: str) -> list[str]:

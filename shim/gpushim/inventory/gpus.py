@@ -5,41 +5,73 @@ Each GPU is asked by itself, so that a sick one does not cost the others. Out of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpushim.errors import DRIVER, GpushimError
 from gpushim.inventory import entries, files, nvml, peers, procfs
+from gpushim.inventory.hung import FAILS, instead
+from gpushim.inventory.indices import Indices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from gpushim.model import Gpu, Listed, MigInstance
+    from gpushim.inventory.hung import Hung
+    from gpushim.model import Gpu, Known, Listed, MigInstance
 
 
-def read(root: str, proc: str, version: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
+def read(
+    root: str,
+    proc: str,
+    version: str,
+    notes: list[str],
+    waiting: Callable[[str], None],
+    settled: Sequence[Known] = (),
+    hung: Sequence[Hung] = (),
+) -> Listed:
     """Find out which GPUs and MIG instances the host has.
+
+    `settled` has the GPUs whose indices are settled, `hung` those that are not asked, and listed as they were.
 
     Raises:
         GpushimError: the kernel module and NVML's library are of different versions.
     """
     missing: list[str] = []
-    known = procfs.gpus(proc, missing)
+    known = procfs.gpus(proc, missing, instead(hung))
+    indices = Indices(settled)
     try:
         nvml.bindings()
         path = files.library(root, "libnvidia-ml.so", version)
         if path is None:
             raise nvml.UnusableError(f"there is no libnvidia-ml.so.{version} below {root}")
         with nvml.session(files.inside(root, path), waiting) as session:
-            return _ask(session, proc, known, version, notes, waiting)
+            return _ask(session, proc, known, indices, version, notes, waiting, hung)
     except nvml.UnusableError as error:
         if error.mismatch:
             raise mismatch(version, (files.versions(root) or [""])[0]) from None
-        why = str(error)
-    notes.append(f"{why}: GPUs come from /proc/driver/nvidia, and MIG instances are not listed")
+        # NVML may have failed after it told some.
+        return _by_proc(known, Indices(settled), version, str(error), notes, missing)
+
+
+def _by_proc(
+    known: list[Gpu], indices: Indices, version: str, why: str, notes: list[str], missing: list[str]
+) -> Listed:
+    """Return what the kernel alone tells."""
+    for gpu in known:
+        indices.settle(gpu)
+    notes.append(f"{why}: {procfs.UNASKED}")
     divided = [gpu for gpu in known if gpu["mig"]]
     missing += [f"the MIG instances of GPU {gpu['index']} ({gpu['pci']}) are not listed: {why}" for gpu in divided]
     notes += missing
-    return {"source": "proc", "version": version, "cuda": "", "gpus": known, "mig": [], "missing": missing}
+    return {
+        "source": "proc",
+        "version": version,
+        "cuda": "",
+        "gpus": sorted(known, key=lambda gpu: gpu["index"]),
+        "mig": [],
+        "missing": missing,
+        "absent": indices.absent,
+    }
 
 
 def mismatch(module: str, libraries: str) -> GpushimError:
@@ -53,27 +85,37 @@ def mismatch(module: str, libraries: str) -> GpushimError:
 
 
 def _ask(
-    session: Any, proc: str, known: list[Gpu], version: str, notes: list[str], waiting: Callable[[str], None]
+    session: Any,
+    proc: str,
+    known: list[Gpu],
+    indices: Indices,
+    version: str,
+    notes: list[str],
+    waiting: Callable[[str], None],
+    hung: Sequence[Hung],
 ) -> Listed:
-    gpus: list[Gpu] = []
-    migs: list[MigInstance] = []
     missing: list[str] = []
+    spared, migs = _spared(hung, indices, notes)
+    gpus: list[Gpu] = []
     sick: dict[int, str] = {}
     handles: dict[int, Any] = {}
-    for index in range(session.nvmlDeviceGetCount()):
+    for index, look_up in _each(session, known, {gpu["pci"] for gpu in spared}):
         waiting(f"GPU {index} to answer NVML")
         try:
-            handles[index] = handle = session.nvmlDeviceGetHandleByIndex(index)
-            gpu = _gpu(session, index, handle)
+            handle = look_up()
+            gpu = _gpu(session, session.nvmlDeviceGetIndex(handle) if hung else index, handle)
             instances = list(_mig_instances(session, proc, handle, gpu, missing)) if gpu["mig"] else []
+            indices.settle(gpu)
+            handles[gpu["index"]] = handle
             gpus.append(gpu)
-            migs += instances
+            migs += [{**mig, "gpu": gpu["index"]} for mig in instances]
         except (session.NVMLError, UnicodeDecodeError) as error:
             sick[index] = str(error)
     waiting("NVML to tell how GPUs are connected")
     peers.add(session, gpus, handles, {gpu["pci"] for gpu in [*known, *gpus]})
+    gpus += spared
     left = [gpu for gpu in known if gpu["pci"] not in {one["pci"] for one in gpus}]
-    gpus += _sick_gpus(sick, left, notes, missing)
+    gpus += _sick_gpus(sick, left, indices, notes, missing)
     notes += missing
     return {
         "source": "nvml",
@@ -82,7 +124,31 @@ def _ask(
         "gpus": sorted(gpus, key=lambda gpu: gpu["index"]),
         "mig": migs,
         "missing": missing,
+        "absent": indices.absent,
     }
+
+
+def _each(session: Any, known: list[Gpu], spared: set[str]) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """List the GPUs to ask, by NVML's number, or, where some are spared, by address, which touches no other."""
+    if not spared:
+        for index in range(session.nvmlDeviceGetCount()):
+            yield index, partial(session.nvmlDeviceGetHandleByIndex, index)
+        return
+    for index, gpu in enumerate(known):
+        if gpu["pci"] not in spared:
+            yield index, partial(session.nvmlDeviceGetHandleByPciBusId, gpu["pci"].encode())
+
+
+def _spared(hung: Sequence[Hung], indices: Indices, notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
+    """List the GPUs that are not asked, and their MIG instances, as they were."""
+    gpus: list[Gpu] = []
+    migs: list[MigInstance] = []
+    for one, gpu in zip(hung, instead(hung).values()):
+        indices.settle(gpu)
+        gpus.append(gpu)
+        migs += [{**mig, "gpu": gpu["index"]} for mig in one["mig"]]
+        notes.append(str(gpu["problem"]))
+    return gpus, migs
 
 
 def _gpu(session: Any, index: int, handle: Any) -> Gpu:
@@ -91,6 +157,7 @@ def _gpu(session: Any, index: int, handle: Any) -> Gpu:
     return entries.gpu(
         index,
         f"/dev/nvidia{minor}",
+        nvml=index,
         uuid=session.nvmlDeviceGetUUID(handle),
         minor=minor,
         pci=procfs.pci_address(session.nvmlDeviceGetPciInfo(handle).busId),
@@ -105,17 +172,25 @@ def _gpu(session: Any, index: int, handle: Any) -> Gpu:
     )
 
 
-def _sick_gpus(sick: dict[int, str], left: list[Gpu], notes: list[str], missing: list[str]) -> Iterator[Gpu]:
-    """Match GPUs that do not answer NVML with those of /proc that NVML did not list; both are in PCI order."""
-    for (index, error), gpu in zip(sick.items(), left):
-        problem = f"GPU {index} ({gpu['pci']}) does not answer NVML: {error}"
+def _sick_gpus(
+    sick: dict[int, str], left: list[Gpu], indices: Indices, notes: list[str], missing: list[str]
+) -> Iterator[Gpu]:
+    """Match GPUs that do not answer NVML with those of /proc that NVML did not list; both are in PCI order.
+
+    Where their numbers differ, nobody can say which is which.
+    """
+    alike = len(sick) == len(left)
+    for (index, error), gpu in zip(sick.items(), left if alike else ()):
+        found: Gpu = {**gpu, "index": index, "nvml": index}
+        indices.settle(found)
+        found["problem"] = problem = f"GPU {found['index']} ({gpu['pci']}) {FAILS}: {error}"
         notes.append(problem)
-        yield {**gpu, "index": index, "problem": problem}
-    for index, error in list(sick.items())[len(left) :]:
+        yield found
+    for index, error in () if alike else sick.items():
         missing.append(
-            f"GPU {index} is left out: it does not answer NVML ({error}), and /proc does not tell it either"
+            f"NVML's GPU {index} is left out: it does not answer NVML ({error}), and /proc does not tell which it is"
         )
-    for gpu in left[len(sick) :]:
+    for gpu in () if alike else left:
         missing.append(f"GPU {gpu['pci']} is left out: NVML does not tell it; is its node {gpu['node']} there?")
 
 

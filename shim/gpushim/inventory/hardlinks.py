@@ -3,14 +3,15 @@
 Mounts are most of what a container with all capabilities costs the low-level runtime. The directories hold hard
 links: nothing is copied, and an upgrade of the driver leaves those in use alone. They are never changed, and removed
 only after the next boot, when no container can have them. Where links cannot be made, each library is mounted by
-itself.
+itself. Nothing is locked: containers and users can open all that is here, and what they can open they can hold. One
+directory is made under a name of this state directory's, whose refresh has a lock, and gets its own by a rename.
 Out of scope: which libraries there are (libraries.py); how a container sees them (plan.py, gpuhook.finish).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import hashlib
 import os
 import re
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 KINDS = ("library", "library32")
 RECORDS = "/var/lib/gpushim"  # outlives a boot, as hard links do
-UNFINISHED = ".gpushim-unfinished"  # left by a refresh that was killed; nobody else uses this name
-_MADE = re.compile(r"([0-9a-f]{8})-[0-9a-f]{16}")  # the boot, a hash of the contents
+UNFINISHED = ".gpushim-unfinished-"  # left by a refresh that was killed
+_MADE = re.compile(rf"(?:{re.escape(UNFINISHED)})?([0-9a-f]{{8}})-[0-9a-f]{{16}}")  # the boot, a hash
 
 
 def add(snapshot: Snapshot) -> None:
@@ -73,32 +74,50 @@ def _groups(files: dict[str, list[File]]) -> dict[str, list[File]]:
 
 def _ready(top: str, boot: str, root: str, groups: dict[str, list[File]]) -> str:
     """Return the directory for these libraries, made now or earlier; remove those of former boots."""
-    lock = _open_top(top)
+    _check(top)
+    fresh = f"{top}/{_unfinished(boot)}"
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a refresh with another state directory has another lock
         wanted = dict(_wanted(root, groups))
-        place = f"{top}/{boot}-{hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()[:16]}"
+        place = f"{top}/{boot}-{_hash(repr(sorted(wanted.items())))}"
         for name in os.listdir(top):
             made = _MADE.fullmatch(name)
-            if name == UNFINISHED or (made and made[1] != boot):
-                shutil.rmtree(f"{top}/{name}")
+            if made and (made[1] != boot or f"{top}/{name}" == fresh):
+                with contextlib.suppress(FileNotFoundError):  # another refresh removes it, too
+                    shutil.rmtree(f"{top}/{name}")
         if not os.path.lexists(place):
             _note(top)
-            _make(f"{top}/{UNFINISHED}", root, groups)
-            os.rename(f"{top}/{UNFINISHED}", place)
+            _make(fresh, root, groups)
+            _move(fresh, place)
         found = dict(_found(place))
     except OSError as error:
-        shutil.rmtree(f"{top}/{UNFINISHED}", ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
         raise GpushimError(
             f"{top} cannot have hard links to the driver's libraries ({error.filename}: {error.strerror}); choose a "
             "library-directory under [driver] on their file system",
             INVENTORY,
         ) from None
-    finally:
-        os.close(lock)
     if found != wanted:
         raise GpushimError(f"{place} is not as gpushim made it; remove it when no container uses it", INVENTORY)
     return place
+
+
+def _unfinished(boot: str) -> str:
+    """Name what a refresh makes: a refresh with another state directory, thus another lock, may do so meanwhile."""
+    return f"{UNFINISHED}{boot}-{_hash(stamp.state_dir())}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _move(fresh: str, place: str) -> None:
+    """Give a directory its name, unless another refresh has made the same one first."""
+    try:
+        os.rename(fresh, place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(fresh)
 
 
 def _note(top: str) -> None:
@@ -113,20 +132,20 @@ def _note(top: str) -> None:
                 file.write(f"{top}\n")
 
 
-def _open_top(top: str) -> int:
-    """Make and open the directory; refuse one where others could put libraries for containers."""
+def _check(top: str) -> None:
+    """Make the directory; refuse one where others could put libraries for containers."""
     try:
         os.makedirs(top, 0o755, exist_ok=True)
         fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise GpushimError(f"library-directory {top} cannot be made: {error.strerror}", INVENTORY) from None
     facts = os.fstat(fd)
-    if not stamp.others_may(facts):
-        return fd
     os.close(fd)
-    raise GpushimError(
-        f"library-directory {top} cannot be trusted: others than root can write to it, or it is not root's", INVENTORY
-    )
+    if stamp.others_may(facts):
+        raise GpushimError(
+            f"library-directory {top} cannot be trusted: others than root can write to it, or it is not root's",
+            INVENTORY,
+        )
 
 
 def _wanted(root: str, groups: dict[str, list[File]]) -> Iterator[tuple[str, list[int] | str]]:

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 
 from gpushim import stamp
 from gpushim.inventory import modules, nodes, procfs
+from gpushim.inventory.hung import instead
 from gpushim.inventory.rooted import inside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gpushim.inventory.hung import Hung
 
 # Minor numbers that every driver has: nv.h, nvidia-modeset-os-interface.h, uvm_linux.h.
 CONTROL, MODESET, UVM, UVM_TOOLS = 255, 254, 0, 1
@@ -29,11 +32,14 @@ FOLDER_MODE = 0o755
 Wanted = tuple[str, int, int, int, int, int]  # path in a container, major, minor, mode bits, uid, gid
 
 
-def make(dev_root: str, proc: str) -> list[str]:
-    """Make what is missing and replace what is wrong, at a stat and a readlink per node; returns notes."""
+def make(dev_root: str, proc: str, hung: Sequence[Hung] = ()) -> list[str]:
+    """Make what is missing and replace what is wrong, at a stat and a readlink per node; returns notes.
+
+    Of the GPUs in `hung`, /proc is not read.
+    """
     notes: list[str] = []
     links = os.geteuid() == 0 and not stamp.in_user_namespace()
-    for path, major, minor, mode, uid, gid in wanted(proc):
+    for path, major, minor, mode, uid, gid in wanted(proc, hung):
         device = os.makedev(major, minor)
         host = inside(dev_root, path)
         try:
@@ -76,14 +82,14 @@ def missing_links(dev_root: str, proc: str) -> list[tuple[str, str, int]]:
     return found
 
 
-def wanted(proc: str) -> Iterator[Wanted]:
+def wanted(proc: str, hung: Sequence[Hung] = ()) -> Iterator[Wanted]:
     """List the nodes that the loaded driver should have, without those that it forbids to change."""
     known = nodes.majors(proc)
     given = procfs.device_files(proc)
     if not known or not given or procfs.module_version(proc) is None:
         return
     named = {"/dev/nvidiactl": CONTROL}
-    named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(proc, []))
+    named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(proc, [], instead(hung)))
     if "nvidia-modeset" in known or "nvidia_modeset" in (modules.loaded(proc) or ()):
         named["/dev/nvidia-modeset"] = MODESET
     named.update({"/dev/nvidia-uvm": UVM, "/dev/nvidia-uvm-tools": UVM_TOOLS})

@@ -37,11 +37,11 @@ def anyhow(notes: list[str]) -> Snapshot:
 
 def look(settings: Policy) -> Snapshot:
     """Survey the host and save nothing; like a refresh that takes too long, it ends the process."""
-    from gpushim.inventory import deadline, survey  # slow to import, and rarely needed
+    from gpushim.inventory import deadline, hung, indices, survey  # slow to import, and rarely needed
 
-    config, seconds = stamp.config_path(), settings["refresh"]["deadline-seconds"]
+    config, state, seconds = stamp.config_path(), stamp.state_dir(), settings["refresh"]["deadline-seconds"]
     with deadline.deadline(seconds, config, lambda error: None) as waiting:
-        return survey.survey(config, settings, waiting)
+        return survey.survey(config, settings, waiting, indices.known(state), hung.Spared(state).gpus())
 
 
 def age(config: str, state: str) -> tuple[str, str]:

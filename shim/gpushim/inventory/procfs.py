@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import os
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpushim.inventory import entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from gpushim.model import Gpu
 
 FILE_LIMIT = 1 << 20  # bytes; mig-minors, the longest, has about 0.3 MiB
+UNASKED = "GPUs come from /proc/driver/nvidia, and MIG instances are not listed"  # why NVML is not used stands before
 GPU_LIMIT = 256
 DEFAULT_MODE = 0o666  # of the driver's nodes
 _MAY_MODIFY = re.compile(r"^(ModifyDeviceFiles:\s*)1$", re.MULTILINE)
 # The first line of the version file: "... Kernel Module  535.183.01  <date>", and more words for the open module.
+_NONE: Mapping[str, Gpu] = MappingProxyType({})
 _VERSION = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s")
 
 
@@ -42,8 +45,11 @@ def restricted_params(proc: str) -> str:
     return _MAY_MODIFY.sub(r"\g<1>0", text) if _MAY_MODIFY.search(text) else ""
 
 
-def gpus(proc: str, notes: list[str]) -> list[Gpu]:
-    """List whole GPUs in PCI order; what only NVML knows is empty."""
+def gpus(proc: str, notes: list[str], instead: Mapping[str, Gpu] = _NONE) -> list[Gpu]:
+    """List whole GPUs in PCI order; what only NVML knows is empty.
+
+    Of those in `instead`, by PCI address, nothing is read, which waits with a driver that hangs; they are as there.
+    """
     folder = proc + "/driver/nvidia/gpus"
     try:
         names = sorted(os.listdir(folder), key=pci_address)[:GPU_LIMIT]
@@ -51,6 +57,9 @@ def gpus(proc: str, notes: list[str]) -> list[Gpu]:
         return []
     found: list[Gpu] = []
     for name in names:
+        if pci_address(name) in instead:
+            found.append(instead[pci_address(name)])
+            continue
         fields = _fields(_text(f"{folder}/{name}/information") or "")
         if fields.get("GPU Excluded") == "Yes":
             continue  # by an administrator (NVreg_ExcludedGpus); NVML does not list it either

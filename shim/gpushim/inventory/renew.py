@@ -1,12 +1,15 @@
-"""Renew the snapshot for a create that found it stale: wait for the running refresh, or start one.
+"""Renew the snapshot for a create that found it stale: ask the service for a refresh, or start one.
 
 One refresh runs at a time: whoever holds the lock surveys the host, be it a unit, a person or the child of a create.
-The child inherits the lock and goes on when the create gives up, so that a host that takes longer than an engine
-waits has its snapshot in the end. For that it has a session, a working directory and descriptors of its own, but no
-unit of systemd's: most engines end no other process when a create fails. Where one does (a unit that runs `podman
-run` and is stopped), the kernel releases the lock and the next create starts another refresh.
+What is for all is the service's (ask.py), for a create may have the limits of the tenant whose container it makes.
+Only where no service goes by this configuration and state, as in a checkout or with rootless engines, or none
+answers, does a create start a child. The child inherits the lock and goes on when the create gives up, so that a host
+that takes longer than an engine waits has its snapshot in the end. For that it has a session, a working directory and
+descriptors of its own: most engines end no other process when a create fails. Where one does (a unit that runs
+`podman run` and is stopped), the kernel releases the lock and the next create starts another refresh.
 
-Everyone who waited for a refresh gets its error. Out of scope: what a refresh does (refresh.py).
+Everyone who waited for a refresh gets the error that it tells. How its process ended, and what it lacked for itself,
+is nobody else's: the next create tries again. Out of scope: what a refresh does (refresh.py).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from gpushim import policy, stamp
 from gpushim.errors import INVENTORY, GpushimError
-from gpushim.inventory import ensure, modules
+from gpushim.inventory import ask, ensure, modules, scarce
 from gpushim.replace import replace
 
 if TYPE_CHECKING:
@@ -53,20 +56,21 @@ def snapshot(config: str, state: str) -> Snapshot:
     wait, lock = _Wait(config), _opened(state)
     try:
         for _ in range(ATTEMPTS):
-            while lock is not None and not _taken(lock):
+            wait = _served(config, state, lock, wait)
+            found = _outcome(config, state, wait)  # before the lock, which a create that is slow or frozen would keep
+            while found is None and lock is not None and not _taken(lock):
                 wait.a_moment(lock)
-            found = ensure.read(config, state)
+            found = found or _outcome(config, state, wait)
             if found is not None:
                 return found
-            _pass_on(state, config, wait.began)
             _refresh(config, state, lock, wait)
-        found = ensure.read(config, state)
+            found = ensure.read(config, state)  # before the service is asked once more
+            if found is not None:
+                return found
     finally:
         if lock is not None:
             os.close(lock)  # a child that still runs keeps it
-    if found is None:
-        raise GpushimError("the host's GPUs keep changing while they are listed; try again in a moment", INVENTORY)
-    return found
+    raise GpushimError("the host's GPUs keep changing while they are listed; try again in a moment", INVENTORY)
 
 
 def command() -> list[str]:
@@ -91,6 +95,14 @@ def record(state: str, belongs: Belongs, error: GpushimError) -> None:
     with contextlib.suppress(OSError):  # then each of them tries for itself
         if stamp.ours(state):
             replace(f"{state}/{FAILURE}", json.dumps(told).encode(), 0o600)
+
+
+def _outcome(config: str, state: str, wait: _Wait) -> Snapshot | None:
+    """Return what another refresh has made; refuse as `_pass_on` does; None if there was none."""
+    found = ensure.read(config, state)
+    if found is None:
+        _pass_on(state, config, wait.began)
+    return found
 
 
 def _pass_on(state: str, config: str, since: int) -> None:
@@ -130,6 +142,19 @@ class _Wait:
         time.sleep(PAUSE)
 
 
+def _served(config: str, state: str, lock: int | None, wait: _Wait) -> _Wait:
+    """Have the service refresh, if there is one; returns how long a child may take, which is as long again if the
+    service hangs without the lock.
+    """
+    try:
+        ask.refreshed(config, state, lambda: wait.a_moment(lock))
+    except GpushimError:
+        if lock is None or not _taken(lock):
+            raise
+        return _Wait(config)
+    return wait
+
+
 def _seconds(config: str) -> int:
     try:
         return int(policy.load(config)["refresh"]["deadline-seconds"])
@@ -161,7 +186,6 @@ def _taken(lock: int) -> bool:
 
 def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
     """Run a refresh in a process of its own, and wait for its end."""
-    belongs = facts(config)
     # Not a pipe: nobody would read it after the create gives up.
     with open(os.memfd_create("refresh"), "r+b") as said:
         child = _started(config, state, lock, said)
@@ -173,10 +197,8 @@ def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
             raise
         if child.returncode == 0 or ensure.read(config, state) is not None:  # which may say what is wrong
             return
-        _pass_on(state, config, wait.began)  # recorded by the child, unless it crashed
-        error = _why(child.returncode, _last_words(said.fileno()))
-    record(state, belongs, error)
-    raise error
+        _pass_on(state, config, wait.began)  # recorded by the child
+        raise _why(child.returncode, _last_words(said.fileno()))
 
 
 def _started(config: str, state: str, lock: int | None, said: BinaryIO) -> subprocess.Popen[bytes]:
@@ -189,7 +211,7 @@ def _started(config: str, state: str, lock: int | None, said: BinaryIO) -> subpr
             words, stdin=given, stdout=nothing, stderr=said, env=environment, cwd="/", start_new_session=True
         )
     except OSError as error:
-        raise GpushimError(f"gpushim refresh cannot be started: {error}", INVENTORY) from None
+        raise scarce.lack(error) or GpushimError(f"gpushim refresh cannot be started: {error}", INVENTORY) from None
 
 
 def _why(code: int, said: str) -> GpushimError:

@@ -44,6 +44,18 @@ def resolve(root: str, path: str) -> str | None:
     return "/" + "/".join(done)
 
 
+def nearest(root: str, folder: str) -> str:
+    """Follow the links of a path, or of its beginning up to the first name that leads nowhere."""
+    above = "/"
+    for part in folder.split("/"):
+        here = f"{above.rstrip('/')}/{part}" if part else above
+        found = resolve(root, here)
+        if found is None:
+            return here
+        above = found
+    return above
+
+
 def inside(root: str, path: str) -> str:
     """Return the host's path of an absolute path inside a root."""
     return path if root == "/" else root + path

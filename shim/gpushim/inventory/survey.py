@@ -5,21 +5,25 @@ Out of scope: what is where (gpus.py, nodes.py, drm.py, files.py), changing anyt
 
 from __future__ import annotations
 
+import stat
 import time
 from typing import TYPE_CHECKING
 
 from gpushim import __version__, policy, stamp
 from gpushim.errors import INVENTORY, GpushimError
 from gpushim.inventory import data_files, drm, ensure, files, gpus, modules, nodes, peers, platforms, procfs, rooted
+from gpushim.inventory.hung import still
 from gpushim.logfile import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from gpushim.model import Failure, Inputs, Listed, MpsPolicy, Platform, Policy, Snapshot, Stamp
+    from gpushim.inventory.hung import Hung
+    from gpushim.model import Failure, Inputs, Known, Listed, MpsPolicy, NodeFacts, Platform, Policy, Snapshot, Stamp
 
 ATTEMPTS = 3  # when the host changes during a survey, as it does when NVML makes device nodes
 MOMENT = 0.02  # seconds, longer than a tick of the kernel's clock for files
+LOOKS = 3  # more at procfs, a moment apart, of which two that are next to each other are the same
 # Seconds that a snapshot holds at most, by the clock that also runs during a suspend.
 PASSING = 30  # of what may soon be over: NVML failed, a GPU is sick or in MIG mode without an instance
 SETTLED = 300  # of what rarely changes, and leaves no trace outside NVML: MIG mode without instances, health
@@ -27,8 +31,9 @@ LONGEST_LIFE = 1800  # where a survey takes long
 # By member of the snapshot, the fact that changes with it; "life" if none does; "own" for what says nothing about the
 # host. Members of members, and of the objects in lists, follow a dot; where names are data, there is a star.
 COVER = {
-    **dict.fromkeys(("version", "gpushim", "written", "inputs", "stamp", "looked", "life", "told"), "own"),
-    **dict.fromkeys(("source", "notes", "missing", "mps", "error", "gpus.problem", "gpus.mig"), "life"),
+    **dict.fromkeys(("version", "form", "gpushim", "written", "inputs", "stamp", "looked", "life", "told"), "own"),
+    **dict.fromkeys(("source", "notes", "missing", "absent", "mps", "error"), "life"),
+    **dict.fromkeys(("gpus.problem", "gpus.mig", "gpus.nvml"), "life"),
     "platform": "boot",
     "driver.version": "module",
     "driver.cuda": "libraries",
@@ -48,8 +53,22 @@ COVER = {
 }
 
 
-def survey(config: str, settings: Policy, waiting: Callable[[str], None]) -> Snapshot:
-    """Survey the host; "runtime" is "" if there is no low-level runtime."""
+def survey(
+    config: str,
+    settings: Policy,
+    waiting: Callable[[str], None],
+    settled: Sequence[Known] = (),
+    spared: Sequence[Hung] = (),
+) -> Snapshot:
+    """Survey the host; "runtime" is "" if there is no low-level runtime.
+
+    Args:
+        config: path of config.toml.
+        settings: what it says.
+        waiting: is called with what is waited for.
+        settled: GPUs whose indices are settled.
+        spared: those whose calls hang.
+    """
     notes, runtime = [], ""
     try:
         runtime = policy.low_level(settings["runtime"]["low-level"])
@@ -58,10 +77,12 @@ def survey(config: str, settings: Policy, waiting: Callable[[str], None]) -> Sna
     root = settings["driver"]["root"]
     proc, sys = stamp.proc_dir(root), modules.sys_dir(root)
     times = keeps_times(proc, sys)
+    busy: set[str] = set()
     for _ in range(ATTEMPTS):
         before, started = stamp.driver(proc, sys, times), stamp.clock()
-        snapshot, other = _begun(settings, proc, waiting)
-        paths = [*_watched(snapshot, other, proc), *_mps_control(root, settings["mps"]), *filter(None, (runtime,))]
+        snapshot, other = _begun(settings, proc, waiting, settled, still(spared, before))
+        paths = _watched(snapshot, other, proc, busy)
+        paths += [*_mps_control(root, settings["mps"]), *filter(None, (runtime,))]
         inputs: Inputs = {"config": config, "root": root, "sys": sys, "times": times, "nodes": paths}
         # The driver's facts are older than its answers: a change meanwhile makes the snapshot stale, never wrong.
         then: Stamp = {**stamp.current(inputs), **before}
@@ -70,9 +91,17 @@ def survey(config: str, settings: Policy, waiting: Callable[[str], None]) -> Sna
         _add_nodes_and_files(snapshot, proc)
         snapshot["looked"] = stamp.clock()
         snapshot["life"] = life(snapshot, snapshot["looked"] - started)
-        if then == stamp.current(inputs):
+        after = stamp.current(inputs)
+        if then == after:
             break
+        busy |= _busy(paths, then["nodes"], after["nodes"])
     return snapshot
+
+
+def _busy(paths: list[str], then: list[NodeFacts | None], current: list[NodeFacts | None]) -> set[str]:
+    """List the directories that somebody changed during a survey, who may go on."""
+    facts = zip(paths, then, current)
+    return {path for path, one, other in facts if one != other and one and other and stat.S_ISDIR(other[1])}
 
 
 def life(snapshot: Snapshot, took: float) -> int:
@@ -103,21 +132,33 @@ def is_passing(snapshot: Snapshot) -> bool:
 
 
 def keeps_times(proc: str, sys: str) -> bool:
-    """Say whether procfs keeps the times of its entries: old kernels make new ones for each read."""
+    """Say whether procfs keeps the times of its entries: old kernels make new ones for each read.
+
+    Of a kernel that keeps them two looks may differ all the same, while somebody makes other MIG instances.
+    """
     before = stamp.driver(proc, sys, True)
-    if not before["mig"]:
-        return True
-    time.sleep(MOMENT)
-    return before == stamp.driver(proc, sys, True)
+    for _ in range(LOOKS if before["mig"] else 0):
+        time.sleep(MOMENT)
+        now = stamp.driver(proc, sys, True)
+        if now["mig"] == before["mig"]:
+            return True
+        before = now
+    return not before["mig"]
 
 
-def _begun(settings: Policy, proc: str, waiting: Callable[[str], None]) -> tuple[Snapshot, Platform | None]:
+def _begun(
+    settings: Policy,
+    proc: str,
+    waiting: Callable[[str], None],
+    settled: Sequence[Known],
+    spared: Sequence[Hung],
+) -> tuple[Snapshot, Platform | None]:
     """Return a snapshot of what the kernel module and NVML, or another platform, tell, without nodes and files."""
-    driver, state = settings["driver"], stamp.state_dir()
+    driver = settings["driver"]
     notes: list[str] = []
     said: list[str] = []  # another platform's come when its files are listed, below
     version = procfs.module_version(proc)
-    found: Listed = {"source": "proc", "version": version or "", "cuda": "", "gpus": [], "mig": [], "missing": []}
+    found = _nothing(version or "")
     other: Platform | None = None
     error: Failure | None = None
     try:
@@ -128,25 +169,43 @@ def _begun(settings: Policy, proc: str, waiting: Callable[[str], None]) -> tuple
         else:
             notes += said
             _check_driver(version, driver["root"], proc)
-            found = gpus.read(driver["root"], proc, version or "", notes, waiting)
+            found = gpus.read(driver["root"], proc, version or "", notes, waiting, settled, spared)
+            notes += [
+                f"GPU {one['index']} ({one['uuid'] or one['pci']}) is missing, and no other gets its index; if it is "
+                "gone on purpose, run gpushim refresh --accept-indices"
+                for one in found["absent"]
+            ]
             drm.add(found["gpus"], modules.sys_dir(driver["root"]), driver["dev-root"])
             peers.add_place(found["gpus"], modules.sys_dir(driver["root"]))
     except GpushimError as trouble:
         error = {"sentence": str(trouble), "code": trouble.exit_code}
-    snapshot: Snapshot = {
-        "version": ensure.SCHEMA,
+    return _snapshot(settings, found, other, error, notes, proc), other
+
+
+def _nothing(version: str) -> Listed:
+    return {"source": "proc", "version": version, "cuda": "", "gpus": [], "mig": [], "missing": [], "absent": []}
+
+
+def _snapshot(
+    settings: Policy, found: Listed, other: Platform | None, error: Failure | None, notes: list[str], proc: str
+) -> Snapshot:
+    state = stamp.state_dir()
+    return {
+        "version": ensure.READABLE,
+        "form": ensure.FORM,
         "gpushim": __version__,
         "written": now(),
         "platform": other["platform"] if other else "native",
         "source": found["source"],
         "notes": notes,
         "missing": found["missing"],
+        "absent": found["absent"],
         "driver": {
             "version": found["version"],
             "cuda": found["cuda"],
             "params": f"{state}/params" if procfs.restricted_params(proc) else "",
             "empty": f"{state}/empty",
-            **driver,
+            **settings["driver"],
         },
         "error": error,
         "gpus": found["gpus"],
@@ -159,7 +218,6 @@ def _begun(settings: Policy, proc: str, waiting: Callable[[str], None]) -> tuple
         "policy": policy.of_containers(settings),
         "runtime": "",
     }
-    return snapshot, other
 
 
 def _check_driver(version: str | None, root: str, proc: str) -> None:
@@ -182,14 +240,17 @@ def _check_driver(version: str | None, root: str, proc: str) -> None:
     )
 
 
-def _watched(snapshot: Snapshot, other: Platform | None, proc: str) -> list[str]:
+def _watched(snapshot: Snapshot, other: Platform | None, proc: str, busy: set[str]) -> list[str]:
     driver = snapshot["driver"]
     if other:
-        return other["watched"]
+        return [*other["watched"]]
     watched = nodes.watched(nodes.find(driver["dev-root"], proc, [], _drm(snapshot)), _nodes_in_use(snapshot))
-    found = {} if snapshot["error"] else files.find(driver["root"], driver["version"], [])
+    paths = [*files.SOCKETS]
+    if not snapshot["error"]:  # which is looked at again soon
+        found = files.find(driver["root"], driver["version"], [])
+        paths += files.watched(driver["root"], driver["version"], found, busy)
     return [files.inside(driver["dev-root"], path) for path in watched] + [
-        files.inside(driver["root"], path) for path in [*files.SOCKETS, *files.watched(driver["root"], found)]
+        files.inside(driver["root"], path) for path in paths
     ]
 
 
@@ -212,7 +273,7 @@ def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
     driver, notes = snapshot["driver"], snapshot["notes"]
     other = platforms.find(driver, notes) if snapshot["platform"] != "native" else None
     if other:
-        snapshot["nodes"], snapshot["files"] = other["nodes"], other["files"]
+        snapshot["nodes"], snapshot["files"] = other["nodes"], files.in_utf8(other["files"], notes)
         return
     found = nodes.find(driver["dev-root"], proc, notes, _drm(snapshot))
     for gpu in snapshot["gpus"]:
@@ -232,5 +293,6 @@ def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
         if pipes:
             snapshot["mps"] = data_files.mps_trouble(driver["root"], pipes)
             notes += [snapshot["mps"]] if snapshot["mps"] else []
-        snapshot["files"] = files.find(driver["root"], driver["version"], notes, mps=pipes)
+        found_files = files.find(driver["root"], driver["version"], notes, mps=pipes)
+        snapshot["files"] = files.of_root(driver["root"], files.in_utf8(found_files, notes), notes)
         notes += files.lacking(driver["root"], driver["version"])

@@ -60,7 +60,7 @@ def gpus(root: str, nodes: dict[str, Node]) -> Listed:
     """Return the one GPU of a Tegra system, which is named after its model."""
     model = _text(root, MODEL, 256).rstrip("\0\n ") or "Tegra"
     gpu = entries.gpu(0, next(iter(nodes), ""), model=model)
-    return {"source": "proc", "version": "", "cuda": "", "gpus": [gpu], "mig": [], "missing": []}
+    return {"source": "proc", "version": "", "cuda": "", "gpus": [gpu], "mig": [], "missing": [], "absent": []}
 
 
 def _listed(

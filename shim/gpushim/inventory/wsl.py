@@ -69,7 +69,7 @@ def find(root: str, dev_root: str, notes: list[str]) -> Platform | None:
 
 def gpus(root: str, notes: list[str], waiting: Callable[[str], None]) -> Listed:
     """Ask NVML for the GPUs; where it cannot be used, list one of which nothing is known."""
-    found: Listed = {"source": "proc", "version": "", "cuda": "", "gpus": [], "mig": [], "missing": []}
+    found: Listed = {"source": "proc", "version": "", "cuda": "", "gpus": [], "mig": [], "missing": [], "absent": []}
     if not any(is_file(root, f"{LIB}/{name}") for name in (NVML, CUDA)):
         notes.append(f"there is neither {CUDA} nor {NVML} in {LIB}: install NVIDIA's driver in Windows")
         return found
@@ -126,6 +126,7 @@ def _gpu(session: Any, index: int, waiting: Callable[[str], None]) -> Gpu:
     return entries.gpu(
         index,
         NODE,
+        nvml=index,
         uuid=session.nvmlDeviceGetUUID(handle),
         model=session.nvmlDeviceGetName(handle),
         brand=nvml.brand(session, handle),

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpushim import policy
+from gpushim import bounds, policy
 from gpushim.cdi import text
 from gpushim.errors import CONFIG, GpushimError, quote
-from gpushim.nvidia.device_plugin_keys import OTHER_KEYS, SETTINGS, Setting
+from gpushim.nvidia.device_plugin_keys import OTHER_KEYS, PLACES, SETTINGS, Setting
 
 _TRUE, _FALSE = (
     ("1", "t", "T", "TRUE", "true", "True"),
@@ -25,6 +25,7 @@ _TRUE, _FALSE = (
 _UNITS = {"": 1, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
 _PART = re.compile(r"([0-9]{1,9})(h|ms|m|s|)")
 _DURATION = re.compile(r"[0-9]{1,9}|([0-9]{1,9}(h|ms|m|s))+")
+KEYS = tuple(setting.file for setting in SETTINGS if setting.file)
 FILES = ("config-file", "profile-file")  # which flags and variables may name from the current directory
 
 
@@ -49,18 +50,38 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
         path: its name in messages.
 
     Raises:
-        GpushimError: it is neither, or of another version.
+        GpushimError: it is neither, too large, or of another version.
     """
+    if len(data) > bounds.PLUGIN_FILE:
+        raise GpushimError(f"{path} has more than {bounds.PLUGIN_FILE >> 10} KiB; make it smaller", CONFIG)
     try:
         found, _ = text.parse(data, path)
     except GpushimError as error:  # whose code is that of a CDI spec
         raise GpushimError(str(error), CONFIG) from None
+    _check_size(found, path)
     if found is None:
         return {}
     if not isinstance(found, dict):
         raise GpushimError(f"{path} is no mapping of YAML or JSON; it begins with version: v1", CONFIG)
     check_version(found, path)
     return found
+
+
+def _check_size(found: Any, path: str) -> None:
+    """Refuse what is nested too deeply, or large, each alias counted as what it stands for."""
+    number, rows = 0, [iter([found])]
+    while rows:
+        one = next(rows[-1], rows)
+        if one is rows:
+            rows.pop()
+            continue
+        number += 1
+        if number > bounds.PLUGIN_NODES:
+            raise GpushimError(f"{path} has more than {bounds.PLUGIN_NODES} values; make it smaller", CONFIG)
+        if len(rows) > bounds.YAML_DEPTH:
+            raise GpushimError(f"{path} is nested too deeply; put less into each other", CONFIG)
+        if isinstance(one, (dict, list)):
+            rows.append(iter(one.values() if isinstance(one, dict) else one))
 
 
 def check_version(file: Mapping[str, Any], path: str) -> None:
@@ -100,7 +121,7 @@ def by_variable(setting: Setting, environment: Mapping[str, str]) -> Given | Non
 
 
 def by_file(setting: Setting, file: Mapping[str, Any], path: str) -> Given | None:
-    """Return what NVIDIA's file says of a setting; null says nothing.
+    """Return what NVIDIA's file says of a setting; null says nothing. PLACES, which it cannot set, are not checked.
 
     Args:
         setting: one of SETTINGS.
@@ -122,6 +143,8 @@ def by_file(setting: Setting, file: Mapping[str, Any], path: str) -> Given | Non
             return None
     if not names:
         return None
+    if setting.key in PLACES:
+        return Given(f"{path}: {setting.file}", value)
     if setting.rule["type"] == "array" and not isinstance(value, list):
         value = value.split(",") if isinstance(value, str) else [value]
     if setting.rule["type"] == "integer" and isinstance(value, str):
@@ -129,14 +152,11 @@ def by_file(setting: Setting, file: Mapping[str, Any], path: str) -> Given | Non
     return _checked(setting, value, f"{path}: {setting.file}")
 
 
-def unknown(file: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """List the keys of NVIDIA's file that mean nothing, each with the one that may be meant, or ""."""
-    from difflib import get_close_matches  # only for a file with a wrong key
-
-    known = [setting.file for setting in SETTINGS if setting.file]
-    for key in _keys(file):
-        if key not in known and not any(f"{key}.".startswith(f"{other}.") for other in OTHER_KEYS):
-            yield key, next(iter(get_close_matches(key, known, 1)), "")
+def unknown(file: Mapping[str, Any]) -> list[str]:
+    """List the keys of NVIDIA's file that mean nothing."""
+    known = {*KEYS, *OTHER_KEYS}
+    others = tuple(f"{other}." for other in OTHER_KEYS)
+    return [key for key in _keys(file) if key not in known and not key.startswith(others)]
 
 
 def _keys(table: Mapping[str, Any], before: str = "") -> Iterator[str]:

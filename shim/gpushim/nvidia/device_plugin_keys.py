@@ -27,7 +27,7 @@ class Setting:
         key: in [device-plugin], or of a variable alone; "" if nothing here does it.
         flags: on the command line, without dashes, the first as it is shown.
         variables: its names in the environment.
-        file: its place in NVIDIA's file, a dotted path; "" if it is not there.
+        file: its place in NVIDIA's file, a dotted path; "" if it is not there. Of one in PLACES it does nothing.
         why: of one without a key, why it does nothing; else how it differs from the key.
         default: of one without a key, the value that says nothing.
     """
@@ -75,6 +75,7 @@ SETTINGS = (
         "flags.plugin.cdiAnnotationPrefix",
     ),
     Setting("exclude", ("exclude",)),
+    Setting("other-givers", ("other-givers",), ("OTHER_GIVERS",)),
     Setting("refresh", ("refresh",), ("REFRESH",)),
     Setting("kubelet-dir", ("kubelet-dir",)),
     Setting(
@@ -137,6 +138,9 @@ SETTINGS = (
     Setting("", (), ("GFD_MACHINE_TYPE_FILE",), why=_MACHINE, default="/sys/class/dmi/id/product_name"),
     Setting("", (), ("GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"), why=_NODE_FEATURE, default="true"),
 )
+# What the plugin reads, writes, or listens at. NVIDIA's file, a ConfigMap in a cluster, can name none of it: else who
+# may change that would write files as root on every node. config.toml does, or who writes the pod.
+PLACES = ("kubelet-dir", "metrics", "config-file", "profile-file", "labels-file")
 # Of NVIDIA's file, what is read elsewhere, or belongs to its GPU feature discovery.
 OTHER_KEYS = (
     *("version", "sharing", "profiles", "default", "resources"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim import policy, seen
-from gpushim.engines import files, tomltext
+from gpushim.engines import files, records, tomltext
 from gpushim.engines.files import Change
 from gpushim.errors import CONFIG, LEFT_OUT, GpushimError, quote
 from gpushim.nvidia.migrate_keys import GIVEN_UP, KEYS, KINDS, Setting
@@ -33,6 +33,11 @@ _REQUIREMENTS_COUNT = (
     "NVIDIA's runtime never looks at NVIDIA_REQUIRE_* in its mode {} (toolkit 1.18 and later); here a container is "
     "refused if this driver does not meet them. Set NVIDIA_DISABLE_REQUIRE=true for one that is to start all the "
     "same, or [requests] disable-require = true in {} for all"
+)
+_ANNOTATIONS_STAY = (
+    "closing variables to unprivileged containers does not close annotations, and Podman takes those of an image's "
+    "manifest; set [requests] accept-annotations-when-unprivileged = false in {} as well, unless a device plugin "
+    "gives GPUs by annotations"
 )
 
 
@@ -126,11 +131,15 @@ def warnings(found: list[Row], ours: str) -> list[str]:
     }
     has.update(new)
     said = []
+    profile = has.get(("requests", "profile"), "default")
     mode = theirs.get("nvidia-container-runtime.mode", "auto")
     if mode in OF_ANY_CAPABILITY and "all" not in has.get(("requests", "default-capabilities"), ()):
         said.append(_CAPABILITIES_COUNT.format(mode, ours))
     if mode in OF_ANY_CAPABILITY and not has.get(("requests", "disable-require")):
         said.append(_REQUIREMENTS_COUNT.format(mode, ours))
+    by_annotation = has.get(("requests", "accept-annotations-when-unprivileged"), profile != "multi-tenant")
+    if new.get(("requests", "accept-env-when-unprivileged")) is False and by_annotation:
+        said.append(_ANNOTATIONS_STAY.format(ours))
     if ("mps", "pipe-directory") in new and not has.get(("mps", "enabled")):
         said.append(f"here no container takes part in MPS without [mps] enabled = true in {ours}")
     return said
@@ -173,7 +182,7 @@ def changes(found: list[Row], ours: str) -> list[Change]:
     trouble = _trouble(text)
     if trouble:
         raise GpushimError(f"{ours} would be wrong: {trouble}", CONFIG)
-    first = old if files.after(ours) != old else files.before(ours)
+    first = old if records.after(ours) != old else records.before(ours)
     return [Change(ours, old, text.encode(), before=first)] if text != before else []
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpushim.edits import OTHER_HOOKS
-from gpushim.engines import crio, files, hooksd, running, tomltext
+from gpushim.engines import crio, files, hooksd, records, running, tomltext
 from gpushim.engines.containerd.process import SYSTEM_CONFIG
 from gpushim.engines.docker import dockerd
 from gpushim.engines.dropin import table
@@ -22,7 +22,7 @@ from gpushim.nvidia.migrate import Row
 RUNTIME = "nvidia-container-runtime"  # also with .cdi and .legacy behind it
 CONTAINERD = (SYSTEM_CONFIG, f"{os.path.dirname(SYSTEM_CONFIG)}/conf.d/*.toml")
 HOOK_FILES = tuple(f"{folder}/*.json" for folder in hooksd.DIRECTORIES)
-_KEPT = (files.BEFORE, files.AFTER)
+_KEPT = (records.BEFORE, records.AFTER)
 _Found = Iterator[tuple[str, object, str]]  # a place in a file, what stands there, a command
 
 

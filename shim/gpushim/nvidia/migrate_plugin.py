@@ -82,7 +82,7 @@ def _of_file(file: dict[str, Any], path: str) -> Iterator[Row]:
             found = found.get(part) if isinstance(found, dict) else None
         if found:
             yield Row(name, found, _OTHER[name.partition(".")[0]])
-    for name, _ in device_plugin.unknown(file):
+    for name in device_plugin.unknown(file):
         yield Row(name, "", _UNKNOWN)
 
 

@@ -10,13 +10,14 @@ from typing import Any
 from unittest import mock
 
 from fuzz.oracles import host, refused, scratch
-from gpushim import create
+from gpushim import bundle, create
 from gpushim.errors import GpushimError
 from gpushim.inventory import ensure
 
 DATA = Path(__file__).parents[2] / "data"
 BUNDLE = scratch()
 CONFIG = BUNDLE / "config.json"
+KEPT = BUNDLE / f"config.json{bundle.KEPT}"
 SPECS = scratch()
 NODES = [{"path": "/dev/x0", "hostPath": "/dev/null"}, {"path": "/dev/x1", "type": "p"}]
 HOOK = {"hookName": "createContainer", "path": "/bin/sh", "args": ["sh", "-c", ":"]}
@@ -87,15 +88,17 @@ def one(data: bytes) -> None:
 
 def _create(data: bytes) -> None:
     CONFIG.write_bytes(data)
+    KEPT.unlink(missing_ok=True)
     os.closerange(FREE, FREE + 4)  # execve would close what a create leaves open
     try:
         create.edit("/usr/sbin/runc", str(BUNDLE), "id", 0.0)
     except GpushimError as error:
         refused(error)
         assert CONFIG.read_bytes() == data, "refused, and the file is another"
+        assert not KEPT.exists()
         return
     finally:
-        assert [path.name for path in BUNDLE.iterdir()] == ["config.json"]
+        assert {*BUNDLE.iterdir()} <= {CONFIG, KEPT}
         assert INVENTORY == PRISTINE, "the snapshot has been changed"
     after = CONFIG.read_bytes()
     if after == data:

@@ -99,6 +99,12 @@ def test_links_and_configuration(root: Path, pid: int) -> None:
     assert (root / "etc/ld.so.conf.d/zz-gpushim.conf").read_text() == "/usr/lib/i386-linux-gnu\n"
 
 
+def test_a_link_where_libraries_of_both_kinds_are_is_of_64_bits(root: Path, pid: int) -> None:
+    finish(root, pid, *MORE, "--lib32", f"libcuda.so.2={DRV}/libcuda32.so.550", "--link", f"x.so::{DRV}/libboth.so")
+    found = kinds(listing((root / "etc/ld.so.cache").read_bytes()), "libboth.so")
+    assert found == [f"(libc6,x86-64) => {DRV}/libboth.so"]
+
+
 def test_an_image_for_32_bits_alone(root: Path, pid: int) -> None:
     for loader in root.glob("lib64/ld-*"):
         loader.unlink()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpuhook import ldcache
 from gpuhook.ldcache import compare, merge
+from gpushim import bounds
 from gpushim.errors import GpushimError
 from unit.gpuhook.caches import HWCAPS, LIBRARIES, OURS, image, ldconfig, listing
 
@@ -81,6 +82,46 @@ def test_extension_sections_survive() -> None:
         assert any(f'hwcap: "{hwcap}"' in line for line in after)
     strange = [line for line in before if "hwcap" in line and line.partition(" ")[0] not in NEW_NAMES]
     assert strange == [line for line in after if "hwcap" in line]
+
+
+def hwcaps(data: bytes) -> tuple[int, int]:
+    """Find the section of glibc-hwcaps names in a directory of sections: where its row is, and it."""
+    at = extension(data)
+    rows = range(at + 8, at + 8 + 16 * struct.unpack_from("<I", data, at + 4)[0], 16)
+    row = next(row for row in rows if struct.unpack_from("<I", data, row)[0] == 1)
+    return row, struct.unpack_from("<I", data, row + 8)[0]
+
+
+@pytest.mark.skipif(not HWCAPS, reason="no glibc-hwcaps names on this kind of processor")
+def test_an_offset_of_no_hwcaps_name_becomes_none() -> None:
+    data = real("new")
+    merged = merge(poke(data, hwcaps(data)[1], extension(data)), NEW, OURS) or b""
+    assert merged[struct.unpack_from("<I", merged, hwcaps(merged)[1])[0]] == 0
+
+
+@pytest.mark.skipif(not HWCAPS, reason="no glibc-hwcaps names on this kind of processor")
+def test_more_hwcaps_names_than_glibc_has_are_damage() -> None:
+    data = real("new") + bytes(2 * bounds.CACHE_HWCAPS)
+    assert merge(poke(data, hwcaps(data)[0] + 12, bounds.CACHE_HWCAPS), NEW, OURS)
+    with pytest.raises(GpushimError, match="too many glibc-hwcaps names"):
+        merge(poke(data, hwcaps(data)[0] + 12, bounds.CACHE_HWCAPS + 4), NEW, OURS)
+
+
+def test_our_entry_for_some_processors_alone_is_replaced() -> None:
+    merged = merge(None, NEW[:1], OURS) or b""
+    assert merge(merged, NEW[:1], OURS) is None
+    again = merge(poke(merged, 48 + 16, 1), NEW[:1], OURS) or b""
+    assert again[48 + 12 : 48 + 24] == bytes(12)
+
+
+def test_a_name_may_have_so_many_entries() -> None:
+    cache: bytes | None = None
+    for kind in range(1, bounds.CACHE_EQUAL + 1):
+        cache = merge(cache, [(b"libcuda.so.1", b"/image/%x" % kind)], kind)
+    merged = merge(cache, [(b"libcuda.so.1", b"/ours")], OURS)
+    assert merged
+    with pytest.raises(GpushimError, match="entries in it are one name to the loader"):
+        merge(merged, [(b"libcuda.so.1", b"/ours")], 0x0803)
 
 
 def test_no_cache_gives_a_fresh_one() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import scratch
 from gpuhook import devices, live, mounts
 from gpuhook.rootfs import Rootfs
 from gpushim.edits import FILE_OPTIONS, Edit
@@ -100,8 +101,10 @@ def test_a_node_and_a_file(case: Case, own_dev: bool) -> None:
         assert case.has_everything(pid)
         with case.inside(pid, NODE).open("wb") as node:
             node.write(b"x")
+        with pytest.raises(OSError, match="Read-only"):
+            case.inside(pid, NODE).chmod(0o600)  # it is the host's, and other containers'
         lines = [line.split() for line in case.mountinfo(pid) if case.within in line]
-    assert sorted(words[5] for words in lines) == ["ro,nosuid,nodev,relatime", "rw,nosuid,noexec,relatime"]
+    assert sorted(words[5] for words in lines) == ["ro,nosuid,nodev,relatime", "ro,nosuid,noexec,relatime"]
     assert case.mountinfo() == before
     assert (case.top / LIBRARY[1:]).read_bytes() == b""
     assert os.path.exists(case.top / NODE[1:]) != own_dev
@@ -384,7 +387,7 @@ def user_namespace(script: str) -> Iterator[int]:
 @pytest.fixture
 def open_case() -> Iterator[Case]:
     """A case in a directory that every user may enter, unlike pytest's own."""
-    with tempfile.TemporaryDirectory(dir="/run", prefix="gpushim-test-") as name:
+    with tempfile.TemporaryDirectory(dir=scratch.top()) as name:
         Path(name).chmod(0o755)
         yield Case(Path(name))
 

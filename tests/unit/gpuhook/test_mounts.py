@@ -76,8 +76,8 @@ def mounted(pid: int, place: Path) -> list[str]:
 
 OPTIONS = [
     (FILE_OPTIONS, "ro,nosuid,nodev"),
-    (SOCKET_OPTIONS, "rw,nosuid,nodev,noexec"),
-    (NODE_OPTIONS, "rw,nosuid,noexec"),
+    (SOCKET_OPTIONS, "ro,nosuid,nodev,noexec"),
+    (NODE_OPTIONS, "ro,nosuid,noexec"),
     ([], "rw"),
 ]
 
@@ -118,7 +118,7 @@ def test_a_node_on_a_nodev_mount(tmp_path: Path, place: Path, way: str) -> None:
 
     options, trouble = forked(attempt, namespace=True)
     if way == "new":
-        assert options == "rw,nosuid,noexec,relatime"
+        assert options == "ro,nosuid,noexec,relatime"
     else:
         assert "cannot be mounted in the container: it lies on a mount with the option nodev" in trouble
 

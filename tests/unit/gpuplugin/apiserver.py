@@ -41,10 +41,12 @@ class ApiServer:
         asked: all requests.
         environment: variables of a pod.
         account: what kubelet mounts.
+        handled: writes an answer itself, where tests choose its headers.
     """
 
     def __init__(self, folder: Path, answer: Answer, host: str = "127.0.0.1") -> None:
         self.answer, self.asked, self.account = answer, list[Request](), folder / "account"
+        self.handled: Callable[[BaseHTTPRequestHandler], None] | None = None
         self.account.mkdir()
         certify(folder, host)
         (self.account / "ca.crt").write_bytes((folder / "crt").read_bytes())
@@ -80,6 +82,10 @@ class ApiServer:
             def do_GET(self) -> None:
                 request = Request(self)
                 server.asked.append(request)
+                if server.handled:
+                    server.handled(self)
+                    self.close_connection = True
+                    return
                 answer = server.answer(request)
                 status, answer = answer if isinstance(answer, tuple) else (200, answer)
                 data = answer if isinstance(answer, bytes) else b""

@@ -57,8 +57,10 @@ class Kubelet:
     lists: dict[str, dict[str, str]] = field(default_factory=dict)  # resource: health by id
     registered: list[tuple[float, str]] = field(default_factory=list)
     held: dict[str, list[str]] = field(default_factory=dict)  # resource: ids that a pod has
+    claimed: list[dict[str, Any]] = field(default_factory=list)  # DynamicResource messages of that pod
     reading: list[str] = field(default_factory=list)  # resources, one for each list that it reads
     ended: int = 0  # of those
+    asked: int = 0  # what it would give out
     slow: float = 0  # seconds between an answer to Allocate and what it makes of it
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _server: Any = None
@@ -86,11 +88,13 @@ class Kubelet:
 
     def _pod_resources(self) -> grpc.GenericRpcHandler:
         async def allocatable(request: Any, context: Any) -> dict[str, Any]:
+            self.asked += 1
             return {"devices": [{"resource_name": name, "device_ids": [*ids]} for name, ids in self.well().items()]}
 
         async def held(request: Any, context: Any) -> dict[str, Any]:
             devices = [{"resource_name": name, "device_ids": ids} for name, ids in self.held.items()]
-            return {"pod_resources": [{"name": "pod", "containers": [{"name": "main", "devices": devices}]}]}
+            box = {"name": "main", "devices": devices, "dynamic_resources": self.claimed}
+            return {"pod_resources": [{"name": "pod", "containers": [box]}]}
 
         serve = grpc.unary_unary_rpc_method_handler
         rows = {

@@ -152,16 +152,35 @@ def test_directory_that_engines_are_told_otherwise_counts_too(node: Node) -> Non
     node.check()
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"kind": "nvidia.com/gpu"}', json.dumps(hosts.foreign())])
-def test_spec_that_is_not_there_is_written_by_refresh(node: Node, content: str | None) -> None:
+def test_spec_that_is_not_there_is_written_by_refresh(node: Node) -> None:
     path = node.run / "nvidia.com-gpu.json"
-    path.unlink() if content is None else path.write_text(content)
+    path.unlink()
     refusal = node.refused()
     assert str(refusal).startswith(f"{path} has no device {KIND}={UUIDS[0]}, so that engines cannot give it")
     assert "run gpushim refresh, which writes it or says why it cannot" in str(refusal)
     assert refusal.exit_code == INVENTORY
     node.refresh()
     node.check()
+
+
+@pytest.mark.parametrize("content", ["{", '{"kind": "nvidia.com/gpu"}'])
+def test_one_that_is_broken_is_not_ours_to_replace(node: Node, content: str) -> None:
+    path = node.run / "nvidia.com-gpu.json"
+    path.write_text(content)
+    node.refresh()
+    assert path.read_text() == content
+    assert "has no device" in str(node.refused())
+    path.unlink()
+    node.refresh()
+    node.check()
+
+
+def test_spec_of_somebody_else_s_stays_where_refresh_would_write(node: Node) -> None:
+    path = node.run / "nvidia.com-gpu.json"
+    path.write_text(json.dumps(hosts.foreign()))
+    node.refresh()
+    assert json.loads(path.read_text()) == hosts.foreign()
+    assert "has no device" in str(node.refused())
 
 
 @pytest.mark.parametrize(("by_index", "has", "lacks"), [(False, "index", "uuid"), (True, "uuid", "index")])

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpuplugin import changes
-from gpuplugin.resources import Device
+from gpuplugin.resources import GONE, Device
 from gpuplugin.sharing import Share
 
 GPU, SHARED, MIG = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"
-WHERE = {f"GPU-{gpu}": (gpu, "") for gpu in range(3)} | {f"MIG-{gpu}{n}": (gpu, "") for gpu in range(3) for n in "ab"}
+NAMES = [(f"GPU-{gpu}", gpu) for gpu in range(3)] + [(f"MIG-{gpu}{n}", gpu) for gpu in range(3) for n in "ab"]
+WHERE = {name: Device(name, name, "", gpu) for name, gpu in NAMES}
 
 
 def whole(gpu: int, resource: str = GPU) -> dict[str, list[Device]]:
@@ -54,12 +55,12 @@ def well(found: dict[str, list[Device]]) -> dict[str, set[str]]:
 
 def test_one_waits_and_is_said_and_the_others_change() -> None:
     old, new = joined(whole(0), whole(1)), joined(shared(0), shared(1))
-    found = changes.settled(served(old), new, {GPU: {"GPU-0": "pod default/a"}}, WHERE)
+    found = changes.settled(served(old), new, {GPU: {"GPU-0": "pod default/a"}}, WHERE).told
     assert well(found) == {GPU: {"GPU-0", "GPU-1::0", "GPU-1::1"}}
     assert {one.problem for one in found[GPU] if one.id.startswith("GPU-0::")} == {
         "it is to be given out in another way than before, which waits for the end of pod default/a"
     }
-    assert changes.settled(served(found), new, {}, WHERE) == new
+    assert changes.settled(served(found), new, {}, WHERE).told == new
 
 
 @pytest.mark.parametrize(
@@ -85,18 +86,28 @@ def test_what_is_given_out(
     new: dict[str, list[Device]],
     given: dict[str, set[str]],
 ) -> None:
-    assert well(changes.settled(served(old), new, held, WHERE)) == given
+    assert well(changes.settled(served(old), new, held, WHERE).told) == given
+
+
+def test_what_the_host_has_lost_is_waited_for_and_not_told_anew() -> None:
+    """Its end on kubelet's list is offer.py's, which goes by what is not told."""
+    gone = Device("MIG-0a", "MIG-0a", "", 0, problem=GONE, place="1/0")
+    new = Device("MIG-0c", "MIG-0c", "0:0", 0, place="1/0")
+    held, units = {MIG: {"MIG-0a": "a"}}, {**WHERE, "MIG-0a": gone, "MIG-0c": new}
+    found = changes.settled({MIG: {"MIG-0a": gone}}, {MIG: [new]}, held, units)
+    assert [one.id for one in found.told[MIG]] == ["MIG-0c"]
+    assert found.told[MIG][0].problem.endswith("the end of a")
 
 
 def test_what_is_kept_is_as_sick_as_its_gpu() -> None:
-    old, there = {GPU: [replace(whole(0)[GPU][0], problem="old")]}, {"GPU-0": (0, "now")}
-    found = changes.settled(served(old), shared(0), {GPU: {"GPU-0": "a"}}, there)
+    old, there = {GPU: [replace(whole(0)[GPU][0], problem="old")]}, {"GPU-0": replace(WHERE["GPU-0"], problem="now")}
+    found = changes.settled(served(old), shared(0), {GPU: {"GPU-0": "a"}}, there).told
     assert [one.problem for one in found[GPU] if one.id == "GPU-0"] == ["now"]
 
 
 def test_many_pods_are_named_so_far() -> None:
     pods = {f"GPU-0::{number}": f"pod {number}" for number in range(5)}
-    found = changes.settled(served(shared(0, 5)), whole(0), {GPU: pods}, WHERE)
+    found = changes.settled(served(shared(0, 5)), whole(0), {GPU: pods}, WHERE).told
     assert found[GPU][0].problem.endswith(" the end of pod 0, pod 1, pod 2 and 2 more")
 
 
@@ -104,7 +115,7 @@ def test_kubelet_need_not_be_asked_where_nothing_is_reshaped() -> None:
     old = joined(whole(0), shared(1))
     sick = {GPU: [replace(one, problem="x") for one in old[GPU]]}
     assert not changes.changing(served(old), sick, WHERE)
-    assert not changes.changing(served(old), joined(old, whole(2)), WHERE)
+    assert changes.changing(served(old), joined(old, whole(2)), WHERE)  # of which nobody knows
     assert changes.changing(served(old), joined(whole(0), whole(1)), WHERE)
 
 
@@ -138,7 +149,7 @@ class Node(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        found = changes.settled(self.served, self.wanted, self.held, WHERE)
+        found = changes.settled(self.served, self.wanted, self.held, WHERE).told
         assert found == self.wanted or changes.changing(self.served, self.wanted, WHERE)
         self.served = served(found)
 
@@ -166,7 +177,7 @@ class Node(RuleBasedStateMachine):
         for (name, _), one in self.given.items():
             for (other_name, _), other in self.given.items():
                 if one.gpu == other.gpu and one.uuid == other.uuid:
-                    assert changes._way(name, one) == changes._way(other_name, other)
+                    assert changes.way(name, one) == changes.way(other_name, other)
                 elif one.gpu == other.gpu:
                     assert one.uuid[:4] == other.uuid[:4] == "MIG-"
 

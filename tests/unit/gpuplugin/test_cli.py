@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 import fakehost
 from gpuplugin import cli
 from gpuplugin.cli import command, spelled
+from unit.gpuplugin.registrar import driver
 
 TOP = Path(__file__).parents[3]
 PROGRAM = TOP / "bin/gpushim-device-plugin"
@@ -216,6 +219,30 @@ def test_check_says_where_no_kubelet_is(two: Node, tmp_path: Path, there: bool, 
         (tmp_path / "device-plugins/kubelet.sock").touch()
     said = two.run("--check", f"--kubelet-dir={tmp_path}")
     assert said.count(f"note: kubelet does not listen at {tmp_path}/device-plugins/kubelet.sock, and") == times
+
+
+THEN = {"refuse": "gives out none that the other may give", "serve": "two pods may get one GPU"}
+
+
+@pytest.mark.parametrize("word", ["check", "labels"])
+@pytest.mark.parametrize("value", THEN)
+def test_said(node: Node, word: str, value: str) -> None:  # a short name, for the socket's path
+    node.build(1)
+    (node.folder / "grpc.py").unlink()
+    words = (f"--{word}", f"--kubelet-dir={node.folder}", f"--other-givers={value}")
+
+    async def said() -> str:
+        async with driver(path):
+            return await asyncio.to_thread(node.run, *words)
+
+    with tempfile.TemporaryDirectory(prefix="kd") as short:  # for the socket's path
+        (node.folder / "plugins_registry").symlink_to(short)
+        path = Path(short, "a.sock")
+        text = f"the DRA driver gpu.nvidia.com, which listens at {node.folder}/plugins_registry/a.sock, gives out"
+        assert text not in node.run(*words)
+        told = asyncio.run(said())
+    assert f"note: {text} this node's GPUs, too: " in told
+    assert THEN[value] in told
 
 
 def test_check_says_that_what_is_shared_is_not_there(two: Node) -> None:

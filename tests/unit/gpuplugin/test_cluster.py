@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import socket
+import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +61,18 @@ def test_a_server_of_another_authority_is_not_asked(server: ApiServer, tmp_path:
     assert server.asked == []
 
 
+def test_a_connection_that_cannot_be_secured_is_closed(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrap(*_: Any, **__: Any) -> ssl.SSLSocket:
+        raise OSError(12, "Cannot allocate memory")
+
+    plain, other = socket.socketpair()
+    monkeypatch.setattr(socket, "create_connection", lambda *_: plain)
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrap)
+    with other, pytest.raises(ApiError, match="does not answer: Cannot allocate memory"):
+        api(server).ask("GET", "/", {})
+    assert plain.fileno() == -1
+
+
 def test_a_name_that_the_certificate_has_not(tmp_path: Path) -> None:
     found = ApiServer(tmp_path, lambda _: {})
     found.environment["KUBERNETES_SERVICE_HOST"] = "localhost"
@@ -104,10 +120,69 @@ def test_a_server_that_drips_is_left(
     assert time.monotonic() - began < 3  # of 5
 
 
+@pytest.mark.parametrize("watch", [False, True])
+@pytest.mark.parametrize("head", [[b"HTTP/1.1 200 OK\r\n", *[b"X: y\r\n"] * 60], [b"HTTP/1.1 2", *[b"0"] * 60]])
+def test_headers_that_drip_have_the_same_deadline(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, head: list[bytes], watch: bool
+) -> None:
+    monkeypatch.setattr(cluster, "DEADLINE", 0.3)
+
+    def drip(handler: Any) -> None:
+        with contextlib.suppress(OSError):
+            for part in head:
+                handler.wfile.write(part)
+                time.sleep(0.05)
+
+    server.handled = drip
+    began = time.monotonic()
+    with pytest.raises(ApiError, match="takes more than"):
+        [*api(server).watch("/", {})] if watch else api(server).ask("GET", "/", {})
+    assert time.monotonic() - began < 2  # of 3
+
+
+def test_a_handshake_that_drips_has_the_same_deadline(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "DEADLINE", 0.3)
+    over = "takes more than|handshake operation timed out"  # whichever of the two ends comes first
+
+    def drip(listener: socket.socket) -> None:
+        peer = listener.accept()[0]
+        with peer, contextlib.suppress(OSError):
+            for byte in b"\x16\x03\x03\x02\x00" + bytes(60):  # a record of TLS, of 512 bytes
+                peer.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=[listener])
+        thread.start()
+        where = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(listener.getsockname()[1])}
+        began = time.monotonic()
+        with pytest.raises(ApiError, match=over):
+            Api(where, str(server.account)).ask("GET", "/", {})
+        took = time.monotonic() - began
+        thread.join()
+    assert took < 2  # of 3
+
+
+def test_lines_of_a_watch_that_drip_outlast_no_watch(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WATCH", "SILENCE"):
+        monkeypatch.setattr(cluster, name, 0.2)
+
+    def drip(_: Any) -> Iterator[str]:
+        for _ in range(60):
+            yield " "
+            time.sleep(0.05)
+
+    server.answer = lambda request: (200, drip(request))
+    began = time.monotonic()
+    with pytest.raises(ApiError, match="takes more than"):
+        [*api(server).watch("/", {})]
+    assert time.monotonic() - began < 2
+
+
 def test_a_server_that_is_silent_is_left(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "DEADLINE", 0.2)
     server.answer = lambda _: time.sleep(1)
-    with pytest.raises(ApiError, match=r"does not answer: .*timed out"):
+    with pytest.raises(ApiError, match=r"does not answer: .*timed out|takes more than 0.2 s"):
         api(server).ask("GET", "/", {})
 
 

@@ -150,6 +150,19 @@ def test_another_plugin_s_place_is_not_taken_until_it_ends(tmp_path: Path) -> No
     with_control(tmp_path, work)
 
 
+@pytest.mark.parametrize(("patience", "said"), [(60.0, False), (-1.0, True)])
+def test_an_instance_that_is_being_replaced_is_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, patience: float, said: bool
+) -> None:
+    monkeypatch.setattr(control, "PATIENCE", patience)
+
+    async def work(_: Control) -> None:
+        await Control({}).attend(str(tmp_path))
+
+    with_control(tmp_path, work)
+    assert ("another plugin listens" in caplog.text) == said
+
+
 def test_a_long_path(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 120)
     folder.mkdir()

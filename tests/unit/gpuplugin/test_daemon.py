@@ -8,10 +8,11 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import grpc.aio
@@ -20,9 +21,10 @@ import pytest
 from gpuplugin import daemon, endpoint, offer, questions, settings, v1beta1, watchers
 from gpuplugin.endpoint import Endpoint
 from gpuplugin.refresh import Refresh
+from gpuplugin.sources import Sources
 from gpushim import stamp
 from gpushim.errors import GpushimError
-from gpushim.inventory import ensure, renew
+from gpushim.inventory import ensure, procfs, renew
 from unit.gpuplugin.kubelet import Kubelet, until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 from unit.gpuplugin.test_watch import Exhausted
@@ -51,6 +53,7 @@ class Told:
 
     def __init__(self, name: str, words: Any, heard: Any, blind: Any, silence: float, sees: Any) -> None:
         self.heard, self.blind, self.sees, self.words, self.pid, self.does = heard, blind, sees, words, 0, ""
+        self.name = name
         self.all[name] = self
 
     def begin(self, start: Any) -> None:
@@ -87,6 +90,16 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return host
 
 
+class Files(Sources):
+    """What settings are read from, without files."""
+
+    folders: Any = ()
+
+    def __init__(self, read: Any, changed: Any) -> None:
+        super().__init__({}, {})
+        self.__dict__.update(read=read, changed=changed)
+
+
 @contextlib.asynccontextmanager
 async def running(
     top: Path, reread: Any = None, having: Any = None, changed: Any = bool, **values: Any
@@ -94,7 +107,7 @@ async def running(
     """A kubelet and the daemon, which a signal ends."""
     kubelet = Kubelet(top / "device-plugins")
     await kubelet.start()
-    sources: Any = SimpleNamespace(read=reread, folders=[], changed=changed) if reread else None
+    sources = Files(reread, changed) if reread else None
     task = asyncio.create_task(daemon.Plugin(having or told(top, **values), sources).run())
     try:
         yield kubelet
@@ -126,8 +139,26 @@ def test_resources_come_with_the_snapshot(top: Path, host: Host) -> None:
     asyncio.run(run())
 
 
-def test_labels_follow_the_snapshot_and_outlive_the_plugin(top: Path, host: Host) -> None:
-    path = top / "labels"
+@pytest.mark.parametrize("error", [None, GpushimError("too many", 1)])
+def test_a_decision_that_takes_long_is_made_less_often(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, error: GpushimError | None
+) -> None:
+    plugin = daemon.Plugin(told(top, **{"fail-on-init-error": False}))
+
+    async def offer(*_: Any) -> bool:
+        until = time.thread_time() + 0.15
+        while time.thread_time() < until:
+            pass
+        if error:
+            raise error
+        return True
+
+    monkeypatch.setattr(plugin, "_offer", offer)
+    assert asyncio.run(plugin._go_by(host.found, None)) >= 3.0
+
+
+def test_labels_follow_the_snapshot_and_outlive_the_plugin(top: Path, host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "labels"
 
     async def run() -> None:
         async with running(top, **{"labels-file": str(path)}):
@@ -203,6 +234,76 @@ def test_a_stranger_s_end_is_noticed_long_before_the_next_question(
             stranger = await a_stranger(kubelet, [{"ID": uuid(0), "health": "Healthy"}])
             await stranger.stop()
             await until(lambda: kubelet.well().get(GPU) == [uuid(0), uuid(1)], 5)
+
+    asyncio.run(run())
+
+
+def test_the_host_is_looked_at_more_rarely_while_a_child_polls_it(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def read(*_: str) -> Any:
+        looks.append(time.monotonic())
+        return host.found
+
+    monkeypatch.setattr(ensure, "read", read)
+    monkeypatch.setattr(daemon, "LOOK", 0.05)
+
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU))
+            await until(lambda: len(looks) > 20)
+            child: Any = Told.all["polls"]
+            child.pid, child.told = 1, True
+            await until(lambda: looks[-1] < time.monotonic() - 10 * daemon.LOOK)
+            host.has(snapshot([gpu(0)]))  # of which inotify tells
+            await until(lambda: len(kubelet.well()[GPU]) == 1)
+
+    asyncio.run(run())
+
+
+async def calm(kubelet: Kubelet) -> int:
+    """Wait until kubelet was asked just now, and will not be for a while; return how often it was."""
+    await until(lambda: kubelet.asked)
+    before = -1
+    while before != kubelet.asked:
+        before = kubelet.asked
+        await asyncio.sleep(5 * questions.ASK)
+    await until(lambda: kubelet.asked > before)
+    return kubelet.asked
+
+
+def test_who_is_alone_asks_kubelet_rarely_and_beside_a_stranger_again_and_again(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "TICK", 0.05)
+
+    async def run() -> None:
+        async with running(top) as kubelet:
+            before = await calm(kubelet)
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.bind(str(top / "device-plugins/other.sock"))
+                await until(lambda: kubelet.asked > before + 15)
+            os.unlink(top / "device-plugins/other.sock")
+
+    asyncio.run(run())
+
+
+def test_the_book_has_the_pod_s_name_soon_though_kubelet_is_asked_rarely(top: Path, host: Host) -> None:
+    book, listed = top / "state/device-plugin/book.json", b'"pod-resources"'
+
+    async def named(kubelet: Kubelet, one: str) -> bool:
+        """Say whether a pod was named before the turn of the other questions had come."""
+        before = await calm(kubelet)
+        await kubelet.allocate(GPU, one)
+        kubelet.held = {GPU: [*kubelet.held.get(GPU, []), one]}
+        await until(lambda: book.read_bytes().count(listed) == len(kubelet.held[GPU]))
+        return kubelet.asked == before
+
+    async def run() -> None:
+        async with running(top) as kubelet:  # a busy machine may have let the turn come meanwhile, once
+            assert await named(kubelet, uuid(0)) or await named(kubelet, uuid(1))
 
     asyncio.run(run())
 
@@ -402,18 +503,27 @@ def test_a_bug_ends_the_program(top: Path, host: Host, monkeypatch: pytest.Monke
 NO_DRIVER = {"sentence": "the driver is not loaded", "code": 4}
 
 
-def test_a_host_without_a_driver_is_refused(top: Path, host: Host) -> None:
+UNASKED = f"NVML cannot be used (x): {procfs.UNASKED}"
+UNUSABLE = [
+    (snapshot([], error=NO_DRIVER), "the driver is not loaded"),
+    (snapshot([gpu(0)], source="proc", notes=[UNASKED]), "health is not known: NVML cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("found", "why"), UNUSABLE, ids=["no driver", "no NVML"])
+def test_a_host_that_cannot_serve_from_the_start_is_refused(top: Path, host: Host, found: Any, why: str) -> None:
     async def run() -> None:
-        host.has(snapshot([], error=NO_DRIVER))
+        host.has(found)
         await daemon.Plugin(settings.resolve({}, {}, {"kubelet-dir": str(top)}, "")).run()
 
-    with pytest.raises(GpushimError, match="the driver is not loaded"):
+    with pytest.raises(GpushimError, match=why):
         asyncio.run(run())
 
 
-def test_or_waited_for(top: Path, host: Host) -> None:
+@pytest.mark.parametrize(("found", "why"), UNUSABLE, ids=["no driver", "no NVML"])
+def test_or_waited_for(top: Path, host: Host, found: Any, why: str) -> None:
     async def run() -> None:
-        host.has(snapshot([], error=NO_DRIVER))
+        host.has(found)
         async with running(top, **{"fail-on-init-error": False}) as kubelet:
             await asyncio.sleep(0.1)
             assert not kubelet.registered
@@ -471,5 +581,22 @@ def test_more_than_kubelet_reads_is_no_end(top: Path, host: Host, monkeypatch: p
             await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0), uuid(1))))
             host.has(snapshot([gpu(0), gpu(1)]))
             await until(lambda: kubelet.lists[GPU] == health(uuid(0), uuid(1)))
+
+    asyncio.run(run())
+
+
+def test_what_is_gone_and_what_is_there_together_are_more_than_kubelet_reads(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(v1beta1, "LIST_LIMIT", 200)
+
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            kubelet.held = {GPU: [uuid(0)]}
+            host.has(snapshot([gpu(2), gpu(3)]))
+            await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0),)))
+            kubelet.held = {}
+            await until(lambda: kubelet.lists[GPU] == health(uuid(2), uuid(3)))
 
     asyncio.run(run())

@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 
 from gpuplugin import watchers
+from gpushim.inventory import hung
 from unit.gpuplugin.kubelet import until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 from unit.gpuplugin.test_daemon import GPU, Host, Told, failing, health, host, running, sliced, top
@@ -56,12 +57,62 @@ def test_mig_instances_are_marked_with_their_gpu_or_alone(
         values = {"mig-strategy": "mixed", "enable-healthchecks": "13"}
         async with running(top, **values) as kubelet:
             name = "nvidia.com/mig-1g.5gb"
-            await until(lambda: len(kubelet.well().get(name, ())) == 2)
+            await until(lambda: len(kubelet.well().get(name, ())) == 2 and kubelet.lists.get(GPU))
             # It ends after its time, and is of the instance alone.
             Told.all["events"].heard({"xid": 13, "gpu": uuid(1), **where})
             well = [uuid(number, "MIG") for number in (16, 17) if number not in sick]
             assert await until(lambda: kubelet.well()[name] == well) < EVENT
             assert kubelet.lists[GPU] == health(uuid(0))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("step", [-86400.0, -3600.0, 3600.0, 86400.0])
+def test_a_clock_that_is_set_changes_no_verdict(
+    top: Path, host: Host, step: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuplugin.health.GRACE", 0.3)
+    real = time.time
+
+    async def run() -> None:
+        async with running(top) as kubelet:
+            for child in Told.all.values():
+                child.heard(
+                    {"watching": [uuid(0), uuid(1)], "unwatched": {}} if child.name == "events" else poll(0, 1)
+                )
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            Told.all["events"].heard({"xid": 94, "gpu": uuid(1), "gi": None, "ci": None})
+            await until(lambda: kubelet.well()[GPU] == [uuid(0)])
+            monkeypatch.setattr(time, "time", lambda: real() + step)
+            Told.all["polls"].heard(poll(0, 1))
+            await asyncio.sleep(0.3)
+            assert kubelet.well()[GPU] == [uuid(0)]
+            Told.all["events"].blind("it has ended", "")
+            await until(lambda: kubelet.well()[GPU] == [], 5)  # whose time to wait is over
+            (device, _) = (await do(top, "status"))["resources"][0]["devices"]
+            assert device["reasons"][0]["since"] == pytest.approx(time.time(), abs=10)
+
+    asyncio.run(run())
+
+
+def test_gpus_that_nobody_has_asked_count_as_well_for_a_while_alone(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuplugin.health.GRACE", 0.5)
+
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            await until(lambda: kubelet.well()[GPU] == [], 5)
+            Told.all["polls"].heard(poll(0, 1))
+            await asyncio.sleep(0.2)
+            assert kubelet.well()[GPU] == []
+            Told.all["events"].heard({"xid": 13, "gpu": uuid(0), "gi": None, "ci": None})  # before it tells who
+            Told.all["events"].sees()
+            await asyncio.sleep(0.2)
+            assert kubelet.well()[GPU] == []
+            Told.all["events"].heard({"watching": [uuid(0), uuid(1)], "unwatched": {}})
+            await until(lambda: kubelet.lists[GPU] == WELL)
 
     asyncio.run(run())
 
@@ -81,8 +132,43 @@ def test_reasons_survive_a_restart(top: Path, host: Host) -> None:
     asyncio.run(run())
 
 
-def test_a_call_that_hangs_is_a_reason_until_the_gpu_answers(top: Path, host: Host) -> None:
+@pytest.mark.parametrize(("ago", "sick"), [(1.0, True), (60.0, False)])
+@pytest.mark.parametrize("let_go", [False, True])
+def test_what_the_kernels_log_has_since_somebody_listened_counts_before_anything_is_given_out(
+    top: Path, host: Host, ago: float, sick: bool, let_go: bool
+) -> None:
+    for folder in ("dev", "proc/driver/nvidia"):
+        (top / "root" / folder).mkdir(parents=True)
+    host.has(snapshot([gpu(0), gpu(1)], inputs={"root": f"{top}/root"}))
+
+    def happens() -> None:
+        when, pci = time.clock_gettime(time.CLOCK_MONOTONIC) - ago, gpu(1)["pci"].rpartition(".")[0]
+        text = f"4,1,{round(1e6 * when)},-;NVRM: Xid (PCI:{pci}): 79, pid=1\n"
+        (top / "root" / "dev" / "kmsg").write_text(text)
+
     async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            Told.all["events"].heard({"watching": [uuid(0), uuid(1)], "unwatched": {}})
+            if let_go:
+                await do(top, "release")
+                happens()
+                await do(top, "take")
+                await until(lambda: uuid(0) in kubelet.well()[GPU])
+                assert (uuid(1) not in kubelet.well()[GPU]) == sick
+        happens()
+        async with running(top) as kubelet:
+            await until(lambda: bool(kubelet.lists.get(GPU)))
+            assert (uuid(1) not in kubelet.well()[GPU]) == sick
+
+    asyncio.run(run())
+
+
+def test_a_call_that_hangs_is_a_reason_until_the_gpu_answers(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        failing(monkeypatch, "exit 0")
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             Told.all["polls"].blind(f"a call of {uuid(1)} hangs", uuid(1))
@@ -149,6 +235,33 @@ def test_nvml_that_is_back_is_found_though_refreshes_have_failed_for_long(
             Told.all["polls"].heard(poll(0, 1))
             await until((top / "refreshed").exists, 5)
             assert time.monotonic() - began < 3
+
+    asyncio.run(run())
+
+
+def test_a_look_at_the_host_is_told_of_gpus_whose_calls_hang(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look under way waits in vain and is begun again; the same news later changes nothing."""
+    looks, state = top / "looks", str(top / "state")
+
+    async def run() -> None:
+        failing(monkeypatch, f"echo x >> {looks}; sleep 99")
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            polls = Told.all["polls"]
+            polls.heard(poll(0, 1, 2))
+            await until(looks.exists)
+            polls.blind(f"a call of {uuid(1)} hangs", uuid(1))
+            assert [*hung.known(state)] == [uuid(1)]
+            await until(lambda: looks.read_text() == "x\nx\n")
+            for child in Told.all.values():
+                child.blind(f"a call of {uuid(1)} hangs", uuid(1))
+            polls.heard(poll(0))
+            assert [*hung.known(state)] == [uuid(1)]
+            polls.heard(poll(0, 1))
+            assert not hung.known(state)
+            assert looks.read_text() == "x\nx\n"
 
     asyncio.run(run())
 

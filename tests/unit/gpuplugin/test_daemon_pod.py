@@ -11,8 +11,9 @@ import pytest
 from gpuplugin import daemon, wanted
 from gpushim import stamp
 from gpushim.errors import DRIVER, GpushimError
+from gpushim.inventory import ensure
 from unit.gpuplugin.kubelet import Kubelet, until
-from unit.gpuplugin.snapshots import uuid
+from unit.gpuplugin.snapshots import gpu, uuid
 from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, told, top
 from unit.gpuplugin.test_kept import saved
 
@@ -35,9 +36,30 @@ def test_given_out_while_the_snapshot_lives(
             saved(state, looked=stamp.clock() - 5, life=5)
             await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0),)))
             assert "is out of date; gpushim refresh --keep" in caplog.text
-            assert json.loads((state / "device-plugin/wanted").read_text()) == {"refresh": True, "units": []}
+            asked = json.loads((state / "device-plugin/wanted").read_text())
+            assert (asked["refresh"], asked["units"]) == (True, [])
             saved(state)
             await until(lambda: kubelet.lists[GPU] == health(uuid(0)))
+
+    asyncio.run(run())
+
+
+def test_a_node_that_is_of_a_newer_version(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wanted, "ANSWER", 0.3)
+    monkeypatch.setattr(daemon, "LOOK", 0.1)
+    state, newer = top / "state", {"gpushim": "99", "form": ensure.FORM + 1, "colours": ["green"]}
+    saved(state)
+
+    async def run() -> None:
+        async with running(top, refresh=False) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
+            saved(state, gpus=[gpu(0, colour=0), gpu(1)], **newer)
+            await until(lambda: kubelet.lists[GPU] == health(uuid(0), uuid(1)))
+            saved(state, version=ensure.FORM + 1, **newer)
+            await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0), uuid(1))))
+            assert "is written by gpushim 99, and this is" in caplog.text
 
     asyncio.run(run())
 

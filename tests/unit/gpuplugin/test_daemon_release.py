@@ -166,6 +166,8 @@ def test_status(top: Path, host: Host) -> None:
             answer = await do(top, "status")
             ((name, devices),) = [(one["name"], one["devices"]) for one in answer["resources"]]
             assert (name, [one["problem"] for one in devices]) == (GPU, ["it is stuck", ""])
+            assert [one["since"] and time.time() - one["since"] < 60 for one in devices] == [True, None]
+            assert answer["kubelet_dir"] == str(top)
             assert [(one["index"], one["healthy"], one["held"]) for one in devices] == [
                 ("0", False, 0),
                 ("1", True, 1),
@@ -189,6 +191,16 @@ def test_settings_that_are_wrong_are_in_the_status(top: Path, host: Host) -> Non
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             os.kill(os.getpid(), signal.SIGHUP)
             while "the settings stay as they were: mig-strategy is wrong" not in (await do(top, "status"))["notes"]:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_labels_that_cannot_be_written_are_in_the_status(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top, **{"labels-file": "/gone/gfd"}) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            while not any("/gone/gfd: its directory is" in one for one in (await do(top, "status"))["notes"]):
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), 20))

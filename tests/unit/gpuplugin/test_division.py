@@ -9,6 +9,7 @@ import pytest
 from gpuplugin import division, resources, settings, sharing
 from gpuplugin.division import MpsGpu, MpsGroup
 from gpuplugin.sharing import MPS, TIME_SLICING, Group
+from gpushim import bounds
 from gpushim.errors import CONFIG, GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
@@ -192,6 +193,13 @@ def test_what_a_gpu_does_not_have_is_refused(row: dict[str, Any], said: str) -> 
     assert said in refused(FOUR, groups(row, kind="mps"))
 
 
+def test_clients_may_have_all_of_a_gpu_between_them() -> None:
+    host = snapshot([gpu(0, **T4)])
+    assert divide(host, groups({"replicas": 2, "memory": "7680Mi"}, kind="mps"))[1] == []
+    ids, notes = divide(host, groups({"replicas": 2, "memory": "15360Mi"}, kind="mps"))
+    assert (len(ids["gpu"]), len(notes)) == (2, 1)
+
+
 def test_oversubscription_is_a_choice_and_said() -> None:
     ids, notes = divide(FOUR, groups({"replicas": 4, "memory": "12Gi", "devices": [0]}, kind="mps"))
     assert len(ids["gpu"]) == 7
@@ -237,3 +245,13 @@ def test_no_daemon_without_mps() -> None:
     said = settings.resolve({}, {}, {}, "")
     said.sharing = groups({"replicas": 2})
     assert division.mps_groups(FOUR, said) == []
+
+
+def test_all_devices_of_a_node_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"replicas": 1000}]
+    host = snapshot([gpu(index) for index in range(17)])
+    assert refused(host, groups(rows[0])) == "sharing makes more than 16384 devices; give out fewer"
+    monkeypatch.setattr(bounds, "PLUGIN_SHARES", 4000)
+    assert len(divide(FOUR, groups(rows[0]))[0]["gpu"]) == 4000
+    monkeypatch.setattr(bounds, "PLUGIN_SHARES", 3999)
+    assert "more than 3999 devices" in refused(FOUR, groups(rows[0]))

@@ -16,7 +16,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from gpuplugin.endpoint import Endpoint
+from gpuplugin.endpoint import POLL, Endpoint
 from gpuplugin.sockets import listening
 from gpuplugin.watch import Watch
 from gpushim.errors import FAILED, GpushimError
@@ -52,6 +52,7 @@ async def plugin(folder: Path, others: Callable[[], bool] = lambda: False) -> As
     endpoint, watch, loop = Endpoint(str(folder), GPU, give, prefer, others), Watch(), asyncio.get_running_loop()
     endpoint.offer(LIST)
     watch.add(endpoint.folder)
+    endpoint.watched = lambda: watch.tells(endpoint.folder)
 
     def told() -> None:
         watch.told()
@@ -136,6 +137,20 @@ def test_kubelet_restarts(folder: Path, clean: bool, old: bool) -> None:
                 await kubelet.start()
                 assert await until(lambda: knows(kubelet)) < 1
             assert len(kubelet.registered) == 4
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("watched", "often"), [(True, False), (False, True)])
+def test_what_kubelet_has_is_looked_at_rarely_where_somebody_tells_of_changes(
+    folder: Path, watched: bool, often: bool
+) -> None:
+    async def run() -> None:
+        async with both(folder) as (_, endpoint):
+            endpoint.watched = lambda: watched
+            await until(lambda: endpoint.told)
+            pause = await endpoint.attend()
+            assert (pause <= POLL) is often
 
     asyncio.run(run())
 

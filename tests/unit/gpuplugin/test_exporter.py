@@ -166,7 +166,7 @@ def test_a_kubelet_that_does_not_answer_delays_no_scrape(
     async def run() -> None:
         async with running(top, **at(top)) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            monkeypatch.setattr(podresources, "holders", silent)
+            monkeypatch.setattr(podresources, "listed", silent)
             found = await asyncio.wait_for(scraped(top), 2)
             assert found[f"{OWN}pod_resources_up",] == 0
             assert found[f"{OWN}registered", GPU] == 1
@@ -177,14 +177,14 @@ def test_a_kubelet_that_does_not_answer_delays_no_scrape(
 def test_many_scrapes_cost_one(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    async def holders(*words: object) -> list[object]:
+    async def listed(*words: object) -> podresources.Listed:
         asked.append(words)
-        return []
+        return podresources.Listed([], [])
 
     async def run() -> None:
         async with running(top, **at(top)) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            monkeypatch.setattr(podresources, "holders", holders)
+            monkeypatch.setattr(podresources, "listed", listed)
             monkeypatch.setattr(exporter, "PACE", 60.0)
             for _ in range(20):
                 await asyncio.gather(*(scraped(top) for _ in range(5)))

@@ -14,9 +14,10 @@ from gpuplugin import exposition, figures, metrics
 from gpuplugin.exposition import State
 from gpuplugin.meter import Figures
 from gpuplugin.metrics import GPU, INSTANCE, PLUGIN
-from gpuplugin.offer import GONE
+from gpuplugin.podresources import Listed
 from gpuplugin.release import PROBLEM
-from gpuplugin.resources import Device
+from gpuplugin.resources import GONE, Device
+from gpushim.claims import Claim
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 TOP = Path(__file__).parents[3]
@@ -53,7 +54,7 @@ def state(**more: Any) -> State:
         ],
         "snapshot": snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0)]),
         "figures": known,
-        "holders": [],
+        "listed": Listed([], []),
         "hostname": "node-1",
     }
     return State(**{**found, **more})
@@ -100,7 +101,7 @@ def test_reasons_of_clocks_are_bits() -> None:
 
 def test_a_mig_instance_has_what_is_its_own() -> None:
     found = samples(
-        state(holders=[row("p", uuid(16, "MIG"), resource="nvidia.com/mig-1g.5gb")]), "DCGM_FI_DEV_FB_USED"
+        state(listed=Listed([row("p", uuid(16, "MIG"), resource="nvidia.com/mig-1g.5gb")], [])), "DCGM_FI_DEV_FB_USED"
     )
     labels, value = found[-1]
     assert value == 1024
@@ -110,14 +111,22 @@ def test_a_mig_instance_has_what_is_its_own() -> None:
 
 
 def test_a_gpu_has_its_pod() -> None:
-    (found,) = samples(state(holders=[row("p", uuid(0))]), "DCGM_FI_DEV_SM_CLOCK")
+    (found,) = samples(state(listed=Listed([row("p", uuid(0))], [])), "DCGM_FI_DEV_SM_CLOCK")
     assert found[0] == {**IDENTITY, "namespace": "ns", "pod": "p", "container": "main"}
+
+
+def test_a_container_that_has_a_gpu_by_claim() -> None:
+    claims = [Claim("ns", "mine", "gpu.nvidia.com", "node", one, (), "p", "c") for one in ("gpu-0", "gpu-77")]
+    (found,) = samples(state(listed=Listed([], claims)), "DCGM_FI_DEV_SM_CLOCK")
+    assert {"namespace": "ns", "pod": "p", "container": "c", "claim": "mine", "driver": "gpu.nvidia.com"}.items() <= {
+        *found[0].items()
+    }
 
 
 def test_a_shared_gpu_has_a_series_for_each_replica_that_is_held() -> None:
     shared = [(RESOURCE, True, [device(f"{uuid(0)}::{one}", uuid(0)) for one in range(4)])]
     held = [row("a", f"{uuid(0)}::0", f"{uuid(0)}::2"), row("b", f"{uuid(0)}::1")]
-    found = samples(state(resources=shared, holders=held), "DCGM_FI_DEV_SM_CLOCK")
+    found = samples(state(resources=shared, listed=Listed(held, [])), "DCGM_FI_DEV_SM_CLOCK")
     assert {(one["pod"], one["vgpu"]) for one, _ in found} == {("a", "0"), ("a", "2"), ("b", "1")}
     assert [value for _, value in found] == [1410] * 3
     (free,) = samples(state(resources=shared), "DCGM_FI_DEV_SM_CLOCK")
@@ -127,14 +136,17 @@ def test_a_shared_gpu_has_a_series_for_each_replica_that_is_held() -> None:
 def test_the_state_of_a_shared_gpu_is_told_once() -> None:
     shared = [(RESOURCE, True, [device(f"{uuid(0)}::{one}", uuid(0)) for one in range(4)])]
     held = [row("a", f"{uuid(0)}::0", f"{uuid(0)}::2")]
-    found = samples(state(resources=shared, holders=held), "gpushim_gpu_figures_up")
+    found = samples(state(resources=shared, listed=Listed(held, [])), "gpushim_gpu_figures_up")
     assert [labels for labels, _ in found if labels["gpu"] == "0"] == [{**IDENTITY, **FREE}]
 
 
 def test_replicas_without_end_are_bounded() -> None:
     many = [f"{uuid(0)}::{one}" for one in range(5000)]
     shared = [(RESOURCE, True, [device(one, uuid(0)) for one in many])]
-    assert len(samples(state(resources=shared, holders=[row("a", *many)]), "DCGM_FI_DEV_SM_CLOCK")) == metrics.SERIES
+    assert (
+        len(samples(state(resources=shared, listed=Listed([row("a", *many)], [])), "DCGM_FI_DEV_SM_CLOCK"))
+        == metrics.SERIES
+    )
 
 
 def test_devices_are_counted_by_health_and_kind_of_reason() -> None:
@@ -155,7 +167,7 @@ def test_devices_are_counted_by_health_and_kind_of_reason() -> None:
 )
 def test_all_of_it_can_be_read(accept: str, reader: Any) -> None:
     nasty = 'a"b\\c\nd'
-    body, kind = exposition.written(state(hostname=nasty, holders=[row(nasty, uuid(0))]), accept)
+    body, kind = exposition.written(state(hostname=nasty, listed=Listed([row(nasty, uuid(0))], [])), accept)
     assert kind.startswith("application/openmetrics-text" if accept else "text/plain; version=")
     found = [one for family in reader(body.decode()) for one in family.samples]
     assert {one.labels["Hostname"] for one in found if "Hostname" in one.labels} == {nasty}

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuplugin import causes, health, xids
+from gpuplugin import asking, causes, gaps, xids
 from gpuplugin.health import Health
+from gpushim import stamp
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 T = 1_700_000_000.0
@@ -188,9 +189,8 @@ def test_a_child_that_does_not_run_becomes_a_reason(watched: Health, after: floa
 
 def test_a_gpu_whose_calls_hang_is_marked_alone_and_at_once(watched: Health) -> None:
     assert watched.blind("polls", "a call hangs", T, [WHOLE])
-    assert next(one.text for one in watched.problems(HOST, T)[WHOLE]).startswith(
-        "the GPU cannot be watched: polls: a call hangs (since 20"
-    )
+    [reason] = watched.problems(HOST, T)[WHOLE]
+    assert reason.text == "the GPU cannot be watched: a call hangs"
     assert PARENT not in watched.problems(HOST, T)
     assert polled(watched, T + 3) == {}
 
@@ -248,6 +248,22 @@ def test_what_one_of_two_instances_has_heard_counts_for_both(watched: Health, pa
     assert kinds(new, T + 5) == kinds(Health(path, boot="b"), T + 5) == found
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_has_ended_is_not_taken_back_from_another_instance(watched: Health, path: str, again: bool) -> None:
+    """Which has not asked the GPU yet; what came since is another thing."""
+    new = Health(path, boot="b")
+    assert kinds(new) == {}
+    watched.heard({"xid": 94, "gpu": WHOLE}, T)
+    assert kinds(new, T + 1) == {WHOLE: ["xid"]}
+    assert polled(watched, T + 60) == {}
+    if again:
+        new.heard({"xid": 94, "gpu": WHOLE}, T + 61)
+    new.heard({"ecc": True, "gpu": PARENT}, T + 61)
+    new.save(at_once=True)
+    assert (WHOLE in kinds(watched, T + 62)) == again
+    assert PARENT in kinds(watched, T + 62)
+
+
 def test_of_what_another_instance_has_written_only_what_is_so_now_counts(watched: Health, path: str) -> None:
     new = Health(path, xids.choose("48", "", []), boot="b")
     assert kinds(new, T, host(inode=6)) == {}  # the driver was bound anew
@@ -273,8 +289,9 @@ def test_a_flood_is_bounded_and_seldom_written(watched: Health, path: str, monke
     assert len(watched._state.gpus) <= causes.GPUS
     assert len(written) < 40
     watched.heard(poll({**WELL, "lost": True, "recovery": 1, "error": "x"}), T)
-    assert {"lost", "recovery", "ecc", "blind"} <= set(kinds(watched)[WHOLE])
-    assert len(watched._state.gpus[WHOLE].causes) <= causes.CAUSES
+    kept = watched._state.gpus[WHOLE].causes
+    assert {"lost", "recovery", "ecc", "blind"} <= {one.kind for one in kept.values()}
+    assert len(kept) <= causes.CAUSES
 
 
 def test_a_gpu_that_is_gone_for_long_is_forgotten(watched: Health) -> None:
@@ -283,8 +300,8 @@ def test_a_gpu_that_is_gone_for_long_is_forgotten(watched: Health) -> None:
     kinds(watched, T, without)
     assert kinds(watched, T + 3600) == {WHOLE: ["xid"]}
     kinds(watched, T + 3601, without)
-    kinds(watched, T + 3602 + health.FORGET, without)
-    assert kinds(watched, T + 3602 + health.FORGET) == {}
+    kinds(watched, T + 3602 + causes.FORGET, without)
+    assert kinds(watched, T + 3602 + causes.FORGET) == {}
 
 
 JUNK = st.recursive(
@@ -430,7 +447,82 @@ def test_another_recovery_action_is_another_reason(watched: Health) -> None:
     assert reason.text.startswith("the driver asks for a reset of the GPU")
 
 
-def test_a_clock_set_back_does_not_prolong_a_reason(watched: Health) -> None:
-    watched.heard({"xid": 94, "gpu": WHOLE}, T)
-    assert polled(watched, T - 9000) == {WHOLE: ["xid"]}
-    assert polled(watched, T - 8940) == {}
+def watching(**asked: dict[str, Any]) -> dict[str, Any]:
+    found = {WHOLE: asked.get("whole", WELL), PARENT: asked.get("parent", WELL)}
+    return {"watching": [WHOLE, PARENT], "unwatched": {}, "unsupported": [], "asked": found}
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"),
+    [({"recovery": 1}, "recovery"), ({"rows": [0, 1]}, "rows"), ({"ecc": 3}, "ecc"), ({"pages": 1}, "ecc")],
+)
+def test_what_a_gpu_says_after_a_gap_counts(watched: Health, found: dict[str, Any], kind: str) -> None:
+    before = {**WELL, "ecc": 2, "pages": 0}
+    watched.heard(watching(whole=before), T)
+    watched.quiet(T + 1)
+    assert watched.heard(watching(whole={**before, **found}), T + 2)
+    assert kinds(watched, T + 2) == {WHOLE: [kind]}
+
+
+def test_memory_errors_of_the_gap_are_those_that_nobody_has_told_before(watched: Health, path: str) -> None:
+    watched.heard(watching(whole={**WELL, "ecc": 2}), T)
+    watched.heard(poll({**WELL, "ecc": 3}), T + 1)  # with an event, which is on its way
+    watched.quiet(T + 2)
+    watched.heard(poll({**WELL, "ecc": 3}), T + 3)
+    watched.save(at_once=True)
+    again = Health(path, boot="b")
+    again.problems(HOST, T + 4)
+    again.heard(watching(whole={**WELL, "ecc": 3}), T + 4)
+    assert kinds(again, T + 4) == {}
+    again.quiet(T + 5)
+    again.heard(poll({**WELL, "ecc": 4}), T + 6)  # polls alone do not end the gap
+    again.heard(watching(whole={**WELL, "ecc": 4}), T + 7)
+    assert kinds(again, T + 7) == {WHOLE: ["ecc"]}
+
+
+def test_a_page_that_was_retired_before_the_driver_was_loaded_is_no_error_of_it(watched: Health) -> None:
+    watched.heard(watching(whole={**WELL, "ecc": 2, "pages": 1}), T)
+    watched.quiet(T + 1)
+    assert kinds(watched, T + 2, host(inode=6)) == {}
+    watched.heard(watching(whole={**WELL, "ecc": 0, "pages": 2}), T + 3)
+    assert kinds(watched, T + 3, host(inode=6)) == {}
+
+
+@pytest.mark.parametrize("line", [poll, lambda found: watching(whole=found)])
+def test_an_answer_without_a_count_forgets_no_memory_errors(watched: Health, line: Any) -> None:
+    watched.heard(watching(whole={**WELL, "ecc": 2}), T)
+    watched.heard(line({**WELL, "ecc": None}), T + 1)
+    watched.quiet(T + 2)
+    watched.heard(watching(whole={**WELL, "ecc": 3}), T + 3)
+    assert kinds(watched, T + 3) == {WHOLE: ["ecc"]}
+
+
+@pytest.mark.parametrize(("ago", "left"), [(50.0, ["xid"]), (70.0, [])])
+def test_an_xid_that_was_heard_of_late_ends_as_if_it_had_been_heard(
+    watched: Health, ago: float, left: list[str]
+) -> None:
+    watched.heard({"xid": 94, "gpu": WHOLE, "at": T - ago}, T)
+    assert kinds(watched) == {WHOLE: ["xid"]}
+    assert polled(watched, T + 1).get(WHOLE, []) == left
+
+
+@pytest.mark.parametrize("at", [T + 1e6, -5.0, float("nan"), "x", None, True])
+def test_a_time_that_makes_no_sense_is_no_time_to_come(watched: Health, at: Any) -> None:
+    watched.heard({"xid": 94, "gpu": WHOLE, "at": at}, T)
+    watched.heard({"xid": 94, "gpu": PARENT, "at": T}, T)
+    assert polled(watched, T + 61) == {}
+
+
+def test_until_when_a_gpu_was_listened_to_survives_a_kill_and_a_new_driver(path: str) -> None:
+    now = stamp.clock()
+    one = Health(path, boot="b")
+    one.problems(HOST, now)
+    assert one.listened.until(now) == {}
+    one.heard(watching(), now)  # which is saved; no word after that
+    early = asking.MOMENT + gaps.DRIFT * now
+    assert Health(path, boot="b").listened.until(now + 50) == pytest.approx(
+        dict.fromkeys((WHOLE, PARENT), now - early), abs=5
+    )
+    one.problems(host(inode=6), now)
+    assert one.listened.until(now) == {WHOLE: now, PARENT: now}  # no XID of the driver before
+    assert Health(path, boot="another").listened.until(now) == {}

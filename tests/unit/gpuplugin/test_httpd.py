@@ -183,6 +183,27 @@ def test_what_is_in_use_is_said_once_and_tried_again(
     asyncio.run(run())
 
 
+def test_a_server_without_a_socket_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: Any) -> socket.socket:
+        raise OSError(97, "Address family not supported by protocol")
+
+    async def run() -> None:
+        server = Httpd(answers)
+        monkeypatch.setattr("asyncio.base_events.socket.socket", refused)  # as under RestrictAddressFamilies
+        await server.attend("127.0.0.1:9400")
+        monkeypatch.undo()
+        assert "cannot be served at 127.0.0.1:9400" in server.trouble
+        assert "the setting metrics" in server.trouble
+        await server.attend("")
+        assert server.trouble == ""
+
+    with caplog.at_level("INFO"):
+        asyncio.run(run())
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
 def test_another_address_follows_the_settings(tmp_path: Path) -> None:
     async def run() -> None:
         server = Httpd(answers)

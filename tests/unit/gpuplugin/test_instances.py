@@ -35,6 +35,36 @@ def test_each_sees_the_others_and_not_itself(tmp_path: Path) -> None:
     other.leave()
 
 
+def test_a_resource_is_others_while_one_that_lives_serves_it(tmp_path: Path) -> None:
+    one, other = Instances(), Instances()
+    for each in (one, other):
+        each.join(str(tmp_path))
+        each.serve("nvidia.com/gpu")
+    one.serve("nvidia.com/gpu.dev")
+    assert one.others("nvidia.com/gpu")
+    assert not one.others("nvidia.com/gpu.dev")
+    assert other.others("nvidia.com/gpu.dev")
+    one.cease("nvidia.com/gpu.dev")
+    assert not other.others("nvidia.com/gpu.dev")
+    other.leave()
+    assert not one.others("nvidia.com/gpu")
+    one.leave()
+
+
+def test_which_of_the_others_lives(tmp_path: Path) -> None:
+    one, other, old = Instances(), Instances(), Instances()
+    assert not one.lives(other.number)
+    for each in (one, other):
+        each.join(str(tmp_path))
+    assert one.lives(other.number)
+    assert not one.lives(one.number)
+    assert not one.lives(old.number)
+    other.serve("nvidia.com/gpu")
+    other.leave()
+    assert not one.lives(other.number)
+    one.leave()
+
+
 def test_one_that_is_killed_is_gone(tmp_path: Path) -> None:
     one = Instances()
     one.join(str(tmp_path))

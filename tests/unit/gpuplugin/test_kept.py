@@ -20,7 +20,14 @@ from unit.gpuplugin.snapshots import gpu, snapshot
 def saved(state: Path, module: Any = "580", **more: Any) -> Path:
     """Save a snapshot that is well, but for what is said."""
     facts = {"boot": stamp.boot(), "module": module, "gpus": {}, **more.pop("stamp", {})}
-    head = {"version": ensure.SCHEMA, "gpushim": "0", "life": 300, "looked": stamp.clock(), "stamp": facts}
+    head = {
+        "version": ensure.READABLE,
+        "form": ensure.FORM,
+        "gpushim": "0",
+        "life": 300,
+        "looked": stamp.clock(),
+        "stamp": facts,
+    }
     found = {**snapshot([gpu(0)]), **head, **more}
     found["driver"]["version"] = module or ""
     path = state / ensure.SNAPSHOT
@@ -51,7 +58,7 @@ def test_one_is_renewed_where_the_settings_let_it(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"version": ensure.SCHEMA + 1, "gpushim": "99"}, "is written by gpushim 99, and this is"),
+        ({"version": ensure.FORM + 1, "gpushim": "99"}, "is written by gpushim 99, and this is"),
         ({"stamp": {"boot": "another"}}, "is out of date; gpushim refresh --keep"),
         ({"looked": 0.0, "life": 1}, "is out of date; gpushim refresh --keep"),
         ({"stamp": None}, "is no snapshot of gpushim's; remove it; gpushim refresh --keep"),

@@ -110,6 +110,20 @@ def test_without_an_interval_only_changes_count(path: Path, clock: Callable[[flo
     assert not path.exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [("/proc/gfd", "no file can be made in its directory"), ("/gone/gfd", "its directory is missing")],
+)
+def test_where_no_file_can_be_the_trouble_says_what_is_true(
+    place: str, why: str, clock: Callable[[float], None]
+) -> None:
+    file, there = LabelsFile(lambda _: None), snapshot([gpu(0)])  # type: ignore[arg-type, return-value]
+    look((there, found(Path(place))), file=file)
+    assert file.trouble == f"the labels cannot be written to {place}: {why}; it is tried again"
+    look((there, settings.resolve({}, {}, {})), file=file)
+    assert file.trouble == ""
+
+
 def test_a_missing_directory_is_said_once_and_tried_again(
     path: Path, clock: Callable[[float], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,6 +159,32 @@ def test_what_else_is_there_hangs_nobody(path: Path, tmp_path: Path, kind: str) 
     assert path.is_dir() == (kind == "directory")
     assert path.is_dir() or "gpu.count=1" in path.read_text()
     assert (tmp_path / "other").read_text() == "kept"
+
+
+@pytest.mark.parametrize("content", ['{"Data": {}}', "", "nvidia.com/gpu.count=9\n"])
+def test_a_file_of_something_else_is_not_replaced(path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir()
+    path.write_text(content)
+    look((snapshot([gpu(0)]), found(path)))
+    other = content.startswith("{")
+    assert (path.read_text() == content, "no file of labels; remove it" in caplog.text) == (other, other)
+
+
+@pytest.mark.parametrize("place", ["kubelet", "kubelet/device-plugins", "state/device-plugin", "link"])
+def test_nothing_is_written_where_kubelet_or_gpushim_live(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", f"{tmp_path}/state")
+    for name in ("kubelet/device-plugins", "state/device-plugin", "kubelet-labels"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("state")
+    path = tmp_path / place / "released"
+    look((snapshot([gpu(0)]), found(path, **{"kubelet-dir": f"{tmp_path}/kubelet"})))
+    assert not path.exists()
+    assert "is not for labels; name a directory made for them" in caplog.text
+    beside = tmp_path / "kubelet-labels/gpushim"
+    look((snapshot([gpu(0)]), found(beside, **{"kubelet-dir": f"{tmp_path}/kubelet"})))
+    assert beside.exists()
 
 
 def test_without_a_timestamp(path: Path, clock: Callable[[float], None]) -> None:

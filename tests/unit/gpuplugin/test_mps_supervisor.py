@@ -20,6 +20,8 @@ from fakehost import Host
 from gpuplugin import mps
 from gpuplugin.division import MpsGpu, MpsGroup
 
+pytestmark = pytest.mark.slow
+
 TOP = Path(__file__).parents[3]
 HERE = Path("/dev/shm").stat()
 DEFAULT, EXCLUSIVE, PROHIBITED = 0, 3, 2

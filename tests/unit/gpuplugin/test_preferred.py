@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations as pairs
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuplugin import preferred, resources
+from gpuplugin import allocation, preferred, resources, settings
+from gpuplugin.allocation import Ways
+from gpuplugin.offer import Resource
 from gpuplugin.preferred import nearest, nearness, shared
+from gpuplugin.sharing import MPS, TIME_SLICING, Share
+from gpushim.errors import GpushimError
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+pytestmark = pytest.mark.slow
 
 GPU = "nvidia.com/gpu"
 
@@ -85,6 +92,23 @@ def test_a_set_within_an_island() -> None:
 )
 def test_the_best_set(weights: Any, free: Any, must: Any, size: int, best: tuple[int, ...]) -> None:
     assert nearest(whole(8), weights)(names(*free), names(*must), size) == names(*best)
+
+
+def test_a_numa_node_counts_less_than_any_step_of_the_bus() -> None:
+    """0 and 2 are of two nodes, and a level nearer than 0 and 1, which are of one."""
+    weights = host(4, lambda a, b: 40 if (a, b) == (0, 2) else 50, lambda a, b: 0)
+    assert nearest(whole(4), weights)(names(0, 1, 2), [], 2) == names(0, 2)
+
+
+def test_no_numa_node_is_not_a_common_one() -> None:
+    devices = [replace(one, numa=-1 if one.gpu < 2 else 0) for one in whole(4)]
+    assert nearest(devices, {})(names(0, 1, 2, 3), [], 2) == names(2, 3)
+
+
+def test_of_equal_gpus_the_one_of_which_a_container_has_less() -> None:
+    """It has one of GPU 0 already; both GPUs have as many that are free."""
+    ids = [one.id for one in MIGS]
+    assert shared(MIGS, packed=False)(ids[1:5], ids[:1], 2)[1] in ids[3:]
 
 
 def test_a_link_counts_more_than_the_bus_of_all_pairs() -> None:
@@ -221,3 +245,58 @@ def test_a_choice_of_replicas_takes_no_square_of_them() -> None:
     chosen = shared(replicas, packed=False)([Counted(name) for name in ids], [], 4000)
     assert len(chosen) == 4000
     assert looked < 10 * len(ids)
+
+
+def group(name: str, indices: Sequence[int], replicas: int, **rules: Any) -> list[resources.Device]:
+    """The replicas of some GPUs, of one entry of sharing."""
+    share = Share(MPS if name else TIME_SLICING, group=name, **rules)
+    return resources.replicated([one for one in whole(8) if one.gpu in indices], replicas, share)
+
+
+def refusal(ids: Sequence[str], devices: dict[str, resources.Device]) -> str:
+    try:
+        allocation.check(ids, GPU, devices)
+    except GpushimError as error:
+        return str(error)
+    return ""
+
+
+MIXED = {
+    "two daemons": [*group("gpu", [0, 1], 2), *group("gpu-2", [2], 3)],
+    "a daemon and whole GPUs": [*group("gpu", [0], 3), *whole(8)[1:4]],
+    "distinct": group("", [0, 1, 2], 3, distinct=True),
+    "two distinct daemons": [*group("gpu", [0, 1], 2, distinct=True), *group("gpu-2", [2], 3, distinct=True)],
+    "single": group("", [0, 1], 2, single=True),
+    "single and whole": [*group("", [0], 3, single=True), *whole(8)[1:4]],
+    "single by MPS and whole": [*group("gpu", [0], 3, single=True), *whole(8)[1:4]],
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("devices", MIXED.values(), ids=MIXED)
+@given(data=st.data())
+def test_what_is_preferred_is_allocated_wherever_anything_is(
+    devices: list[resources.Device], packed: bool, data: st.DataObject
+) -> None:
+    known, names = {one.id: one for one in devices}, [one.id for one in devices]
+    available = data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1))
+    must = data.draw(st.lists(st.sampled_from(available), unique=True, max_size=2))
+    size = data.draw(st.integers(max(1, len(must)), len(available)))
+    chosen = preferred.allowed(devices, {}, packed)(available, must, size)
+    assert (len(chosen), {*must} <= {*chosen} <= {*available}) == (size, True)
+    can = any(not refusal(ids, known) for ids in pairs(available, size) if {*must} <= {*ids})
+    why = refusal(chosen, known)
+    assert not why if can else "; ask for " in why
+
+
+def test_a_device_that_is_sick_is_the_last_choice() -> None:
+    resource = Resource(GPU, settings.resolve({}, {}, {}), Ways())
+    resource.have(whole(3), {})
+    resource.ail({uuid(0): "XID 79"})
+    request = {
+        "must_include_deviceIDs": [],
+        "allocation_size": 2,
+        "available_deviceIDs": ["GPU-gone", *names(0, 1, 2)],
+    }
+    assert resource.prefer(request)["deviceIDs"] == names(1, 2)
+    assert len(resource.prefer({**request, "allocation_size": 4})["deviceIDs"]) == 4

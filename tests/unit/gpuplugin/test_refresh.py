@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import pytest
 
-from gpuplugin import process, refresh
+from gpuplugin import process, refresh, suspects
 from gpuplugin.refresh import LateError, Refresh
 from gpushim.inventory import ensure, renew
 from unit.gpuplugin.kubelet import until
@@ -131,6 +131,100 @@ def test_news_of_gpus_renew_a_snapshot_that_seems_true(host: dict[str, Any], tmp
         await until(lambda: child.trouble is None and not children())
         await needed(child, lambda: host["runs"]() == 2)
         await until(lambda: words.read_text() == "--force\n\n")
+        await child.stop()
+
+    asyncio.run(run())
+
+
+def test_one_that_a_change_has_overtaken_has_not_failed_but_two_in_a_row_have(host: dict[str, Any]) -> None:
+    async def run() -> None:
+        for change, troubles in ((True, [None, "no inventory that is true"]), (False, ["no inventory that is true"])):
+            child = Refresh(lambda: None)
+            for runs, trouble in enumerate(troubles, host["runs"]() + 1):
+                host["script"] = "sleep 0.3"
+                await needed(child, lambda runs=runs: host["runs"]() == runs)  # type: ignore[misc]
+                host["facts"] += change
+                await until(lambda: not children())
+                await asyncio.sleep(0.1)
+                assert (trouble or "None") in str(child.trouble)
+            await child.stop()
+
+    asyncio.run(run())
+
+
+def test_one_that_a_change_has_overtaken_and_that_is_true_excuses_the_next_one_too(host: dict[str, Any]) -> None:
+    async def run() -> None:
+        child, host["script"] = Refresh(lambda: None), "sleep 0.3"
+        for runs, snapshot in enumerate([{"version": 1}, None], 1):
+            await needed(child, lambda runs=runs: host["runs"]() == runs)  # type: ignore[misc]
+            host["facts"], host["snapshot"] = runs + 1, snapshot
+            await until(lambda: not children())
+            await asyncio.sleep(0.1)
+            assert child.trouble is None
+        await child.stop()
+
+    asyncio.run(run())
+
+
+def test_one_that_ends_as_another_instance_has_told_of_a_gpu_that_hangs_has_not_failed(
+    host: dict[str, Any], tmp_path: Path
+) -> None:
+    async def run() -> None:
+        (tmp_path / "device-plugin").mkdir(mode=0o700)
+        host["script"] = "sleep 0.3; exit 12"
+        child = Refresh(lambda: None)
+        for runs in (1, 2):
+            await needed(child, lambda runs=runs: host["runs"]() == runs)  # type: ignore[misc]
+            suspects.hangs("GPU-0")  # which is news once
+            await until(lambda: not children())
+            await asyncio.sleep(0.1)
+            assert (child.trouble is None) == (runs == 1)
+        await child.stop()
+
+    asyncio.run(run())
+
+
+def test_one_that_waits_in_vain_is_killed_and_begun_again_which_is_no_failure(
+    host: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        child = Refresh(lambda: None)
+        host["script"] = "sleep 99"
+        await needed(child, lambda: host["runs"]() == 1)
+        host["script"], host["snapshot"] = "exit 0", {"version": 1}
+        child.hurry(True)
+        await until(lambda: host["runs"]() == 2)
+        await until(lambda: not children())
+        assert child.trouble is None
+        child.hurry(True)
+        await until(lambda: host["runs"]() == 3)
+        await child.stop()
+        assert not caplog.messages
+
+    asyncio.run(run())
+
+
+def test_news_of_gpus_that_hang_one_after_the_other_begin_one_look_again(
+    host: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the one before it has ended, which a driver that hangs may keep."""
+    ended = process.gone
+
+    async def gone(pid: int) -> None:
+        await asyncio.sleep(0.3)
+        await ended(pid)
+
+    async def run() -> None:
+        monkeypatch.setattr(process, "gone", gone)
+        child = Refresh(lambda: None)
+        host["script"] = "sleep 99"
+        await needed(child, lambda: host["runs"]() == 1)
+        host["script"] = f"wc -w </proc/$PPID/task/$PPID/children >{tmp_path}/beside; sleep 99"
+        for _ in range(3):
+            child.hurry(True)
+            await asyncio.sleep(0)
+        await until(lambda: (tmp_path / "beside").exists() and (tmp_path / "beside").read_text() == "1\n")
+        assert host["runs"]() == 2
         await child.stop()
 
     asyncio.run(run())

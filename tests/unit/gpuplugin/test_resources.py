@@ -207,3 +207,12 @@ def test_a_sick_gpu_makes_its_instances_sick() -> None:
     (part,), (whole,) = listed["nvidia.com/mig-1g.5gb"], listed["nvidia.com/gpu"]
     assert (part.problem, part.numa, part.nodes[0]) == ("XID 79", 0, "/dev/nvidia0")
     assert whole.problem == "XID 48"
+
+
+def test_an_index_of_a_gpu_that_is_missing_excludes_no_other() -> None:
+    notes: list[str] = []
+    found = resources.find(
+        snapshot([gpu(1), gpu(2)], absent=[{"index": 0, "uuid": uuid(0), "pci": "x"}]), "none", ["0"], notes
+    )
+    assert [(one.id, one.index) for one in found["nvidia.com/gpu"]] == [(uuid(1), "1"), (uuid(2), "2")]
+    assert notes == ['exclude has "0", which this host does not have']

@@ -7,6 +7,8 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,24 @@ from gpuplugin import sockets
 from gpuplugin.sockets import Listener
 from gpushim.errors import GpushimError
 
+STOP = """
+import asyncio, sys, grpc.aio
+from grpc._cython import cygrpc
+from gpuplugin.sockets import Listener
+again = cygrpc.schedule_coro_threadsafe
+grpc.aio._server.Server.__del__ = lambda self: again(self._server.shutdown(None), self._loop)
+async def run():
+    await kept.bind(grpc.method_handlers_generic_handler("none", {}))
+    async with grpc.aio.insecure_channel("unix:" + sys.argv[1]) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 5)
+    await kept.stop()
+async def whole():
+    global kept
+    kept = Listener(sys.argv[1])
+    await run()
+asyncio.run(whole())
+del kept
+"""
 NOTHING = grpc.method_handlers_generic_handler("none", {})
 
 
@@ -104,6 +124,14 @@ def test_what_killed_instances_left_is_removed(folder: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_clean_stop_says_nothing_though_grpcio_is_an_older_one(folder: Path) -> None:
+    """Which has its loop, if there is one still, stop a server once more that is collected."""
+    words = [sys.executable, "-X", "dev", "-c", STOP, f"{folder}/gpushim-gpu.sock"]
+    path = ":".join(one for one in sys.path if one)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": path})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_nothing_is_left_of_a_bind_that_is_cancelled(folder: Path) -> None:
     async def run() -> None:
         task = asyncio.create_task(Listener(f"{folder}/gpushim-gpu.sock").bind(NOTHING))
@@ -122,6 +150,17 @@ def test_other_plugins_sockets(folder: Path) -> None:
     a_file(folder / "kubelet_internal_checkpoint")
     assert {name for name, _ in sockets.others(str(folder))} == {"rdma.sock"}
     assert sockets.others(f"{folder}/none") == frozenset()
+
+
+def test_no_number_of_names_is_read_to_its_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "NAMES", 5)
+    for number in range(9):
+        dead(folder / f"rdma{number}.sock")
+    assert len(sockets.others(str(folder))) == 5
+    for number in range(9):
+        os.rename(folder / f"rdma{number}.sock", folder / f"gpushim-{number}.sock")
+    sockets.sweep(str(folder))
+    assert len(os.listdir(folder)) == 4
 
 
 @pytest.mark.parametrize(

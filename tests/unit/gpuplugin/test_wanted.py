@@ -28,7 +28,20 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def asked(file: Path) -> Any:
-    return json.loads(file.read_text()) if file.exists() else None
+    found = json.loads(file.read_text()) if file.exists() else None
+    return found and {key: found[key] for key in ("refresh", "units")}
+
+
+@pytest.mark.parametrize("step", [-86400.0, -3600.0, 3600.0, 86400.0])
+def test_a_clock_that_is_set_loses_nothing_that_was_asked_for(
+    file: Path, step: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted.ask(units=["a"])
+    then = file.stat().st_mtime + step
+    os.utime(file, (then, then))
+    monkeypatch.setattr("time.time", lambda: then - step)
+    wanted.ask(renewed=True)
+    assert asked(file) == {"refresh": True, "units": ["a"]}
 
 
 def test_what_was_asked_for_just_now_is_asked_for_still(file: Path) -> None:
@@ -37,7 +50,7 @@ def test_what_was_asked_for_just_now_is_asked_for_still(file: Path) -> None:
     wanted.ask(units=["a"])
     assert asked(file) == {"refresh": True, "units": ["a", "b"]}
     assert file.stat().st_mode & 0o777 == 0o600
-    os.utime(file, (0, 0))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "at": stamp.clock() - 60}))
     wanted.ask(units=["c"])
     assert asked(file) == {"refresh": False, "units": ["c"]}
 

@@ -27,6 +27,18 @@ def test_a_name_that_comes_is_told(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_directory_that_is_made_anew_is_new(tmp_path: Path) -> None:
+    watch, folder = Watch(), tmp_path / "folder"
+    assert [watch.add(str(folder)), watch.tells(str(folder))] == [False, False]
+    for _ in range(2):
+        folder.mkdir()
+        assert [watch.add(str(folder)), watch.add(str(folder)), watch.tells(str(folder))] == [True, False, True]
+        folder.rmdir()
+        watch.told()
+        assert not watch.tells(str(folder))
+    watch.close()
+
+
 class Exhausted:
     """A C library on a host that has no more of something."""
 
@@ -50,5 +62,6 @@ def test_a_host_without_more_is_told_once(
     watch = Watch()
     for _ in range(3):
         watch.add(str(tmp_path))
+    assert not watch.tells(str(tmp_path))
     (said,) = caplog.messages
     assert f"fs.inotify.{setting}" in said

@@ -22,7 +22,7 @@ from unit.gpuplugin.kubelet import until
 from unit.gpuplugin.watched import Heard, watch
 
 host = watched.host
-WELL = {"lost": False, "recovery": None, "rows": [0, 0], "mig": False, "error": ""}
+WELL = {"lost": False, "recovery": None, "rows": [0, 0], "pages": None, "ecc": None, "mig": False, "error": ""}
 
 
 def run(heard: Heard, body: Callable[[], Awaitable[Any]]) -> None:
@@ -86,10 +86,10 @@ def test_events_of_others_are_told_while_a_gpu_is_lost_and_its_own_when_it_is_ba
 
 def quicker(**constants: Any) -> str:
     """Return the call of the children's program with other constants."""
-    changed = "; ".join(f"w.{name} = {value!r}" for name, value in constants.items())
-    return watching._CALL.replace(
-        "from MODULE import main", f"import gpuplugin.watching as w; {changed}; main = w.main"
-    )
+    places = {"WAIT_MS": "listening", "POLL": "watching", "AGAIN": "asking"}
+    changed = "; ".join(f"{places[name]}.{name} = {value!r}" for name, value in constants.items())
+    modules = "from gpuplugin import asking, listening, watching"
+    return watching._CALL.replace("from MODULE import main", f"{modules}; {changed}; main = watching.main")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,8 @@ def test_a_driver_without_events_is_no_error(host: Host, function: str, code: in
     async def body() -> None:
         await until(lambda: heard.last("unsupported"))
         uuids = sorted(gpu.uuid for gpu in host.gpus)
-        assert heard.lines[0][1] == {"watching": [], "unwatched": {}, "unsupported": uuids}
+        line = heard.lines[0][1]
+        assert [line["watching"], line["unwatched"], line["unsupported"]] == [[], {}, uuids]
 
     run(heard, body)
 
@@ -135,6 +136,20 @@ def test_one_gpu_hangs_and_the_others_are_watched_soon(
         assert heard.blind == [(f"a call of {host.gpus[0].uuid} hangs", host.gpus[0].uuid)]
         assert [*(heard.last(key) or {})[key]] == [host.gpus[1].uuid]
         assert (heard.last("poll") or {}).get("migs") is None
+
+    run(heard, body)
+
+
+def test_a_gpu_without_rows_to_spare_tells_its_retired_pages(host: Host) -> None:
+    host.gpus[1].arch = "7.0"
+    host.figure(1, retired_double=2, retired_single=5)
+    heard = watch(host, "polls")
+
+    async def body() -> None:
+        await until(lambda: heard.last("poll"))
+        poll = (heard.last("poll") or {})["poll"]
+        found = [(poll[gpu.uuid]["rows"], poll[gpu.uuid]["pages"]) for gpu in host.gpus]
+        assert found == [([0, 0], None), (None, 2)]
 
     run(heard, body)
 

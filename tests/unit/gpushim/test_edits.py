@@ -170,6 +170,8 @@ ALLOW_ALL = {"allow": True, "access": "rwm"}
         ([ALLOW_ALL, {"allow": False, "type": "c", "major": 195, "minor": 0, "access": "w"}], True),
         ([ALLOW_ALL, {"allow": False, "type": "c", "major": 195, "minor": 0, "access": "m"}], False),
         ([{"allow": True}], False),
+        ([{"allow": True, "type": ""}], False),
+        ([ALLOW_ALL, {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "r"}], False),
     ],
 )
 def test_a_rule_is_added_only_where_the_device_is_not_allowed_yet(rules: list[Any], added: bool) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpushim import holders, runtime_state
+from gpushim import holders, names, runtime_state, seen
 from gpushim.engines import running
 from unit.gpushim import test_plan
 
@@ -232,7 +234,7 @@ def test_a_directory_that_cannot_be_read_is_named(machine: Machine, monkeypatch:
     def refuse(_: str) -> list[str]:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(seen, "listed", refuse)
     found, notes = holders.holders(test_plan.snapshot(), ["/run/x"], str(machine.proc))
     assert (found, notes) == ([], ["/run/x cannot be read (Input/output error), so containers there are not listed"])
 
@@ -336,3 +338,63 @@ def test_annotations_of_other_engines_count_for_nothing_in_containerd_s_director
     there = holders.Container("a", "containerd", {}, "", None)  # type: ignore[arg-type]
     assert there.engine({**CONTAINERD, **more}) == "containerd (CRI)"
     assert there.engine(more) == "containerd"
+
+
+HOSTILE = {
+    "lists": "[" + "[]," * (4 << 18) + "[]]",
+    "names": json.dumps({str(number): 0 for number in range(1 << 18)}),
+}
+COST = """
+import sys, time
+sys.path[:0] = {paths}
+from gpushim import holders
+from gpushim.engines import running
+holders.STATES, holders.USERS, running.find = (), sys.argv[1], list
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+before, began = peak(), time.process_time()
+list(holders.containers([]))
+print(peak() - before, time.process_time() - began)
+"""
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_one_user_has_costs_little(user: Path, kind: str) -> None:
+    folder = user / "runc/one"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(HOSTILE[kind])
+    code = COST.format(paths=[path for path in sys.path if path])
+    words = [sys.executable, "-c", code, str(user)]
+    kib, seconds = map(float, subprocess.run(words, check=True, capture_output=True, text=True).stdout.split())
+    assert kib < 48 << 10
+    assert seconds < 2
+
+
+def test_many_states_that_name_one_process_with_many_mounts(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them costs what is read, and none more than is left."""
+    read: list[int] = []
+
+    def told(path: str, limit: int) -> bytes:
+        read.append(limit)
+        return b"1 2 0:3 / /dev/x rw - tmpfs none rw\n" * 10000
+
+    monkeypatch.setattr(runtime_state, "read_proc", told)
+    reader = runtime_state.Reader([], [], {"u": 1 << 20}, "u", names.Names())
+    while not reader.spent:
+        reader.mounts("/proc/1")
+    assert len(read) == 3
+    assert read[0] == 1 << 20 > read[1] > read[2] > 0
+
+
+def test_of_a_users_names_no_more_are_looked_at_than_containers_have(
+    user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seen, "NAMES", 5)
+    for number in range(20):
+        (user / f"runc/{number}").mkdir(parents=True)
+        (user / f"docker/runtime-{number}/moby").mkdir(parents=True)
+    looked: list[str] = []
+    monkeypatch.setattr(runtime_state.Reader, "json", lambda self, path: looked.append(path))
+    assert list(holders.containers([])) == []
+    assert len(looked) == 5 * len(runtime_state.FILES)
+    assert len(holders._matches(f"{user}/docker/runtime-*/*")) == 5

@@ -21,6 +21,7 @@ FORMS = {
     "TARGET::PATH": (["/r/t", "/r/l"], [("/r/t", "/r", "l")], "/c/t::/c/l"),
     "TARGET::NODE": (["t", "/dev/d/l"], [("t", "/dev/d", "l")], "t::/dev/d/l"),
     "SOURCE::PATH": (["/r/a", "/proc/b"], [("/r/a", "/proc/b")], "/h/a::/proc/b"),
+    "SOURCE::MOUNT": (["/r/a", "/r/b"], [("/r/a", "/r/b")], "/h/a::/c/b"),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpushim import keep, stamp, wanted
 from gpushim.errors import GpushimError
-from gpushim.inventory import ensure, renew
+from gpushim.inventory import ensure, form, renew
 from gpushim.keep import Keep
 
 
@@ -70,6 +70,20 @@ def test_a_snapshot_is_renewed_before_its_life_is_over(
     kept: Keep, host: dict[str, Any], life: float, age: float, runs: int
 ) -> None:
     host.update(snapshot=alive(life, age), script="exit 0")
+    kept.look()
+    kept.stop()
+    assert (kept._child is not None) == bool(runs)
+
+
+@pytest.mark.parametrize(("age", "runs"), [(-5, 0), (5, 1)], ids=["made since", "made before"])
+def test_what_another_version_has_made_since_is_left_to_it(
+    kept: Keep, host: dict[str, Any], monkeypatch: pytest.MonkeyPatch, age: float, runs: int
+) -> None:
+    """A keeper and creates of two versions would renew each other's snapshots for ever."""
+    found = alive(300, age)
+    monkeypatch.setattr(form, "of_another", lambda config, state: found)
+    monkeypatch.setattr(stamp, "alive", lambda snapshot, ahead=0: True)
+    host["script"] = "exit 0"
     kept.look()
     kept.stop()
     assert (kept._child is not None) == bool(runs)

@@ -104,3 +104,52 @@ def test_what_would_hang_or_fill_memory(tmp_path: Path, monkeypatch: pytest.Monk
     os.mkfifo(tmp_path / kubelet.CHECKPOINT)
     with pytest.raises(ValueError, match="no regular file"):
         kubelet.checkpoint(str(tmp_path))
+
+
+# As pkg/kubelet/cm/dra/state of Kubernetes writes it.
+CLAIM = {
+    "ClaimUID": "k",
+    "ClaimName": "gpu",
+    "Namespace": "ns",
+    "PodUIDs": {"u": {}},
+    "DriverState": {
+        "gpu.nvidia.com": {
+            "Devices": [
+                {
+                    "PoolName": "node",
+                    "DeviceName": "gpu-0",
+                    "RequestNames": ["gpu"],
+                    "CDIDeviceIDs": ["nvidia.com/gpu=0"],
+                }
+            ]
+        },
+        "other": {"Devices": None},
+    },
+}
+
+
+def promise(folder: Path, entries: Any) -> str:
+    """Write what kubelet keeps of claims; return kubelet's directory."""
+    inner = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "ClaimInfoStateList": entries}
+    (folder / kubelet.CLAIMS).write_text(json.dumps({"Data": json.dumps(inner), "Checksum": 1}))
+    return str(folder)
+
+
+def test_claims_that_kubelet_keeps(tmp_path: Path) -> None:
+    (found,) = kubelet.claims(promise(tmp_path, [CLAIM]))
+    assert found[:6] == ("ns", "gpu", "gpu.nvidia.com", "node", "gpu-0", ("nvidia.com/gpu=0",))
+    assert found.uids == {"u"}
+
+
+def test_no_driver_ever_gave_anything(tmp_path: Path) -> None:
+    assert kubelet.claims(str(tmp_path)) == [] == kubelet.claims(promise(tmp_path, None))
+
+
+DAMAGED = ("", "[]", '{"Data": {}}', *(json.dumps({"Data": one}) for one in ("[]", "{}", "[" * 99999)))
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_damaged_claims(tmp_path: Path, text: str) -> None:
+    (tmp_path / kubelet.CLAIMS).write_text(text)
+    with pytest.raises(ValueError, match=r"kubelet writes|nested|Expecting"):
+        kubelet.claims(str(tmp_path))

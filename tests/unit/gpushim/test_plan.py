@@ -29,7 +29,7 @@ def gpu(index: int, minor: int, **changes: Any) -> dict[str, Any]:
         "links": [],
         "problem": None,
     }
-    return {"index": index, "uuid": UUIDS[index], **node, **facts, **changes}
+    return {"index": index, "nvml": index, "uuid": UUIDS[index], **node, **facts, **changes}
 
 
 def snapshot(**changes: Any) -> Any:
@@ -299,11 +299,11 @@ def test_files_by_capability(capabilities: str, destinations: list[str]) -> None
     assert [mount["destination"] for mount in found["mount"]] == destinations
 
 
-def test_mounts_are_read_only_and_sockets_are_not() -> None:
+def test_mounts_are_read_only_those_of_sockets_too() -> None:
     found = decide("NVIDIA_VISIBLE_DEVICES=0")
     options = {mount["destination"]: mount["options"] for mount in found["mount"]}
     assert options["/usr/lib/libcuda.so.5"] == ["ro", "nosuid", "nodev", "rbind", "rprivate"]
-    assert options["/run/nvidia-persistenced/socket"] == ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
+    assert options["/run/nvidia-persistenced/socket"] == ["ro", "nosuid", "nodev", "noexec", "rbind", "rprivate"]
 
 
 def test_a_driver_root_is_the_source_but_not_the_destination() -> None:

@@ -49,6 +49,31 @@ def test_what_it_has_who_told_and_what_kubelet_gave(machine: Machine) -> None:
     assert "CDI device nvidia.com/gpu=0" in found["kubelet"][0]["answer"]
 
 
+def test_a_claim_gave_it(machine: Machine) -> None:
+    """Of the pod's claims the one that this container has, and not the one of its neighbour."""
+    claim = test_kubelet.CLAIM
+    gives = claim["DriverState"]["gpu.nvidia.com"]["Devices"][0]  # type: ignore[index]
+    other = {"DriverState": {"gpu.nvidia.com": {"Devices": [{**gives, "CDIDeviceIDs": ["nvidia.com/gpu=1"]}]}}}
+    test_kubelet.write(machine.folder)
+    test_kubelet.promise(machine.folder, [claim, {**claim, **other}, {**claim, "PodUIDs": {"v": {}}}])
+    box(machine, "a")
+    (found,), notes = report(machine)
+    mine = {"namespace": "ns", "name": "gpu", "driver": "gpu.nvidia.com", "device": "gpu-0"}
+    assert (found["claims"], notes) == ([mine], [])
+    assert found["told"] == ["claim ns/gpu of the DRA driver gpu.nvidia.com, which kubelet has prepared"]
+    row: dict[str, Any] = {"uid": "u", "devices": ["0"]}
+    assert pods.claimed([row], test_plan.snapshot(), str(machine.folder)) == []
+    assert row["claims"] == [mine]
+
+
+def test_which_claims_pods_have_is_not_known(machine: Machine) -> None:
+    (machine.folder / "dra_manager_state").write_text("{}")
+    box(machine, "a")
+    (found,), notes = report(machine)
+    assert found["claims"] is None
+    assert any("dra_manager_state is damaged" in note for note in notes)
+
+
 def test_nothing_in_config_json_tells(machine: Machine) -> None:
     test_kubelet.write(machine.folder)
     box(machine, "a")

@@ -105,6 +105,24 @@ def test_an_old_name(config: Path, text: str, kinds: list[str], said: list[str])
     assert policy.old_names(policy.given(str(config)) or {}) == [f"[cdi] {sentence}" for sentence in said]
 
 
+@pytest.mark.parametrize(
+    ("text", "directory"),
+    [
+        ('[device-plugin]\nkubelet-dir = "/k"\nx = 1\n[nowhere]\ny = 2\n', "/k"),
+        ('log = 1\n[device-plugin]\nkubelet-dir = "/k"\nmig-strategy = "x"\n', "/k"),
+        ('[device-plugin]\nkubelet-dir = ["/k"]\n', "/var/lib/kubelet"),
+        ('[device-plugin\nkubelet-dir = "/k"\n', "/var/lib/kubelet"),
+    ],
+)
+def test_of_a_wrong_one_what_is_right_is_usable(config: Path, text: str, directory: str) -> None:
+    config.write_text(text)
+    with pytest.raises(GpushimError):
+        policy.load(str(config))
+    found = policy.usable(str(config))
+    assert found["device-plugin"] == {**policy.defaults()["device-plugin"], "kubelet-dir": directory}
+    assert found["log"] == policy.defaults()["log"]
+
+
 def test_defaults_pass_the_schema() -> None:
     jsonschema.validate(policy.defaults(), policy.schema())
 
@@ -344,6 +362,16 @@ class TestLowLevel:
     def test_a_folder_of_path_that_others_may_write_does_not_count(self, folder: Path) -> None:
         self.executable(folder / "path/runc")
         (folder / "path").chmod(0o777)
+        with pytest.raises(GpushimError, match="no low-level runtime"):
+            policy.low_level(["runc"])
+
+    def test_a_folder_of_path_that_others_may_replace_does_not_count(self, folder: Path) -> None:
+        (folder / "path").rmdir()
+        (folder / "above/path").mkdir(parents=True)
+        self.executable(folder / "above/path/runc")
+        (folder / "path").symlink_to("above/path")
+        assert policy.low_level(["runc"])
+        (folder / "above").chmod(0o777)
         with pytest.raises(GpushimError, match="no low-level runtime"):
             policy.low_level(["runc"])
 

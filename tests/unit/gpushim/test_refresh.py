@@ -32,7 +32,7 @@ def test_snapshot_is_complete_and_readable_by_all(machine: Machine) -> None:
     assert {"gpus", "mig", "nodes", "features", "imex", "files", "policy", "runtime"} <= set(snapshot)
     assert stat.S_IMODE(os.stat(machine.state).st_mode) == 0o755
     assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
-    known = {"cdi", "config", "empty", "inventory.json", "lock", "params", "runtime", "specs", "triggers"}
+    known = {"cdi", "config", "empty", "indices", "inventory.json", "lock", "params", "runtime", "specs", "triggers"}
     assert {*os.listdir(machine.state)} == known
 
 
@@ -93,7 +93,8 @@ def test_what_is_bound_anew_while_it_looks_makes_it_stale(machine: Machine, monk
     host = machine.build(2)
 
     def read(root: str, proc: str, *_: Any) -> dict[str, Any]:
-        found = {"source": "nvml", "version": "", "cuda": "", "gpus": procfs.gpus(proc, []), "mig": [], "missing": []}
+        found: dict[str, Any] = {"source": "nvml", "version": "", "cuda": "", "mig": [], "missing": [], "absent": []}
+        found["gpus"] = procfs.gpus(proc, [])
         one, other = host.gpus
         one.minor, other.minor = other.minor, one.minor
         host.update()
@@ -228,7 +229,7 @@ def test_what_others_are_told_of_a_wait(
     """It ends up in the refusal of a create, and so with whoever started the container."""
     told = []
 
-    def survey(_config: str, _settings: Any, waiting: Callable[[str], None]) -> None:
+    def survey(_config: str, _settings: Any, waiting: Callable[[str], None], *_: Any) -> None:
         waiting("GPU 3 to answer NVML")
         told.append(Path(machine.state, "lock").read_text())
         raise GpushimError("enough", INVENTORY)

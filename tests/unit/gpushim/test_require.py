@@ -217,7 +217,7 @@ def test_failure_shows_the_first_group(expression: str, start: str) -> None:
     ],
 )
 def test_gather_collects_variables_by_name(env: dict[str, str], expected: list[tuple[str, str]]) -> None:
-    assert require.gather(env, legacy=False) == expected
+    assert require.gather(env, False, []) == expected
 
 
 @pytest.mark.parametrize(
@@ -228,17 +228,17 @@ def test_gather_collects_variables_by_name(env: dict[str, str], expected: list[t
     ],
 )  # fmt: skip
 def test_legacy_image_requires_its_cuda_version(version: str, expected: str) -> None:
-    gathered = require.gather({"CUDA_VERSION": version, "NVIDIA_REQUIRE_Z": "z"}, legacy=True)
+    gathered = require.gather({"CUDA_VERSION": version, "NVIDIA_REQUIRE_Z": "z"}, True, [])
     assert gathered == [("NVIDIA_REQUIRE_Z", "z"), ("CUDA_VERSION", f"cuda>={expected}")]
 
 
 @pytest.mark.parametrize(
     "version", ["foo", "cu118", "12.x", "12..2", ".", "-1", "vv1", "\u0663", "12,2", "9" * 100, "1.\n"]
 )
-def test_legacy_image_without_a_version_is_refused(version: str) -> None:
-    with pytest.raises(errors.GpushimError, match="CUDA_VERSION") as caught:
-        require.gather({"CUDA_VERSION": version}, legacy=True)
-    assert caught.value.exit_code == errors.REQUEST
+def test_what_is_no_version_is_no_condition(version: str) -> None:
+    ignored: list[str] = []
+    assert require.gather({"CUDA_VERSION": version}, True, ignored) == []
+    assert [line.startswith("CUDA_VERSION is ") and line.isprintable() for line in ignored] == [True]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_legacy_image_without_a_version_is_refused(version: str) -> None:
 )
 def test_gather_refuses_masses(env: dict[str, str]) -> None:
     with pytest.raises(errors.GpushimError) as caught:
-        require.gather(env, legacy=False)
+        require.gather(env, False, [])
     assert caught.value.exit_code == errors.REQUEST
 
 

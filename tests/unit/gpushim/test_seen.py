@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from gpuhook import mountinfo
-from gpushim import holders, seen
+from gpuhook import walk
+from gpushim import holders, runtime_state, seen
 from gpushim.cli.ps import NONE, ps
 from gpushim.engines import running
 from gpushim.inventory import present
@@ -101,10 +101,14 @@ def test_a_process_whose_mounts_are_hidden(machine: Machine, monkeypatch: pytest
     """Only they tell what the hook alone has bound."""
     machine.runc("d", {}, pid := machine.process())
 
-    def refuse(_: str) -> Any:
-        raise PermissionError(13, os.strerror(13))
+    real = walk.read_proc
 
-    monkeypatch.setattr(mountinfo, "read", refuse)
+    def refuse(path: str, limit: int) -> Any:
+        if path.endswith("/mountinfo"):
+            raise PermissionError(13, os.strerror(13))
+        return real(path, limit)
+
+    monkeypatch.setattr(runtime_state, "read_proc", refuse)
     result = shown()
     assert f"/proc/{pid}" in result.stderr
     assert "may not look into" in result.stderr

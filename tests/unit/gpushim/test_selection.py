@@ -406,6 +406,22 @@ def _identities(*inventories: Any) -> set[str]:
     )
 
 
+GONE = {**host(gpu(1)), "absent": [{"index": 0, "uuid": UUIDS[0], "pci": gpu(0)["pci"]}]}
+
+
+@pytest.mark.parametrize(("name", "what"), [("0", "GPU"), ("0-1", "GPU"), ("0:1", "MIG")])
+def test_the_index_of_a_gpu_that_is_missing_is_no_other_gpus(name: str, what: str) -> None:
+    said = str(refusal(name, inventory=GONE))
+    assert said.startswith(f"NVIDIA_VISIBLE_DEVICES asks for {what}")
+    assert f"but the GPU of that index ({UUIDS[0]}) is missing, and no other gets it; name" in said
+    assert said.endswith(f"name a GPU by its UUID: {UUIDS[1]}")
+    assert chosen("1", inventory=GONE) == [1]
+
+
+def test_an_index_that_no_gpu_has_had_is_another_thing() -> None:
+    assert "but this host has 1: 1 (" in str(refusal("2", inventory=GONE))
+
+
 LEFT_OUT = f"GPU 2 ({gpu(2)['pci']}) is left out: NVML does not tell it"
 TENANTS = [
     ("all", host(gpu(0), LOST)),
@@ -416,6 +432,8 @@ TENANTS = [
     ("05:00.0", host(notes=(LEFT_OUT,))),
     ("GPU-22222222-2222-2222", host(gpu(0), LOST)),
     ("GPU-22222222", FOUR),
+    ("0", GONE),
+    ("0:1", GONE),
     ("x", FOUR),
     ("x", host(gpu(0), LOST, notes=(LEFT_OUT,))),
     (MIG, host(LOST, migs=(mig(1, 0),))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import posix
+import shutil
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "etc/ld.so.cache").write_text("cache")
     (tmp_path / "dev/caps").mkdir(parents=True)
     os.mknod(tmp_path / "dev/nvidia0", 0o020666, os.makedev(195, 0))
+    (tmp_path / "dev/file").write_text("")
     (tmp_path / "config.toml").write_text("")
     (tmp_path / "boot_id").write_text("first\n")
     monkeypatch.setattr(stamp, "BOOT_ID", str(tmp_path / "boot_id"))
@@ -56,7 +58,7 @@ def make_anew(folder: Path) -> None:
 
 
 def facts(tree: Path) -> Stamp:
-    nodes = [f"{tree}/dev/{name}" for name in ("nvidia0", "nvidia1", "caps")]
+    nodes = [f"{tree}/dev/{name}" for name in ("nvidia0", "nvidia1", "caps", "file")]
     root, sys = str(tree), f"{tree}/sys"
     return stamp.current({"config": f"{root}/config.toml", "root": root, "sys": sys, "times": True, "nodes": nodes})
 
@@ -102,6 +104,20 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "node with another group": lambda tree: os.chown(tree / "dev/nvidia0", -1, 7),
     "node in a watched directory": lambda tree: make_node(tree / "dev/caps/nvidia-cap1", 1),
 }
+
+
+def replaced(path: Path) -> None:
+    """Put a copy in its place, with its time."""
+    before = path.stat()
+    copy = path.with_name("copy")
+    (shutil.copytree if path.is_dir() else shutil.copy)(path, copy)
+    path.rename(path.with_name("original"))
+    copy.rename(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+CHANGES["a watched directory replaced"] = lambda tree: replaced(tree / "dev/caps")
+CHANGES["a watched file replaced"] = lambda tree: replaced(tree / "dev/file")
 NO_CHANGES: dict[str, Callable[[Path], object]] = {
     "nothing": lambda tree: None,
     "another node": lambda tree: make_node(tree / "dev/tty", 2),

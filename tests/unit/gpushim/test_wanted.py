@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpushim import wanted
+from gpushim import stamp, wanted
 from gpushim.inventory import ensure
 
 UNIT, OTHER = "gpushim-mps@some-group.0.service", "gpushim-mps@b.service"
@@ -82,6 +82,32 @@ def test_what_is_no_request_is_ignored_whole_with_one_warning(
     assert state.started == ""
     (said,) = caplog.messages
     assert said.startswith(f"{state.file} is ignored: ")
+
+
+@pytest.mark.parametrize("step", [-86400, -3600, 0, 3600, 86400])
+@pytest.mark.parametrize(("later", "served"), [(-1.0, False), (1.0, True)])
+def test_the_clock_since_boot_says_which_is_newer(state: State, step: int, later: float, served: bool) -> None:
+    looked = stamp.clock() - 10
+    state.snapshot.write_text(json.dumps({"looked": looked, "stamp": {"boot": stamp.boot()}}))
+    state.file.write_text(json.dumps({"refresh": True, "boot": stamp.boot(), "at": looked + later}))
+    then = state.snapshot.stat().st_mtime + step
+    os.utime(state.file, (then, then))
+    assert wanted.serve(str(state.path)) == served
+
+
+@pytest.mark.parametrize(
+    ("boot", "ahead", "other", "served"),
+    [("x", 0.0, "", False), (None, 60.0, "", False), (None, 0.0, "x", True), (None, 0.0, "", True)],
+    ids=["another boot's", "of a time to come", "another boot's snapshot", "well"],
+)
+def test_what_is_of_no_time_is_not_asked_for(
+    state: State, boot: str | None, ahead: float, other: str, served: bool
+) -> None:
+    last = {"looked": 1e12 if other else 0.0, "stamp": {"boot": other or stamp.boot()}}
+    state.snapshot.write_text(json.dumps(last))
+    at = stamp.clock() + ahead - 1e-3
+    state.file.write_text(json.dumps({"refresh": True, "boot": boot or stamp.boot(), "at": at}))
+    assert wanted.serve(str(state.path)) == served
 
 
 def test_it_is_served_once(state: State) -> None:

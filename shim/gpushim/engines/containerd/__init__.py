@@ -12,11 +12,12 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from gpushim.engines import Plan, Wish, dropin, is_ours, running, tomltext, undo
-from gpushim.engines.containerd import generated, imports, process, services
-from gpushim.engines.containerd.imports import File
+from gpushim.engines import Plan, Wish, dropin, is_ours, running
+from gpushim.engines.containerd import generated, imports, process, removal, services
+from gpushim.engines.containerd.imports import RUNC, File
 from gpushim.engines.containerd.process import Daemon
 from gpushim.engines.files import Change
 from gpushim.errors import GpushimError, quote
@@ -24,9 +25,6 @@ from gpushim.errors import GpushimError, quote
 PROGRAM = "containerd"
 # Where settings are that nobody has named.
 USUAL = (process.SYSTEM_CONFIG, *services.CONFIGS.values())
-RUNC = "io.containerd.runc.v2"
-# What names a runtime's program; a runtime made like another one has all its other settings.
-_PROGRAM = ("runtime_type", "runtime_path", "runtime_engine", "runtime_root")
 _HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -44,13 +42,15 @@ def plan(wish: Wish) -> Plan:
     notes = [*daemon.notes]
     if config != daemon.config:
         notes.append(f"MicroK8s makes {daemon.config} anew at each start, so {config} is changed instead")
+    main, check = daemon.seen(config), lambda: None
     if wish.remove:
-        changes = _removal(daemon, tree)
+        changes = removal.changes(daemon, tree)
+        check = partial(removal.check_left, daemon, tree, changes)
     else:
         _check(wish, daemon, tree)
-        changes = [_change(wish, daemon, tree, notes)]
+        changes = [replace(_change(wish, daemon, tree, notes), main=main)]
     meant = [each.path for each in changes if not wish.remove or each.new != each.old]
-    return Plan([*meant, daemon.seen(config)][0], changes, notes, daemon.engine, stopped=daemon.stopped)
+    return Plan([*meant, main][0], changes, notes, daemon.engine, stopped=daemon.stopped, check=check)
 
 
 def _usual(wish: Wish) -> Plan:
@@ -58,7 +58,12 @@ def _usual(wish: Wish) -> Plan:
     found = [plan(replace(wish, config=path)) for path in USUAL if os.path.isdir(os.path.dirname(path))]
     changes = [change for each in found for change in each.changes]
     notes = [note for each in found for note in each.notes]
-    return Plan(found[0].config if found else USUAL[0], changes, notes)
+
+    def check() -> None:
+        for each in found:
+            each.check()
+
+    return Plan(found[0].config if found else USUAL[0], changes, notes, check=check)
 
 
 def verify(wish: Wish, found: Plan) -> list[str]:
@@ -94,7 +99,7 @@ def _missing(wish: Wish, daemon: Daemon, settings: dict[str, Any]) -> list[str]:
         (plugins[key] for key in reversed(imports.CRI.values()) if "containerd" in plugins.get(key, {})), {}
     )
     engine = table.get("containerd", {})
-    has = _is_ours(engine.get("runtimes", {}).get(wish.name))
+    has = imports.is_ours(engine.get("runtimes", {}).get(wish.name))
     if wish.remove:
         return [f"containerd still reads the runtime {wish.name}"] if has else []
     missing = [] if has else [f"{daemon.shown()} does not read the runtime {wish.name} out of {daemon.config}"]
@@ -144,7 +149,7 @@ def _change(wish: Wish, daemon: Daemon, tree: list[File], notes: list[str]) -> C
     place = daemon.seen(path)
     runtimes = known.get("containerd", {}).get("runtimes", {})
     now = runtimes.get(wish.name, {})
-    program = _program(now) if wish.name in runtimes else None
+    program = imports.program(now) if wish.name in runtimes else None
     dropin.check_entry(place, wish.name, program, is_ours(program), wish.force)
     keys = (*key, "containerd", "runtimes", wish.name)
     entry, options = _entry(wish, known)
@@ -164,7 +169,7 @@ def _change(wish: Wish, daemon: Daemon, tree: list[File], notes: list[str]) -> C
     if wish.cdi and not known.get("enable_cdi", merges):
         settings[(*key, "enable_cdi")] = True
     change_key = imports.keys(tree, file, merges) if file.data else key
-    return dropin.put(_kind(change_key), place, settings, optional)
+    return dropin.put(removal.kind(change_key), place, settings, optional)
 
 
 def _version(file: File, tree: list[File], merges: bool) -> tuple[int, tuple[str, str]]:
@@ -191,9 +196,9 @@ def _in_template(wish: Wish, daemon: Daemon, tree: list[File], template: str, no
     if not tree[0].data:
         raise GpushimError(f"{service} has not made {tree[0].path} yet; start it once, then do this again")
     now = known.get("containerd", {}).get("runtimes", {}).get(wish.name)
-    if now is not None and not _is_ours(now):
+    if now is not None and not imports.is_ours(now):
         raise GpushimError(
-            f"{tree[0].path}: {service} has the runtime {wish.name}, {quote(_program(now))}, already; "
+            f"{tree[0].path}: {service} has the runtime {wish.name}, {quote(imports.program(now))}, already; "
             "take another --runtime-name, or remove that program"
         )
     notes.append(f"{service} makes {tree[0].path} anew at each start, so its template {template} is changed instead")
@@ -218,62 +223,13 @@ def _entry(wish: Wish, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
     for name in (str(engine.get("default_runtime_name")), "runc", "crun"):
         built_in = RUNC if name == "runc" else ""  # a file may add to it without its type
         entry = runtimes.get(name, {"runtime_type": ""})
-        if entry.get("runtime_type", built_in) == RUNC and "nvidia" not in str(_program(entry)):
+        if entry.get("runtime_type", built_in) == RUNC and "nvidia" not in str(imports.program(entry)):
             like = runtimes[name]
             break
     entry = {"runtime_type": RUNC, "privileged_without_host_devices": False}
-    entry.update({key: value for key, value in like.items() if key not in _PROGRAM and _plain(value)})
+    entry.update({key: value for key, value in like.items() if key not in imports.PROGRAM and _plain(value)})
     options = {key: value for key, value in like.get("options", {}).items() if _plain(value)}
     return entry, {**options, "BinaryName": wish.program}
-
-
-def _removal(daemon: Daemon, tree: list[File]) -> list[Change]:
-    """Take our settings out of all files of a tree, or out of the templates where its first file is made of one."""
-    templates = [generated.of(tree[0].path, version) for version in (2, 3)]
-    changes = [generated.take_out(daemon.seen(template)) for template in templates if template]
-    for file in tree[1:] if changes else tree:
-        key = imports.keys(tree, file, daemon.merges)
-        changes.append(dropin.take_out(_kind(key), daemon.seen(file.path)))
-    own = imports.directory(daemon, tree)
-    if own and own not in [file.path for file in tree]:  # records may be there all the same
-        changes.append(Change(daemon.seen(own), None, None))
-    return changes
-
-
-def _kind(key: tuple[str, str]) -> undo.Kind:
-    """Describe a file that has the CRI's settings in that place."""
-    comment = dropin.HEADER.format(engine=PROGRAM)
-    return undo.Kind(tomltext, lambda text: _settings(text, key), comment, frozenset(["version"]))
-
-
-def _settings(text: str, key: tuple[str, str]) -> list[undo.Setting]:
-    """List the settings that may be ours: every runtime that is gpushim-runtime, and what follows from it.
-
-    The entry of runc stays where another runtime would take the built-in one away.
-    """
-    own = text.startswith(dropin.HEADER.format(engine=PROGRAM))
-    engine = dropin.table(tomltext.get(text, ()), *key, "containerd")
-    runtimes = dropin.table(engine, "runtimes")
-    names = [name for name, entry in runtimes.items() if _is_ours(entry)]
-    keys = (*key, "containerd", "runtimes")
-    settings = [undo.Setting((*keys, name), certain=True) for name in names]
-    if set(runtimes) <= {"runc", *names}:
-        settings.append(undo.Setting((*keys, "runc"), certain=own and runtimes.get("runc") == {"runtime_type": RUNC}))
-    default = own or engine.get("default_runtime_name") in names
-    return [
-        *settings,
-        undo.Setting((*key, "containerd", "default_runtime_name"), certain=default),
-        undo.Setting((*key, "enable_cdi"), certain=own),
-    ]
-
-
-def _program(entry: dict[str, Any]) -> str:
-    named = [entry.get("options", {}).get("BinaryName"), *(entry.get(key) for key in reversed(_PROGRAM))]
-    return str(next((each for each in named if each), ""))
-
-
-def _is_ours(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("options", {}), dict) and is_ours(_program(entry))
 
 
 def _plain(value: object) -> bool:

@@ -13,7 +13,7 @@ import posixpath
 import re
 from typing import Any
 
-from gpushim.engines import files, tomltext
+from gpushim.engines import files, records, tomltext
 from gpushim.engines.files import Change
 from gpushim.engines.textedit import decoded
 from gpushim.errors import GpushimError
@@ -92,7 +92,7 @@ def take_out(path: str) -> Change:
     old = files.read(path)
     if old is None:
         return Change(path, None, None)
-    before, after, text = files.before(path), files.after(path), decoded(old, path)
+    before, after, text = records.before(path), records.after(path), decoded(old, path)
     blocks = [match[1] for match in _BLOCK.finditer(text)]
     if not len(blocks) == text.count(BEGIN) == text.count(END) or any(BEGIN in block for block in blocks):
         raise GpushimError(f"{path} lacks one of the two marks around gpushim's runtime; take that out by hand")

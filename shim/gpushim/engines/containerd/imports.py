@@ -13,6 +13,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpushim import engines
 from gpushim.engines import files, tomltext
 from gpushim.errors import GpushimError, quote
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 CRI = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 OURS = "99-gpushim.toml"
+RUNC = "io.containerd.runc.v2"
+# What names a runtime's program; a runtime made like another one has all its other settings.
+PROGRAM = ("runtime_type", "runtime_path", "runtime_engine", "runtime_root")
 LIMIT = 200  # files; a host has a handful
 
 
@@ -111,6 +115,17 @@ def directory(daemon: Daemon, tree: list[File]) -> str:
                 if fnmatch.fnmatchcase(name, last):
                     return f"{folder}/{name}"
     return ""
+
+
+def program(entry: dict[str, Any]) -> str:
+    """Return the program of a runtime."""
+    named = [entry.get("options", {}).get("BinaryName"), *(entry.get(key) for key in reversed(PROGRAM))]
+    return str(next((each for each in named if each), ""))
+
+
+def is_ours(entry: Any) -> bool:
+    """Say whether a runtime is gpushim-runtime."""
+    return isinstance(entry, dict) and isinstance(entry.get("options", {}), dict) and engines.is_ours(program(entry))
 
 
 def disabled(data: dict[str, Any]) -> bool:

@@ -8,8 +8,24 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from gpushim.engines import HOOK, Plan, Wish, executes_ours, files, installed, is_ours, jsontext, running, stays, undo
+from gpushim.engines import (
+    HOOK,
+    Plan,
+    Wish,
+    executes_ours,
+    files,
+    installed,
+    is_ours,
+    jsontext,
+    records,
+    running,
+    stays,
+    undo,
+)
 from gpushim.engines.docker import daemon_json, dockerd, on_path
 from gpushim.engines.docker.dockerd import PROGRAM, added, program_of
 from gpushim.engines.files import Change
@@ -32,7 +48,7 @@ def plan(wish: Wish) -> Plan:
     engine, notes = (None, []) if wish.files_only else running.reading(PROGRAM, wish.config, default)
     path = wish.config or dockerd.config(engine)
     old = files.read(path)
-    base = undo.undone(KIND, path, old)
+    base = undo.undone(replace(KIND, others=frozenset(added(engine))), path, old)
     # The names on PATH are this host's dockerd's, not those of a file that somebody named.
     links: list[on_path.Link] = []
     if wish.remove:
@@ -43,7 +59,8 @@ def plan(wish: Wish) -> Plan:
     else:
         _check_flags(wish, engine)
         change = Change(path, old, _configured(wish, path, old), before=base.content, lost=base.lost)
-        _check_starts(wish, path, change.new, engine)
+        if wrong := _wrong(wish, path, change.new, engine):
+            raise GpushimError(f"{wrong}; dockerd would not start with that, so correct it first")
         if engine and engine.root and not os.path.exists(engine.root + wish.program):
             notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {wish.program} is not")
         version = _version(path, engine) if engine else ""
@@ -55,7 +72,8 @@ def plan(wish: Wish) -> Plan:
         if not wish.config:
             links, told = on_path.wanted(engine, installed(HOOK), version)
             notes += [*told, *(on_path.said(version) if links or told else [])]
-    return Plan(path, [change], notes, engine, links)
+    check = partial(_check_left, wish, change, engine) if wish.remove else lambda: None
+    return Plan(path, [change], notes, engine, links, check=check)
 
 
 def verify(wish: Wish, found: Plan) -> list[str]:
@@ -92,15 +110,16 @@ def verify(wish: Wish, found: Plan) -> list[str]:
         missing.append(f"dockerd {info.get('ServerVersion')} does not have the runtime {wish.name} of {found.config}")
     if wish.default and default != wish.name:
         missing.append(f"the default runtime is {default}")
-    if wish.cdi and not info.get("CDISpecDirs"):
-        missing.append(f"dockerd {info.get('ServerVersion')} does not do CDI, which needs version 25")
-    elif wish.cdi and not any(
-        "nvidia.com/" in str(each) for each in info.get("DiscoveredDevices") or ["nvidia.com/"]
-    ):
-        missing.append(
-            f"dockerd finds no nvidia.com CDI device in {', '.join(info['CDISpecDirs'])}: `gpushim refresh`"
-        )
-    return missing
+    return missing + (_without_cdi(info) if wish.cdi else [])
+
+
+def _without_cdi(info: dict[str, Any]) -> list[str]:
+    """Say why containers get nothing by CDI; nothing if they do."""
+    if not info.get("CDISpecDirs"):
+        return [f"dockerd {info.get('ServerVersion')} does not do CDI, which needs version 25"]
+    if not any("nvidia.com/" in str(each) for each in info.get("DiscoveredDevices") or ["nvidia.com/"]):
+        return [f"dockerd finds no nvidia.com CDI device in {', '.join(info['CDISpecDirs'])}: `gpushim refresh`"]
+    return []
 
 
 def _version(path: str, engine: Engine) -> str:
@@ -151,7 +170,7 @@ def _settings(text: str) -> list[undo.Setting]:
     ]
 
 
-KIND = undo.Kind(jsontext, _settings)
+KIND = undo.Kind(jsontext, _settings, runtimes=("runtimes",), default=("default-runtime",))
 
 
 def _check_flags(wish: Wish, engine: Engine | None) -> None:
@@ -164,8 +183,14 @@ def _check_flags(wish: Wish, engine: Engine | None) -> None:
             )
 
 
-def _check_starts(wish: Wish, path: str, new: bytes | None, engine: Engine | None) -> None:
+def _check_left(wish: Wish, change: Change, engine: Engine | None) -> None:
+    """Refuse to leave what dockerd would not start with, unless it is as it was before, or no better now."""
+    told = "" if change.new == records.before(change.path) else _wrong(wish, change.path, change.new, engine)
+    if told and not _wrong(wish, change.path, change.old, engine):
+        raise GpushimError(f"{told}; dockerd would not start with what is left without gpushim, so correct it first")
+
+
+def _wrong(wish: Wish, path: str, content: bytes | None, engine: Engine | None) -> str:
     # Which dockerd is to read a file that somebody named is not known, if none runs with it.
     asked = daemon_json.program(engine) if engine or not wish.config else ""
-    if told := daemon_json.wrong(new, path, asked, tuple(added(engine))):
-        raise GpushimError(f"{told}; dockerd would not start with that, so correct it first")
+    return "" if content is None else daemon_json.wrong(content, path, asked, tuple(added(engine)))

@@ -26,6 +26,7 @@ def gpushim(folder: Path, monkeypatch: pytest.MonkeyPatch, knows: bool, changed:
     (program := folder / "gpushim").write_text(SCRIPT.format(folder, 0 if knows else 1, str(changed).lower()))
     program.chmod(0o755)
     monkeypatch.setattr(engine, "PROGRAM", str(program))
+    monkeypatch.setattr(engine, "TRIED", str(folder / "tried"))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,31 @@ def test_an_engine_is_restarted_only_if_it_has_to_be(
         "configure containerd --cdi --verify",
     )
     assert more == ["configure containerd --cdi --force --restart --format=text"] * restarted
+
+
+RESTARTS = """#!/bin/sh
+case "$*" in
+  *--restart*) echo restarted >>{0}/calls; echo 'gpushim: containerd is not verified' >&2; exit 1 ;;
+  *--verify*) echo 'gpushim: containerd is not verified' >&2; exit 1 ;;
+  *) echo '{{"changes": [], "notes": [], "changed": false}}' ;;
+esac
+"""
+
+
+def test_an_engine_that_does_not_come_to_know_it_is_restarted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpushim(tmp_path, monkeypatch, False, False)
+    (tmp_path / "gpushim").write_text(RESTARTS.format(tmp_path))
+    for said in ("failed on the node: containerd is not", *["was restarted for this already, and is not again"] * 2):
+        with pytest.raises(GpushimError, match=said):
+            engine.configure(["containerd"], True)
+    assert (tmp_path / "calls").read_text() == "restarted\n"
+    with pytest.raises(GpushimError, match="failed on the node"):
+        engine.configure(["containerd", "--cdi"], True)  # which is another wish
+    gpushim(tmp_path, monkeypatch, True, False)
+    engine.configure(["containerd", "--cdi"], True)
+    assert not (tmp_path / "tried").exists()
 
 
 def test_what_is_to_be_done_is_said(

@@ -45,6 +45,13 @@ def test_one_that_a_create_uses_stays_until_another_time(known: Record, tmp_path
     assert not (tmp_path / "1").exists()
 
 
+def test_a_stranger_who_names_one_keeps_none(known: Record, tmp_path: Path) -> None:
+    words = ["/bin/sh", "-c", "read line", f"{tmp_path}/1/stub.py"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, user=65534):
+        assert lay.retired(known, "2") == []
+    assert not (tmp_path / "1").exists()
+
+
 def test_what_somebody_has_changed_stays(known: Record, tmp_path: Path) -> None:
     (tmp_path / "1/stub.py").write_text("mine")
     assert lay.away(known, [f"{tmp_path}/1/stub.py", f"{tmp_path}/1/whole"]) == [f"{tmp_path}/1/stub.py"]

@@ -14,16 +14,29 @@ from gpushim.errors import GpushimError
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
     (folder := tmp_path / "proc/self/ns").mkdir(parents=True)
-    (folder / "pid").symlink_to("pid:[1]")
+    for name in ("pid", "mnt", "user"):
+        (folder / name).symlink_to(f"{name}:[1]")
     return tmp_path / "proc"
 
 
 def process(
-    proc: Path, pid: int, name: str, cwd: Path | None = None, words: str = "", uid: int = 0, ns: str = "pid:[1]"
+    proc: Path,
+    pid: int,
+    name: str,
+    cwd: Path | None = None,
+    words: str = "",
+    uid: int = 0,
+    ns: str = "",
+    mode: int = 0o755,
 ) -> None:
     (folder := proc / str(pid) / "ns").mkdir(parents=True)
-    (folder / "pid").symlink_to(ns)
+    for space in ("pid", "mnt", "user"):
+        (folder / space).symlink_to(f"{space}:[{2 if space == ns else 1}]")
     folder = folder.parent
+    (folder / name).touch()
+    (folder / name).chmod(mode)
+    (folder / "exe").symlink_to(folder / name)
+    (folder / "cgroup").write_text("0::/kubepods.slice/pod1/monitor\n")
     (folder / "status").write_text(f"Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
     (folder / "comm").write_text(f"{name}\n")
     (folder / "cmdline").write_bytes(words.replace(" ", "\0").encode())
@@ -49,11 +62,11 @@ def test_containers_by_their_engine_s_files_and_command_lines(proc: Path, tmp_pa
     assert uninstall.users(str(proc)) == ["one", "pod", "two"]
 
 
-@pytest.mark.parametrize("facts", [{"uid": 1000}, {"ns": "pid:[2]"}])
+@pytest.mark.parametrize("facts", [{"uid": 1000}, {"ns": "pid"}, {"ns": "mnt"}, {"ns": "user"}, {"mode": 0o777}])
 def test_strangers_that_call_themselves_so_keep_nothing_here(
     proc: Path, tmp_path: Path, facts: dict[str, object]
 ) -> None:
-    """A user's process, and one in a container."""
+    """A user's process, one in a container, with the host's process ids too, and a program that others may write."""
     own = bundle(tmp_path / "tasks", "own", "/usr/bin/gpushim-runtime", "runtime")
     process(proc, 7, "containerd-shim", own, **facts)  # type: ignore[arg-type]
     process(proc, 8, "conmon", words="/usr/bin/conmon -c two -r /usr/bin/gpushim-runtime ", **facts)  # type: ignore[arg-type]
@@ -80,7 +93,7 @@ def test_what_fails_can_be_tried_again(
         uninstall._remove(record.load(), "", str(tmp_path))
     monkeypatch.setattr(uninstall, "STEPS", "true")
     uninstall._remove(record.load(), "", str(tmp_path))
-    assert [*tmp_path.iterdir()] == []
+    assert not tmp_path.exists()
 
 
 def test_what_tells_which_settings_are_meant() -> None:

@@ -36,11 +36,11 @@ def proc() -> Any:
     return mixed(source="proc", gpus=[gpu(0, 1, uuid=""), gpu(1, 2, uuid="")], mig=[])
 
 
-def eight_by_seven() -> Any:
-    """Eight GPUs with seven MIG instances each."""
+def eight_by_seven(count: int = 8) -> Any:
+    """Eight GPUs, or `count`, with seven MIG instances each."""
     host = mixed(gpus=[], mig=[])
-    for index in range(8):
-        uuid = f"GPU-{index}1111111-1111-1111-1111-111111111111"
+    for index in range(count):
+        uuid = f"GPU-{index:08d}-1111-1111-1111-111111111111"
         host["gpus"].append({**gpu(0, index, mig=True), "index": index, "uuid": uuid})
         for number in range(7):
             caps = [f"{CAPS}{100 * index + 10 * number + part}" for part in (3, 4)]
@@ -64,3 +64,10 @@ def foreign(**changes: Any) -> Any:
     edits = {"env": ["A=b"], "deviceNodes": [node], "mounts": [mount], "hooks": [hook]}
     device = {"name": "0", "containerEdits": edits}
     return copy.deepcopy({"cdiVersion": "0.5.0", "kind": "vendor.com/x", "devices": [device], **changes})
+
+
+def mounted(edits: dict[str, Any]) -> dict[str, str]:
+    """Return what the hooks of containerEdits mount: the place in the container of each path of the host."""
+    args = [word for hook in edits.get("hooks", ()) for word in hook["args"]]
+    values = [value for option, value in zip(args, args[1:]) if option in ("--mount", "--socket")]
+    return dict(value.split("::") for value in values)

@@ -56,9 +56,7 @@ def test_feature_is_one_device_with_its_files(mode: str) -> None:
     host["files"][mode] = [{"path": "/etc/cufile.json", "kind": "data"}]
     found = spec(mode, host)
     assert (nodes(found), found["kind"]) == ({"all": ["/dev/nvidia-fs0"]}, "nvidia.com/" + mode)
-    assert [mount["containerPath"] for mount in found["devices"][0]["containerEdits"]["mounts"]] == [
-        "/etc/cufile.json"
-    ]
+    assert hosts.mounted(found["devices"][0]["containerEdits"]) == {"/etc/cufile.json": "/etc/cufile.json"}
     assert found["containerEdits"] == {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
 
 
@@ -68,7 +66,7 @@ def test_management_has_every_node_and_the_driver_without_graphics() -> None:
     host["files"]["graphics"] = [{"path": "/usr/lib/libGLX_nvidia.so.5", "kind": "library", "soname": "x"}]
     found = spec("management", host)
     assert sorted(nodes(found)["all"]) == sorted(set(host["nodes"]) - {"/dev/nvidia-fs0"})
-    paths = [mount["containerPath"] for mount in found["containerEdits"]["mounts"]]
+    paths = hosts.mounted(found["containerEdits"]).values()
     assert "/usr/lib/libcuda.so.5" in paths
     assert "/usr/lib/libGLX_nvidia.so.5" not in paths
     assert "--cover" not in found["containerEdits"]["hooks"][0]["args"]  # it may change and make nodes

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import posix
+import shutil
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpushim.cdi import publish
+from gpushim import bounds, stamp
+from gpushim.cdi import publish, specs
 from gpushim.cdi import written as record
 from unit.gpushim.cdi import hosts
+from unit.gpushim.engines import meanwhile
 from unit.gpushim.test_plan import gpu
 
 
@@ -207,6 +212,24 @@ def test_a_spec_of_our_name_without_a_record_is_not_ours(directory: Path, state:
     assert (directory / OURS).exists()
 
 
+def test_a_spec_of_our_name_that_somebody_wrote_is_not_replaced(directory: Path) -> None:
+    refresh(directory)
+    path = directory / OURS
+    path.write_text(path.read_text().replace("nvidia0", "nvidia9", 1))
+    theirs = path.read_bytes()
+    (note,) = refresh(directory)
+    assert f"{path} is not as refresh wrote it, and stays" in note
+    assert path.read_bytes() == theirs
+    path.unlink()
+    assert refresh(directory) == []
+
+
+def test_64_gpus_with_seven_instances_each_make_a_spec_that_is_read(directory: Path) -> None:
+    host = hosts.eight_by_seven(64)
+    assert refresh(directory, host) == []
+    assert specs.load([str(directory)])[1] == []
+
+
 def test_write_spec_false_takes_away_what_refresh_has_written(directory: Path) -> None:
     refresh(directory)
     (note,) = refresh(directory, **NONE)
@@ -260,7 +283,7 @@ def test_a_record_that_others_may_have_written(directory: Path, state: Path) -> 
 
 def test_the_systems_record_outlives_a_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", b"/run/gpushim")
-    assert record._place() == "/var/lib/gpushim/specs"
+    assert record._places()[0] == "/var/lib/gpushim/specs"
 
 
 @pytest.mark.parametrize(
@@ -278,20 +301,62 @@ def test_neighbours_with_other_devices_are_none(directory: Path, theirs: dict[st
     assert "0" in names(directory)
 
 
-def test_broken_spec_of_our_name_is_replaced(directory: Path) -> None:
-    directory.mkdir()
-    (directory / "nvidia.com-gpu.json").write_text("{")
-    assert refresh(directory, hosts.proc()) == []
+def a_link(path: Path) -> None:
+    (path.parent / "elsewhere").write_text("theirs")
+    path.symlink_to("elsewhere")
+
+
+THEIRS: dict[str, Callable[[Path], object]] = {
+    "no JSON": lambda path: path.write_text("{"),
+    "no spec": lambda path: path.write_text("{}"),
+    "empty": lambda path: path.touch(),
+    "too large": lambda path: path.write_bytes(b" " * (bounds.SPEC + 1)),
+    "a link": a_link,
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a directory": lambda path: path.mkdir(),
+    "a FIFO": os.mkfifo,
+}
+
+
+def there(path: Path) -> tuple[int, int, str]:
+    status = path.lstat()
+    return status.st_ino, status.st_mtime_ns, os.readlink(path) if path.is_symlink() else ""
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["new", "recorded"])
+@pytest.mark.parametrize("name", THEIRS)
+def test_what_somebody_put_at_our_name_stays(name: str, recorded: bool, directory: Path) -> None:
+    path = directory / OURS
+    refresh(directory)
+    if not recorded:
+        record.remove(str(path))
+    path.unlink(missing_ok=True)
+    THEIRS[name](path)
+    before = there(path)
+    (note,) = refresh(directory)
+    assert f"{path} is not as refresh wrote it, and stays" in note
+    assert there(path) == before
+    path.rename(directory / "mine")  # as it says
+    assert refresh(directory) == []
     assert "0" in names(directory)
 
 
-def test_link_of_our_name_is_replaced_not_followed(directory: Path, tmp_path: Path) -> None:
+def test_what_somebody_put_at_our_name_is_kept_by_a_setting(directory: Path) -> None:
+    """The other fix of the sentence."""
     directory.mkdir()
-    (tmp_path / "elsewhere").write_text("untouched")
-    (directory / "nvidia.com-gpu.json").symlink_to(tmp_path / "elsewhere")
-    assert refresh(directory) == []
-    assert (tmp_path / "elsewhere").read_text() == "untouched"
-    assert not (directory / "nvidia.com-gpu.json").is_symlink()
+    (directory / OURS).write_text("{")
+    assert "set write-spec = false under [cdi]" in refresh(directory)[0]
+    assert refresh(directory, **NONE) == []
+    assert (directory / OURS).read_text() == "{"
+
+
+def test_a_spec_beside_ours_that_cannot_be_read_may_have_its_devices(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "nvidia.json").write_text(json.dumps(hosts.foreign(kind=hosts.KIND))[:-1])
+    (note,) = refresh(directory)
+    assert note.startswith(f"{directory}/nvidia.json: ")
+    assert f"may find a device of {directory}/{OURS} twice" in note
+    assert "0" in names(directory)
 
 
 @pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o1777, 0), (0o775, 0), (0o755, 1234)])
@@ -349,8 +414,45 @@ def test_eight_gpus_with_seven_instances_each_take_less_than_half_a_second(direc
     assert len(names(directory)) == 8 * 2 + 8 * 7 * 2 + 1 + len(BESIDE)
 
 
-def test_a_record_that_cannot_be_kept_is_said(directory: Path, state: Path) -> None:
+def test_without_a_record_there_is_no_spec(directory: Path, state: Path) -> None:
+    """No later refresh could replace it."""
     (state / "specs").mkdir(parents=True)
     (note,) = refresh(directory)
-    assert note.startswith(f"{state}/specs cannot be written (Is a directory), so nothing will know that {directory}")
+    assert note.startswith("no CDI spec is written: [Errno 21] Is a directory")
+    assert [*directory.iterdir()] == []
+
+
+def test_a_full_disk_makes_no_spec_a_strangers(
+    directory: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stamp, "STATE_DIR", str(state))
+    monkeypatch.setattr(record, "DIRECTORY", str(tmp_path / "full"))
+    (tmp_path / "full").touch()
+    (note,) = refresh(directory)
+    assert note.startswith(f"{tmp_path}/full/specs cannot be written (File exists), so after the next boot")
     assert names(directory)
+    refresh(directory, copy.deepcopy(SWAPPED))
+    (tmp_path / "full").unlink()
+    assert refresh(directory, hosts.mixed()) == []
+    assert record.ours(str(directory / OURS))
+    assert json.loads((tmp_path / "full/specs").read_text()) == record._known()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [False, True], ids=["", "killed then"])
+@pytest.mark.parametrize("policy", [{}, NONE], ids=["replaced", "removed"])
+def test_what_somebody_puts_there_at_any_call_is_kept(directory: Path, policy: dict[str, Any], kill: bool) -> None:
+    def theirs() -> None:
+        (directory / "new").write_bytes(meanwhile.THEIRS)
+        (directory / "new").rename(directory / OURS)
+
+    for at in itertools.count(1):
+        shutil.rmtree(directory, ignore_errors=True)
+        refresh(directory)
+        with meanwhile.Steps(at, theirs, kill) as steps:
+            refresh(directory, hosts.eight_by_seven(1), **policy)
+        if steps.count < at:
+            break
+        refresh(directory, **policy)
+        assert meanwhile.THEIRS in [path.read_bytes() for path in directory.iterdir()]
+    assert at > 10

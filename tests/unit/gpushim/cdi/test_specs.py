@@ -96,7 +96,7 @@ NEIGHBOURS: dict[str, tuple[Any, str]] = {
     "unknown edit": (spec(containerEdits={"vendor.com/device": 1}), 'containerEdits has "vendor.com/device"'),
     "future": (spec(cdiVersion="1.2.0"), 'the cdiVersion "1.2.0"; 0.1 to 1.1 are known'),
     "no devices": (spec(devices=[]), "it has no devices"),
-    "too large": ("vendor.com/device" + " " * (1 << 20), "more than 1 MiB"),
+    "too large": ("vendor.com/device" + " " * (4 << 20), "more than 4 MiB"),
     "deep": ('{"vendor.com/device":' + "[" * 100000, "nested too deeply"),
 }
 

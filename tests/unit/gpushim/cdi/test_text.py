@@ -56,7 +56,7 @@ def test_extension_decides_over_the_option(path: str, wanted: str, form: str, wa
 
 
 @pytest.mark.parametrize(
-    ("data", "says"), [(b"{", "JSON"), (b"a: [", "not YAML"), (b"a: \xff", "UTF-8"), (b"a" * (SPEC + 1), "1 MiB")]
+    ("data", "says"), [(b"{", "JSON"), (b"a: [", "not YAML"), (b"a: \xff", "UTF-8"), (b"a" * (SPEC + 1), "4 MiB")]
 )
 def test_file_that_is_no_spec_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
     (tmp_path / "spec").write_bytes(data)

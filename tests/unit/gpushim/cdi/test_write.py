@@ -74,7 +74,7 @@ def test_what_is_beside_gpus_has_its_own_nodes_and_files() -> None:
     assert nodes(found, "imex-channel-3") == ["/dev/nvidia-caps-imex-channels/channel3"]
     assert nodes(found, "gds") == ["/dev/nvidia-fs0"]
     (gds,) = (device["containerEdits"] for device in found["devices"] if device["name"] == "gds")
-    assert ([mount["hostPath"] for mount in gds["mounts"]], "hooks" in gds) == (["/etc/cufile.json"], False)
+    assert "/etc/cufile.json" in hosts.mounted(gds)
     assert not {*nodes(found, "gds"), *nodes(found, "mofed")} & {*nodes(found, "all")}
 
 
@@ -83,8 +83,7 @@ def test_directory_of_hard_links_is_one_mount() -> None:
     host["hardlinks"] = "/var/lib/hl/1"
     host["files"] = {"compute": [{**LIBRARY, "in": "compute"}]}
     found = spec(host)
-    (mount,) = found["containerEdits"]["mounts"]
-    assert (mount["hostPath"], mount["containerPath"]) == ("/var/lib/hl/1/compute", "/usr/lib/gpushim-driver/compute")
+    assert hosts.mounted(found["containerEdits"]) == {"/var/lib/hl/1/compute": "/usr/lib/gpushim-driver/compute"}
     assert validate.findings(found) == []
 
 
@@ -145,7 +144,7 @@ def test_mps_by_policy_goes_into_the_spec() -> None:
     host["files"]["mps"] = [{"path": "/run/nvidia-mps", "kind": "directory"}]
     common = spec(host)["containerEdits"]
     assert "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps" in common["env"]
-    assert "/run/nvidia-mps" in [mount["containerPath"] for mount in common["mounts"]]
+    assert "/run/nvidia-mps" in hosts.mounted(common)
 
 
 def test_broken_gpu_is_left_out_with_a_note() -> None:

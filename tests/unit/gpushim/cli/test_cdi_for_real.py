@@ -78,14 +78,21 @@ def test_container_gets_by_the_spec_what_the_shim_gives(tmp_path: Path, name: st
 
 
 def config_of(decided: list[edits.Edit]) -> dict[str, Any]:
-    """Apply edits to an empty config.json; returns what the order of its parts does not matter for."""
-    spec: dict[str, Any] = {}
+    """Apply edits to an empty config.json; returns what the order of its parts does not matter for.
+
+    The shim's mounts are config.json's, those of a CDI spec are its hook's.
+    """
+    spec: dict[str, Any] = {"mounts": []}
     edits.apply(decided, spec)
     (hook,) = spec["hooks"]["prestart"]
+    args = hook["args"]
+    at = [number for number, word in enumerate(args) if word in ("--mount", "--socket")]
+    mounted = [tuple(args[number + 1].split("::")) for number in at]
+    hook["args"] = [word for number, word in enumerate(args) if number not in at and number - 1 not in at]
     return {
         "nodes": sorted(spec["linux"]["devices"], key=lambda node: str(node["path"])),
         "rules": sorted(spec["linux"]["resources"]["devices"], key=str),
-        "mounts": sorted((mount["source"], mount["destination"], mount["options"]) for mount in spec["mounts"]),
+        "mounts": sorted([*((mount["source"], mount["destination"]) for mount in spec["mounts"]), *mounted]),
         "gids": sorted(spec["process"]["user"]["additionalGids"]),
         "hook": hook,
     }

@@ -71,6 +71,26 @@ def test_the_table_has_what_counts_and_nothing_that_speaks_to_the_terminal(
     assert not any(line.startswith("ok all") for line in done.stdout.splitlines())
 
 
+@pytest.mark.parametrize(("more", "said"), [({}, "at kubelet\n"), ({"kubelet_dir": "/k"}, "at kubelet in /k\n")])
+def test_nothing_is_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Any, said: str) -> None:
+    with answering(tmp_path, json.dumps({**ANSWER, "resources": [], **more}).encode()):
+        assert f"nothing is registered {said}" in run(monkeypatch, tmp_path, "status").stdout
+
+
+def test_since_when_a_device_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [{**DEVICE, "problem": "waits for the end of pod a/b", "reasons": [], "since": 86400.0}]
+    resources = [{**ANSWER["resources"][0], "devices": devices}]
+    with answering(tmp_path, json.dumps({**ANSWER, "resources": resources}).encode()):
+        assert "1970-01-02" in run(monkeypatch, tmp_path, "status").stdout
+
+
+def test_what_settings_and_snapshot_both_say_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = "the settings stay as they were: x is wrong"
+    with answering(tmp_path, json.dumps({**ANSWER, "notes": [note], "trouble": "x is wrong"}).encode()):
+        said = run(monkeypatch, tmp_path, "status").stderr
+    assert said.count("x is wrong") == 1
+
+
 def test_release_names_the_pods_that_hold_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(tmp_path, json.dumps(ANSWER).encode() + b"\n"):
         said = run(monkeypatch, tmp_path, "release").stdout

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 
-from gpushim import holders
+from gpushim import holders, pods
 from gpushim.cli.info import info
 from gpushim.cli.list import list_gpus
 from gpushim.cli.ps import ps
@@ -30,6 +30,7 @@ HELD = [
         "devices": ["0", "2:0"],
         "how": "spec",
         "namespace": "",
+        "uid": "",
         "pod": "",
     }
 ]
@@ -65,6 +66,15 @@ def test_list_as_csv(numa: None) -> None:
     assert rows[0]["NUMA"] == "1"
     assert rows[3]["UUID"] == "MIG-1"
     assert rows[3]["NODES"] == f"{test_plan.CAPS}12 {test_plan.CAPS}13"
+
+
+def test_list_has_both_numbers_where_nvml_has_others(host: Host) -> None:
+    assert "NVML" not in run(list_gpus).stdout
+    host.snapshot["gpus"][1]["nvml"] = 0
+    lines = run(list_gpus).stdout.splitlines()
+    assert (lines[0].split()[-1], lines[2].split()[0], lines[2].split()[-1]) == ("NVML", "1", "0")
+    host.snapshot["gpus"][1]["nvml"] = -1
+    assert json.loads(run(list_gpus, "--format", "json").stdout)[1]["nvml"] is None
 
 
 def test_list_names_problems(host: Host) -> None:
@@ -126,6 +136,22 @@ def test_ps_shortens_no_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None
     """Who runs `runc run NAME` gets two of them by a common beginning."""
     monkeypatch.setattr(holders, "holders", lambda *_: ([{**HELD[0], "id": name}], []))
     assert run(ps).stdout.splitlines()[1].split("  ")[0] == name
+
+
+def test_ps_shows_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    def claimed(rows: list[dict[str, Any]], *_: Any) -> list[str]:
+        rows[0]["claims"] = [{"namespace": "ns", "name": "mine", "driver": "gpu.nvidia.com", "device": "gpu-0"}]
+        return ["odd"]
+
+    monkeypatch.setattr(holders, "holders", lambda *_: ([{**HELD[0]}], []))
+    monkeypatch.setattr(pods, "claimed", claimed)
+    result = run(ps)
+    assert [line.split("  ")[-1].strip() for line in result.stdout.splitlines()] == [
+        "CLAIM",
+        "ns/mine of gpu.nvidia.com",
+    ]
+    assert result.stderr == "note: odd\n"
+    assert json.loads(run(ps, "--format", "json").stdout)[0]["claims"][0]["name"] == "mine"
 
 
 def test_ps_with_a_wrong_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

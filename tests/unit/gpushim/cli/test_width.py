@@ -11,6 +11,7 @@ from typing import Any
 import click
 import pytest
 
+import fakehost
 from gpushim.cli import main
 from unit.gpushim.cli import every, streamed
 from unit.gpushim.inventory.machine import Machine
@@ -123,3 +124,10 @@ def test_a_refresh_says_each_thing_once_and_as_text(machine: Machine) -> None:
         f"gpushim: WARNING: {spec} is removed: {spec.with_name('other.json')} has nvidia.com/gpu="
     )
     assert (code, summary) == (0, "2 GPUs and 0 MIG instances, driver 535.183.01")
+
+
+def test_a_refresh_says_which_gpus_are_missing(tmp_path: Path) -> None:
+    machine = every.host(tmp_path)
+    fakehost.build(machine.root, 1)
+    ((_, out, _),) = every.run(machine, "well", [["refresh"]])
+    assert "1 GPUs and 0 MIG instances, driver 535.183.01; missing since the first look of this boot: GPU 1\n" in out

@@ -27,7 +27,7 @@ from unit.gpushim.doctor import nodes
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import K3S
 
-COMMAND = re.compile(r"(gpushim|systemctl|service|rm|chown|chmod) |/etc/init.d/")
+COMMAND = re.compile(r"(gpushim|systemctl|service|rm|chmod|install|cat|find|mv) |/etc/init.d/")
 STEPS: list[tuple[re.Pattern[str], Callable[..., None]]] = []
 
 
@@ -47,7 +47,8 @@ class Administrator:
         patient.script(
             "usr/bin/podman", f"[ $(head -c 9 {conf} | wc -c) = 1 ] && {{ {said}; }}; echo podman version 5.4.2"
         )
-        self.healthy = {path: path.read_bytes() for path in patient.top.rglob("*") if path.is_file()}
+        files = [Path(patient.config), *patient.top.rglob("*")]
+        self.healthy = {path: path.read_bytes() for path in files if path.is_file()}
         self.engines = list(patient.host.engines)
         self.answer = patient.docker
         patch.setattr(running, "look", lambda *_: (patient.host.engines, []))
@@ -158,7 +159,11 @@ def _(self: Administrator, line: str, section: str, other: str | None, another: 
 def _(self: Administrator, unit: str | None) -> None:
     there = (self.patient.top / "usr/lib/systemd/system/gpushim-device-plugin.service").exists()
     assert bool(unit) == there
-    (self.patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock").unlink()
+    theirs = self.patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock"
+    if theirs.exists():
+        theirs.unlink()
+    else:  # NVIDIA's DRA driver
+        nodes.our_plugin(self.patient, self.held)
 
 
 @step(r"delete that pod with kubectl: its successor gets another device")
@@ -255,6 +260,8 @@ def _(self: Administrator) -> None:
 @step(r"correct (\S+)")
 def _(self: Administrator, path: str) -> None:
     Path(path).write_bytes(self.healthy[Path(path)])
+    if path == self.patient.config:  # which a running device plugin notices
+        nodes.our_plugin(self.patient, self.held)
 
 
 @step(r"(?:reinstall|remove) (\S+)(?: and install it from its package)?|install .*\(package (podman|docker\.io).*\)")
@@ -334,6 +341,11 @@ def _(self: Administrator) -> None:
     self.held.enter_context(self.patient.listening())
 
 
+@step(r"see with `journalctl -u gpushim-device-plugin` why it does not run")
+def _(self: Administrator) -> None:
+    assert self.patient.host.unit("gpushim-device-plugin.service")
+
+
 @step(r"install gpushim-device-plugin or NVIDIA's .*")
 def _(self: Administrator) -> None:
     assert not self.patient.host.by_node
@@ -345,9 +357,9 @@ def _(self: Administrator) -> None:
     self.held.enter_context(self.patient.listening())
 
 
-@step(r"(echo .* \| .*kubectl .* apply -f -|chown root \S+|chmod .*)")
+@step(r"(echo .* \| .*kubectl .* apply -f -|(?:chmod|install -[dT]|cat -v|find|mv -(?:t|iT)) .*)")
 def _(self: Administrator, line: str) -> None:
-    subprocess.run(["/bin/sh", "-c", line], check=True, timeout=20)
+    subprocess.run(["/bin/sh", "-c", line], input=b"y\n", check=True, timeout=20)
 
 
 @step(r"run this on a node of the cluster")

@@ -16,6 +16,7 @@ from pathlib import Path
 import fakehost.platforms
 from gpushim import keeper, stamp
 from gpushim.doctor import driver
+from gpushim.inventory import hung
 from unit.gpushim.doctor.patient import Patient
 
 REAL_ACCESS, REAL_STATVFS = os.access, os.statvfs
@@ -27,7 +28,11 @@ PROGRAMS = {
     "setsebool": 'echo "1 1" >"$TOP/sys/fs/selinux/booleans/$2"',
     "aa-complain": 'sed -i "s|^$1 (enforce)|$1 (complain)|" "$TOP/sys/kernel/security/apparmor/profiles"',
     "mount": 'test "$1 $2 $3" = "-t cgroup2 cgroup2" && echo cpu >"$4/cgroup.controllers"',
-    "systemctl": 'test "$*" = "restart nvidia-persistenced" -o "$*" = "enable --now nvidia-persistenced"',
+    "systemctl": (
+        'case "$*" in "restart nvidia-persistenced" | "enable --now nvidia-persistenced") ;; '
+        '"enable gpushim-refresh.socket") ;; "restart gpushim-refresh.socket") '
+        'mkdir -p "$TOP/run/gpushim" && : >"$TOP/run/gpushim/refresh.sock" ;; *) exit 1 ;; esac'
+    ),
 }
 
 
@@ -89,6 +94,13 @@ def well_again(patient: Patient) -> None:
 @by(SENTENCES, "sick_gpu", "snapshot_of_a_sick_gpu")
 def reset(patient: Patient) -> None:
     patient.gpus.behave()
+
+
+@by(SENTENCES, "hung_gpu")
+def reset_what_hangs(patient: Patient) -> None:
+    """The plugin finds out that it answers."""
+    patient.gpus.hang(None)
+    os.unlink(f"{patient.state}/{hung.NAME}")
 
 
 @by(SENTENCES, "no_pynvml")
@@ -234,7 +246,19 @@ def write_specs_elsewhere(patient: Patient) -> None:
     patient.configure(text.replace("[cdi]\n", f'[cdi]\noutput-directory = "{patient.folder}/etc-cdi"\n'))
 
 
-@by(SENTENCES, "spec_that_is_none", "spec_of_others_names_what_is_gone")
+@by(SENTENCES, "variables_closed_and_annotations_not")
+def close_annotations_too(patient: Patient) -> None:
+    text = Path(patient.config).read_text()
+    patient.configure(text.replace("[requests]\n", "[requests]\naccept-annotations-when-unprivileged = false\n"))
+
+
+@by(
+    SENTENCES,
+    "spec_that_is_none",
+    "spec_that_may_have_any_device",
+    "spec_of_others_names_what_is_gone",
+    "hook_of_an_old_program_without_an_environment",
+)
 def remove_the_spec(patient: Patient) -> None:
     for name in ("broken.json", "other.json"):
         Path(patient.state, "cdi", name).unlink(missing_ok=True)

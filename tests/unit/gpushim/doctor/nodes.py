@@ -141,6 +141,8 @@ def kubelet_does_not_run(patient: Patient) -> None:
 
 @fault("kubernetes-kubelet", "broken", "nobody listens on")
 def kubelet_was_killed(patient: Patient) -> None:
+    plays(patient, resources=[{**ANSWER["resources"][0], "registered": False}])
+    (patient.top / PLUGINS / "kubelet.sock").unlink(missing_ok=True)
     bound(patient.top / PLUGINS / "kubelet.sock").close()
 
 
@@ -181,6 +183,12 @@ def a_node_without_a_pod_of_ours(patient: Patient) -> None:
     patient.write(keeper.RECORD[1:], "{}")
 
 
+@fault("kubernetes-device-plugin", "warning", "no device plugin for GPUs has a socket")
+def ours_ends_again_and_again(patient: Patient) -> None:
+    (patient.top / PLUGINS / "nvidia-gpu.sock").unlink()
+    patient.write("usr/lib/systemd/system/gpushim-device-plugin.service", "")
+
+
 @fault("kubernetes-device-plugin", "warning", "cannot be asked")
 def ours_has_no_socket_of_its_own(patient: Patient) -> None:
     plays(patient)
@@ -208,9 +216,22 @@ def ours_has_let_go(patient: Patient) -> None:
     plays(patient, released=1.0)
 
 
+@fault(
+    "kubernetes-device-plugin", "broken", "the DRA driver x gives out this node's GPUs, too: gpushim-device-plugin"
+)
+def a_dra_driver_beside_ours(patient: Patient) -> None:
+    plays(patient, givers=["the DRA driver x gives out this node's GPUs, too"])
+
+
 @fault("kubernetes-device-plugin", "broken", "gives nothing out: no snapshot")
 def ours_has_no_snapshot(patient: Patient) -> None:
     plays(patient, trouble="no snapshot", resources=[])
+
+
+@fault("kubernetes-device-plugin", "broken", "gives nothing out while ")
+def ours_under_a_wrong_config(patient: Patient) -> None:
+    configure(patient, "device-plugin", "x = 1")
+    plays(patient, trouble="x is not a known key", resources=[])
 
 
 @fault("kubernetes-device-plugin", "warning", "kubelet does not know nvidia.com/gpu")
@@ -272,10 +293,5 @@ def the_handler_has_another_name(patient: Patient) -> None:
     path = patient.top / "containerd.toml"
     path.write_text(path.read_text().replace("runtimes.nvidia", "runtimes.gpushim"))
     classes = patient.top / "classes"
-    get = f"""echo "{{\\"items\\": [{{\\"handler\\": \\"nvidia\\"}}$(sed s/^/,/ {classes} 2>/dev/null)]}}" """
-    patient.script("usr/bin/kubectl", f'case "$*" in *apply*) cat >{classes} ;; *) {get};; esac')
-
-
-@fault("kubernetes-runtime-class", "warning", "it can name programs to execute")
-def others_may_write_the_kubeconfig(patient: Patient) -> None:
-    (patient.top / "etc/kubernetes/admin.conf").chmod(0o666)
+    get = f"""echo "{{\\"items\\": [{{\\"handler\\": \\"nvidia\\"}}$(sed s/^/,/ '{classes}' 2>/dev/null)]}}" """
+    patient.script("usr/bin/kubectl", f"case $* in *apply*) cat >'{classes}' ;; *) {get};; esac")

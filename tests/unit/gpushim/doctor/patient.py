@@ -84,7 +84,7 @@ class Patient(Machine):
         try:
             self.host.settings, self.host.old_names = policy.loaded(self.config)
         except GpushimError as error:
-            self.host.trouble = str(error)
+            self.host.trouble, self.host.settings = str(error), policy.usable(self.config)
 
     def lay_out(self) -> None:
         self.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")

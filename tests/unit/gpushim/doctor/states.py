@@ -10,10 +10,12 @@ import subprocess
 from pathlib import Path
 
 from gpushim import keeper
+from gpushim.cdi import written
 from gpushim.engines import genuine
 from gpushim.engines.running import Stranger
 from unit.gpushim.doctor.patient import Patient
 from unit.gpushim.doctor.test_faults import FAULTS, SPEC, fault, no_libcuda
+from unit.gpushim.inventory.machine import told
 
 
 @fault("config", "broken", "cannot be trusted")
@@ -52,6 +54,14 @@ def nvml_is_too_slow(patient: Patient) -> None:
     patient.reread()
     patient.patch.setattr("gpushim.doctor.driver.GRACE", 0.5)
     patient.gpus.behave(delay_ms=2500)
+
+
+@fault("nvml", "broken", "is not asked, for calls of it hang")
+def hung_gpu(patient: Patient) -> None:
+    """As the device plugin has found; a look that asked it would end at its deadline, with another sentence."""
+    patient.listed()
+    patient.gpus.hang(1)
+    told(patient.state, patient.gpus.gpus[1].uuid)
 
 
 @fault("nvml", "broken", "reboot, or reload")
@@ -242,6 +252,7 @@ def spec_with_more_than_can_be_listed(patient: Patient) -> None:
     patient.refresh("--force")
     spec["devices"].append({"name": "9", "containerEdits": {"deviceNodes": [{"path": "/dev/null"}]}})
     path.write_text(json.dumps(spec))
+    written.note(str(path), path.read_text())
 
 
 @fault("cdi-files", "warning", "its devices do not count")
@@ -268,6 +279,24 @@ def spec_of_others_that_comes_last(patient: Patient) -> None:
 @fault("cdi-paths", "broken", "which is not there")
 def spec_of_others_names_what_is_gone(patient: Patient) -> None:
     Path(patient.state, "cdi/other.json").write_text((SPEC % "/dev/gone").replace("nvidia.com", "vendor.com"))
+
+
+@fault("cdi-hooks", "warning", "LD_PRELOAD too (CVE-2025-23266)")
+def hook_of_an_old_program_without_an_environment(patient: Patient) -> None:
+    hook = {"hookName": "createContainer", "path": "/bin/true"}
+    spec = {**json.loads(SPEC % "/dev/null"), "kind": "vendor.com/gpu", "containerEdits": {"hooks": [hook]}}
+    Path(patient.state, "cdi/other.json").write_text(json.dumps(spec))
+
+
+@fault("cdi-conflicts", "warning", "may find a device twice")
+def spec_that_may_have_any_device(patient: Patient) -> None:
+    Path(patient.state, "cdi/broken.json").write_text("{")
+
+
+@fault("grants", "warning", "accept-env-when-unprivileged = false alone closes half")
+def variables_closed_and_annotations_not(patient: Patient) -> None:
+    patient.configure(Path(patient.config).read_text() + "[requests]\naccept-env-when-unprivileged = false\n")
+    patient.reread()
 
 
 @fault("engine-processes", "warning", "is not looked at: others could have made")
@@ -306,6 +335,12 @@ def written_at_a_file(patient: Patient, below: str) -> None:
 @fault("cdi-spec", "warning", "is not there, or cannot be used")
 def file_above_the_directory_of_specs(patient: Patient) -> None:
     written_at_a_file(patient, "/cdi")
+
+
+@fault("cdi-spec", "warning", "is not there, or cannot be used")
+def link_for_the_spec(patient: Patient) -> None:
+    os.unlink(f"{patient.state}/cdi/nvidia.com-gpu.json")
+    os.symlink("/nonexistent", f"{patient.state}/cdi/nvidia.com-gpu.json")
 
 
 @fault("cdi-spec", "warning", "is not there, or cannot be used")

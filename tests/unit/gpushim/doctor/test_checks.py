@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpushim.doctor import Finding, Host, broken, checks, ok, skipped, warning
-from unit.gpushim.doctor.patient import REPOSITORY
+from unit.gpushim.doctor.patient import REPOSITORY, Patient
 
 RUNS = ("run-runc", "run-docker", "run-containerd", "run-podman")
 
@@ -53,6 +53,18 @@ def test_a_configuration_that_only_root_may_read(monkeypatch: pytest.MonkeyPatch
     host = Host(config="/dev/null", trouble="/dev/null cannot be read: Permission denied")
     (found,) = checks.judge("config", checks.GENERAL["config"], host)
     assert found.fix == "as root: gpushim doctor"
+
+
+def test_a_key_that_is_wrong_hides_no_other(unlisted: Patient) -> None:
+    """kubelet is where config.toml says; of one that cannot be read at all, nobody knows."""
+    (unlisted.top / "var/lib/kubelet").rename(unlisted.top / "var/lib/other")
+    unlisted.configure('[device-plugin]\nkubelet-dir = "/var/lib/other"\nmig-strategy = 3\nx = 1\n')
+    unlisted.reread()
+    verdicts = [[one.verdict for one in unlisted.said("kubernetes-node")]]
+    unlisted.configure("[device-plugin\n")
+    unlisted.reread()
+    verdicts.append([one.verdict for one in unlisted.said("kubernetes-node", "kubernetes")])
+    assert verdicts == [["ok"], ["skipped"]]
 
 
 def test_a_check_that_fails_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def containerd_dumps_nothing(patient: Patient) -> None:
     patient.patch.setattr(programs, "DIRECTORIES", (f"{patient.root}/usr/bin",))
     config = patient.write(CONTAINERD, "[[")
     patient.script(
-        "usr/bin/containerd", f"grep -q version {config} && exec cat {config}; echo 'toml: line 1' >&2; exit 1"
+        "usr/bin/containerd", f"grep -q version '{config}' && exec cat '{config}'; echo toml: line 1 >&2; exit 1"
     )
 
 
@@ -212,8 +212,8 @@ def no_runtime_class(patient: Patient) -> None:
         "usr/bin/kubectl",
         f"""\
 case "$*" in
-  *apply*) cat >{classes} ;;
-  *) echo "{{\\"items\\": [$(cat {classes} 2>/dev/null)]}}" ;;
+  *apply*) cat >'{classes}' ;;
+  *) echo "{{\\"items\\": [$(cat '{classes}' 2>/dev/null)]}}" ;;
 esac""",
     )
 

@@ -91,6 +91,11 @@ def a_node_that_is_kept(patient: Patient) -> None:
     patient.write(keeper.RECORD[1:], "{}")
 
 
+@well("units", "gpushim-refresh.service is installed")
+def a_socket_that_the_administrator_does_not_want(patient: Patient) -> None:
+    os.symlink("/dev/null", patient.top / "etc/systemd/system/gpushim-refresh.socket")
+
+
 @well("units", "gpushim refresh --keep runs")
 def a_host_with_another_init(patient: Patient) -> None:
     kept(patient)

@@ -269,6 +269,11 @@ def no_unit(patient: Patient) -> None:
     (patient.top / "etc/systemd/system/gpushim-refresh.service").unlink()
 
 
+@fault("units", "warning", "gpushim-refresh.socket is installed, and /run/gpushim/refresh.sock is not there")
+def nobody_takes_requests(patient: Patient) -> None:
+    patient.write("usr/lib/systemd/system/gpushim-refresh.socket", "")
+
+
 @fault("units", "warning", "its gpushim refresh --keep does not run")
 def nobody_keeps_a_node(patient: Patient) -> None:
     no_unit(patient)

@@ -48,7 +48,7 @@ def test_both_ways_out_of_a_gpu_without_instances(patient: Patient) -> None:
         divide(patient, [])
         (found,) = looked(patient)
         assert "-cgi PROFILE -C" in found.fix
-        assert "-i 1 -mig 0" in found.fix
+        assert f"-i {patient.gpus.gpus[1].uuid} -mig 0" in found.fix
         divide(patient, out)
         assert [each.verdict for each in looked(patient)] == ["ok"]
     assert checks.table(())["mig"] is mig.instances

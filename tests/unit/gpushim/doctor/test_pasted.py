@@ -19,7 +19,7 @@ from unit.gpushim.doctor.test_engine_faults import only_runc
 
 HOSTILE = "a b;>pwned;"
 # The sick say the same of themselves wherever they are; the file of the last is named by Podman.
-ELSEWHERE = ("nvml_hangs", "nvml_is_slow", "nvml_is_too_slow", "podmans_file_is_broken")
+ELSEWHERE = ("hung_gpu", "nvml_hangs", "nvml_is_slow", "nvml_is_too_slow", "podmans_file_is_broken")
 STATES = [each for each in (*states.STATES, *engine_states.STATES) if each[3].__name__ not in ELSEWHERE]
 CRIO = """[crio.runtime.runtimes."nvidia;>pwned;"]
 runtime_path = "/gone/nvidia-container-runtime"

@@ -116,4 +116,55 @@ def test_a_link_of_a_strangers_is_removed(tmp_path: Path) -> None:
     link.symlink_to("/bin/true")
     os.chown(link, USER, USER, follow_symlinks=False)
     assert untrusted.program(str(link)) == f"remove {link} and install it from its package"
-    assert untrusted.file(str(link)) == f"mv {link} {link}.untrusted"
+    assert untrusted.file(str(link)) == untrusted.away(str(link))
+
+
+@pytest.mark.parametrize("take", [untrusted.file, untrusted.directory, untrusted.away])
+def test_no_name_beside_what_is_moved_leads_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[[str], str]
+) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path / "state"))
+    theirs, path = tmp_path / "theirs", tmp_path / "all" / "it"
+    theirs.mkdir()
+    path.parent.mkdir(mode=0o777)
+    path.mkdir() if take is untrusted.directory else path.write_bytes(EVIL)
+    os.chown(path, USER, USER)
+    for name in ("it.untrusted", "it.old", "it.checked", "it.1"):
+        path.with_name(name).symlink_to(theirs)
+    command = ["/bin/sh", "-c", take(str(path))]
+    for _ in range(2):  # the same command, as two fixes of one report are for files of one name
+        subprocess.run(command, check=True, env={"PATH": "/usr/bin:/bin"})
+        assert not path.exists()
+        path.mkdir()
+    assert not [*theirs.iterdir()]
+    assert [entry.name for entry in (tmp_path / "state/moved").glob("*/*")] == ["it", "it"]
+
+
+def _linked(conf: Path) -> None:
+    theirs = conf.parents[2] / "theirs"
+    conf.parent.rename(theirs)
+    conf.parent.symlink_to(theirs)
+    theirs.chmod(0o777)
+
+
+@pytest.mark.parametrize("open_up", [
+    lambda conf: conf.chmod(0o666),
+    lambda conf: os.chown(conf, USER, USER),
+    lambda conf: conf.parent.chmod(0o775),
+    lambda conf: os.chown(conf.parent, USER, USER),
+    _linked,
+], ids=["everybodys", "a user's", "a group's directory", "a user's directory", "behind a link"])  # fmt: skip
+def test_no_cluster_is_asked_with_a_kubeconfig_of_others(patient: Patient, open_up: Callable[[Path], None]) -> None:
+    open_up(patient.top / "etc/kubernetes/admin.conf")
+    (found,) = patient.said("kubernetes-runtime-class")
+    assert (found.verdict, found.fix) == ("skipped", "")
+    assert "can name programs to execute" in found.evidence
+
+
+def test_what_lies_behind_a_link_of_roots_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir(mode=0o777)
+    (tmp_path / "there").chmod(0o777)
+    a_strangers(tmp_path / "there")
+    (tmp_path / "link").symlink_to("there")
+    command = ["/bin/sh", "-c", untrusted.directory(str(tmp_path / "link"))]
+    assert "dockerd.json" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import time
@@ -453,7 +454,11 @@ def test_k3s_with_containerd_2_gets_a_file_in_the_directory_that_it_imports(
     version(2, 0)
     write(k3s / "config.toml", "version = 3", f'imports = ["{k3s}/config-v3.toml.d/*.toml"]')
     ok(call("containerd", k3s / "config.toml"))
-    assert sorted(os.listdir(k3s)) == ["99-gpushim.toml.after-gpushim", "config-v3.toml.d", "config.toml"]
+    assert sorted(os.listdir(k3s)) == [
+        "config-v3.toml.d",
+        "config-v3.toml.d.99-gpushim.toml.after-gpushim",
+        "config.toml",
+    ]
     assert os.listdir(k3s / "config-v3.toml.d") == ["99-gpushim.toml"]
     ok(call("containerd", k3s / "config.toml", "--remove"))
     assert sorted(os.listdir(k3s)) == ["config-v3.toml.d", "config.toml"]
@@ -697,3 +702,57 @@ def test_settings_without_ours_are_the_old_ones(
         assert meaning(config) == {"version": number, **data, "later": {"x": 1}}
     else:
         assert config.read_bytes() == old
+
+
+@pytest.mark.parametrize("plugins", [20, 80])
+def test_removal_parses_each_text_once(
+    plugins: int, call: Call, tmp_path: Path, version: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version(1, 7)
+    text = "version = 2\n" + "".join(f'[plugins."x.{number}"]\na = {number}  # b\n' for number in range(plugins))
+    write(tmp_path / "config.toml", text)
+    ok(call("containerd", tmp_path / "config.toml", "--set-as-default"))
+    parser, count = tomltext._parser, itertools.count()
+    monkeypatch.setattr(tomltext, "_parser", lambda: (next(count), parser())[1])
+    ok(call("containerd", tmp_path / "config.toml", "--remove"))
+    assert next(count) < 8
+
+
+@pytest.mark.parametrize("folder", ["etc/conf.d", "srv/more/conf.d"])
+def test_our_file_goes_that_is_not_imported_any_more(
+    folder: str, call: Call, tmp_path: Path, version: Callable[..., None]
+) -> None:
+    version(2, 0)
+    config, drop_ins = tmp_path / "etc" / "config.toml", tmp_path / folder
+    drop_ins.mkdir(parents=True)
+    write(config, "version = 3", f'imports = ["{drop_ins}/*.toml"]')
+    ok(call("containerd", config))
+    write(config, "version = 3")
+    ok(call("containerd", config, "--remove"))
+    assert (os.listdir(drop_ins), [*tmp_path.rglob("*-gpushim")]) == ([], [])
+
+
+def test_our_file_for_another_containerd_stays(call: Call, tmp_path: Path, version: Callable[..., None]) -> None:
+    version(2, 0)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "config.toml", "version = 3", 'imports = ["conf.d/*.toml"]')
+        ok(call("containerd", tmp_path / name / "config.toml"))
+    ok(call("containerd", tmp_path / "one" / "config.toml", "--remove"))
+    assert [os.listdir(tmp_path / name / "conf.d") for name in ("one", "two")] == [[], ["99-gpushim.toml"]]
+
+
+def test_a_default_of_others_keeps_our_entry_until_it_is_taken_out(
+    call: Call, config: Path, version: Callable[..., None]
+) -> None:
+    """The CRI does not start without its default runtime."""
+    version(2, 0)
+    mine = ["version = 3", 'imports = ["conf.d/*.toml"]']
+    write(config, *mine)
+    ok(call("containerd", config))
+    write(config, *mine, table(3, "containerd"), 'default_runtime_name = "nvidia"')
+    said = refused(call("containerd", config, "--remove"))
+    assert f"{config}: default_runtime_name is nvidia, which goes with gpushim's entry" in said
+    write(config, *mine, table(3, "containerd"))  # as it says
+    ok(call("containerd", config, "--remove"))
+    assert os.listdir(config.parent / "conf.d") == []

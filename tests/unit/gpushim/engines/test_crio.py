@@ -276,3 +276,37 @@ class TestItsDefaultRuntime:
     def test_a_configuration_that_is_wrong_is_no_obstacle(self, call: Call, tmp_path: Path) -> None:
         (tmp_path / "config.toml").write_text("[runtime\n")
         assert "config.toml" in ok(call("crio", None)).output
+
+
+def test_a_default_of_others_keeps_our_entry_until_it_is_taken_out(etc: Path, call: Call) -> None:
+    """CRI-O does not start without its default runtime."""
+    ok(call("crio", None))
+    others = etc / "crio.conf.d" / "10-mine.conf"
+    others.write_text('[crio.runtime]\ndefault_runtime = "nvidia"\n')
+    result = call("crio", None, "--remove")
+    assert f"{others}: default_runtime is nvidia, which goes with gpushim's entry" in str(result.exception)
+    for words in (["--dry-run"], ["--by-hand"]):  # by which packages' scripts know that it is named
+        assert "which goes with gpushim's entry" in ok(call("crio", None, "--remove", *words)).output
+    assert (etc / "crio.conf.d" / "99-gpushim.toml").exists()
+    others.write_text("[crio.runtime]\n")  # as it says
+    ok(call("crio", None, "--remove"))
+    assert os.listdir(etc / "crio.conf.d") == ["10-mine.conf"]
+
+
+def test_a_default_of_others_whose_entry_is_elsewhere_stays(etc: Path, call: Call) -> None:
+    (etc / "crio.conf").write_text(MAIN.replace('"crun" #', '"nvidia" #'))
+    (etc / "crio.conf.d" / "10-nvidia.conf").write_text('[crio.runtime.runtimes.nvidia]\nruntime_path = "/nv"\n')
+    ok(call("crio", None, "--force", "--set-as-default"))
+    ok(call("crio", None, "--remove"))
+    assert os.listdir(etc / "crio.conf.d") == ["10-nvidia.conf"]
+
+
+def test_the_drop_in_of_a_directory_that_is_not_read_any_more_goes_too(
+    etc: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ok(call("crio", None))
+    (etc / "other.d").mkdir()
+    monkeypatch.setattr(crio, "DIRECTORY", f"{etc}/other.d")
+    ok(call("crio", None, "--remove"))
+    assert os.listdir(etc / "crio.conf.d") == []
+    assert not [*etc.glob("*-gpushim")]

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpushim.cli.configure import configure
-from gpushim.engines import Plan, Wish, docker, files, units
-from gpushim.engines.docker import dockerd
+from gpushim.engines import Plan, Wish, docker, files, jsontext, records, units
+from gpushim.engines.docker import daemon_json, dockerd
 from gpushim.engines.running import Engine
 from gpushim.errors import GpushimError
 
@@ -194,7 +194,7 @@ def test_remove_leaves_what_others_wrote(old: str, steps: list[Any], left: str, 
 def test_remove_works_without_the_backup(config: Path, call: Call) -> None:
     config.write_text('{\n  "debug": true\n}\n')
     ok(call("docker", config, "--set-as-default"))
-    for suffix in (files.BEFORE, files.AFTER):
+    for suffix in (records.BEFORE, records.AFTER):
         Path(f"{config}{suffix}").unlink()
     ok(call("docker", config, "--remove"))
     assert config.read_text() == '{\n  "debug": true\n}\n'
@@ -322,7 +322,7 @@ def test_records_of_the_first_version_or_damaged_ones_lose_nothing(
     """That version kept what was there before the first run of several, whatever has been written since."""
     config.write_text('{"log-driver": "journald"}')
     ok(call("docker", config))
-    record = Path(f"{config}{files.BEFORE}")
+    record = Path(f"{config}{records.BEFORE}")
     record.unlink()
     if before is not None:
         record.write_bytes(before)
@@ -335,7 +335,7 @@ def test_what_somebody_wrote_into_our_entry_is_kept_in_a_copy(config: Path, call
     config.write_text(config.read_text().replace('"path"', '"runtimeArgs": ["--debug"], "path"'))
     theirs = config.read_text()
     said = ok(call("docker", config, "--remove"))
-    copy = Path(f"{config}{files.KEPT}")
+    copy = Path(f"{config}{records.KEPT}")
     assert f"note: {copy} is a copy of {config} as it was: it has runtimes.nvidia.runtimeArgs, of which" in said
     assert copy.read_text() == theirs
     assert not config.exists()
@@ -348,7 +348,7 @@ def test_by_hand_says_what_takes_it_out_and_keeps_what_that_needs(config: Path, 
     theirs = config.read_bytes()
     commands = ok(call("docker", config, "--remove", "--by-hand")).splitlines()
     assert config.read_bytes() == theirs
-    assert f"; then cp {config}{files.BEFORE} {config}; else " in commands[0]
+    assert f"; then cp {config}{records.BEFORE} {config}; else " in commands[0]
     assert commands[1:] == ["# restart dockerd"]
     subprocess.run(["/bin/sh", "-euc", commands[0]], check=True)
     assert config.read_text() == '{"debug": true, "mtu": 1400}'
@@ -384,7 +384,7 @@ def test_by_hand_with_nothing_to_take_back_says_so(config: Path, call: Call) -> 
 @pytest.mark.parametrize("words", [["--remove"], ["--remove", "--by-hand"]])
 def test_a_copy_from_before_is_named(config: Path, call: Call, words: list[str]) -> None:
     ok(call("docker", config))
-    copy = Path(f"{config}{files.KEPT}")
+    copy = Path(f"{config}{records.KEPT}")
     copy.write_text("{}")
     assert f"note: what somebody wrote into gpushim's entry is in {copy}\n" in ok(call("docker", config, *words))
 
@@ -489,3 +489,37 @@ def test_verify_looks_at_the_file_too(
     config.write_text(text)
     missing = docker.verify(Wish(), Plan(str(config), engine=engines[0]))
     assert says in "".join(missing) if says else missing == []
+
+
+def test_a_default_never_outlives_its_entry(call: Call, config: Path) -> None:
+    """As where it was there before, with a runtime that somebody has taken out; dockerd would not start."""
+    config.write_text('{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "/usr/bin/gpushim-runtime"}}}')
+    Path(f"{config}{records.BEFORE}").write_text('{"default-runtime": "nvidia"}')
+    ok(call("docker", config, "--remove"))
+    assert json.loads(config.read_text() if config.exists() else "{}") == {}
+
+
+def test_a_default_from_before_goes_with_the_entry_that_somebody_took_out_since(call: Call, config: Path) -> None:
+    config.write_text('{"runtimes": {"kata": {"path": "/kata"}}, "default-runtime": "kata"}')
+    ok(call("docker", config, "--set-as-default"))
+    config.write_text(jsontext.drop(config.read_text(), ("runtimes", "kata")))
+    ok(call("docker", config, "--remove"))
+    assert "default-runtime" not in config.read_text()
+
+
+def test_what_dockerd_would_not_start_with_is_not_left(
+    call: Call, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what the sentence says corrects it."""
+    config.write_text('{"runtimes": {"nvidia": {"path": "/theirs"}}}')
+    ok(call("docker", config, "--force"))
+    config.write_text(jsontext.put(config.read_text(), ("debug",), True))
+    monkeypatch.setattr(daemon_json, "_refused", lambda text, *_: "theirs is gone" if b"theirs" in text else "")
+    configured = config.read_text()
+    result = call("docker", config, "--remove")
+    said = f"{config}: theirs is gone; dockerd would not start with what is left without gpushim"
+    assert said in str(result.exception)
+    assert (result.exit_code, config.read_text()) == (1, configured)
+    monkeypatch.setattr(daemon_json, "_refused", lambda *_: "")
+    ok(call("docker", config, "--remove"))
+    assert "theirs" in config.read_text()

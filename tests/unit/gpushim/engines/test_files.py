@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import json
 import os
 import pwd
 import re
@@ -17,8 +19,8 @@ from typing import Any
 import pytest
 
 from gpuhook import walk
-from gpushim import replace
-from gpushim.engines import files, rewrite
+from gpushim import exchange, replace
+from gpushim.engines import files, records
 from gpushim.engines.files import Change, apply, diff, read
 from gpushim.errors import GpushimError
 
@@ -60,7 +62,7 @@ def test_mode_owner_and_attributes_are_kept(file: Path) -> None:
     status = file.stat()
     assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o640, 0, 12)
     assert os.getxattr(file, "user.note") == b"x"
-    assert stat.S_IMODE(Path(f"{file}{files.BEFORE}").stat().st_mode) == 0o640
+    assert stat.S_IMODE(Path(f"{file}{records.BEFORE}").stat().st_mode) == 0o640
 
 
 def test_a_new_file_gets_its_directories(tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_a_link_stays_and_its_file_is_replaced(file: Path, tmp_path: Path) -> No
     apply([edit(link)])
     assert os.readlink(link) == "etc/daemon.json"
     assert file.read_bytes() == b"new"
-    assert files.before(str(link)) == b"old"
+    assert records.before(str(link)) == b"old"
 
 
 def test_a_dangling_link(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_what_is_no_file(make: object, tmp_path: Path) -> None:
 
 
 def test_a_huge_file(file: Path) -> None:
-    os.truncate(file, rewrite.LIMIT + 1)
+    os.truncate(file, exchange.LIMIT + 1)
     with pytest.raises(GpushimError, match="is larger than 1 MiB"):
         read(str(file))
 
@@ -211,16 +213,25 @@ def test_a_read_only_file(file: Path) -> None:
     assert os.listdir(file.parent) == ["daemon.json"]
 
 
+def refuse_exchange(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    """Let nothing be renamed to a name."""
+    rename, renames = exchange._rename, os.rename
+
+    def refuse(source: str, folder: int, target: str, into: int, flags: int) -> None:
+        if target == name:
+            raise OSError(number, os.strerror(number))
+        rename(source, folder, target, into, flags)
+
+    def refuse_plain(source: str, target: str, **folders: int) -> None:
+        refuse(source, -1, target, -1, -1) if target == name else renames(source, target, **folders)
+
+    monkeypatch.setattr(exchange, "_rename", refuse)
+    monkeypatch.setattr(os, "rename", refuse_plain)
+
+
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM, errno.EBUSY, errno.ENOSPC, errno.EIO])
 def test_a_file_that_cannot_be_replaced(number: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = os.rename
-
-    def refuse(source: str, target: str, **folders: int) -> None:
-        if target == file.name:
-            raise OSError(number, os.strerror(number))
-        rename(source, target, **folders)
-
-    monkeypatch.setattr(os, "rename", refuse)
+    refuse_exchange(monkeypatch, file.name, number)
     with pytest.raises(GpushimError, match=f"^{file} "):
         apply([edit(file)])
     assert file.read_bytes() == b"old"
@@ -250,7 +261,7 @@ def test_all_or_none(file: Path, tmp_path: Path) -> None:
 def test_before_and_after_are_of_the_last_time(file: Path) -> None:
     apply([edit(file, b"first")])
     apply([Change(str(file), b"first", b"second", before=b"theirs")])
-    assert (files.before(str(file)), files.after(str(file))) == (b"theirs", b"second")
+    assert (records.before(str(file)), records.after(str(file))) == (b"theirs", b"second")
 
 
 def test_no_before_for_a_file_that_we_made(tmp_path: Path) -> None:
@@ -258,7 +269,7 @@ def test_no_before_for_a_file_that_we_made(tmp_path: Path) -> None:
     apply([edit(path, b"first")])
     apply([Change(str(path), b"first", b"second", before=b"theirs")])
     apply([Change(str(path), b"second", b"third", before=None)])
-    assert (files.before(str(path)), files.after(str(path))) == (None, b"third")
+    assert (records.before(str(path)), records.after(str(path))) == (None, b"third")
 
 
 def test_undo_takes_the_records_along(file: Path) -> None:
@@ -273,7 +284,7 @@ def test_records_lie_beside_a_directory_that_an_engine_reads_as_a_whole(tmp_path
     path.write_bytes(b"old")
     apply([edit(path)])
     assert os.listdir(path.parent) == ["99-gpushim.toml"]
-    assert files.before(str(path)) == b"old"
+    assert records.before(str(path)) == b"old"
 
 
 def test_a_diff_shows_ends_of_lines_and_odd_bytes() -> None:
@@ -308,17 +319,10 @@ def test_each_attribute_is_set_by_itself_and_those_lost_are_named(
 
 def test_records_are_as_before_after_a_change_that_failed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     apply([edit(file, b"first")])
-    rename = os.rename
-
-    def refuse(source: str, target: str, **folders: int) -> None:
-        if os.path.basename(target) == file.name:
-            raise OSError(errno.ENOSPC, "no space")
-        rename(source, target, **folders)
-
-    monkeypatch.setattr(os, "rename", refuse)
+    refuse_exchange(monkeypatch, file.name, errno.ENOSPC)
     with pytest.raises(GpushimError, match="no space is left"):
         apply([Change(str(file), b"first", b"second", before=b"theirs")])
-    assert (files.before(str(file)), files.after(str(file))) == (b"old", b"first")
+    assert (records.before(str(file)), records.after(str(file))) == (b"old", b"first")
 
 
 def test_copies_have_names_of_their_own(file: Path) -> None:
@@ -343,7 +347,7 @@ class TestAFileThatIsAsWishedAlready:
         apply([edit(file)])
         file.write_bytes(b"another")
         apply([self.same(file)])
-        assert (files.before(str(file)), files.after(str(file))) == (b"theirs", b"another")
+        assert (records.before(str(file)), records.after(str(file))) == (b"theirs", b"another")
 
     def test_configure_makes_none(self, file: Path) -> None:
         """Nothing is written where nothing changes: it may lie on a read-only file system."""
@@ -398,14 +402,107 @@ def killed(change: Change, number: int) -> bool:
 
 def test_a_directory_that_is_a_file_system_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "crio.conf.d" / "99-gpushim.toml"
-    rename = os.rename
+    rename = exchange._rename
 
-    def other(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
-        if not os.path.samestat(os.fstat(src_dir_fd), os.fstat(dst_dir_fd)):
+    def other(source: str, folder: int, target: str, into: int, flags: int) -> None:
+        if not os.path.samestat(os.fstat(folder), os.fstat(into)):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        rename(source, folder, target, into, flags)
 
-    monkeypatch.setattr(os, "rename", other)
+    monkeypatch.setattr(exchange, "_rename", other)
     apply([edit(path)])
     assert (path.read_bytes(), os.listdir(path.parent)) == (b"new", [path.name])
-    assert sorted(os.listdir(tmp_path)) == ["99-gpushim.toml.after-gpushim", "crio.conf.d"]
+    assert sorted(os.listdir(tmp_path)) == ["crio.conf.d", "crio.conf.d.99-gpushim.toml.after-gpushim"]
+
+
+def test_a_lock_of_somebody_else_on_the_directory_holds_nobody_up(file: Path) -> None:
+    """As the user nobody may take one on /etc/docker."""
+    fd = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    apply([edit(file)])
+    os.close(fd)
+    assert file.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["became a link", "became a file"])
+def test_records_are_found_when_the_file_becomes_a_link_and_back(back: bool, file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "srv.json"
+    if back:
+        file.rename(other)
+        file.symlink_to(other)
+    apply([edit(file)])
+    if back:
+        file.unlink()
+        other.rename(file)
+    else:
+        file.rename(other)
+        file.symlink_to(other)
+    assert (records.before(str(file)), records.after(str(file))) == (b"old", b"new")
+    apply([Change(str(file), b"new", b"old")], undo=True)
+    assert not [name for folder in (file.parent, tmp_path) for name in os.listdir(folder) if "-gpushim" in name]
+
+
+def test_two_directories_of_one_engine_have_records_of_their_own(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "99-gpushim.toml" for folder in ("crio.conf.d", "more.d")]
+    for number, path in enumerate(paths):
+        path.parent.mkdir()
+        path.write_text(f"{number}")
+        apply([edit(path)])
+    assert [records.before(str(path)) for path in paths] == [b"0", b"1"]
+
+
+def reuse(file: Path, other: Path) -> None:
+    """Let another file have the inode number of one that has records and is gone."""
+    rows = json.loads(Path(records.DIRECTORY, records.NAME).read_text())
+    rows[str(file)]["inode"] = other.stat().st_ino
+    file.unlink()
+    Path(records.DIRECTORY, records.NAME).write_text(json.dumps(rows))
+
+
+def test_a_file_that_has_got_the_number_of_another_has_no_records(file: Path, tmp_path: Path) -> None:
+    apply([edit(file)])
+    other = tmp_path / "other.json"
+    other.write_bytes(b"theirs")
+    reuse(file, other)
+    assert (records.before(str(other)), records.after(str(other))) == (None, None)
+    apply([Change(str(other), b"theirs", b"theirs")], undo=True)
+    assert records.after(str(file)) == b"new"
+
+
+def test_a_file_that_was_moved_keeps_its_records_and_they_go_with_it(file: Path, tmp_path: Path) -> None:
+    apply([edit(file)])
+    moved = tmp_path / "moved.json"
+    file.rename(moved)
+    assert records.before(str(moved)) == b"old"
+    apply([Change(str(moved), b"new", b"old")], undo=True)
+    assert os.listdir(file.parent) == []
+    assert not {str(file), str(moved)} & {*records.led("", [])}
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["another", "a copy"])
+def test_a_file_in_the_place_of_a_link_while_what_it_led_to_is_there(same: bool, file: Path, tmp_path: Path) -> None:
+    """Its records are the other's, unless it is what `configure` wrote."""
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    apply([edit(link)])
+    link.unlink()
+    link.write_bytes(b"new" if same else b"theirs")
+    assert records.before(str(link)) == (b"old" if same else None)
+
+
+def test_a_place_of_another_engines_that_is_not_trusted_holds_nobody_up(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "crio" / "crio.conf"
+    other.parent.mkdir()
+    apply([edit(other)])
+    other.parent.chmod(0o777)
+    apply([edit(file)])
+    assert file.read_bytes() == b"new"
+
+
+def test_a_configure_of_a_moved_file_lists_it_where_it_is(file: Path, tmp_path: Path) -> None:
+    apply([edit(file)])
+    moved = tmp_path / "moved.json"
+    file.rename(moved)
+    apply([Change(str(moved), b"new", b"newer", before=b"old", main="/main")])
+    assert records.led("/main", []) == [str(moved)]
+    assert os.listdir(file.parent) == []

@@ -49,6 +49,26 @@ def test_what_pythons_parser_takes_is_taken(text: str) -> None:
             assert accepts(whole) == says(whole)
 
 
+@pytest.mark.parametrize("number", ["01", "-01", "00", "1.", ".5", "+1", "1e", "-", "0x1", "1_0"])
+def test_numbers_that_go_does_not_take(number: str) -> None:
+    assert accepts('{"a": 0.10e-1, "b": -0}')
+    assert not accepts(f'{{"a": {number}}}')
+
+
+def test_how_deep_a_file_may_be() -> None:
+    deepest = "[" * jsontext.DEPTH + "]" * jsontext.DEPTH
+    assert accepts(f'{{"a": {deepest}}}')
+    with pytest.raises(GpushimError, match="file, line 2: is nested too deeply; correct it first"):
+        jsontext.parse(f'{{"a":\n[{deepest}]}}'.encode(), "file")
+
+
+@pytest.mark.parametrize("mark", ["", jsontext.BOM])
+def test_a_file_of_nothing_but_its_byte_order_mark(mark: str) -> None:
+    text = jsontext.parse((mark + " \n").encode(), "file")
+    assert (text, jsontext.get(text, ())) == (mark + " \n", {})
+    assert jsontext.put(text, ("a",), 1) == mark + '{\n  "a": 1\n}\n'
+
+
 @pytest.mark.parametrize(
     ("text", "keys", "result"),
     [

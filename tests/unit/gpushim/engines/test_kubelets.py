@@ -10,12 +10,21 @@ from gpushim.engines import kubelets
 
 
 def process(
-    proc: Path, pid: int, *argv: str, exe: str = "/usr/bin/kubelet", uid: int = 0, ns: str = "pid:[1]"
+    proc: Path,
+    pid: int,
+    *argv: str,
+    exe: str = "kubelet",
+    uid: int = 0,
+    ns: str = "",
+    cgroup: str = "kubelet.service",
 ) -> None:
     folder = proc / str(pid)
     (folder / "ns").mkdir(parents=True)
-    (folder / "exe").symlink_to(exe)
-    (folder / "ns/pid").symlink_to(ns)
+    (folder / exe).touch(0o755)
+    (folder / "exe").symlink_to(folder / exe)
+    for space in ("pid", "mnt", "user"):
+        (folder / "ns" / space).symlink_to(f"{space}:[{2 if space == ns else 1}]")
+    (folder / "cgroup").write_text(f"0::/system.slice/{cgroup}\n")
     (folder / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
     (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
 
@@ -23,7 +32,8 @@ def process(
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
     (tmp_path / "self/ns").mkdir(parents=True)
-    (tmp_path / "self/ns/pid").symlink_to("pid:[1]")
+    for space in ("pid", "mnt", "user"):
+        (tmp_path / "self/ns" / space).symlink_to(f"{space}:[1]")
     return tmp_path
 
 
@@ -45,14 +55,20 @@ def test_what_it_was_told(proc: Path, argv: list[str], said: str) -> None:
 
 
 def test_it_may_be_microk8s_and_is_not_the_first_process(proc: Path) -> None:
-    process(proc, 1, "init", exe="/sbin/init")
-    process(proc, 9, "kubelite", "--root-dir=/snap/x", exe="/snap/microk8s/1/kubelite")
+    process(proc, 1, "init", exe="init")
+    process(proc, 9, "kubelite", "--root-dir=/snap/x", exe="kubelite")
     assert kubelets.root_dir(str(proc)) == "/snap/x"
 
 
-@pytest.mark.parametrize("facts", [{"uid": 1000}, {"ns": "pid:[2]"}, {"exe": "/tmp/kubelet.sh"}])
+STRANGERS = [
+    *({"uid": 1000}, {"ns": "pid"}, {"ns": "mnt"}, {"ns": "user"}),
+    *({"exe": "kubelet.sh"}, {"cgroup": "docker-0123.scope"}),
+]
+
+
+@pytest.mark.parametrize("facts", STRANGERS)
 def test_strangers_say_nothing(proc: Path, facts: dict[str, object]) -> None:
-    """A user's process, one in a container, and one that only calls itself so."""
+    """A user's, root's in a container, with the host's process ids or not, and one that only calls itself so."""
     process(proc, 7, "kubelet", "--root-dir=/x", **facts)  # type: ignore[arg-type]
     assert kubelets.root_dir(str(proc)) == ""
 

@@ -123,3 +123,14 @@ def test_verify_asks_podman(
     result = call("podman", None, "--verify")
     assert result.exit_code == bool(sentence)
     assert sentence in str(result.exception or "")
+
+
+def test_a_default_of_others_keeps_our_entry_until_it_is_taken_out(etc: Path, call: Call) -> None:
+    """Podman does nothing at all without its default runtime."""
+    ok(call("podman", None))
+    (etc / "containers.conf").write_text('[engine]\nruntime = "nvidia"\n')
+    said = str(call("podman", None, "--remove").exception)
+    assert f"{etc}/containers.conf: runtime is nvidia, which goes with gpushim's entry" in said
+    (etc / "containers.conf").write_text("[engine]\n")  # as it says
+    ok(call("podman", None, "--remove"))
+    assert os.listdir(etc / "containers.conf.d") == []

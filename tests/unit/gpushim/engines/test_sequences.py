@@ -1,5 +1,7 @@
 """Random orders of configure, edits by others, replacement, force, remove and purge, for all engines.
 
+Files become links and files again, and others write at any call of gpushim's (tests/long/run has the long form).
+
 Whatever somebody else writes carries a mark of its own. No step of gpushim's may lose a line that has one, but for an
 entry that --force replaces, which comes back.
 """
@@ -20,10 +22,11 @@ from gpushim.engines.containerd import process
 from gpushim.engines.containerd.imports import CRI
 from gpushim.engines.docker import dockerd, on_path
 from gpushim.errors import GpushimError
+from unit.gpushim.engines.meanwhile import Steps
 
 pytestmark = pytest.mark.slow
 
-COUNT = int(os.environ.get("GPUSHIM_SEQUENCES", "40"))  # of each engine; a run by hand may take more
+COUNT = int(os.environ.get("GPUSHIM_SEQUENCES", "25"))  # of each engine; a run by hand may take more
 WRITTEN = Path(__file__).parents[4] / "packaging/deb/debian/written.sh"
 RUNTIMES = ("plugins", CRI[2], "containerd", "runtimes")
 NVIDIAS = "/usr/bin/nvidia-container-runtime"
@@ -82,7 +85,8 @@ class Place:
     def leftovers(self) -> list[Path]:
         """All but the file, the copies of what others wrote, and what they left."""
         files = [path for path in self.config.parents[1].parent.rglob("*") if path.is_file()]
-        return [path for path in files if path != self.config and ".kept-gpushim" not in path.name]
+        own = (self.config, self.config.resolve())
+        return [path for path in files if path not in own and ".kept-gpushim" not in path.name]
 
     @property
     def marked(self) -> set[str]:
@@ -143,6 +147,52 @@ class Place:
     def edit(self) -> None:
         self.write(self.others(self.text or self.begin()))
 
+    def become_a_link(self) -> None:
+        """Somebody keeps the settings elsewhere, and has a link where they were."""
+        if self.config.exists() and not self.config.is_symlink():
+            elsewhere = self.config.parents[1] / "elsewhere" / self.config.name
+            elsewhere.parent.mkdir(exist_ok=True)
+            self.config.rename(elsewhere)
+            self.config.symlink_to(elsewhere)
+
+    def become_a_file(self) -> None:
+        if self.config.is_symlink():
+            self.config.resolve().replace(self.config)
+
+    def meddle(self) -> None:
+        """Another program writes while `configure` or `--remove` runs, at any call."""
+        before, text, remove = self.marked, self.text, self.rng.random() < 0.5
+        wish = Wish(config=self.named, remove=True) if remove else Wish(self.program, config=self.named)
+        with Steps(self.rng.randint(1, 90), lambda: before.update(self.written())):
+            try:
+                plan = self.engine.plan(wish)
+                files.apply(plan.changes, undo=remove)
+                on_path.apply(plan.links)
+            except GpushimError as refusal:
+                if not re.search("changed by somebody else meanwhile|--force", str(refusal)):
+                    raise
+                self.has(before)
+                return
+        if remove:
+            self.has(before | (self.shelved if "gpushim-runtime" in text else set()))
+            self.known = self.cdi = False
+            self.shelved.clear()
+        else:
+            self.has(before)
+            self.known = self.known or NVIDIAS in text
+
+    def written(self) -> set[str]:
+        """Write something, in place or as an editor does; return the marks that are there."""
+        text = self.others(self.text or self.begin())
+        if self.rng.random() < 0.5:
+            self.write(text)
+        else:
+            fresh = self.config.resolve().with_name("theirs")
+            fresh.write_bytes(text.encode())
+            fresh.replace(self.config.resolve())
+            self.history.append(text.encode())
+        return self.marked
+
     def edit_within(self) -> None:
         if self.config.exists():
             self.write(self.within(self.text))
@@ -167,7 +217,8 @@ class Place:
         self.cdi = False
 
     def delete(self) -> None:
-        self.config.unlink(missing_ok=True)
+        for path in {self.config, self.config.resolve()}:
+            path.unlink(missing_ok=True)
         self.shelved.clear()
         self.cdi = False
 
@@ -322,7 +373,7 @@ nvidia = ["{0}"] # nvidias {2}
 
 STEPS = ["configure"] * 4 + ["edit"] * 4 + [
     "edit_within", "drop_line", "replace", "replace", "delete", "write_ours", "remove", "remove", "purge"
-]  # fmt: skip
+] + ["become_a_link", "become_a_file", "meddle", "meddle"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

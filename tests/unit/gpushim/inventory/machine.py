@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import fakehost
-from gpushim import refresh
-from gpushim.inventory import renew
+from gpushim import refresh, stamp
+from gpushim.inventory import hung, renew
 from unit.gpuhook.sandbox import forked
 
 
@@ -38,6 +38,13 @@ def end(state: str) -> None:
     for pid in running(state):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def told(state: str, *uuids: str, ago: float = 0.0, **more: Any) -> None:
+    """Tell that calls of GPUs hang, as the plugin does."""
+    Path(state, "device-plugin").mkdir(mode=0o700, parents=True, exist_ok=True)
+    gpus = dict.fromkeys(uuids, stamp.clock() - ago)
+    Path(state, hung.NAME).write_text(json.dumps({"boot": stamp.boot(), "gpus": gpus, **more}))
 
 
 class Machine:

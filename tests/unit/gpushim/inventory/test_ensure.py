@@ -55,7 +55,7 @@ DOUBTS: dict[str, Callable[[Path], object]] = {
     "no object": lambda path: path.write_text("[]"),
     "not UTF-8": lambda path: path.write_bytes(b"\xff"),
     "nested": lambda path: path.write_text("[" * 100000),
-    "other schema": lambda path: edit(path, version=1),
+    "other schema": lambda path: edit(path, form=1),
     "other gpushim": lambda path: edit(path, gpushim="0.0.1"),
     "other boot": lambda path: edit(path, stamp={**json.loads(path.read_text())["stamp"], "boot": "another boot"}),
     "other config": lambda path: edit(path, inputs={"config": "/etc/other.toml"}),
@@ -85,7 +85,7 @@ def test_what_is_no_file_is_replaced(fresh: Machine, make: Callable[[str], None]
     path = f"{fresh.state}/inventory.json"
     os.unlink(path)
     make(path)
-    assert snapshot(fresh)["version"] == ensure.SCHEMA
+    assert snapshot(fresh)["form"] == ensure.FORM
 
 
 @pytest.mark.parametrize(("mode", "uid"), [(0o777, 0), (0o775, 0), (0o755, 4711)])
@@ -120,3 +120,16 @@ def test_host_that_cannot_serve_gpus_is_not_asked_again(machine: Machine, monkey
     assert snapshot(machine)["error"]["code"] == DRIVER
     monkeypatch.setattr(renew, "command", lambda: ["/bin/false"])
     assert snapshot(machine)["error"]["code"] == DRIVER
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664])
+def test_what_the_launcher_executes_is_written_again_when_others_may_write_to_it(machine: Machine, mode: int) -> None:
+    """A shell cannot see modes."""
+    machine.build(1)
+    machine.refreshed()
+    told = Path(machine.state, "runtime")
+    told.chmod(mode)
+    assert ensure.last(machine.config, machine.state)[1] == "policy"
+    told.write_text("/theirs\n")
+    machine.refreshed()
+    assert (told.stat().st_mode & 0o777, told.read_text() != "/theirs\n") == (0o644, True)

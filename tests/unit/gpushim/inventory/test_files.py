@@ -187,3 +187,16 @@ def test_library_without_which_the_others_are_of_no_use(root: Path, name: str, l
     (sentence,) = files.lacking(str(root), VERSION)
     assert f"{name}.so.{VERSION} below {root}" in sentence
     assert lost in sentence
+
+
+def test_a_name_that_is_not_utf_8_is_left_out(root: Path) -> None:
+    name = f"libnvidia-opencl.so.{VERSION}"
+    odd = root / "usr/lib" / os.fsdecode(b"\xff")
+    odd.mkdir()
+    (root / LIB / name).rename(odd / name)
+    (root / LIB / name).symlink_to(f"../{odd.name}/{name}")
+    found, notes = find(root)
+    kept = files.in_utf8(found, notes)
+    assert not [file for group in kept.values() for file in group if f"{odd.name}/" in file["path"]]
+    assert {file["path"] for file in kept["utility"]} == {file["path"] for file in found["utility"]}
+    assert rf"/usr/lib/\udcff/{name} is left out: its name or a link to it is not UTF-8; rename it" in notes

@@ -6,10 +6,13 @@ with each. What has none has a life, which is over here before the create.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import pytest
 
 from fakehost import Host, tree
 from fakehost.gpus import H100, describe
-from gpushim.inventory import ensure, renew, survey
+from gpushim.inventory import ensure, indices, renew, survey
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -152,8 +155,22 @@ def remajor(machine: Machine, host: Host) -> None:
     devices.write_text(devices.read_text().replace("508 nvidia-uvm", "507 nvidia-uvm"))
 
 
+def regdrdrv(machine: Machine, host: Host) -> None:
+    """Load gdrdrv, whose node is of another time and number."""
+    devices = Path(host.root, "proc/devices")
+    devices.write_text(devices.read_text().replace("508 nvidia-uvm", "299 gdrdrv\n508 nvidia-uvm"))
+
+
 def keep_elsewhere(machine: Machine, host: Host) -> None:
     machine.configure(f'[driver]\nroot = "{host.root}"\nlibrary-directory = "{machine.folder}/other"\n')
+
+
+def nodes_elsewhere(machine: Machine, host: Host) -> None:
+    """Have refresh make the nodes below another directory; below / they would be this machine's."""
+    others = Path(machine.folder, "others/dev")
+    others.mkdir(parents=True)
+    os.mknod(others / "null", 0o020666, os.makedev(1, 3))
+    machine.configure(f'[driver]\nroot = "{host.root}"\ndev-root = "{others.parent}"\n')
 
 
 CLUSTER = "00112233-4455-6677-8899-aabbccddeeff"
@@ -169,10 +186,12 @@ CHANGES: dict[str, Change] = {  # by member, and a word more where one member ma
     "driver.version of the module alone": lambda machine, host: host.half_upgrade("550.54.14"),
     "driver.cuda": upgrade,
     "driver.root": move,
-    "driver.dev-root": configure('dev-root = "/"\n'),
+    "driver.dev-root": nodes_elsewhere,
     "driver.load-kernel-modules": configure("load-kernel-modules = false\n"),
     "driver.params": reload,
+    "absent": unplug,
     "gpus.index": unplug,
+    "gpus.nvml": unplug,
     "gpus.uuid": lambda machine, host: regpu(host, 0, **RENAMED),
     "gpus.minor": swap,
     "gpus.node": swap,
@@ -205,6 +224,7 @@ CHANGES: dict[str, Change] = {  # by member, and a word more where one member ma
     "nodes.*": lambda machine, host: os.chmod(host.node("nvidia0"), 0o600),
     "nodes.* with another major": remajor,
     "features.*": lambda machine, host: make(host, "infiniband/uverbs1", 231, 1),
+    "features.* of a module with another major": regdrdrv,
     "imex": lambda machine, host: make(host, "nvidia-caps-imex-channels/channel7", tree.CAPS_IMEX_MAJOR, 7),
     "files.*.path": remove("/usr/bin/nvidia-debugdump"),
     "files.*.kind": remove("/usr/bin/nvidia-debugdump"),
@@ -261,6 +281,83 @@ def test_what_changed_is_never_handed_out_as_it_was(machine: Machine, change: st
     if fact(name) == "life":
         age(machine)
     given = renew.snapshot(machine.config, machine.state)  # what a create is told
-    true = renew.snapshot(machine.config, f"{machine.state}-of-another")  # what a first look tells
+    another = Path(f"{machine.state}-of-another")
+    another.mkdir()
+    shutil.copy(f"{machine.state}/{indices.NAME}", another)  # of this boot
+    true = renew.snapshot(machine.config, str(another))  # what a first look tells
     assert column(true, name) != column(before, name)
     assert column(given, name) == column(true, name)
+
+
+# Beside what the simulated host has, each in directories that are not there either, or on the way to which there are.
+APPEARS = (
+    *("/usr/bin/nvidia-imex", "/usr/sbin/nv-fabricmanager", "/usr/local/bin/nvidia-imex-ctl", "/etc/cufile.json"),
+    *("/etc/glvnd/egl_vendor.d/10_nvidia.json", "/usr/local/share/OpenCL/vendors/nvidia.icd"),
+    *("/lib/firmware/nvidia/VERSION/gsp_new.bin", "/lib/firmware/updates/nvidia/VERSION/gsp_other.bin"),
+)
+
+
+@pytest.mark.parametrize("path", APPEARS)
+def test_a_file_that_appears_is_noticed(machine: Machine, path: str) -> None:
+    host = machine.build(1)
+    assert machine.refreshed()["life"] == survey.SETTLED
+    path = path.replace("VERSION", host.driver)
+    tree.write(host.root + path, "a file")
+    assert ensure.read(machine.config, machine.state) is None
+    assert path in {entry["path"] for entries in machine.refreshed()["files"].values() for entry in entries}
+
+
+def test_a_directory_in_the_place_of_another_is_noticed(machine: Machine) -> None:
+    """As `cp -a`, `rsync -a` and mounts leave it: with the same time."""
+    host = machine.build(1)
+    machine.refreshed()
+    folder = Path(host.root, "usr/bin")
+    shutil.copytree(folder, f"{folder}2", symlinks=True)
+    folder.rename(f"{folder}1")
+    Path(f"{folder}2").rename(folder)
+    shutil.copystat(f"{folder}1", folder)
+    assert ensure.read(machine.config, machine.state) is None
+
+
+def test_a_directory_that_somebody_keeps_changing_refuses_nothing(machine: Machine) -> None:
+    """As a package manager does for minutes: then the files are looked at, not the directory."""
+    host = machine.build(1)
+    done = threading.Event()
+
+    def write() -> None:
+        for number in itertools.takewhile(lambda _: not done.is_set(), itertools.count()):
+            Path(host.root, f"usr/bin/{number}").touch()
+            Path(host.root, f"usr/bin/{number}").unlink()
+
+    with ThreadPoolExecutor() as others:
+        others.submit(write)
+        try:
+            machine.refreshed()
+            assert ensure.read(machine.config, machine.state) is not None
+        finally:
+            done.set()
+    tree.write(f"{host.root}/usr/bin/nvidia-imex", "a file")
+    assert ensure.read(machine.config, machine.state) is None
+
+
+@pytest.mark.parametrize("above", ["usr/local/bin", "usr/local"])
+def test_whoever_may_write_to_a_directory_of_programs_makes_no_snapshot_stale(machine: Machine, above: str) -> None:
+    host = machine.build(1)
+    folder = Path(host.root, "usr/local/bin")
+    folder.mkdir(parents=True, exist_ok=True)
+    Path(host.root, above).chmod(0o2775)  # root:staff, as of Debian 11
+    machine.refreshed()
+    (folder / "nvidia-smi").touch()
+    (folder / "another").touch()
+    assert ensure.read(machine.config, machine.state) is not None
+
+
+@pytest.mark.parametrize("whose", ["file", "directory"])
+def test_what_others_could_replace_no_container_gets(machine: Machine, whose: str) -> None:
+    host = machine.build(1)
+    path = Path(host.root, "usr/local/bin/nvidia-imex-ctl")
+    tree.write(str(path), "a program")
+    os.chown(path if whose == "file" else path.parent, 1000, 1000)
+    snapshot = machine.refreshed()
+    assert not [entry for each in snapshot["files"].values() for entry in each if entry["path"].endswith("imex-ctl")]
+    assert [note for note in snapshot["notes"] if note.startswith("/usr/local/bin/nvidia-imex-ctl is left out: ")]

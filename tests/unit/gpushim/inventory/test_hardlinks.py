@@ -90,10 +90,24 @@ def test_what_is_not_ours_stays(machine: Machine, top: Path) -> None:
     assert {"mine", "new"} < {*os.listdir(top)}
 
 
-def test_leftovers_of_a_killed_refresh_go(machine: Machine, top: Path) -> None:
-    (top / hardlinks.UNFINISHED / "compute").mkdir(parents=True)
+def test_leftovers_of_a_killed_refresh_go(machine: Machine, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", machine.state)
+    boot = Path(stamp.BOOT_ID).read_text()[:8]
+    left = {boot: hardlinks._unfinished(boot), "": hardlinks.UNFINISHED + "00000000-" + "0" * 16}
+    others = hardlinks.UNFINISHED + boot + "-" + "0" * 16  # it may be at work
+    for name in (*left.values(), others):
+        (top / name / "compute").mkdir(parents=True)
     place = machine.refreshed()["hardlinks"]
-    assert os.listdir(top) == [Path(place).name]
+    assert {*os.listdir(top)} == {Path(place).name, others}
+
+
+def test_another_refresh_that_makes_the_same_meanwhile(machine: Machine, top: Path) -> None:
+    """One with another state directory, which has a lock of its own."""
+    place, fresh = Path(machine.refreshed()["hardlinks"]), top / "fresh"
+    inode = place.stat().st_ino
+    shutil.copytree(place, fresh, symlinks=True)
+    hardlinks._move(str(fresh), str(place))
+    assert (os.listdir(top), place.stat().st_ino) == ([place.name], inode)
 
 
 def test_create_notices_that_they_are_gone(machine: Machine, top: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ def host(machine: Machine) -> Host:
     return machine.build(3)
 
 
-def connect(host: Host, gpus: Any) -> None:
-    """Let the host have other GPUs, whose NVML works."""
+def connect(machine: Machine, host: Host, gpus: Any) -> None:
+    """Let the host have other GPUs, whose NVML works, and forget the indices of those before."""
+    shutil.rmtree(machine.state, ignore_errors=True)
     host.gpus[:] = describe(gpus, None)
     host.behave()
     host.update()
@@ -51,14 +53,14 @@ def found(snapshot: Any) -> dict[int, list[list[int]]]:
     ids=["alone", "one board", "bus", "direct", "switch", "both"],
 )  # fmt: skip
 def test_what_nvml_tells(machine: Machine, host: Host, gpus: Any, expected: dict[int, Any]) -> None:
-    connect(host, gpus)
+    connect(machine, host, gpus)
     told = found(machine.refreshed("--force"))
     assert {index: told[index] for index in expected} == expected
 
 
 @pytest.mark.parametrize("error", [3, 13, 999], ids=["not supported", "an old driver", "unknown"])
 def test_without_answers_there_are_no_links_and_all_is_far(machine: Machine, host: Host, error: int) -> None:
-    connect(host, [{"links": {1: 4}, "near": {1: SINGLE}}, {}])
+    connect(machine, host, [{"links": {1: 4}, "near": {1: SINGLE}}, {}])
     host.behave(fail_links=error)
     snapshot = machine.refreshed("--force")
     assert (snapshot["source"], snapshot["notes"]) == ("nvml", [])
@@ -67,7 +69,7 @@ def test_without_answers_there_are_no_links_and_all_is_far(machine: Machine, hos
 
 def test_lost_gpu_has_no_peers_and_is_no_switch(machine: Machine, host: Host) -> None:
     """All three are linked to each other; what is left of the third are its neighbours' links."""
-    connect(host, [{"links": {1: 2, 2: 4}}, {"links": {2: 4}}, {}])
+    connect(machine, host, [{"links": {1: 2, 2: 4}}, {"links": {2: 4}}, {}])
     host.behave(fail_gpu={2: 15})
     snapshot = machine.refreshed("--force")
     assert found(snapshot) == {0: [[1, SYSTEM, 2]], 1: [[0, SYSTEM, 2]], 2: []}
@@ -75,7 +77,7 @@ def test_lost_gpu_has_no_peers_and_is_no_switch(machine: Machine, host: Host) ->
 
 
 def test_numa_nodes_come_from_sysfs(machine: Machine, host: Host) -> None:
-    connect(host, [{"numa": 3}, {"numa": -1}])
+    connect(machine, host, [{"numa": 3}, {"numa": -1}])
     assert [gpu["numa"] for gpu in machine.refreshed("--force")["gpus"]] == [3, -1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ def test_what_fails_a_refresh(changes: dict[str, Any], said: str) -> None:
 def test_a_kernel_that_keeps_no_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "driver/nvidia/capabilities/gpu0/mig/gi1/ci0").mkdir(parents=True)
     assert survey.keeps_times(str(tmp_path), str(tmp_path))
-    looks = iter(range(2))
+    looks = itertools.count()
     monkeypatch.setattr(stamp, "_made", lambda path: [1, next(looks)])
     assert not survey.keeps_times(str(tmp_path), str(tmp_path))
+
+
+@pytest.mark.parametrize("changes", [1, 2])
+def test_mig_instances_that_are_made_meanwhile_are_no_old_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
+) -> None:
+    (tmp_path / "driver/nvidia/capabilities/gpu0/mig/gi1/ci0").mkdir(parents=True)
+    looks = itertools.count()
+    monkeypatch.setattr(stamp, "_made", lambda path: [1, min(next(looks), changes)])
+    assert survey.keeps_times(str(tmp_path), str(tmp_path))

@@ -15,6 +15,8 @@ from unit.gpuhook.sandbox import HOOK, container, picture
 from unit.gpuhook.trees import DRV
 from unit.gpushim.nvidia.cdicalls import call, done
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("words", "found"),

@@ -228,6 +228,22 @@ def test_a_migrated_switch_needs_no_warning(tmp_path: Path) -> None:
     assert [text for text in plan.warnings if "REQUIRE" in text] == []
 
 
+@pytest.mark.parametrize(
+    ("ours_text", "said"),
+    [
+        ("", True),
+        ("accept-annotations-when-unprivileged = true", True),
+        ("accept-annotations-when-unprivileged = false", False),
+        ('profile = "multi-tenant"', False),
+    ],
+)
+def test_a_hardened_file_of_theirs_closes_variables_alone(tmp_path: Path, ours_text: str, said: bool) -> None:
+    (tmp_path / "config.toml").write_text(f"[requests]\n{ours_text}\n")
+    text = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+    warnings = migrate.plan(theirs(tmp_path, text), str(tmp_path / "config.toml")).warnings
+    assert any("accept-annotations-when-unprivileged = false" in each for each in warnings) is said
+
+
 def test_a_pipe_directory_alone_brings_no_mps(tmp_path: Path) -> None:
     text = '[nvidia-container-cli]\nenvironment = ["CUDA_MPS_PIPE_DIRECTORY=/run/m"]\n'
     plan = migrate.plan(theirs(tmp_path, text), str(tmp_path / "config.toml"))

@@ -1,0 +1,106 @@
+"""What `--remove` takes out of containerd's settings: of all files of a tree, and of those that it once had.
+
+Out of scope: what is put in (__init__.py); templates (generated.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gpushim.engines import dropin, records, tomltext, undo
+from gpushim.engines.containerd import generated, imports
+from gpushim.engines.containerd.imports import RUNC, File
+from gpushim.engines.files import Change
+from gpushim.errors import GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpushim.engines.containerd.process import Daemon
+
+_DEFAULT = "default_runtime_name"
+_COMMENT = dropin.HEADER.format(engine="containerd")
+
+
+def changes(daemon: Daemon, tree: list[File]) -> list[Change]:
+    """Take our settings out of all files of a tree, or out of the templates where its first file is made of one."""
+    templates = [generated.of(tree[0].path, version) for version in (2, 3)]
+    found = [generated.take_out(daemon.seen(template)) for template in templates if template]
+    for file in tree[1:] if found else tree:
+        others = _runtimes([each for each in tree if each is not file], daemon.merges, imports.is_ours)
+        found.append(dropin.take_out(kind(imports.keys(tree, file, daemon.merges), others), daemon.seen(file.path)))
+    # One that was imported when it was written, and is not any more.
+    for path in records.led(daemon.seen(tree[0].path), [change.path for change in found]):
+        found.append(dropin.take_out(kind(imports.keys(tree, File(path, {}), daemon.merges)), path))
+    own = imports.directory(daemon, tree)
+    if own and own not in [file.path for file in tree]:  # records may be there all the same
+        found.append(Change(daemon.seen(own), None, None))
+    return found
+
+
+def check_left(daemon: Daemon, tree: list[File], changes: list[Change]) -> None:
+    """Refuse to take back a runtime that a line of others names as the default.
+
+    Raises:
+        GpushimError: the CRI would not start with what is left.
+    """
+    content = {change.path: change.new for change in changes}
+    left = [
+        replace(file, data=tomltext.get(tomltext.parse(content[path] or b"", path), ())) if path in content else file
+        for file, path in ((each, daemon.seen(each.path)) for each in tree)
+    ]
+    gone = {*_runtimes(tree, daemon.merges)} - {*_runtimes(left, daemon.merges)} - {"runc"}
+    tables = [(file.path, _sound(left, file, daemon.merges).get("containerd", {})) for file in left]
+    named = [(path, table[_DEFAULT]) for path, table in tables if table.get(_DEFAULT)]
+    if named and named[-1][1] in gone:
+        raise dropin.goes_with(daemon.seen(named[-1][0]), _DEFAULT, named[-1][1], "the CRI")
+
+
+def _runtimes(tree: list[File], merges: bool, without: Callable[[object], bool] = lambda _: False) -> list[str]:
+    """List the runtimes of a tree."""
+    tables = [_sound(tree, file, merges).get("containerd", {}).get("runtimes", {}) for file in tree]
+    return [name for table in tables for name, entry in table.items() if not without(entry)]
+
+
+def _sound(tree: list[File], file: File, merges: bool) -> dict[str, Any]:
+    """Return the CRI's settings of a file; {} if it has none, or they are broken, which the CRI itself says."""
+    try:
+        return imports.cri(tree, file, merges)
+    except GpushimError:
+        return {}
+
+
+def kind(key: tuple[str, str], others: Sequence[str] = ()) -> undo.Kind:
+    """Describe a file that has the CRI's settings in that place; `others` are the runtimes of other files."""
+    engine = (*key, "containerd")
+    return undo.Kind(
+        tomltext,
+        lambda text: _settings(text, key),
+        _COMMENT,
+        frozenset(["version"]),
+        (*engine, "runtimes"),
+        (*engine, _DEFAULT),
+        frozenset(["runc", *others]),
+    )
+
+
+def _settings(text: str, key: tuple[str, str]) -> list[undo.Setting]:
+    """List the settings that may be ours: every runtime that is gpushim-runtime, and what follows from it.
+
+    The entry of runc stays where another runtime would take the built-in one away.
+    """
+    own = text.startswith(_COMMENT)
+    engine = dropin.table(tomltext.get(text, ()), *key, "containerd")
+    runtimes = dropin.table(engine, "runtimes")
+    names = [name for name, entry in runtimes.items() if imports.is_ours(entry)]
+    keys = (*key, "containerd", "runtimes")
+    settings = [undo.Setting((*keys, name), certain=True) for name in names]
+    if set(runtimes) <= {"runc", *names}:
+        settings.append(undo.Setting((*keys, "runc"), certain=own and runtimes.get("runc") == {"runtime_type": RUNC}))
+    default = own or engine.get(_DEFAULT) in names
+    return [
+        *settings,
+        undo.Setting((*key, "containerd", _DEFAULT), certain=default),
+        undo.Setting((*key, "enable_cdi"), certain=own),
+    ]

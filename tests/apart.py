@@ -1,0 +1,95 @@
+"""Run a command apart from this machine: `apart.py COMMAND...`, as root.
+
+What it writes where gpushim and engines keep files of their own goes into layers of memory, in a mount namespace, and
+ends with it; so do the nodes in /dev. Cgroups, of which engines leave the outer ones, are taken away afterwards.
+Out of scope: whether something is left all the same (traces.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import scratch
+import traces
+from unit.gpuhook.sandbox import bind, mount, own_mounts
+
+LAYERED = ("dev", "etc", "root", "run", "tmp", "usr/local", "var/lib", "var/log")
+TERMINALS = ("pts", "shm")  # and shared memory: mounts in /dev, which a layer would cover
+MEMORY = 6  # GiB; the tests' files take up to 1.4
+OURS = ("/etc/gpushim", "/run/gpushim", "/var/lib/gpushim", "/var/log/gpushim.log")
+
+
+def lay(layers: Path) -> None:
+    """Lay a layer of memory, at this path, over what is written by default, for this process and its children.
+
+    What this machine has of gpushim is not there for them.
+    """
+    own_mounts()
+    mount("tmpfs", layers, "mode=755")
+    for top in LAYERED:
+        upper, work = layers / top, layers / f"{top}-work"
+        upper.mkdir(parents=True)
+        work.mkdir()
+        kept = [(layers / "kept" / name, Path(f"/dev/{name}")) for name in TERMINALS if top == "dev"]
+        for aside, there in kept:
+            aside.mkdir(parents=True)
+            bind(there, aside)
+        mount("overlay", Path("/", top), f"lowerdir=/{top},upperdir={upper},workdir={work}")
+        for aside, there in kept:
+            bind(aside, there)
+    for name in OURS:
+        subprocess.run(["rm", "-rf", name], check=True)
+
+
+def in_memory(top: Path) -> None:
+    """Have the tests' files in memory where there is enough, as a disk's file system costs a third more in all.
+
+    Rootless engines want user attributes, which a tmpfs has since Linux 6.6.
+    """
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    if int(facts["MemAvailable"].split()[0]) >> 20 < MEMORY:
+        return
+    mount("tmpfs", top, "mode=755")
+    try:
+        os.setxattr(top, "user.gpushim", b"")
+    except OSError:
+        subprocess.run(["umount", top], check=True)
+
+
+def cover(top: Path, layers: Path) -> None:
+    """Lay a layer over /opt, too, where a dockerd's containerd makes a directory, and the tests' files lie."""
+    upper, work, tests = layers / "opt", layers / "opt-work", os.open(top, os.O_PATH)
+    upper.mkdir()
+    work.mkdir()
+    mount("overlay", top.parent, f"lowerdir={top.parent},upperdir={upper},workdir={work}")
+    bind(Path(f"/proc/self/fd/{tests}"), top)
+    os.close(tests)
+
+
+def main() -> int:
+    """Run the command; returns its exit code."""
+    before = traces.cgroups()
+    top = scratch.top()
+    with tempfile.TemporaryDirectory(prefix="gpushim-layers-", dir=top.parent) as layers:
+        child = os.fork()
+        if not child:
+            own_mounts()
+            in_memory(top)
+            lay(Path(layers))
+            cover(top, Path(layers))
+            os.environ[traces.OURS] = "1"
+            os.execvp(sys.argv[1], sys.argv[1:])
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for group in sorted(traces.cgroups() - before, reverse=True):  # the inner ones first
+        with contextlib.suppress(OSError):  # somebody is in it, which traces.py tells
+            os.rmdir(group)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""`gpushim configure` as a program, killed or refused by the kernel at its calls, and written against meanwhile.
+
+Each file is the old or the new one, whole; nothing of another's is lost; the next run takes away what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.engines import SYSTEM_PATH
+from e2e.faults import CHANGES, KILL, LONG, Call, Done, calls, split, strike, tree
+from e2e.trees import TOP
+
+OLD = b'{\n    "debug": true\n}\n'
+THEIRS = b'{"theirs": 1}\n'
+CHANGING = {*CHANGES, "renameat2", "fsync", "openat", "pread64"}
+SOME = 10_000 if LONG else 5  # of a command's calls
+
+
+class Lab:
+    """A daemon.json, and the command that changes it or takes that back.
+
+    Args:
+        work: empty directory.
+        top: the checkout whose command it is.
+    """
+
+    def __init__(self, work: Path, top: Path = TOP) -> None:
+        self.top = top
+        self.folder, self.state = work / "etc", work / "state"
+        self.config, self.runtime = self.folder / "daemon.json", work / "gpushim-runtime"
+        self.runtime.touch(0o755)
+        self.env = {"PATH": SYSTEM_PATH, "GPUSHIM_STATE": str(self.state)}
+        self.configure = self.command(f"--runtime-path={self.runtime}")
+        self.remove = self.command("--remove")
+        self.saved = work / "saved"
+        self.lay(self.configure)
+        subprocess.run(self.configure, env=self.env, check=True, capture_output=True)
+        self.new = self.config.read_bytes()
+        for folder in (self.folder, self.state):
+            shutil.copytree(folder, self.saved / folder.name)
+
+    def command(self, *words: str) -> list[str]:
+        program = ["/usr/bin/python3", "-IB", str(self.top / "bin/gpushim"), "configure", "docker"]
+        return [*program, "--files-only", f"--config={self.config}", *words]
+
+    def lay(self, command: list[str]) -> None:
+        """Put the files as they are before a command."""
+        for folder in (self.folder, self.state):
+            shutil.rmtree(folder, ignore_errors=True)
+            if command == self.remove:
+                shutil.copytree(self.saved / folder.name, folder)
+            else:
+                folder.mkdir()
+        if command != self.remove:
+            self.config.write_bytes(OLD)
+
+    def calls(self, command: list[str]) -> list[Call]:
+        """List the calls of a command, from the lock on, that change something or look."""
+        self.lay(command)
+        made = calls(command, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return [call for call in split(made, self.state / "configure.lock")[1] if call.name in CHANGING]
+
+    def some(self, command: list[str], first: int = 0) -> list[Call]:
+        """Take some of these, evenly, or all if there is time."""
+        made = self.calls(command)
+        return made[first :: max(len(made) // SOME, 1)]
+
+    def strike(self, command: list[str], call: Call, what: str) -> Done | None:
+        self.lay(command)
+        return strike(command, call, what, env=self.env)
+
+    def interrupt(self, command: list[str], call: Call, act: Callable[[], object]) -> str:
+        """Run a command, and do something behind one of its calls, while it stands still; return what it says."""
+        self.lay(command)
+        trace = self.state.with_name("trace")
+        words = ["/usr/bin/strace", "-qq", "-o", str(trace), "-e", f"trace={call.name}", "-e", "signal=STOP"]
+        words += ["-e", f"inject={call.name}:signal=SIGSTOP:when={call.number}"]
+        trace.write_text("")
+        with subprocess.Popen(
+            [*words, *command], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as it:
+            while it.poll() is None and "SIGSTOP" not in trace.read_text():
+                time.sleep(0.01)
+            act()
+            for child in (
+                Path(f"/proc/{it.pid}/task/{it.pid}/children").read_text().split() if it.poll() is None else ()
+            ):
+                os.kill(int(child), signal.SIGCONT)
+            return it.communicate(timeout=60)[0].decode()
+
+    def replaced(self) -> None:
+        """Another program writes, as an editor does."""
+        fresh = self.folder / "fresh"
+        fresh.write_bytes(THEIRS)
+        fresh.rename(self.config)
+
+    def ends(self) -> None:
+        """Take gpushim out, after which all is as before."""
+        subprocess.run(self.remove, env=self.env, check=True, capture_output=True)
+        assert tree(self.folder) == {self.config.name: (self.config.stat().st_mode, OLD)}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return Lab(tmp_path_factory.mktemp("lab"))
+
+
+WORDS = pytest.mark.parametrize("words", ["configure", "remove"])
+
+
+@WORDS
+def test_killed_at_any_call(words: str, lab: Lab) -> None:
+    command = getattr(lab, words)
+    for call in lab.some(command):
+        if lab.strike(command, call, KILL) is not None:
+            assert lab.config.read_bytes() in (OLD, lab.new), call
+            lab.ends()
+
+
+@WORDS
+def test_another_writes_at_any_call(words: str, lab: Lab) -> None:
+    command, said = getattr(lab, words), ""
+    for call in lab.some(command, first=2):
+        said += lab.interrupt(command, call, lab.replaced)
+        assert THEIRS in [path.read_bytes() for path in lab.folder.iterdir()], call
+        assert not [*lab.folder.glob(".*")]
+    assert "has been changed by somebody else meanwhile; try again" in said
+    assert "Traceback" not in said
+
+
+def test_another_writes_right_before_the_exchange(lab: Lab) -> None:
+    made = lab.calls(lab.configure)
+    at = [call.name for call in made].index("renameat2")
+    said = lab.interrupt(lab.configure, made[at - 1], lab.replaced)
+    assert lab.config.read_bytes() == THEIRS
+    assert "has been changed by somebody else meanwhile; try again" in said
+
+
+def test_killed_right_after_the_exchange(lab: Lab) -> None:
+    made = lab.calls(lab.configure)
+    at = [call.name for call in made].index("renameat2")
+    assert lab.strike(lab.configure, made[at + 1], KILL) is not None
+    assert [*lab.folder.glob(".*.exchange")]
+    lab.ends()
+
+
+def test_a_file_that_has_got_the_inode_number_of_one_with_records(lab: Lab) -> None:
+    """It is another program's, which turned CDI on by itself, and named gpushim-runtime too."""
+    lab.lay(lab.configure)
+    subprocess.run([*lab.configure, "--cdi"], env=lab.env, check=True, capture_output=True)
+    other = lab.folder / "other.json"
+    other.write_text(json.dumps({"features": {"cdi": True}, "runtimes": {"x": {"path": str(lab.runtime)}}}))
+    listed = lab.state / "configured"
+    rows = json.loads(listed.read_text())
+    rows[str(lab.config)]["inode"] = other.stat().st_ino
+    listed.write_text(json.dumps(rows))
+    lab.config.unlink()
+    command = [f"--config={other}" if word.startswith("--config") else word for word in lab.remove]
+    subprocess.run(command, env=lab.env, check=True, capture_output=True)
+    assert json.loads(other.read_text()) == {"features": {"cdi": True}}
+
+
+def test_where_two_files_cannot_change_places(lab: Lab) -> None:
+    """As on many file systems of the network: the kernel refuses renameat2."""
+    for command, left in ((lab.configure, lab.new), (lab.remove, OLD)):
+        lab.lay(command)
+        words = ["/usr/bin/strace", "-qq", "-o", "/dev/null", "-e", "inject=renameat2:error=EINVAL", *command]
+        subprocess.run(words, env=lab.env, check=True, capture_output=True)
+        assert lab.config.read_bytes() == left
+    assert tree(lab.folder).keys() == {lab.config.name}

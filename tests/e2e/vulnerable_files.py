@@ -1,0 +1,59 @@
+"""More of vulnerable.py: builds that take other programs' files for gpushim's own, and the loss that each brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from e2e import test_faults_configure
+from e2e.changing import Scene
+from e2e.hostile_places import Place
+from e2e.test_faults_configure import Lab
+from e2e.vulnerable import Build
+
+EXCHANGE, RECORDS, PUBLISH = (f"shim/gpushim/{name}.py" for name in ("exchange", "engines/records", "cdi/publish"))
+BY_NUMBER = """
+def _is_of(base, row, path, place):
+    status = rewrite.status(place)
+    return status is not None and row["inode"] == status.st_ino
+"""
+
+
+def _of(test: Callable[[Lab], None]) -> Callable[[Place, Path], None]:
+    def attack(place: Place, tmp_path: Path) -> None:
+        (tmp_path / "lab").mkdir()
+        test(Lab(tmp_path / "lab", place.top))
+
+    return attack
+
+
+def _a_spec_of_others(place: Place, tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "scene", 1, place.top)
+    path = scene.state / "cdi" / "nvidia.com-gpu.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{ theirs")
+    said = scene.refresh().stderr
+    assert path.read_text() == "{ theirs"
+    assert f"{path} is not as refresh wrote it, and stays" in said
+
+
+BUILDS = {
+    "T-FILES does not look at what came out": Build(
+        {EXCHANGE: "_look = lambda *_: None"},
+        _of(test_faults_configure.test_another_writes_right_before_the_exchange),
+        "lab.config.read_bytes() == THEIRS",
+    ),
+    "T-FILES ends nothing that a kill has left": Build(
+        {EXCHANGE: "settle = lambda file: []"},
+        _of(test_faults_configure.test_killed_right_after_the_exchange),
+        "assert tree(self.folder)",
+    ),
+    "T-FILES knows a file by its inode number": Build(
+        {RECORDS: BY_NUMBER},
+        _of(test_faults_configure.test_a_file_that_has_got_the_inode_number_of_one_with_records),
+        "json.loads(other.read_text())",
+    ),
+    "T-FILES replaces whatever bears its spec's name": Build(
+        {PUBLISH: "_theirs = lambda *_: ''"}, _a_spec_of_others, "path.read_text()"
+    ),
+}

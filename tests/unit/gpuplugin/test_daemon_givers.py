@@ -1,0 +1,120 @@
+"""The daemon beside somebody else who gives out the same GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from gpuplugin import givers
+from gpushim import kubelet as files
+from unit.gpuplugin.kubelet import until
+from unit.gpuplugin.registrar import driver
+from unit.gpuplugin.snapshots import uuid
+from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, top
+
+__all__ = ["host", "top"]
+SICK, WELL = health(sick=(uuid(0), uuid(1))), health(uuid(0), uuid(1))
+CLAIMED = {
+    "claim_name": "mine",
+    "claim_namespace": "ns",
+    "claim_resources": [{"driver_name": "gpu.nvidia.com", "pool_name": "n", "device_name": "gpu-0"}],
+}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOK", "SOON"):
+        monkeypatch.setattr(givers, name, 0.1)
+
+
+def promised(folder: Path, *devices: str) -> None:
+    """Write what kubelet keeps of claims."""
+    rows = [{"PoolName": "n", "DeviceName": one, "CDIDeviceIDs": []} for one in devices]
+    state = {"gpu.nvidia.com": {"Devices": rows}}
+    entry = {"ClaimName": "mine", "Namespace": "ns", "PodUIDs": {"u": {}}, "DriverState": state}
+    inner = json.dumps({"ClaimInfoStateList": [entry] if devices else []})
+    (folder / "new").write_text(json.dumps({"Data": inner, "Checksum": 0}))
+    (folder / "new").replace(folder / files.CLAIMS)
+
+
+def test_a_driver_that_was_there_first(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with driver(top / "plugins_registry/x.sock"), running(top) as kubelet:
+            await until(lambda: kubelet.registered)
+            await until(lambda: kubelet.lists.get(GPU))
+            assert kubelet.lists[GPU] == SICK
+            with pytest.raises(grpc.aio.AioRpcError, match=r"gpu\.nvidia\.com, which listens at .*other-givers"):
+                await kubelet.allocate(GPU, uuid(0))
+
+    asyncio.run(run())
+
+
+def test_a_driver_that_comes_and_goes(top: Path, host: Host) -> None:
+    (top / "plugins_registry").mkdir()
+
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            async with driver(top / "plugins_registry/x.sock"):
+                await until(lambda: kubelet.lists[GPU] == SICK)
+            await until(lambda: kubelet.lists[GPU] == WELL)
+
+    asyncio.run(run())
+
+
+def test_what_a_claim_has_waits_until_kubelet_lists_it_no_more(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            async with driver(top / "plugins_registry/x.sock"):
+                kubelet.claimed = [CLAIMED]
+                await until(lambda: kubelet.lists[GPU] == SICK)
+            await until(lambda: kubelet.lists[GPU] == health(uuid(1), sick=(uuid(0),)))
+            with pytest.raises(grpc.aio.AioRpcError, match="pod ns/pod has it by claim ns/mine of the DRA driver"):
+                await kubelet.allocate(GPU, uuid(0))
+            kubelet.claimed.clear()
+            await until(lambda: kubelet.lists[GPU] == WELL)
+
+    asyncio.run(run())
+
+
+def test_what_kubelet_has_kept_of_a_claim_counts_as_well(top: Path, host: Host) -> None:
+    promised(top, "gpu-1")
+
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU))
+            assert kubelet.lists[GPU] == health(uuid(0), sick=(uuid(1),))
+            promised(top)
+            await until(lambda: kubelet.lists[GPU] == WELL)
+
+    asyncio.run(run())
+
+
+def test_serve_goes_on_and_says_so(top: Path, host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with driver(top / "plugins_registry/x.sock"), running(top, **{"other-givers": "serve"}) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU))
+            assert kubelet.lists[GPU] == WELL
+            await until(lambda: "it is served all the same" in caplog.text)
+
+    asyncio.run(run())
+    assert caplog.text.count("it is served all the same") == 1
+
+
+def test_another_plugin_with_the_same_gpus(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            async with driver(top / "device-plugins/nvidia.sock", "x.com/gpu", "DevicePlugin"):
+                kubelet.lists["x.com/gpu"] = health(f"{uuid(0)}-1")
+                await until(lambda: kubelet.lists[GPU] == health(uuid(1), sick=(uuid(0),)))
+                kubelet.lists["x.com/gpu"] = {}
+                await until(lambda: kubelet.lists[GPU] == WELL)
+            (top / "device-plugins/nvidia.sock").unlink()
+
+    asyncio.run(run())

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from gpushim.errors import GpushimError
+from gpushim.inventory import scarce
+
+
+def told(*errors: BaseException) -> BaseException:
+    """The last of these errors, each raised because of the one before, which it does not name."""
+    try:
+        for error in errors[:-1]:
+            raise error
+    except type(errors[0]):
+        try:
+            raise errors[-1] from None
+        except BaseException as last:
+            return last
+    return errors[-1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(OSError(number, os.strerror(number)) for number in (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.EFBIG)),
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        OSError("libnvidia-ml.so.1: failed to map segment from shared object"),
+        told(BlockingIOError(errno.EAGAIN, "x"), GpushimError("modprobe cannot be started")),
+    ],
+    ids=str,
+)
+def test_what_one_process_lacks(error: BaseException) -> None:
+    assert "raise the limits of who creates this container" in str(scarce.lack(error))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GpushimError("no NVIDIA driver is loaded"),
+        OSError(errno.ENOSPC, "x"),
+        OSError(errno.EACCES, "x"),
+        ValueError(),
+    ],
+    ids=str,
+)
+def test_what_is_everybodys(error: BaseException) -> None:
+    assert scarce.lack(error) is None
+
+
+def test_a_note_that_tells_of_it() -> None:
+    assert scarce.among(["a GPU is missing", "NVML cannot be used (Insufficient Memory): none was asked"])
+    assert scarce.among(["a GPU is missing"]) is None
