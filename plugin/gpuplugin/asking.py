@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,21 @@ TEXT_LIMIT = 200  # characters of an error
 HUNG = "its calls to the driver hang"
 
 
+class Since(NamedTuple):
+    """From when on XIDs of a GPU count, in seconds since boot (stamp.clock); 0: from the beginning.
+
+    Attributes:
+        heard: until when its events were listened to.
+        bound: when the GPU was found to be bound anew, which is later than it was.
+    """
+
+    heard: float = 0.0
+    bound: float = 0.0
+
+
+NEVER = Since()
+
+
 def tell(**line: Any) -> None:
     """Print a line; BrokenPipeError if nobody reads any more."""
     os.write(1, json.dumps(line, separators=(",", ":")).encode() + b"\n")
@@ -35,17 +50,17 @@ class Gpu:
     Args:
         uuid: its UUID.
         pci: its PCI address.
-        since: when it may be asked first (time.monotonic).
-        heard: until when it was listened to (stamp.clock).
+        first: when it may be asked first (time.monotonic).
+        since: until when it was listened to.
     """
 
-    def __init__(self, uuid: str, pci: str, since: float, heard: float = 0.0) -> None:
-        self.uuid, self.pci, self._since, self.heard = uuid, pci, since, heard
+    def __init__(self, uuid: str, pci: str, first: float, since: Since = NEVER) -> None:
+        self.uuid, self.pci, self._first, self.since = uuid, pci, first, since
 
     @property
     def hung(self) -> bool:
         """Say whether it is too early to ask it."""
-        return time.monotonic() < self._since
+        return time.monotonic() < self._first
 
     def handle(self, nvml: Any) -> Any:
         """Look it up; NVMLError if it does not answer or is not there."""

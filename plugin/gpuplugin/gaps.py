@@ -43,12 +43,12 @@ class Listened:
         for uuid in self.now & self._state.gpus.keys():
             self._state.gpus[uuid].heard = now
 
-    def until(self, now: float) -> dict[str, float]:
+    def until(self, now: float) -> dict[str, asking.Since]:
         """Return from when on events of GPUs may not have been heard, by UUID; none of those that never were."""
         self.note(now)
         early = asking.MOMENT + DRIFT * now
         found = {uuid: known for uuid, known in self._state.gpus.items() if known.heard}
-        return {uuid: max(known.heard - early, known.bound, 0.0) for uuid, known in found.items()}
+        return {uuid: asking.Since(max(known.heard - early, 0.0), known.bound) for uuid, known in found.items()}
 
 
 def count(known: Known, found: dict[str, Any]) -> tuple[bool, bool]:

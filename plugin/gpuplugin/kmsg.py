@@ -19,6 +19,8 @@ from gpushim.inventory import procfs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from gpuplugin.asking import Since
+
 RECORD = 8192  # bytes, the longest that the kernel hands out; less is refused
 LIMIT = 1 << 26  # bytes in one look: the largest log that is usual, twice
 SECONDS = 3.0  # for one look: less than the silence after which the child is killed
@@ -29,7 +31,7 @@ _XID = re.compile(
     rb"[0-7],\d+,(\d{1,18}),[^;]{0,200};NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
     rb"(?:\.[0-7])?(?: [^()]{0,64})?\): (\d{1,10}),"
 )
-_LOADED = re.compile(rb"[0-7],\d+,\d+,[^;]{0,200};" + LOADED)
+_LOADED = re.compile(rb"[0-7],\d+,(\d{1,18}),[^;]{0,200};" + LOADED)
 
 
 def path(proc: str) -> str:
@@ -37,18 +39,23 @@ def path(proc: str) -> str:
     return proc.rpartition("/proc")[0] + "/dev/kmsg"
 
 
-def missed(xids: dict[tuple[str, int], float], gpus: Iterable[tuple[str, str, float]]) -> Iterator[dict[str, object]]:
+def missed(log: Log, gpus: Iterable[tuple[str, str, Since]]) -> Iterator[dict[str, object]]:
     """Give the lines, as a child that listens prints them, of XIDs that nobody has heard.
 
     Args:
-        xids: as Log.xids has them.
-        gpus: of each the PCI address, the UUID, and until when it was listened to.
+        log: is read first.
+        gpus: of each the PCI address, the UUID, and which XIDs count.
     """
-    known = {pci: (uuid, heard) for pci, uuid, heard in gpus}
-    for (pci, xid), at in xids.items():
-        uuid, heard = known.get(pci, ("", 0.0))
-        if uuid and at >= heard:
+    known = {pci: (uuid, since) for pci, uuid, since in gpus}
+    for (pci, xid), at in log.xids().items():
+        uuid, since = known.get(pci, ("", None))
+        if since and _counts(at, since, log.loaded):
             yield {"xid": xid, "gpu": uuid, "gi": None, "ci": None, "at": round(min(at, stamp.clock()), 3)}
+
+
+def _counts(at: float, since: Since, loaded: float) -> bool:
+    """Say whether an XID from after the driver was loaded counts: where that came since, it is what bound the GPU."""
+    return at >= since.heard and (at >= since.bound or since.heard <= loaded <= since.bound)
 
 
 class Log:
@@ -56,6 +63,9 @@ class Log:
 
     Args:
         path: of the log.
+
+    Attributes:
+        loaded: when the driver was loaded last, as xids has times; 0: the log does not have it.
     """
 
     def __init__(self, path: str) -> None:
@@ -64,6 +74,7 @@ class Log:
         except OSError:
             self._fd = -1
         self._rest = b""
+        self.loaded = 0.0
         self._found: dict[tuple[str, int], float] = {}
 
     def close(self) -> None:
@@ -103,9 +114,9 @@ class Log:
     def _take(self, line: bytes, ahead: float) -> None:
         if b"NVRM: " not in line:
             return
-        found = _XID.match(line)
-        if found:
+        if found := _XID.match(line):
             pci = procfs.pci_address(f"{found[2].decode()}.0")
             self._found[pci, int(found[3])] = int(found[1]) / 1e6 + ahead
-        elif _LOADED.match(line):
+        elif found := _LOADED.match(line):
             self._found.clear()
+            self.loaded = int(found[1]) / 1e6 + ahead

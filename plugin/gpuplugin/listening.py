@@ -141,7 +141,7 @@ class Events:
         """Take note until when GPUs were listened to."""
         for gpu in self._gpus:
             if gpu.uuid in self._uuids.values():
-                gpu.heard = stamp.clock() - asking.MOMENT
+                gpu.since = gpu.since._replace(heard=stamp.clock() - asking.MOMENT)
 
     def _add(self, gpu: Gpu) -> None:
         """Listen to a GPU, and then ask it."""
@@ -179,8 +179,8 @@ class Events:
             asking.tell(**line, **({"asked": asked} if asked else {}))
 
     def _tell_log(self, asked: dict[str, Any]) -> None:
-        gpus = ((gpu.pci, gpu.uuid, gpu.heard) for gpu in self._gpus if gpu.uuid in asked)
-        for line in kmsg.missed(self._log.xids(), gpus):
+        gpus = ((gpu.pci, gpu.uuid, gpu.since) for gpu in self._gpus if gpu.uuid in asked)
+        for line in kmsg.missed(self._log, gpus):
             asking.tell(**line)
 
     def _take(self, event: Any) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin import kmsg, suspects, watching, xids
-from gpuplugin.asking import EVENTS, HUNG, POLLS
+from gpuplugin.asking import EVENTS, HUNG, NEVER, POLLS
 from gpuplugin.child import Child, ended
 from gpuplugin.health import Health
 from gpushim import stamp
@@ -20,6 +20,7 @@ from gpushim import stamp
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from gpuplugin.asking import Since
     from gpuplugin.reason import Reason
     from gpushim.model import Snapshot
 
@@ -76,7 +77,7 @@ class Watchers:
         return Child(mode, words, heard, blind, watching.SILENCE[mode], sees)
 
     def _words(
-        self, mode: str, snapshot: Snapshot, suspects: Collection[str], heard: Mapping[str, float] | None = None
+        self, mode: str, snapshot: Snapshot, suspects: Collection[str], heard: Mapping[str, Since] | None = None
     ) -> list[str]:
         return watching.command(mode, snapshot, stamp.proc_dir(snapshot["inputs"]["root"]), suspects, heard)
 
@@ -106,10 +107,10 @@ class Watchers:
         if self._driver is not None or not _watched(snapshot):
             return
         heard = self._health.listened.until(stamp.clock())
-        gpus = [(gpu["pci"], gpu["uuid"], heard.get(gpu["uuid"], 0.0)) for gpu in snapshot["gpus"] if gpu["uuid"]]
+        gpus = [(gpu["pci"], gpu["uuid"], heard.get(gpu["uuid"], NEVER)) for gpu in snapshot["gpus"] if gpu["uuid"]]
         log = kmsg.Log(kmsg.path(stamp.proc_dir(snapshot["inputs"]["root"])))
         try:
-            for line in kmsg.missed(await asyncio.to_thread(log.xids), gpus):
+            for line in await asyncio.to_thread(lambda: [*kmsg.missed(log, gpus)]):
                 self._heard(EVENTS, line)
         finally:
             log.close()

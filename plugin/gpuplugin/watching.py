@@ -36,6 +36,7 @@ from gpushim.inventory import procfs, rooted
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from gpuplugin.asking import Since
     from gpushim.model import Snapshot
 
 SILENCE = {EVENTS: 10.0, POLLS: 6.0}  # seconds after which each hangs, if it prints nothing
@@ -45,7 +46,7 @@ _CALL = "import sys; sys.path[:] = sys.argv[1].split(':'); from MODULE import ma
 
 
 def command(
-    mode: str, snapshot: Snapshot, proc: str, suspects: Collection[str], heard: Mapping[str, float] | None = None
+    mode: str, snapshot: Snapshot, proc: str, suspects: Collection[str], heard: Mapping[str, Since] | None = None
 ) -> list[str]:
     """Return the command line of a child.
 
@@ -54,11 +55,11 @@ def command(
         snapshot: what the host has; GPUs whose UUID it does not tell are not watched.
         proc: stamp.proc_dir.
         suspects: UUIDs of GPUs whose calls hung.
-        heard: by UUID, until when GPUs were listened to (stamp.clock); not at all: 0.
+        heard: by UUID, until when GPUs were listened to; none of those that never were.
     """
     then = heard or {}
     gpus = [
-        [gpu["uuid"], gpu["pci"], gpu["uuid"] in suspects, then.get(gpu["uuid"], 0.0)]
+        [gpu["uuid"], gpu["pci"], gpu["uuid"] in suspects, then.get(gpu["uuid"], asking.NEVER)]
         for gpu in snapshot["gpus"]
         if gpu["uuid"]
     ]
@@ -89,8 +90,8 @@ def main(mode: str, library: str, proc: str, gpus: str) -> None:
 
     belong(mode)
     known = [
-        Gpu(uuid, pci, time.monotonic() + asking.AGAIN[mode] if hung else 0.0, heard)
-        for uuid, pci, hung, heard in json.loads(gpus)
+        Gpu(uuid, pci, time.monotonic() + asking.AGAIN[mode] if hung else 0.0, asking.Since(*since))
+        for uuid, pci, hung, since in json.loads(gpus)
     ]
     log = kmsg.Log(kmsg.path(proc) if mode == EVENTS else "")
     try:

@@ -9,6 +9,7 @@ Out of scope: how containerd is started (engines.py), the Debian below (chroots.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -31,7 +32,7 @@ from e2e import cri, trees
 from e2e.chroots import Chroot
 from e2e.engines import Containerd, members
 from e2e.expect import INSIDE, PROBE, probe
-from e2e.leftovers import SHIM_SECONDS, processes, until
+from e2e.leftovers import SHIM_SECONDS, processes, removed, until
 from fakehost import Host
 from gpuplugin.v1beta1 import POD_RESOURCES, reader, writer
 
@@ -263,26 +264,35 @@ class Node:
 
     def clean(self) -> None:
         """Remove the pods that kubelet has left behind, as it does when it ends."""
-        rows = self.engine.ctr("containers", "ls", namespace="k8s.io").stdout.splitlines()
         client = cri.Client(self.engine.socket, self.work)
 
-        def removed(pod: str) -> bool:
-            try:
+        def remove(pod: str) -> None:
+            with contextlib.suppress(cri.RefusedError):  # a container of it is being started just now
                 client.remove_pod(pod)
-            except cri.RefusedError:  # a container of it is being started just now
-                return False
-            return True
+
+        def gone() -> bool:  # what kubelet asked for last may still be under way
+            rows = self.engine.ctr("containers", "ls", namespace="k8s.io").stdout.splitlines()[1:]
+            [*several.map(remove, [row.split()[0] for row in rows if "pause" in row])]
+            return not rows
 
         with ThreadPoolExecutor(8) as several:  # each waits for processes to end
-            pods = [row.split()[0] for row in rows if "pause" in row]
-            assert all(several.map(lambda pod: until(lambda: removed(pod), SECONDS), pods)), pods
+            assert until(gone, SECONDS), processes(self.engine.state)
         client.close()
+        self._end_lost()
 
     def end_shims(self) -> None:
-        """Remove all pods, and end shims that are lost, as one of a sandbox that was being made at a kill."""
+        """Remove all pods, and end shims that are lost."""
         self.remove()
-        until(lambda: not processes(self.engine.state, "/containerd-shim"), SHIM_SECONDS)
-        for pid in processes(self.engine.state, "/containerd-shim"):
+        self._end_lost()
+
+    def _end_lost(self) -> None:
+        """End what containerd forgets of a sandbox that is being made when kubelet ends."""
+        shims = "/containerd-shim"
+        if until(lambda: not processes(self.engine.state, shims), SHIM_SECONDS):
+            return
+        pods = Path("/sys/fs/cgroup").glob(f"*/{self.engine.state.name}/kubepods/**/cgroup.procs")
+        inside = {int(pid) for group in pods for pid in group.read_text().split()}
+        for pid in {*processes(self.engine.state, shims), *inside}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -431,6 +441,4 @@ def node(engine: Containerd, place: Chroot, *flags: str, settings: dict[str, obj
         gone = until(lambda: subprocess.run(unmount, check=False).returncode == 0, SECONDS)
         assert gone, "something holds a mount of kubelet's"  # what ends with the last pod may, for a moment
         for top in Path("/sys/fs/cgroup").glob(f"*/{engine.state.name}"):
-            for group in sorted(top.rglob("*/"), reverse=True):
-                group.rmdir()
-            top.rmdir()
+            assert until(functools.partial(removed, top), SECONDS), f"{top} is busy"

@@ -87,11 +87,12 @@ def _remove_cgroups(name: str) -> list[str]:
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     tops = [Path(words[1], name) for words in mounts if words[2] in ("cgroup", "cgroup2")]
     # Engines keep their common cgroup, which holds none of a container any more.
-    busy = [top for top in tops if not until(functools.partial(_removed, top), CGROUP_SECONDS)]
+    busy = [top for top in tops if not until(functools.partial(removed, top), CGROUP_SECONDS)]
     return [f"cgroup {top}" for top in busy]
 
 
-def _removed(top: Path) -> bool:
+def removed(top: Path) -> bool:
+    """Remove a cgroup, and those in it; says whether that is done."""
     for directory, _, _ in os.walk(top, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(directory)

@@ -88,6 +88,16 @@ def reload(host: Host, env: dict[str, str]) -> None:
     assert until(lambda: (snapshot.stat().st_ino, snapshot.stat().st_mtime_ns) != before, SECONDS)
 
 
+def xid(host: Host, gpu: int) -> str:
+    """Return what the kernel's log has of an XID of now."""
+    return f"4,1,{clock()},-;NVRM: Xid (PCI:{host.gpus[gpu].pci.rpartition('.')[0]}): {SILENT}, pid=1, name=x\n"
+
+
+def clock() -> int:
+    """Return the time as the kernel's log has it, in microseconds."""
+    return round(1e6 * time.clock_gettime(time.CLOCK_MONOTONIC))
+
+
 def replicas(host: Host, gpu: int) -> set[str]:
     """Return the ids of what there is of a GPU: all replicas of it, or of its MIG instances."""
     found = host.gpus[gpu]
@@ -163,17 +173,20 @@ def test_a_storm_of_one_gpus_xids_hides_no_other_ones(one: Plugin, host: Host) -
     assert "writes without end" not in one.said()
 
 
-@pytest.mark.parametrize("told", ["log", "memory errors"])
+@pytest.mark.parametrize("told", ["log", "log of a driver loaded meanwhile", "memory errors"])
 def test_what_happened_while_nobody_listened_is_found(one: Plugin, host: Host, told: str) -> None:
     """In the kernel's log where that can be read; what NVML knows in any case."""
     one.stop(9)
     log = Path(host.root, "dev", "kmsg")
     try:
-        if told == "log":
-            address, now = host.gpus[1].pci.rpartition(".")[0], time.clock_gettime(time.CLOCK_MONOTONIC)
-            log.write_text(f"4,1,{round(1e6 * now)},-;NVRM: Xid (PCI:{address}): {SILENT}, pid=1, name=x\n")
-        else:
+        if told == "memory errors":
             host.figure(1, ecc_uncorrected_volatile=1)
+        elif told == "log":
+            log.write_text(xid(host, 1))
+        else:
+            log.write_text(xid(host, 0) + f"6,1,{clock()},-;NVRM: loading NVIDIA UNIX\n" + xid(host, 1))
+            host.modify = not host.modify
+            host.update()
         one.start()
         has(one, everything(host) - replicas(host, 1))
     finally:

@@ -280,7 +280,7 @@ def test_slices_of_time_through_a_restart_to_mps(
     try:
         one.start()
         kept(one, inside, parts(other(host, held), 2) | {held})
-        three(node, inside)
+        three(one, inside)
         inside.end("holder")
         kept(one, inside, every, seconds=0)
         held = holder(node)
@@ -289,15 +289,15 @@ def test_slices_of_time_through_a_restart_to_mps(
         share(shared(2))
         one.start()
         kept(one, inside, parts(other(host, held), 2) | {held})
-        three(node, inside)
+        three(one, inside)
     finally:
         daemon.stop()
 
 
-def three(node: Node, inside: Containers) -> None:
+def three(one: Plugin, inside: Containers) -> None:
     """Take what can be had beside the holder's, which is of the holder's way or of the other GPU; remove it."""
-    pods = create(node, GPU, 3)
-    assert [bool(pod.container) for pod in pods].count(True) >= 2, pods
+    pods = create(one.node, GPU, 3)
+    assert [bool(pod.container) for pod in pods].count(True) >= 2, f"{pods}\n{one.said()[-4000:]}"
     inside.look()
     inside.end(*(f"takes{number}" for number in range(3)))
 

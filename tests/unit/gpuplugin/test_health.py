@@ -520,9 +520,9 @@ def test_until_when_a_gpu_was_listened_to_survives_a_kill_and_a_new_driver(path:
     assert one.listened.until(now) == {}
     one.heard(watching(), now)  # which is saved; no word after that
     early = asking.MOMENT + gaps.DRIFT * now
-    assert Health(path, boot="b").listened.until(now + 50) == pytest.approx(
-        dict.fromkeys((WHOLE, PARENT), now - early), abs=5
-    )
+    until = asking.Since(pytest.approx(now - early, abs=5), 0.0)
+    assert Health(path, boot="b").listened.until(now + 50) == {WHOLE: until, PARENT: until}
     one.problems(host(inode=6), now)
-    assert one.listened.until(now) == {WHOLE: now, PARENT: now}  # no XID of the driver before
+    until = until._replace(bound=now)
+    assert one.listened.until(now) == {WHOLE: until, PARENT: until}
     assert Health(path, boot="another").listened.until(now) == {}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuplugin import kmsg
+from gpuplugin.asking import Since
 from gpushim import stamp
 
 PCI = "00000000:3b:00.0"
@@ -52,6 +53,30 @@ def test_the_last_time_counts_and_is_that_since_boot(tmp_path: Path) -> None:
 def test_a_driver_that_is_loaded_begins_anew(tmp_path: Path) -> None:
     log = [record(f"NVRM: Xid (PCI:0000:3b:00): {number}, x") for number in (79, 48)]
     assert read(tmp_path / "kmsg", log[0], record("NVRM: loading NVIDIA UNIX x86_64"), log[1]).keys() == {(PCI, 48)}
+
+
+@pytest.mark.parametrize(
+    ("heard", "loaded", "at", "bound", "counts"),
+    [
+        (100, None, 110, 120, False),  # the GPU was bound anew, after that, by a driver that was there
+        (100, None, 130, 120, True),
+        (100, 105, 110, 120, True),  # the driver was loaded first, and found later
+        (100, 105, 130, 120, True),
+        (100, 90, 110, 120, False),  # loaded, listened to, bound anew
+        (100, 90, 95, 80, False),  # heard
+        (100, 90, 110, 80, True),
+        (0, None, 5, 0, True),
+    ],
+)
+def test_an_xid_counts_of_the_driver_that_is_bound_and_nobody_heard(
+    tmp_path: Path, heard: int, loaded: int | None, at: int, bound: int, counts: bool
+) -> None:
+    slept = stamp.clock() - time.clock_gettime(time.CLOCK_MONOTONIC)
+    text = record("NVRM: loading NVIDIA UNIX", loaded) if loaded else ""
+    (tmp_path / "kmsg").write_text(text + record("NVRM: Xid (PCI:0000:3b:00): 79, x", at + 0.5))
+    log = kmsg.Log(str(tmp_path / "kmsg"))
+    gpus = [(PCI, "GPU-1", Since(heard and heard + slept, bound and bound + slept))]
+    assert [line["gpu"] for line in kmsg.missed(log, gpus)] == ["GPU-1"] * counts
 
 
 def test_a_look_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fakehost import Host
 from gpuplugin import listening, watching
+from gpuplugin.asking import Since
 from gpuplugin.listening import Merged
 from gpushim import stamp
 from unit.gpuplugin import watched
@@ -80,7 +81,7 @@ def test_the_kinds_of_a_gpu_are_bounded_and_each_xid_is_among_them() -> None:
     assert {(13, "a", None, None), (31, "a", None, None), (48, "b", None, None)} <= {*found}
 
 
-def gap(host: Host, heard: dict[str, float], log: str = "") -> Heard:
+def gap(host: Host, heard: dict[str, Since], log: str = "") -> Heard:
     """Return a child that begins to listen after a gap."""
     Path(host.root, "dev").mkdir(exist_ok=True)
     Path(host.root, "dev/kmsg").write_text(log)
@@ -96,7 +97,7 @@ def xid(host: Host, gpu: int, number: int, ago: float) -> str:
 def test_xids_of_the_gap_are_told_from_the_kernels_log(host: Host) -> None:
     now, (one, other) = stamp.clock(), (gpu.uuid for gpu in host.gpus)
     log = xid(host, 0, 79, 50) + xid(host, 1, 48, 50) + xid(host, 0, 94, 5)
-    heard = gap(host, {one: now - 20, other: now - 60}, log)
+    heard = gap(host, {one: Since(now - 20), other: Since(now - 60)}, log)
 
     async def body() -> None:
         await until(lambda: heard.last("watching"))
