@@ -32,7 +32,7 @@ from e2e import cri, trees
 from e2e.chroots import Chroot
 from e2e.engines import Containerd, members
 from e2e.expect import INSIDE, PROBE, probe
-from e2e.leftovers import SHIM_SECONDS, processes, removed, until
+from e2e.leftovers import SHIM_SECONDS, groups, processes, removed, until
 from fakehost import Host
 from gpuplugin.v1beta1 import POD_RESOURCES, reader, writer
 
@@ -290,8 +290,8 @@ class Node:
         shims = "/containerd-shim"
         if until(lambda: not processes(self.engine.state, shims), SHIM_SECONDS):
             return
-        pods = Path("/sys/fs/cgroup").glob(f"*/{self.engine.state.name}/kubepods/**/cgroup.procs")
-        inside = {int(pid) for group in pods for pid in group.read_text().split()}
+        pods = Path("/sys/fs/cgroup").glob(f"*/{self.engine.state.name}/kubepods")
+        inside = {pid for top in pods for _, pids in groups(top) for pid in pids}
         for pid in {*processes(self.engine.state, shims), *inside}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

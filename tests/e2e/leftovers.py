@@ -91,6 +91,13 @@ def _remove_cgroups(name: str) -> list[str]:
     return [f"cgroup {top}" for top in busy]
 
 
+def groups(top: Path) -> Iterator[tuple[str, list[int]]]:
+    """List the cgroups below one, and the processes of each; pathlib trips over those that go meanwhile."""
+    for group, _, _ in os.walk(top):
+        with contextlib.suppress(OSError):
+            yield group, [int(pid) for pid in Path(group, "cgroup.procs").read_text().split()]
+
+
 def removed(top: Path) -> bool:
     """Remove a cgroup, and those in it; says whether that is done."""
     for directory, _, _ in os.walk(top, topdown=False):

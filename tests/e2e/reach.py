@@ -19,7 +19,7 @@ from pathlib import Path
 
 from e2e.expect import GPU_MAJOR
 from e2e.kube import Node
-from e2e.leftovers import until
+from e2e.leftovers import groups, until
 from fakehost import Host, ci_cap, gi_cap
 
 SECONDS = 30.0
@@ -124,10 +124,9 @@ class Containers:
         """List the containers in which a process runs, and one process of each."""
         found = {}
         top = next(path for path in (Path(place, self.node.engine.state.name) for place in PLACES) if path.is_dir())
-        for procs in top.rglob("cgroup.procs"):
-            with contextlib.suppress(OSError):  # it ends just now
-                first = procs.read_text().split()[:1] if len(procs.parent.name) == 64 else []
-                found.update({str(procs): int(pid) for pid in first})
+        for group, pids in groups(top):
+            if len(os.path.basename(group)) == 64:
+                found.update({f"{group}/cgroup.procs": pid for pid in pids[:1]})
         return found
 
     def opened(self) -> dict[str, set[str]]:
