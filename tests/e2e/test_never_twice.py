@@ -24,6 +24,7 @@ from e2e.plugins import Plugin, gpu_node, plugin
 from e2e.reach import ENDING, Containers
 from e2e.supervisor import Supervisor, writable
 from fakehost import Host
+from gpuplugin.sharing import MPS, TIME_SLICING
 
 GPU, DEV, SECONDS = "nvidia.com/gpu", "nvidia.com/gpu.dev", 30.0
 STAYS = 2.6  # seconds in which all is looked at again at least once
@@ -279,6 +280,7 @@ def test_slices_of_time_through_a_restart_to_mps(
     daemon.start()
     try:
         one.start()
+        divided(one, other(host, held), MPS)
         kept(one, inside, parts(other(host, held), 2) | {held})
         three(one, inside)
         inside.end("holder")
@@ -288,10 +290,22 @@ def test_slices_of_time_through_a_restart_to_mps(
         one.stop()
         share(shared(2))
         one.start()
+        divided(one, other(host, held), TIME_SLICING)
         kept(one, inside, parts(other(host, held), 2) | {held})
         three(one, inside)
     finally:
         daemon.stop()
+
+
+def divided(one: Plugin, gpu: str, kind: str) -> None:
+    """Wait until a GPU is shared in this way: what has ended just now keeps it in the one before, and offered."""
+
+    def so() -> bool:
+        page = json.loads(Path(one.env["GPUSHIM_STATE"], "device-plugin/book.json").read_text().partition("\n")[0])
+        (division,) = page["gpus"][gpu]["divisions"].values()
+        return {part["share"] and part["share"]["kind"] for part in division["parts"].values()} == {kind}
+
+    assert until(so, SECONDS), one.said()[-3000:]
 
 
 def three(one: Plugin, inside: Containers) -> None:
