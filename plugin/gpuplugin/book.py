@@ -130,11 +130,12 @@ class Book:
                     "run that version, or drain this node and remove the file",
                     FAILED,
                 )
-            self._more = len(data) - len(first)
+            torn = more.pop()  # the last, which is empty unless its writer was killed: nobody was told of it
+            self._more = MORE if torn else len(data) - len(first)
             # What was given in an earlier boot has ended; a loss of power may have torn it.
-            lines = _whole(more) if found["boot"] == self.boot else []
+            lines = more if found["boot"] == self.boot else []
             return checked(grown(found, [*map(json.loads, lines)]))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             return None
 
     @property
@@ -272,13 +273,6 @@ class Book:
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
-
-
-def _whole(lines: list[bytes]) -> list[bytes]:
-    """Return the lines before the last, which is empty unless its writer was killed, or it is torn."""
-    if not lines or lines.pop():
-        raise ValueError
-    return lines
 
 
 def _unwritable(error: OSError) -> GpushimError:

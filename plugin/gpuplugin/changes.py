@@ -204,6 +204,11 @@ def forgotten(who: str) -> str:
     return f"{who} has it, which kubelet forgot in its restart; delete that pod, or drain this node"
 
 
+def former(who: str) -> str:
+    """Say why what a pod had before a start of kubelet is not given out for a while."""
+    return f"{who} had it before kubelet's start, and may have it still; kubelet says so when it has run for a while"
+
+
 def _keep(holder: _Holder, found: dict[str, dict[str, Device]], units: Units) -> None:
     """Keep what somebody has listed, as it was, after what is wanted."""
     row = found.setdefault(holder.resource, {})

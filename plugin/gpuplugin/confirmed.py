@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin import recorded, resources
 from gpuplugin.changes import is_instance
 from gpuplugin.promised import CLAIM
-from gpuplugin.recorded import DRIVER, FORGOTTEN, FORMER, LISTED, PLUGIN, noted_entry, stem, way_of_part
+from gpuplugin.recorded import DRIVER, FORGOTTEN, FORMER, LISTED, PLUGIN, SURE, noted_entry, stem, way_of_part
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -50,7 +50,7 @@ def met(page: Page, kubelet: list[Any], remembered: Collection[str]) -> Page:
         for key, entry in one["entries"].items():
             if entry["giver"] == PLUGIN and key not in remembered:
                 entries[key] = {**entry, "source": FORGOTTEN}
-            elif entry["source"] == LISTED and entry["giver"] == PLUGIN:
+            elif entry["source"] in SURE and entry["giver"] == PLUGIN:
                 entries[key] = {**entry, "source": FORMER}
         found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
     return found

@@ -66,14 +66,12 @@ def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot
 
     Args:
         plugins: that listen.
-        held: claims of all drivers.
+        held: claims that have or may have some, as `relevant` lists them.
         snapshot: what the node has.
     """
     gave = {*claims.GIVERS}
     for claim in (one for one in held if one.driver not in BOOKED):
         gpus = claims.which(claim, snapshot)
-        if gpus == frozenset():
-            continue
         gave.add(claim.driver)
         who = f"pod {claim.namespace}/{claim.pod}" if claim.pod else "a pod"
         has = f"{who} {'has it' if gpus else 'may have it'} by claim {quote(f'{claim.namespace}/{claim.name}')}"
@@ -82,6 +80,11 @@ def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot
         if one.kind == DRIVER and one.name in gave - BOOKED:
             text = f"the DRA driver {quote(one.name)}, which listens at {one.path}, gives out this node's GPUs, too"
             yield Giver(text, GONE, None, by=True)
+
+
+def relevant(held: Iterable[Claim], snapshot: Snapshot) -> list[Claim]:
+    """List the claims, of those of all drivers, that have or may have GPUs of this node."""
+    return [one for one in held if claims.which(one, snapshot) != frozenset()][:CLAIMS]
 
 
 def plugins(theirs: Ids, ours: Ids, known: Collection[str]) -> Iterator[Giver]:
@@ -118,7 +121,8 @@ async def beside(kubelet_dir: str, snapshot: Snapshot) -> list[str]:
     theirs = {} if listed is None else await podresources.allocatable(kubelet_dir) or {}
     known = [one["uuid"] for one in (*snapshot["gpus"], *snapshot["mig"])]
     rows = {name: ids for name, ids in theirs.items() if not _served(kubelet_dir, name)}
-    return [one.text for one in (*drivers(there, held[:CLAIMS], snapshot), *plugins(rows, {}, known)) if one.by]
+    held = relevant(held, snapshot)
+    return [one.text for one in (*drivers(there, held, snapshot), *plugins(rows, {}, known)) if one.by]
 
 
 def _served(kubelet_dir: str, resource: str) -> bool:
@@ -220,7 +224,7 @@ class Givers:
     def _claims(self) -> list[Claim]:
         """List claims: what kubelet lists, and what it has kept, since after its start it lists not all at once."""
         listed = {one[:5] for one in self._listed}
-        return (self._listed + [one for one in self._kept if one[:5] not in listed])[:CLAIMS]
+        return self._listed + [one for one in self._kept if one[:5] not in listed]
 
     async def _compare(self, folder: str) -> list[Giver]:
         """Hold what kubelet has against what it was told."""
@@ -243,8 +247,8 @@ class Givers:
         of = (snapshot["gpus"], snapshot["mig"], self._there, self._claims(), self._beside)
         if of != self._for:
             self._for, now = of, stamp.clock()
-            self._found = [*drivers(self._there, self._claims(), snapshot), *self._beside]
-            held = [one for one in self._claims() if claims.which(one, snapshot) != frozenset()]
+            held = relevant(self._claims(), snapshot)
+            self._found = [*drivers(self._there, held, snapshot), *self._beside]
             self.state = {"claims": [*map(_told, held)], "givers": [one.text for one in self._found if one.by]}
             self._since = {one.text: self._since.get(one.text, now) for one in self._found}
         found = {uuid: [*row] for uuid, row in reasons.items()}

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 RECORD = 8192  # bytes, the longest that the kernel hands out; less is refused
 LIMIT = 1 << 26  # bytes in one look: the largest log that is usual, twice
 SECONDS = 3.0  # for one look: less than the silence after which the child is killed
-LOADED = b"NVRM: loading "  # a driver that is loaded has none of the troubles of the one before
+# A driver that is loaded has none of the troubles of the one before. This is longer than a process's name, with which
+# the kernel begins what it says of one that crashes.
+LOADED = b"NVRM: loading NVIDIA "
 # priority, sequence, microseconds, flags; below 8 the kernel itself speaks (LOG_KERN). A MIG instance may follow the
 # address: the XID then counts for the whole GPU, which is never too little.
 _XID = re.compile(

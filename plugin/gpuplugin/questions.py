@@ -60,7 +60,7 @@ class Questions:
         self, registry: Registry, kubelet_dir: Callable[[], str], heeds: Callable[[], bool] = lambda: True
     ) -> None:
         self._registry, self._kubelet_dir, self._heeds = registry, kubelet_dir, heeds
-        registry.meet = self._meet
+        registry.meet, registry.met = self._meet, self._is_met
         self._named: object = None  # the book's file, and kubelet, when nothing was left to ask
         self._stands: object = None  # of what the last decision was made, if it stands
         self._lost: tuple[object, object] = None, None  # the book, and what kubelet has forgotten of it
@@ -226,6 +226,12 @@ class Questions:
         """Have the book know another kubelet if it can be written; nothing is given out where it cannot."""
         with contextlib.suppress(GpushimError):
             await self._met()
+        if not self._is_met():
+            self._hurry()
+
+    def _is_met(self) -> bool:
+        """Say whether the book has the kubelet that is there now."""
+        return self._knows(self._registry.book.read(), self._socket())
 
     async def _met(self) -> None:
         """Have the book know the kubelet that runs now, and what its checkpoint does not have any more.

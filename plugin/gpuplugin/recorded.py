@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin import resources
-from gpuplugin.changes import forgotten, is_instance, way_of
+from gpuplugin.changes import forgotten, former, is_instance, way_of
 from gpuplugin.page import share
 from gpushim.errors import REQUEST, GpushimError
 
@@ -129,8 +129,9 @@ def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) ->
             last = " and ".join(sorted(map(_said, there))) or "nothing"
             raise GpushimError(f"{one.uuid} is not given out as {_said(one.way)} now, but as {last}", REQUEST)
         same = gpu["entries"].get(f"{one.resource} {one.id}")
-        if same and same["source"] == FORGOTTEN:
-            raise GpushimError(f"{one.uuid} cannot be given out: {forgotten(_whose(same))}", REQUEST)
+        if same and same["source"] in (FORMER, FORGOTTEN):  # of what kubelet remembers it does not ask for more
+            why = forgotten(_whose(same)) if same["source"] == FORGOTTEN else former(_whose(same))
+            raise GpushimError(f"{one.uuid} cannot be given out: {why}", REQUEST)
         for entry in gpu["entries"].values():
             if _excludes(entry, one):
                 raise GpushimError(

@@ -15,6 +15,7 @@ from gpuplugin.book import Book
 from gpuplugin.endpoint import Endpoint
 from gpuplugin.instances import Instances
 from gpuplugin.offer import Resource
+from gpushim.errors import FAILED, GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -51,6 +52,7 @@ class Registry:
         instances: of this plugin on the node.
         book: of who has what, which they share.
         meet: takes note of another kubelet, before it is told of anything.
+        met: says whether the book has the kubelet that is there, and so what that has forgotten.
         news: is called when something was given out, or offered.
         watched: somebody tells what comes and goes in kubelet's directory (`changed`).
     """
@@ -59,6 +61,7 @@ class Registry:
         self._start = start
         self.instances, self.book = Instances(), Book()
         self.meet: Callable[[], Coroutine[Any, Any, None]] = tasks.nothing
+        self.met: Callable[[], bool] = lambda: True
         self.news: Callable[[], object] = lambda: None
         self.watched = False
         self._problems: Problems = {}
@@ -85,7 +88,7 @@ class Registry:
         """
         self._offered = True
         for name in [*found, *(name for name in self.served if name not in found)]:
-            one = self.served.get(name) or self._serve(name, Resource(name, settings, told, self._give), folder)
+            one = self.served.get(name) or self._serve(name, Resource(name, settings, told, self.give), folder)
             one.resource.obey(settings, told)
             row = found.get(name, [])
             if self._held:  # not after `have`, which would say each time that a device is well, or ails otherwise
@@ -94,7 +97,14 @@ class Registry:
             one.tell()
         self.news()
 
-    def _give(self, given: Sequence[Given]) -> None:
+    def give(self, given: Sequence[Given]) -> None:
+        """Note that a container gets something, before kubelet is told.
+
+        Raises:
+            GpushimError: it may be somebody else's, or the book cannot be written.
+        """
+        if not self.met():
+            raise GpushimError(f"{self.book.path} does not have the kubelet yet that has just started", FAILED)
         self.book.give(given)
         self.news()
 

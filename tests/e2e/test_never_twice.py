@@ -24,6 +24,7 @@ from e2e.plugins import Plugin, gpu_node, plugin
 from e2e.reach import ENDING, Containers
 from e2e.supervisor import Supervisor, writable
 from fakehost import Host
+from gpuplugin.recorded import LISTED
 from gpuplugin.sharing import MPS, TIME_SLICING
 
 GPU, DEV, SECONDS = "nvidia.com/gpu", "nvidia.com/gpu.dev", 30.0
@@ -215,6 +216,25 @@ def test_what_kubelet_has_promised_is_offered_after_its_start(
     node.start()
     assert until(lambda: one.registered(GPU) and bool(node.allocatable()), SECONDS)
     assert held in node.allocatable()
+
+
+def test_a_checkpoint_that_kubelet_refuses(node: Node, one: Plugin, inside: Containers) -> None:
+    """Its checksum is wrong: kubelet goes on with nothing, and would give the holder's GPU to the next pod."""
+    holder(node)
+    book = Path(one.env["GPUSHIM_STATE"], "device-plugin/book.json")
+    assert until(lambda: LISTED in book.read_text(), SECONDS)
+    inside.look()
+    node.stop()
+    checkpoint = node.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
+    found = json.loads(checkpoint.read_text())
+    checkpoint.write_text(json.dumps({**found, "Checksum": found["Checksum"] ^ 1}))
+    names = ("takes0", "takes1")
+    for name in names:
+        node.create(name, {GPU: 1}, command=ENDING)
+    node.start()
+    pods = [node.wait(name) for name in names]
+    assert [bool(pod.container) for pod in pods].count(True) <= 1, pods
+    assert len(inside.look()) >= 1
 
 
 def test_who_is_left_of_two_takes_over(

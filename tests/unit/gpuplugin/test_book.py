@@ -51,8 +51,23 @@ def test_a_torn_one_says_nothing(path: Path, size: int) -> None:
         Book().give(GIVEN)
 
 
-@pytest.mark.parametrize("end", [b"{", b'{"GPU-1":{}}\n', b'{"GPU-0":{"gpu GPU-0":{}}}\n', b"[]\n", b"\n"])
-def test_a_gift_that_is_torn_or_none_makes_all_of_it_say_nothing(path: Path, end: bytes) -> None:
+def test_a_gift_that_is_torn_was_told_to_nobody_and_is_left_out(path: Path) -> None:
+    without = len(path.read_bytes())
+    Book().give(GIVEN)
+    given = path.read_bytes()
+    for size in range(without, len(given)):
+        path.write_bytes(given[:size])
+        page = Book().read()
+        assert page is not None
+        assert not page["gpus"]["GPU-0"]["entries"]
+        Book().give(GIVEN)  # behind it nothing would be read
+        page = Book().read()
+        assert page is not None
+        assert [*page["gpus"]["GPU-0"]["entries"]] == ["gpu GPU-0"]
+
+
+@pytest.mark.parametrize("end", [b'{"GPU-1":{}}\n', b'{"GPU-0":{"gpu GPU-0":{}}}\n', b"[]\n", b"\n"])
+def test_a_gift_that_is_none_makes_all_of_it_say_nothing(path: Path, end: bytes) -> None:
     Book().give(GIVEN)
     with path.open("ab") as file:
         file.write(end)

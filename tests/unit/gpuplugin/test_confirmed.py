@@ -48,7 +48,7 @@ def test_a_claim_ends_when_kubelet_was_asked_for_claims_and_lists_it_no_more(hel
     [
         (entry(source=LISTED), {KEY}, FORMER),
         (entry(source=LISTED), set(), FORGOTTEN),
-        (entry(), {KEY}, ALLOCATED),
+        (entry(), {KEY}, FORMER),
         (entry(), set(), FORGOTTEN),
         (CLAIMED, set(), LISTED),
     ],

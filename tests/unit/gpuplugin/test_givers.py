@@ -25,7 +25,7 @@ def claim(device: str = "gpu-0", driver: str = "gpu.nvidia.com") -> Claim:
 
 
 def found(plugins: list[Plugin], *held: Claim) -> list[Giver]:
-    return [*givers.drivers(plugins, held, NODE)]
+    return [*givers.drivers(plugins, givers.relevant(held, NODE), NODE)]
 
 
 def test_nvidias_driver_may_give_any() -> None:
@@ -38,6 +38,12 @@ def test_nvidias_driver_may_give_any() -> None:
 @pytest.mark.parametrize("name", ["compute-domain.nvidia.com", "net.example.com", "gpu.example.com"])
 def test_other_drivers_give_none(name: str) -> None:
     assert found([HERE._replace(name=name)], claim(driver=name)) == []
+
+
+def test_claims_of_others_hide_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(givers, "CLAIMS", 3)
+    others = [claim(f"nic-{number}", "net.example.com") for number in range(9)]
+    assert [one.gpus for one in found([], *others, claim())] == [frozenset({uuid(0)})]
 
 
 def test_a_plugin_that_is_no_driver_gives_none() -> None:

@@ -55,6 +55,12 @@ def test_a_driver_that_is_loaded_begins_anew(tmp_path: Path) -> None:
     assert read(tmp_path / "kmsg", log[0], record("NVRM: loading NVIDIA UNIX x86_64"), log[1]).keys() == {(PCI, 48)}
 
 
+def test_a_process_that_crashes_loads_no_driver(tmp_path: Path) -> None:
+    """The kernel begins with its name, which has at most 15 characters."""
+    log = [record("NVRM: Xid (PCI:0000:3b:00): 48, x"), record("NVRM: loading N[77]: segfault at 0 ip 0", priority=6)]
+    assert read(tmp_path / "kmsg", *log).keys() == {(PCI, 48)}
+
+
 @pytest.mark.parametrize(
     ("heard", "loaded", "at", "bound", "counts"),
     [

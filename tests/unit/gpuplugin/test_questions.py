@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import resource
 import shutil
@@ -14,14 +15,16 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from gpuplugin import book, changes, evidence, podresources, questions, recorded, resources, settings
+from gpuplugin import book, changes, evidence, podresources, questions, recorded, resources, settings, sockets
 from gpuplugin.allocation import Ways
 from gpuplugin.offer import Resource
 from gpuplugin.podresources import Listed
 from gpuplugin.questions import Questions
+from gpuplugin.recorded import ALLOCATED, LISTED
 from gpuplugin.registry import Registry
 from gpuplugin.resources import WHOLE, Device, replicated
 from gpuplugin.sharing import MPS, TIME_SLICING, Share
@@ -64,7 +67,7 @@ class Instance:
         """Return what kubelet would be told to be well."""
         found = asyncio.run(self.questions.settled(wanted, self.scene.snapshot))
         for name in {*found, *self.resources}:
-            new = Resource(name, settings.resolve({}, {}, {}), Ways(["envvar"]), self.registry.book.give)
+            new = Resource(name, settings.resolve({}, {}, {}), Ways(["envvar"]), self.registry.give)
             self.resources.setdefault(name, new).have(found.get(name, []), {})
         return self.well()
 
@@ -287,6 +290,9 @@ def test_unknown_keeps_the_division_that_was_last(scene: Scene, old: str, new: s
         scene.kubelet_starts(0)
     other = scene.started()
     assert other.look(wanted) == all_of_it
+    if why == "away":
+        scene.kubelet_starts(0)
+        asyncio.run(other.registry.meet())
     other.allocate(name, resource)  # a kubelet that comes back finds what it had
     with pytest.raises(GpushimError, match=r"cannot be used|has no device"):
         other.allocate(f"{ONE}::0" if name == ONE else ONE, next(iter(wanted)))
@@ -533,11 +539,60 @@ def test_what_kubelet_remembers_it_may_give_to_another(scene: Scene) -> None:
     one = settled(scene, whole())
     one.allocate(ONE)
     scene.pods = {GPU: {ONE: "a"}}
+    scene.passes(questions.TICK + 0.1)
     asyncio.run(one.questions._note())
     scene.checkpoint({GPU: [ONE]})
     scene.kubelet_starts(0)
     assert one.look(whole()) == {ONE}
+    with pytest.raises(GpushimError, match="pod default/a had it before kubelet's start"):
+        one.allocate(ONE)
+    scene.pods = {}
+    scene.passes(questions.QUIET + 1)
+    assert one.look(whole()) == {ONE}
     one.allocate(ONE)
+
+
+@pytest.mark.parametrize("source", [LISTED, ALLOCATED])
+def test_what_kubelet_forgets_though_its_checkpoint_has_it_is_given_to_nobody_else(scene: Scene, source: str) -> None:
+    """As where its checksum is wrong, which kubelet alone looks at."""
+    one = settled(scene, whole())
+    one.allocate(ONE)
+    scene.pods = {GPU: {ONE: "a"}}
+    if source == LISTED:
+        scene.passes(questions.TICK + 0.1)
+    asyncio.run(one.questions._note())
+    scene.checkpoint({GPU: [ONE]})
+    scene.kubelet_starts(0)
+    scene.pods, scene.bare = {}, ["a"]
+    for _ in range(3):
+        one.look(whole())
+        with pytest.raises(GpushimError):
+            one.allocate(ONE)
+        scene.passes(questions.QUIET / 2 if source == LISTED else 1)
+
+
+@pytest.mark.parametrize("why", ["the disk is full", "it does not listen yet"])
+def test_nothing_is_given_to_a_kubelet_that_the_book_has_not_met(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """To add to the book may succeed where there is no room for a new one."""
+    one = settled(scene, whole())
+    one.allocate(ONE)
+    scene.pods = {GPU: {ONE: "a"}}
+    scene.passes(questions.TICK + 0.1)
+    asyncio.run(one.questions._note())
+    scene.kubelet_starts(0)
+    with monkeypatch.context() as patch:
+        if why == "the disk is full":
+            patch.setattr(book, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        else:
+            patch.setattr(sockets, "listening", lambda path: False)
+        asyncio.run(one.registry.meet())
+    with pytest.raises(GpushimError, match="does not have the kubelet yet that has just started"):
+        one.allocate(ONE)
+    asyncio.run(one.registry.meet())
+    with pytest.raises(GpushimError, match="which kubelet forgot in its restart"):
+        one.allocate(ONE)
 
 
 def test_a_pod_is_named_before_kubelet_can_forget_it(scene: Scene) -> None:
