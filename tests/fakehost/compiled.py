@@ -6,6 +6,7 @@ are written, not compiled (smallelf.py). Out of scope: cross compiling.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -91,6 +92,7 @@ IMEX_PROGRAMS = ("nvidia-imex", "nvidia-imex-ctl")
 PROGRAMS = ("nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-server")
 
 
+@functools.cache  # hosts are made by the thousand
 def compiled(cache: str, sources: tuple[str, ...], *flags: str) -> str:
     """Return the path of these sources compiled with these flags.
 

@@ -6,6 +6,7 @@ Every file has the form that the driver or the kernel gives it. Out of scope: li
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import socket
@@ -24,10 +25,17 @@ FIRMWARE = ("gsp_ga10x.bin", "gsp_tu10x.bin")
 
 def write(path: str, text: str, mode: int = 0o644) -> None:
     """Write a whole file under a new inode, making its directories."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(path + ".new", mode)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        fd = os.open(path + ".new", flags)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path + ".new", flags)
+    try:
+        os.write(fd, text.encode())
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
     os.rename(path + ".new", path)
 
 
@@ -177,6 +185,7 @@ def _write_capability(path: str, minor: int, mode: int) -> None:
     write(path, f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n", mode)
 
 
+@functools.cache
 def _mig_minors() -> str:
     lines = ["config 1", "monitor 2"]
     for minor in range(MIG_MINORS_GPUS):
