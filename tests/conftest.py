@@ -5,6 +5,7 @@ Files of tests lie where scratch.py says, and no test makes links where this mac
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(scratch.top()))
 
 # grpc's handlers of forks abort the children of tests that come later in the same process.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+# What grpc has left for the collector waits at its end for a thread, which a forked child does not have.
+os.register_at_fork(after_in_child=gc.disable)
 
 # The same examples each time, and no deadline by the clock, which a busy machine would miss. With
 # --hypothesis-profile=search they are new each time; bytes that were never thought of are for tests/fuzz.

@@ -40,12 +40,7 @@ def check(root: Rootfs, mounted: list[tuple[str, str]]) -> None:
     for copy in reversed(copies):
         _take_away(copy)
     if copies:
-        raise GpushimError(
-            f"a mount for the container has reached the host, at {_shown(copies[0].place)}, "
-            "through a volume with shared propagation, and was taken away again; mount that volume with the "
-            "propagation rslave or rprivate",
-            ROOTFS,
-        )
+        raise GpushimError(_said(copies), ROOTFS)
     for source, path in mounted:
         if not _is_there(root, source, path):
             raise GpushimError(
@@ -53,6 +48,21 @@ def check(root: Rootfs, mounted: list[tuple[str, str]]) -> None:
                 "is mounted over it; mount that volume elsewhere, or with the propagation rslave or rprivate",
                 ROOTFS,
             )
+
+
+def _said(copies: list[mountinfo.Mount]) -> str:
+    """Say what has reached the host, after it was taken away."""
+    there = {one.id for one in mountinfo.parse(mountinfo.read(""))}
+    for copy in copies:
+        if copy.id in there:
+            return (
+                f"a mount for the container has reached the host, at {_shown(copy.place)}, where another covers it; "
+                "unmount both, and mount no volume with shared propagation"
+            )
+    return (
+        f"a mount for the container has reached the host, at {_shown(copies[0].place)}, through a volume with shared "
+        "propagation, and was taken away again; mount that volume with the propagation rslave or rprivate"
+    )
 
 
 def _propagated(hosts: dict[bytes, mountinfo.Mount], theirs: list[mountinfo.Mount]) -> list[mountinfo.Mount]:
@@ -81,7 +91,9 @@ def _kind(source: str, hosts: dict[bytes, mountinfo.Mount]) -> _Kind:
     """Tell the file system of a file on the host, and its place there."""
     fd = posix.open(source, posix.O_PATH | posix.O_CLOEXEC)
     try:
-        on = hosts[mount_id(fd)]
+        on = hosts.get(mount_id(fd))
+        if on is None:
+            raise GpushimError(f"{visible(source)} was mounted over just now; start the container again", ROOTFS)
         path = mountinfo.escaped(posix.readlink(f"/proc/self/fd/{fd}".encode()))
     finally:
         posix.close(fd)

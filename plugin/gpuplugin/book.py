@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import struct
 import time
 from typing import TYPE_CHECKING
@@ -23,9 +24,9 @@ from gpuplugin import recorded
 from gpuplugin.page import FORM, checked, grown
 from gpushim import stamp
 from gpushim.errors import FAILED, GpushimError
-from gpushim.inventory import save
+from gpushim.inventory import save, scarce
 from gpushim.logs import logger
-from gpushim.replace import content, replace
+from gpushim.replace import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,7 +117,7 @@ class Book:
         return self._page
 
     def _parsed(self) -> Page | None:
-        data = content(self.path, LIMIT + 1)
+        data = _content(self.path)
         if data is None or len(data) > LIMIT:
             self.found = "it is no file that can be read" if data is None else f"it has more than {LIMIT} bytes"
             return None
@@ -273,6 +274,17 @@ class Book:
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
+
+
+def _content(path: str) -> bytes | None:
+    """Return what is in a regular file; None if there is none."""
+    try:
+        with open(path, "rb", opener=lambda path, _: os.open(path, os.O_RDONLY | _FLAGS)) as file:
+            return file.read(LIMIT + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except OSError as error:
+        if error.errno in scarce.ERRNOS:  # which says nothing of the book
+            raise GpushimError(f"{path} cannot be read now: {error.strerror}", FAILED) from None
+        return None
 
 
 def _unwritable(error: OSError) -> GpushimError:

@@ -12,8 +12,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import preferred, reason, tasks
-from gpuplugin import release as releasing
+from gpuplugin import preferred, reason, release, tasks
 from gpuplugin.allocation import BY_CDI
 from gpuplugin.commands import Commands
 from gpuplugin.control import Control
@@ -62,13 +61,14 @@ class Plugin:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._broken: BaseException | None = None  # what a task ended with
         self._seen: object = None  # identity of the snapshot's file that kubelet was told of
+        self._again = 0.0  # time.monotonic() at which that is looked at again, for something waits
         self._started, self._ending, self._turns = False, False, 0  # of letting go and taking, that were seen
         self._noted: set[str] = set()
         self._snapshot: Snapshot | None = None  # the last one
         self._reasons: dict[str, list[Reason]] = {}  # of what is sick, by UUID
         self._commands = Commands(self._registry, self._spawn, self._close, lambda: self._wake.set(), self._about)
-        self._control = Control(self._commands.by_word)
-        self._units, self._labels = Units(self._spawn), LabelsFile(self._spawn)
+        self._control, self._units = Control(self._commands.by_word), Units(self._spawn)
+        self._labels = LabelsFile(self._spawn)
 
     @property
     def _folder(self) -> str:
@@ -83,7 +83,7 @@ class Plugin:
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
         self._refresh = renewal(self._settings, self._wake.set, self._spawn)
-        path = f"{releasing.prepare()}/health.json"
+        path = f"{release.prepare()}/health.json"
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
         self._givers = Givers(self._registry, lambda: self._settings, self._wake.set)
         about = lambda: (self._settings, self._snapshot, self._reasons)  # noqa: E731
@@ -186,8 +186,7 @@ class Plugin:
         if self._turns != self._commands.turns:
             self._turns, self._seen = self._commands.turns, None
         seen = self._questions.news(ensure.SNAPSHOT)  # first: it may be replaced meanwhile
-        found = self._read(held)
-        if found is None:
+        if (found := self._read(held)) is None:
             return LOOK
         self._snapshot = found
         self._judge()
@@ -197,9 +196,9 @@ class Plugin:
             self._limits.look(found, self._settings)
             if self._units.look(found, self._settings):
                 self._seen = None
-        if seen == self._seen:
+        if seen == self._seen and (left := self._again - time.monotonic()) > 0:  # or two that wait wake each other
             told = self._registry.watched and self._watchers.sees and not (self._units.groups or held)
-            return REST if told else LOOK
+            return min(left, REST if told else LOOK)
         if not held:
             await self._watchers.catch_up(found)
         if not self._commands.held():  # nor meanwhile
@@ -237,7 +236,8 @@ class Plugin:
             notes.append(f"no device is given out: {error}")
         else:
             self._started = True
-            self._seen = None if waits or settings is not self._settings else seen
+            self._seen = None if settings is not self._settings else seen
+            self._again = time.monotonic() + (TICK if waits else float("inf"))
         self._note(notes)
         self._noted = {*notes}
         return max(TICK if waits else LOOK, CALM * (time.thread_time() - begun))
@@ -263,8 +263,9 @@ class Plugin:
         said = [*troubles, *self._settings.notes, *sorted(self._noted), *self._limits.notes, *self._givers.notes]
         notes = [*filter(None, dict.fromkeys(said))]
         more: dict[str, Any] = {"watched": self._watchers.watched, "limits": self._limits.state, "notes": notes}
-        trouble = str(self._refresh.trouble or "")
-        more.update(self._givers.state, profile=self._settings.profile or None, trouble=trouble)
+        more.update(
+            self._givers.state, profile=self._settings.profile or None, trouble=str(self._refresh.trouble or "")
+        )
         return str(self._settings.values["kubelet-dir"]), self._reasons, more
 
     def _fail(self, error: GpushimError) -> None:
@@ -290,8 +291,7 @@ class Plugin:
         settings = self._settings
         found, told = offered(snapshot, settings, notes)
         notes += absent(settings)
-        if not found:
-            notes.append("no device is given out: this host has no GPU, or exclude leaves all of them out")
+        notes += ["no device is given out: this host has no GPU, or exclude leaves all of them out"] * (not found)
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
         now = await self._questions.settled(found, snapshot)
         if settings is self._settings:  # else they were read again meanwhile

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import struct
 from itertools import islice
@@ -40,6 +41,7 @@ DEEPEST = 2  # directories in each other
 ASKED = 64  # sockets at a time: one that hangs costs three descriptors, and nodes have a dozen
 _UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 _ROOT = 0
+_SURROGATE = re.compile("[\ud800-\udfff]")  # of what is not UTF-8
 
 
 class Plugin(NamedTuple):
@@ -95,6 +97,7 @@ def _paths(kubelet_dir: str) -> tuple[list[str], list[str]]:
         found += [path for path in entries if sockets.is_socket(path)]
         crowded += [folder] * (len(entries) == sockets.NAMES)
     own = f"{kubelet_dir}/{PLUGINS}/"
+    found = [path for path in found if not _SURROGATE.search(path)]  # no name of kubelet's, and none that grpc takes
     strange = (path for path in found if not path.startswith(own) or sockets.foreign(path[len(own) :]))
     return [*filter(believed, strange)], crowded
 

@@ -12,22 +12,11 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import (
-    book,
-    changes,
-    confirmed,
-    evidence,
-    lists,
-    podresources,
-    promised,
-    recorded,
-    release,
-    resources,
-    sockets,
-    tasks,
-)
+from gpuplugin import book, confirmed, evidence, lists, podresources, promised, recorded, release, resources, sockets
+from gpuplugin.changes import changing
 from gpuplugin.evidence import Evidence
 from gpuplugin.page import booted, fresh
+from gpuplugin.tasks import until
 from gpuplugin.v1beta1 import KUBELET_SOCKET
 from gpushim import stamp
 from gpushim.errors import GpushimError
@@ -77,7 +66,7 @@ class Questions:
         """
         self._wake, self._others = asyncio.Event(), sockets.others(self._folder())
         while True:
-            await tasks.until(self._wake, self._rest())
+            await until(self._wake, self._rest())
             self._wake.clear()
             await asyncio.sleep(TICK)
             found = sockets.others(self._folder())
@@ -183,7 +172,7 @@ class Questions:
         """Say whether it has to be known who has what."""
         if page["unknown"] or confirmed.doubtful(page):
             return True
-        return changes.changing(recorded.devices(page, units), wanted, units)
+        return changing(recorded.devices(page, units), wanted, units)
 
     async def _evidence(self, snapshot: Snapshot, units: Units, ask: bool) -> Evidence:
         """Gather what is known beside the book.
@@ -281,7 +270,13 @@ class Questions:
             with shared.locked() as before:
                 if before is not None and before["boot"] == boot and (found := _confirmed(before, said)) != before:
                     shared.write(found)
-        self._named = stamp.identity(shared.path), self._socket()
+        named, page = (stamp.identity(shared.path), self._socket()), shared.read()
+        given = (
+            [one["time"] for *_, one in recorded.entries(page) if one["source"] == recorded.ALLOCATED] if page else []
+        )
+        self._named = (
+            named if all(since < asked - TICK for since in given) else None
+        )  # else kubelet may not have it yet
 
     def _folder(self) -> str:
         return self._kubelet_dir() + "/device-plugins"

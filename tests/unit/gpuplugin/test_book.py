@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import resource
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -81,6 +83,18 @@ def test_what_a_loss_of_power_has_torn_is_of_an_earlier_boot(path: Path, monkeyp
     found = Book().read()
     assert found is not None
     assert found["gpus"]
+
+
+def test_a_moment_without_descriptors_is_no_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, shared = path.read_bytes(), Book()
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", Mock(side_effect=OSError(errno.ENFILE, "Too many open files in system")))
+        with pytest.raises(GpushimError, match="cannot be read now: Too many open files"):
+            shared.read()
+    assert shared.read()
+    assert not shared.damaged
+    assert [one.name for one in path.parent.iterdir() if one.name.startswith(path.name)] == [path.name]
+    assert path.read_bytes() == before
 
 
 def test_a_gift_is_added_to_the_same_file_and_others_see_it(path: Path) -> None:

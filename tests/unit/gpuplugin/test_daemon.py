@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import grpc.aio
 import pytest
 
-from gpuplugin import daemon, endpoint, offer, questions, settings, v1beta1, watchers
+from gpuplugin import book, daemon, endpoint, offer, questions, settings, v1beta1, watchers
 from gpuplugin.endpoint import Endpoint
 from gpuplugin.refresh import Refresh
 from gpuplugin.sources import Sources
@@ -360,6 +360,35 @@ def test_settings_are_read_again(top: Path, host: Host) -> None:
             await until(lambda: len(kubelet.registered) == 2)
             assert (await kubelet.allocate(GPU, uuid(1)))["envs"]
             assert kubelet.ended == 0  # it had the devices all the while
+
+    asyncio.run(run())
+
+
+def test_what_waits_is_not_decided_at_each_change_of_the_book(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two instances that wait write it by turns."""
+    decided, settled = [], questions.Questions.settled
+
+    async def counted(self: questions.Questions, *args: Any) -> Any:
+        decided.append(time.monotonic())
+        return await settled(self, *args)
+
+    monkeypatch.setattr(questions.Questions, "settled", counted)
+
+    async def run() -> None:
+        async with running(top, lambda: sliced(top, 2)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
+            kubelet.held[GPU] = [uuid(0)]
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: kubelet.lists.get(GPU + ".shared"))
+            began, path = time.monotonic(), Path(book.folder(), "other")
+            for _ in range(40):
+                path.touch()
+                path.unlink()
+                await asyncio.sleep(0.02)
+            took = time.monotonic() - began
+            assert sum(since > began for since in decided) <= 2 + took  # one a second
 
     asyncio.run(run())
 

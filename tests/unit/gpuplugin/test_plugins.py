@@ -36,6 +36,11 @@ def listen(path: Path) -> socket.socket:
     return found
 
 
+def test_a_name_that_is_no_text_is_left_alone(top: Path) -> None:
+    with listen(top / plugins.REGISTRY / os.fsdecode(b"a\xff.sock")):
+        assert look(top) == []
+
+
 def look(top: Path, times: int = 1) -> list[Plugin]:
     async def looked() -> list[Plugin]:
         found = Plugins()

@@ -595,6 +595,31 @@ def test_nothing_is_given_to_a_kubelet_that_the_book_has_not_met(
         one.allocate(ONE)
 
 
+def test_what_is_given_during_a_question_is_asked_for_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.snapshot = snapshot([gpu(0), gpu(1)])
+    wanted = {GPU: [device(), device(uuid(1), 1)]}
+    one = settled(scene, wanted)
+    one.allocate(ONE)
+    scene.pods = {GPU: {ONE: "a"}}
+    scene.passes(questions.TICK + 0.1)
+    answer = podresources.listed
+
+    async def slow(folder: str) -> Listed | None:
+        found = await answer(folder)
+        one.allocate(uuid(1))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(podresources, "listed", slow)
+        asyncio.run(one.questions._note())
+    scene.pods[GPU][uuid(1)] = "b"
+    scene.passes(questions.TICK + 0.1)
+    asyncio.run(one.questions._note())
+    page = one.registry.book.read()
+    assert page
+    assert {entry["to"] for *_, entry in recorded.entries(page)} == {"pod default/a", "pod default/b"}
+
+
 def test_a_pod_is_named_before_kubelet_can_forget_it(scene: Scene) -> None:
     one = settled(scene, whole())
     one.allocate(ONE)
