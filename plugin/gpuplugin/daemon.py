@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpushim.model import Snapshot
 
 LOOK = 2.0  # seconds between looks, most, while nothing tells of a GPU that comes; a look takes 1 ms of CPU
-REST = 5.0  # the same while a child polls NVML, which tells of GPUs and MIG instances, and inotify of files
+REST = 3.0  # the same while a child polls NVML, which tells of GPUs and MIG instances as often, and inotify of files
 CALM = 20.0  # a decision that is made again and again has at most one part in so many of the loop
 SOON, FRESH = 0.1, 2.0  # seconds; a refresh writes the CDI spec right after the snapshot
 
