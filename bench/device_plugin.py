@@ -42,13 +42,16 @@ sys.path[:1] = [str(TOP / name) for name in (".", "tests", "plugin", "shim", "ve
 
 from bench import scenes  # noqa: E402
 
-from gpuplugin import changes, offer, preferred, recorded, resources, settings  # noqa: E402
-from gpuplugin.allocation import ANNOTATIONS, CRI, MOUNTS, Ways  # noqa: E402
-from gpuplugin.book import Book  # noqa: E402
-from gpuplugin.page import fresh  # noqa: E402
-from gpuplugin.v1beta1 import LIST_LIMIT, written  # noqa: E402
-from gpushim import stamp  # noqa: E402
-from unit.gpuplugin.kubelet import Kubelet, until  # noqa: E402
+from gpuplugin.allocation import offer  # noqa: E402
+from gpuplugin.allocation.allocation import ANNOTATIONS, CRI, MOUNTS, Ways  # noqa: E402
+from gpuplugin.book import recorded  # noqa: E402
+from gpuplugin.book.book import Book  # noqa: E402
+from gpuplugin.book.page import fresh  # noqa: E402
+from gpuplugin.devices import changes, preferred  # noqa: E402
+from gpuplugin.kubelet.v1beta1 import LIST_LIMIT, written  # noqa: E402
+from gpuplugin.settings import resources, settings  # noqa: E402
+from gpushim.ground import system  # noqa: E402
+from unit.gpuplugin.kubelet.fake import Kubelet, until  # noqa: E402
 from unit.gpuplugin.snapshots import gpu, mig, snapshot  # noqa: E402
 
 Measure = Callable[[Kubelet, int], Awaitable[dict[str, str]]]
@@ -125,7 +128,7 @@ def begun(host: Any, devices: list[resources.Device]) -> Book:
     """Return a book in which these devices can be given out."""
     book, wanted, units = Book(), {GPU: devices}, resources.units(host)
     book.prepare()
-    page = fresh(stamp.boot() or "", "")
+    page = fresh(system.boot() or "", "")
     with book.locked():
         book.write(recorded.noted(page, wanted, {}, changes.settled({}, wanted, {}, units), units, 1))
     return book

@@ -64,7 +64,7 @@ def main() -> None:
             for phase, _ in steps:
                 calls = int(median(run[phase + " calls"] for run in runs))
                 print(f"  {median(run[phase] for run in runs) / whole:5.0%} {calls:5}  {phase}")
-    for module in ("gpushim.create", "gpuhook.prestart"):
+    for module in ("gpushim.create.create", "gpuhook.prestart"):
         prices = imports(module, rounds)
         print(f"\n{module}: imports one by one, {sum(prices.values()):.2f} ms")
         for name, price in sorted(prices.items(), key=lambda item: -item[1]):

@@ -12,7 +12,7 @@ from typing import Any, Callable
 import fakehost
 
 TOP = Path(__file__).resolve().parents[1]
-STUB = TOP / "shim" / "gpushim" / "stub.py"
+STUB = TOP / "shim" / "gpushim" / "create" / "stub.py"
 RUNTIME = str(TOP / "bin" / "gpushim-runtime")
 HOOK = str(TOP / "bin" / "gpushim-hook")
 RUNC = "/usr/sbin/runc"

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import settings
 
 import scratch
-from gpushim.engines import records
 from gpushim.engines.docker import on_path
+from gpushim.engines.settings import records
+from gpushim.engines.settings.setup import Link
 from unit.gpuhook.sandbox import container
 
 # Where pytest makes directories for tests; read when the first one is.
@@ -41,8 +42,9 @@ LONGEST = (
     "e2e: device_plugin_health device_plugin_pod device_plugin_resources docs device_plugin_metrics",
     "e2e: device_plugin_allocate vulnerable rpm strangers faults_hook races gpus concurrent configure_containerd",
     "e2e: refresh_service chroot_docker faults_refresh kubernetes_cri week doctor verbs",
-    "unit/gpuplugin: daemon meter watching",
-    "unit/gpushim: doctor/engine_fixes doctor/fixes create inventory/freshness engines/sequences doctor/faults",
+    "unit/gpuplugin: daemon metrics/meter health/watching",
+    "unit/gpushim: doctor/engine_fixes doctor/fixes create/create inventory/freshness engines/sequences",
+    "unit/gpushim: doctor/faults",
 )
 FIRST = [f"{line.partition(':')[0]}/{name}" for line in LONGEST for name in line.split()[1:]]
 RANK = {name: rank for rank, name in enumerate(FIRST)}
@@ -59,7 +61,7 @@ def no_links_on_this_machine() -> Iterator[None]:
     """Let a test fail whose `configure docker` would make or remove links below /usr/local."""
     make = on_path._apply
 
-    def guarded(link: on_path.Link) -> None:
+    def guarded(link: Link) -> None:
         assert not link.path.startswith("/usr/local/"), f"a test touches {link.path}"
         make(link)
 

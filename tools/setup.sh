@@ -78,5 +78,5 @@ fi
 # Nothing writes bytecode at run time; a checkout that has it starts a container some 20 ms sooner.
 if runs_here; then
   /usr/bin/python3 -m compileall -q vendor shim hook plugin
-  /usr/bin/python3 -IBS shim/gpushim/stub.py compile
+  /usr/bin/python3 -IBS shim/gpushim/create/stub.py compile
 fi

@@ -1,12 +1,13 @@
 """Find a container's bundle and rootfs, for a hook that was not told: a CDI spec cannot name them.
 
-Out of scope: what else config.json says (gpushim.request). Hot path: builtin modules only.
+Out of scope: what else config.json says (gpushim.oci.request). Hot path: builtin modules only.
 """
 
 from __future__ import annotations
 
-from gpushim import bundle, fastjson
-from gpushim.errors import BUNDLE, GpushimError
+from gpushim.ground import fastjson
+from gpushim.ground.errors import BUNDLE, GpushimError
+from gpushim.oci import bundle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import _signal
 import posix
 import sys
 
-from gpushim import bounds
-from gpushim.errors import ROOTFS, GpushimError
+from gpushim.ground import bounds
+from gpushim.ground.errors import ROOTFS, GpushimError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,14 +24,14 @@ import posix
 import sys
 import time
 
-from gpuhook import roots
 from gpuhook.confine import confine, exhausted
-from gpuhook.finish import Work, finish
-from gpuhook.options import Options, usage
-from gpuhook.walk import FIFO, TYPE
-from gpushim import bounds
-from gpushim.errors import FAILED, ROOTFS, USAGE, GpushimError, for_engines, visible
-from gpushim.fastjson import loads
+from gpuhook.finish.finish import Work, finish
+from gpuhook.finish.options import Options, usage
+from gpuhook.live import roots
+from gpushim.ground import bounds
+from gpushim.ground.errors import FAILED, ROOTFS, USAGE, GpushimError, for_engines, visible
+from gpushim.ground.fastjson import loads
+from gpushim.paths.walk import FIFO, TYPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,11 +130,11 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
         return
     roots.check(root)
     if options.mount or options.socket:
-        from gpuhook import live  # of a CDI spec
+        from gpuhook.live import live  # of a CDI spec
 
         live.mount(options.mount, options.socket, root, work.warn)
     if options.mounted:
-        from gpuhook import leaks  # for containers with a volume that can carry mounts to the host
+        from gpuhook.live import leaks  # for containers with a volume that can carry mounts to the host
 
         leaks.check(root, options.mounted)
     finish(work, options)

@@ -1,28 +1,30 @@
 """The hook alone: an engine called it for a container that went past gpushim-runtime.
 
 So does `docker run --gpus` before Docker 29.2, and a hooks.d directory of Podman or CRI-O. The story is that of
-gpushim.create, with the same decision; only the edits land elsewhere: in the container that runc or crun has created
+create.py, with the same decision; only the edits land elsewhere: in the container that runc or crun has created
 and not started.
 
-Out of scope: deciding anything (gpushim.decide), mounting (live.py), finishing (finish.py).
+Out of scope: deciding anything (gpushim.decision.decide), mounting (live.py), finishing (finish.py).
 """
 
 from __future__ import annotations
 
-from gpuhook import live, roots
 from gpuhook.bundled import bundle_of
 from gpuhook.confine import confine
-from gpuhook.finish import Work, finish
-from gpuhook.options import Options
-from gpushim import bundle, edits, fastjson, plan
-from gpushim.decide import Decision, of_bundle
-from gpushim.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
+from gpuhook.finish.finish import Work, finish
+from gpuhook.finish.options import Options
+from gpuhook.live import live, roots
+from gpushim.decision import plan
+from gpushim.decision.decide import Decision, of_bundle
+from gpushim.ground import fastjson
+from gpushim.ground.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
+from gpushim.oci import bundle, edits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpushim.edits import Edit
+    from gpushim.oci.edits import Edit
 
 
 def inject(state: dict[str, Any]) -> None:

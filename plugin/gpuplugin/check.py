@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuplugin import book_state, kept, limits, sharing
-from gpuplugin.book import Book
-from gpuplugin.offer import absent, offered
+from gpuplugin.allocation.offer import absent, offered
+from gpuplugin.book import book_state
+from gpuplugin.book.book import Book
+from gpuplugin.limits import limits
+from gpuplugin.settings import sharing
+from gpuplugin.snapshot import kept
 from gpushim.cli import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gpuplugin.resources import Device
-    from gpuplugin.settings import Settings
-    from gpushim.model import Snapshot
+    from gpuplugin.settings.resources import Device
+    from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
 
     Others = Callable[[Settings, Snapshot], list[str]]  # sentences
 

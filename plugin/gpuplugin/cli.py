@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuplugin.sources import Sources
-from gpushim import __version__, logs, policy
+from gpuplugin.settings.sources import Sources
+from gpushim import __version__
 from gpushim.cli.program import guard
 from gpushim.cli.show import say
-from gpushim.errors import GpushimError
-from gpushim.nvidia import device_plugin
-from gpushim.nvidia.device_plugin_keys import SETTINGS, Setting
+from gpushim.config import policy
+from gpushim.ground import logs
+from gpushim.ground.errors import GpushimError
+from gpushim.nvidia.migrate import device_plugin
+from gpushim.nvidia.migrate.device_plugin_keys import SETTINGS, Setting
 
 if TYPE_CHECKING:
-    from gpuplugin.settings import Settings
-    from gpushim.model import Snapshot
+    from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
 
 PROGRAM = "gpushim-device-plugin"
 CLUSTER = ("cluster", "node_feature", "once")  # flags that are no settings
@@ -94,7 +96,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
         explaining.tell(explain, found, form)
         return
     if labels:
-        from gpuplugin import labels_file
+        from gpuplugin.cluster import labels_file
 
         labels_file.tell(found, form, _beside_us)
         return
@@ -104,7 +106,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
         checking.tell(found, _beside_us)
         return
     if mps is not None:
-        from gpuplugin import mps_supervisor
+        from gpuplugin.mps import mps_supervisor
 
         mps_supervisor.supervise(mps, Sources(given, os.environ).read)
         return
@@ -115,7 +117,7 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
 
 def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool, once: bool) -> None:
     """Do what the container beside the plugin does; what files of settings say is not its business."""
-    from gpuplugin import in_cluster
+    from gpuplugin.cluster import in_cluster
 
     found = {
         setting.key: device_plugin.by_flag(setting, flags) or device_plugin.by_variable(setting, os.environ)
@@ -129,7 +131,7 @@ def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool
 def _beside_us(settings: Settings, snapshot: Snapshot) -> list[str]:
     """Say who else gives out this node's GPUs; nothing without grpcio, with which alone they can be asked."""
     try:
-        from gpuplugin import givers
+        from gpuplugin.allocation import givers
     except ImportError:
         return []
     folder = str(settings.values["kubelet-dir"])

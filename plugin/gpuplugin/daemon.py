@@ -12,31 +12,34 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import preferred, reason, release, tasks
-from gpuplugin.allocation import BY_CDI
-from gpuplugin.commands import Commands
-from gpuplugin.control import Control
-from gpuplugin.exporter import Exporter
-from gpuplugin.givers import SERVE, Givers
-from gpuplugin.kernel_limits import KernelLimits
-from gpuplugin.labels_file import LabelsFile
-from gpuplugin.offer import absent, offered
-from gpuplugin.questions import TICK, Questions
-from gpuplugin.registry import Registry
-from gpuplugin.units import Units
-from gpuplugin.wanted import renewal
-from gpuplugin.watch import Watch
-from gpuplugin.watchers import Watchers
-from gpushim import stamp
-from gpushim.errors import GpushimError
+from gpuplugin.allocation.allocation import BY_CDI
+from gpuplugin.allocation.givers import SERVE, Givers
+from gpuplugin.allocation.offer import absent, offered
+from gpuplugin.allocation.questions import TICK, Questions
+from gpuplugin.allocation.registry import Registry
+from gpuplugin.cluster.labels_file import LabelsFile
+from gpuplugin.control.commands import Commands
+from gpuplugin.control.control import Control
+from gpuplugin.devices import preferred
+from gpuplugin.health import reason
+from gpuplugin.health.watchers import Watchers
+from gpuplugin.limits.kernel_limits import KernelLimits
+from gpuplugin.metrics.exporter import Exporter
+from gpuplugin.mps.units import Units
+from gpuplugin.processes import tasks
+from gpuplugin.snapshot import release
+from gpuplugin.snapshot.wanted import renewal
+from gpuplugin.snapshot.watch import Watch
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
-from gpushim.logs import logger
 
 if TYPE_CHECKING:
-    from gpuplugin.reason import Reason
-    from gpuplugin.settings import Settings
-    from gpuplugin.sources import Sources
-    from gpushim.model import Snapshot
+    from gpuplugin.health.reason import Reason
+    from gpuplugin.settings.settings import Settings
+    from gpuplugin.settings.sources import Sources
+    from gpushim.ground.model import Snapshot
 
 LOOK = 2.0  # seconds between looks, most, while nothing tells of a GPU that comes; a look takes 1 ms of CPU
 REST = 3.0  # the same while a child polls NVML, which tells of GPUs and MIG instances as often, and inotify of files
@@ -101,7 +104,7 @@ class Plugin:
             while not self._ending:
                 self._watch(watch)
                 pause = await self._look()
-                await asyncio.gather(self._control.attend(stamp.state_dir()), self._exporter.attend())
+                await asyncio.gather(self._control.attend(system.state_dir()), self._exporter.attend())
                 await tasks.until(self._wake, pause)
                 self._wake.clear()
                 if self._broken:
@@ -230,7 +233,7 @@ class Plugin:
             waits = await self._offer(found, notes)
         except GpushimError as error:
             by_cdi = not BY_CDI.isdisjoint(self._settings.values["device-list-strategy"])
-            if by_cdi and 0 <= stamp.clock() - found["looked"] < FRESH:
+            if by_cdi and 0 <= system.clock() - found["looked"] < FRESH:
                 return SOON  # the spec may not be there yet
             self._fail(error)
             notes.append(f"no device is given out: {error}")

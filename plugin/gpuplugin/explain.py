@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import kept, preferred, sharing
-from gpuplugin.offer import Resource, offered
-from gpuplugin.resources import PREFIX
-from gpushim import explain as story
+from gpuplugin.allocation.offer import Resource, offered
+from gpuplugin.devices import preferred
+from gpuplugin.settings import sharing
+from gpuplugin.settings.resources import PREFIX
+from gpuplugin.snapshot import kept
 from gpushim.cdi import specs
 from gpushim.cli import explain as printing
 from gpushim.cli import show
-from gpushim.errors import REQUEST, GpushimError, quote
+from gpushim.explain import explain as story
+from gpushim.ground.errors import REQUEST, GpushimError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpuplugin.settings import Settings
+    from gpuplugin.settings.settings import Settings
 
 
 def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:

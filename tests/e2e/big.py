@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fakehost import smallelf
-from gpuhook.ldcache import FLAGS
+from gpuhook.finish.ldcache import FLAGS
 from unit.gpuhook import notes
 from unit.gpuhook.trees import DRV
 

@@ -34,7 +34,7 @@ from e2e.engines import Containerd, members
 from e2e.expect import INSIDE, PROBE, probe
 from e2e.leftovers import SHIM_SECONDS, groups, processes, removed, until
 from fakehost import Host
-from gpuplugin.v1beta1 import POD_RESOURCES, reader, writer
+from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
 
 CACHE = trees.TOP / ".cache" / "kube"
 BESIDE = trees.TOP.parent / "shared" / "kube" / "kube.xz"

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import grpc
 
-from gpuplugin.v1beta1 import DEVICE_PLUGIN, HEALTHY, KUBELET_SOCKET, REGISTER, VERSION, reader, writer
+from gpuplugin.kubelet.v1beta1 import (
+    DEVICE_PLUGIN,
+    HEALTHY,
+    KUBELET_SOCKET,
+    REGISTER,
+    VERSION,
+    reader,
+    writer,
+)
 
 DEVICE, SOCKET = "somebody-elses", "somebody-elses.sock"
 CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))

@@ -1,6 +1,6 @@
 """The supervisor of an MPS group, by hand, as a node of kube.py has no systemd; its daemon is the simulated host's.
 
-Out of scope: what a supervisor does by itself (unit/gpuplugin/test_mps_supervisor.py).
+Out of scope: what a supervisor does by itself (unit/gpuplugin/mps/test_mps_supervisor.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from e2e.engines import SYSTEM_PATH, run
 from e2e.kube import Node
 from e2e.leftovers import until
 from e2e.plugins import PROGRAM
-from gpuplugin import mps
+from gpuplugin.mps import mps
 
 SECONDS = 30.0
 

@@ -19,7 +19,7 @@ from e2e.faults import KILL, Call, strike
 from e2e.hostile import HOOK
 from e2e.witness import RUNC, settings
 from fakehost import Host
-from gpushim.errors import BUNDLE
+from gpushim.ground.errors import BUNDLE
 
 REQUESTS = ["0", "1", "0,2", "all", "void", "none", ""]
 CAPABILITIES = ["compute", "all", "utility"]

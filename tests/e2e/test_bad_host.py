@@ -18,7 +18,7 @@ import fakehost
 from e2e.bad_input import ALL, Scene
 from e2e.trees import TOP
 from fakehost import Host, tree
-from gpushim.errors import INVENTORY
+from gpushim.ground.errors import INVENTORY
 from unit.gpuhook.sandbox import exchange, running
 from unit.gpushim.inventory import machine
 

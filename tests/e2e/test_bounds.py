@@ -1,4 +1,4 @@
-"""Each bound of gpushim.bounds: as much as may be is taken, one more is not, and both cost little.
+"""Each bound of gpushim.ground.bounds: as much as may be is taken, one more is not, and both cost little.
 
 What an image brings meets the hook as a process, whose processor time and memory are measured; what a container asks
 for meets the runtime. An attack under the real runc is at the end.
@@ -25,7 +25,7 @@ from e2e.hostile import Trap
 from e2e.hostile_places import Place
 from e2e.trees import TOP
 from fakehost import Host
-from gpushim import bounds
+from gpushim.ground import bounds
 from unit.gpuhook import notes
 from unit.gpuhook.sandbox import as_root
 from unit.gpuhook.trees import DRV, LIBS, LINK

@@ -23,7 +23,7 @@ from e2e.faults import Done, tree
 from e2e.leftovers import until
 from e2e.trees import TOP
 from e2e.witness import RUNC, settings
-from gpushim.errors import BUNDLE, DRIVER, INVENTORY
+from gpushim.ground.errors import BUNDLE, DRIVER, INVENTORY
 from unit.gpushim.inventory import machine
 
 BIN = TOP / "bin"

@@ -17,7 +17,7 @@ from e2e.test_bounds import FINISH, finish, hook_of, padded
 from e2e.test_bounds import place as place
 from e2e.witness import RUNC, settings
 from fakehost import Host
-from gpushim import bounds
+from gpushim.ground import bounds
 
 KINDS = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
 

@@ -64,7 +64,12 @@ def test_what_is_before_a_version_is_before_it_for_dpkg(version: str, debian: st
 def test_everything_is_in_its_place(debs: dict[str, Path]) -> None:
     inside = contents(debs[MAIN])
     lib = f"/usr/lib/gpushim/{built.version_here()}"
-    for path in (f"{lib}/gpushim/create.py", f"{lib}/gpuhook/prestart.py", f"{lib}/vendor/pynvml.py", f"{lib}/whole"):
+    for path in (
+        f"{lib}/gpushim/create/create.py",
+        f"{lib}/gpuhook/prestart.py",
+        f"{lib}/vendor/pynvml.py",
+        f"{lib}/whole",
+    ):
         assert inside[path][:2] == ["-rw-r--r--", "root/root"]
     for path in ("/usr/bin/gpushim", "/usr/bin/gpushim-runtime", "/usr/bin/gpushim-hook"):
         assert inside[path][:2] == ["-rwxr-xr-x", "root/root"]

@@ -16,7 +16,7 @@ from e2e.expect import sees_exactly, sees_nothing
 from e2e.installed import Machine
 from e2e.packages import COMPAT, MAIN
 from e2e.witness import RUNC
-from gpushim.plan import HARDLINKS
+from gpushim.decision.plan import HARDLINKS
 
 SUITE = "trixie"
 ASKS = "NVIDIA_VISIBLE_DEVICES=0,2"

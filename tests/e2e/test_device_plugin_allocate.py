@@ -26,7 +26,7 @@ from e2e.plugins import gpu_node, plugin
 from e2e.witness import settings
 from fakehost import Host, tree
 from fakehost.gpus import ci_cap, gi_cap
-from gpuplugin.v1beta1 import reader
+from gpuplugin.kubelet.v1beta1 import reader
 
 GPU, LARGE, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
 BOTH = {GPU: 1, LARGE: 1}

@@ -21,8 +21,8 @@ from e2e.plugins import SECONDS, Plugin, plugin
 from e2e.podgpus import GPU
 from e2e.watchers import watches
 from fakehost import Host
-from gpuplugin.v1beta1 import DEVICE_PLUGIN, reader, writer
-from gpushim import stamp
+from gpuplugin.kubelet.v1beta1 import DEVICE_PLUGIN, reader, writer
+from gpushim.paths import trust
 
 MIG = "nvidia.com/mig-1g.5gb"
 SHARING = f"""version: v1
@@ -260,7 +260,7 @@ def test_a_gpu_that_hangs_costs_the_others_nothing_when_the_host_is_looked_at_an
     def looked_at() -> bool:
         assert others <= given(one.node), one.said()[-3000:]
         found = json.loads(Path(env["GPUSHIM_STATE"], "inventory.json").read_text())
-        return found["stamp"]["config"] == stamp.identity(str(config)) and bool(found["gpus"][0]["problem"])
+        return found["stamp"]["config"] == trust.identity(str(config)) and bool(found["gpus"][0]["problem"])
 
     host.hang(0)
     for _ in range(2):

@@ -29,7 +29,7 @@ from e2e.podgpus import GPU, gpus
 from e2e.trees import TOP
 from e2e.witness import settings
 from fakehost import Host
-from gpushim.errors import INVENTORY
+from gpushim.ground.errors import INVENTORY
 
 NVIDIAS = "nvidia-gpu.sock"
 KNOWN = 1.0  # seconds from kubelet's listening until it has our list; 0.004 were measured

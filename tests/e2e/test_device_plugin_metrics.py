@@ -32,8 +32,8 @@ from e2e.plugins import Plugin, plugin
 from e2e.podgpus import GPU
 from e2e.prometheus import get, of, prometheus, scrape
 from fakehost import Host
-from gpuplugin import figures
-from gpuplugin.v1beta1 import DEVICE_PLUGIN, reader, writer
+from gpuplugin.kubelet.v1beta1 import DEVICE_PLUGIN, reader, writer
+from gpuplugin.metrics import figures
 
 SECONDS = 30.0
 SHARED, MIG = "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"

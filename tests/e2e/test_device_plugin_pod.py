@@ -25,7 +25,7 @@ from e2e.kube import Node, Pod
 from e2e.leftovers import until
 from e2e.podgpus import GPU, gpus
 from fakehost import Host
-from gpushim.errors import DRIVER
+from gpushim.ground.errors import DRIVER
 from gpushim.inventory import ensure
 
 COMPILED = str(trees.TOP / ".cache" / "fakehost")

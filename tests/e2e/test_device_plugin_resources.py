@@ -15,7 +15,7 @@ from e2e.leftovers import until
 from e2e.plugins import COMMAND, SECONDS, environment, plugin
 from fakehost import Host
 from fakehost.gpus import MigRequest
-from gpushim.errors import INVENTORY
+from gpushim.ground.errors import INVENTORY
 
 GPU = "nvidia.com/gpu"
 COUNT = 6

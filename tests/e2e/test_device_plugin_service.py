@@ -17,7 +17,7 @@ import fakehost
 from e2e import trees
 from e2e.test_refresh_service import UNITS, tried
 from e2e.test_systemd_reload import SERVICE, TARGET
-from unit.gpuplugin.kubelet import Kubelet
+from unit.gpuplugin.kubelet.fake import Kubelet
 
 NAME, MPS = "gpushim-device-plugin.service", "gpushim-mps@.service"
 DROP_IN = """[Unit]

@@ -133,7 +133,7 @@ def engine(request: pytest.FixtureRequest, installed: Installed, debian_image: P
         "ROOTLESSKIT_STATE_DIR": str(installed.folder),  # by which it knows where it is
         "XDG_RUNTIME_DIR": "/run",
     }
-    programs, stub = installed.folder / "gpushim/bin", str(installed.folder / "gpushim/shim/gpushim/stub.py")
+    programs, stub = installed.folder / "gpushim/bin", str(installed.folder / "gpushim/shim/gpushim/create/stub.py")
     ways: dict[str, Any] = {
         "path_dirs": (programs,),
         "settings": {"rootless": True, "cgroup-parent": ""},

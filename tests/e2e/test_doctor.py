@@ -20,7 +20,7 @@ from e2e.podman import CONTAINERS_CONF, STORAGE_CONF
 from fakehost import Host
 from gpushim import doctor
 from gpushim.doctor import Finding, checks, run
-from gpushim.engines import running
+from gpushim.engines.processes import running
 
 LOOK = running.look
 HOOK = "nvidia-container-runtime-hook"

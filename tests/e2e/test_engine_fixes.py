@@ -22,8 +22,8 @@ from fakehost import Host
 from gpushim import doctor
 from gpushim.cli import main
 from gpushim.doctor import Finding, checks
-from gpushim.engines import running
 from gpushim.engines.docker import daemon_json, on_path
+from gpushim.engines.processes import running
 
 LOOK = running.look
 GONE = "/gone/gpushim-runtime"

@@ -22,7 +22,7 @@ from e2e.leftovers import until
 from e2e.trees import TOP
 from e2e.witness import RUNC, settings
 from fakehost import Host
-from gpushim.errors import BUNDLE, INVENTORY, NOT_EXECUTABLE, NOT_FOUND
+from gpushim.ground.errors import BUNDLE, INVENTORY, NOT_EXECUTABLE, NOT_FOUND
 
 RUNTIME = TOP / "bin" / "gpushim-runtime"
 ERRORS = ("ENOSPC", "EIO", "EMFILE", "ENFILE", "ENOMEM", "EDQUOT", "EINTR", "EROFS", "EACCES")
@@ -59,7 +59,7 @@ class Lab:
         self.lay()
         made = calls(self.command, env=self.env)
         last = max(index for index, call in enumerate(made) if call.name == "execve")
-        start, ours = split(made[: last + 1], TOP / "shim/gpushim/stub.py")
+        start, ours = split(made[: last + 1], TOP / "shim/gpushim/create/stub.py")
         imports, work_calls = split(ours, self.bundle)
         self.reads = [call for call in start if call.name == "read" and call.words.startswith("0, ")]
         own = (self.env["GPUSHIM_STATE"], self.env["GPUSHIM_CONFIG"], "/proc/")

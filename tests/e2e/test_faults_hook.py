@@ -22,7 +22,7 @@ from e2e.leftovers import until
 from e2e.trees import TOP
 from e2e.witness import RUNC, settings
 from fakehost import Host
-from gpushim.errors import BUNDLE, FAILED, INVENTORY, ROOTFS
+from gpushim.ground.errors import BUNDLE, FAILED, INVENTORY, ROOTFS
 from gpushim.inventory.ldcache_list import libraries
 from unit.gpuhook.sandbox import as_root
 

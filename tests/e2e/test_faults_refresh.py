@@ -20,9 +20,9 @@ from e2e.engines import SYSTEM_PATH
 from e2e.faults import KILL, LONG, Call, Done, calls, some, split, strike, telling, tree
 from e2e.trees import TOP
 from e2e.witness import settings
-from gpushim.errors import FAILED, INVENTORY
+from gpushim.ground.errors import FAILED, INVENTORY
 
-COMMAND = ["/usr/bin/python3", "-IB", str(TOP / "shim/gpushim/stub.py"), "refresh", "--force"]
+COMMAND = ["/usr/bin/python3", "-IB", str(TOP / "shim/gpushim/create/stub.py"), "refresh", "--force"]
 SPEC, SNAPSHOT = "cdi/nvidia.com-gpu.json", "inventory.json"
 ERRORS = ("ENOSPC", "EIO", "EMFILE", "ENFILE", "ENOMEM", "EDQUOT", "EROFS", "EBUSY")
 SCARCE = ("EMFILE", "ENFILE", "ENOMEM")  # which the next refresh may have

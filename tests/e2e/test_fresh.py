@@ -17,7 +17,7 @@ import pytest
 
 from e2e.changing import Scene, gpus
 from fakehost import Gpu
-from gpushim.errors import FAILED, INVENTORY, REQUEST
+from gpushim.ground.errors import FAILED, INVENTORY, REQUEST
 
 MIG = [(1, 0, "3g.20gb"), (2, 0, "2g.10gb")]
 LOST = {1: 15}  # NVML_ERROR_GPU_IS_LOST

@@ -1,6 +1,6 @@
 """What strangers' containers may take, with real runc and real Podman: each of these attacks was shown to work once.
 
-The table of authorization, cell by cell, is unit/gpushim/test_authorization's.
+The table of authorization, cell by cell, is unit/gpushim/oci/test_authorization's.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from e2e.test_standalone import alone
 from e2e.views import view
 from e2e.witness import RUNC, settings
 from fakehost import Host
-from gpushim.plan import HARDLINKS
+from gpushim.decision.plan import HARDLINKS
 
 CRUN = "/usr/bin/crun"
 ASKS = "NVIDIA_VISIBLE_DEVICES=0,2"

@@ -20,8 +20,8 @@ PARAMS = "proc/driver/nvidia/params"
 REUSE = """
 import os, subprocess, sys
 sys.path[:0] = sys.argv[1:]
-from gpuhook.rootfs import Rootfs
-from gpuhook.walk import held
+from gpushim.paths.rootfs import Rootfs
+from gpushim.paths.walk import held
 first = subprocess.Popen(["/bin/sleep", "600"])
 process = held(first.pid)
 Rootfs(process, "/")

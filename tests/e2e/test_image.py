@@ -34,7 +34,7 @@ sys.path[:0] = ["{LIB}", "{LIB}vendor"]
 import grpc.aio, prometheus_client.openmetrics.exposition, yaml, ssl, http.client, gpushim, gpuhook, gpuplugin, pynvml
 for package in (gpushim, gpuhook, gpuplugin):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if module.name not in ("gpushim.stub", "gpuhook.__main__"):
+        if module.name not in ("gpushim.create.stub", "gpuhook.__main__"):
             importlib.import_module(module.name)
 print(len(sys.modules))
 """

@@ -38,7 +38,7 @@ from e2e.bundles import Bundle
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, MODESET_NODE, probe, sees_by_cdi, sees_exactly, sees_nothing
 from e2e.test_runc import mig_host as mig_host
 from fakehost import Host
-from gpushim.errors import BUNDLE, REQUEST
+from gpushim.ground.errors import BUNDLE, REQUEST
 
 BY_MOUNTS = "accept-volume-mounts = true"
 NOT_BY_ENV = "accept-env-when-unprivileged = false"

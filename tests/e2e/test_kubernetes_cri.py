@@ -39,7 +39,7 @@ from e2e.test_runc import open_directory as open_directory
 from e2e.views import view
 from e2e.witness import RUNC, Witness
 from fakehost import Host
-from gpushim.errors import REQUEST
+from gpushim.ground.errors import REQUEST
 
 IMAGE = "docker.io/library/debian:local"
 MOUNTS = {PROBE: INSIDE}

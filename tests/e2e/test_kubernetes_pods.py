@@ -37,7 +37,7 @@ from e2e.test_features import seen
 from e2e.test_runc import mig_host as mig_host
 from e2e.trees import TOP
 from fakehost import Host
-from gpushim.errors import REQUEST
+from gpushim.ground.errors import REQUEST
 
 CHANNELS = "nvidia-caps-imex-channels/channel"
 # What images of CUDA say about themselves.

@@ -11,7 +11,7 @@ import pytest
 
 from e2e.hostile_places import Place
 from e2e.told import Node
-from gpushim.errors import CONFIG
+from gpushim.ground.errors import CONFIG
 
 Nodes = Callable[[Place], Node]
 STRANGER = 4711

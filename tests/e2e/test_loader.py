@@ -19,7 +19,7 @@ import fakehost
 from e2e import recorder, trees
 from e2e.bundles import Bundle
 from e2e.witness import settings
-from gpushim.plan import HARDLINKS
+from gpushim.decision.plan import HARDLINKS
 from unit.gpuhook.caches import HWCAPS, library, quick_library
 from unit.gpuhook.sandbox import HOOK, container
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e import trees
-from gpushim import logfile
+from gpushim.paths import logfile
 
 ROTATE = shutil.which("logrotate", path=f"/usr/sbin:/usr/bin:{trees.TOP}/.cache/logrotate/usr/sbin")
 SETTINGS = trees.TOP / "packaging/logrotate"

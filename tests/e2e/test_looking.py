@@ -17,10 +17,10 @@ from e2e.engines import Docker
 from e2e.expect import refuses
 from e2e.trees import TOP
 from fakehost import Host
-from gpushim import edits
 from gpushim.cli.explain import explain
 from gpushim.cli.ps import ps
-from gpushim.errors import REQUEST, GpushimError
+from gpushim.ground.errors import REQUEST, GpushimError
+from gpushim.oci import edits
 
 SLEEP = ["sleep", "1000"]
 

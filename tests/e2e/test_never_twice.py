@@ -24,8 +24,8 @@ from e2e.plugins import Plugin, gpu_node, plugin
 from e2e.reach import ENDING, Containers
 from e2e.supervisor import Supervisor, writable
 from fakehost import Host
-from gpuplugin.recorded import FORMER, LISTED
-from gpuplugin.sharing import MPS, TIME_SLICING
+from gpuplugin.book.recorded import FORMER, LISTED
+from gpuplugin.settings.sharing import MPS, TIME_SLICING
 
 GPU, DEV, SECONDS = "nvidia.com/gpu", "nvidia.com/gpu.dev", 30.0
 STAYS = 2.6  # seconds in which all is looked at again at least once

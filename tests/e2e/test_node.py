@@ -14,7 +14,7 @@ from e2e.node import Node
 from e2e.test_deb_life import CREATES, beside
 from e2e.test_docs import by_variable, pod
 from gpushim import __version__
-from gpushim.errors import FAILED
+from gpushim.ground.errors import FAILED
 from gpushim.inventory import ensure
 
 SUITE = "trixie"
@@ -183,7 +183,9 @@ def test_what_a_killed_installer_left_is_completed(there: Node, payload: Path) -
     there.call("install", "--engine=none", payload=payload)
     whole = settled(there)
     lib = f"/usr/lib/gpushim/{__version__}"
-    there.run(f"rm {lib}/whole {lib}/gpushim/create.py /usr/bin/gpushim; echo '# half' >>{lib}/gpushim/plan.py")
+    there.run(
+        f"cd {lib}; rm whole gpushim/create/create.py /usr/bin/gpushim; echo '# half' >>gpushim/decision/plan.py"
+    )
     assert "is laid down" in there.call("install", "--engine=none", payload=payload).stdout
     assert {path: each for path, each in settled(there).items() if "pycache" not in path} == {
         path: each for path, each in whole.items() if "pycache" not in path

@@ -13,7 +13,7 @@ import pytest
 from e2e import node
 from e2e.engines import Done
 from e2e.node import Node
-from gpushim.errors import FAILED, NOT_FOUND
+from gpushim.ground.errors import FAILED, NOT_FOUND
 
 SUITE = "trixie"
 

@@ -15,7 +15,7 @@ import pytest
 import fakehost
 from e2e import trees
 from e2e.test_systemd_reload import OUTER, SERVICE, TARGET
-from gpushim.errors import CONFIG, DRIVER, NOT_EXECUTABLE, NOT_FOUND
+from gpushim.ground.errors import CONFIG, DRIVER, NOT_EXECUTABLE, NOT_FOUND
 
 UNITS = trees.TOP / "packaging" / "systemd"
 SERVICES = ("gpushim-refresh.service", "gpushim-refresh-again.service", "gpushim-refresh-asked.service")

@@ -50,7 +50,7 @@ def users_podman(debian_image: Path, host: Host) -> Iterator[Podman]:
             shutil.copytree(TOP / name, roots / "gpushim" / name, symlinks=True)
         (roots / "settings").mkdir()
         environment = settings(roots / "settings", host.root)
-        refresh = ["/usr/bin/python3", "-IB", str(roots / "gpushim/shim/gpushim/stub.py"), "refresh"]
+        refresh = ["/usr/bin/python3", "-IB", str(roots / "gpushim/shim/gpushim/create/stub.py"), "refresh"]
         subprocess.run(refresh, env=environment, check=True, capture_output=True)
         log = roots / "settings" / "gpushim.log"
         log.touch()

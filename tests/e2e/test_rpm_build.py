@@ -91,7 +91,12 @@ def test_what_is_before_a_version_is_before_it_for_rpm(version: str, wanted: str
 def test_everything_is_in_its_place(rpms: dict[str, Path]) -> None:
     rows = ask(rpms[MAIN], "--queryformat", "[%{FILENAMES} %{FILEMODES:perms} %{FILEUSERNAME}\n]")
     modes = {row.split()[0]: row.split()[1:] for row in rows}
-    for path in (f"{LIB}/gpushim/create.py", f"{LIB}/gpuhook/prestart.py", f"{LIB}/vendor/pynvml.py", f"{LIB}/whole"):
+    for path in (
+        f"{LIB}/gpushim/create/create.py",
+        f"{LIB}/gpuhook/prestart.py",
+        f"{LIB}/vendor/pynvml.py",
+        f"{LIB}/whole",
+    ):
         assert modes[path] == ["-rw-r--r--", "root"]
     for path in ("/usr/bin/gpushim", "/usr/bin/gpushim-runtime", "/usr/bin/gpushim-hook"):
         assert modes[path] == ["-rwxr-xr-x", "root"]

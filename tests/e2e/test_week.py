@@ -22,7 +22,7 @@ import pytest
 from e2e.changing import Node, Scene, gpus
 from e2e.faults import LONG
 from fakehost import ci_cap, gi_cap
-from gpushim.errors import DRIVER, INVENTORY, REQUEST
+from gpushim.ground.errors import DRIVER, INVENTORY, REQUEST
 
 SECONDS = 8.0  # for one seed
 WORKERS = 3

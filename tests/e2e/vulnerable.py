@@ -16,15 +16,15 @@ from e2e import test_hostile, test_hostile_code, test_hostile_requests, test_rac
 from e2e.hostile_places import checkout
 
 CREATE, EDITS, FINISH, MOUNTS, ROOTFS, WALK, SPECS = (
-    "shim/gpushim/create.py",
-    "shim/gpushim/edits.py",
-    "hook/gpuhook/finish.py",
-    "hook/gpuhook/mounts.py",
-    "hook/gpuhook/rootfs.py",
-    "hook/gpuhook/walk.py",
+    "shim/gpushim/create/create.py",
+    "shim/gpushim/oci/edits.py",
+    "hook/gpuhook/finish/finish.py",
+    "hook/gpuhook/live/mounts.py",
+    "shim/gpushim/paths/rootfs.py",
+    "shim/gpushim/paths/walk.py",
     "shim/gpushim/cdi/specs.py",
 )
-BOUNDS, DIRECTORY = "shim/gpushim/bounds.py", "hook/gpuhook/directory.py"
+BOUNDS, DIRECTORY = "shim/gpushim/ground/bounds.py", "shim/gpushim/paths/directory.py"
 FOLLOWS = "walk = lambda root, path, *_, **__: posix.open(path.strip('/') or '.', posix.O_PATH, dir_fd=root)"
 ANY_MOUNT_READ = "Rootfs._admit = lambda *_: None"
 ANY_MOUNT_WRITTEN = """
@@ -108,7 +108,7 @@ BUILDS = {
         {"name": "T-0132 compat is up"},
     ),
     "T-0133 makes places by their paths": Build(
-        {"hook/gpuhook/live.py": BY_PATH}, LINKS, CANARY, {"name": "T-0133 program"}, "hook"
+        {"hook/gpuhook/live/live.py": BY_PATH}, LINKS, CANARY, {"name": "T-0133 program"}, "hook"
     ),
     "T-0134 leaves links to the kernel": Build(
         {WALK: FOLLOWS, ROOTFS: ANY_MOUNT_WRITTEN}, LINKS, CANARY, {"name": "T-0134 library directory"}

@@ -81,7 +81,7 @@ def connect(path, seconds):
         {PLACES: MODES}, WHERE, UNTOUCHED, {"engine": "docker", "name": "missing, in a world-writable directory"}
     ),
     "T-TERMINAL prints what others say": Build(
-        {"shim/gpushim/errors.py": "visible = lambda text, keep='': text"},
+        {"shim/gpushim/ground/errors.py": "visible = lambda text, keep='': text"},
         test_strangers.test_what_others_write_on_a_terminal,
         "isprintable()",
     ),

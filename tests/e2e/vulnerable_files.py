@@ -11,7 +11,9 @@ from e2e.hostile_places import Place
 from e2e.test_faults_configure import Lab
 from e2e.vulnerable import Build
 
-EXCHANGE, RECORDS, PUBLISH = (f"shim/gpushim/{name}.py" for name in ("exchange", "engines/records", "cdi/publish"))
+EXCHANGE, RECORDS, PUBLISH = (
+    f"shim/gpushim/{name}.py" for name in ("paths/exchange", "engines/settings/records", "cdi/generate/publish")
+)
 BY_NUMBER = """
 def _is_of(base, row, path, place):
     status = rewrite.status(place)

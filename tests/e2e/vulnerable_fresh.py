@@ -82,7 +82,7 @@ def _a_tenant_with_little(place: Place, tmp_path: Path) -> None:
     assert not (scene.state / "failure").exists()  # which tells all who wait
 
 
-STAMP = "shim/gpushim/stamp.py"
+STAMP = "shim/gpushim/inventory/stamp.py"
 TIMES_ALONE = """
 _real = node
 def node(path):
@@ -104,7 +104,7 @@ BUILDS = {
         {"shim/gpushim/inventory/indices.py": "known = lambda state: []"}, _after_one_is_gone, 'scene.ask("0")'
     ),
     "T-fresh gives fewer for all": Build(
-        {"shim/gpushim/selection.py": "unusable = lambda inventory: []"}, _beside_a_lost_gpu, 'scene.ask("all")'
+        {"shim/gpushim/oci/selection.py": "unusable = lambda inventory: []"}, _beside_a_lost_gpu, 'scene.ask("all")'
     ),
     "T-fresh takes what has the same time for the same": Build(
         {STAMP: TIMES_ALONE}, _another_directory_of_the_same_time, "_mounted(scene)"

@@ -16,7 +16,7 @@ BUILDS = {
         way="hook",
     ),
     "P-2 looks in the working directory": Build(
-        {"shim/gpushim/stub.py": ("sys.path.append(root)", 'sys.path[:0] = ["", root]')},
+        {"shim/gpushim/create/stub.py": ("sys.path.append(root)", 'sys.path[:0] = ["", root]')},
         test_hostile_code.test_the_working_directory_may_be_the_image,
         MARKER,
     ),
@@ -54,13 +54,13 @@ def inside(process, work):
         "hook",
     ),
     "P-11 takes a key twice": Build(
-        {"shim/gpushim/fastjson.py": "import json\nloads = lambda data, *_, **__: json.loads(data)"},
+        {"shim/gpushim/ground/fastjson.py": "import json\nloads = lambda data, *_, **__: json.loads(data)"},
         KEYS,
         "done.returncode in",
         {"name": "resources twice"},
     ),
     "P-11 takes no notice of a key in other letters": Build(
-        {"shim/gpushim/bundle.py": "check_spelling = lambda *_: None"},
+        {"shim/gpushim/oci/bundle.py": "check_spelling = lambda *_: None"},
         KEYS,
         "done.returncode in",
         {"name": "Process"},
@@ -80,7 +80,7 @@ def inside(process, work):
         {BOUNDS: "YAML_ALIASES = 1 << 30"}, SPEC, "done.returncode in", {"name": "YAML bomb"}
     ),
     "P-15 says what the image says": Build(
-        {"shim/gpushim/errors.py": "quote = lambda text: text"},
+        {"shim/gpushim/ground/errors.py": "quote = lambda text: text"},
         test_hostile_requests.test_what_an_image_says_is_quoted,
         "said.is",
         {"name": "NVIDIA_DRIVER_CAPABILITIES", "text": "\x1b[2J\nlevel=fatal msg=forged"},

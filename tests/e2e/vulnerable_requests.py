@@ -5,11 +5,11 @@ from __future__ import annotations
 from e2e import test_grants, test_hostile_container, test_mps
 from e2e.vulnerable import SPECS, Build
 
-AUTHORIZATION, SURVEY = "shim/gpushim/authorization.py", "shim/gpushim/inventory/survey.py"
+AUTHORIZATION, SURVEY = "shim/gpushim/oci/authorization.py", "shim/gpushim/inventory/survey.py"
 NO_PIPES = test_mps.test_without_a_daemon_that_can_be_trusted_there_is_no_directory
 NOTHING = 'one.run().stdout == ""'
 REFUSED = "done.returncode == 10"
-ANYBODY = {"shim/gpushim/inventory/rooted.py": "mistrust = lambda root, path: ''"}
+ANYBODY = {"shim/gpushim/paths/rooted.py": "mistrust = lambda root, path: ''"}
 
 BUILDS = {
     "T-GRANT annotations whatever the policy says": Build(
@@ -49,12 +49,12 @@ def _unknown(name, troubles, directories):
         {"way": "variable"},
     ),
     "T-GRANT names of the host's GPUs": Build(
-        {"shim/gpushim/selection.py": "told = lambda inventory, devices, otherwise='': devices"},
+        {"shim/gpushim/oci/selection.py": "told = lambda inventory, devices, otherwise='': devices"},
         test_grants.test_neighbours_gpus_are_not_told,
         "which this host does not have",
     ),
     "T-GRANT power over a user namespace": Build(
-        {"shim/gpushim/request.py": "_in_a_user_namespace = lambda linux: False"},
+        {"shim/gpushim/oci/request.py": "_in_a_user_namespace = lambda linux: False"},
         test_grants.test_power_over_a_user_namespace_of_its_own,
         NOTHING,
     ),
@@ -65,12 +65,12 @@ def _unknown(name, troubles, directories):
         {"mps": 'pipe-directory = "/tmp/nvidia-mps"'},
     ),
     "T-OWNER sockets are mounted writable": Build(
-        {"shim/gpushim/edits.py": "SOCKET_OPTIONS = SOCKET_OPTIONS[1:]"},
+        {"shim/gpushim/oci/edits.py": "SOCKET_OPTIONS = SOCKET_OPTIONS[1:]"},
         test_hostile_container.test_owner_and_mode_of_what_is_the_hosts,
         "after == before",
     ),
     "T-OWNER nodes are mounted writable": Build(
-        {"shim/gpushim/edits.py": "NODE_OPTIONS = NODE_OPTIONS[1:]"},
+        {"shim/gpushim/oci/edits.py": "NODE_OPTIONS = NODE_OPTIONS[1:]"},
         test_hostile_container.test_owner_and_mode_of_what_is_the_hosts,
         "after == before",
         way="hook",
@@ -82,7 +82,7 @@ _real = mps
 def mps(root, pipes):
     return [{**file, "kind": "socket"} if file["path"] == pipes else file for file in _real(root, pipes)]
 """,
-            "shim/gpushim/edits.py": 'SOCKET_OPTIONS = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]',
+            "shim/gpushim/oci/edits.py": 'SOCKET_OPTIONS = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]',
         },
         test_mps.test_no_program_gets_into_the_directory,
         '"sh").exists()',
@@ -102,7 +102,7 @@ def _add_nodes_and_files(snapshot, *rest):
     _real(with_mps, *rest)
     snapshot.update(with_mps, policy=snapshot["policy"])
 """,
-            "shim/gpushim/plan.py": """
+            "shim/gpushim/decision/plan.py": """
 _real = driver_files
 def driver_files(request, inventory):
     policy = {**inventory["policy"], "mps": {**inventory["policy"]["mps"], "enabled": bool(request.mps)}}

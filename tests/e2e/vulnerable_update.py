@@ -10,7 +10,7 @@ KEEPS, NODES = test_update.test_a_container_keeps_its_gpus, 'report["nodes"] =='
 
 BUILDS = {
     "T-update applies the engine's device rules": Build(
-        {"shim/gpushim/update.py": "without_devices = lambda data: data"},
+        {"shim/gpushim/create/update.py": "without_devices = lambda data: data"},
         KEEPS,
         NODES,
         {"where": ("v1", CRUN), "way": "stdin"},
@@ -19,7 +19,7 @@ BUILDS = {
         {"shim/gpushim/launcher": (" | *' update '*", "")}, KEEPS, NODES, {"where": ("v1", CRUN), "way": "file"}
     ),
     "T-config a wrong one is taken for none": Build(
-        {"shim/gpushim/unread.py": "_widest = lambda *_: policy.defaults()"},
+        {"shim/gpushim/decision/unread.py": "_widest = lambda *_: policy.defaults()"},
         test_launcher_told.test_who_may_ask_under_a_wrong_configuration_is_refused,
         "returncode == CONFIG",
     ),

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpushim.errors import GpushimError
-from unit.gpushim.test_plan import snapshot
+from gpushim.ground.errors import GpushimError
+from unit.gpushim.decision.test_plan import snapshot
 
 SENTENCE = 20_000  # characters; one that lists what a host has is the longest
 

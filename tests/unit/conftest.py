@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from apart import lay
-from gpushim.logs import logger
+from gpushim.ground.logs import logger
 
 # A log where no configuration names another is as it should be; these are nobody's to change.
 LEFT_ALONE = ("dev", "etc/cdi", "etc/gpushim", "run/cdi", "run/gpushim", "usr/local/bin", "var/lib/gpushim")

@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushim import errors
+from gpushim.ground import errors
 
 TOP = Path(__file__).resolve().parents[2]
 USAGE = 2
 # Files where a sentence's end is one of a dict's values, and that dict.
-PARTS = {"shim/gpushim/engines/rewrite.py": "_REASONS"}
+PARTS = {"shim/gpushim/engines/settings/rewrite.py": "_REASONS"}
 # Generators whose sentences follow the name of a file, and the code that they are raised with.
-FOLLOWING = {"shim/gpushim/policy.py": ("troubles", errors.CONFIG)}
+FOLLOWING = {"shim/gpushim/config/policy.py": ("troubles", errors.CONFIG)}
 
 
 @dataclass(frozen=True)

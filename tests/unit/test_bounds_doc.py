@@ -1,4 +1,4 @@
-"""The table of bounds in docs/testing.md is that of gpushim.bounds, and every test that it names is there."""
+"""The table of bounds in docs/testing.md is that of gpushim.ground.bounds, and every test that it names is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim import bounds
+from gpushim.ground import bounds
 
 TOP = Path(__file__).resolve().parents[2]
 ROWS = re.findall(

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gpushim import __version__
-from gpushim.nvidia.device_plugin_keys import schema
+from gpushim.nvidia.migrate.device_plugin_keys import schema
 
 CHART = Path(__file__).parents[2] / "packaging/kubernetes/chart"
 RULES = json.loads((CHART / "values.schema.json").read_text())

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuhook import prestart
-from gpushim import create
-from gpushim.errors import for_engines
+from gpushim.create import create
+from gpushim.ground.errors import for_engines
 from unit.sentences import TOP, Sentence, collected
 
 PAGE = (TOP / "docs/errors.md").read_text()
@@ -21,15 +21,15 @@ ENDS = (";", ",", ":", " (", " [[")
 # What a program passes on: the sentence of another place of the source, or of the kernel.
 PASSED_ON = {
     "plugin/gpuplugin/explain.py: refusal['sentence']",
-    "plugin/gpuplugin/mps_supervisor.py: found['error']['sentence']",
-    "plugin/gpuplugin/offer.py: snapshot['error']['sentence']",
-    "plugin/gpuplugin/refresh.py: lines[-1][1]",
-    "plugin/gpuplugin/wanted.py: str(told.get('sentence'))",
-    "hook/gpuhook/systemd.py: error.strerror",
-    "hook/gpuhook/systemd.py: f\"{member.rpartition('.')[2]}: {name or 'an unknown error'}\"",
+    "plugin/gpuplugin/mps/mps_supervisor.py: found['error']['sentence']",
+    "plugin/gpuplugin/allocation/offer.py: snapshot['error']['sentence']",
+    "plugin/gpuplugin/snapshot/refresh.py: lines[-1][1]",
+    "plugin/gpuplugin/snapshot/wanted.py: str(told.get('sentence'))",
+    "hook/gpuhook/live/systemd.py: error.strerror",
+    "hook/gpuhook/live/systemd.py: f\"{member.rpartition('.')[2]}: {name or 'an unknown error'}\"",
     "shim/gpushim/cdi/text.py: str(error)",
     "shim/gpushim/cdi/text.py: f'{shown} {error}'",
-    "shim/gpushim/cdi/write.py: inventory['error']['sentence']",
+    "shim/gpushim/cdi/generate/write.py: inventory['error']['sentence']",
     "shim/gpushim/cli/cdi/transform.py: f\"{('stdin' if source == '-' else source)}: {error}\"",
     "shim/gpushim/nvidia/container_cli.py: inventory['error']['sentence']",
     "shim/gpushim/cli/device_plugin.py: str(answer['error'])",
@@ -41,13 +41,13 @@ PASSED_ON = {
     "shim/gpushim/cli/explain_pod.py: refusal['sentence']",
     "shim/gpushim/cli/refresh.py: snapshot['error']['sentence']",
     "shim/gpushim/cli/system.py: '; '.join(notes)",
-    "shim/gpushim/engines/rewrite.py: f'{path} {reason}'",
+    "shim/gpushim/engines/settings/rewrite.py: f'{path} {reason}'",
     "shim/gpushim/inventory/renew.py: said",
     "shim/gpushim/inventory/renew.py: str(told['sentence'])",
-    "shim/gpushim/nvidia/device_plugin.py: str(error)",
-    "shim/gpushim/nvidia/device_plugin.py: trouble",
-    "shim/gpushim/nvidia/migrate_plugin.py: trouble",
-    "shim/gpushim/policy.py: f'{path}: {trouble}'",
+    "shim/gpushim/nvidia/migrate/device_plugin.py: str(error)",
+    "shim/gpushim/nvidia/migrate/device_plugin.py: trouble",
+    "shim/gpushim/nvidia/migrate/migrate_plugin.py: trouble",
+    "shim/gpushim/config/policy.py: f'{path}: {trouble}'",
 }
 
 
@@ -69,7 +69,7 @@ SENTENCES, ELSEWHERE = collected()
 
 def test_the_source_has_been_read() -> None:
     assert len(SENTENCES) > 200
-    assert {"shim/gpushim/launcher", "hook/gpuhook/live.py", "plugin/gpuplugin/allocation.py"} <= {
+    assert {"shim/gpushim/launcher", "hook/gpuhook/live/live.py", "plugin/gpuplugin/allocation/allocation.py"} <= {
         each.place.partition(":")[0] for each in SENTENCES
     }
 

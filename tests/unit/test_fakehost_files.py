@@ -16,7 +16,7 @@ import pytest
 import fakehost
 from fakehost import Host, build
 from fakehost.client import ask
-from gpushim.inventory import rooted
+from gpushim.paths import rooted
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpuplugin import reason, xids
+from gpuplugin.health import reason
+from gpuplugin.settings import xids
 
 TEXT = (Path(__file__).parents[2] / "docs/health.md").read_text()
 ROWS = re.findall(r"^\| ([0-9, -]+)(?:, all that are not here)? \| (yes|no)\b[^|]*\| ([^|]*)\|$", TEXT, re.MULTILINE)

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 import gpushim
-from gpushim import decide, policy
+from gpushim.config import policy
+from gpushim.decision import decide
 
 TOP = Path(__file__).parents[2]
 VERSION = gpushim.__version__
@@ -111,9 +112,9 @@ def test_the_configuration_has_every_key() -> None:
     ("place", "hook"),
     [
         ("/opt/x/shim/gpushim/create.py", "/opt/x/bin/gpushim-hook"),
-        ("/usr/lib/gpushim/1.2.3/gpushim/create.py", "/usr/bin/gpushim-hook"),
-        ("/venv/lib/python3.11/site-packages/gpushim/create.py", "/venv/bin/gpushim-hook"),
-        ("/usr/local/lib/python3.11/dist-packages/gpushim/create.py", "/usr/local/bin/gpushim-hook"),
+        ("/usr/lib/gpushim/1.2.3/gpushim/create/create.py", "/usr/bin/gpushim-hook"),
+        ("/venv/lib/python3.11/site-packages/gpushim/create/create.py", "/venv/bin/gpushim-hook"),
+        ("/usr/local/lib/python3.11/dist-packages/gpushim/create/create.py", "/usr/local/bin/gpushim-hook"),
     ],
 )
 def test_the_hook_of_this_code(monkeypatch: pytest.MonkeyPatch, place: str, hook: str) -> None:

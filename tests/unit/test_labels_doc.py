@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpuplugin import labels, settings
-from gpuplugin.resources import PREFIX
+from gpuplugin.cluster import labels
+from gpuplugin.settings import settings
+from gpuplugin.settings.resources import PREFIX
 from gpushim.inventory.nvml import ATTRIBUTES
 from unit.gpuplugin.snapshots import gpu, mig, snapshot
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from e2e import pages
-from gpuplugin import division, resources, settings
+from gpuplugin.devices import division
+from gpuplugin.settings import resources, settings
 from unit.gpuplugin.snapshots import gpu, snapshot
 
 SHOWN = [one.text for one in pages.blocks((pages.TOP / "docs/sharing.md").read_text()) if one.info == "yaml"]

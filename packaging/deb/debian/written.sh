@@ -10,7 +10,7 @@ wait_for_creates() {
 }
 
 # CDI specs of gpushim's would let containers fail whose engine injects their devices by itself. Those that refresh has
-# written go, as its record knows them (cdi/written.py); others that name gpushim's hook are laid aside.
+# written go, as its record knows them (cdi/generate/written.py); others that name gpushim's hook are laid aside.
 remove_specs() {
   python3 -ISB - "$DPKG_ROOT" <<'END' || true
 import hashlib, json, os, sys

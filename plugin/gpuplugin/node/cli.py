@@ -1,6 +1,6 @@
 """The program gpushim-node: its command line.
 
-Out of scope: what its commands do (install.py, uninstall.py), and what `keep` becomes (gpushim.keep).
+Out of scope: what its commands do (install.py, uninstall.py), and what `keep` becomes (gpushim.refresh.keep).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import click
 from gpuplugin.node import engine, host, install, uninstall
 from gpushim import __version__
 from gpushim.cli.program import Program
-from gpushim.errors import NOT_FOUND, GpushimError
+from gpushim.ground.errors import NOT_FOUND, GpushimError
 
 PROGRAM = "gpushim-node"
 PAYLOAD = "/usr/share/gpushim/node"

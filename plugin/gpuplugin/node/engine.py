@@ -11,9 +11,9 @@ import os
 from typing import Any
 
 from gpushim.cli.show import say
-from gpushim.engines import ask, running
-from gpushim.errors import GpushimError
-from gpushim.replace import content, replace
+from gpushim.engines.processes import ask, running
+from gpushim.ground.errors import GpushimError
+from gpushim.paths.replace import content, replace
 
 PROGRAM = "/usr/bin/gpushim"
 SECONDS, RESTART = 60, 300

@@ -15,9 +15,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gpushim.engines import ask
-from gpushim.errors import NOT_FOUND, GpushimError
-from gpushim.policy import SYSTEM_PATH
+from gpushim.config.policy import SYSTEM_PATH
+from gpushim.engines.processes import ask
+from gpushim.ground.errors import NOT_FOUND, GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

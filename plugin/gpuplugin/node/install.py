@@ -11,9 +11,9 @@ from gpuplugin.node import engine, host, lay, owners
 from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
-from gpushim.engines import ask
-from gpushim.errors import GpushimError
-from gpushim.wanted import SYSTEMCTL
+from gpushim.engines.processes import ask
+from gpushim.ground.errors import GpushimError
+from gpushim.refresh.wanted import SYSTEMCTL
 
 
 def install(place: str, folder: str, name: str, options: list[str], restart: bool) -> None:

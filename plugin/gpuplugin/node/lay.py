@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpuplugin.node.host import PYTHON
-from gpushim.engines import ask, genuine
-from gpushim.replace import content, replace
-from gpushim.wanted import SYSTEMD
+from gpushim.engines.processes import ask, genuine
+from gpushim.paths.replace import content, replace
+from gpushim.refresh.wanted import SYSTEMD
 
 if TYPE_CHECKING:
     from gpuplugin.node.payload import Payload
@@ -63,8 +63,8 @@ def down(payload: Payload, record: Record, tag: str) -> list[str]:
 
 def compiled(payload: Payload, tag: str) -> None:
     """Compile a version for the node's Python, unless it is; a container starts without it too, only not as soon."""
-    if not os.path.exists(f"{payload.lib}gpushim/__pycache__/create.{tag}.joined"):
-        ask.program([PYTHON, "-IBS", f"{payload.lib}gpushim/stub.py", "compile"], COMPILE)
+    if not os.path.exists(f"{payload.lib}gpushim/create/__pycache__/create.{tag}.joined"):
+        ask.program([PYTHON, "-IBS", f"{payload.lib}gpushim/create/stub.py", "compile"], COMPILE)
         more = [f"{payload.lib}{name}" for name in ("gpuplugin", "vendor")]
         ask.program([PYTHON, "-IBS", "-m", "compileall", "-q", *more], COMPILE)
 

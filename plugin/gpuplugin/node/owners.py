@@ -9,10 +9,10 @@ import os
 from typing import TYPE_CHECKING
 
 from gpuplugin.node import payload as payloads
-from gpushim.engines import ask
-from gpushim.errors import GpushimError
-from gpushim.policy import SYSTEM_PATH
-from gpushim.replace import content
+from gpushim.config.policy import SYSTEM_PATH
+from gpushim.engines.processes import ask
+from gpushim.ground.errors import GpushimError
+from gpushim.paths.replace import content
 
 if TYPE_CHECKING:
     from gpuplugin.node.payload import Payload

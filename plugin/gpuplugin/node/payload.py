@@ -9,7 +9,7 @@ import glob
 import os
 from dataclasses import dataclass
 
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 
 LIB = "/usr/lib/gpushim/"
 WHOLE = "whole"  # last file of a version's directory

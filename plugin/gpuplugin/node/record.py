@@ -10,9 +10,9 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 
-from gpushim import keeper
-from gpushim.errors import GpushimError
-from gpushim.replace import content, replace
+from gpushim.ground.errors import GpushimError
+from gpushim.paths.replace import content, replace
+from gpushim.refresh import keeper
 
 PATH = keeper.RECORD
 FORM = 1

@@ -14,9 +14,9 @@ import stat
 from gpuplugin.node import engine, host, install, lay, owners
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
-from gpushim.engines import ask, genuine
-from gpushim.errors import GpushimError
-from gpushim.inventory import rooted
+from gpushim.engines.processes import ask, genuine
+from gpushim.ground.errors import GpushimError
+from gpushim.paths import rooted
 
 RUNTIME = b"gpushim-runtime"
 SHIM, CONMON = "containerd-shim", "conmon"  # the beginnings of programs' names

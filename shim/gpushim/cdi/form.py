@@ -7,8 +7,8 @@ Hot path: imports nothing but its siblings. Out of scope: files (specs.py), mean
 
 from __future__ import annotations
 
-from gpushim.errors import quote
-from gpushim.selection import is_qualified, number
+from gpushim.ground.errors import quote
+from gpushim.oci.selection import is_qualified, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

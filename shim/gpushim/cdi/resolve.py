@@ -3,7 +3,7 @@
 Where the specification is silent, containers get what the CDI library of Docker, containerd and Podman gives them,
 with three exceptions: a device number that is no longer the host's is refused, a hook without an environment gets one
 (it would else have the image's, CVE-2025-23266), and hooks of NVIDIA's tools run through gpushim's.
-Hot path: imports only its siblings. Out of scope: spec files (specs.py), applying edits (gpushim.edits).
+Hot path: imports only its siblings. Out of scope: spec files (specs.py), applying edits (gpushim.oci.edits).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import posix
 
 from gpushim.cdi import specs
-from gpushim.edits import HOOK_ENV, NODE_OPTIONS, Edit
-from gpushim.errors import INVENTORY, GpushimError
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.oci.edits import HOOK_ENV, NODE_OPTIONS, Edit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Sequence
 
-    from gpushim.plan import Bundle
+    from gpushim.oci.bundle import Bundle
 
 SAFE_HOOK = "nvidia-cdi-hook"
 INSIDE = "startContainer"  # the one stage whose hooks are files of the container

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import posix
 
-from gpushim import bounds, fastjson, stamp
 from gpushim.cdi import form
-from gpushim.errors import INVENTORY, REQUEST, GpushimError, quote
+from gpushim.ground import bounds, fastjson
+from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError, quote
+from gpushim.paths import trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -146,9 +147,9 @@ def _read(name: str, directory: int) -> tuple[bytes, str]:
 
 
 def _mistrust(status: posix.stat_result) -> str:
-    if not stamp.trusted(status.st_uid):
+    if not trust.trusted(status.st_uid):
         return f"user {status.st_uid} owns it, not root"
-    if status.st_mode & stamp.OTHERS_WRITE:
+    if status.st_mode & trust.OTHERS_WRITE:
         return f"its mode is {status.st_mode & 0o7777:04o}, so that others than its owner can write it"
     return ""
 

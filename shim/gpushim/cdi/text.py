@@ -12,9 +12,9 @@ import stat
 import sys
 from typing import Any
 
-from gpushim import bounds, fastjson
 from gpushim.cdi import yaml
-from gpushim.errors import FAILED, GpushimError
+from gpushim.ground import bounds, fastjson
+from gpushim.ground.errors import FAILED, GpushimError
 
 
 def read(path: str, regular: bool = False) -> tuple[Any, str]:

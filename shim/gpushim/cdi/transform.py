@@ -11,8 +11,8 @@ import posixpath
 from typing import Any, Callable
 
 from gpushim.cdi import versions
-from gpushim.edits import HOOK_NAME
-from gpushim.hookargs import CONTAINER, FORMS, HOST, OPTIONS
+from gpushim.oci.edits import HOOK_NAME
+from gpushim.oci.hookargs import CONTAINER, FORMS, HOST, OPTIONS
 
 Move = Callable[[str], str]
 

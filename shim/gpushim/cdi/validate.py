@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpushim.cdi import form, versions
-from gpushim.errors import FAILED, GpushimError, quote
-from gpushim.selection import is_qualified
+from gpushim.ground.errors import FAILED, GpushimError, quote
+from gpushim.oci.selection import is_qualified
 
 ERROR, WARNING = "error", "warning"
 Finding = tuple[str, str]  # ERROR or WARNING, sentence

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from gpushim import bounds
+from gpushim.ground import bounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

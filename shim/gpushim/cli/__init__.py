@@ -28,7 +28,7 @@ COMMANDS = {
     "migrate": "gpushim.cli.migrate:migrate",
     "ps": "gpushim.cli.ps:ps",
     "refresh": "gpushim.cli.refresh:refresh",
-    "system": "gpushim.cli.system:system",
+    "system": "gpushim.cli.system:nodes",
 }
 
 

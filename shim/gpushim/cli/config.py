@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from gpushim import policy, stamp
 from gpushim.cli import show
 from gpushim.cli.sections import Commands
+from gpushim.config import policy
+from gpushim.ground import system
 
 
 @click.group(cls=Commands)
@@ -21,7 +22,7 @@ def config() -> None:
 @show.format_option("table", "json")
 def show_config(form: str) -> None:
     """Show every setting with its value, and whether config.toml, the profile or the default says so."""
-    path = stamp.config_path()
+    path = system.config_path()
     given = policy.given(path) or {}
     settings: Any = policy.load(path)  # by names that are data
     rows = [
@@ -36,7 +37,7 @@ def show_config(form: str) -> None:
 @config.command()
 def check() -> None:
     """Say whether config.toml is right, on this host, and name what is not; exits with 15 if it is wrong."""
-    path = stamp.config_path()
+    path = system.config_path()
     found = policy.given(path)
     policy.check_directories(policy.load(path)["driver"], path)
     if found is None:
@@ -50,7 +51,7 @@ def check() -> None:
 @config.command()
 def path() -> None:
     """Show where config.toml is, or would be."""
-    show.say(stamp.config_path())
+    show.say(system.config_path())
 
 
 def _source(given: dict[str, Any], section: str, key: str, path: str) -> str:

@@ -14,9 +14,11 @@ import click
 
 from gpushim.cli import show
 from gpushim.cli.sections import Commands
-from gpushim.engines import HOOK, PROGRAM, Plan, Wish, files, installed, running, table, units
 from gpushim.engines.docker import on_path
-from gpushim.errors import GpushimError
+from gpushim.engines.processes import running, table, units
+from gpushim.engines.settings import files
+from gpushim.engines.settings.setup import HOOK, PROGRAM, Link, Plan, Wish, installed
+from gpushim.ground.errors import GpushimError
 
 
 @click.group(cls=Commands)
@@ -159,7 +161,7 @@ def _change(change: files.Change) -> dict[str, str]:
     return {"path": change.path, "done": done, "diff": files.diff([change])}
 
 
-def _link(link: on_path.Link) -> dict[str, str]:
+def _link(link: Link) -> dict[str, str]:
     return {"path": link.path, "done": "linked" if link.target else "removed", "command": link.command}
 
 

@@ -1,6 +1,6 @@
 """`gpushim device-plugin`: ask the device plugin of this node, which may be absent; it listens on a socket.
 
-Imports nothing of the plugin's. Out of scope: what is answered (gpuplugin.control, gpuplugin.status).
+Imports nothing of the plugin's. Out of scope: what is answered (gpuplugin.control.control, gpuplugin.control.status).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpushim import holders, plugin_socket, stamp
 from gpushim.cli import show
 from gpushim.cli.sections import Commands
-from gpushim.decide import hook_program
-from gpushim.errors import FAILED, GpushimError, quote
+from gpushim.containers import holders, plugin_socket
+from gpushim.decision.decide import hook_program
+from gpushim.ground import system
+from gpushim.ground.errors import FAILED, GpushimError, quote
 from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
@@ -120,9 +121,9 @@ def _ask(do: str) -> dict[str, Any]:
     Raises:
         GpushimError: it is not there, or refuses.
     """
-    where = f"{stamp.state_dir()}/{plugin_socket.SOCKET}"
+    where = f"{system.state_dir()}/{plugin_socket.SOCKET}"
     try:
-        data = plugin_socket.exchange(stamp.state_dir(), json.dumps({"do": do}).encode() + b"\n", DEADLINE)
+        data = plugin_socket.exchange(system.state_dir(), json.dumps({"do": do}).encode() + b"\n", DEADLINE)
         answer = json.loads(data)
     except PermissionError:
         raise GpushimError(f"{where} is root's; run this as root", FAILED) from None
@@ -160,7 +161,7 @@ def _states(answer: dict[str, Any]) -> Iterator[str]:
 
 def _containers(notes: list[str]) -> list[dict[str, Any]]:
     """List containers that have a GPU, without asking NVML: the GPUs may be let go."""
-    found, stale = ensure.last(stamp.config_path(), stamp.state_dir())
+    found, stale = ensure.last(system.config_path(), system.state_dir())
     if stale == "policy":
         return []
     rows, more = holders.holders(found)

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from gpushim import bounds, bundle, fastjson
-from gpushim import explain as story
 from gpushim.cli import show
-from gpushim.errors import BUNDLE, GpushimError
+from gpushim.explain import explain as story
+from gpushim.ground import bounds, fastjson
+from gpushim.ground.errors import BUNDLE, GpushimError
+from gpushim.oci import bundle
 
 
 @click.command()
@@ -71,7 +72,7 @@ def explain(
 
         device_plugin.become(*(f"--explain={text}" for text in kubernetes), f"--format={form}")
     if docker:
-        from gpushim.engines import inspect  # a fifth of the command's time, with an HTTP client
+        from gpushim.engines.docker import inspect  # a fifth of the command's time, with an HTTP client
 
         found = inspect.inspect(docker)
         report = story.explain(found.spec, "", found.origins, found.rootfs, found.by_hook)
@@ -126,7 +127,7 @@ def _pair(text: str, sign: str, option: str) -> tuple[str, str]:
 
 
 def tell(report: dict[str, Any]) -> None:
-    """Print what gpushim.explain has found out."""
+    """Print what gpushim.explain.explain has found out."""
     for note in report["notes"]:
         show.say(f"note: {note}")
     _section("What was looked at", ("WHAT", "VALUE", "FROM", "EFFECT"), [[*row.values()] for row in report["asked"]])
@@ -158,7 +159,7 @@ def _edit(edit: dict[str, Any]) -> list[str]:
 
 
 def shown(kind: str, value: Any) -> str:
-    """Write the value of an edit (see gpushim.edits) in a few words."""
+    """Write the value of an edit (see gpushim.oci.edits) in a few words."""
     if kind in ("node", "set-node"):
         numbers = f" {value['type']} {value['major']}:{value['minor']}" if "major" in value else ""
         return f"{value['path']}{numbers}"

@@ -1,6 +1,6 @@
 """`gpushim explain --pod`: print what the containers of a pod have, and why.
 
-Out of scope: finding that out (gpushim.pods).
+Out of scope: finding that out (gpushim.containers.pods).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpushim import pods
 from gpushim.cli import show
-from gpushim.errors import GpushimError
+from gpushim.containers import pods
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import present
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def explain(text: str, states: list[str] | None, form: str, tell: Callable[[dict
         text: NAMESPACE/POD or NAMESPACE/POD/CONTAINER.
         states: state directories to look into, instead of the usual ones.
         form: how to print it.
-        tell: prints what gpushim.explain has found out, as a table.
+        tell: prints what gpushim.explain.explain has found out, as a table.
 
     Raises:
         GpushimError: no such container runs here, or it would be refused now.

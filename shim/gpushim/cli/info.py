@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
-from gpushim import __version__, stamp
+from gpushim import __version__
 from gpushim.cli import show
-from gpushim.errors import GpushimError
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import present
 
 
@@ -17,7 +18,7 @@ from gpushim.inventory import present
 @show.format_option("table", "json")
 def info(files: bool, form: str) -> None:
     """Show the driver's version, its files by capability, and how fresh this knowledge is."""
-    config, state = stamp.config_path(), stamp.state_dir()
+    config, state = system.config_path(), system.state_dir()
     inventory = present.snapshot(config, state)
     written, holds = present.age(config, state)
     counted = {name: len(found) for name, found in sorted(inventory["files"].items()) if found}

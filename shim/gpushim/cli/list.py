@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpushim.cli import show
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import modules, present, procfs
 
 if TYPE_CHECKING:
-    from gpushim.model import Gpu, Snapshot
+    from gpushim.ground.model import Gpu, Snapshot
 
 COLUMNS = ("INDEX", "MODEL", "UUID", "BUS ID", "MINOR", "NODES", "NUMA", "PROBLEM", "NVML")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from gpushim import stamp
 from gpushim.cli import show
-from gpushim.engines import files
-from gpushim.nvidia import migrate as moving
-from gpushim.nvidia import migrate_engines, migrate_plugin
+from gpushim.engines.settings import files
+from gpushim.ground import system
+from gpushim.nvidia.migrate import migrate as moving
+from gpushim.nvidia.migrate import migrate_engines, migrate_plugin
 
 COLUMNS = ("SETTING", "VALUE", "BECOMES")
 
@@ -38,7 +38,7 @@ def migrate(source: str, plugin: str, write: bool, dry_run: bool, form: str) -> 
     """
     if write and dry_run:
         raise click.UsageError("--write and --dry-run exclude each other")
-    ours = stamp.config_path()
+    ours = system.config_path()
     plan = moving.plan(source or moving.source(), ours, migrate_plugin.rows(plugin) if plugin else ())
     engines = migrate_engines.rows()
     if form == "json":

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpushim import bundle
 from gpushim.cli import show
-from gpushim.errors import FAILED, GpushimError
+from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.oci import bundle
 
 if TYPE_CHECKING:
     from typing import NoReturn

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from gpushim import holders
-from gpushim import pods as kubernetes
 from gpushim.cli import show
-from gpushim.errors import GpushimError
+from gpushim.containers import holders
+from gpushim.containers import pods as kubernetes
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import present
 
 NONE = "no running container has a GPU"

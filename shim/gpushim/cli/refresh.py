@@ -6,12 +6,13 @@ import json
 
 import click
 
-from gpushim import asked as serving
-from gpushim import keep as keeping
-from gpushim import logs, policy, stamp
-from gpushim import refresh as inventory
 from gpushim.cli import show
-from gpushim.errors import INVENTORY, GpushimError
+from gpushim.config import policy
+from gpushim.ground import logs, system
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.refresh import asked as serving
+from gpushim.refresh import keep as keeping
+from gpushim.refresh import refresh as inventory
 
 
 @click.command()
@@ -80,6 +81,6 @@ def refresh(
 
 
 def _keep() -> None:
-    log = policy.load(stamp.config_path())["log"]
+    log = policy.load(system.config_path())["log"]
     logs.start(log["format"], log["level"])
     keeping.keep()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpushim.errors import shortened, visible
+from gpushim.ground.errors import shortened, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpushim import policy, stamp
 from gpushim.cli import show
 from gpushim.cli.sections import Commands
-from gpushim.errors import FAILED, INVENTORY, GpushimError
-from gpushim.inventory import make_nodes, procfs
+from gpushim.config import policy
+from gpushim.ground import system
+from gpushim.ground.errors import FAILED, INVENTORY, GpushimError
+from gpushim.inventory import make_nodes, procfs, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,15 +28,15 @@ _DRY = click.option("--dry-run", is_flag=True, help="Only show what is missing."
 _FORM = show.format_option("text", "json")
 
 
-@click.group(cls=Commands)
-def system() -> None:
+@click.group("system", cls=Commands)
+def nodes() -> None:
     """Make the driver's device nodes, and links to them.
 
     A refresh does both as root; these commands are for boot scripts and driver containers.
     """
 
 
-@system.command("create-device-nodes")
+@nodes.command("create-device-nodes")
 @_ROOT
 @_DRY
 @_FORM
@@ -53,7 +54,7 @@ def create_device_nodes(dev_root: str, dry_run: bool, form: str) -> None:
     )
 
 
-@system.command("create-dev-char-links")
+@nodes.command("create-dev-char-links")
 @_ROOT
 @_DRY
 @_FORM
@@ -70,7 +71,7 @@ def _places(dev_root: str) -> tuple[str, str]:
     """Return the device root and the /proc that shows the driver."""
     if dev_root and not dev_root.startswith("/"):
         raise click.UsageError(f"--dev-root {dev_root} is a relative path; give the whole path")
-    driver = policy.load(stamp.config_path())["driver"]
+    driver = policy.load(system.config_path())["driver"]
     proc = stamp.proc_dir(driver["root"])
     if procfs.module_version(proc) is None:
         raise GpushimError(

@@ -12,16 +12,20 @@ import shlex
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpushim import keeper, policy, stamp
-from gpushim.engines import HOOK, PROGRAM, kubelets, programs, running, table, units
-from gpushim.errors import GpushimError
-from gpushim.inventory import modules, platforms, procfs, rooted
+from gpushim.config import policy
+from gpushim.engines.processes import kubelets, programs, running, table, units
+from gpushim.engines.settings.setup import HOOK, PROGRAM
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from gpushim.inventory import modules, platforms, procfs, stamp
+from gpushim.paths import rooted
+from gpushim.refresh import keeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gpushim.engines.running import Engine
-    from gpushim.model import Config, DriverPolicy
+    from gpushim.engines.processes.running import Engine
+    from gpushim.ground.model import Config, DriverPolicy
 
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
 T = TypeVar("T")
@@ -79,8 +83,8 @@ class Host:
     """
 
     top: str = ""
-    config: str = stamp.CONFIG_FILE
-    state: str = stamp.STATE_DIR
+    config: str = system.CONFIG_FILE
+    state: str = system.STATE_DIR
     settings: Config = field(default_factory=policy.defaults)
     trouble: str = ""
     old_names: list[str] = field(default_factory=list)
@@ -174,8 +178,8 @@ def look(named: tuple[str, ...] = ()) -> Host:
     """
     engines, strangers = running.look()
     host = Host(
-        config=stamp.config_path(),
-        state=stamp.state_dir(),
+        config=system.config_path(),
+        state=system.state_dir(),
         engines=engines,
         strangers=strangers,
         named=named,

@@ -10,8 +10,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim import seen, stamp
-from gpushim.cdi import publish, specs, validate, versions, write, written
+from gpushim.cdi import specs, validate, versions
+from gpushim.cdi.generate import publish, write, written
 from gpushim.doctor import (
     Finding,
     Host,
@@ -25,18 +25,20 @@ from gpushim.doctor import (
     untrusted,
     warning,
 )
-from gpushim.edits import HOOK_NAME
-from gpushim.engines import ask, programs, table
 from gpushim.engines.docker import dockerd
-from gpushim.engines.injected import SPEC_DIRECTORIES
-from gpushim.errors import GpushimError
-from gpushim.hookargs import MOUNTING
+from gpushim.engines.docker.injected import SPEC_DIRECTORIES
+from gpushim.engines.processes import ask, programs, table
+from gpushim.ground import seen
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure
+from gpushim.oci.edits import HOOK_NAME
+from gpushim.oci.hookargs import MOUNTING
+from gpushim.paths import trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.model import Snapshot
+    from gpushim.ground.model import Snapshot
 
     Reads = tuple[tuple[tuple[int, int], str], ...]  # as table.py has it
 
@@ -96,7 +98,7 @@ def _again(host: Host) -> str:
         return _elsewhere(host)
     if os.path.isdir(path) and not os.path.islink(path):
         return f"{untrusted.away(path)} && {REFRESH}"
-    if above != folder or not stamp.others_may(os.stat(folder)):
+    if above != folder or not trust.others_may(os.stat(folder)):
         edited = os.path.lexists(path) and not written.ours(path)  # which refresh leaves alone
         return f"{untrusted.away(path)} && {REFRESH}" if edited else REFRESH
     command = untrusted.directory(folder)

@@ -11,15 +11,17 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, broken, corrected, entries, ok, skipped, warning
-from gpushim.engines import executes_ours, files, programs, tomltext, units
 from gpushim.engines.containerd import imports, process, services
 from gpushim.engines.containerd.process import ADDRESS, NAME
-from gpushim.errors import GpushimError
+from gpushim.engines.processes import programs, units
+from gpushim.engines.settings import files, tomltext
+from gpushim.engines.settings.setup import executes_ours
+from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.engines.running import Engine
+    from gpushim.engines.processes.running import Engine
 
 PLUGINS = tuple(reversed(imports.CRI.values()))  # where the CRI's settings are, by the generation of containerd
 

@@ -9,14 +9,17 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, broken, entries, ok, skipped, warning
-from gpushim.engines import ask, crio, dropin, executes_ours, programs, tomltext
-from gpushim.engines.injected import SPEC_DIRECTORIES
-from gpushim.errors import GpushimError
+from gpushim.engines import crio
+from gpushim.engines.docker.injected import SPEC_DIRECTORIES
+from gpushim.engines.processes import ask, programs
+from gpushim.engines.settings import dropin, tomltext
+from gpushim.engines.settings.setup import executes_ours
+from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.engines.running import Engine
+    from gpushim.engines.processes.running import Engine
 
 LISTEN = "/var/run/crio/crio.sock"
 RUNTIME = crio.DEFAULT[:-1]

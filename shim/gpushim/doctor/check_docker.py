@@ -9,15 +9,18 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, broken, corrected, entries, ok, ours, skipped, warning
-from gpushim.engines import ask, docker, executes_ours, files, is_ours, programs
+from gpushim.engines import docker
 from gpushim.engines.docker import daemon_json, dockerd, on_path
 from gpushim.engines.docker.on_path import CDI_HOOK, HOOK
-from gpushim.errors import GpushimError
+from gpushim.engines.processes import ask, programs
+from gpushim.engines.settings import files
+from gpushim.engines.settings.setup import executes_ours, is_ours
+from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.engines.running import Engine
+    from gpushim.engines.processes.running import Engine
 
 WOULD_NOT = "would not start again"  # of a dockerd whose settings are to be corrected before anything else
 CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), on_path.CDI_SINCE  # versions of Docker

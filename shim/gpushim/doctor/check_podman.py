@@ -11,10 +11,23 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from gpushim import stamp
 from gpushim.cdi import specs
-from gpushim.doctor import Finding, Host, broken, cdi, corrected, entries, ok, skipped, untrusted, warning
-from gpushim.engines import ask, is_ours, leads_to_ours, podman, programs
+from gpushim.doctor import (
+    Finding,
+    Host,
+    broken,
+    cdi,
+    corrected,
+    entries,
+    ok,
+    skipped,
+    untrusted,
+    warning,
+)
+from gpushim.engines import podman
+from gpushim.engines.processes import ask, programs
+from gpushim.engines.settings.setup import is_ours, leads_to_ours
+from gpushim.paths import trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +71,7 @@ def runtime(host: Host) -> Iterator[Finding]:
         kind = host.settings["cdi"]["kind"]
         known = any(document["kind"] == kind for _, _, document in specs.load(cdi.directories(host))[0])
         told = "containers.conf does not name gpushim-runtime"
-        if not known and os.path.lexists(host.state) and not stamp.ours(host.state):
+        if not known and os.path.lexists(host.state) and not trust.ours(host.state):
             yield skipped(f"{told}; whether CDI does without, a refresh decides once state-directory is well")
         elif known:
             yield ok(f"{told}, and {kind} is known to CDI: --device {kind}=all")

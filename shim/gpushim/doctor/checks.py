@@ -11,7 +11,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpushim import policy, seen, stamp
+from gpushim.config import policy
 from gpushim.doctor import (
     BROKEN,
     OK,
@@ -32,7 +32,8 @@ from gpushim.doctor import (
     state,
     warning,
 )
-from gpushim.engines import table as engines
+from gpushim.engines.processes import table as engines
+from gpushim.ground import seen, system
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,7 +115,7 @@ def judge(name: str, check: Check, look_at: Host) -> list[Finding]:
         found = [skipped(f"not looked at: {absent}")]
     else:
         found = _within(SECONDS + look_at.settings["refresh"]["deadline-seconds"], check, look_at)
-    mine = look_at.state != stamp.STATE_DIR and name in OF_THE_STATE
+    mine = look_at.state != system.STATE_DIR and name in OF_THE_STATE
     as_root = "as root: " if os.geteuid() and name in GENERAL and not mine else ""
     plain = ("", seen.AS_ROOT)
     return [replace(one, check=name, fix=one.fix if one.fix in plain else as_root + one.fix) for one in found]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpushim.doctor import Finding, Host, broken, ok, skipped, some, warning
 from gpushim.doctor.driver import NO_DRIVER
 from gpushim.inventory import hung, make_nodes, nodes, procfs
-from gpushim.inventory.rooted import inside
+from gpushim.paths.rooted import inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

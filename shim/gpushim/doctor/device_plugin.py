@@ -13,7 +13,8 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Any
 
-from gpushim import __version__, plugin_socket, seen
+from gpushim import __version__
+from gpushim.containers import plugin_socket
 from gpushim.doctor import (
     OK,
     Finding,
@@ -30,8 +31,9 @@ from gpushim.doctor import (
     warning,
 )
 from gpushim.doctor.kubelet import PLUGIN_UNIT, PLUGINS, plugin_again, setting, then_plugin
-from gpushim.engines import ask
-from gpushim.errors import quote, visible
+from gpushim.engines.processes import ask
+from gpushim.ground import seen
+from gpushim.ground.errors import quote, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

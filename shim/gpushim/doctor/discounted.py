@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import stat
 
-from gpushim import __version__, stamp
-from gpushim.inventory import ensure
+from gpushim import __version__
+from gpushim.inventory import ensure, stamp
+from gpushim.paths import trust
 
 
 def why(path: str, config: str) -> str:
@@ -20,7 +21,7 @@ def why(path: str, config: str) -> str:
         return f"it cannot be looked at ({error.strerror})"
     if not stat.S_ISREG(status.st_mode):
         return "it is no regular file"
-    if stamp.others_may(status):
+    if trust.others_may(status):
         return "others than root own it, or may write it"
     if status.st_size > ensure.SNAPSHOT_LIMIT:
         return f"it has more than {ensure.SNAPSHOT_LIMIT} bytes"

@@ -12,8 +12,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, broken, ok, skipped, some, text, warning
-from gpushim.engines import ask
-from gpushim.inventory import files, gpus, libraries, modules, nodes, procfs, rooted
+from gpushim.engines.processes import ask
+from gpushim.inventory import files, gpus, libraries, modules, nodes, procfs
+from gpushim.paths import rooted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,15 +10,16 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
-from gpushim.cdi import publish
+from gpushim.cdi.generate import publish
 from gpushim.doctor import broken, listing, ok, ours, restarting, skipped, text, warning
-from gpushim.engines import executes_ours, hooksd, is_ours
+from gpushim.engines import hooksd
+from gpushim.engines.settings.setup import executes_ours, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from gpushim.doctor import Finding, Host
-    from gpushim.engines.running import Engine
+    from gpushim.engines.processes.running import Engine
 
 
 def for_gpus(engine: Engine, programs: dict[str, str]) -> dict[str, str]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim import policy
-from gpushim.authorization import BESIDE, OF_AN_IMAGE, TABLE, missing
+from gpushim.config import policy
 from gpushim.doctor import Finding, Host, ok, warning
-from gpushim.errors import quote
+from gpushim.ground.errors import quote
+from gpushim.oci.authorization import BESIDE, OF_AN_IMAGE, TABLE, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.model import Policy
+    from gpushim.ground.model import Policy
 
 # What an image can name by itself.
 DEVICES = {"gpu": "this host's GPUs", "own-cdi": "CDI devices of its kind", "foreign-cdi": "CDI devices of {}"}

@@ -11,12 +11,26 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any, cast
 
-from gpushim import policy, seen
-from gpushim.doctor import Finding, Host, broken, corrected, listing, ok, ours, skipped, text, untrusted, warning
+from gpushim.config import policy
+from gpushim.doctor import (
+    Finding,
+    Host,
+    broken,
+    corrected,
+    listing,
+    ok,
+    ours,
+    skipped,
+    text,
+    untrusted,
+    warning,
+)
 from gpushim.doctor.entries import hook_of
-from gpushim.engines import ask, genuine, hooksd, programs, units
-from gpushim.errors import GpushimError
-from gpushim.nvidia import migrate
+from gpushim.engines import hooksd
+from gpushim.engines.processes import ask, genuine, programs, units
+from gpushim.ground import seen
+from gpushim.ground.errors import GpushimError
+from gpushim.nvidia.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,19 +10,20 @@ import shlex
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim import kubelet, seen
+from gpushim.containers import kubelet
 from gpushim.doctor import broken, ok, skipped, some, then, warning
-from gpushim.engines import ask, units
 from gpushim.engines.containerd import services
-from gpushim.errors import quote
+from gpushim.engines.processes import ask, units
+from gpushim.ground import seen
+from gpushim.ground.errors import quote
 from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpushim.containers.kubelet import Checkpoint
     from gpushim.doctor import Finding, Host
-    from gpushim.kubelet import Checkpoint
-    from gpushim.model import Snapshot
+    from gpushim.ground.model import Snapshot
 
 # Where kubelet keeps its directory: as it comes, in k0s, in MicroK8s.
 PLACES = ("/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet")

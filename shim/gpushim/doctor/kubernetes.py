@@ -10,7 +10,6 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
-from gpushim import seen, stamp, steps
 from gpushim.doctor import (
     Finding,
     Host,
@@ -26,8 +25,11 @@ from gpushim.doctor import (
     then,
     warning,
 )
-from gpushim.engines import PROGRAM, ask, units
 from gpushim.engines.containerd import services
+from gpushim.engines.processes import ask, units
+from gpushim.engines.settings.setup import PROGRAM
+from gpushim.ground import seen
+from gpushim.paths import steps, trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +78,7 @@ def runtime_class(host: Host) -> Iterator[Finding]:
 
 def _untrusted(config: str) -> str:
     """Return by what others than root and this user could write, or put in place, a kubeconfig; "" for nothing."""
-    return steps.replaceable([*steps.steps(config)]) or (config if stamp.others_may(os.stat(config)) else "")
+    return steps.replaceable([*steps.steps(config)]) or (config if trust.others_may(os.stat(config)) else "")
 
 
 def template(host: Host) -> Iterator[Finding]:

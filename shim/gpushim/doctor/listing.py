@@ -29,7 +29,7 @@ def ask(root: str, proc: str, version: str, state: str) -> dict[str, Any]:
         "seconds" (that NVML took to initialise), "source", "gpus" and "notes" as inventory.gpus has them, and
         "persistence": true, false or null (not known) for each GPU.
     """
-    from gpushim.errors import GpushimError
+    from gpushim.ground.errors import GpushimError
     from gpushim.inventory import files, gpus, hung, indices, modules, nvml
 
     notes: list[str] = []

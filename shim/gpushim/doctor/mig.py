@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpushim import selection
 from gpushim.doctor import Finding, Host, ok, skipped, some, warning
 from gpushim.inventory import ensure
+from gpushim.oci import selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,13 +14,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import gpushim
-from gpushim import seen
 from gpushim.cdi import specs
 from gpushim.doctor import Finding, Host, cdi, checks, text
-from gpushim.engines import ask, places
-from gpushim.errors import GpushimError, visible
+from gpushim.engines.processes import ask
+from gpushim.ground import seen
+from gpushim.ground.errors import GpushimError, visible
 from gpushim.inventory import ensure
-from gpushim.logfile import now
+from gpushim.paths import places
+from gpushim.paths.logfile import now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

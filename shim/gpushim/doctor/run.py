@@ -17,16 +17,27 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpushim import policy
-from gpushim.doctor import Finding, Host, broken, check_containerd, check_docker, check_podman, ok, some
-from gpushim.engines import PROGRAM, ask, installed, places, programs
+from gpushim.config import policy
+from gpushim.doctor import (
+    Finding,
+    Host,
+    broken,
+    check_containerd,
+    check_docker,
+    check_podman,
+    ok,
+    some,
+)
 from gpushim.engines.docker import dockerd
-from gpushim.errors import GpushimError
+from gpushim.engines.processes import ask, programs
+from gpushim.engines.settings.setup import PROGRAM, installed
+from gpushim.ground.errors import GpushimError
+from gpushim.paths import places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gpushim.engines.running import Engine
+    from gpushim.engines.processes.running import Engine
 
 SECONDS = 60.0  # for each call of an engine
 REQUEST = "NVIDIA_VISIBLE_DEVICES=all"

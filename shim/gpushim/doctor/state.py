@@ -11,7 +11,7 @@ import stat
 from typing import TYPE_CHECKING
 
 import gpushim
-from gpushim import engines, keeper, logfile, policy, seen, stamp
+from gpushim.config import policy
 from gpushim.doctor import (
     Finding,
     Host,
@@ -26,10 +26,14 @@ from gpushim.doctor import (
     untrusted,
     warning,
 )
-from gpushim.engines import ask
-from gpushim.errors import GpushimError
-from gpushim.inventory import ensure
+from gpushim.engines.processes import ask
+from gpushim.engines.settings import setup
+from gpushim.ground import seen, system
+from gpushim.ground.errors import GpushimError
+from gpushim.inventory import ensure, stamp
 from gpushim.inventory.ask import NAME, SOCKET
+from gpushim.paths import logfile, trust
+from gpushim.refresh import keeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +77,7 @@ def _corrected(config: str) -> str:
     try:
         if os.geteuid() and not os.access(config, os.R_OK):
             return "gpushim doctor"  # this user may not read it; root may
-        if stat.S_ISREG((status := os.stat(config)).st_mode) and stamp.others_may(status):
+        if stat.S_ISREG((status := os.stat(config)).st_mode) and trust.others_may(status):
             return untrusted.file(config)
     except OSError:
         pass
@@ -90,7 +94,7 @@ def directory(host: Host) -> Iterator[Finding]:
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISDIR(status.st_mode):
         yield broken(f"{host.state} is not a directory", f"rm {shlex.quote(host.state)} && {REFRESH}")
-    elif stamp.others_may(status):
+    elif trust.others_may(status):
         yield broken(
             f"{host.state} cannot be trusted: user {status.st_uid} owns it, its mode is {mode:04o}",
             f"rm -r {shlex.quote(host.state)} && {REFRESH}",
@@ -107,7 +111,7 @@ def snapshot(host: Host) -> Iterator[Finding]:
     if stale == "host":  # none, if it has only expired
         then, now = dict(found["stamp"]), dict(stamp.current(found["inputs"]))
         changed = [words for fact, words in FACTS.items() if then[fact] != now[fact]]
-    if os.path.lexists(host.state) and not stamp.ours(host.state):
+    if os.path.lexists(host.state) and not trust.ours(host.state):
         yield skipped(f"{path} does not count, for state-directory is broken")
     elif not os.path.lexists(path):
         yield warning(f"there is no {path}: the first GPU container has to wait for a refresh", REFRESH)
@@ -161,7 +165,7 @@ def _no_log(status: os.stat_result) -> str:
         return "is a link"
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
         return "is no file and no FIFO"
-    return f"is user {status.st_uid}'s" if not stamp.trusted(status.st_uid) else f"has {status.st_nlink} names"
+    return f"is user {status.st_uid}'s" if not trust.trusted(status.st_uid) else f"has {status.st_nlink} names"
 
 
 def space(host: Host) -> Iterator[Finding]:
@@ -191,7 +195,7 @@ def installed(host: Host) -> Iterator[Finding]:
     for folder, _, names in os.walk(top):
         for path in (folder, *(f"{folder}/{name}" for name in names)):
             status = os.lstat(path)
-            if not stat.S_ISLNK(status.st_mode) and (status.st_uid or status.st_mode & stamp.OTHERS_WRITE):
+            if not stat.S_ISLNK(status.st_mode) and (status.st_uid or status.st_mode & trust.OTHERS_WRITE):
                 loose.append(path)
     if loose and os.geteuid() == 0:
         yield broken(
@@ -234,7 +238,7 @@ def yaml(host: Host) -> Iterator[Finding]:
 def units(host: Host) -> Iterator[Finding]:
     """Check that refreshes are run, by systemd or by `gpushim refresh --keep`."""
     if host.unit("gpushim-refresh.service"):
-        asked = f"{stamp.STATE_DIR}/{NAME}"
+        asked = f"{system.STATE_DIR}/{NAME}"
         unit = host.unit(SOCKET)  # masked, it is not wanted
         if os.path.realpath(unit or os.devnull) == os.devnull or os.path.lexists(host.top + asked):
             yield ok("gpushim-refresh.service is installed")
@@ -264,6 +268,6 @@ def units(host: Host) -> Iterator[Finding]:
 def programs(host: Host) -> Iterator[Finding]:
     """Check that the programs that engines call are there."""
     try:
-        yield ok(" and ".join(engines.installed(name) for name in (engines.PROGRAM, engines.HOOK)) + " are there")
+        yield ok(" and ".join(setup.installed(name) for name in (setup.PROGRAM, setup.HOOK)) + " are there")
     except GpushimError as error:
         yield broken(str(error), host.install("them"))

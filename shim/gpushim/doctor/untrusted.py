@@ -14,8 +14,9 @@ import pwd
 import shlex
 import stat
 
-from gpushim import stamp
-from gpushim.cdi import written
+from gpushim.cdi.generate import written
+from gpushim.ground import system
+from gpushim.paths import trust
 
 ANEW = "install the program from its package, where root alone may write, and start it from there"
 
@@ -31,9 +32,9 @@ def away(path: str) -> str:
 
 def _moved() -> str:
     """Return the directory for what is moved away: only root, or the user who runs this, can write above it."""
-    state = stamp.state_dir()
+    state = system.state_dir()
     lasting = os.path.expanduser("~/.local/state/gpushim") if os.geteuid() else written.DIRECTORY
-    return f"{lasting if state == stamp.STATE_DIR else state}/moved"
+    return f"{lasting if state == system.STATE_DIR else state}/moved"
 
 
 def _made(folder: str) -> list[str]:
@@ -46,7 +47,7 @@ def file(path: str) -> str:
     Another user's file is moved away; root's is replaced once somebody has looked at a copy (mv asks).
     """
     status = os.lstat(path)
-    if not stamp.trusted(status.st_uid) or not stat.S_ISREG(status.st_mode):
+    if not trust.trusted(status.st_uid) or not stat.S_ISREG(status.st_mode):
         return away(path)
     copy = f"{_moved()}/{os.path.basename(path)}.copy"  # who has the file open goes on writing into the old one
     commands = (
@@ -65,7 +66,7 @@ def directory(path: str) -> str:
     everybody makes files by design, as in /tmp, and for a home or what is above or below one.
     """
     status = os.stat(path)
-    if not stamp.trusted(status.st_uid):
+    if not trust.trusted(status.st_uid):
         return "" if _home(os.path.realpath(path), status.st_uid) else away(path)
     return "" if status.st_mode & stat.S_ISVTX else closed(path)
 
@@ -87,10 +88,10 @@ def program(path: str) -> str:
     try:
         for folder in dict.fromkeys((*_above(path), *_above(os.path.realpath(path)))):
             status = os.stat(folder)
-            if not stamp.trusted(status.st_uid) or status.st_mode & (stat.S_ISVTX | stat.S_IWOTH) > stat.S_ISVTX:
+            if not trust.trusted(status.st_uid) or status.st_mode & (stat.S_ISVTX | stat.S_IWOTH) > stat.S_ISVTX:
                 return ANEW
-            closable += [folder] if stamp.others_may(status) else []
-        theirs = not stamp.trusted(os.lstat(path).st_uid) or stamp.others_may(os.stat(path))
+            closable += [folder] if trust.others_may(status) else []
+        theirs = not trust.trusted(os.lstat(path).st_uid) or trust.others_may(os.stat(path))
     except OSError:  # it is seen through another root
         return ANEW
     again = [f"remove {shlex.quote(path)} and install it from its package"] if theirs else []

@@ -15,24 +15,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpushim import policy
-from gpushim.engines import (
-    Plan,
-    Wish,
-    ask,
-    dropin,
-    hooksd,
-    is_ours,
-    programs,
-    records,
-    running,
-    stays,
-    tomltext,
-    undo,
-)
-from gpushim.engines.files import Change
-from gpushim.engines.running import Engine
-from gpushim.errors import GpushimError, quote
+from gpushim.config import policy
+from gpushim.engines import hooksd
+from gpushim.engines.processes import ask, programs, running
+from gpushim.engines.processes.running import Engine
+from gpushim.engines.settings import dropin, records, tomltext, undo
+from gpushim.engines.settings.files import Change
+from gpushim.engines.settings.setup import Plan, Wish, is_ours, stays
+from gpushim.ground.errors import GpushimError, quote
 
 PROGRAM = "crio"
 CONFIG, DIRECTORY = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"

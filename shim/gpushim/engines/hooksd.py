@@ -10,8 +10,9 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from gpushim.engines import HOOK, files
-from gpushim.engines.files import Change
+from gpushim.engines.settings import files
+from gpushim.engines.settings.files import Change
+from gpushim.engines.settings.setup import HOOK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

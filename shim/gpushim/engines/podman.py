@@ -14,9 +14,12 @@ import re
 from functools import partial
 from typing import Any
 
-from gpushim.engines import Plan, Wish, ask, dropin, hooksd, is_ours, programs, stays, tomltext, undo
-from gpushim.engines.files import Change
-from gpushim.errors import GpushimError, quote
+from gpushim.engines import hooksd
+from gpushim.engines.processes import ask, programs
+from gpushim.engines.settings import dropin, tomltext, undo
+from gpushim.engines.settings.files import Change
+from gpushim.engines.settings.setup import Plan, Wish, is_ours, stays
+from gpushim.ground.errors import GpushimError, quote
 
 FILE = "99-gpushim.conf"
 RUNTIMES, DEFAULT = ("engine", "runtimes"), ("engine", "runtime")

@@ -2,7 +2,7 @@
 
 STATE/refresh.sock is of gpushim-refresh.socket. Who connects says by which config.toml and state it goes
 (`question`); AGREED says that the service goes by the same; the end of the connection, that there has been a refresh,
-or will be none. What came of it, the snapshot and `failure` say. Out of scope: the service (gpushim.asked).
+or will be none. What came of it, the snapshot and `failure` say. Out of scope: the service (gpushim.refresh.asked).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from gpushim import stamp
+from gpushim.paths import trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ def refreshed(config: str, state: str, waiting: Callable[[], None]) -> bool:
     Returns:
         whether a service has agreed; if not, there is none for this configuration and state, or it does not answer.
     """
-    if not stamp.ours(state):
+    if not trust.ours(state):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as asking:
         try:

@@ -9,13 +9,14 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim.inventory import rooted, sonames
+from gpushim.inventory import sonames
+from gpushim.paths import rooted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpushim.ground.model import File
     from gpushim.inventory.libraries import Loader
-    from gpushim.model import File
 
 BINARIES = {
     "utility": (

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from gpushim.errors import INVENTORY, GpushimError
+from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import renew
 
 if TYPE_CHECKING:

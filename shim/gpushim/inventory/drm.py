@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpushim.inventory import procfs
 
 if TYPE_CHECKING:
-    from gpushim.model import Gpu
+    from gpushim.ground.model import Gpu
 
 FOLDER = "/dev/dri"
 _NODE = re.compile(r"card\d+|renderD\d+")

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import posix
 
-from gpushim import __version__, fastjson, stamp
-from gpushim.errors import GpushimError
+from gpushim import __version__
+from gpushim.ground import fastjson
+from gpushim.ground.errors import GpushimError
+from gpushim.inventory import stamp
+from gpushim.paths import trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpushim.model import Snapshot, Told
+    from gpushim.ground.model import Snapshot, Told
 
 SNAPSHOT = "inventory.json"
 # A snapshot says in which form it is, and as "version" which form at least a reader must know to understand it. A
@@ -39,7 +42,7 @@ def last(config: str, state: str) -> tuple[Snapshot, str]:
         the snapshot and "" (it is true) or "host" (the host has, or may have, changed since; its policy still holds);
         {} and "policy" if there is none that can be trusted, or config.toml or the launcher's files have changed.
     """
-    found: Snapshot = own(f"{state}/{SNAPSHOT}") if stamp.ours(state) else NONE
+    found: Snapshot = own(f"{state}/{SNAPSHOT}") if trust.ours(state) else NONE
     if found.get("form") != FORM or found.get("gpushim") != __version__:
         return NONE, "policy"
     try:
@@ -56,16 +59,16 @@ def last(config: str, state: str) -> tuple[Snapshot, str]:
 
 def told(state: str) -> Told:
     """Gather facts about the files that launcher and hook read, to see whether one was changed since the refresh."""
-    found: Told = {"config": stamp.identity(state + "/config")}
+    found: Told = {"config": trust.identity(state + "/config")}
     for name in ("runtime", "triggers", "params", "empty"):
         fact = stamp.node(f"{state}/{name}")
-        found[name] = fact and [*fact[:2], stamp.trusted(fact[2]), *fact[4:]]  # owners look different in a namespace
+        found[name] = fact and [*fact[:2], trust.trusted(fact[2]), *fact[4:]]  # owners look different in a namespace
     return found
 
 
 def look_at_channels(inventory: Snapshot, channels: list[int]) -> None:
     """Update mode and owner of these IMEX channels, which the stamp omits, as there may be thousands."""
-    for number in channels if not stamp.in_user_namespace() else ():  # owners look different there
+    for number in channels if not trust.in_user_namespace() else ():  # owners look different there
         path = f"/dev/nvidia-caps-imex-channels/channel{number}"
         listed, root = inventory["nodes"].get(path), inventory["driver"]["dev-root"]
         found = stamp.node(path if root == "/" else root + path)
@@ -91,8 +94,8 @@ def _trusted(path: str) -> bytes | None:
     try:
         status = posix.fstat(fd)
         if (
-            status.st_mode & stamp.FILE_TYPE != stamp.REGULAR
-            or stamp.others_may(status)
+            status.st_mode & trust.FILE_TYPE != trust.REGULAR
+            or trust.others_may(status)
             or status.st_size > SNAPSHOT_LIMIT
         ):
             return None

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpushim.model import Gpu, Node
+    from gpushim.ground.model import Gpu, Node
 
 
 def gpu(

@@ -11,20 +11,20 @@ import platform
 import re
 from typing import TYPE_CHECKING
 
-from gpushim import stamp
-from gpushim.elf import ForeignError
-from gpushim.errors import quote
-from gpushim.inventory import data_files, rooted, sonames
+from gpushim.ground.elf import ForeignError
+from gpushim.ground.errors import quote
+from gpushim.inventory import data_files, sonames
 from gpushim.inventory.data_files import SOCKETS as SOCKETS
 from gpushim.inventory.libraries import LIBRARIES, Loader, read_cache
 from gpushim.inventory.libraries import TELLTALES as TELLTALES
-from gpushim.inventory.rooted import inside as inside
-from gpushim.inventory.rooted import resolve as resolve
+from gpushim.paths import rooted, trust
+from gpushim.paths.rooted import inside as inside
+from gpushim.paths.rooted import resolve as resolve
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from gpushim.model import File
+    from gpushim.ground.model import File
 
 CAPABILITIES = tuple(LIBRARIES)
 # Libraries without which the others are useless, and what containers lack then.
@@ -105,7 +105,7 @@ def of_root(root: str, found: dict[str, list[File]], notes: list[str]) -> dict[s
 def _mistrust(root: str, path: str) -> str:
     real = rooted.resolve(root, path) or path
     try:
-        others = stamp.others_may(os.lstat(inside(root, real)))
+        others = trust.others_may(os.lstat(inside(root, real)))
     except OSError:
         others = False
     return rooted.mistrust(root, os.path.dirname(real)) or (f"others than root may change {real}" if others else "")

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpushim import stamp
-from gpushim.inventory import ensure
+from gpushim.inventory import ensure, stamp
+from gpushim.paths import trust
 
 if TYPE_CHECKING:
-    from gpushim.model import Snapshot
+    from gpushim.ground.model import Snapshot
 
 OLDEST = 10  # the oldest form that `completed` can complete
 
@@ -35,7 +35,7 @@ def completed(found: Any) -> Snapshot:
 
 def of_another(config: str, state: str) -> Snapshot | None:
     """Return the saved snapshot if another version has written it, and it is true as far as this one can say."""
-    found: Any = ensure.own(f"{state}/{ensure.SNAPSHOT}") if stamp.ours(state) else {}
+    found: Any = ensure.own(f"{state}/{ensure.SNAPSHOT}") if trust.ours(state) else {}
     try:
         if not understood(found) or found["inputs"]["config"] != config or not stamp.alive(found):
             return None

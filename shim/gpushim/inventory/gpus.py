@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpushim.errors import DRIVER, GpushimError
+from gpushim.ground.errors import DRIVER, GpushimError
 from gpushim.inventory import entries, files, nvml, peers, procfs
 from gpushim.inventory.hung import FAILS, instead
 from gpushim.inventory.indices import Indices
@@ -16,8 +16,8 @@ from gpushim.inventory.indices import Indices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from gpushim.ground.model import Gpu, Known, Listed, MigInstance
     from gpushim.inventory.hung import Hung
-    from gpushim.model import Gpu, Known, Listed, MigInstance
 
 
 def read(

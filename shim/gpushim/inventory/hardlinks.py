@@ -5,7 +5,7 @@ links: nothing is copied, and an upgrade of the driver leaves those in use alone
 only after the next boot, when no container can have them. Where links cannot be made, each library is mounted by
 itself. Nothing is locked: containers and users can open all that is here, and what they can open they can hold. One
 directory is made under a name of this state directory's, whose refresh has a lock, and gets its own by a rename.
-Out of scope: which libraries there are (libraries.py); how a container sees them (plan.py, gpuhook.finish).
+Out of scope: which libraries there are (libraries.py); how a container sees them (plan.py, gpuhook.finish.finish).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import shutil
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim import stamp
-from gpushim.errors import INVENTORY, GpushimError
-from gpushim.inventory import rooted
+from gpushim.ground import system
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.inventory import stamp
+from gpushim.paths import rooted, trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.model import File, Snapshot
+    from gpushim.ground.model import File, Snapshot
 
 KINDS = ("library", "library32")
 RECORDS = "/var/lib/gpushim"  # outlives a boot, as hard links do
@@ -103,7 +104,7 @@ def _ready(top: str, boot: str, root: str, groups: dict[str, list[File]]) -> str
 
 def _unfinished(boot: str) -> str:
     """Name what a refresh makes: a refresh with another state directory, thus another lock, may do so meanwhile."""
-    return f"{UNFINISHED}{boot}-{_hash(stamp.state_dir())}"
+    return f"{UNFINISHED}{boot}-{_hash(system.state_dir())}"
 
 
 def _hash(text: str) -> str:
@@ -122,8 +123,8 @@ def _move(fresh: str, place: str) -> None:
 
 def _note(top: str) -> None:
     """Record a directory before something is made in it: the packages' removal scripts cannot read TOML."""
-    state = stamp.state_dir()
-    record = f"{RECORDS if state == stamp.STATE_DIR else state}/library-directories"
+    state = system.state_dir()
+    record = f"{RECORDS if state == system.STATE_DIR else state}/library-directories"
     with contextlib.suppress(OSError):  # on a full disk nobody removes the directory later
         os.makedirs(os.path.dirname(record), 0o755, exist_ok=True)
         fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -141,7 +142,7 @@ def _check(top: str) -> None:
         raise GpushimError(f"library-directory {top} cannot be made: {error.strerror}", INVENTORY) from None
     facts = os.fstat(fd)
     os.close(fd)
-    if stamp.others_may(facts):
+    if trust.others_may(facts):
         raise GpushimError(
             f"library-directory {top} cannot be trusted: others than root can write to it, or it is not root's",
             INVENTORY,

@@ -1,8 +1,8 @@
 """GPUs whose calls to NVML hang, as the device plugin has found: a look at the host does without them.
 
 STATE/device-plugin/hung says {"boot": boot id, "gpus": {UUID: seconds since boot}}; the plugin writes it again as
-long as a GPU hangs (gpuplugin.suspects). What the last snapshot had of such a GPU holds on while the driver's binding
-to it is the same. Only root can have written either.
+long as a GPU hangs (the plugin's suspects.py). What the last snapshot had of such a GPU holds on while the driver's
+binding to it is the same. Only root can have written either.
 Out of scope: NVML that hangs for all, as in nvmlInit (deadline.py).
 """
 
@@ -11,14 +11,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from gpushim import stamp
-from gpushim.errors import INVENTORY, GpushimError, quote
-from gpushim.inventory import ensure, form, procfs
+from gpushim.ground import system
+from gpushim.ground.errors import INVENTORY, GpushimError, quote
+from gpushim.inventory import ensure, form, procfs, stamp
+from gpushim.paths import trust
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpushim.model import DriverFacts, Gpu, MigInstance, Stamp
+    from gpushim.ground.model import DriverFacts, Gpu, MigInstance, Stamp
 
 NAME = "device-plugin/hung"
 LIMIT = 1 << 16  # bytes
@@ -63,14 +64,14 @@ class Spared:
 def known(state: str) -> dict[str, float]:
     """Return the UUIDs of GPUs whose calls hang, and when they last did; nothing if the file cannot be trusted."""
     path = f"{state}/{NAME}"
-    if not stamp.ours(state) or not stamp.ours(os.path.dirname(path)):
+    if not trust.ours(state) or not trust.ours(os.path.dirname(path)):
         return {}
     try:
         found: Any = ensure.own(path) if os.lstat(path).st_size <= LIMIT else {}
     except OSError:  # there is none
         return {}
-    gpus, now = found.get("gpus"), stamp.clock()
-    if found.get("boot") != stamp.boot() or not isinstance(gpus, dict):
+    gpus, now = found.get("gpus"), system.clock()
+    if found.get("boot") != system.boot() or not isinstance(gpus, dict):
         return {}
     return {uuid: at for uuid, at in gpus.items() if isinstance(at, (int, float)) and 0 <= now - at < GOOD}
 
@@ -116,9 +117,9 @@ def _problem(gpu: Gpu) -> Gpu:
 
 def _last(state: str, uuids: set[str]) -> list[Hung]:
     """Return what the last snapshot of this boot has of GPUs; nothing if there is none."""
-    found: Any = ensure.own(f"{state}/{ensure.SNAPSHOT}") if uuids and stamp.ours(state) else {}
+    found: Any = ensure.own(f"{state}/{ensure.SNAPSHOT}") if uuids and trust.ours(state) else {}
     try:
-        if not form.understood(found) or found["stamp"]["boot"] != stamp.boot():
+        if not form.understood(found) or found["stamp"]["boot"] != system.boot():
             return []
         last = form.completed(found)
         return [

@@ -12,14 +12,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from gpushim import stamp
+from gpushim.ground import system
 from gpushim.inventory import ensure
-from gpushim.replace import replace
+from gpushim.paths import trust
+from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpushim.model import Gpu, Known, Snapshot
+    from gpushim.ground.model import Gpu, Known, Snapshot
 
 NAME = "indices"  # in the state directory
 
@@ -59,7 +60,7 @@ class Indices:
 
 def known(state: str) -> list[Known]:
     """Return the GPUs that have an index since this boot; none before NVML has listed them for the first time."""
-    names = (NAME, ensure.SNAPSHOT) if stamp.ours(state) else ()
+    names = (NAME, ensure.SNAPSHOT) if trust.ours(state) else ()
     return next(filter(None, (_read(ensure.own(f"{state}/{name}")) for name in names)), [])
 
 
@@ -70,14 +71,14 @@ def save(state: str, snapshot: Snapshot) -> None:
     gpus = _rows([*snapshot["gpus"], *snapshot["absent"]])
     path = f"{state}/{NAME}"
     if gpus and gpus != _read(ensure.own(path)):
-        found = {"boot": stamp.boot(), "gpus": gpus}
+        found = {"boot": system.boot(), "gpus": gpus}
         replace(path, json.dumps(found, separators=(",", ":")).encode() + b"\n")
 
 
 def _read(found: Any) -> list[Known]:
     """Read what `save` or a refresh has written; nothing if that is of another boot, not NVML's, or damaged."""
     try:
-        if found.get("stamp", found)["boot"] != stamp.boot() or found.get("source", "nvml") != "nvml":
+        if found.get("stamp", found)["boot"] != system.boot() or found.get("source", "nvml") != "nvml":
             return []
         rows = _rows([*found["gpus"], *found.get("absent", ())])
     except (AttributeError, KeyError, TypeError):

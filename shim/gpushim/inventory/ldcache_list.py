@@ -1,7 +1,7 @@
 """List the libraries that an ld.so.cache of the host names.
 
 The layouts are glibc's (sysdeps/generic/dl-cache.h): the new one, alone or behind the old one.
-Out of scope: changing a cache (gpuhook.ldcache does that in a container), byte orders other than our own.
+Out of scope: changing a cache (gpuhook.finish.ldcache does that in a container), byte orders other than our own.
 """
 
 from __future__ import annotations

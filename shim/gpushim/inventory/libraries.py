@@ -15,13 +15,14 @@ import platform
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim.elf import ForeignError
-from gpushim.inventory import ldcache_list, rooted, sonames
+from gpushim.ground.elf import ForeignError
+from gpushim.inventory import ldcache_list, sonames
+from gpushim.paths import rooted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.model import File
+    from gpushim.ground.model import File
 
 
 # By capability: libraries whose file names end with the driver's version.

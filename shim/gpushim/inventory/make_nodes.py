@@ -14,10 +14,10 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim import stamp
 from gpushim.inventory import modules, nodes, procfs
 from gpushim.inventory.hung import instead
-from gpushim.inventory.rooted import inside
+from gpushim.paths import trust
+from gpushim.paths.rooted import inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ def make(dev_root: str, proc: str, hung: Sequence[Hung] = ()) -> list[str]:
     Of the GPUs in `hung`, /proc is not read.
     """
     notes: list[str] = []
-    links = os.geteuid() == 0 and not stamp.in_user_namespace()
+    links = os.geteuid() == 0 and not trust.in_user_namespace()
     for path, major, minor, mode, uid, gid in wanted(proc, hung):
         device = os.makedev(major, minor)
         host = inside(dev_root, path)

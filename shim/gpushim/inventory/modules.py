@@ -10,8 +10,8 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from gpushim import stamp
 from gpushim.inventory import nodes
+from gpushim.paths import trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ def load(root: str, proc: str, waiting: Callable[[str], None]) -> list[str]:
     With a driver root other than "/", that root's own modprobe loads its own modules.
     """
     wanted = missing(proc)
-    if not wanted or os.geteuid() != 0 or stamp.in_user_namespace() or not has_gpu(sys_dir(root)):
+    if not wanted or os.geteuid() != 0 or trust.in_user_namespace() or not has_gpu(sys_dir(root)):
         return []
     program = _program()
     for name in wanted:

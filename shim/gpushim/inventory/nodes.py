@@ -15,7 +15,7 @@ from gpushim.inventory import entries
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpushim.model import Node
+    from gpushim.ground.model import Node
 
 NODE_LIMIT = 8192  # nodes; a rack-scale host may have 2048 IMEX channels
 IMEX_DIR = "/dev/nvidia-caps-imex-channels"

@@ -1,7 +1,7 @@
 """How near GPUs are to each other, and to which NUMA node each belongs: for whoever hands out several.
 
 Nothing here fails a listing: a GPU that does not answer has no peers.
-Out of scope: what follows from it (gpuplugin.preferred).
+Out of scope: what follows from it (gpuplugin.devices.preferred).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpushim.inventory import procfs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpushim.model import Gpu
+    from gpushim.ground.model import Gpu
 
 NVLINKS = 36  # of a GPU at most (NVML_NVLINK_MAX_LINKS of nvml.h)
 FURTHEST = 50  # NVML_TOPOLOGY_SYSTEM

@@ -12,7 +12,7 @@ from gpushim.inventory import tegra, wsl
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpushim.model import DriverPolicy, Listed, Platform
+    from gpushim.ground.model import DriverPolicy, Listed, Platform
 
 
 def find(driver: DriverPolicy, notes: list[str]) -> Platform | None:

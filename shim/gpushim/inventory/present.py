@@ -1,18 +1,19 @@
 """What the host has now, for commands that show it: nothing is saved, loaded or made.
 
-Out of scope: bringing the saved snapshot up to date (gpushim.refresh).
+Out of scope: bringing the saved snapshot up to date (gpushim.refresh.refresh).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpushim import policy, stamp
-from gpushim.errors import GpushimError
+from gpushim.config import policy
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
-    from gpushim.model import Policy, Snapshot
+    from gpushim.ground.model import Policy, Snapshot
 
 
 def snapshot(config: str = "", state: str = "") -> Snapshot:
@@ -21,8 +22,8 @@ def snapshot(config: str = "", state: str = "") -> Snapshot:
     Raises:
         GpushimError: the configuration is wrong, or there is no low-level runtime.
     """
-    config = config or stamp.config_path()
-    found = ensure.read(config, state or stamp.state_dir())
+    config = config or system.config_path()
+    found = ensure.read(config, state or system.state_dir())
     return look(policy.load(config)) if found is None else found
 
 
@@ -39,7 +40,7 @@ def look(settings: Policy) -> Snapshot:
     """Survey the host and save nothing; like a refresh that takes too long, it ends the process."""
     from gpushim.inventory import deadline, hung, indices, survey  # slow to import, and rarely needed
 
-    config, state, seconds = stamp.config_path(), stamp.state_dir(), settings["refresh"]["deadline-seconds"]
+    config, state, seconds = system.config_path(), system.state_dir(), settings["refresh"]["deadline-seconds"]
     with deadline.deadline(seconds, config, lambda error: None) as waiting:
         return survey.survey(config, settings, waiting, indices.known(state), hung.Spared(state).gpus())
 

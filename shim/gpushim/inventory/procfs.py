@@ -15,7 +15,7 @@ from gpushim.inventory import entries
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from gpushim.model import Gpu
+    from gpushim.ground.model import Gpu
 
 FILE_LIMIT = 1 << 20  # bytes; mig-minors, the longest, has about 0.3 MiB
 UNASKED = "GPUs come from /proc/driver/nvidia, and MIG instances are not listed"  # why NVML is not used stands before

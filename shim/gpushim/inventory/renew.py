@@ -23,13 +23,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, BinaryIO
 
-from gpushim import policy, stamp
-from gpushim.errors import INVENTORY, GpushimError
-from gpushim.inventory import ask, ensure, modules, scarce
-from gpushim.replace import replace
+from gpushim.config import policy
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.inventory import ask, ensure, modules, scarce, stamp
+from gpushim.paths import trust
+from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
-    from gpushim.model import Belongs, Inputs, Snapshot
+    from gpushim.ground.model import Belongs, Inputs, Snapshot
 
 LOCK, FAILURE = "lock", "failure"  # in the state directory
 STDERR_LIMIT = 8192  # bytes at the end of the child's stderr
@@ -75,7 +76,7 @@ def snapshot(config: str, state: str) -> Snapshot:
 
 def command() -> list[str]:
     """Return the command line of the child: this Python, isolated, with the stub beside this package."""
-    stub = __file__.rpartition("/inventory/")[0] + "/stub.py"
+    stub = __file__.rpartition("/inventory/")[0] + "/create/stub.py"
     return [sys.executable or "/usr/bin/python3", "-IB", stub, "refresh"]
 
 
@@ -93,7 +94,7 @@ def record(state: str, belongs: Belongs, error: GpushimError) -> None:
     """Tell those who wait why a refresh failed that began with these `facts`; the caller holds the lock."""
     told = {**belongs, "at": _now(), "sentence": str(error), "code": error.exit_code}
     with contextlib.suppress(OSError):  # then each of them tries for itself
-        if stamp.ours(state):
+        if trust.ours(state):
             replace(f"{state}/{FAILURE}", json.dumps(told).encode(), 0o600)
 
 

@@ -1,6 +1,6 @@
 """Save a snapshot, and the small files that launcher and hook read.
 
-Out of scope: what is in the snapshot (survey.py), reading it (ensure.py), CDI specs (gpushim.cdi.publish).
+Out of scope: what is in the snapshot (survey.py), reading it (ensure.py), CDI specs (gpushim.cdi.generate.publish).
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from gpushim import policy, stamp
-from gpushim.errors import INVENTORY, GpushimError
-from gpushim.inventory import ensure, procfs, renew
-from gpushim.replace import replace
+from gpushim.config import policy
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.inventory import ensure, procfs, renew, stamp
+from gpushim.paths import trust
+from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
-    from gpushim.model import Snapshot
+    from gpushim.ground.model import Snapshot
 
 
 def prepare(state: str) -> None:
@@ -32,7 +33,7 @@ def prepare(state: str) -> None:
             "directory of your own",
             INVENTORY,
         ) from None
-    if not stamp.ours(state):
+    if not trust.ours(state):
         os.lstat(state)  # raises if it was removed meanwhile; refresh then starts again
         raise GpushimError(
             f"{state} cannot be trusted: it is no directory that only root can write to; remove it", INVENTORY
@@ -79,7 +80,7 @@ def _tell_launcher(state: str, snapshot: Snapshot) -> None:
     text, runtime = "".join(f"{word}\n" for word in words), state + "/runtime"
     identity = snapshot["stamp"]["config"]
     target, time = (os.path.realpath(snapshot["inputs"]["config"]), identity[2]) if identity else ("", None)
-    if stamp.identity(target) != identity:  # replaced since it was read, maybe with the same time
+    if trust.identity(target) != identity:  # replaced since it was read, maybe with the same time
         target, time = "", None
     low = snapshot["runtime"] or _stand_in(runtime)
     if _told(state) != (text, target):

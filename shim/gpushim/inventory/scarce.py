@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 
-from gpushim.errors import INVENTORY, GpushimError
+from gpushim.ground.errors import INVENTORY, GpushimError
 
 # EFBIG: the limit of a file's size (setrlimit(2)).
 ERRNOS = {errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EFBIG}

@@ -1,6 +1,6 @@
 """Read the SONAMEs of the host's libraries.
 
-Out of scope: ELF (gpushim.elf).
+Out of scope: ELF (gpushim.ground.elf).
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import platform
 
-from gpushim import elf
-from gpushim.inventory import rooted
+from gpushim.ground import elf
+from gpushim.paths import rooted
 
 
 def soname(path: str, machine: str = "") -> str:

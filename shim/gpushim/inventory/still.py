@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 
-from gpushim import stamp
-from gpushim.errors import INVENTORY, GpushimError
-from gpushim.inventory import libraries, procfs, rooted
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.inventory import libraries, procfs, stamp
+from gpushim.paths import rooted
 
 REST = 3.0  # seconds without a change; unloading all modules takes less
 LIMIT = 60.0  # seconds; then the host is surveyed although it keeps changing

@@ -9,17 +9,43 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
-from gpushim import __version__, policy, stamp
-from gpushim.errors import INVENTORY, GpushimError
-from gpushim.inventory import data_files, drm, ensure, files, gpus, modules, nodes, peers, platforms, procfs, rooted
+from gpushim import __version__
+from gpushim.config import policy
+from gpushim.ground import system
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.inventory import (
+    data_files,
+    drm,
+    ensure,
+    files,
+    gpus,
+    modules,
+    nodes,
+    peers,
+    platforms,
+    procfs,
+    stamp,
+)
 from gpushim.inventory.hung import still
-from gpushim.logfile import now
+from gpushim.paths import rooted
+from gpushim.paths.logfile import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gpushim.ground.model import (
+        Failure,
+        Inputs,
+        Known,
+        Listed,
+        MpsPolicy,
+        NodeFacts,
+        Platform,
+        Policy,
+        Snapshot,
+        Stamp,
+    )
     from gpushim.inventory.hung import Hung
-    from gpushim.model import Failure, Inputs, Known, Listed, MpsPolicy, NodeFacts, Platform, Policy, Snapshot, Stamp
 
 ATTEMPTS = 3  # when the host changes during a survey, as it does when NVML makes device nodes
 MOMENT = 0.02  # seconds, longer than a tick of the kernel's clock for files
@@ -79,7 +105,7 @@ def survey(
     times = keeps_times(proc, sys)
     busy: set[str] = set()
     for _ in range(ATTEMPTS):
-        before, started = stamp.driver(proc, sys, times), stamp.clock()
+        before, started = stamp.driver(proc, sys, times), system.clock()
         snapshot, other = _begun(settings, proc, waiting, settled, still(spared, before))
         paths = _watched(snapshot, other, proc, busy)
         paths += [*_mps_control(root, settings["mps"]), *filter(None, (runtime,))]
@@ -89,7 +115,7 @@ def survey(
         snapshot["inputs"], snapshot["stamp"], snapshot["runtime"] = inputs, then, runtime
         snapshot["notes"] += notes
         _add_nodes_and_files(snapshot, proc)
-        snapshot["looked"] = stamp.clock()
+        snapshot["looked"] = system.clock()
         snapshot["life"] = life(snapshot, snapshot["looked"] - started)
         after = stamp.current(inputs)
         if then == after:
@@ -162,7 +188,7 @@ def _begun(
     other: Platform | None = None
     error: Failure | None = None
     try:
-        policy.check_directories(driver, stamp.config_path())
+        policy.check_directories(driver, system.config_path())
         other = platforms.find(driver, said)
         if other:
             found = platforms.gpus(other, driver["root"], notes, waiting)
@@ -189,7 +215,7 @@ def _nothing(version: str) -> Listed:
 def _snapshot(
     settings: Policy, found: Listed, other: Platform | None, error: Failure | None, notes: list[str], proc: str
 ) -> Snapshot:
-    state = stamp.state_dir()
+    state = system.state_dir()
     return {
         "version": ensure.READABLE,
         "form": ensure.FORM,

@@ -13,13 +13,14 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim.inventory import entries, rooted, sonames
-from gpushim.inventory.rooted import is_file
+from gpushim.inventory import entries, sonames
+from gpushim.paths import rooted
+from gpushim.paths.rooted import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.model import File, Listed, Node, Platform
+    from gpushim.ground.model import File, Listed, Node, Platform
 
 RELEASE = "/etc/nv_tegra_release"
 FAMILY = "/sys/devices/soc0/family"

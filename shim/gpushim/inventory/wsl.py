@@ -12,13 +12,14 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from gpushim.inventory import entries, nvml, rooted, sonames
-from gpushim.inventory.rooted import is_file
+from gpushim.inventory import entries, nvml, sonames
+from gpushim.paths import rooted
+from gpushim.paths.rooted import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gpushim.model import File, Gpu, Listed, Platform
+    from gpushim.ground.model import File, Gpu, Listed, Platform
 
 NODE = "/dev/dxg"
 LIB = "/usr/lib/wsl/lib"

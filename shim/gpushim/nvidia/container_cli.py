@@ -9,18 +9,20 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from gpushim import __version__, plan, selection
+from gpushim import __version__
 from gpushim.cli.program import guard
-from gpushim.errors import FAILED, USAGE, GpushimError, quote
+from gpushim.decision import plan
+from gpushim.ground.errors import FAILED, USAGE, GpushimError, quote
 from gpushim.inventory import present
 from gpushim.nvidia import container_cli_options as cli
 from gpushim.nvidia.getopt import parse
-from gpushim.request import LAST_CHANNEL
+from gpushim.oci import selection
+from gpushim.oci.request import LAST_CHANNEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpushim.model import Gpu, Snapshot
+    from gpushim.ground.model import Gpu, Snapshot
     from gpushim.nvidia.getopt import Given
 
 PROC_CAPABILITIES = "/proc/driver/nvidia/capabilities"

@@ -5,15 +5,15 @@ Imports as little as `configure` may, which container engines wait for. Out of s
 
 from __future__ import annotations
 
-from gpushim import selection
-from gpushim.errors import BUNDLE, REQUEST, REQUIREMENT, ROOTFS, USAGE, GpushimError, quote
+from gpushim.ground.errors import BUNDLE, REQUEST, REQUIREMENT, ROOTFS, USAGE, GpushimError, quote
 from gpushim.nvidia.getopt import NO, OPTIONAL, REQUIRED, parse
-from gpushim.request import AUTOMATIC_KIND
+from gpushim.oci import selection
+from gpushim.oci.request import AUTOMATIC_KIND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpushim.nvidia.getopt import Given, Options
-    from gpushim.selection import Item
+    from gpushim.oci.selection import Item
 
 GLOBAL: Options = {
     "debug": ("d", REQUIRED),

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import click
 
-from gpushim import __version__, policy, stamp
+from gpushim import __version__
 from gpushim.cli import show
 from gpushim.cli.cdi import cdi
 from gpushim.cli.configure import configure, file_option
@@ -19,11 +19,13 @@ from gpushim.cli.info import info
 from gpushim.cli.program import Program
 from gpushim.cli.sections import Commands
 from gpushim.cli.system import create_dev_char_links, create_device_nodes
-from gpushim.engines import files
-from gpushim.errors import GpushimError, quote
-from gpushim.nvidia import migrate
-from gpushim.nvidia.migrate_engines import is_nvidias
-from gpushim.nvidia.migrate_keys import KEYS
+from gpushim.config import policy
+from gpushim.engines.settings import files
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError, quote
+from gpushim.nvidia.migrate import migrate
+from gpushim.nvidia.migrate.migrate_engines import is_nvidias
+from gpushim.nvidia.migrate.migrate_keys import KEYS
 
 ENGINES = ("docker", "containerd", "crio")
 FALSE, TRUE = ("0", "f", "F", "FALSE", "false", "False"), ("1", "t", "T", "TRUE", "true", "True")  # strconv.ParseBool
@@ -136,7 +138,7 @@ def config(ctx: click.Context, sets: tuple[str, ...], in_place: bool, theirs: st
         return
     if output:
         raise GpushimError(f"--output {quote(output)} is not done here; redirect stdout, or use --in-place")
-    ours = stamp.config_path()
+    ours = system.config_path()
     if theirs:
         text = f"warning: {theirs} is not read; gpushim's is {ours}, and gpushim migrate --from takes one over"
         show.say(text, error=True)
@@ -180,8 +182,8 @@ def default_config() -> None:
         show.say()
 
 
-@main.group()
-def system() -> None:
+@main.group("system")
+def nodes() -> None:
     """Make the driver's device nodes, and links to them."""
 
 
@@ -195,7 +197,7 @@ _DEV_ROOT = click.option("--dev-root", default="", help="The directory whose dev
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what is missing.")
 
 
-@system.command("create-device-nodes")
+@nodes.command("create-device-nodes")
 @_DRIVER_ROOT
 @_DEV_ROOT
 @_DRY_RUN
@@ -205,7 +207,7 @@ def device_nodes(driver_root: str, dev_root: str, dry_run: bool) -> None:
     _run(create_device_nodes, _words(driver_root, dev_root, dry_run))
 
 
-@system.command("create-dev-char-symlinks")
+@nodes.command("create-dev-char-symlinks")
 @_DRIVER_ROOT
 @_DEV_ROOT
 @_DRY_RUN

@@ -5,7 +5,7 @@ Python's own getopt knows no optional values before 3.14, and imports os, for wh
 
 from __future__ import annotations
 
-from gpushim.errors import USAGE, GpushimError, quote
+from gpushim.ground.errors import USAGE, GpushimError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

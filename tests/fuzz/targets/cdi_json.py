@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fuzz.oracles import refused, scratch
-from gpushim import edits, fastjson
 from gpushim.cdi import form, resolve, validate
 from gpushim.cdi.specs import load
-from gpushim.errors import GpushimError
+from gpushim.ground import fastjson
+from gpushim.ground.errors import GpushimError
+from gpushim.oci import edits
 from unit.gpushim.cdi.hosts import foreign
 
 DATA = Path(__file__).parents[2] / "data" / "cdi"

@@ -10,9 +10,10 @@ from typing import Any
 from unittest import mock
 
 from fuzz.oracles import host, refused, scratch
-from gpushim import bundle, create
-from gpushim.errors import GpushimError
+from gpushim.create import create
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure
+from gpushim.oci import bundle
 
 DATA = Path(__file__).parents[2] / "data"
 BUNDLE = scratch()

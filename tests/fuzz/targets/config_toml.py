@@ -10,8 +10,8 @@ import jsonschema
 import tomllib
 
 from fuzz.oracles import refused, scratch
-from gpushim import policy
-from gpushim.errors import GpushimError
+from gpushim.config import policy
+from gpushim.ground.errors import GpushimError
 
 DATA = Path(__file__).parents[2] / "data"
 FILE = scratch() / "config.toml"

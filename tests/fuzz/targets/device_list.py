@@ -6,8 +6,9 @@ import re
 from typing import Any, Optional
 
 from fuzz.oracles import host, refused
-from gpushim import plan, request
-from gpushim.errors import GpushimError
+from gpushim.decision import plan
+from gpushim.ground.errors import GpushimError
+from gpushim.oci import request
 
 INVENTORY: Any = host()
 POLICY = INVENTORY["policy"]

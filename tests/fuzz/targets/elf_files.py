@@ -6,7 +6,7 @@ import shutil
 
 from fakehost import smallelf
 from fuzz.oracles import scratch
-from gpushim import bounds, elf
+from gpushim.ground import bounds, elf
 from unit.gpuhook import notes
 from unit.gpuhook.caches import quick_library
 

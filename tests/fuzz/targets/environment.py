@@ -6,9 +6,10 @@ import copy
 from typing import Any
 
 from fuzz.oracles import host, refused
-from gpushim import plan, request
-from gpushim.authorization import FEATURES
-from gpushim.errors import GpushimError
+from gpushim.decision import plan
+from gpushim.ground.errors import GpushimError
+from gpushim.oci import request
+from gpushim.oci.authorization import FEATURES
 
 # A line is a variable, or begins with # (destination of a mount of /dev/null), @ (annotation), ! (policy).
 INVENTORY: Any = host()

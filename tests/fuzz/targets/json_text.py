@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from fuzz.oracles import refused
-from gpushim import fastjson
-from gpushim.errors import GpushimError
+from gpushim.ground import fastjson
+from gpushim.ground.errors import GpushimError
 
 VALUES = (1.0, 1e22, -0.0, 12345678901234567890123, "\u2028", "\ud83d\ude00", "\udc00")
 

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuhook.ldcache import FLAGS, compare, merge
-from gpushim.errors import GpushimError
+from gpuhook.finish.ldcache import FLAGS, compare, merge
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ldcache_list
 from unit.gpuhook.caches import image, ldconfig
 

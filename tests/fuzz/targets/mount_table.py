@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gpuhook import devices, mountinfo
+from gpuhook.live import devices
+from gpushim.paths import mountinfo
 
 LINE = b"%d 1 %d:%d / %s rw,relatime%s - %s dev rw\n"
 ESCAPED = re.compile(rb"[ \t\n\\]")  # what show_mountinfo hands to seq_path (fs/proc_namespace.c)

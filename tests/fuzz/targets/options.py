@@ -6,9 +6,10 @@ import ctypes
 from typing import Sequence
 
 from fuzz.oracles import host, refused
-from gpuhook.options import Options
-from gpushim.errors import GpushimError
-from gpushim.nvidia import cdi_hook, container_cli_configure, container_cli_options, getopt
+from gpuhook.finish.options import Options
+from gpuhook.nvidia import cdi_hook, container_cli_configure
+from gpushim.ground.errors import GpushimError
+from gpushim.nvidia import container_cli_options, getopt
 
 LENGTH = 512
 POLICY = host()["policy"]

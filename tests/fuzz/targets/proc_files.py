@@ -6,8 +6,7 @@ import json
 import re
 
 from fuzz.oracles import scratch
-from gpushim import stamp
-from gpushim.inventory import modules, nodes, procfs
+from gpushim.inventory import modules, nodes, procfs, stamp
 
 # The files, in the order in which the parts of an input go into them.
 PLACES = (

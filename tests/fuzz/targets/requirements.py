@@ -7,8 +7,8 @@ import re
 from typing import Any, Mapping
 
 from fuzz.oracles import refused
-from gpushim import require
-from gpushim.errors import REQUEST, REQUIREMENT, GpushimError
+from gpushim.ground.errors import REQUEST, REQUIREMENT, GpushimError
+from gpushim.oci import require
 
 LENGTH = 512
 FACTS: tuple[Mapping[str, str], ...] = (

@@ -8,8 +8,8 @@ from typing import Any
 
 from fuzz.oracles import scratch
 from gpuhook import bundled, prestart
-from gpushim.edits import edited
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
+from gpushim.oci.edits import edited
 
 BUNDLE = scratch()
 CONFIG = BUNDLE / "config.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim import joined
+from gpushim.create import joined
 from unit import imports
 from unit.gpuhook.sandbox import HOOK, TOP, as_root, picture
 
@@ -287,12 +287,21 @@ def test_installed(tmp_path: Path) -> None:
 
 def test_the_hook_alone_imports_nothing_of_the_runtimes_other_verbs() -> None:
     found = imports.imported(f"sys.path += ['{TOP}/hook', '{TOP}/shim']; import gpuhook.standalone")
-    assert "gpushim.edits" in found
-    assert {"gpushim.update", "gpushim.refusal", "gpushim.policy", "json", "os", "re"}.isdisjoint(found)
+    assert "gpushim.oci.edits" in found
+    assert {
+        "gpushim.create.update",
+        "gpushim.decision.refusal",
+        "gpushim.config.policy",
+        "json",
+        "os",
+        "re",
+    }.isdisjoint(found)
 
 
 def test_it_imports_no_more_than_it_needs() -> None:
     found = imports.imported(f"sys.path += ['{TOP}/hook', '{TOP}/shim']; import gpuhook.prestart")
-    known = {name.rstrip(".") for name in joined.HOOK.split()} - {"gpuhook.cover"}  # that one is for most containers
+    known = {name.rstrip(".") for name in joined.HOOK.split()} - {
+        "gpuhook.finish.cover"
+    }  # that one is for most containers
     assert not imports.dearer(found, known | {"_json", "__future__"})
     assert set(found) == known | {"_json", "__future__"}

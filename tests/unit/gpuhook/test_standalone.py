@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpuhook.bundled import bundle_of
-from gpushim.edits import edited
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
+from gpushim.oci.edits import edited
 from unit.gpuhook.sandbox import HOOK, TOP
 
 OURS = {"path": "/usr/bin/gpushim-hook", "args": ["gpushim-hook", "prestart", "--rootfs", "/r"]}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin import page, recorded
-from gpuplugin.recorded import ALLOCATED, LISTED, PLUGIN
+from gpuplugin.book import page, recorded
+from gpuplugin.book.recorded import ALLOCATED, LISTED, PLUGIN
 from unit.gpuplugin.snapshots import uuid
 
 if TYPE_CHECKING:
-    from gpuplugin.page import Page
+    from gpuplugin.book.page import Page
 
 GPU, PROFILE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 ONE, TWO, PART = uuid(0), uuid(1), uuid(16, "MIG")

@@ -18,7 +18,7 @@ import pytest
 import fakehost
 from gpuplugin import cli
 from gpuplugin.cli import command, spelled
-from unit.gpuplugin.registrar import driver
+from unit.gpuplugin.kubelet.registrar import driver
 
 TOP = Path(__file__).parents[3]
 PROGRAM = TOP / "bin/gpushim-device-plugin"

@@ -18,16 +18,21 @@ from typing import Any, ClassVar
 import grpc.aio
 import pytest
 
-from gpuplugin import book, daemon, endpoint, offer, questions, settings, v1beta1, watchers
-from gpuplugin.endpoint import Endpoint
-from gpuplugin.refresh import Refresh
-from gpuplugin.sources import Sources
-from gpushim import stamp
-from gpushim.errors import GpushimError
+from gpuplugin import daemon
+from gpuplugin.allocation import offer, questions
+from gpuplugin.book import book
+from gpuplugin.health import watchers
+from gpuplugin.kubelet import endpoint, v1beta1
+from gpuplugin.kubelet.endpoint import Endpoint
+from gpuplugin.settings import settings
+from gpuplugin.settings.sources import Sources
+from gpuplugin.snapshot.refresh import Refresh
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure, procfs, renew
-from unit.gpuplugin.kubelet import Kubelet, until
+from unit.gpuplugin.kubelet.fake import Kubelet, until
+from unit.gpuplugin.snapshot.test_watch import Exhausted
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
-from unit.gpuplugin.test_watch import Exhausted
 
 GPU = "nvidia.com/gpu"
 
@@ -491,7 +496,7 @@ def test_cdi_names_that_engines_would_not_find(top: Path, host: Host, monkeypatc
         asyncio.run(daemon.Plugin(told(top, **{"device-list-strategy": ["cdi-cri"]})).run())
 
     async def run() -> None:
-        host.has({**snapshot([gpu(0)]), "looked": stamp.clock()})  # the spec is being written
+        host.has({**snapshot([gpu(0)]), "looked": system.clock()})  # the spec is being written
         async with running(top, **{"device-list-strategy": ["cdi-cri"]}) as kubelet:
             await asyncio.sleep(0.3)
             refused.clear()

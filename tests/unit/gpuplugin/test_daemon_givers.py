@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from gpuplugin import givers
-from gpushim import kubelet as files
-from unit.gpuplugin.kubelet import until
-from unit.gpuplugin.registrar import driver
+from gpuplugin.allocation import givers
+from gpushim.containers import kubelet as files
+from unit.gpuplugin.kubelet.fake import until
+from unit.gpuplugin.kubelet.registrar import driver
 from unit.gpuplugin.snapshots import uuid
 from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, top
 

@@ -10,9 +10,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from gpuplugin import watchers
+from gpuplugin.health import watchers
 from gpushim.inventory import hung
-from unit.gpuplugin.kubelet import until
+from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 from unit.gpuplugin.test_daemon import GPU, Host, Told, failing, health, host, running, sliced, top
 from unit.gpuplugin.test_daemon_release import do
@@ -71,7 +71,7 @@ def test_mig_instances_are_marked_with_their_gpu_or_alone(
 def test_a_clock_that_is_set_changes_no_verdict(
     top: Path, host: Host, step: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuplugin.health.GRACE", 0.3)
+    monkeypatch.setattr("gpuplugin.health.health.GRACE", 0.3)
     real = time.time
 
     async def run() -> None:
@@ -98,7 +98,7 @@ def test_a_clock_that_is_set_changes_no_verdict(
 def test_gpus_that_nobody_has_asked_count_as_well_for_a_while_alone(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuplugin.health.GRACE", 0.5)
+    monkeypatch.setattr("gpuplugin.health.health.GRACE", 0.5)
 
     async def run() -> None:
         async with running(top) as kubelet:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin import daemon, wanted
-from gpushim import stamp
-from gpushim.errors import DRIVER, GpushimError
+from gpuplugin import daemon
+from gpuplugin.snapshot import wanted
+from gpushim.ground import system
+from gpushim.ground.errors import DRIVER, GpushimError
 from gpushim.inventory import ensure
-from unit.gpuplugin.kubelet import Kubelet, until
+from unit.gpuplugin.kubelet.fake import Kubelet, until
+from unit.gpuplugin.snapshot.test_kept import saved
 from unit.gpuplugin.snapshots import gpu, uuid
 from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, told, top
-from unit.gpuplugin.test_kept import saved
 
 __all__ = ["host", "top"]
 
@@ -33,7 +34,7 @@ def test_given_out_while_the_snapshot_lives(
             assert not kubelet.lists
             saved(state)
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
-            saved(state, looked=stamp.clock() - 5, life=5)
+            saved(state, looked=system.clock() - 5, life=5)
             await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0),)))
             assert "is out of date; gpushim refresh --keep" in caplog.text
             asked = json.loads((state / "device-plugin/wanted").read_text())

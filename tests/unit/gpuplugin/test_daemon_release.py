@@ -13,14 +13,18 @@ import grpc.aio
 import pytest
 
 import fakehost
-from gpuplugin import commands, daemon, limits, process, settings
-from gpuplugin.release import PROBLEM
-from gpushim.errors import GpushimError
+from gpuplugin import daemon
+from gpuplugin.control import commands
+from gpuplugin.limits import limits
+from gpuplugin.processes import process
+from gpuplugin.settings import settings
+from gpuplugin.snapshot.release import PROBLEM
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure
 from unit.gpuplugin import watched
-from unit.gpuplugin.kubelet import until
+from unit.gpuplugin.control.test_control import ask
+from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
-from unit.gpuplugin.test_control import ask
 from unit.gpuplugin.test_daemon import GPU, Host, Told, failing, health, host, running, sliced, top
 
 __all__ = ["host", "top"]

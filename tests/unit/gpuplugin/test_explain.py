@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from gpuplugin import cdi, explain, mps, settings, sharing
-from gpushim import explain as story
+from gpuplugin import explain
+from gpuplugin.allocation import cdi
+from gpuplugin.mps import mps
+from gpuplugin.settings import settings, sharing
 from gpushim.cdi import specs
+from gpushim.explain import explain as story
 from gpushim.inventory import renew
 from unit.gpuplugin.snapshots import gpu, snapshot
 

@@ -12,8 +12,8 @@ from typing import Any, Optional
 import pytest
 
 import fakehost
-from gpuplugin import watching
-from gpuplugin.child import Child
+from gpuplugin.health import watching
+from gpuplugin.processes.child import Child
 from gpushim.inventory import procfs
 
 PYTHON = "import json, os, signal, sys, time\ndef tell(**line): print(json.dumps(line), flush=True)\n"

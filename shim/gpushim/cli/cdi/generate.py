@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import click
 
-from gpushim import logs, policy, stamp
-from gpushim.cdi import modes, publish, write
+from gpushim.cdi.generate import modes, publish, write
 from gpushim.cli import show
 from gpushim.cli.cdi import output
-from gpushim.errors import GpushimError
+from gpushim.config import policy
+from gpushim.ground import logs, system
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import present
-from gpushim.selection import is_qualified
+from gpushim.oci.selection import is_qualified
 
 if TYPE_CHECKING:
-    from gpushim.model import Policy, Snapshot
+    from gpushim.ground.model import Policy, Snapshot
 
 # Options that scripts for nvidia-ctk have, and that cannot mean anything here: with a value, and as flags.
 _VALUES = (
@@ -145,7 +146,7 @@ def generate(
 
 
 def _settings(driver_root: Optional[str], dev_root: Optional[str], strategies: list[str]) -> Any:
-    settings = policy.load(stamp.config_path())
+    settings = policy.load(system.config_path())
     for path in (driver_root, dev_root):
         if path and not path.startswith("/"):
             raise click.UsageError(f"{path} is not absolute")

@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
-from gpushim import policy, stamp
 from gpushim.cdi import text
 from gpushim.cli import show
-from gpushim.engines import places, rewrite
-from gpushim.errors import GpushimError
-from gpushim.replace import replace
+from gpushim.config import policy
+from gpushim.engines.settings import rewrite
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from gpushim.paths import places
+from gpushim.paths.replace import replace
 
 SPEC_DIRS_VARIABLE = "NVIDIA_CTK_CDI_SPEC_DIRS"
 
@@ -26,7 +28,7 @@ def words(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) 
 
 def spec_dirs(given: list[str]) -> list[str]:
     """Return the directories of specs: those given, else the policy's."""
-    found: list[str] = given or policy.load(stamp.config_path())["cdi"]["spec-dirs"]
+    found: list[str] = given or policy.load(system.config_path())["cdi"]["spec-dirs"]
     return found
 
 

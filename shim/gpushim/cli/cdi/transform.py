@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from gpushim import hookargs
 from gpushim.cdi import form, text
 from gpushim.cdi import transform as moves
 from gpushim.cli.cdi import output
 from gpushim.cli.sections import Commands
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
+from gpushim.oci import hookargs
 
 
 @click.group(cls=Commands)

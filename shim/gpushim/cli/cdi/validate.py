@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import click
 
-from gpushim import seen
 from gpushim.cdi import specs, text
 from gpushim.cdi import validate as checks
 from gpushim.cli import show
 from gpushim.cli.cdi import output
-from gpushim.errors import GpushimError
+from gpushim.ground import seen
+from gpushim.ground.errors import GpushimError
 
 
 @click.command()

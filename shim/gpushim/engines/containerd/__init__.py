@@ -15,12 +15,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpushim.engines import Plan, Wish, dropin, is_ours, running
 from gpushim.engines.containerd import generated, imports, process, removal, services
 from gpushim.engines.containerd.imports import RUNC, File
 from gpushim.engines.containerd.process import Daemon
-from gpushim.engines.files import Change
-from gpushim.errors import GpushimError, quote
+from gpushim.engines.processes import running
+from gpushim.engines.settings import dropin
+from gpushim.engines.settings.files import Change
+from gpushim.engines.settings.setup import Plan, Wish, is_ours
+from gpushim.ground.errors import GpushimError, quote
 
 PROGRAM = "containerd"
 # Where settings are that nobody has named.

@@ -13,10 +13,10 @@ import posixpath
 import re
 from typing import Any
 
-from gpushim.engines import files, records, tomltext
-from gpushim.engines.files import Change
-from gpushim.engines.textedit import decoded
-from gpushim.errors import GpushimError
+from gpushim.engines.settings import files, records, tomltext
+from gpushim.engines.settings.files import Change
+from gpushim.engines.settings.textedit import decoded
+from gpushim.ground.errors import GpushimError
 
 BASE = '{{ template "base" . }}\n'
 BEGIN = "# gpushim: `gpushim configure containerd --remove` takes this away, down to the end mark"

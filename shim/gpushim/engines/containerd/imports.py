@@ -13,9 +13,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpushim import engines
-from gpushim.engines import files, tomltext
-from gpushim.errors import GpushimError, quote
+from gpushim.engines.settings import files, setup, tomltext
+from gpushim.ground.errors import GpushimError, quote
 
 if TYPE_CHECKING:
     from gpushim.engines.containerd.process import Daemon
@@ -125,7 +124,7 @@ def program(entry: dict[str, Any]) -> str:
 
 def is_ours(entry: Any) -> bool:
     """Say whether a runtime is gpushim-runtime."""
-    return isinstance(entry, dict) and isinstance(entry.get("options", {}), dict) and engines.is_ours(program(entry))
+    return isinstance(entry, dict) and isinstance(entry.get("options", {}), dict) and setup.is_ours(program(entry))
 
 
 def disabled(data: dict[str, Any]) -> bool:

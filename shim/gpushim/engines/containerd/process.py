@@ -12,13 +12,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import ask, files, places, programs, running, tomltext
+from gpushim.config.policy import SYSTEM_PATH
 from gpushim.engines.containerd import services
-from gpushim.errors import GpushimError
-from gpushim.policy import SYSTEM_PATH
+from gpushim.engines.processes import ask, programs, running
+from gpushim.engines.settings import files, tomltext
+from gpushim.ground.errors import GpushimError
+from gpushim.paths import places
 
 if TYPE_CHECKING:
-    from gpushim.engines.running import Engine
+    from gpushim.engines.processes.running import Engine
 
 NAME = "containerd"
 SYSTEM_CONFIG = "/etc/containerd/config.toml"

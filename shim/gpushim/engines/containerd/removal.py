@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import dropin, records, tomltext, undo
 from gpushim.engines.containerd import generated, imports
 from gpushim.engines.containerd.imports import RUNC, File
-from gpushim.engines.files import Change
-from gpushim.errors import GpushimError
+from gpushim.engines.settings import dropin, records, tomltext, undo
+from gpushim.engines.settings.files import Change
+from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

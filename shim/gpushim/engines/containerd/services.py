@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import posixpath
 
-from gpushim.engines import programs
-from gpushim.policy import ENGINES
+from gpushim.config.policy import ENGINES
+from gpushim.engines.processes import programs
 
 RANCHER = ("k3s", "rke2")
 # The settings of each one's containerd, in which order `--remove` looks at them.

@@ -12,25 +12,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpushim.engines import (
-    HOOK,
-    Plan,
-    Wish,
-    executes_ours,
-    files,
-    installed,
-    is_ours,
-    jsontext,
-    records,
-    running,
-    stays,
-    undo,
-)
 from gpushim.engines.docker import daemon_json, dockerd, on_path
 from gpushim.engines.docker.dockerd import PROGRAM, added, program_of
-from gpushim.engines.files import Change
-from gpushim.engines.running import Engine
-from gpushim.errors import GpushimError, quote
+from gpushim.engines.processes import running
+from gpushim.engines.processes.running import Engine
+from gpushim.engines.settings import files, jsontext, records, undo
+from gpushim.engines.settings.files import Change
+from gpushim.engines.settings.setup import HOOK, Link, Plan, Wish, executes_ours, installed, is_ours, stays
+from gpushim.ground.errors import GpushimError, quote
 
 CDI_SINCE = (25, 0)  # the first version that does CDI
 VERSION_SECONDS = 5.0  # of one that is there, for a note
@@ -50,7 +39,7 @@ def plan(wish: Wish) -> Plan:
     old = files.read(path)
     base = undo.undone(replace(KIND, others=frozenset(added(engine))), path, old)
     # The names on PATH are this host's dockerd's, not those of a file that somebody named.
-    links: list[on_path.Link] = []
+    links: list[Link] = []
     if wish.remove:
         change = Change(path, old, base.content, lost=base.lost)
         links = on_path.made()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import ask, jsontext, programs
-from gpushim.errors import GpushimError, quote
+from gpushim.engines.processes import ask, programs
+from gpushim.engines.settings import jsontext
+from gpushim.ground.errors import GpushimError, quote
 
 if TYPE_CHECKING:
-    from gpushim.engines.running import Engine
+    from gpushim.engines.processes.running import Engine
 
 # Runtimes that dockerd has by itself: runc, shims by their type, and from version 23 on shims by their path.
 STOCK = re.compile(r"runc|io\.containerd\.[^/]+|/.+")

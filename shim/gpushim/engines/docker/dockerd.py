@@ -10,13 +10,15 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpushim.engines import executes_ours, files, jsontext, places
-from gpushim.errors import GpushimError
+from gpushim.engines.settings import files, jsontext
+from gpushim.engines.settings.setup import executes_ours
+from gpushim.ground.errors import GpushimError
+from gpushim.paths import places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpushim.engines.running import Engine
+    from gpushim.engines.processes.running import Engine
 
 PROGRAM = "dockerd"
 SYSTEM_CONFIG = "/etc/docker/daemon.json"

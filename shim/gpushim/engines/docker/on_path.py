@@ -12,42 +12,23 @@ import contextlib
 import errno
 import os
 import posixpath
-import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpushim.engines import HOOK as PROGRAM
-from gpushim.engines import places
-from gpushim.errors import GpushimError
-from gpushim.policy import SYSTEM_PATH
+from gpushim.config.policy import SYSTEM_PATH
+from gpushim.engines.settings.setup import HOOK as PROGRAM
+from gpushim.engines.settings.setup import Link
+from gpushim.ground.errors import GpushimError
+from gpushim.paths import places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpushim.engines.running import Engine
+    from gpushim.engines.processes.running import Engine
 
 HOOK, CDI_HOOK = "nvidia-container-runtime-hook", "nvidia-cdi-hook"
 CDI_SINCE = (29, 2)  # the version of Docker that looks for CDI_HOOK, and for HOOK only if that is missing
 SYSTEM, OWN = "/usr/local/bin", (".local/bin", "bin")  # an ordinary user's are below the home directory
 PATH = SYSTEM_PATH  # also of systemd's services (DEFAULT_PATH), where no dockerd runs that tells another
-
-
-@dataclass(frozen=True)
-class Link:
-    """A link to be made, or to be removed.
-
-    Attributes:
-        path: absolute.
-        target: absolute; "" to remove the link.
-    """
-
-    path: str
-    target: str = ""
-
-    @property
-    def command(self) -> str:
-        """The command that does the same."""
-        return shlex.join(["ln", "-s", self.target, self.path] if self.target else ["rm", "-f", self.path])
 
 
 def number(version: str) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpuplugin.node import engine
-from gpushim.engines import running
-from gpushim.engines.running import Engine
-from gpushim.errors import GpushimError
+from gpushim.engines.processes import running
+from gpushim.engines.processes.running import Engine
+from gpushim.ground.errors import GpushimError
 
 SCRIPT = """#!/bin/sh
 echo "$@" >>{0}/calls

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuplugin.node import host
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from gpuplugin.node import host, owners, record
 from gpuplugin.node import payload as payloads
 from gpuplugin.node.record import Record
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 
 FILES = (
     "usr/bin/gpushim",

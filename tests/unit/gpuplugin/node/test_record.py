@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuplugin.node import record
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuplugin.node import install, record, uninstall
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushim import edits
 from gpushim.cdi import resolve
-from gpushim.edits import HOOK_ENV, NODE_OPTIONS, Edit
-from gpushim.errors import INVENTORY, REQUEST, GpushimError
+from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError
+from gpushim.oci import edits
+from gpushim.oci.edits import HOOK_ENV, NODE_OPTIONS, Edit
 
 BIN = "/opt/gpushim/bin"
 

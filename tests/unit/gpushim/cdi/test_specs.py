@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpushim import bounds
 from gpushim.cdi import form, specs
-from gpushim.errors import INVENTORY, REQUEST, GpushimError
+from gpushim.ground import bounds
+from gpushim.ground.errors import INVENTORY, REQUEST, GpushimError
 
 TOP = Path(__file__).parents[4]
 

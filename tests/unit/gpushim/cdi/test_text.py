@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushim.bounds import SPEC
 from gpushim.cdi import text
-from gpushim.errors import GpushimError
+from gpushim.ground.bounds import SPEC
+from gpushim.ground.errors import GpushimError
 from unit.gpushim.cdi import hosts
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushim.cdi import transform, validate, write
+from gpushim.cdi import transform, validate
+from gpushim.cdi.generate import write
 from unit.gpushim.cdi import hosts
 
 

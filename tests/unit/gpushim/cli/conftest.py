@@ -14,6 +14,6 @@ from unit.gpushim.cli.commands import Host
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     found = Host()
     monkeypatch.setattr(present, "look", found.look)
-    monkeypatch.setattr("gpushim.stamp.config_path", lambda: "/none.toml")
-    monkeypatch.setattr("gpushim.stamp.state_dir", lambda: str(tmp_path / "state"))
+    monkeypatch.setattr("gpushim.ground.system.config_path", lambda: "/none.toml")
+    monkeypatch.setattr("gpushim.ground.system.state_dir", lambda: str(tmp_path / "state"))
     return found

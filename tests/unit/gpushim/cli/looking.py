@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.testing import Result
 
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 from unit.gpushim.cli.commands import apart
 
 

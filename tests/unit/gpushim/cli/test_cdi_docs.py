@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpushim import policy
 from gpushim.cli import main
+from gpushim.config import policy
 from unit.gpushim.cli.commands import REPOSITORY
 
 DOCUMENT = (REPOSITORY / "docs/cdi.md").read_text()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpushim import policy
 from gpushim.cli.cdi import output
+from gpushim.config import policy
 from unit import ordinary
 from unit.gpushim.cdi import hosts
 from unit.gpushim.cli.commands import run

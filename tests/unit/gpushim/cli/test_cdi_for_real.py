@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 import fakehost
-from gpushim import edits, request
 from gpushim.cdi import form, resolve, validate
-from gpushim.plan import plan
+from gpushim.decision.plan import plan
+from gpushim.oci import edits, request
 from unit.gpushim.cli.commands import REPOSITORY, names
 
 pytestmark = pytest.mark.slow

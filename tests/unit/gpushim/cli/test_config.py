@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from gpushim import policy
 from gpushim.cli.config import config
-from gpushim.errors import CONFIG, INVENTORY
+from gpushim.config import policy
+from gpushim.ground.errors import CONFIG, INVENTORY
 from unit.gpushim.cli.looking import run
 
 
@@ -16,7 +16,7 @@ from unit.gpushim.cli.looking import run
 def toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "config.toml"
     path.write_text('[driver]\nroot = "/run/nvidia/driver"\n[mps]\nenabled = false\n')
-    monkeypatch.setattr("gpushim.stamp.config_path", lambda: str(path))
+    monkeypatch.setattr("gpushim.ground.system.config_path", lambda: str(path))
     return path
 
 

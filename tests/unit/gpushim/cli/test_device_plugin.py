@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from gpushim import stamp
 from gpushim.cli import main
+from gpushim.ground import system
 from unit.gpushim.cli.commands import apart
 
 FORGED = "x\x1b]0;t\x07\u202e\nok all is well"
@@ -56,7 +56,7 @@ def answering(folder: Path, data: bytes) -> Iterator[None]:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> Result:
-    monkeypatch.setattr(stamp, "state_dir", lambda: str(folder))
+    monkeypatch.setattr(system, "state_dir", lambda: str(folder))
     return apart().invoke(main, ["device-plugin", *words])
 
 

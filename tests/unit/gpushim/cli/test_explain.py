@@ -7,16 +7,21 @@ from typing import Any
 import pytest
 
 from gpushim.cli.explain import explain
-from gpushim.engines import inspect
-from gpushim.errors import BUNDLE, REQUEST
-from gpushim.explain import described
+from gpushim.engines.docker import injected, inspect
+from gpushim.explain.explain import described
+from gpushim.ground.errors import BUNDLE, REQUEST
 from unit import imports
 from unit.gpushim.cli import every
 from unit.gpushim.cli.looking import run
 from unit.gpushim.inventory.machine import Machine
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
-DEAR = {"gpushim.engines.inspect", "gpushim.inventory.survey", "http.client", "shutil"}  # half of the time, together
+DEAR = {
+    "gpushim.engines.docker.inspect",
+    "gpushim.inventory.survey",
+    "http.client",
+    "shutil",
+}  # half of the time, together
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +34,7 @@ def test_what_is_rare_is_imported_when_it_is_needed(machine: Machine) -> None:
     words = [f"{every.REPOSITORY}/bin/gpushim", "explain", f"--env={DEVICES}=0"]
     code = f"import runpy; sys.argv = {words}; runpy.run_path(sys.argv[0])"
     found = imports.imported(code, env)
-    assert "gpushim.explain" in found
+    assert "gpushim.explain.explain" in found
     assert DEAR.isdisjoint(found)
 
 
@@ -97,7 +102,7 @@ def test_a_bundle_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_container_of_dockers(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = inspect.Found(described([f"{DEVICES}=0"], False, {}, []), {DEVICES: "image x"}, ["it gets NO GPU"])
+    found = injected.Found(described([f"{DEVICES}=0"], False, {}, []), {DEVICES: "image x"}, ["it gets NO GPU"])
     monkeypatch.setattr(inspect, "inspect", lambda name: found if name == "web" else None)
     out = run(explain, "--docker", "web").stdout
     assert out.startswith("note: it gets NO GPU\n")

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpushim import holders
 from gpushim.cli import main
+from gpushim.containers import holders
 from gpushim.inventory import present
-from unit.gpushim import test_holders, test_kubelet, test_plan, test_pods
 from unit.gpushim.cli.commands import apart
-from unit.gpushim.test_holders import Machine
+from unit.gpushim.containers import test_holders, test_kubelet, test_pods
+from unit.gpushim.containers.test_holders import Machine
+from unit.gpushim.decision import test_plan
 
 FORGED = "c\x1b]0;t\x07\nok all is well"
 
@@ -26,7 +27,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine(tmp_path)
     test_kubelet.write(tmp_path, [test_pods.ENTRY])
     (tmp_path / "config.toml").write_text(f'[device-plugin]\nkubelet-dir = "{tmp_path}"\n')
-    monkeypatch.setattr("gpushim.stamp.config_path", lambda: f"{tmp_path}/config.toml")
+    monkeypatch.setattr("gpushim.ground.system.config_path", lambda: f"{tmp_path}/config.toml")
     monkeypatch.setattr(present, "anyhow", lambda _: test_plan.snapshot(error=None))
     containers = holders.containers
     monkeypatch.setattr(

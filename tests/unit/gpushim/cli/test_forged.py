@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpushim import doctor as diagnosis
-from gpushim import holders
 from gpushim.cli import doctor, main, show
+from gpushim.containers import holders
 from gpushim.doctor import checks
 from unit.gpushim.cli.commands import Host, apart
 

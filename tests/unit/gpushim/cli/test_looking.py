@@ -11,14 +11,14 @@ from typing import Any
 import click
 import pytest
 
-from gpushim import holders, pods
 from gpushim.cli.info import info
 from gpushim.cli.list import list_gpus
 from gpushim.cli.ps import ps
-from gpushim.errors import DRIVER
-from unit.gpushim import test_plan
+from gpushim.containers import holders, pods
+from gpushim.ground.errors import DRIVER
 from unit.gpushim.cli.commands import Host
 from unit.gpushim.cli.looking import run
+from unit.gpushim.decision import test_plan
 
 HELD = [
     {
@@ -158,7 +158,7 @@ def test_ps_with_a_wrong_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path
     """What runs has its GPUs whatever is wrong with the next container's."""
     config = tmp_path / "config.toml"
     config.write_text("zzz = 1\n")
-    monkeypatch.setattr("gpushim.stamp.config_path", lambda: str(config))
+    monkeypatch.setattr("gpushim.ground.system.config_path", lambda: str(config))
     result = run(ps, "--state", str(tmp_path / "none"))
     assert result.stdout == "no running container has a GPU\n"
     assert result.stderr.startswith(f"note: {config}: zzz is not a known key; ")

@@ -7,8 +7,8 @@ import pytest
 from click.testing import Result
 
 from gpushim.cli import main
-from gpushim.nvidia import migrate_engines
-from gpushim.nvidia.migrate import Row
+from gpushim.nvidia.migrate import migrate_engines
+from gpushim.nvidia.migrate.migrate import Row
 from unit.gpushim.cli.commands import apart
 
 THEIRS = "disable-require = true\n[nvidia-container-cli]\nload-kmods = true\nldcache = '/etc/ld.so.cache'\n"
@@ -17,7 +17,7 @@ THEIRS = "disable-require = true\n[nvidia-container-cli]\nload-kmods = true\nldc
 @pytest.fixture
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "config.toml"
-    monkeypatch.setattr("gpushim.stamp.config_path", lambda: str(path))
+    monkeypatch.setattr("gpushim.ground.system.config_path", lambda: str(path))
     monkeypatch.setenv("NVIDIA_CTK_CONFIG_FILE_PATH", str(tmp_path / "nvidia.toml"))
     monkeypatch.setattr(
         migrate_engines, "rows", lambda: [Row("/d.json: runtimes.x", "/n", "gpushim configure docker")]

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpushim import doctor, holders
+from gpushim import doctor
 from gpushim.cli import main, show
+from gpushim.containers import holders
 from gpushim.doctor import checks
-from gpushim.engines import running
-from gpushim.errors import visible
-from gpushim.nvidia import migrate_engines
-from gpushim.nvidia.migrate import Row
+from gpushim.engines.processes import running
+from gpushim.ground.errors import visible
+from gpushim.nvidia.migrate import migrate_engines
+from gpushim.nvidia.migrate.migrate import Row
 from unit.gpushim.cli.commands import Host, apart
 
 # A window's title, a control of eight bits, a mark that turns the line round, a byte that is not UTF-8, another line.

@@ -20,9 +20,11 @@ import tomlkit
 from click.testing import CliRunner
 
 from gpushim.cli import main
-from gpushim.engines import dropin, podman, programs, running, units
+from gpushim.engines import podman
 from gpushim.engines.containerd import process
 from gpushim.engines.docker import on_path
+from gpushim.engines.processes import programs, running, units
+from gpushim.engines.settings import dropin
 from unit.gpushim.doctor import nodes
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import K3S

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from gpushim.engines import running
+from gpushim.engines.processes import running
 from unit.gpushim.doctor import nodes, test_faults
 from unit.gpushim.doctor.patient import RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import CONTAINERD, DAEMON, FAULTS, K3S, change, edit, fault, only_runc
@@ -148,7 +148,7 @@ def containerds_file_is_gone(patient: Patient) -> None:
     config = f"{patient.top}/{CONTAINERD}"
     built_in = '[ "$*" = "config default" ] && echo version = 2'  # a file that is named must be there
     patient.script("usr/bin/containerd", f"cat '{config}' 2>/dev/null || {{ {built_in}; }}")
-    patient.patch.setattr("gpushim.engines.programs.DIRECTORIES", (f"{patient.root}/usr/bin",))
+    patient.patch.setattr("gpushim.engines.processes.programs.DIRECTORIES", (f"{patient.root}/usr/bin",))
 
 
 @fault("containerd-runtime", "broken", "their nvidia is")
@@ -217,7 +217,7 @@ def podman_hook_of_nvidias(patient: Patient) -> None:
 @fault("kubernetes-device-plugin", "warning", "nobody listens")
 def the_device_plugin_has_ended(patient: Patient) -> None:
     ended = os.stat(patient.top / "var/lib/kubelet/device-plugins/nvidia-gpu.sock").st_ctime
-    patient.patch.setattr("gpushim.engines.ask.listens", lambda path: os.stat(path).st_ctime > ended)
+    patient.patch.setattr("gpushim.engines.processes.ask.listens", lambda path: os.stat(path).st_ctime > ended)
 
 
 @fault("kubernetes-template", "broken", "does not know gpushim-runtime")

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fakehost.platforms
-from gpushim import keeper, stamp
 from gpushim.doctor import driver
 from gpushim.inventory import hung
+from gpushim.paths import trust
+from gpushim.refresh import keeper
 from unit.gpushim.doctor.patient import Patient
 
 REAL_ACCESS, REAL_STATVFS = os.access, os.statvfs
@@ -297,7 +298,7 @@ def install_the_code_again(patient: Patient) -> None:
 def judged_anew(patient: Patient) -> None:
     """What genuine.py goes by."""
     program = patient.top / "opt/our programs/dockerd"
-    assert not any(stamp.others_may(os.stat(path)) for path in (program, program.parent))
+    assert not any(trust.others_may(os.stat(path)) for path in (program, program.parent))
     patient.host.strangers = []
 
 

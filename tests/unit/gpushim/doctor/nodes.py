@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import gpushim
-from gpushim import keeper
+from gpushim.containers.kubelet import CHECKPOINT
 from gpushim.doctor import device_plugin
-from gpushim.kubelet import CHECKPOINT
+from gpushim.refresh import keeper
 from unit.gpushim.doctor.patient import Patient
 
 FAULTS: list[tuple[str, str, str, Callable[[Patient], None]]] = []

@@ -17,10 +17,10 @@ from typing import Any, Optional
 import pytest
 
 import fakehost
-from gpushim import policy
+from gpushim.config import policy
 from gpushim.doctor import Finding, Host, checks
-from gpushim.engines.running import Engine
-from gpushim.errors import GpushimError
+from gpushim.engines.processes.running import Engine
+from gpushim.ground.errors import GpushimError
 from unit.gpushim.inventory.machine import Machine
 
 REPOSITORY = Path(__file__).resolve().parents[4]

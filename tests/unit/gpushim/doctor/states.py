@@ -9,10 +9,10 @@ import stat
 import subprocess
 from pathlib import Path
 
-from gpushim import keeper
-from gpushim.cdi import written
-from gpushim.engines import genuine
-from gpushim.engines.running import Stranger
+from gpushim.cdi.generate import written
+from gpushim.engines.processes import genuine
+from gpushim.engines.processes.running import Stranger
+from gpushim.refresh import keeper
 from unit.gpushim.doctor.patient import Patient
 from unit.gpushim.doctor.test_faults import FAULTS, SPEC, fault, no_libcuda
 from unit.gpushim.inventory.machine import told
@@ -179,7 +179,7 @@ def log_that_cannot_be_written(patient: Patient) -> None:
 
 @fault("programs", "broken", "is not an executable file")
 def no_programs(patient: Patient) -> None:
-    patient.patch.setattr("gpushim.engines.PROGRAM", "gpushim-absent")
+    patient.patch.setattr("gpushim.engines.settings.setup.PROGRAM", "gpushim-absent")
 
 
 @fault("programs", "broken", "is not an executable file")
@@ -365,7 +365,7 @@ def written_to(patient: Patient, folder: str) -> None:
 
 @fault("low-level-runtime", "broken", "no low-level runtime: none of /nope/runc")
 def another_path_of_runc(patient: Patient) -> None:
-    patient.patch.setattr("gpushim.engines.programs.DIRECTORIES", ("/usr/sbin",))
+    patient.patch.setattr("gpushim.engines.processes.programs.DIRECTORIES", ("/usr/sbin",))
     patient.configure(Path(patient.config).read_text().replace(f"{patient.root}/usr/sbin/runc", "/nope/runc"))
     patient.reread()
 

@@ -12,14 +12,14 @@ from click.testing import CliRunner, Result
 from gpushim import doctor
 from gpushim.cli.doctor import doctor as command
 from gpushim.doctor import Finding, checks
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 
 WELL, ODD = doctor.ok("all is well"), doctor.warning("this is odd", "fix it")
 BAD = doctor.broken("this is broken", "fix it at once")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, found: list[Finding], *args: str) -> Result:
-    monkeypatch.setattr("gpushim.engines.running.look", lambda: ([], []))
+    monkeypatch.setattr("gpushim.engines.processes.running.look", lambda: ([], []))
     monkeypatch.setattr(checks, "run", lambda host: found)
     return CliRunner().invoke(command, args)
 

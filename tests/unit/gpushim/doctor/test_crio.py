@@ -10,8 +10,10 @@ import pytest
 import tomlkit
 
 from gpushim.doctor import Finding, checks
-from gpushim.engines import crio, dropin, programs
-from gpushim.engines.running import Engine
+from gpushim.engines import crio
+from gpushim.engines.processes import programs
+from gpushim.engines.processes.running import Engine
+from gpushim.engines.settings import dropin
 from unit.gpushim.doctor.administrator import Administrator
 from unit.gpushim.doctor.patient import HOOK, RUNTIME, Patient
 

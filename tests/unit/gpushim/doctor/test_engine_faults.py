@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gpushim.doctor import checks, host
-from gpushim.engines import genuine, programs
 from gpushim.engines.docker import on_path
-from gpushim.engines.running import Stranger
+from gpushim.engines.processes import genuine, programs
+from gpushim.engines.processes.running import Stranger
 from unit.gpushim.doctor import nodes
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpushim import keeper
-from gpushim.nvidia import migrate
+from gpushim.nvidia.migrate import migrate
+from gpushim.refresh import keeper
 from unit.gpushim.doctor.patient import RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import CONTAINERD, DAEMON, K3S, change, edit
 
@@ -68,7 +68,7 @@ def containerd_without_a_file(patient: Patient) -> None:
     patient.patch.setattr(
         "gpushim.engines.containerd.process.SYSTEM_CONFIG", f"{patient.root}/etc/containerd/config.toml"
     )
-    patient.patch.setattr("gpushim.engines.programs.DIRECTORIES", (f"{patient.root}/usr/bin",))
+    patient.patch.setattr("gpushim.engines.processes.programs.DIRECTORIES", (f"{patient.root}/usr/bin",))
     patient.script("usr/bin/containerd", '[ "$*" = "config default" ] && echo version = 2')
     change(patient, 1, config="")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpushim import keeper
 from gpushim.doctor import checks
-from gpushim.engines import genuine
-from gpushim.engines.running import Stranger
+from gpushim.engines.processes import genuine
+from gpushim.engines.processes.running import Stranger
+from gpushim.refresh import keeper
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
 pytestmark = pytest.mark.slow
@@ -303,7 +303,7 @@ def runc_with_flaws(patient: Patient) -> None:
 
 @fault("low-level-runtime", "broken", "does not run")
 def runc_that_hangs(patient: Patient) -> None:
-    patient.patch.setattr("gpushim.engines.ask.program.__defaults__", (0.2, None))
+    patient.patch.setattr("gpushim.engines.processes.ask.program.__defaults__", (0.2, None))
     patient.script("usr/sbin/runc", "sleep 100")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpushim.doctor import Finding
-from gpushim.engines.running import Engine
+from gpushim.engines.processes.running import Engine
 from unit.gpushim.doctor import engine_states, states
 from unit.gpushim.doctor.patient import RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import only_runc

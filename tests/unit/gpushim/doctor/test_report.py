@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpushim.doctor import report, warning
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 from unit.gpushim.doctor.patient import Patient
 
 SECRETS = [

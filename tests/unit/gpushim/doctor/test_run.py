@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpushim.doctor import run
-from gpushim.engines import ask
-from gpushim.errors import GpushimError
+from gpushim.engines.processes import ask
+from gpushim.ground.errors import GpushimError
 
 WELL = "node /dev/nvidia0 opens\nnode /dev/nvidiactl opens\nlibrary libcuda.so.1 \nlibrary libnvidia-ml.so.1 \n"
 DENIED = WELL.replace("dia0 opens", "dia0 sh: 1: cannot open /dev/nvidia0: Operation not permitted")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpushim.doctor import Finding, check_podman, checks
-from gpushim.engines.running import Stranger
-from gpushim.errors import GpushimError
+from gpushim.engines.processes.running import Stranger
+from gpushim.ground.errors import GpushimError
 from unit import ordinary
 from unit.gpushim.doctor.patient import Patient
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushim import stamp
 from gpushim.doctor import checks, untrusted
+from gpushim.paths import trust
 from unit.gpushim.doctor import hands, states, test_faults
 from unit.gpushim.doctor.patient import REPOSITORY, Patient
 
@@ -42,9 +42,9 @@ def a_strangers(folder: Path) -> Path:
 def test_a_stranger_with_a_file_open_wins_nothing(patient: Patient, plant: Callable[[Patient], None]) -> None:
     plant(patient)
     for folder in {path.parent for path in files(patient.folder)}:
-        if stamp.others_may(folder.stat()):
+        if trust.others_may(folder.stat()):
             a_strangers(folder)
-    theirs = [path for path in files(patient.folder) if not path.is_symlink() and stamp.others_may(path.stat())]
+    theirs = [path for path in files(patient.folder) if not path.is_symlink() and trust.others_may(path.stat())]
     held = [os.open(path, os.O_WRONLY | os.O_APPEND) for path in theirs if path.is_file()]
     found = next(each for each in checks.GENERAL[CHECK[plant]](patient.host) if each.fix)
     assert "chown" not in found.fix
@@ -60,7 +60,7 @@ def test_a_stranger_with_a_file_open_wins_nothing(patient: Patient, plant: Calla
 
 
 def _ours(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink() and not stamp.others_may(path.stat())
+    return path.is_file() and not path.is_symlink() and not trust.others_may(path.stat())
 
 
 @pytest.mark.parametrize("answer", ["", "n\n"])
@@ -86,7 +86,7 @@ def test_what_others_have_put_into_a_directory_is_listed(tmp_path: Path) -> None
         ["/bin/sh", "-c", untrusted.directory(str(folder))], capture_output=True, text=True, check=True
     )
     assert sorted(line.split("/")[-1] for line in ran.stdout.splitlines()) == sorted([theirs.name, "open"])
-    assert not stamp.others_may(folder.stat())
+    assert not trust.others_may(folder.stat())
 
 
 def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

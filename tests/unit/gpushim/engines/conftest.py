@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpushim.cli.configure import configure
-from gpushim.engines import running
 from gpushim.engines.docker import on_path
+from gpushim.engines.processes import running
 
 Configure = Callable[..., Result]
 

@@ -12,9 +12,10 @@ import pytest
 import tomlkit
 from click.testing import Result
 
-from gpushim import policy
-from gpushim.engines import crio, programs
-from gpushim.engines.running import Engine
+from gpushim.config import policy
+from gpushim.engines import crio
+from gpushim.engines.processes import programs
+from gpushim.engines.processes.running import Engine
 
 Call = Callable[..., Result]
 MAIN = """# the cluster's

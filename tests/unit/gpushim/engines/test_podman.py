@@ -11,7 +11,8 @@ import pytest
 import tomlkit
 from click.testing import Result
 
-from gpushim.engines import hooksd, podman, programs
+from gpushim.engines import hooksd, podman
+from gpushim.engines.processes import programs
 
 Call = Callable[..., Result]
 TOP = Path(__file__).parents[4]

@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 
-from gpushim.engines import Wish, containerd, crio, docker, files, hooksd, is_ours, jsontext, podman, tomltext
+from gpushim.engines import containerd, crio, docker, hooksd, podman
 from gpushim.engines.containerd import process
 from gpushim.engines.containerd.imports import CRI
 from gpushim.engines.docker import dockerd, on_path
-from gpushim.errors import GpushimError
-from unit.gpushim.engines.meanwhile import Steps
+from gpushim.engines.settings import files, jsontext, tomltext
+from gpushim.engines.settings.setup import Wish, is_ours
+from gpushim.ground.errors import GpushimError
+from unit.gpushim.engines.settings.meanwhile import Steps
 
 pytestmark = pytest.mark.slow
 

@@ -34,8 +34,9 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 
 import fakehost
 from fakehost import smallelf
-from gpushim.inventory import files, ldcache_list, rooted, sonames
-from gpushim.model import File
+from gpushim.ground.model import File
+from gpushim.inventory import files, ldcache_list, sonames
+from gpushim.paths import rooted
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "inventory"
 NAMES = ("debian", "rhel", "split", "nixos", "container")

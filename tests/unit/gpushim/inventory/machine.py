@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import fakehost
-from gpushim import refresh, stamp
+from gpushim.ground import system
 from gpushim.inventory import hung, renew
+from gpushim.refresh import refresh
 from unit.gpuhook.sandbox import forked
 
 
@@ -43,8 +44,8 @@ def end(state: str) -> None:
 def told(state: str, *uuids: str, ago: float = 0.0, **more: Any) -> None:
     """Tell that calls of GPUs hang, as the plugin does."""
     Path(state, "device-plugin").mkdir(mode=0o700, parents=True, exist_ok=True)
-    gpus = dict.fromkeys(uuids, stamp.clock() - ago)
-    Path(state, hung.NAME).write_text(json.dumps({"boot": stamp.boot(), "gpus": gpus, **more}))
+    gpus = dict.fromkeys(uuids, system.clock() - ago)
+    Path(state, hung.NAME).write_text(json.dumps({"boot": system.boot(), "gpus": gpus, **more}))
 
 
 class Machine:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.errors import INVENTORY, GpushimError
+from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import ask, renew
 from unit.gpushim.inventory.machine import Machine
 

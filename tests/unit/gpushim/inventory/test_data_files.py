@@ -11,9 +11,9 @@ import pytest
 
 import fakehost
 from fakehost import smallelf
+from gpushim.ground.model import File
 from gpushim.inventory import data_files
 from gpushim.inventory.libraries import Loader
-from gpushim.model import File
 
 VERSION = "535.183.01"
 

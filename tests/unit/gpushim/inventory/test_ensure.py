@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.errors import DRIVER, GpushimError
+from gpushim.ground.errors import DRIVER, GpushimError
 from gpushim.inventory import ensure, renew
 from unit.gpushim.inventory.machine import Machine
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fakehost
+from gpushim.ground.model import File
 from gpushim.inventory import files
-from gpushim.model import File
 
 VERSION = "535.183.01"
 LIB = "usr/lib/x86_64-linux-gnu"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuplugin import resources
+from gpuplugin.settings import resources
 from gpushim.inventory import ensure, form
 from unit.gpushim.inventory.machine import Machine
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpushim import stamp
+from gpushim.ground import system
+from gpushim.ground.model import File
 from gpushim.inventory import ensure, hardlinks
-from gpushim.model import File
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def test_what_is_not_ours_stays(machine: Machine, top: Path) -> None:
 
 def test_leftovers_of_a_killed_refresh_go(machine: Machine, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSHIM_STATE", machine.state)
-    boot = Path(stamp.BOOT_ID).read_text()[:8]
+    boot = Path(system.BOOT_ID).read_text()[:8]
     left = {boot: hardlinks._unfinished(boot), "": hardlinks.UNFINISHED + "00000000-" + "0" * 16}
     others = hardlinks.UNFINISHED + boot + "-" + "0" * 16  # it may be at work
     for name in (*left.values(), others):
@@ -184,7 +184,7 @@ def test_single_library_needs_no_directory() -> None:
 
 
 def test_boot_is_in_the_name(machine: Machine, top: Path) -> None:
-    boot = Path(stamp.BOOT_ID).read_text()
+    boot = Path(system.BOOT_ID).read_text()
     assert Path(machine.refreshed()["hardlinks"]).name.startswith(boot[:8] + "-")
 
 

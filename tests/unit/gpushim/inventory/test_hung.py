@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fakehost import Host
-from gpushim.errors import INVENTORY
+from gpushim.ground.errors import INVENTORY
 from gpushim.inventory import hung, procfs, survey
 from unit.gpushim.inventory.machine import Machine, told
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fakehost import Gpu, Host
-from gpushim import stamp
+from gpushim.ground import system
 from gpushim.inventory import ensure, entries, indices
 from unit.gpushim.inventory.machine import Machine
 
@@ -135,7 +135,7 @@ LOSSES: dict[str, Callable[[Path], object]] = {
     "the file": lambda state: (state / indices.NAME).unlink(),
     "damaged": lambda state: (state / indices.NAME).write_text('{"boot": "'),
     "no numbers": lambda state: (state / indices.NAME).write_text(
-        json.dumps({"boot": stamp.boot(), "gpus": [{"index": True, "uuid": "", "pci": "x"}]})
+        json.dumps({"boot": system.boot(), "gpus": [{"index": True, "uuid": "", "pci": "x"}]})
     ),
     "others may write": lambda state: (state / indices.NAME).chmod(0o666),
     "by proc": lambda state: None,
@@ -158,7 +158,7 @@ def test_another_boot_begins_anew(machine: Machine, host: Host) -> None:
     second, third = host.gpus[1:]
     for name in (indices.NAME, ensure.SNAPSHOT):
         path = Path(machine.state, name)
-        path.write_text(path.read_text().replace(json.dumps(stamp.boot()), '"another"'))
+        path.write_text(path.read_text().replace(json.dumps(system.boot()), '"another"'))
     has(host, second, third)
     assert meant(look(machine)) == {0: second.uuid, 1: third.uuid}
 

@@ -10,9 +10,9 @@ import pytest
 
 import fakehost
 from fakehost import smallelf
+from gpushim.ground.model import File
 from gpushim.inventory import files, libraries
 from gpushim.inventory.ldcache_list import ABIS
-from gpushim.model import File
 from unit.gpushim.inventory.golden import LIBC6, loader_cache
 
 VERSION = "535.183.01"

@@ -12,8 +12,8 @@ import pytest
 
 import scratch
 from fakehost import ci_cap, gi_cap
-from gpushim import stamp
 from gpushim.inventory import make_nodes
+from gpushim.paths import trust
 from unit.gpushim.inventory.boot import CAPS_MAJOR, UVM_MAJOR, Boot
 
 ROOTS = (0o666, 0, 0)
@@ -234,7 +234,7 @@ def test_another_user_says_what_is_missing_and_nothing_about_links(boot: Boot) -
     for folder in (top, *top.parents):
         if folder.is_relative_to(scratch.TOP):
             folder.chmod(0o755)
-    shim = Path(stamp.__file__).parents[1]
+    shim = Path(make_nodes.__file__).parents[2]
     code = (
         f"import sys, os; sys.path.insert(0, {str(shim)!r}); os.setuid(65534)\n"
         f"from gpushim.inventory import make_nodes; print(make_nodes.make({boot.root!r}, {boot.proc!r}))"
@@ -249,6 +249,6 @@ def test_another_user_says_what_is_missing_and_nothing_about_links(boot: Boot) -
 
 
 def test_in_a_user_namespace_links_are_not_ours(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stamp, "in_user_namespace", lambda: True)
+    monkeypatch.setattr(trust, "in_user_namespace", lambda: True)
     make(boot)
     assert not Path(boot.root, "dev/char").exists()

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fakehost import H100, RTX_PRO_6000, Host, ci_cap, gi_cap
-from gpushim import plan, request, selection
+from gpushim.decision import plan
 from gpushim.inventory import ensure, renew
+from gpushim.oci import request, selection
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow

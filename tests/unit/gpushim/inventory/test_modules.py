@@ -10,8 +10,8 @@ from typing import IO
 import pytest
 
 from fakehost import kernel
-from gpushim import stamp
 from gpushim.inventory import modules
+from gpushim.paths import trust
 from unit.gpushim.inventory.boot import Boot
 
 
@@ -92,7 +92,7 @@ def test_every_class_of_display_controllers_is_a_gpu(boot: Boot, kind: str) -> N
 
 def test_never_in_a_user_namespace(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     boot.unload("nvidia_uvm")
-    monkeypatch.setattr(stamp, "in_user_namespace", lambda: True)
+    monkeypatch.setattr(trust, "in_user_namespace", lambda: True)
     assert (load(boot), boot.loads) == ([], [])
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushim import authorization
 from gpushim.inventory import nodes
+from gpushim.oci import authorization
 
 DEVICES = """Character devices:
   1 mem

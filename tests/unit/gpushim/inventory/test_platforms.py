@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from fakehost import Host, build, platforms
-from gpushim import plan, request
+from gpushim.decision import plan
+from gpushim.ground.model import File, Listed
 from gpushim.inventory import tegra, wsl
-from gpushim.model import File, Listed
+from gpushim.oci import request
 from unit.gpushim.inventory.machine import Machine
 
 CUDA_LINK = "libcuda.so.1::/usr/lib/wsl/lib/libcuda.so"

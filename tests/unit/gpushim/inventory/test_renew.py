@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.errors import CONFIG, INVENTORY, GpushimError
+from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError
 from gpushim.inventory import ensure, renew
 from unit.gpushim.inventory.machine import Machine, running
 

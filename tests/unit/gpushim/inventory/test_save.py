@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.errors import INVENTORY, GpushimError
+from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure, save
 from unit.gpushim.inventory.machine import Machine
 

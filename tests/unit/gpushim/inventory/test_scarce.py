@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import scarce
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import fakehost
 from fakehost import smallelf
-from gpushim.elf import ForeignError
+from gpushim.ground.elf import ForeignError
 from gpushim.inventory.sonames import soname
 
 

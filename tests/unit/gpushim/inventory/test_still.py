@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import fakehost
-from gpushim import refresh
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure, gpus, modules, still, survey
+from gpushim.refresh import refresh
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpushim import refresh, stamp
-from gpushim.inventory import survey
+from gpushim.inventory import stamp, survey
+from gpushim.refresh import refresh
 
 GPU = {"index": 0, "mig": False, "problem": None}
 BOUND = {"0000:07:00.0": 4711}

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gpushim.errors import GpushimError
+from gpushim.ground.errors import GpushimError
 from gpushim.inventory import present
 from gpushim.nvidia import container_cli, getopt
 from gpushim.nvidia.container_cli_options import COMMANDS
 from unit.gpushim.cdi import hosts
-from unit.gpushim.test_plan import UUIDS
+from unit.gpushim.decision.test_plan import UUIDS
 
 INFO = f"""\
 NVRM version:   535.183.01

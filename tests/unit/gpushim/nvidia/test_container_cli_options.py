@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gpushim.errors import BUNDLE, DRIVER, FAILED, INVENTORY, REQUEST, REQUIREMENT, ROOTFS, USAGE, GpushimError
+from gpushim.ground.errors import (
+    BUNDLE,
+    DRIVER,
+    FAILED,
+    INVENTORY,
+    REQUEST,
+    REQUIREMENT,
+    ROOTFS,
+    USAGE,
+    GpushimError,
+)
 from gpushim.nvidia import container_cli_options as cli
 from gpushim.nvidia.getopt import parse
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from gpushim.engines import PROGRAM
+from gpushim.engines.settings.setup import PROGRAM
 from gpushim.inventory import make_nodes, present, procfs
 from gpushim.nvidia import ctk
 from unit.gpushim.cdi import hosts
@@ -24,7 +24,7 @@ OURS = "# ours\n[runtime]\nlow-level = ['crun']\n"
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "config.toml"
     path.write_text(OURS)
-    monkeypatch.setattr("gpushim.stamp.config_path", lambda: str(path))
+    monkeypatch.setattr("gpushim.ground.system.config_path", lambda: str(path))
     return path
 
 

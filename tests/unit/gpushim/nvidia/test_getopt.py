@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fuzz.targets import options
-from gpushim.errors import USAGE, GpushimError
+from gpushim.ground.errors import USAGE, GpushimError
 from gpushim.nvidia import getopt
 from gpushim.nvidia.container_cli_options import COMMANDS
 

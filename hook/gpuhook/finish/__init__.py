@@ -1,0 +1,1 @@
+"""Make the container's loader find the driver's libraries."""

@@ -1,0 +1,267 @@
+"""Make a created container's loader find the driver libraries: links, cache, configuration.
+
+Whatever an odd image does not allow is skipped with a line in the log: the container starts all the same.
+
+Out of scope: arguments and state (prestart.py), how places are reached (rootfs.py), the cache's bytes
+(ldcache.py), which libcuda is to be used (compat.py), mounts over /proc (cover.py).
+
+Hot path: builtin modules only; each directory is opened once.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+
+from gpuhook.finish import ldcache
+from gpushim.ground import bounds
+from gpushim.ground.errors import ROOTFS, GpushimError, visible
+from gpushim.ground.fastjson import dumps
+from gpushim.oci.hookargs import LOADERS
+from gpushim.paths.walk import OtherMountError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    from gpuhook.finish.options import Library, Options
+    from gpushim.paths.directory import Directory
+    from gpushim.paths.rootfs import Rootfs
+
+    Entries = list[tuple[bytes, bytes]]  # SONAME, path in the container
+
+LOADER32 = "/lib/ld-linux.so.2"  # i386's
+COMPAT = "/usr/local/cuda/compat"
+PROFILES = "/etc/nvidia/nvidia-application-profiles-rc.d"
+GPUS = "/proc/driver/nvidia/gpus"
+DRAWING = ("libnvidia-eglcore.so", "libEGL_nvidia.so")  # what reads application profiles
+SYSTEM_FOLDERS = [
+    start + end
+    for start in (b"/lib", b"/usr/lib")
+    for end in (b"", b"64", b"32", b"/x86_64-linux-gnu", b"/aarch64-linux-gnu", b"/i386-linux-gnu")
+]
+MUSL_DEFAULT = b"/lib:/usr/local/lib:/usr/lib\n"  # what musl's dynlink.c searches without a path file
+
+
+class Work:
+    """One container made ready.
+
+    Args:
+        root: its rootfs.
+        log: path of the log on the host, or "".
+    """
+
+    __slots__ = ("directories", "log", "root")
+
+    def __init__(self, root: Rootfs, log: str) -> None:
+        self.root = root
+        self.log = log
+        self.directories: dict[str, Directory] = {}
+
+    def warn(self, what: str, error: Exception) -> None:
+        """Say in the log what was skipped; a log that cannot be written is nobody's trouble."""
+        from gpushim.paths.logfile import append, now  # most containers give no reason to
+
+        text = f"gpushim-hook: {skipped(what, error)}"[: bounds.LOG_TEXT]
+        append(self.log, dumps({"level": "warning", "msg": text, "time": now()}))
+
+    def directory(self, path: str, create: bool = False) -> Directory:
+        """Open a directory to write in, once."""
+        if path not in self.directories:
+            self.directories[path] = self.root.directory(path, create)
+        return self.directories[path]
+
+    def read(self, path: str, limit: int) -> tuple[bytes | None, int]:
+        """Read a file of the image, and the mode for one that repeats it; None and 0644 when there is none."""
+        try:
+            return self.root.read(path, limit)
+        except FileNotFoundError:
+            return None, 0o644
+
+    def read_own(self, path: str) -> bytes:
+        """Read a file of the loader's or driver's configuration that is ours by its name; b"" if it cannot be read.
+
+        It is made anew then.
+        """
+        try:
+            return self.read(path, bounds.LOADER_CONF)[0] or b""
+        except OSError as error:
+            self.warn(path, error)
+            return b""
+
+    def link_libraries(self, libs: list[Library]) -> Entries:
+        """Make the SONAME links, and those to libraries mounted elsewhere; return entries for the loader's cache."""
+        entries = []
+        for soname, directory, name, source in libs:
+            path = f"{directory}/{soname}"
+            try:
+                if source:
+                    self.link_far(self.directory(directory, create=True), source, name)
+                if soname != name:
+                    self.directory(directory).symlink(name, soname)
+            except OSError as error:
+                self.warn(path, error)
+                path = f"{source}/{soname}" if source else f"{directory}/{name}"  # the cache can do without the link
+            entries.append((_encode(soname), _encode(path)))
+        return entries
+
+    def link_far(self, directory: Directory, source: str, name: str) -> None:
+        """Link to a library that is mounted in another directory, with others."""
+        try:
+            directory.symlink(f"{source}/{name}", name)
+        except OtherMountError:
+            pass  # a file that the user mounted there, and meant
+
+    def link(self, links: list[tuple[str, str, str]]) -> Entries:
+        """Make the other links; those that name a library become entries too, as ldconfig(8) has it."""
+        entries = []
+        for text, directory, name in links:
+            path = f"{directory}/{name}"
+            try:
+                self.directory(directory, create=True).symlink(text, name)
+            except OSError as error:
+                self.warn(path, error)
+                continue
+            if name.startswith("lib") and ".so" in name:
+                entries.append((_encode(name), _encode(path)))
+        return entries
+
+    def compatibility(self, driver: str, cuda: str) -> Entries:
+        """Return the cache entries of the image's own libcuda and its kin, if they are to come first."""
+        if not (driver or cuda) or not self.root.exists(COMPAT):
+            return []
+        from gpuhook.finish.compat import choose  # many images have no such directory
+
+        return [(_encode(name), _encode(path)) for name, path in choose(self.root, driver, cuda, self.warn)]
+
+    def configure(
+        self, entries: Entries, machine: str, driver: str = "", cuda: str = "", entries32: Entries | None = None
+    ) -> None:
+        """Tell the image's loader about the libraries; an image without one (static binaries) needs nothing.
+
+        Args:
+            entries: (SONAME, path in the container) of the libraries.
+            machine: as uname(2) calls it.
+            driver: version of the host's driver, if the container may use a newer libcuda of its own.
+            cuda: CUDA version of that driver.
+            entries32: the same as `entries`, for the loader of 32-bit programs.
+        """
+        exists = self.root.exists
+        glibc = machine in LOADERS and exists(LOADERS[machine])
+        # Alpine's gcompat brings a file with the name of glibc's loader.
+        if exists("/etc/alpine-release") or (not glibc and exists(f"/lib/ld-musl-{machine}.so.1")):
+            self.attempt(f"/etc/ld-musl-{machine}.path", self.add_to_musl_path, _folders(entries), machine)
+        elif glibc or exists("/etc/ld.so.cache") or (entries32 and exists(LOADER32)):
+            entries = self.compatibility(driver, cuda) + entries  # of two with one name the first counts
+            more = entries32 or []
+            self.attempt("/etc/ld.so.cache", self.merge_cache, entries, more, machine)
+            self.attempt("/etc/ld.so.conf.d", self.name_folders, _folders(entries + more))
+
+    def attempt(self, what: str, step: Callable[..., None], *args: object) -> None:
+        """Take a step that the container can start without."""
+        try:
+            step(*args)
+        except (OSError, GpushimError) as error:
+            self.warn(what, error)
+
+    def merge_cache(self, entries: Entries, entries32: Entries, machine: str) -> None:
+        """Add our libraries to glibc's cache."""
+        for more, flags in ((entries, ldcache.FLAGS), (entries32, ldcache.FLAGS32)):
+            if more and machine not in flags:
+                raise GpushimError(f"libraries of {machine} have no known mark in it", ROOTFS)
+        etc = self.directory("/etc")
+        old, mode = self.read("/etc/ld.so.cache", bounds.LOADER_CACHE)
+        kinds = [flags.get(machine, 0) for flags in (ldcache.FLAGS, ldcache.FLAGS32)]
+        new = ldcache.merge(old, entries, kinds[0], entries32, kinds[1])
+        if new is not None:
+            etc.write("ld.so.cache", new, mode)
+
+    def name_folders(self, folders: list[bytes], keep: bool = False) -> None:
+        """Name our directories for the ldconfig that the user may run later (ld.so.conf, ldconfig(8)).
+
+        ldconfig prefers what it reads first. A directory of the system's own comes last: named first, it would win
+        over /usr/local/lib with all that the image has in it. `keep` leaves those named before, by another hook.
+        """
+        etc = self.directory("/etc")
+        for name, named in (
+            ("00-gpushim.conf", [folder for folder in folders if folder not in SYSTEM_FOLDERS]),
+            ("zz-gpushim.conf", [folder for folder in folders if folder in SYSTEM_FOLDERS]),
+        ):
+            old = self.read_own(f"/etc/ld.so.conf.d/{name}") if named else b""
+            before = folders_in(old) if keep else []
+            text = b"".join([folder + b"\n" for folder in dict.fromkeys([*before, *named])])
+            if named and old != text:
+                self.directory("/etc/ld.so.conf.d", create=True).write(name, text)
+        if not self.root.exists("/etc/ld.so.conf"):
+            etc.write("ld.so.conf", b"include /etc/ld.so.conf.d/*.conf\n")
+
+    def add_to_musl_path(self, folders: list[bytes], machine: str) -> None:
+        """Add our directories to those that musl searches; its path file has newlines or colons between."""
+        name = f"ld-musl-{machine}.path"
+        etc = self.directory("/etc")
+        old, mode = self.read(f"/etc/{name}", bounds.LOADER_CONF)
+        named = folders_in((MUSL_DEFAULT if old is None else old).replace(b":", b"\n"))
+        if any(folder not in named for folder in folders):
+            etc.write(name, b"".join([folder + b"\n" for folder in dict.fromkeys([*named, *folders])]), mode)
+
+    def restrict_display(self, mask: int) -> None:
+        """Tell NVIDIA's EGL which GPUs are the container's, as an application profile (NVIDIA driver README).
+
+        Args:
+            mask: bit n stands for the GPU with minor number n.
+        """
+        text = b'{"profiles":[{"name":"_container_","settings":["EGLVisibleDGPUDevices",%#x]}],' % mask
+        text += b'"rules":[{"pattern":[],"profile":"_container_"}]}\n'
+        if self.read_own(f"{PROFILES}/10-container.conf") != text:
+            self.directory(PROFILES, create=True).write("10-container.conf", text)
+
+
+def finish(work: Work, options: Options) -> None:
+    """Do what the arguments say, in a container whose mounts are made.
+
+    Args:
+        work: the container.
+        options: the hook's arguments.
+    """
+    folders32 = {place[1] for place in options.lib32} - {place[1] for place in options.lib}
+    entries32 = work.link_libraries(options.lib32) + work.link([one for one in options.link if one[1] in folders32])
+    entries = work.link_libraries(options.lib) + work.link([one for one in options.link if one[1] not in folders32])
+    if entries or entries32:
+        work.configure(entries, posix.uname().machine, options.driver, options.cuda, entries32)
+    mask, covers = options.profile_mask, options.cover
+    if options.node_link or options.gpu:
+        from gpuhook.finish import nodes  # not needed where the arguments say which GPUs the container has
+
+        nodes.link(work.root, options.node_link, work.warn)
+        own = [minor for minor, _ in options.gpu if nodes.has_gpu(work.root, minor)]
+        others = [f"{GPUS}/{name}" for minor, name in options.gpu if minor not in own and options.empty]
+        covers = [*covers, *((options.empty, path) for path in others)]
+        if any(soname.startswith(DRAWING) for soname, *_ in options.lib):
+            mask |= nodes.mask(own, work.warn)
+    if mask:
+        work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)
+    if covers:
+        from gpuhook.finish.cover import cover  # not needed where the container may see all that the host sees
+
+        for source, path in covers:
+            work.attempt(path, cover, work.root, source, path)
+
+
+def folders_in(text: bytes) -> list[bytes]:
+    """Read a list of directories, one a line, as far as it is one: absolute paths without control characters."""
+    lines = [line for line in text.split(b"\n") if line.startswith(b"/") and len(line) < bounds.PATH]
+    return [line for line in lines if min(line) >= 32 and 127 not in line][: bounds.LOADER_FOLDERS]
+
+
+def skipped(what: str, error: Exception) -> str:
+    """Say what was left out, and why: names in it are the image's."""
+    reason = error.strerror if isinstance(error, OSError) else error
+    return visible(f"skipped {what}: {reason}")
+
+
+def _folders(entries: Entries) -> list[bytes]:
+    return list(dict.fromkeys([path.rpartition(b"/")[0] or b"/" for _, path in entries]))
+
+
+def _encode(text: str) -> bytes:
+    return text.encode(sys.getfilesystemencoding(), "surrogateescape")

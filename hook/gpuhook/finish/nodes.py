@@ -1,0 +1,93 @@
+"""Look at the GPUs' nodes in a container's /dev, and make links beside them.
+
+A link of /dev, such as those below /dev/dri/by-path, is made where the node that it leads to is in the container.
+It is written only on the rootfs's own mount and on a tmpfs that is the container's alone (owned.py): with
+`-v /dev:/dev` it is the host's, and nothing is written there.
+
+Out of scope: making nodes, which config.json brings or live.py. Hot path: builtin modules only.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpuhook.live.owned import own_dev
+from gpushim.ground.errors import ROOTFS, GpushimError
+from gpushim.paths.walk import CHARACTER, TYPE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    from gpushim.paths.rootfs import Rootfs
+
+GPU_MAJOR = 195  # of /dev/nvidia<minor>: Documentation/admin-guide/devices.txt of Linux
+GPU_LIMIT = 255  # minor numbers of GPUs lie below; 255 is nvidiactl's
+MASK_BITS = 64  # of EGLVisibleDGPUDevices
+
+
+def link(root: Rootfs, links: list[tuple[str, str, str]], warn: Callable[[str, Exception], None]) -> None:
+    """Make the links whose nodes are there.
+
+    Args:
+        root: the container's rootfs.
+        links: (text, directory, name), all below /dev.
+        warn: takes what was skipped, and the error.
+    """
+    own: set[bytes] | None = None
+    for text, directory, name in links:
+        path = f"{directory}/{name}"
+        try:
+            if _number(root, _target(text, directory)) is None:
+                continue
+            own = own_dev(root) if own is None else own
+            place = root.directory(directory, create=True, also=own)
+            try:
+                place.symlink(text, name)
+            finally:
+                place.close()
+        except OSError as error:
+            warn(path, error)
+
+
+def _target(text: str, directory: str) -> str:
+    """Return where a link will lead. Its directory need not be there yet, so `..` is taken from the words."""
+    words: list[str] = []
+    for word in (text if text.startswith("/") else f"{directory}/{text}").split("/"):
+        if word == "..":
+            del words[-1:]
+        else:
+            words.append(word)
+    return "/".join(words) or "/"
+
+
+def gpus(root: Rootfs) -> list[int]:
+    """List the minor numbers of the GPUs whose nodes are in the container; its /dev itself is not read."""
+    return [minor for minor in range(GPU_LIMIT) if has_gpu(root, minor)]
+
+
+def has_gpu(root: Rootfs, minor: int) -> bool:
+    """Say whether the node of a GPU is in the container, and is that device."""
+    return _number(root, f"/dev/nvidia{minor}") == posix.makedev(GPU_MAJOR, minor)
+
+
+def mask(minors: list[int], warn: Callable[[str, Exception], None]) -> int:
+    """Make the mask that tells NVIDIA's EGL which GPUs are the container's: bit n for minor number n."""
+    beyond = [minor for minor in minors if minor >= MASK_BITS]
+    if beyond:
+        error = GpushimError(f"the mask of GPUs has {MASK_BITS} bits", ROOTFS)
+        warn(f"/dev/nvidia{beyond[0]} in the application profile", error)
+    return sum([1 << minor for minor in minors if minor < MASK_BITS])
+
+
+def _number(root: Rootfs, path: str) -> int | None:
+    """Return the number of a character device of the container; None if there is none at that path."""
+    try:
+        fd = root.reach(path)
+    except OSError:
+        return None
+    try:
+        facts = posix.fstat(fd)
+        return facts.st_rdev if facts.st_mode & TYPE == CHARACTER else None
+    finally:
+        posix.close(fd)

@@ -1,0 +1,132 @@
+"""Parse the arguments of `gpushim-hook prestart`, by the table in gpushim.oci.hookargs.
+
+Out of scope: the container's state, which comes on stdin (prestart.py). On the hook path.
+"""
+
+from __future__ import annotations
+
+from gpushim.ground.errors import USAGE, GpushimError
+from gpushim.oci.hookargs import OPTIONS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    Library = tuple[str, str, str, str]  # SONAME, directory, file name; the directory it is mounted in, or ""
+    Link = tuple[str, str, str]  # text, directory, file name
+
+
+class Options:
+    """The options' values, each under its option's name; those that may be repeated as lists.
+
+    Args:
+        argv: the words behind the verb.
+
+    Raises:
+        GpushimError: one of them cannot be understood.
+    """
+
+    rootfs = log = empty = driver = cuda = ""
+    profile_mask = 0
+
+    def __init__(self, argv: list[str]) -> None:
+        self.cover: list[tuple[str, str]] = []  # path on the host, path in the container
+        self.gpu: list[tuple[int, str]] = []  # minor number, PCI address
+        self.lib: list[Library] = []
+        self.lib32: list[Library] = []
+        self.link: list[Link] = []
+        self.mount: list[tuple[str, str]] = []  # as in cover
+        self.socket: list[tuple[str, str]] = []
+        self.mounted: list[tuple[str, str]] = []
+        self.node_link: list[Link] = []
+        words = iter(argv)
+        for word in words:
+            value = next(words, "")
+            parsed = _PARSERS[OPTIONS[word][0]](word, value) if word in OPTIONS else None
+            if parsed is None:
+                raise GpushimError(f"{word} {value}: not an option of prestart, or not an absolute path", USAGE)
+            name = word[2:].replace("-", "_")
+            found = getattr(self, name)
+            if type(found) is list:
+                found.append(parsed)
+            else:
+                setattr(self, name, parsed)
+
+
+def usage() -> str:
+    """List the options for a person."""
+    words = [f"[{option} {form}]" + "..." * ("=" in form or "::" in form) for option, (form, _) in OPTIONS.items()]
+    return " ".join(words)
+
+
+def _path(word: str, value: str) -> str | None:
+    return value if value.startswith("/") else None
+
+
+def _cover(word: str, value: str) -> tuple[str, str] | None:
+    source, _, path = value.partition("::")
+    below = path.startswith("/proc/") and ".." not in path.split("/")
+    return (source, path) if value.startswith("/") and below else None
+
+
+def _mounted(word: str, value: str) -> tuple[str, str] | None:
+    source, _, path = value.partition("::")
+    return (source, path) if source.startswith("/") and path.startswith("/") else None
+
+
+def _mask(word: str, value: str) -> int:
+    digits = value[2:] if value.startswith("0x") else ""
+    mask = 0 if digits.strip("0123456789abcdef") else int(digits or "0", 16)
+    if not 0 < mask < 1 << 64:
+        raise GpushimError(f"--profile-mask {value!r}: want a mask of 64 bits in hexadecimal", USAGE)
+    return mask
+
+
+def _gpu(word: str, value: str) -> tuple[int, str]:
+    minor, _, name = value.partition("=")
+    known = minor.isascii() and minor.isdecimal() and len(minor) < 8
+    if not known or name in ("", ".", "..") or "/" in name or "\n" in name:
+        raise GpushimError(f"--gpu {value!r}: want MINOR=PCINAME", USAGE)
+    return int(minor), name
+
+
+def _library(word: str, value: str) -> Library:
+    soname, _, place = value.partition("=")
+    path, mark, source = place.partition("::")
+    directory, _, name = path.rpartition("/")
+    if _odd(soname, path, value) or "/" in soname or soname in (".", "..") or (mark and not source.startswith("/")):
+        raise GpushimError(f"{word} {value!r}: want SONAME=PATH with an absolute PATH", USAGE)
+    return soname, directory or "/", name, source
+
+
+def _link(word: str, value: str) -> Link:
+    text, _, path = value.partition("::")
+    if _odd(text, path, value):
+        raise GpushimError(f"{word} {value!r}: want TARGET::PATH with an absolute PATH", USAGE)
+    directory, _, name = path.rpartition("/")
+    return text, directory or "/", name
+
+
+def _node_link(word: str, value: str) -> Link:
+    text, directory, name = _link(word, value)
+    if not f"{directory}/".startswith("/dev/") or ".." in directory.split("/"):
+        raise GpushimError(f"{word} {value!r}: want TARGET::NODE with a NODE below /dev/", USAGE)
+    return text, directory, name
+
+
+def _odd(left: str, path: str, value: str) -> bool:
+    return not left or not path.startswith("/") or path.endswith(("/", "/.", "/..")) or "\n" in value
+
+
+_PARSERS: dict[str, Callable[[str, str], Any]] = {
+    "DIR": _path,
+    "FILE": _path,
+    "VERSION": lambda word, value: value,
+    "MASK": _mask,
+    "MINOR=PCINAME": _gpu,
+    "SONAME=PATH[::DIR]": _library,
+    "TARGET::PATH": _link,
+    "TARGET::NODE": _node_link,
+    "SOURCE::PATH": _cover,
+    "SOURCE::MOUNT": _mounted,
+}

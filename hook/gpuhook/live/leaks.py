@@ -1,0 +1,136 @@
+"""See that what config.json has mounted for a container is there, and nowhere on the host.
+
+Create puts these mounts where they cannot propagate (gpushim.oci.propagation). This is the second look, when the
+low-level runtime has mounted them: a mount that lies on a volume is on the host's side of it, too. Such a one is
+unmounted, and the container refused. So is one that lacks a file, because a volume lies over its place.
+
+Out of scope: mounts of the hook's own, which are never made on a volume (live.py). Only where a volume could carry
+mounts to the host does the hook come here.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpushim.ground.errors import ROOTFS, GpushimError, visible
+from gpushim.paths import mountinfo
+from gpushim.paths.walk import PLACE, mount_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpushim.paths.rootfs import Rootfs
+
+_Kind = tuple[bytes, bytes]  # major:minor of a file system, and the place in it
+
+
+def check(root: Rootfs, mounted: list[tuple[str, str]]) -> None:
+    """Look for a container's mounts in it, and for copies of them on the host.
+
+    Args:
+        root: the container's rootfs.
+        mounted: path on the host, trusted, and in the container.
+
+    Raises:
+        GpushimError: there was a copy, or something is not there.
+        OSError: the container's process has ended.
+    """
+    hosts = {one.id: one for one in mountinfo.parse(mountinfo.read(""))}
+    kinds = {_kind(source, hosts) for source, _ in mounted}
+    copies = [one for one in _propagated(hosts, mountinfo.parse(root.mounts())) if (one.device, one.root) in kinds]
+    for copy in reversed(copies):
+        _take_away(copy)
+    if copies:
+        raise GpushimError(_said(copies), ROOTFS)
+    for source, path in mounted:
+        if not _is_there(root, source, path):
+            raise GpushimError(
+                f"the container would start without {visible(path)}: a volume that can propagate mounts to the host "
+                "is mounted over it; mount that volume elsewhere, or with the propagation rslave or rprivate",
+                ROOTFS,
+            )
+
+
+def _said(copies: list[mountinfo.Mount]) -> str:
+    """Say what has reached the host, after it was taken away."""
+    there = {one.id for one in mountinfo.parse(mountinfo.read(""))}
+    for copy in copies:
+        if copy.id in there:
+            return (
+                f"a mount for the container has reached the host, at {_shown(copy.place)}, where another covers it; "
+                "unmount both, and mount no volume with shared propagation"
+            )
+    return (
+        f"a mount for the container has reached the host, at {_shown(copies[0].place)}, through a volume with shared "
+        "propagation, and was taken away again; mount that volume with the propagation rslave or rprivate"
+    )
+
+
+def _propagated(hosts: dict[bytes, mountinfo.Mount], theirs: list[mountinfo.Mount]) -> list[mountinfo.Mount]:
+    """List the host's mounts that are copies of a container's: on a peer of what that lies on, and in its place."""
+    above = {one.id: one for one in theirs}
+    made = set()
+    for one in theirs:
+        parent = above.get(one.parent)
+        if parent and parent.shared and one.id not in hosts:
+            made.add((parent.shared, _below(one, parent), one.device, one.root))
+    found = []
+    for one in hosts.values():
+        parent = hosts.get(one.parent)
+        if parent and any((group, _below(one, parent), one.device, one.root) in made for group in parent.groups):
+            found.append(one)
+    return found
+
+
+def _below(mount: mountinfo.Mount, parent: mountinfo.Mount) -> bytes:
+    """Return where a mount lies in the file system of the one that it is on, which peers may show in other parts."""
+    inside = mount.place[len(parent.place.rstrip(b"/")) :]
+    return parent.root.rstrip(b"/") + inside
+
+
+def _kind(source: str, hosts: dict[bytes, mountinfo.Mount]) -> _Kind:
+    """Tell the file system of a file on the host, and its place there."""
+    fd = posix.open(source, posix.O_PATH | posix.O_CLOEXEC)
+    try:
+        on = hosts.get(mount_id(fd))
+        if on is None:
+            raise GpushimError(f"{visible(source)} was mounted over just now; start the container again", ROOTFS)
+        path = mountinfo.escaped(posix.readlink(f"/proc/self/fd/{fd}".encode()))
+    finally:
+        posix.close(fd)
+    return on.device, (on.root.rstrip(b"/") + path[len(on.place.rstrip(b"/")) :]) or b"/"
+
+
+def _take_away(copy: mountinfo.Mount) -> None:
+    """Unmount a copy, if it is still what the path leads to."""
+    from gpuhook.live import mounts  # 1.3 ms: `posix` lacks umount2(2)
+
+    place = mountinfo.unescaped(copy.place)
+    try:
+        fd = posix.open(place, PLACE)
+        try:
+            if mount_id(fd) == copy.id:
+                mounts.take_away(fd)
+        finally:
+            posix.close(fd)
+    except OSError as error:
+        raise GpushimError(
+            f"a mount for the container has reached the host, at {_shown(copy.place)}, and cannot be taken away: "
+            f"{error.strerror}; unmount it, and mount no volume with shared propagation",
+            ROOTFS,
+        ) from None
+
+
+def _shown(place: bytes) -> str:
+    return visible(place.decode(errors="replace"))
+
+
+def _is_there(root: Rootfs, source: str, path: str) -> bool:
+    try:
+        place = root.reach(path)
+    except OSError:
+        return False
+    try:
+        ours, found = posix.stat(source), posix.fstat(place)
+    finally:
+        posix.close(place)
+    return (ours.st_dev, ours.st_ino) == (found.st_dev, found.st_ino)

@@ -1,0 +1,1 @@
+"""The hooks of NVIDIA's programs, by their names and command lines."""

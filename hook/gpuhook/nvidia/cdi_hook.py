@@ -1,0 +1,224 @@
+"""The hooks of CDI specs that NVIDIA's tools made: `nvidia-cdi-hook X ...` and `nvidia-ctk hook X ...`.
+
+    create-symlinks --link TARGET::LINK...               update-application-profile
+    update-ldcache --folder DIR...                       disable-device-node-modification
+    create-soname-symlinks --folder DIR...               chmod --mode OCTAL --path PATH...
+    enable-cuda-compat [--host-driver-version V] [--host-cuda-version V] [--cuda-compat-container-root DIR]
+
+They do what NVIDIA's do, by our means: below the rootfs all goes through rootfs.py, and no ldconfig runs. What an
+image does not allow is skipped with a line on stderr. So are unknown hooks and options, which are of newer tools: the
+container starts. Such specs have them as createContainer hooks; the stages prestart and createRuntime work too.
+
+Out of scope: all else that NVIDIA's two programs do; the rootfs and its namespace (container.py). Not for the hot
+path: our own specs bring our own hook.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpuhook import prestart
+from gpuhook.confine import confine
+from gpuhook.finish import cover, nodes
+from gpuhook.finish.finish import PROFILES, folders_in
+from gpuhook.live import owned
+from gpuhook.nvidia.container import Container, decode, encode, open_container, state_from
+from gpushim.ground.errors import USAGE, GpushimError, quote
+from gpushim.paths.walk import OtherMountError, mount_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    from gpuhook.finish.finish import Entries
+
+    Options = dict[str, list[str]]
+
+LISTS = ("link", "folder", "path")  # options that may be given more than once, or with commas
+FLAGS = ("debug", "d", "quiet", "help", "h")  # of no use here
+COMPAT = "00-gpushim-compat.conf"  # names the folder that enable-cuda-compat has chosen, for those that come later
+
+
+def main(argv: list[str]) -> None:
+    """Run as a process; argv[0] tells which program of NVIDIA's this is."""
+    prestart.main(argv, run)
+
+
+def run(argv: list[str]) -> None:
+    """Do what the words say.
+
+    Raises:
+        GpushimError: an option's value is wrong, there is no such container, or it is none that we may touch.
+    """
+    prestart.isolate()
+    confine()
+    words = _without_flags(argv[1:])
+    if argv[0].rpartition("/")[2] == "nvidia-ctk":
+        words = _without_flags(words[1:])  # the first is "hook": dispatch.py
+    if not words or words[0] not in HOOKS:
+        prestart.say(f"nothing is done: there is no hook {quote(words[0])!r}" if words else "no hook is named")
+        return
+    work, known = HOOKS[words[0]]
+    options = parse(words[1:], known)
+    work(open_container(state_from(_last(options, "container-spec", "-"))), options)
+
+
+def _without_flags(words: list[str]) -> list[str]:
+    at = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    return words[at:]
+
+
+def parse(words: list[str], known: tuple[str, ...]) -> Options:
+    """Sort options, `--name value` and `--name=value`, with one dash or two, into values by name.
+
+    Args:
+        words: behind the hook's name.
+        known: names of its options.
+
+    Raises:
+        GpushimError: one has no value.
+    """
+    found: Options = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.lstrip("-").partition("=")
+        if name in FLAGS and word.startswith("-"):
+            continue
+        if not word.startswith("-") or name not in (*known, "container-spec"):
+            prestart.say(f"{quote(word)} is not known and ignored")
+            continue
+        text = value if equals else next(rest, None)
+        if text is None:
+            raise GpushimError(f"--{name} has no value", USAGE)
+        values = text.split(",") if name in LISTS else [text]
+        found.setdefault(name, []).extend([one.strip() for one in values if one.strip()])
+    return found
+
+
+def _last(options: Options, name: str, default: str = "") -> str:
+    return options.get(name, [default])[-1] if options.get(name) else default
+
+
+def create_symlinks(work: Container, options: Options) -> None:
+    """Make links; what is in the place of one, but a directory, is replaced."""
+    links = []
+    for value in options.get("link", []):
+        target, _, path = value.partition("::")
+        directory, _, name = f"/{path.lstrip('/')}".rpartition("/")
+        if not target or "::" in path or name in ("", ".", "..") or "\0" in value:
+            raise GpushimError(f"--link {quote(value)}: want TARGET::LINK", USAGE)
+        links.append((target, directory, name))
+    for target, directory, name in dict.fromkeys(links):
+        try:
+            place = work.root.directory(directory or "/", create=True, also=_own_dev(work, directory))
+            try:
+                place.symlink(target, name)
+            finally:
+                place.close()
+        except OSError as error:
+            work.warn(f"{directory}/{name}", error)
+
+
+def _own_dev(work: Container, path: str) -> set[bytes]:
+    """Return the mounts besides the rootfs's own that a path may lead to: none but below /dev (nodes.py)."""
+    words = path.split("/")
+    return owned.own_dev(work.root) if words[:2] == ["", "dev"] and ".." not in words else set()
+
+
+def update_ldcache(work: Container, options: Options) -> None:
+    """Tell the loader about the libraries in some folders, those of the image's newer CUDA before all others."""
+    from gpuhook.nvidia.folders import libraries  # other hooks do without
+
+    machine = posix.uname().machine
+    found: dict[int, Entries] = {32: [], 64: []}
+    for folder in dict.fromkeys([*_chosen(work), *options.get("folder", [])]):
+        for bits, soname, path in libraries(work, folder, machine):
+            found[bits].append((soname, path))
+    if found[32] or found[64]:
+        work.configure(found[64], machine, entries32=found[32])
+
+
+def _chosen(work: Container) -> list[str]:
+    named = folders_in(work.read_own(f"/etc/ld.so.conf.d/{COMPAT}"))
+    return [decode(line) for line in named[:1]]
+
+
+def create_soname_symlinks(work: Container, options: Options) -> None:
+    """Make the links that libraries are loaded by."""
+    from gpuhook.nvidia.folders import libraries
+
+    for folder in options.get("folder", []):
+        libraries(work, folder, posix.uname().machine)
+
+
+def enable_cuda_compat(work: Container, options: Options) -> None:
+    """Let the image's own libcuda come first where it is newer than the host's and runs on its driver."""
+    from gpuhook.finish import compat  # other hooks do without
+
+    driver, cuda = _last(options, "host-driver-version"), _last(options, "host-cuda-version")
+    folder = _last(options, "cuda-compat-container-root", compat.FOLDER).rstrip("/")
+    if not folder.startswith("/") or "\n" in folder:
+        raise GpushimError("--cuda-compat-container-root: want an absolute path", USAGE)
+    found = compat.choose(work.root, driver, cuda, work.warn, folder) if driver or cuda else []
+    entries = [(encode(soname), encode(path)) for soname, path in found]
+    work.attempt(f"/etc/ld.so.conf.d/{COMPAT}", _remember, work, encode(folder) + b"\n" if entries else b"")
+    if entries and work.root.exists("/etc/ld.so.cache"):  # without one, update-ldcache makes it
+        work.attempt("/etc/ld.so.cache", work.merge_cache, entries, [], posix.uname().machine)
+
+
+def _remember(work: Container, text: bytes) -> None:
+    """Say for update-ldcache and for ldconfig which folder was chosen; an earlier container's choice is void."""
+    if work.read_own(f"/etc/ld.so.conf.d/{COMPAT}") != text:
+        work.directory("/etc/ld.so.conf.d", create=True).write(COMPAT, text)
+
+
+def chmod(work: Container, options: Options) -> None:
+    """Change the mode of files and directories that are the container's alone."""
+    text = _last(options, "mode", "-")
+    mode = int(text, 8) if text.isascii() and text.isdecimal() and not set(text) & set("89") else -1
+    if not 0 <= mode <= 0o7777:
+        raise GpushimError(f"--mode {quote(text)}: want an octal mode", USAGE)
+    for path in options.get("path", []):
+        try:
+            place = work.root.reach(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            work.warn(path, error)
+            continue
+        try:
+            if posix.fstat(place).st_mode & 0o7777 == mode:
+                continue
+            if mount_id(place) not in {work.root.mount, *_own_dev(work, path)}:
+                raise OtherMountError(path)
+            posix.chmod(f"/proc/self/fd/{place}", mode)
+        except OSError as error:
+            work.warn(path, error)
+        finally:
+            posix.close(place)
+
+
+def disable_device_node_modification(work: Container, options: Options) -> None:
+    """Let the container see that its libraries are not to make device nodes."""
+    work.attempt(cover.PARAMS, cover.restrict_params, work.root)
+
+
+def update_application_profile(work: Container, options: Options) -> None:
+    """Tell NVIDIA's EGL which GPUs are the container's: those whose nodes are in it."""
+    mask = nodes.mask(nodes.gpus(work.root), work.warn)
+    if mask:
+        work.attempt(f"{PROFILES}/10-container.conf", work.restrict_display, mask)
+
+
+HOOKS: dict[str, tuple[Callable[[Container, Options], None], tuple[str, ...]]] = {
+    "create-symlinks": (create_symlinks, ("link",)),
+    "update-ldcache": (update_ldcache, ("folder", "ldconfig-path")),
+    "create-soname-symlinks": (create_soname_symlinks, ("folder", "ldconfig-path")),
+    "enable-cuda-compat": (
+        enable_cuda_compat,
+        ("host-driver-version", "host-cuda-version", "cuda-compat-container-root"),
+    ),
+    "chmod": (chmod, ("mode", "path")),
+    "disable-device-node-modification": (disable_device_node_modification, ()),
+    "update-application-profile": (update_application_profile, ()),
+}

@@ -1,0 +1,251 @@
+"""What a container gets of the devices that kubelet has chosen: names, by the ways that the node's engine takes.
+
+What a name brings is decided when the container is made (decide.py), or was when the CDI spec was written.
+In memory only: kubelet has no deadline for the call, and the whole node waits for it. Budget: 1 ms for ten devices of
+560. Out of scope: which devices there are (resources.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.mps import mps
+from gpushim.ground import bounds, system
+from gpushim.ground.errors import REQUEST, GpushimError, quote
+from gpushim.oci.selection import CHANNEL as CDI_CHANNEL
+from gpushim.oci.selection import cdi_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuplugin.settings.resources import Device, Share
+    from gpushim.ground.model import RequestsPolicy
+
+ENVVAR, MOUNTS, ANNOTATIONS, CRI = "envvar", "volume-mounts", "cdi-annotations", "cdi-cri"
+WAYS = (ENVVAR, MOUNTS, ANNOTATIONS, CRI)
+BY_CDI = {ANNOTATIONS, CRI}
+MPS_PIPES = "/run/gpushim/mps"  # in containers
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+NOTHING = (
+    "which brings nothing to unprivileged containers while accept-env-when-unprivileged under [requests] of "
+    "config.toml is false"
+)
+DEVICE_LIST = "/var/run/nvidia-container-devices"
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+FEATURES = ("gds", "mofed", "gdrcopy")
+CHANNEL = "/dev/nvidia-caps-imex-channels/channel"
+# One for each resource, since kubelet keeps the first of equal keys; 63 characters at most (resources.LONGEST_NAME).
+ANNOTATION = "gpushim-device-plugin_"
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How containers are told their devices.
+
+    Attributes:
+        ways: some of WAYS.
+        by_index: devices are named by index, not by UUID.
+        kind: CDI kind of this host's devices.
+        annotation_prefix: of the annotation's key.
+        features: some of FEATURES, which every container gets.
+        imex: numbers of the IMEX channels that every container gets.
+        control: nodes that every container gets besides its devices'; None if nodes are not passed. CDI passes its
+            own.
+        dev_root: absolute path of the directory that the host's nodes lie below.
+    """
+
+    ways: Sequence[str] = (ENVVAR,)
+    by_index: bool = False
+    kind: str = "nvidia.com/gpu"
+    annotation_prefix: str = "cdi.k8s.io/"
+    features: Sequence[str] = ()
+    imex: Sequence[int] = ()
+    control: Sequence[str] | None = None
+    dev_root: str = "/"
+
+
+def check(ids: Sequence[str], resource: str, devices: Mapping[str, Device]) -> list[Device]:
+    """Find the devices of a request; two replicas of one are one.
+
+    Args:
+        ids: as kubelet sent them.
+        resource: name of the resource.
+        devices: all of them, by id.
+
+    Raises:
+        GpushimError: one is unknown, cannot be used, or comes twice.
+    """
+    found: dict[str, Device] = {}
+    for name, times in Counter(ids).items():
+        device = devices.get(name)
+        if device is None:
+            raise GpushimError(f"{resource} has no device {quote(name)}; it has {_listed(devices)}", REQUEST)
+        if times > 1:
+            raise GpushimError(
+                f"kubelet asks for {quote(name)} of {resource} {times} times; ask for it once", REQUEST
+            )
+        if device.problem:
+            well = {key: one for key, one in devices.items() if not one.problem}
+            raise GpushimError(
+                f"{quote(name)} of {resource} cannot be used: {device.problem}; these can: {_listed(well)}", REQUEST
+            )
+        found.setdefault(device.uuid, device)
+    _check_shares([devices[name] for name in ids], resource)
+    return list(found.values())
+
+
+def _check_shares(chosen: Sequence[Device], resource: str) -> None:
+    """Hold a request against the groups that its devices are of."""
+    number = len(chosen)
+    if number > 1 and any(one.share and one.share.single for one in chosen):
+        raise GpushimError(
+            f"a container asks for {number} of {resource}, which is shared, and failRequestsGreaterThanOne is "
+            "true: more of it is not more of a GPU; ask for 1",
+            REQUEST,
+        )
+    times = Counter(one.uuid for one in chosen if one.share and one.share.distinct)
+    twice = next((uuid for uuid in times if times[uuid] > 1), "")
+    if twice:
+        raise GpushimError(
+            f"a container asks for {number} of {resource}, each on another GPU or MIG instance (distinct is true), "
+            f"and {times[twice]} of those that kubelet has chosen are on {twice}: fewer than {number} have one left; "
+            "ask for less, or wait until others end",
+            REQUEST,
+        )
+    daemons = {one.share.group if one.share else "" for one in chosen}
+    if len(daemons) > 1:
+        raise GpushimError(
+            f"a container asks for {number} of {resource}, and those that kubelet has chosen are not all of one MPS "
+            "daemon, of which a process can have one; ask for 1, or let each group have a name of its own (rename)",
+            REQUEST,
+        )
+
+
+def answer(devices: Sequence[Device], resource: str, by: Ways) -> dict[str, Any]:
+    """Say what a container gets.
+
+    Args:
+        devices: as `check` returned them.
+        resource: name of the resource.
+        by: how it is told.
+
+    Returns:
+        a ContainerAllocateResponse.
+    """
+    names = [device.index if by.by_index else device.uuid for device in devices]
+    found: dict[str, Any] = {"envs": {f"NVIDIA_{name.upper()}": "enabled" for name in by.features}}
+    mounts = []
+    plain = [way for way in by.ways if way not in BY_CDI]
+    if MOUNTS in plain:
+        channels = [f"imex/{channel}" for channel in by.imex]
+        found["envs"][DEVICES] = DEVICE_LIST
+        mounts += [
+            {"container_path": f"{DEVICE_LIST}/{name}", "host_path": "/dev/null"} for name in [*names, *channels]
+        ]
+    elif plain:
+        found["envs"][DEVICES] = ",".join(names)
+        if by.imex:
+            found["envs"]["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, by.imex))
+    shares = [device.share for device in devices if device.share and device.share.group]
+    if shares:
+        mounts += _mps(devices, shares[0], found["envs"])
+    if mounts:
+        found["mounts"] = mounts
+    if plain and by.control is not None:
+        found["devices"] = _nodes(devices, by, by.control)
+    if names and not BY_CDI.isdisjoint(by.ways):  # without a name, an annotation would be an error
+        qualified = cdi_names(devices, by)
+        if CRI in by.ways:
+            found["cdi_devices"] = [{"name": name} for name in qualified]
+        if ANNOTATIONS in by.ways:
+            key = by.annotation_prefix + ANNOTATION + resource.partition("/")[2]
+            found["annotations"] = {key: ",".join(qualified)}
+    return found
+
+
+def _mps(devices: Sequence[Device], share: Share, envs: dict[str, str]) -> list[dict[str, Any]]:
+    """Name the daemon of MPS in the variables; return the mounts by which it is reached.
+
+    Pipes can be opened on a read-only mount, but none made or removed. Limits go by UUID: an index is the
+    container's, and one entry of a GPU that the process does not see drops all of them.
+    """
+    pipes, place = f"{MPS_PIPES}/{share.group}/pipe", mps.Place(system.state_dir(), share.group)
+    envs["CUDA_MPS_PIPE_DIRECTORY"] = pipes
+    if share.sliced:
+        if share.memory:
+            limits = (f"{one.uuid}={one.share.memory}M" for one in devices if one.share)
+            envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
+        if share.threads:
+            envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share.threads)
+    return [
+        {"container_path": pipes, "host_path": place.pipe, "read_only": True},
+        {"container_path": "/dev/shm", "host_path": place.shm},
+    ]
+
+
+def cdi_names(devices: Sequence[Device], by: Ways) -> list[str]:
+    """List the qualified CDI names of what a container with these devices gets."""
+    names = [cdi_name(device.index if by.by_index else device.uuid) for device in devices]
+    channels = [f"{CDI_CHANNEL}-{channel}" for channel in by.imex]
+    return [f"{by.kind}={name}" for name in (*names, *channels, *by.features)]
+
+
+def _nodes(devices: Sequence[Device], by: Ways, control: Sequence[str]) -> list[dict[str, str]]:
+    """List DeviceSpecs."""
+    own = [path for device in devices for path in device.nodes]
+    paths = dict.fromkeys([*own, *(f"{CHANNEL}{channel}" for channel in by.imex), *control])
+    root = by.dev_root.rstrip("/")
+    return [{"container_path": path, "host_path": root + path, "permissions": "rw"} for path in paths]
+
+
+def clash(by: Ways, resources: Mapping[str, Sequence[Device]]) -> list[str]:
+    """Say what a container does not get that asks for two resources.
+
+    Args:
+        by: how it is told.
+        resources: the devices of all that there are, by name.
+    """
+    by_mps = [name for name, devices in resources.items() if any(one.share and one.share.group for one in devices)]
+    if len(resources) < 2:
+        return []
+    notes = [
+        f"a container that asks for {name} and for another resource can use the devices of one alone: a process has "
+        "one MPS daemon"
+        for name in by_mps
+    ]
+    if {*by.ways} - {ENVVAR}:
+        return notes
+    return [
+        *notes,
+        f"a container that asks for two of {', '.join(resources)} gets the devices of one: device-list-strategy is "
+        f"{ENVVAR}, kubelet passes a variable once, and both are told in {DEVICES}; choose {MOUNTS} or {CRI}",
+    ]
+
+
+def unheard(by: Ways, requests: RequestsPolicy) -> list[str]:
+    """Say where gpushim-runtime's policy forbids the way in which containers are told.
+
+    Args:
+        by: how they are told.
+        requests: of the policy.
+    """
+    closed = not requests["accept-env-when-unprivileged"]
+    if MOUNTS in by.ways:
+        if requests["accept-volume-mounts"]:
+            by_variable = closed and by.features and BY_CDI.isdisjoint(by.ways)
+            return [f"{', '.join(by.features)} is told by a variable, {NOTHING}; choose cdi-cri"] * bool(by_variable)
+        return [
+            f"device-list-strategy has {MOUNTS}, and gpushim-runtime refuses such containers while "
+            "accept-volume-mounts under [requests] of config.toml is false; make it true"
+        ]
+    if ENVVAR not in by.ways or not closed:
+        return []
+    return [f"device-list-strategy has {ENVVAR}, {NOTHING}; choose volume-mounts"]
+
+
+def _listed(devices: Mapping[str, Device]) -> str:
+    names = list(devices)
+    more = len(names) - bounds.LISTED
+    return (", ".join(names[: bounds.LISTED]) + (f" and {more} more" if more > 0 else "")) or "none"

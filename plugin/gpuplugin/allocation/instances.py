@@ -1,0 +1,85 @@
+"""Whether another instance of this plugin runs on the node, as during a rolling update, in whatever namespaces.
+
+Each locks one byte of a file for itself, and one for each resource that it serves; the kernel releases them at its
+end (fcntl(2), open file description locks).
+Out of scope: what the instances do about each other (endpoint.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import zlib
+
+from gpushim.ground.logs import logger
+
+NAME = "instances"  # in the directory of what the plugin keeps
+NAMES = 1 << 48  # below are the bytes of instances, above those of resources
+_FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Instances:
+    """All of them, of which this is one as soon as it has joined.
+
+    Attributes:
+        number: of this one: the byte that it locks. Those before there was a book lock all bytes.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self.number = int.from_bytes(os.urandom(6), "big")
+
+    def join(self, folder: str) -> None:
+        """Become one of them, once; without a file to lock this one takes itself for the only one.
+
+        Args:
+            folder: directory of what the plugin keeps, root's alone.
+        """
+        if self._fd >= 0:
+            return
+        try:
+            self._fd = os.open(f"{folder}/{NAME}", _OPEN, 0o600)
+            self._lock(fcntl.F_RDLCK, self.number)
+        except OSError as error:
+            logger.warning("%s/%s cannot be locked: %s", folder, NAME, error.strerror)
+            self.leave()
+
+    def serve(self, resource: str) -> None:
+        """Let the others know that this one serves a resource."""
+        if self._fd >= 0:
+            self._lock(fcntl.F_RDLCK, _byte(resource))
+
+    def cease(self, resource: str) -> None:
+        """Let the others know that this one serves a resource no more."""
+        if self._fd >= 0:
+            self._lock(fcntl.F_UNLCK, _byte(resource))
+
+    def others(self, resource: str = "") -> bool:
+        """Say whether there is another one now, that serves this resource if one is named."""
+        return self._locked(_byte(resource), 1) if resource else self._locked(0, 0)
+
+    def lives(self, number: int) -> bool:
+        """Say whether the one with this number is another one, and there now."""
+        return number != self.number and self._locked(number, 1)
+
+    def _lock(self, kind: int, byte: int) -> None:
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+
+    def _locked(self, start: int, length: int) -> bool:
+        if self._fd < 0:
+            return False
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+        found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
+        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+    def leave(self) -> None:
+        """Be none of them any more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def _byte(resource: str) -> int:
+    return NAMES + zlib.crc32(resource.encode())

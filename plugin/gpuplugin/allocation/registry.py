@@ -1,0 +1,167 @@
+"""The resources that are registered at kubelet, each with its endpoint, and the problems that all of them share.
+
+Out of scope: which resources there are (daemon.py), what kubelet is asked about them (questions.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.allocation.instances import Instances
+from gpuplugin.allocation.offer import Resource
+from gpuplugin.book.book import Book
+from gpuplugin.kubelet.endpoint import Endpoint
+from gpuplugin.processes import tasks
+from gpushim.ground.errors import FAILED, GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from gpuplugin.allocation.allocation import Ways
+    from gpuplugin.book.recorded import Given
+    from gpuplugin.settings.resources import Device
+    from gpuplugin.settings.settings import Settings
+
+    Problems = Mapping[str, str]  # sentences, by UUID of a GPU or MIG instance
+
+
+@dataclass
+class Served:
+    """A resource, its endpoint, and the task that attends it."""
+
+    resource: Resource
+    endpoint: Endpoint
+    task: asyncio.Task[Any]
+
+    def tell(self) -> None:
+        """Tell kubelet what there is."""
+        self.endpoint.offer(self.resource.listed.values())
+
+
+class Registry:
+    """All resources.
+
+    Args:
+        start: starts a task, and sees to what it ends with.
+
+    Attributes:
+        served: by the resource's name.
+        instances: of this plugin on the node.
+        book: of who has what, which they share.
+        meet: takes note of another kubelet, before it is told of anything.
+        met: says whether the book has the kubelet that is there, and so what that has forgotten.
+        news: is called when something was given out, or offered.
+        watched: somebody tells what comes and goes in kubelet's directory (`changed`).
+    """
+
+    def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
+        self._start = start
+        self.instances, self.book = Instances(), Book()
+        self.meet: Callable[[], Coroutine[Any, Any, None]] = tasks.nothing
+        self.met: Callable[[], bool] = lambda: True
+        self.news: Callable[[], object] = lambda: None
+        self.watched = False
+        self._problems: Problems = {}
+        self._held = ""  # why nothing at all is given out
+        self.served: dict[str, Served] = {}
+        self._offered = False
+
+    def offer(
+        self,
+        found: Mapping[str, list[Device]],
+        told: Ways,
+        settings: Settings,
+        weights: Mapping[tuple[int, int], int],
+        folder: str,
+    ) -> None:
+        """Tell kubelet what there is now; resources that are no more keep their devices, which cannot be used.
+
+        Args:
+            found: devices by resource.
+            told: how containers are told.
+            settings: in force.
+            weights: nearness of GPUs.
+            folder: kubelet's directory of device plugins.
+        """
+        self._offered = True
+        for name in [*found, *(name for name in self.served if name not in found)]:
+            one = self.served.get(name) or self._serve(name, Resource(name, settings, told, self.give), folder)
+            one.resource.obey(settings, told)
+            row = found.get(name, [])
+            if self._held:  # not after `have`, which would say each time that a device is well, or ails otherwise
+                row = [replace(device, problem=self._held) for device in row]
+            one.resource.have(row, weights)
+            one.tell()
+        self.news()
+
+    def give(self, given: Sequence[Given]) -> None:
+        """Note that a container gets something, before kubelet is told.
+
+        Raises:
+            GpushimError: it may be somebody else's, or the book cannot be written.
+        """
+        if not self.met():
+            raise GpushimError(f"{self.book.path} does not have the kubelet yet that has just started", FAILED)
+        self.book.give(given)
+        self.news()
+
+    def _serve(self, name: str, resource: Resource, folder: str) -> Served:
+        resource.ail(self._problems)
+        self.instances.serve(name)
+        others = partial(self.instances.others, name)
+        endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, others, lambda: self.meet())
+        endpoint.watched = lambda: self.watched
+        self.served[name] = Served(resource, endpoint, self._start(endpoint.keep()))
+        return self.served[name]
+
+    def fail(self, problem: str) -> None:
+        """Give nothing out until the next `offer`."""
+        for one in self.served.values():
+            one.resource.fail(self._held or problem)
+            one.tell()
+
+    def hold(self, problem: str) -> None:
+        """Give nothing out, whatever is offered, until it is called with ""; another `offer` follows that."""
+        self._held = problem
+        if problem:
+            self.fail(problem)
+
+    def ail(self, problems: Problems) -> None:
+        """Go by what is wrong with GPUs and MIG instances beside what the snapshot says; kubelet is told at once."""
+        if problems != self._problems:
+            self._problems = problems
+            for one in self.served.values():
+                one.resource.ail(problems)
+                one.tell()
+
+    def unready(self) -> list[str]:
+        """List what kubelet has from no instance of ours; before the first `offer`, that it is not known."""
+        missing = [name for name, one in self.served.items() if not one.endpoint.served]
+        return missing if self._offered else ["no resource is known yet"]
+
+    def changed(self) -> None:
+        """Have kubelet's socket and ours looked at again."""
+        for one in self.served.values():
+            one.endpoint.changed.set()
+
+    def forgotten(self) -> None:
+        """Register all anew; kubelet has the devices all the while."""
+        for one in self.served.values():
+            one.endpoint.forgotten()
+
+    def retire(self, name: str) -> None:
+        """Register a resource no more."""
+        one = self.served.pop(name)
+        one.task.cancel()
+        self.instances.cease(name)
+        one.endpoint.leave()
+        self._start(one.endpoint.stop())
+
+    async def stop(self) -> None:
+        """Serve no more."""
+        await asyncio.gather(*(one.endpoint.stop() for one in self.served.values()))
+        self.instances.leave()
+        self.book.close()

@@ -1,0 +1,1 @@
+"""The book: who was given which GPU, over restarts and instances."""

@@ -1,0 +1,296 @@
+"""The book of who has what: one file for all that give out this host's GPUs, whichever process, front or settings.
+
+It has the division in which each GPU and MIG instance was given out last, and who got something of it: a line with
+all of it, which is replaced, and lines with what was given since, which are added while kubelet waits. It outlives
+the process; after a boot the divisions stand, and nobody has anything. Whoever reads and writes holds its lock, which
+is a file of root's, too, and never held while anybody is asked. A kill loses nothing of what was written, and a loss
+of power is another boot, so that the disk is not waited for. What is damaged says nothing: not that a GPU is free.
+Out of scope: what follows from it (changes.py), who asks kubelet (questions.py), what is in it (recorded.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from gpuplugin.book import recorded
+from gpuplugin.book.page import FORM, checked, grown
+from gpushim.ground import system
+from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.ground.logs import logger
+from gpushim.inventory import save, scarce
+from gpushim.paths import trust
+from gpushim.paths.replace import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gpuplugin.book.page import Gifts, Page
+    from gpuplugin.book.recorded import Given
+
+DIRECTORY, FOLDER = "/var/lib/gpushim", "device-plugin"  # on disk; with $GPUSHIM_STATE, below that
+NAME, LOCK = "book.json", "book.lock"
+LIMIT = 1 << 25  # bytes; 60 000 replicas that are all given out need some 12 MiB
+MORE = 1 << 20  # bytes after the first line, about, before all of it is written in one again
+ASIDE = ".damaged"  # where one that says nothing is put, the last
+INSTEAD = (
+    "and goes by kubelet and its checkpoint; a GPU of which neither tells is given out when kubelet has run for a "
+    "while"
+)
+PATIENCE, PAUSE = 1.0, 0.002  # seconds in which others are done with the lock; between tries
+_FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_written = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def folder() -> str:
+    """Return the book's directory."""
+    state = system.state_dir()
+    return f"{DIRECTORY if state == system.STATE_DIR else state}/{FOLDER}"
+
+
+class Book:
+    """The book, as this process knows it.
+
+    Attributes:
+        news: how often somebody else has changed a division.
+        found: of one that is damaged, what is there, a clause.
+        stuck: something could not be given, as the last try to write failed; a `write` that succeeds ends it.
+    """
+
+    def __init__(self) -> None:
+        self._page: Page | None = None  # the last that was read or written
+        self._seen: object = None  # identity of its file
+        self._more = 0  # bytes after its first line
+        self._lock = -1
+        self._boot = ""
+        self.news, self.stuck, self.found = 0, False, ""
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return f"{folder()}/{NAME}"
+
+    @property
+    def boot(self) -> str:
+        """This boot's id, which the process does not outlive; "" while it cannot be read."""
+        self._boot = self._boot or system.boot() or ""
+        return self._boot
+
+    def prepare(self) -> None:
+        """Make its directory.
+
+        Raises:
+            GpushimError: it cannot be made, or others can write to it.
+        """
+        place = folder()
+        try:
+            if os.path.dirname(place) == system.state_dir():
+                save.prepare(system.state_dir())
+            os.makedirs(place, 0o700, exist_ok=True)
+            if trust.ours(place) and os.stat(place).st_mode & 0o777 != 0o700:
+                os.chmod(place, 0o700)  # who mounts it may have made it
+        except OSError as error:
+            raise _unwritable(error) from None
+        if not trust.ours(place):
+            sentence = f"{place} cannot be trusted: it is no directory that only root can write to; remove it"
+            raise GpushimError(sentence, FAILED)
+
+    def read(self) -> Page | None:
+        """Return what it has now; None if there is no book, or it is damaged.
+
+        Raises:
+            GpushimError: a newer version has written it in another form.
+        """
+        seen = trust.identity(self.path)
+        if seen is None or seen != self._seen:
+            found = self._parsed()
+            if found and self._page and found["turn"] != self._page["turn"]:
+                self.news += 1
+            self._page, self._seen = found, seen
+        return self._page
+
+    def _parsed(self) -> Page | None:
+        data = _content(self.path)
+        if data is None or len(data) > LIMIT:
+            self.found = "it is no file that can be read" if data is None else f"it has more than {LIMIT} bytes"
+            return None
+        self.found = f"its {len(data)} bytes are no book, or half of one"
+        try:
+            first, *more = data.split(b"\n")
+            found = json.loads(first)
+            if isinstance(found.get("form"), int) and found["form"] > FORM:
+                raise GpushimError(
+                    f"{self.path} is written by a newer version of gpushim, in a form that this one does not know; "
+                    "run that version, or drain this node and remove the file",
+                    FAILED,
+                )
+            torn = more.pop()  # the last, which is empty unless its writer was killed: nobody was told of it
+            self._more = MORE if torn else len(data) - len(first)
+            # What was given in an earlier boot has ended; a loss of power may have torn it.
+            lines = more if found["boot"] == self.boot else []
+            return checked(grown(found, [*map(json.loads, lines)]))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            return None
+
+    @property
+    def damaged(self) -> bool:
+        """Whether there is one that says nothing."""
+        return self.read() is None and os.path.lexists(self.path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Page | None]:
+        """Let nobody else read or write meanwhile; as `read`, of which nothing may be changed in place.
+
+        Raises:
+            GpushimError: somebody keeps the lock, it cannot be made, or as for `read`.
+        """
+        until = time.monotonic() + PATIENCE
+        try:
+            while not self._taken():
+                if time.monotonic() > until:
+                    raise GpushimError(
+                        f"{folder()}/{LOCK} has been locked for {PATIENCE:.0f} s by a process that hangs; end it: "
+                        f"fuser {folder()}/{LOCK} names it",
+                        FAILED,
+                    )
+                time.sleep(PAUSE)
+        except OSError as error:
+            raise _unwritable(error) from None
+        try:
+            yield self.read()
+        finally:
+            if self._lock >= 0:
+                fcntl.fcntl(self._lock, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+
+    def _taken(self) -> bool:
+        """Try to take the lock, of the file that is there now."""
+        path = f"{folder()}/{LOCK}"
+        if self._lock < 0:
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
+        try:
+            fcntl.fcntl(self._lock, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except (BlockingIOError, PermissionError):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._lock), os.stat(path)):
+                return True
+        self.close()  # the directory was removed, and made anew
+        return False
+
+    def taken_by_others(self) -> bool:
+        """Say whether somebody else holds the lock now; makes none."""
+        try:
+            fd = os.open(f"{folder()}/{LOCK}", os.O_RDWR | _FLAGS)
+        except OSError:
+            return False
+        try:
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+        finally:
+            os.close(fd)
+        return bool(kind != fcntl.F_UNLCK)
+
+    def write(self, page: Page) -> None:
+        """Have this in it from now on; the lock is held.
+
+        Raises:
+            GpushimError: it cannot be written.
+        """
+        data = _written(page).encode()
+        damaged = self._page is None and os.path.lexists(self.path)
+        aside = self._set_aside() if damaged else ""
+        try:
+            replace(self.path, data + b"\n", 0o600, durable=False)
+        except OSError as error:
+            self._seen, self.stuck = None, True
+            raise _unwritable(error) from None
+        if damaged:
+            logger.warning("%s is damaged: %s. It is put aside (%s), %s", self.path, self.found, aside, INSTEAD)
+        self._page, self._seen, self._more, self.stuck = page, trust.identity(self.path), 0, False
+
+    def _set_aside(self) -> str:
+        """Keep what is damaged, which is the book all the while; returns where."""
+        aside = self.path + ASIDE
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(aside)
+            os.link(self.path, aside, follow_symlinks=False)
+        except OSError as error:
+            return f"nowhere, for {error.strerror}"
+        return aside
+
+    def _add(self, page: Page, new: Gifts) -> None:
+        """Have what was given just now in it, too; to replace it would make ext4 write to the disk, which takes 1 ms.
+
+        Raises:
+            GpushimError: it cannot be written.
+        """
+        data = _written(new).encode() + b"\n"
+        if self._more + len(data) > MORE:
+            self.write(page)
+            return
+        self._seen = None
+        try:
+            fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | _FLAGS)
+            try:
+                size = os.fstat(fd).st_size
+                if os.write(fd, data) < len(data):
+                    os.ftruncate(fd, size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _unwritable(error) from None
+        self._page, self._seen, self._more = page, trust.identity(self.path), self._more + len(data)
+
+    def give(self, given: Sequence[Given], giver: str = recorded.PLUGIN, to: str = "") -> None:
+        """Note that a container or claim gets something, before anybody is told.
+
+        Args:
+            given: what it gets.
+            giver: the front that gives it.
+            to: the container or claim, "" while it is not known.
+
+        Raises:
+            GpushimError: the book has some of it in another division, or says nothing; or it cannot be written.
+        """
+        with self.locked() as page:
+            if page is None or page["boot"] != self.boot:
+                raise GpushimError(f"{self.path} is missing or damaged, and what pods have is asked anew", FAILED)
+            after, new = recorded.give(page, given, giver, to, system.clock())
+            self.stuck = True
+            self._add(after, new)
+            self.stuck = False
+
+    def close(self) -> None:
+        """Let go of its lock."""
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+
+def _content(path: str) -> bytes | None:
+    """Return what is in a regular file; None if there is none."""
+    try:
+        with open(path, "rb", opener=lambda path, _: os.open(path, os.O_RDONLY | _FLAGS)) as file:
+            return file.read(LIMIT + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except OSError as error:
+        if error.errno in scarce.ERRNOS:  # which says nothing of the book
+            raise GpushimError(f"{path} cannot be read now: {error.strerror}", FAILED) from None
+        return None
+
+
+def _unwritable(error: OSError) -> GpushimError:
+    return GpushimError(
+        f"{folder()}, which has who has which GPU, cannot be written: {error.strerror}; without it a GPU could be "
+        "given out twice. Make it a directory of root's on a disk with room",
+        FAILED,
+    )

@@ -1,0 +1,208 @@
+"""What the book has, as devices, and what becomes of it: by GPU and MIG instance, in plain values.
+
+Pure. Out of scope: the file and its lock (book.py), whether a division may change (changes.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpuplugin.book.page import share
+from gpuplugin.devices.changes import forgotten, former, is_instance, way_of
+from gpuplugin.settings import resources
+from gpushim.ground.errors import REQUEST, GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gpuplugin.book.page import Division, Entry, Gifts, Page, Part
+    from gpuplugin.devices.changes import Devices, Served, Settled, Units
+    from gpuplugin.settings.resources import Device
+
+PLUGIN, DRIVER = "device-plugin", "dra-driver"  # givers
+ALLOCATED, LISTED = "allocate", "pod-resources"  # sources of entries: given, and listed by kubelet since
+SURE = (ALLOCATED, LISTED)
+FORMER, FORGOTTEN = "pod-resources before kubelet's restart", "forgotten by kubelet"  # and of those listed before
+
+
+class Given(NamedTuple):
+    """A device that somebody gets, and the way in which it is given out, as `changes.way` has it."""
+
+    uuid: str
+    resource: str
+    id: str
+    way: tuple[str, str]
+
+
+def devices(page: Page, units: Units, ids: Iterable[tuple[str, str]] = ()) -> dict[str, dict[str, Device]]:
+    """List what was given out last, by resource and id.
+
+    Args:
+        page: the book.
+        units: what the host has.
+        ids: resources and ids that somebody has; they may be more than were listed last.
+    """
+    found: dict[str, dict[str, Device]] = {}
+    divisions = {uuid: one for gpu in page["gpus"].values() for uuid, one in gpu["divisions"].items()}
+    for uuid, division in divisions.items():
+        for resource, part in division["parts"].items() if uuid in units else ():
+            row = resources.replicated([units[uuid]], part["count"], share(part), part["numbered"])
+            found.setdefault(resource, {}).update((one.id, one) for one in row)
+    alike = {(resource, stem(name)): one for resource, row in found.items() for name, one in row.items()}
+    for resource, name in ids:
+        one = alike.get((resource, stem(name)))
+        if one and ("::" in name) == ("::" in one.id):
+            found[resource].setdefault(name, replace(one, id=name))
+    return found
+
+
+def noted(page: Page, wanted: Devices, served: Served, settled: Settled, units: Units, owner: int) -> Page:
+    """Return the book after a decision: what does not wait is in its new division, the rest as it was.
+
+    Args:
+        page: the book.
+        wanted: as it was for the decision.
+        served: as it was for the decision.
+        settled: the decision.
+        units: what the host has.
+        owner: this instance, which owns what it gives out as it wants.
+    """
+    gpus = {one.gpu: one.uuid for one in units.values() if not is_instance(one.uuid)}
+    before = {uuid: row for gpu in page["gpus"].values() for uuid, row in gpu["divisions"].items()}
+    was = _parts({name: [*row.values()] for name, row in served.items()})
+    divisions: dict[str, dict[str, Division]] = {gpus[one.gpu]: {} for row in wanted.values() for one in row}
+    for uuid in settled.kept & was.keys():
+        gpu = gpus[units[uuid].gpu]
+        old: Division = {"parts": was[uuid], "owner": 0, "place": units[uuid].place}
+        divisions.get(gpu, {})[uuid] = before.get(uuid, old)
+    for uuid, parts in _parts(wanted).items():
+        if uuid not in settled.waits:
+            if uuid in settled.kept:
+                _enlarge(parts, was.get(uuid, {}))
+            new: Division = {"parts": parts, "owner": owner, "place": units[uuid].place}
+            divisions[gpus[units[uuid].gpu]][uuid] = new
+    found: Page = {**page, "gpus": dict(page["gpus"])}
+    for gpu, row in divisions.items():
+        ways = {uuid: _ways(one) for uuid, one in row.items()}
+        entries = page["gpus"][gpu]["entries"] if gpu in page["gpus"] else {}
+        live = {
+            key: one
+            for key, one in entries.items()
+            if one["giver"] != PLUGIN or _way(one) in ways.get(one["uuid"], ())
+        }
+        found["gpus"][gpu] = {"divisions": row, "entries": live}
+    if _divided(found) != _divided(page):
+        found["turn"] += 1
+    return found
+
+
+def owners(page: Page) -> dict[str, int]:
+    """Say by which instance each GPU or MIG instance was divided, by UUID."""
+    return {uuid: one["owner"] for gpu in page["gpus"].values() for uuid, one in gpu["divisions"].items()}
+
+
+def entries(page: Page) -> Iterator[tuple[str, str, Entry]]:
+    """List who got what: resource, id and entry."""
+    for gpu in page["gpus"].values():
+        for key, one in gpu["entries"].items():
+            resource, _, name = key.partition(" ")
+            yield resource, name, one
+
+
+def noted_entry(giver: str, to: str, uuid: str, division: tuple[str, str], source: str, now: float) -> Entry:
+    """Make an entry."""
+    return {"giver": giver, "to": to, "uuid": uuid, "division": [*division], "source": source, "time": now}
+
+
+def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) -> tuple[Page, Gifts]:
+    """Return the book with what somebody gets, and that.
+
+    Raises:
+        GpushimError: it is in another division.
+    """
+    homes = {uuid: gpu for gpu, one in page["gpus"].items() for uuid in one["divisions"]}
+    for one in given:
+        gpu = page["gpus"].get(homes.get(one.uuid, ""), {"divisions": {}, "entries": {}})
+        there = _ways(gpu["divisions"][one.uuid]) if gpu["divisions"] else set()
+        if one.way not in there:
+            last = " and ".join(sorted(map(_said, there))) or "nothing"
+            raise GpushimError(f"{one.uuid} is not given out as {_said(one.way)} now, but as {last}", REQUEST)
+        same = gpu["entries"].get(f"{one.resource} {one.id}")
+        if same and same["source"] in (FORMER, FORGOTTEN):  # of what kubelet remembers it does not ask for more
+            why = forgotten(_whose(same)) if same["source"] == FORGOTTEN else former(_whose(same))
+            raise GpushimError(f"{one.uuid} cannot be given out: {why}", REQUEST)
+        for entry in gpu["entries"].values():
+            if _excludes(entry, one):
+                raise GpushimError(
+                    f"{one.uuid} cannot be given out as {_said(one.way)}: {_whose(entry)} has {entry['uuid']} as "
+                    f"{_said(_way(entry))}",
+                    REQUEST,
+                )
+    new: dict[str, dict[str, Entry]] = {}
+    for one in given:
+        made = noted_entry(giver, to, one.uuid, one.way, ALLOCATED, now)
+        new.setdefault(homes[one.uuid], {})[f"{one.resource} {one.id}"] = made
+    gpus = dict(page["gpus"])
+    for home, more in new.items():
+        gpus[home] = {**gpus[home], "entries": {**gpus[home]["entries"], **more}}
+    return {**page, "gpus": gpus}, new
+
+
+def _excludes(entry: Entry, one: Given) -> bool:
+    if entry["uuid"] == one.uuid:
+        return _way(entry) != one.way
+    return is_instance(entry["uuid"]) != is_instance(one.uuid)
+
+
+def _whose(entry: Entry) -> str:
+    return entry["to"] or f"a container, by {entry['giver']}"
+
+
+def _way(entry: Entry) -> tuple[str, str]:
+    kind, name = entry["division"]
+    return kind, name
+
+
+def _said(one: tuple[str, str]) -> str:
+    kind, name = one
+    return f"{name} ({kind})" if kind else name
+
+
+def stem(name: str) -> str:
+    """Return the UUID in a device's id."""
+    return name.partition("::")[0]
+
+
+def _ways(division: Division) -> set[tuple[str, str]]:
+    return {way_of_part(resource, part) for resource, part in division["parts"].items()}
+
+
+def way_of_part(resource: str, part: Part) -> tuple[str, str]:
+    """Name the way in which a part is given out, as `changes.way`."""
+    shared = part["share"] or {}
+    return way_of(resource, part["numbered"], shared.get("kind", ""), shared.get("group", ""))
+
+
+def _parts(wanted: Devices) -> dict[str, dict[str, Part]]:
+    found: dict[str, dict[str, Part]] = {}
+    for resource, row in wanted.items():
+        for one in row:
+            parts = found.setdefault(one.uuid, {})
+            if resource not in parts:
+                by = asdict(one.share) if one.share else None
+                parts[resource] = {"count": 0, "numbered": "::" in one.id, "share": by}
+            number = one.id.partition("::")[2]
+            parts[resource]["count"] = max(parts[resource]["count"], int(number) + 1 if number.isdecimal() else 1)
+    return found
+
+
+def _enlarge(parts: dict[str, Part], was: Mapping[str, Part]) -> None:
+    """Remember the ids that there were more of, while somebody may have them."""
+    for resource, part in parts.items():
+        if resource in was and was[resource]["numbered"]:
+            part["count"] = max(part["count"], was[resource]["count"])
+
+
+def _divided(page: Page) -> Any:
+    return {gpu: {uuid: row["parts"] for uuid, row in one["divisions"].items()} for gpu, one in page["gpus"].items()}

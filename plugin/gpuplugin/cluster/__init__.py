@@ -1,0 +1,1 @@
+"""The container beside the plugin: labels, profiles, the API server."""

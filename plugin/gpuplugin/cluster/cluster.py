@@ -1,0 +1,260 @@
+"""A client of the API server of the cluster that this pod is in.
+
+Certificates, token and addresses are those that kubelet gives a pod; they rotate, so they are read for each request.
+Whatever the server sends is bounded in size, and in time.
+Out of scope: what is asked (node_label.py, node_feature.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import re
+import socket
+import ssl
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from gpushim.ground.errors import FAILED, GpushimError, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
+TOKEN_LIMIT = 64 << 10  # bytes; a service account's has about one KiB
+ANSWER_LIMIT = 4 << 20  # bytes of an answer, and of a line of a watch
+DEADLINE = 15.0  # seconds for an answer, from the first byte that is sent; of a watch, for its beginning
+SILENCE = 90.0  # seconds; the server sends a bookmark about once a minute
+WATCH = 300  # seconds after which the server ends a watch
+MESSAGE = 300  # characters of what a server says
+LEAST, MOST = 1.0, 30.0  # seconds between tries
+NAME = re.compile("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # of a node, a namespace or a pod (RFC 1123)
+METADATA = "application/json;as={};g=meta.k8s.io;v=v1"  # of objects, without the rest
+
+
+class ApiError(GpushimError):
+    """What the API server answers, or why it does not.
+
+    Attributes:
+        status: of HTTP; 0 if there is no answer.
+    """
+
+    def __init__(self, sentence: str, status: int = 0) -> None:
+        super().__init__(sentence, FAILED)
+        self.status = status
+
+
+class Api:
+    """The API server.
+
+    Args:
+        environment: variables of a pod.
+        folder: where kubelet puts token, ca.crt and namespace.
+
+    Raises:
+        GpushimError: this is no pod, or its service account is not mounted.
+    """
+
+    def __init__(self, environment: Mapping[str, str], folder: str = FOLDER) -> None:
+        self._host, self._port = _place(environment)
+        self._folder = folder
+        self._mounted("token")
+
+    @property
+    def namespace(self) -> str:
+        """That of this pod."""
+        return named(self._mounted("namespace"), f"{self._folder}/namespace")
+
+    def ask(self, method: str, path: str, query: Mapping[str, str], body: Any = None, accept: str = "") -> Any:
+        """Ask, and return the JSON of the answer.
+
+        Args:
+            method: of HTTP.
+            path: such as /api/v1/nodes.
+            query: behind the path.
+            body: of PATCH: an object to be applied (server-side apply).
+            accept: media type of the answer; "" is JSON.
+
+        Raises:
+            ApiError: there is no answer in time, it is an error, or it is too large.
+        """
+        with self._answer(method, path, query, body, accept) as answer:
+            return _json(b"".join(_read(answer)))
+
+    def watch(self, path: str, query: Mapping[str, str], accept: str = "") -> Iterator[Any]:
+        """Yield the events of a watch until the server ends it.
+
+        Raises:
+            ApiError: as for `ask`; or the server says nothing for SILENCE seconds.
+        """
+        asked = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH)}
+        with self._answer("GET", path, asked, None, accept, WATCH + SILENCE) as answer:
+            while True:
+                line = answer.readline(ANSWER_LIMIT + 1)
+                if len(line) > ANSWER_LIMIT:
+                    raise ApiError("the API server sends an event that is too large")
+                if not line.endswith(b"\n"):
+                    return
+                yield _json(line)
+
+    @contextlib.contextmanager
+    def _answer(
+        self, method: str, path: str, query: Mapping[str, str], body: Any, accept: str, watch: float = 0.0
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Ask; yields an answer that is no error, which must come within DEADLINE, or `watch` seconds if given."""
+        headers = {"Authorization": f"Bearer {self._mounted('token')}", "Accept": accept or "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None:
+            headers["Content-Type"] = "application/apply-patch+yaml"  # of which JSON is a part
+        connection, context = http.client.HTTPSConnection(self._host, self._port), self._context()
+        limit = _Limit()
+        try:
+            with socket.create_connection((self._host, self._port), DEADLINE) as plain:
+                limit.begin(DEADLINE, plain.dup())
+                connection.sock = context.wrap_socket(plain, server_hostname=self._host)  # which takes its descriptor
+            connection.request(method, f"{path}?{urlencode(query)}", data, headers)
+            opened = connection.sock  # which an answer without keep-alive takes with it
+            with connection.getresponse() as answer:
+                if not 200 <= answer.status < 300:
+                    raise _refused(answer)
+                if watch:
+                    limit.begin(watch)
+                    opened.settimeout(SILENCE)
+                yield answer
+            if limit.over:  # which looks like the answer's end
+                raise ApiError("")
+        except (OSError, http.client.HTTPException, ApiError) as error:
+            if limit.over and not getattr(error, "status", 0):
+                raise ApiError(f"the API server's answer takes more than {limit.seconds:g} s") from None
+            if isinstance(error, ApiError):
+                raise
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ApiError(f"the API server at {self._host} does not answer: {quote(str(why))}") from None
+        finally:
+            limit.end()
+            connection.close()
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # which checks certificate and name
+        try:
+            context.load_verify_locations(f"{self._folder}/ca.crt")
+        except (OSError, ssl.SSLError) as error:
+            raise ApiError(f"{self._folder}/ca.crt has no usable certificate: {error.strerror or error}") from None
+        return context
+
+    def _mounted(self, name: str) -> str:
+        path = f"{self._folder}/{name}"
+        try:
+            with open(path, "rb") as file:
+                found = file.read(TOKEN_LIMIT).decode("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise GpushimError(f"{path} cannot be read: {why}; mount the service account there", FAILED) from None
+        if not found or not found.isprintable():
+            raise GpushimError(f"{path} is empty or no text; mount the service account there", FAILED)
+        return found
+
+
+def _place(environment: Mapping[str, str]) -> tuple[str, int]:
+    host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not (port.isascii() and port.isdecimal() and len(port) < 6):
+        raise GpushimError(
+            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT name no API server; --cluster is for a pod", FAILED
+        )
+    return host, int(port)
+
+
+def named(text: str, where: str) -> str:
+    """Return a name that Kubernetes gave an object.
+
+    Args:
+        text: as it was given.
+        where: by what, in messages.
+
+    Raises:
+        GpushimError: it is none.
+    """
+    if not NAME.fullmatch(text):
+        raise GpushimError(
+            f'{where} is "{quote(text)}", which is no name in Kubernetes; set it by the downward API', FAILED
+        )
+    return text
+
+
+class Pause:
+    """How long to wait before the next try: longer each time, until one has lasted; and not all nodes at once."""
+
+    def __init__(self) -> None:
+        self._next, self._begun = LEAST, time.monotonic()
+
+    def seconds(self) -> float:
+        """Return the next pause, which begins now."""
+        if time.monotonic() - self._begun > MOST:
+            self._next = LEAST
+        now = self._next * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        self._next, self._begun = min(2 * self._next, MOST), time.monotonic() + now
+        return now
+
+
+class _Limit:
+    """An end that a connection has, whatever comes of it: a socket's timeout is for each byte, and some drip."""
+
+    def __init__(self) -> None:
+        self.seconds, self.over = 0.0, False
+        self._socket: socket.socket | None = None
+        self._timer: threading.Timer | None = None
+
+    def begin(self, seconds: float, connected: socket.socket | None = None) -> None:
+        """Let it end after so many seconds from now; `connected`, which is closed at the end, is told once."""
+        if self._timer:
+            self._timer.cancel()
+        self.seconds, self._socket = seconds, connected or self._socket
+        self._timer = threading.Timer(seconds, self._shut)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _shut(self) -> None:
+        self.over = True
+        if self._socket:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Let it be as long as it will."""
+        if self._timer:
+            self._timer.cancel()
+        if self._socket:
+            self._socket.close()
+
+
+def _read(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    size = 0
+    while True:
+        part = answer.read1(1 << 16)
+        if not part:
+            return
+        size += len(part)
+        if size > ANSWER_LIMIT:
+            raise ApiError(f"the API server's answer has more than {ANSWER_LIMIT >> 20} MiB")
+        yield part
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise ApiError("the API server's answer is no JSON") from None
+
+
+def _refused(answer: http.client.HTTPResponse) -> ApiError:
+    """Say what the server says of an error, a Status object."""
+    try:
+        said = _json(b"".join(_read(answer))).get("message")
+    except (ApiError, AttributeError, OSError, http.client.HTTPException):
+        said = ""
+    why = quote(str(said or answer.reason)[:MESSAGE])
+    return ApiError(f"the API server says {answer.status}: {why}", answer.status)

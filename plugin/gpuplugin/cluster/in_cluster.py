@@ -1,0 +1,90 @@
+"""`gpushim-device-plugin --cluster`: what the container beside the plugin does at the API server.
+
+It has no GPU, is not root, and alone has the service account's token. RBAC cannot limit a DaemonSet's pods to their
+own nodes: whoever has the token may read all nodes, and write the NodeFeature object of each.
+Out of scope: the plugin, which reads and writes the files (profiles.py, labels_file.py).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.cluster.cluster import FOLDER, Api, Pause, named
+from gpuplugin.cluster.node_feature import NodeFeature
+from gpuplugin.cluster.node_label import NodeLabel
+from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.ground.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+FILES = ("profile-file", "labels-file")  # settings that --cluster goes by
+LOOK = 1.0  # seconds between looks at the labels file
+
+
+def run(
+    environment: Mapping[str, str], profile_file: str, labels_file: str, once: bool, folder: str = FOLDER
+) -> None:
+    """Follow the node's label, and post its labels, until a signal ends it.
+
+    Args:
+        environment: of a pod, with NODE_NAME.
+        profile_file: gets the profile that the label names; "": the label is not followed.
+        labels_file: whose labels are posted; "": none are.
+        once: write the profile, and return.
+        folder: where kubelet mounts the service account.
+
+    Raises:
+        GpushimError: this is no pod, or there is nothing to do.
+    """
+    api, node = Api(environment, folder), named(environment.get("NODE_NAME", ""), "NODE_NAME")
+    work: list[Callable[[], Iterator[None]]] = []
+    if profile_file:
+        work.append(NodeLabel(api, node, profile_file).follow)
+    if labels_file and not once:
+        work.append(_posted(NodeFeature(api, node, labels_file, environment)))
+    if not work:
+        raise GpushimError(
+            "--cluster has nothing to do; say --profile-file, or --node-feature and --labels-file", FAILED
+        )
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))  # the first process of a container has no default
+    for each in work:
+        threading.Thread(target=_keep, args=(each, once, ended), daemon=True).start()
+    ended.wait()
+    if not once:
+        raise GpushimError("a part of --cluster has ended; its traceback is above", FAILED)
+
+
+def _posted(feature: NodeFeature) -> Callable[[], Iterator[None]]:
+    def work() -> Iterator[None]:
+        while True:
+            feature.look()
+            yield
+            time.sleep(LOOK)
+
+    return work
+
+
+def _keep(work: Callable[[], Iterator[Any]], once: bool, ended: threading.Event) -> None:
+    """Do it again and again; what fails is said once, and tried again later and later."""
+    pause, said = Pause(), ""
+    try:
+        while True:
+            try:
+                for _ in work():
+                    said = ""
+                    if once:
+                        return
+            except GpushimError as error:
+                if str(error) != said:
+                    logger.warning("%s; it is tried again", error)
+                said = str(error)
+            time.sleep(pause.seconds())
+    finally:
+        ended.set()

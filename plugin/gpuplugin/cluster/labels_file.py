@@ -1,0 +1,161 @@
+"""The file of labels that node-feature-discovery reads (its source "local"), and their print.
+
+The file stays when the plugin ends: labels of a node must not go and come with each restart.
+Out of scope: which labels there are (labels.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.cluster import labels
+from gpuplugin.settings import resources
+from gpuplugin.snapshot import kept
+from gpushim.cli import show
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from gpushim.ground.logs import logger
+from gpushim.paths import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
+
+    Others = Callable[[Settings, Snapshot], list[str]]  # sentences
+
+LIMIT = 1 << 20  # bytes of a file
+BOOKS = "/var/lib/gpushim"  # gpushim's own, as is the state directory
+RETRY = 60.0  # seconds, where no interval is wanted
+
+
+class LabelsFile:
+    """The daemon's.
+
+    Args:
+        spawn: starts what is awaited, as asyncio.create_task does.
+
+    Attributes:
+        trouble: why the file is not what it should be, a sentence; "" if it is.
+    """
+
+    def __init__(self, spawn: Callable[[Any], asyncio.Task[Any]]) -> None:
+        self._spawn = spawn
+        self._task: asyncio.Task[Any] | None = None
+        self._of: tuple[float, Settings] | None = None  # what the file was last written of
+        self._again = 0.0  # time.monotonic() at which it is looked at again
+        self.trouble = ""
+
+    def look(self, snapshot: Snapshot, settings: Settings) -> None:
+        """Have the file written if snapshot or settings have changed, or its time has come.
+
+        To be called every few seconds.
+        """
+        path, interval = settings.values["labels-file"], settings.values["labels-interval"]
+        now, of = time.monotonic(), (snapshot["looked"], settings)
+        same = self._of is not None and self._of[0] == of[0] and self._of[1] is settings
+        wanted = not same or (now >= self._again and (interval or self.trouble))
+        self.trouble = self.trouble if path else ""
+        if not path or not wanted or (self._task and not self._task.done()):
+            return
+        self._of, self._again = of, now + (interval or RETRY)
+        try:
+            found = labels.labels(snapshot, settings, labels.machine())
+        except GpushimError as error:
+            self._say(f"the labels in {path} stay as they were: {error}")
+        else:
+            self._task = self._spawn(self._write(path, found, settings))
+
+    async def _write(self, path: str, found: Mapping[str, str], settings: Settings) -> None:
+        stamped = not settings.values["labels-no-timestamp"]
+        theirs = (settings.values["kubelet-dir"], system.state_dir(), BOOKS)
+        try:
+            await asyncio.to_thread(write, path, found, stamped, theirs)  # no RPC waits for a disk
+        except OSError as error:
+            why = error.strerror
+            if isinstance(error, FileNotFoundError):  # which below /proc and its kind says that none can be made
+                there = os.path.isdir(os.path.dirname(path))
+                why = "no file can be made in its directory" if there else "its directory is missing"
+            self._say(f"the labels cannot be written to {path}: {why}; it is tried again")
+        else:
+            self.trouble = ""
+
+    def _say(self, sentence: str) -> None:
+        if sentence != self.trouble:
+            logger.warning("%s", sentence)
+        self.trouble = sentence
+
+
+def write(path: str, found: Mapping[str, str], stamped: bool, theirs: Collection[str]) -> None:
+    """Write the file if it says something else.
+
+    Args:
+        path: of the file, whose directory exists.
+        found: labels.
+        stamped: the file says, too, since when they are so, in seconds since 1970; that stays while they do.
+        theirs: directories below which a file would mean something else.
+
+    Raises:
+        OSError: it cannot be written, or something else is there; that stays.
+    """
+    _check(path, theirs)
+    before = read(path)
+    since = before.pop(labels.TIMESTAMP, "")
+    wanted = (since if before == found else "") or str(int(time.time()))
+    if before != found or since != (wanted if stamped else ""):
+        replace.replace(path, text(found, wanted if stamped else "").encode())
+
+
+def _check(path: str, theirs: Collection[str]) -> None:
+    """Refuse to write where a node lives by the files: a path may be mistyped, or lead elsewhere."""
+    folder = os.path.realpath(os.path.dirname(path))
+    for top in map(os.path.realpath, theirs):
+        if f"{folder}/".startswith(f"{top}/"):
+            raise OSError(errno.EPERM, f"what is below {top} is not for labels; name a directory made for them")
+    lines = (replace.content(path, LIMIT) or b"").splitlines()
+    if not all(line.startswith(resources.PREFIX.encode()) for line in lines):
+        raise OSError(errno.EEXIST, "something is there that is no file of labels; remove it, or name another place")
+
+
+def text(found: Mapping[str, str], since: str = "") -> str:
+    """Return labels as lines, KEY=VALUE, sorted."""
+    rows = {**found, labels.TIMESTAMP: since} if since else found
+    return "".join(f"{name}={value}\n" for name, value in sorted(rows.items()))
+
+
+def read(path: str) -> dict[str, str]:
+    """Read the labels that a file has, as far as it is one of ours; {} if it cannot be read."""
+    lines = (replace.content(path, LIMIT) or b"").decode(errors="replace").splitlines()
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
+def tell(settings: Settings, form: str, others: Others) -> None:
+    """Print labels as the file has them, or as JSON.
+
+    Args:
+        settings: in force.
+        form: "table" or "json".
+        others: says who else gives out GPUs, which the labels count all the same.
+
+    Raises:
+        GpushimError: there are none, as of sharing that does not go together.
+    """
+    for note in settings.notes:
+        show.say(f"note: {note}", error=True)
+    snapshot = kept.current(settings)
+    for note in others(settings, snapshot):
+        show.say(f"note: {note}", error=True)
+    found = labels.labels(snapshot, settings, labels.machine())
+    if not found:
+        error = snapshot["error"]
+        show.say(f"note: no labels of GPUs: {error['sentence'] if error else 'no GPU is given out'}", error=True)
+    since = "" if settings.values["labels-no-timestamp"] else str(int(time.time()))
+    if form == "json":
+        show.emit(form, {**found, labels.TIMESTAMP: since} if since else found)
+    else:
+        show.text(text(found, since))

@@ -1,0 +1,99 @@
+"""Which profile a node's label names, written to the profile file, as the config manager of NVIDIA's plugin does.
+
+A label that is taken away leaves an empty file: the default of config-file counts.
+Out of scope: whether there is such a profile (profiles.py says so), and what it says.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.cluster.cluster import METADATA, Api, ApiError
+from gpushim.ground.errors import FAILED, GpushimError, quote
+from gpushim.ground.logs import logger
+from gpushim.paths import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LABEL = "nvidia.com/device-plugin.config"
+NODES = "/api/v1/nodes"
+PROFILE = re.compile("[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")  # as a label's value in Kubernetes
+GONE = 410  # what the server answers where the version to go on from is too old
+
+
+class NodeLabel:
+    """The label of a node, and the file.
+
+    Args:
+        api: the API server.
+        node: its name.
+        path: of the file.
+    """
+
+    def __init__(self, api: Api, node: str, path: str) -> None:
+        self._api, self._path = api, path
+        self._only = {"fieldSelector": f"metadata.name={node}"}
+        self._node = node
+        self._written: str | None = None
+        self._wrong: str | None = None
+
+    def once(self) -> str:
+        """Write what the label says now; returns the version to go on from.
+
+        Raises:
+            GpushimError: the API server does not say, or the file cannot be written.
+        """
+        kind = METADATA.format("PartialObjectMetadataList")
+        found = self._api.ask("GET", NODES, {**self._only, "limit": "2"}, accept=kind)
+        items, version = _member(found, "items"), _member(_member(found, "metadata"), "resourceVersion")
+        for item in items if isinstance(items, list) else ():
+            self._take(item)
+        if not items:
+            raise ApiError(f"the API server knows no node {self._node}; set NODE_NAME to spec.nodeName")
+        return str(version or "")
+
+    def follow(self) -> Iterator[None]:
+        """Write whatever the label says from now on; yields when the server has answered, ends when it does.
+
+        Raises:
+            GpushimError: as for `once`.
+        """
+        version = self.once()
+        yield
+        asked = {**self._only, "resourceVersion": version}
+        for event in self._api.watch(NODES, asked, accept=METADATA.format("PartialObjectMetadata")):
+            kind, found = _member(event, "type"), _member(event, "object")
+            if kind == "ERROR":
+                if _member(found, "code") == GONE:
+                    return
+                said = quote(str(_member(found, "message"))[:300])
+                raise ApiError(f"the API server ends the watch of node {self._node}: {said}")
+            if kind in ("ADDED", "MODIFIED"):
+                self._take(found)
+            yield
+
+    def _take(self, node: Any) -> None:
+        metadata = _member(node, "metadata")
+        if _member(metadata, "name") != self._node:
+            return
+        profile = _member(_member(metadata, "labels"), LABEL) or ""
+        if profile and not PROFILE.fullmatch(str(profile)):
+            if profile != self._wrong:
+                logger.warning('the label %s is "%s", which is no name of a profile', LABEL, quote(str(profile)))
+            self._wrong = profile
+        elif profile != self._written:
+            self._write(profile)
+
+    def _write(self, profile: str) -> None:
+        try:
+            replace.replace(self._path, f"{profile}\n".encode() if profile else b"")
+        except OSError as error:
+            raise GpushimError(f"{self._path} cannot be written: {error.strerror}", FAILED) from None
+        self._written, self._wrong = profile, None
+        logger.info("the label %s is %s", LABEL, f'"{profile}"' if profile else "not there: the default counts")
+
+
+def _member(thing: Any, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, dict) else None

@@ -1,0 +1,1 @@
+"""What `gpushim device-plugin` asks of the plugin that runs."""

@@ -1,0 +1,297 @@
+"""What is known against each GPU, and the file that keeps it while the plugin is not running.
+
+The file is for the same start of the host only: it says which. All times are seconds since then, suspends included
+(system.clock), which nobody sets. Out of scope: what becomes a cause, and when it ends
+(health.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.settings import xids
+from gpushim.ground import system
+from gpushim.ground.errors import quote
+from gpushim.ground.logs import logger
+from gpushim.inventory import ensure
+from gpushim.inventory.procfs import sysfs_name
+from gpushim.paths import trust
+from gpushim.paths.replace import replace
+
+if TYPE_CHECKING:
+    from gpushim.ground.model import Snapshot
+
+VERSION = 2
+SINCE_1970 = 1  # the version whose times were those of the wall clock
+GPUS = 256  # times CAUSES causes of less than 400 bytes are 3.3 MB, of the 16 MiB that are read
+CAUSES = 32  # of a GPU
+OTHERS = 9  # of them, that are no XIDs, and FURTHER
+FURTHER = "xid further"  # the cause that stands for all XIDs that a GPU has no room for
+# Failed polls in a row that count. "Lost" is never a blip: NVML_ERROR_GPU_IS_LOST is the driver's last word. A call
+# may fail once while the driver is busy; two polls are 6 s, of the 10 s in which a lost GPU is to be marked.
+ROW = {"gone": 2, "error": 2}
+FINE = (0, 5)  # recovery actions: none, and the one that does not concern the GPU itself (reason.ACTIONS)
+FORGET = 86400.0  # seconds that a GPU's reasons are kept while the host does not have it
+LONGEST = 128  # characters of a UUID, or of the name of a child
+MODE = 0o600
+KINDS = ("xid", "ecc", "recovery", "lost", "gone", "rows", "error", "blind")  # Reason says what they are
+EVENTS = ("xid", "ecc")  # of them, that are heard once and never again
+_TYPES: dict[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "since": (int, float),
+    "last": (int, float),
+    "number": (int,),
+    "gi": (int, type(None)),
+    "ci": (int, type(None)),
+    "ends": (str,),
+    "seen": (int,),
+    "told": (bool,),
+    "why": (str,),
+}
+
+
+@dataclass
+class Cause:
+    """Something that keeps a GPU or a MIG instance from being handed out.
+
+    Attributes:
+        kind: one of KINDS.
+        since: when it was first seen.
+        last: when it was last seen.
+        number: the XID, or the recovery action.
+        gi: the GPU instance that alone it concerns; None: the whole GPU.
+        ci: the compute instance that alone it concerns; None: the whole GPU instance.
+        ends: one of xids.TIME, ACTION, AGAIN; "": when a poll does not see it.
+        seen: how many polls in a row saw it.
+        told: whether the driver has asked for a recovery action since.
+        why: words of NVML or of the plugin, quoted.
+    """
+
+    kind: str
+    since: float
+    last: float
+    number: int = 0
+    gi: int | None = None
+    ci: int | None = None
+    ends: str = ""
+    seen: int = 1
+    told: bool = False
+    why: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Say whether it was seen often enough."""
+        return self.seen >= ROW.get(self.kind, 1)
+
+    def over(self, action: int | None, now: float) -> bool:
+        """Say whether what an event caused has ended.
+
+        Args:
+            action: the driver's recovery action, at a poll that the GPU has answered well; None: not told.
+            now: the time of the poll.
+        """
+        if self.ends == xids.TIME:
+            return now - self.last >= xids.TRANSIENT
+        healed = action in FINE and now - self.last >= xids.SETTLE
+        return healed and (self.told or self.ends == xids.ACTION)
+
+
+@dataclass
+class Known:
+    """A GPU.
+
+    Attributes:
+        causes: by a name that the same cause has when it comes again.
+        binding: what changes when the driver is loaded or bound to the GPU anew.
+        gone: since when the host does not have it; None while it has.
+        heard: until when its events were listened to; 0: never.
+        bound: when the driver was found to be another one; no event from before counts.
+        ecc: uncorrectable memory errors since the driver was loaded, as they were told last; None: not told.
+        pages: of memory, that were retired for such an error, likewise; of GPUs that replace no rows.
+    """
+
+    causes: dict[str, Cause] = field(default_factory=dict)
+    binding: list[str | int | None] = field(default_factory=list)
+    gone: float | None = None
+    heard: float = 0.0
+    bound: float = 0.0
+    ecc: int | None = None
+    pages: int | None = None
+
+    def bind(self, module: str | None, inode: int | None) -> bool:
+        """Take the driver's version and the binding's inode number, and say whether the driver is another one now.
+
+        There is no inode while the GPU is bound to no driver.
+        """
+        old = self.binding or [None, None]
+        self.binding = [module or old[0], inode if inode is not None else old[1]]
+        return any(one is not None and one != other for one, other in zip(old, self.binding))
+
+
+@dataclass
+class State:
+    """All that is known.
+
+    Attributes:
+        boot: the host's boot id.
+        gpus: by UUID.
+        blind: causes that concern all GPUs, by the child that does not watch them.
+    """
+
+    boot: str
+    gpus: dict[str, Known] = field(default_factory=dict)
+    blind: dict[str, Cause] = field(default_factory=dict)
+
+    def find(self, uuid: Any, here: set[str]) -> Known | None:
+        """Find a GPU, or begin to know it; None if that is no UUID, or there are too many.
+
+        Args:
+            uuid: of the GPU.
+            here: those that the host has; others make room.
+        """
+        if not isinstance(uuid, str) or not 0 < len(uuid) <= LONGEST:
+            return None
+        if uuid not in self.gpus and len(self.gpus) >= GPUS:
+            other = next((one for one in self.gpus if one not in here), None)
+            if other is None:
+                return None
+            del self.gpus[other]
+        return self.gpus.setdefault(uuid, Known())
+
+    def adopt(self, snapshot: Snapshot, now: float) -> tuple[set[str], bool, bool]:
+        """End causes by a driver loaded anew; forget GPUs that are gone for long.
+
+        Returns:
+            UUIDs of the snapshot; whether a cause has ended, and whether anything else has changed.
+        """
+        facts, ended, changed = snapshot["stamp"], False, False
+        here = {gpu["uuid"] for gpu in snapshot["gpus"] if gpu["uuid"]}
+        for gpu in snapshot["gpus"]:
+            known = self.find(gpu["uuid"], here)
+            if known and known.bind(facts["module"], facts["gpus"].get(sysfs_name(gpu["pci"]))):
+                left = {name: one for name, one in known.causes.items() if not one.ends and one.kind != "recovery"}
+                ended, changed = ended or left != known.causes, True
+                known.causes, known.bound, known.ecc, known.pages = left, now, 0, None
+        for uuid, known in list(self.gpus.items()):
+            if uuid in here:
+                known.gone = None
+            elif known.gone is None:
+                known.gone, changed = now, True
+            elif now - known.gone > FORGET or not known.causes:
+                del self.gpus[uuid]
+                changed = True
+        return here, ended, changed
+
+
+def boot_id() -> str:
+    """Return the id of this start of the host; "" if the kernel does not tell."""
+    try:
+        with open(system.BOOT_ID, encoding="ascii") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""
+
+
+def load(path: str, boot: str) -> State:
+    """Read the state of this start of the host; if there is none that can be trusted, begin anew, and say so."""
+    found = ensure.own(path)
+    try:
+        state = _state(found)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        if os.path.lexists(path):
+            logger.warning(
+                "%s cannot be used, so reasons from before this start are lost: it is not what gpushim-device-plugin "
+                "writes, or others than root can write to it",
+                quote(path),
+            )
+        return State(boot)
+    return state if state.boot == boot else State(boot)
+
+
+def save(path: str, state: State) -> None:
+    """Replace the file.
+
+    Raises:
+        OSError: it cannot be written, or others could write to its directory (release.prepare makes that).
+    """
+    folder = os.path.dirname(path)
+    if not trust.ours(folder):
+        raise PermissionError(1, f"{folder} is no directory that only root can write to")
+    found = {"version": VERSION, **dataclasses.asdict(state)}
+    replace(path, json.dumps(found, separators=(",", ":")).encode(), MODE)
+
+
+def _state(found: Any) -> State:
+    if found["version"] == SINCE_1970:
+        found = _converted(found)
+    if found["version"] != VERSION or not isinstance(found["boot"], str) or len(found["gpus"]) > GPUS:
+        raise ValueError
+    gpus = {_name(uuid): _known(known) for uuid, known in found["gpus"].items()}
+    blind = {_name(child): _cause(cause) for child, cause in found["blind"].items()}
+    return State(found["boot"], gpus, blind)
+
+
+def _converted(found: Any) -> Any:
+    """Make the present form of the one before: who wrote that has listened until now."""
+    now = system.clock()
+    ahead = time.time() - now
+
+    def since_boot(then: Any) -> Any:
+        return min(max(then - ahead, 0.0), now) if _finite(then) else then
+
+    def cause(one: Any) -> Any:
+        return {**one, "since": since_boot(one["since"]), "last": since_boot(one["last"])}
+
+    gpus = {
+        uuid: {
+            **known,
+            "causes": {name: cause(one) for name, one in known["causes"].items()},
+            "gone": since_boot(known["gone"]),
+            "heard": now,
+            "bound": 0.0,
+            "ecc": None,
+        }
+        for uuid, known in found["gpus"].items()
+    }
+    blind = {name: cause(one) for name, one in found["blind"].items()}
+    return {**found, "version": VERSION, "gpus": gpus, "blind": blind}
+
+
+def _known(found: Any) -> Known:
+    binding, gone, counts = found["binding"], found["gone"], (found["ecc"], found.get("pages"))
+    if not isinstance(binding, list) or len(binding) > 2 or len(found["causes"]) > CAUSES:
+        raise ValueError
+    if not all(_finite(one) for one in (0 if gone is None else gone, found["heard"], found["bound"])):
+        raise ValueError
+    if not all(one is None or (isinstance(one, int) and _finite(one)) for one in counts):
+        raise ValueError
+    known = {_name(name): _cause(cause) for name, cause in found["causes"].items()}
+    return Known(known, binding, gone, found["heard"], found["bound"], *counts)
+
+
+def _cause(found: Any) -> Cause:
+    if found.keys() != _TYPES.keys():
+        raise ValueError
+    for name, value in found.items():
+        is_flag = isinstance(value, bool) and bool not in _TYPES[name]
+        if is_flag or not isinstance(value, _TYPES[name]) or (isinstance(value, str) and len(value) > LONGEST):
+            raise ValueError
+    known = found["kind"] in KINDS and found["ends"] in ("", xids.TIME, xids.ACTION, xids.AGAIN)
+    if not known or not _finite(found["since"]) or not _finite(found["last"]):
+        raise ValueError
+    return Cause(**found)
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < 1 << 40  # no NaN either
+
+
+def _name(text: str) -> str:
+    if not 0 < len(text) <= LONGEST:
+        raise ValueError
+    return text

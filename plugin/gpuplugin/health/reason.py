@@ -1,0 +1,130 @@
+"""What is said of a cause: why a device is not to be handed out, since when, until when, and what to do.
+
+Out of scope: what becomes a cause, and when it ends (health.py).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpuplugin.settings import xids
+from gpushim.ground import system
+from gpushim.inventory import hung
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpuplugin.health.causes import Cause
+    from gpushim.ground.model import MigInstance, Snapshot
+
+# The driver's recovery action, field 230 (nvmlDeviceGpuRecoveryAction_t; "GPU memory error management" in NVIDIA's
+# documentation says what each asks for). 5 (causes.FINE) is about IMEX, memory that nodes share; the GPU works, and
+# NVIDIA's DRA driver goes on handing it out, as this does. 3 asks to end work; more of it would not help.
+ACTIONS = {
+    1: "the driver asks for a reset of the GPU (nvidia-smi --gpu-reset)",
+    2: "the driver asks for a reboot of the node",
+    3: "the driver asks to end all work that uses this GPU together with others (drain P2P)",
+    4: "the driver asks to let this GPU's work end, and then to reset it (nvidia-smi --gpu-reset)",
+    6: "the driver asks for a reset of the GPU's PCI bus",
+    7: "the driver asks for a reboot of the system",
+}
+TEXTS = {
+    "ecc": "an uncorrectable memory error (double-bit ECC)",
+    "lost": "the GPU is lost from the bus",
+    "gone": "NVML does not list the GPU any more",
+    "rows": "a memory row could not be replaced, so the GPU is to be exchanged (RMA)",
+}
+# What a GPU that does not answer has at the same time, the gravest first: it is one cause.
+SILENT = ("lost", "gone", "error", "blind")
+LONG = 240  # characters of a sentence that is not repeated for each device
+_RELOAD = "when the driver is loaded anew or the host has started anew"
+UNTIL = {
+    "": "when the driver, which is asked every few seconds, says so no more",
+    xids.TIME: f"{xids.TRANSIENT:.0f} s after the last one, when the GPU answers",
+    xids.ACTION: f"{xids.SETTLE:.0f} s after the last one, when the driver asks for nothing; else {_RELOAD}",
+    xids.AGAIN: f"when the driver, having asked for a recovery action, does so no more; else {_RELOAD}",
+}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a device is not to be handed out.
+
+    Attributes:
+        kind: "xid", "ecc", "recovery" (the driver asks for one), "lost" (from the bus), "gone" (from NVML's list),
+            "rows", "error" (calls fail), "blind" (not watched) or "giver" (somebody else may give it out).
+        text: a clause for people.
+        since: seconds since boot (system.clock).
+        until: a clause: when it ends.
+        gi: the GPU instance that it concerns; None: the whole GPU.
+        ci: the compute instance that it concerns; None: all of that GPU instance.
+    """
+
+    kind: str
+    text: str
+    since: float
+    until: str
+    gi: int | None = None
+    ci: int | None = None
+
+    @property
+    def when(self) -> float:
+        """Since when by the wall clock as it is now, in seconds since 1970; for people alone."""
+        return time.time() - system.clock() + self.since
+
+    def concerns(self, mig: MigInstance) -> bool:
+        """Say whether it concerns a MIG instance of its GPU."""
+        return self.gi is None or (self.gi == mig["gi"] and self.ci in (None, mig["ci"]))
+
+
+def reasons(causes: Iterable[Cause]) -> list[Reason]:
+    """Return the reasons that causes are, the oldest first; of SILENT the gravest stands for all."""
+    found = sorted(causes, key=lambda one: (one.since, one.kind, one.number))
+    silent = [one for one in found if one.kind in SILENT]
+    gravest = min(silent, key=lambda one: SILENT.index(one.kind), default=None)
+    return [
+        replace(of(gravest), since=one.since) if gravest and one is silent[0] else of(one)
+        for one in found
+        if one.kind not in SILENT or one is silent[0]
+    ]
+
+
+def texts(found: Mapping[str, Sequence[Reason]], snapshot: Snapshot) -> dict[str, str]:
+    """Say why devices are not given out, by UUID: of one that does not answer what the snapshot says of that."""
+    said = {gpu["index"]: gpu["problem"] or "" for gpu in snapshot["gpus"]}
+    said = {index: text for index, text in said.items() if hung.FAILS in text or hung.HANGS in text}
+    gpus = {gpu["uuid"]: gpu["index"] for gpu in snapshot["gpus"]}
+    gpus.update((mig["uuid"], mig["gpu"]) for mig in snapshot["mig"])
+    return {uuid: _joined(why, said.get(gpus.get(uuid, -1), "")) for uuid, why in found.items()}
+
+
+def _joined(why: Sequence[Reason], said: str) -> str:
+    known = said and any(one.kind in SILENT for one in why)
+    rest = [one.text for one in why if not (known and one.kind in SILENT)]
+    return "; ".join([said, *rest] if known else rest)
+
+
+def brief(sentence: str) -> str:
+    """Return what each device says of something that is wrong with all: the first clause of a long sentence."""
+    first, _, rest = sentence.partition("; ")
+    return f"{first}; gpushim device-plugin status says more" if rest and len(sentence) > LONG else sentence
+
+
+def of(cause: Cause) -> Reason:
+    """Return the reason that a cause is."""
+    return Reason(cause.kind, _clause(cause), cause.since, UNTIL[cause.ends], cause.gi, cause.ci)
+
+
+def _clause(cause: Cause) -> str:
+    if cause.kind == "xid":
+        return xids.text(cause.number) if cause.number else "further XIDs"
+    if cause.kind == "recovery":
+        unknown = f"the driver asks for recovery action {cause.number}, which gpushim does not know"
+        return ACTIONS.get(cause.number, unknown)
+    if cause.kind == "error":
+        return f"the GPU's calls fail: {cause.why}"
+    if cause.kind == "blind":
+        return f"the GPU cannot be watched: {cause.why}"
+    return TEXTS[cause.kind]

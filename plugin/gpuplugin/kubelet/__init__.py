@@ -1,0 +1,1 @@
+"""kubelet's protocols: registration, the device plugin's service, pod-resources."""

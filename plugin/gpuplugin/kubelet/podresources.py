@@ -1,0 +1,119 @@
+"""What kubelet says that it has, and who has what of it: its pod-resources API, version v1.
+
+Asked now and then, never while a container waits, and read in a thread, for tens of thousands of replicas take a
+second. Out of scope: what follows from the answers (daemon.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc.aio
+
+from gpuplugin.kubelet import sockets
+from gpuplugin.kubelet.endpoint import CHANNEL
+from gpuplugin.kubelet.protobuf import WireError
+from gpuplugin.kubelet.v1beta1 import POD_RESOURCES, reader, writer
+from gpushim.containers.claims import Claim
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    Devices = dict[str, set[str]]  # ids by resource
+    Holder = dict[str, Any]  # "namespace", "pod", "container", "resource", "devices" (ids)
+
+SOCKET = "pod-resources/kubelet.sock"  # in kubelet's directory
+DEADLINE = 5.0  # seconds
+LIMIT = 1 << 24  # bytes of an answer, which has each device at most twice
+
+
+async def allocatable(kubelet_dir: str) -> Devices | None:
+    """Ask which devices kubelet would give out; None if it does not say."""
+    answer = await _ask(kubelet_dir, "GetAllocatableResources", "AllocatableResourcesResponse")
+    if answer is None:
+        return None
+    found: Devices = {}
+    for one in answer["devices"]:
+        found.setdefault(one["resource_name"], set()).update(one["device_ids"])
+    return found
+
+
+class Listed(NamedTuple):
+    """What kubelet lists of all containers; it lists no pod twice, and none that has ended.
+
+    Attributes:
+        devices: of device plugins, of all resources.
+        claims: what DRA drivers gave, of all drivers; gpushim.containers.claims.which says which GPU that is.
+        pods: all of them, as `held` names them, also those that have nothing.
+    """
+
+    devices: list[Holder]
+    claims: list[Claim]
+    pods: Collection[str] = ()
+
+    def held(self) -> dict[str, dict[str, str]]:
+        """Return who has which device of plugins: "pod NAMESPACE/NAME" by resource and id."""
+        found: dict[str, dict[str, str]] = {}
+        for row in self.devices:
+            who = f"pod {row['namespace']}/{row['pod']}"
+            found.setdefault(row["resource"], {}).update(dict.fromkeys(row["devices"], who))
+        return found
+
+
+async def listed(kubelet_dir: str) -> Listed | None:
+    """Ask which containers have what; None if kubelet does not say."""
+    answer = await _ask(kubelet_dir, "List", "ListPodResourcesResponse")
+    return None if answer is None else await asyncio.to_thread(_listed, answer)
+
+
+def _listed(answer: dict[str, Any]) -> Listed:
+    found: dict[tuple[str, str, str, str], list[str]] = {}  # kubelet lists devices of each NUMA node by themselves
+    claims = []
+    for pod in answer["pod_resources"]:
+        for box in pod["containers"]:
+            for one in box["devices"]:
+                who = (pod["namespace"], pod["name"], box["name"], one["resource_name"])
+                found.setdefault(who, []).extend(one["device_ids"])
+            claims += [*_claims(box["dynamic_resources"], pod["name"], box["name"])]
+    keys = ("namespace", "pod", "container", "resource")
+    pods = frozenset(f"pod {pod['namespace']}/{pod['name']}" for pod in answer["pod_resources"])
+    rows = [{**dict(zip(keys, who)), "devices": ids} for who, ids in sorted(found.items())]
+    return Listed(rows, sorted(claims), pods)
+
+
+def _claims(resources: list[dict[str, Any]], pod: str, container: str) -> Iterator[Claim]:
+    for one in resources:
+        for row in one["claim_resources"]:
+            cdi = tuple(device["name"] for device in row["cdi_devices"])
+            names = (row["driver_name"], row["pool_name"], row["device_name"])
+            yield Claim(one["claim_namespace"], one["claim_name"], *names, cdi, pod, container)
+
+
+async def holders(kubelet_dir: str, resources: Collection[str]) -> list[Holder] | None:
+    """Ask which containers have devices of these resources; None if kubelet does not say."""
+    found = await listed(kubelet_dir)
+    return None if found is None else [row for row in found.devices if row["resource"] in resources]
+
+
+async def pods(kubelet_dir: str) -> dict[str, dict[str, str]] | None:
+    """Ask which pod has which device: as `Listed.held`; None if kubelet does not say."""
+    found = await listed(kubelet_dir)
+    return None if found is None else found.held()
+
+
+def answers(kubelet_dir: str) -> bool:
+    """Say whether anybody listens, which costs less than a question to nobody."""
+    return sockets.listening(f"{kubelet_dir}/{SOCKET}")
+
+
+async def _ask(kubelet_dir: str, method: str, name: str) -> dict[str, Any] | None:
+    path = f"unix:{kubelet_dir}/{SOCKET}"
+    options = (*CHANNEL, ("grpc.max_receive_message_length", LIMIT))
+    async with grpc.aio.insecure_channel(path, options=options) as channel:
+        try:
+            data = await channel.unary_unary(POD_RESOURCES + method, writer("Empty"))({}, timeout=DEADLINE)
+            answer: dict[str, Any] = await asyncio.to_thread(reader(name), data)
+        except (grpc.aio.AioRpcError, WireError):  # none there, of an old kubelet, not answering: nothing follows
+            return None
+    return answer

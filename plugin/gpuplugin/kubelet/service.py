@@ -1,0 +1,173 @@
+"""What kubelet calls: the list of one resource's devices, told again whenever it changes, and answers from memory.
+
+Out of scope: sockets (sockets.py), being known to kubelet (endpoint.py), what the answers are (offer.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from gpuplugin.kubelet import v1beta1
+from gpuplugin.kubelet.v1beta1 import reader, writer
+from gpuplugin.processes import counts
+from gpushim.ground.errors import REQUEST, GpushimError
+from gpushim.ground.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
+
+    from gpuplugin.kubelet.sockets import Listener
+
+    Answer = Callable[[dict[str, Any]], dict[str, Any]]  # of one container's request
+
+# Who read the list at the same time, most: kubelet keeps the streams of former registrations. The oldest has to go.
+READERS = 16
+CONTAINERS = 100  # of one call, most; kubelet asks for one at a time, and an answer is larger than its request
+
+
+class Reader:
+    """A stream that gets the list.
+
+    Attributes:
+        listener: by which it came.
+        news: set when it has something to do.
+        over: it is to end.
+        told: the list that it got last.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener, self.news, self.over = listener, asyncio.Event(), False
+        self.told: bytes | None = None
+
+    def end(self) -> None:
+        """Have the stream end, as one that was served well."""
+        self.over = True
+        self.news.set()
+
+
+class Service:
+    """One resource's methods.
+
+    Args:
+        resource: its name.
+        allocate: answers a ContainerAllocateRequest.
+        prefer: answers a ContainerPreferredAllocationRequest.
+        ended: is called when a stream has ended.
+
+    Attributes:
+        readers: of the list, in the order of their coming.
+        newest: the last that came since this was set to None.
+        refusing: why kubelet is refused, if it is, when it asks for options, which is when it registers a plugin.
+    """
+
+    def __init__(self, resource: str, allocate: Answer, prefer: Answer, ended: Callable[[], None]) -> None:
+        self._resource, self._allocate, self._prefer, self._ended = resource, allocate, prefer, ended
+        self.readers: list[Reader] = []
+        self.newest: Reader | None = None
+        self.refusing = ""
+        self._list = b""
+        self._quiet = False
+
+    def offer(self, devices: Collection[Mapping[str, Any] | bytes]) -> bool:
+        """Tell all readers what there is, and say whether it is anything new.
+
+        Args:
+            devices: as for `v1beta1.written`.
+
+        Raises:
+            GpushimError: it is more than kubelet reads.
+        """
+        data = v1beta1.written(self._resource, devices)
+        if data == self._list:
+            return False
+        self._list = data
+        self._tell()
+        return True
+
+    def hush(self, quiet: bool) -> None:
+        """Tell no news while another instance speaks for the resource: kubelet would mix the two lists."""
+        if quiet != self._quiet:
+            self._quiet = quiet
+            self._tell()
+
+    def _tell(self) -> None:
+        for one in self.readers:
+            one.news.set()
+
+    @property
+    def read(self) -> bool:
+        """Whether the last registration's stream is there."""
+        return self.newest in self.readers
+
+    @property
+    def told(self) -> bool:
+        """Whether that stream has got the list as it is now."""
+        return self.newest is not None and self.read and self.newest.told == self._list
+
+    async def watch(self, listener: Listener, _: Any, context: Any) -> AsyncIterator[bytes]:
+        """Serve ListAndWatch: the list now, and again when it changes."""
+        self.newest = mine = Reader(listener)
+        self.readers.append(mine)
+        for old in self.readers[:-READERS]:
+            old.end()
+        try:
+            while not mine.over:
+                mine.news.clear()
+                data = self._list
+                if data != mine.told and (mine.told is None or not self._quiet):
+                    yield data
+                    mine.told = data
+                else:
+                    await mine.news.wait()
+        finally:
+            self.readers.remove(mine)
+            self._ended()
+
+    def handlers(self, listener: Listener) -> grpc.GenericRpcHandler:
+        """Name the methods, with what reads and writes their messages."""
+
+        def unary(work: Any, request: str, response: str) -> grpc.RpcMethodHandler[Any, Any]:
+            return grpc.unary_unary_rpc_method_handler(work, reader(request), writer(response))
+
+        async def options(_: Any, context: Any) -> dict[str, Any]:
+            if self.refusing:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusing)
+            return {"get_preferred_allocation_available": True}
+
+        async def nothing(_: Any, context: Any) -> dict[str, Any]:
+            return {}
+
+        # Partials of functions: in one of a bound method, Python 3.9 and so grpc see nothing asynchronous.
+        prefer = partial(Service._serve, self, self._prefer)
+        allocate = partial(Service._serve, self, self._allocate)
+        rows = {
+            "GetDevicePluginOptions": unary(options, "Empty", "DevicePluginOptions"),
+            "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+                partial(Service.watch, self, listener), reader("Empty"), None
+            ),
+            "GetPreferredAllocation": unary(prefer, "PreferredAllocationRequest", "PreferredAllocationResponse"),
+            "Allocate": unary(allocate, "AllocateRequest", "AllocateResponse"),
+            "PreStartContainer": unary(nothing, "PreStartContainerRequest", "Empty"),
+        }
+        return grpc.method_handlers_generic_handler(v1beta1.DEVICE_PLUGIN, rows)
+
+    async def _serve(
+        self, answer: Answer, request: dict[str, Any], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> dict[str, Any]:
+        try:
+            asked = request["container_requests"]
+            if len(asked) > CONTAINERS:
+                raise GpushimError(f"kubelet asks for {len(asked)} containers at a time; ask for one", REQUEST)
+            if answer is not self._allocate:
+                return {"container_responses": [answer(one) for one in asked]}
+            with counts.timing(counts.ALLOCATIONS, counts.ALLOCATION_ERRORS, self._resource):
+                return {"container_responses": [answer(one) for one in asked]}
+        except GpushimError as error:
+            logger.error("%s: %s", self._resource, error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise

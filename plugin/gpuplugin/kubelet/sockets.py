@@ -1,0 +1,207 @@
+"""A UNIX socket of grpc's at a path where others come and go: bound aside, renamed into place, known by its inode.
+
+kubelet removes all sockets in its directory when it starts; a second instance of this plugin puts its own in the
+place of the first one's; an administrator may remove the directory and make it anew. So a path is looked at again and
+again, and its file is ours only if its inode is.
+Out of scope: what is served (service.py), and when to look (daemon.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from gpushim.ground.errors import FAILED, GpushimError
+
+if TYPE_CHECKING:
+    Identity = tuple[int, int, int]
+
+LONGEST_PATH = 107  # bytes, of sun_path in unix(7) less the null
+KUBELET = "kubelet"  # begins names of its socket and checkpoint
+PREFIX, ASIDE, SUFFIX = "gpushim-", ".gpushim-", ".sock"  # of our sockets' names; aside, until they are renamed
+GRACE = 1.0  # seconds for calls that are being answered
+# Whoever may connect, kubelet alone by the socket's mode, cannot make this process big: a connection without a call
+# is closed, and a message has at most what kubelet's own lists may have.
+OPTIONS = (
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_concurrent_streams", 32),
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.so_reuseport", 0),
+)
+CALLS = 64  # at a time, over all connections
+NAMES = 4096  # of a directory that are looked at, most; one of kubelet's has a dozen
+
+
+class Listener:
+    """A grpc server at a path.
+
+    Args:
+        path: absolute.
+
+    Attributes:
+        inode: of its socket, as `identity` tells it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.inode: Identity | None = None
+        self._server: Any = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS)
+
+    async def bind(self, handlers: grpc.GenericRpcHandler) -> None:
+        """Serve, in the place of whatever is at the path.
+
+        Args:
+            handlers: what is served.
+
+        Raises:
+            GpushimError: it cannot be bound; its directory may be gone.
+        """
+        folder = self.path.rpartition("/")[0]
+        aside = f"{folder}/{ASIDE}{os.urandom(4).hex()}"  # not the process's number: each container has a 1
+        if len(os.fsencode(max(aside, self.path, key=len))) > LONGEST_PATH:
+            sentence = f"{self.path} is too long for a socket; --kubelet-dir must name a shorter directory"
+            raise GpushimError(sentence, FAILED)
+        self._server.add_generic_rpc_handlers((handlers,))
+        try:
+            sweep(folder)
+            if not self._server.add_insecure_port("unix:" + aside):  # grpc before 1.60 does not raise
+                raise RuntimeError
+            os.chmod(aside, 0o600)
+            await self._server.start()
+            self.inode = identity(aside)
+            os.rename(aside, self.path)
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # of a server that was cancelled while it started
+                await self._server.stop(None)
+            if not isinstance(error, (OSError, RuntimeError)):
+                raise
+            why = error.strerror if isinstance(error, OSError) else f"{folder} cannot be written"
+            raise GpushimError(f"the socket {self.path} cannot be made: {why}", FAILED) from None
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+
+    def leave(self) -> None:
+        """Remove the socket if it is still our own."""
+        if self.inode is not None and identity(self.path) == self.inode:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+    async def stop(self) -> None:
+        """End what is served, and remove the socket if it is still our own."""
+        self.leave()
+        # It goes while the loop runs: older grpcio has the loop stop it once more then.
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(GRACE)
+
+
+def private(path: str, backlog: int) -> tuple[socket.socket, Identity | None]:
+    """Listen at a path that root alone may connect to, in the place of whatever is there.
+
+    Args:
+        path: with room for nine bytes more in LONGEST_PATH.
+        backlog: connections that wait, as for listen(2).
+
+    Returns:
+        the socket, and its file's identity.
+
+    Raises:
+        OSError: it cannot be bound.
+    """
+    aside = f"{path}.{os.urandom(4).hex()}"
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        server.bind(aside)
+        os.chmod(aside, 0o600)
+        server.listen(backlog)
+        inode = identity(aside)
+        os.rename(aside, path)
+    except BaseException:
+        server.close()
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+    return server, inode
+
+
+def sweep(folder: str) -> None:
+    """Remove the sockets of instances that were killed: those of our names that nobody listens to.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    for name in names(folder):
+        if name.startswith(ASIDE) or (name.startswith(PREFIX) and name.endswith(SUFFIX)):
+            path = f"{folder}/{name}"
+            if is_socket(path) and not listening(path):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+
+def others(folder: str) -> frozenset[tuple[str, Identity | None]]:
+    """List the sockets of other plugins."""
+    try:
+        found = {name for name in names(folder) if foreign(name)}
+    except OSError:
+        found = set()
+    return frozenset((name, identity(f"{folder}/{name}")) for name in found if is_socket(f"{folder}/{name}"))
+
+
+def names(folder: str) -> list[str]:
+    """List a directory, NAMES of it at most.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in islice(entries, NAMES)]
+
+
+def foreign(name: str) -> bool:
+    """Say whether a name in kubelet's directory of plugins is neither ours nor kubelet's.
+
+    kubelet writes its checkpoint, which it does with each list and each Allocate, aside under a dot and a number.
+    """
+    aside = name[:1] == "." and name[1:].isdigit()
+    return not aside and not name.lstrip(".").startswith((PREFIX, KUBELET))
+
+
+def identity(path: str) -> Identity | None:
+    """Tell one socket at a path from another: (device, inode number, time in ns); the number alone comes again."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def is_socket(path: str) -> bool:
+    """Say whether a path is a socket's own, and no link to one."""
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def listening(path: str) -> bool:
+    """Say whether a process listens on a socket; what cannot be asked at once, because it is busy, does."""
+    try:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    except OSError:  # no descriptor is left: that speaks for no socket's end
+        return True
+    with client:
+        client.setblocking(False)
+        try:
+            client.connect(path)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Limits of memory for containers that share a GPU."""

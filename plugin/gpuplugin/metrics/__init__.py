@@ -1,0 +1,1 @@
+"""Metrics: what NVML reads, in Prometheus's form, over HTTP."""

@@ -1,0 +1,160 @@
+"""/metrics, /healthz and /readyz: what is asked for a scrape, how long that may take, and the answers.
+
+A scrape asks the driver through a child, and kubelet, and tells within 2 s what is known by then. Answers are made in
+a thread and kept for PACE, so that kubelet's calls do not wait, however often somebody scrapes.
+Out of scope: HTTP (httpd.py), names and numbers (exposition.py, meter.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.kubelet import podresources
+from gpuplugin.metrics import exposition
+from gpuplugin.metrics.httpd import Answer, Httpd
+from gpuplugin.metrics.meter import PACE, STALE, Meter
+from gpuplugin.processes import counts
+from gpushim.ground.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuplugin.allocation.registry import Registry
+    from gpuplugin.health.reason import Reason
+    from gpuplugin.health.watchers import Watchers
+    from gpuplugin.kubelet.podresources import Listed
+    from gpuplugin.metrics.exposition import State
+    from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
+
+    About = Callable[[], tuple[Settings, "Snapshot | None", dict[str, list[Reason]]]]
+
+PATIENCE = 1.5  # seconds for the driver and for kubelet
+OPEN_METRICS = "application/openmetrics-text"
+WITHOUT = "Python's prometheus-client cannot be used ({}); install python3-prometheus-client; metrics are not served"
+
+
+class Exporter:
+    """The server and what it tells.
+
+    Args:
+        registry: what kubelet was told.
+        watchers: what is known of GPUs' health.
+        start: starts a task, and sees to what it ends with.
+        held: says whether the GPUs are let go.
+        about: returns the settings in force, the snapshot, and reasons by UUID.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        watchers: Watchers,
+        start: Callable[[Any], asyncio.Task[Any]],
+        held: Callable[[], bool],
+        about: About,
+    ) -> None:
+        self._registry, self._watchers, self._start, self._held, self._about = registry, watchers, start, held, about
+        self._meter, self._httpd = Meter(start, held), Httpd(self._answer)
+        self._made: dict[str, tuple[float, Answer]] = {}  # by what is accepted, with time.monotonic()
+        self._making: dict[str, asyncio.Task[Answer]] = {}
+        self._pods: tuple[float, Listed | None] = (0.0, None)  # the last that kubelet told
+        self._asking: asyncio.Task[None] | None = None  # kubelet
+        self._up = False  # whether it answered last
+        self._told = ""
+        counts.messages()
+
+    async def attend(self) -> None:
+        """See to it that the server is there as the settings say; end the child if nobody wants it."""
+        settings, snapshot, _ = self._about()
+        self._meter.look(snapshot)
+        await self._httpd.attend(settings.values["metrics"])
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot be asked where the settings say; or ""."""
+        return self._httpd.trouble
+
+    async def stop(self) -> None:
+        """Serve no more, and end the child."""
+        self._httpd.stop()
+        await self._meter.stop()
+
+    async def close(self) -> None:
+        """End the child, and wait until it is gone."""
+        await self._meter.close()
+
+    async def _answer(self, path: str, accept: str) -> Answer:
+        if path == "/metrics":
+            kind = OPEN_METRICS if OPEN_METRICS in accept else ""
+            at, made = self._made.get(kind, (0.0, None))
+            if made and time.monotonic() - at < PACE:
+                return made
+            if kind not in self._making:
+                self._making[kind] = self._start(self._make(kind))
+            return await asyncio.shield(self._making[kind])
+        if path == "/readyz":
+            missing = self._registry.unready()
+            return Answer(503, f"not registered at kubelet: {', '.join(missing)}\n".encode()) if missing else OK
+        return OK if path == "/healthz" else Answer(404, b"there are /metrics, /healthz and /readyz\n")
+
+    async def _make(self, kind: str) -> Answer:
+        try:
+            answer = await self._scrape(kind)
+        except ImportError as error:
+            answer = self._failed(503, WITHOUT.format(error))
+        except Exception as error:  # noqa: BLE001 - a scrape ends no plugin
+            answer = self._failed(500, f"metrics cannot be told: {type(error).__name__}: {error}")
+        self._made[kind] = time.monotonic(), answer
+        del self._making[kind]
+        return answer
+
+    def _failed(self, status: int, sentence: str) -> Answer:
+        if sentence != self._told:
+            logger.error("%s", sentence)
+        self._told = sentence
+        return Answer(status, sentence.encode() + b"\n")
+
+    async def _scrape(self, kind: str) -> Answer:
+        await asyncio.gather(self._meter.ask(PATIENCE), self._ask_kubelet())
+        accept = f"{OPEN_METRICS}; version=1.0.0" if kind else ""
+        body, content = await asyncio.to_thread(exposition.written, self._state(), accept)
+        return Answer(200, body, content)
+
+    async def _ask_kubelet(self) -> None:
+        """Ask who has what; what comes too late counts for the next scrape."""
+        if self._asking is None or self._asking.done():
+            self._asking = self._start(self._hear())
+        _, late = await asyncio.wait([self._asking], timeout=PATIENCE)
+        if late:
+            self._up = False
+
+    async def _hear(self) -> None:
+        kubelet_dir = str(self._about()[0].values["kubelet-dir"])
+        found = await podresources.listed(kubelet_dir)
+        self._up = found is not None
+        if self._up:
+            self._pods = time.monotonic(), found
+
+    def _state(self) -> State:
+        _, snapshot, reasons = self._about()
+        at, listed = self._pods
+        served = [(name, one.endpoint.told, (*one.resource.devices.values(),)) for name, one in
+                  self._registry.served.items()]  # fmt: skip
+        return exposition.State(
+            resources=served,
+            reasons=dict(reasons),
+            released=self._held(),
+            snapshot=snapshot,
+            figures=self._meter.figures(),
+            xids=self._watchers.xids,
+            listed=listed if time.monotonic() - at <= STALE else None,
+            asked=self._up,
+            hostname=os.environ.get("NODE_NAME") or socket.gethostname(),
+        )
+
+
+OK = Answer(200, b"ok\n")

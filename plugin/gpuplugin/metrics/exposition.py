@@ -1,0 +1,240 @@
+"""The metrics as Prometheus reads them: from what is known at one moment to text.
+
+What NVML does not tell of a GPU is absent. Out of scope: names and units (metrics.py), where the numbers come from
+(counts.py, meter.py), and when they are asked for (exporter.py).
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.metrics.figures import ECC
+from gpuplugin.metrics.metrics import (
+    CLAIM,
+    FREE,
+    GPU,
+    HELD,
+    IDENTITY,
+    INSTANCE,
+    ITS,
+    OWN,
+    PLUGIN,
+    REPLICA,
+    SERIES,
+    SHARED,
+    THROTTLES,
+)
+from gpuplugin.processes import counts
+from gpuplugin.settings.resources import GONE
+from gpuplugin.snapshot import release
+from gpushim import __version__
+from gpushim.containers import claims
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gpuplugin.health.reason import Reason
+    from gpuplugin.kubelet.podresources import Holder, Listed
+    from gpuplugin.metrics.meter import Figures
+    from gpuplugin.metrics.metrics import Row
+    from gpuplugin.settings.resources import Device
+    from gpushim.ground.model import Snapshot
+
+    Labels = dict[str, str]
+    Sample = tuple[str, Labels, float]  # what follows the name, labels, value
+
+
+@dataclass
+class State:
+    """What the metrics are made of at one moment.
+
+    Attributes:
+        resources: of each its name, whether kubelet has it, and its devices.
+        reasons: why devices are sick, by UUID.
+        released: whether the GPUs are let go.
+        snapshot: what the host has; None while that is not known.
+        figures: by UUID of a GPU.
+        xids: the last one, by UUID of a GPU; 0 for none.
+        listed: who has what, or None if kubelet does not say.
+        asked: whether kubelet said so just now.
+        hostname: of the node.
+    """
+
+    resources: Sequence[tuple[str, bool, Sequence[Device]]] = ()
+    reasons: Mapping[str, Sequence[Reason]] = field(default_factory=dict)
+    released: bool = False
+    snapshot: Snapshot | None = None
+    figures: Mapping[str, Figures] = field(default_factory=dict)
+    xids: Mapping[str, int] = field(default_factory=dict)
+    listed: Listed | None = None
+    asked: bool = False
+    hostname: str = ""
+
+
+def written(state: State, accept: str) -> tuple[bytes, str]:
+    """Write all metrics; returns them and their content type.
+
+    Args:
+        state: of now.
+        accept: of the request, which may ask for OpenMetrics.
+
+    Raises:
+        ImportError: there is no prometheus-client.
+    """
+    from prometheus_client.exposition import choose_encoder  # costs 30 ms, and only who is asked needs it
+
+    encoder, kind = choose_encoder(accept)
+    return encoder(_Collected(state)), kind
+
+
+class _Collected:
+    """What prometheus-client takes for a registry."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Any]:
+        """List the metrics with their samples."""
+        from prometheus_client.core import Metric
+
+        found: dict[str, list[Sample]] = {}
+        for name, labels, value in (*_of_plugin(self._state), *_of_gpus(self._state)):
+            found.setdefault(name, []).append(("", labels, value))
+        for row in (*PLUGIN, *GPU):
+            samples = _counted(row) if row.key and row in PLUGIN else found.get(row.name, [])
+            text = row.text + (SHARED if row in GPU else "")
+            family = Metric(
+                row.name.removesuffix("_total"), f"{text} Unit: {row.unit}." if row.unit else text, row.kind
+            )
+            for after, labels, value in samples:
+                family.add_sample(row.name + after, labels, value)
+            yield family
+
+
+def _counted(row: Row) -> Iterator[Sample]:
+    """List the samples of what counts.py has."""
+    if row.kind == "histogram":
+        from prometheus_client.utils import floatToGoString
+
+        bounds = [*map(floatToGoString, (*counts.BOUNDS[row.key], math.inf))]
+        for (what, word), (total, *numbers) in [*counts.timed.items()]:
+            labels = dict(zip(row.labels, [word]))
+            if what == row.key:
+                for bound, number in zip(bounds, accumulate(numbers)):
+                    yield "_bucket", {**labels, "le": bound}, number
+                yield "_count", labels, sum(numbers)
+                yield "_sum", labels, total
+        return
+    for (what, word), number in [*counts.counted.items()]:
+        if what == row.key:
+            yield "", dict(zip(row.labels, [word])), number
+
+
+def _of_plugin(state: State) -> Iterator[Sample]:
+    yield OWN + "build_info", {"version": __version__, "python": platform.python_version()}, 1
+    for name, told, devices in state.resources:
+        found = Counter({("healthy", ""): 0})
+        found.update(_health(one, state.reasons) for one in devices)
+        for (health, reason), number in found.items():
+            yield OWN + "devices", {"resource": name, "health": health, "reason": reason}, number
+        yield OWN + "registered", {"resource": name}, told
+    yield OWN + "released", {}, state.released
+    yield OWN + "pod_resources_up", {}, state.asked
+
+
+def _health(device: Device, reasons: Mapping[str, Sequence[Reason]]) -> tuple[str, str]:
+    if not device.problem:
+        return "healthy", ""
+    if device.problem in (GONE, release.PROBLEM):
+        return "unhealthy", "removed" if device.problem == GONE else "released"
+    return "unhealthy", next((one.kind for one in reasons.get(device.uuid, ())), "host")
+
+
+def _of_gpus(state: State) -> Iterator[Sample]:
+    """List the samples of GPUs and MIG instances; of each holder, no two alike."""
+    holders = _holders(state)
+    for gpu in state.snapshot["gpus"] if state.snapshot else ():
+        uuid, index = gpu["uuid"], str(gpu["index"])
+        figures, known = state.figures.get(uuid), {}
+        if figures is None or not uuid:
+            continue
+        if uuid in state.xids:
+            known["xid"] = state.xids[uuid]
+        minor = f"nvidia{gpu['minor']}" if gpu["minor"] is not None else ""
+        labels = dict(zip(IDENTITY, (index, uuid, minor, gpu["model"] or "", state.hostname)))
+        for own in holders.get(uuid, [FREE]):
+            yield from _figures({**labels, **own}, {**figures.own, **known}, mig=False)
+        yield from _of_state({**labels, **FREE}, figures)
+        for mig in state.snapshot["mig"] if state.snapshot else ():
+            if mig["gpu"] == gpu["index"] and mig["uuid"] in figures.migs:
+                its = {**labels, **dict(zip(INSTANCE, (str(mig["gi"]), mig["profile"])))}
+                for own in holders.get(mig["uuid"], [FREE]):
+                    yield from _figures({**its, **own}, figures.migs[mig["uuid"]], mig=True)
+
+
+def _of_state(labels: Labels, figures: Figures) -> Iterator[Sample]:
+    """List the samples of a GPU that are its alone, whoever has it."""
+    for error, counter in ECC:
+        if f"ecc {error} {counter}" in figures.own:
+            yield (
+                ITS + "ecc_errors",
+                {**labels, "error": error, "counter": counter},
+                figures.own[f"ecc {error} {counter}"],
+            )
+    for bit, reason in enumerate(THROTTLES if "throttle" in figures.own else ()):
+        yield ITS + "throttle_reason", {**labels, "reason": reason}, int(figures.own["throttle"]) >> bit & 1
+    yield ITS + "figures_up", labels, figures.up
+    if figures.age is not None:
+        yield ITS + "figures_age_seconds", labels, figures.age
+
+
+def _figures(labels: Labels, figures: Mapping[str, Any], mig: bool) -> Iterator[Sample]:
+    for row in GPU:
+        value = figures.get(row.key) if row.mig or not mig else None
+        if value is not None:
+            yield row.name, labels, value * row.factor
+
+
+def _holders(state: State) -> dict[str, list[Labels]]:
+    """List the labels of containers by UUID of what they have, replicas each by itself."""
+    found: dict[str, dict[tuple[str, ...], Labels]] = {}
+    for uuid, labels in (*_by_plugin(state), *_by_claim(state)):
+        series = found.setdefault(uuid, {})
+        if len(series) < SERIES:
+            series[(*labels.values(),)] = labels
+    return {uuid: [*series.values()] for uuid, series in found.items()}
+
+
+def _by_plugin(state: State) -> Iterator[tuple[str, Labels]]:
+    rows = state.listed.devices if state.listed else ()
+    wanted = {(row["resource"], one) for row in rows for one in row["devices"]}
+    devices = {
+        (name, one.id): one for name, _, listed in state.resources for one in listed if (name, one.id) in wanted
+    }
+    for row in rows:
+        for one in _there(row, devices):
+            labels = {key: row[key] for key in HELD}
+            replica = one.id.partition("::")[2]
+            if replica:
+                labels[REPLICA] = replica
+            yield one.uuid, labels
+
+
+def _by_claim(state: State) -> Iterator[tuple[str, Labels]]:
+    """List what claims have; of one that may be any GPU nothing is said."""
+    for claim in state.listed.claims if state.listed and state.snapshot else ():
+        assert state.snapshot
+        for uuid in sorted(claims.which(claim, state.snapshot) or ()):
+            yield (
+                uuid,
+                dict(zip((*HELD, *CLAIM), (claim.namespace, claim.pod, claim.container, claim.name, claim.driver))),
+            )
+
+
+def _there(row: Holder, devices: Mapping[tuple[str, str], Device]) -> Iterable[Device]:
+    return (devices[row["resource"], one] for one in row["devices"] if (row["resource"], one) in devices)

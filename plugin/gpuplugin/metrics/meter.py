@@ -1,0 +1,157 @@
+"""Has the figures of GPUs asked for by a child, at the pace of those who want them, and remembers what it says.
+
+Out of scope: the child (child.py, figures.py), and what the figures are called (metrics.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.metrics import figures
+from gpuplugin.processes import child, tasks
+from gpuplugin.processes.child import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from gpushim.ground.model import Snapshot
+
+PACE = 1.0  # seconds between rounds, at least
+IDLE = 300.0  # seconds after the last question in which the child still runs: it has the driver open
+STALE = 60.0  # seconds for which figures are told
+MIGS = 64  # of one GPU, most
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is known of a GPU.
+
+    Attributes:
+        own: its figures, by key.
+        migs: those of its MIG instances, by UUID.
+        up: whether it answered when it was last asked.
+        age: seconds since it did; None: it never has.
+    """
+
+    own: dict[str, float] = field(default_factory=dict)
+    migs: dict[str, dict[str, float]] = field(default_factory=dict)
+    up: bool = False
+    age: float | None = None
+
+
+class Meter:
+    """The figures.
+
+    Args:
+        start: starts a task, and sees to what it ends with.
+        held: says whether nothing may ask the driver.
+    """
+
+    def __init__(self, start: Callable[[Any], asyncio.Task[Any]], held: Callable[[], bool]) -> None:
+        self._start, self._held = start, held
+        lost = "metrics lack figures of GPUs"
+        self._child = Child("figures", self._words, self._heard, self._blind, figures.SILENCE, lost=lost, fed=True)
+        self._snapshot: Snapshot | None = None
+        self._driver: object = None  # that the child has opened
+        self._runs = False
+        self._number, self._asked, self._wanted = 0, 0.0, 0.0  # of the last round; time.monotonic()
+        self._done = asyncio.Event()
+        self._known: dict[str, tuple[float, Figures]] = {}  # by UUID, with the time.monotonic() of the answer
+        self._failed: set[str] = set()  # UUIDs
+
+    def look(self, snapshot: Snapshot | None) -> None:
+        """Go by a snapshot; end the child when nobody has asked for long."""
+        self._snapshot = snapshot
+        there = {gpu["uuid"] for gpu in snapshot["gpus"]} if snapshot else set()
+        self._known = {uuid: found for uuid, found in self._known.items() if uuid in there}
+        if self._runs and (not self._askable() or time.monotonic() - self._wanted > IDLE):
+            self._runs = False
+            self._start(self._child.stop())
+        elif self._runs and self._found() != self._driver:
+            self._driver = self._found()
+            self._child.again()
+
+    def _askable(self) -> bool:
+        found = self._snapshot
+        return found is not None and found["platform"] == "native" and found["stamp"]["module"] is not None
+
+    def _found(self) -> object:
+        assert self._snapshot is not None
+        facts = self._snapshot["stamp"]
+        return [facts["module"], facts["gpus"], self._words(())]
+
+    async def ask(self, seconds: float) -> None:
+        """Have all GPUs asked, unless they just were; returns after so many seconds, whatever they do."""
+        now = self._wanted = time.monotonic()
+        if not self._askable() or self._held():
+            return
+        if not self._runs:
+            self._runs, self._driver = True, self._found()
+            self._asked = now
+            self._done.clear()
+            self._child.begin(self._start)  # and it begins with a round
+        elif now - self._asked >= PACE:
+            self._number, self._asked = self._number + 1, now
+            self._done.clear()
+            self._child.say({"ask": self._number})
+        await tasks.until(self._done, seconds)
+
+    async def stop(self) -> None:
+        """End the child; the next question starts it."""
+        self._runs = False
+        self._done.set()
+        await self._child.stop()
+
+    async def close(self) -> None:
+        """End it, and wait until it is gone, however long a driver that hangs holds it."""
+        await self.stop()
+        await child.ended([self._child])
+
+    def figures(self) -> dict[str, Figures]:
+        """Return what is known of each GPU of the snapshot, by UUID; without what is too old to be told."""
+        now, found = time.monotonic(), {}
+        for gpu in self._snapshot["gpus"] if self._snapshot else ():
+            at, known = self._known.get(gpu["uuid"], (None, Figures()))
+            if at is not None:
+                up = known.up and at >= self._asked and gpu["uuid"] not in self._failed
+                fresh = now - at <= STALE
+                known = Figures(known.own if fresh else {}, known.migs if fresh else {}, up, now - at)
+            found[gpu["uuid"]] = known
+        return found
+
+    def _words(self, suspects: Collection[str]) -> list[str]:
+        assert self._snapshot is not None
+        return figures.command(self._snapshot, suspects)
+
+    def _blind(self, why: str, gpu: str) -> None:
+        self._done.set()
+
+    def _heard(self, line: dict[str, Any]) -> None:
+        if line.get("done") in (0, self._number):  # 0: a new child's first round, which is unasked
+            self._done.set()
+        poll = line.get("poll")
+        uuids = {gpu["uuid"] for gpu in self._snapshot["gpus"]} if self._snapshot else set()
+        for uuid, found in poll.items() if isinstance(poll, dict) else ():
+            if uuid not in uuids or not isinstance(found, dict):
+                continue
+            if found.get("error"):
+                self._failed.add(uuid)
+                continue
+            self._failed.discard(uuid)
+            migs = found.get("migs")
+            instances = [*migs.items()][:MIGS] if isinstance(migs, dict) else []
+            its = {name: _numbers(one) for name, one in instances}
+            self._known[uuid] = time.monotonic(), Figures(_numbers(found.get("gpu")), its, True)
+
+
+def _numbers(found: object) -> dict[str, float]:
+    """Take what are numbers of figures."""
+    rows: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    return {key: rows[key] for key in figures.KEYS if _is_number(rows.get(key))}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1 << 64

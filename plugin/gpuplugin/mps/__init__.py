@@ -1,0 +1,1 @@
+"""MPS: a control daemon for each group of GPUs, and its unit."""

@@ -1,0 +1,121 @@
+"""MPS as the plugin sees it: where a group of GPUs has its directories, and whether its control daemon serves.
+
+Looked at with a few short reads, never by asking the daemon. Out of scope: running it (mps_supervisor.py), and what a
+container gets of it (allocation.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpushim.inventory import ensure
+from gpushim.paths import lock, trust
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpuplugin.devices.division import MpsGroup
+
+
+@dataclass(frozen=True)
+class Place:
+    """The directory of a group, root's alone.
+
+    Args:
+        state_dir: gpushim's state directory.
+        group: the group's name.
+    """
+
+    state_dir: str
+    group: str
+
+    @property
+    def top(self) -> str:
+        """The directory of all that follow."""
+        return f"{self.state_dir}/mps/{self.group}"
+
+    @property
+    def pipe(self) -> str:
+        """Where clients find the daemon."""
+        return f"{self.top}/pipe"
+
+    @property
+    def log(self) -> str:
+        """Where the daemon writes its logs."""
+        return f"{self.top}/log"
+
+    @property
+    def private(self) -> str:
+        """A directory that root alone enters, so that no user of the host gets to what is in it."""
+        return f"{self.top}/private"
+
+    @property
+    def shm(self) -> str:
+        """The /dev/shm of the daemon and its clients, which may all write to it."""
+        return f"{self.private}/shm"
+
+    @property
+    def lock(self) -> str:
+        """The file that a supervisor holds."""
+        return f"{self.top}/lock"
+
+    @property
+    def state(self) -> str:
+        """What a supervisor tells of a daemon that serves."""
+        return f"{self.top}/state.json"
+
+    @property
+    def modes(self) -> str:
+        """The compute modes that the GPUs had before."""
+        return f"{self.top}/compute-modes.json"
+
+
+def unit(group: str) -> str:
+    """Return the name of a group's unit."""
+    return f"gpushim-mps@{group}.service"
+
+
+def told(group: MpsGroup) -> dict[str, Any]:
+    """Return what of a group is in its state: a daemon that serves has been told this."""
+    return {
+        "group": group.name,
+        "gpus": [gpu.uuid for gpu in group.gpus],
+        "memory": group.memory,
+        "threads": group.threads,
+        "multi_user": group.multi_user,
+    }
+
+
+def ready(state_dir: str, group: MpsGroup) -> str:
+    """Say why clients cannot use a group now; "" if its daemon serves, with the GPUs and limits of the settings.
+
+    Args:
+        state_dir: gpushim's state directory.
+        group: by the settings in force.
+    """
+    place = Place(state_dir, group.name)
+    if not (all(map(trust.ours, (state_dir, f"{state_dir}/mps", place.top))) and lock.is_held(place.lock)):
+        return (
+            f"the MPS daemon of {group.name} does not run; start it with systemctl start {unit(group.name)}, or see "
+            f"with journalctl -u {unit(group.name)} why it has ended"
+        )
+    found = ensure.own(place.state)
+    if not found:
+        return f"the MPS daemon of {group.name} is starting; journalctl -u {unit(group.name)} says what it waits for"
+    if {key: found.get(key) for key in told(group)} != told(group):
+        return (
+            f"the MPS daemon of {group.name} has other GPUs or limits than the settings; it follows them as soon as "
+            f"it has no client, and at once by systemctl restart {unit(group.name)}, which ends its clients"
+        )
+    return ""
+
+
+def missing(state_dir: str, groups: Iterable[MpsGroup]) -> list[str]:
+    """List the units of groups without a supervisor.
+
+    Args:
+        state_dir: gpushim's state directory.
+        groups: by the settings in force.
+    """
+    return [unit(group.name) for group in groups if not lock.is_held(Place(state_dir, group.name).lock)]

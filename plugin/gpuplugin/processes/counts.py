@@ -1,0 +1,81 @@
+"""What the plugin has done, counted since its start: of one process, as its log is.
+
+Out of scope: who asks for it, and the names under which it is told (metrics.py).
+Budget: a microsecond, for it is called within kubelet's calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from gpushim.ground.logs import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What is counted, and what is timed; each by one word more, such as a resource.
+ALLOCATIONS, ALLOCATION_ERRORS = "allocations", "allocation errors"
+REGISTRATIONS, REGISTRATION_ERRORS = "registrations", "registration errors"
+REFRESHES, REFRESH_ERRORS = "refreshes", "refresh errors"
+MESSAGES = "messages"  # by level
+BOUNDS = {
+    ALLOCATIONS: (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 1.0),
+    REFRESHES: (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+}  # seconds
+WORDS = 1000  # of one thing, most
+
+counted: dict[tuple[str, str], int] = {}
+timed: dict[tuple[str, str], list[float]] = {}  # the sum of seconds; how many took up to each bound, and longer
+
+
+def add(what: str, word: str = "") -> None:
+    """Count one."""
+    if (what, word) in counted or len(counted) < WORDS:
+        counted[what, word] = counted.get((what, word), 0) + 1
+
+
+def took(what: str, seconds: float, word: str = "") -> None:
+    """Take note of how long one took."""
+    bounds = BOUNDS[what]
+    if (what, word) not in timed and len(timed) >= WORDS:
+        return
+    row = timed.setdefault((what, word), [0.0] * (len(bounds) + 2))
+    row[0] += seconds
+    row[1 + bisect_left(bounds, seconds)] += 1
+
+
+@contextlib.contextmanager
+def timing(what: str, failed: str, word: str = "") -> Iterator[None]:
+    """Time the block, and count it if it raises."""
+    began = time.perf_counter()
+    try:
+        yield
+    except Exception:
+        add(failed, word)
+        raise
+    finally:
+        took(what, time.perf_counter() - began, word)
+
+
+class Messages(logging.Handler):
+    """Counts warnings and errors that are logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count one."""
+        add(MESSAGES, "error" if record.levelno >= logging.ERROR else "warning")
+
+
+def messages() -> None:
+    """Count, from now on, warnings and errors that are logged."""
+    if not any(isinstance(one, Messages) for one in logger.handlers):
+        logger.addHandler(Messages(logging.WARNING))
+
+
+def reset() -> None:
+    """Begin anew."""
+    counted.clear()
+    timed.clear()

@@ -1,0 +1,1 @@
+"""What the administrator says of resources, sharing, health and profiles."""

@@ -1,0 +1,140 @@
+"""The form of each key in the section sharing of NVIDIA's file.
+
+Out of scope: what keys mean together (sharing.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Optional
+
+from gpuplugin.settings.resources import LONGEST_NAME, NAME, PREFIX
+from gpushim.ground.bounds import LISTED, PLUGIN_ENTRIES, PLUGIN_KEY, PLUGIN_PATTERN, PLUGIN_REPLICAS
+from gpushim.ground.errors import CONFIG, GpushimError, quote
+from gpushim.oci import selection
+
+SWITCHES = ("renameByDefault", "failRequestsGreaterThanOne")
+A_NAME = "small letters, digits, - and ., with or without nvidia.com/"
+_SEXAGESIMAL = 60
+_BARE = ("replicas", "count", "threads", "distinct", "multiUser", *SWITCHES)  # no strings
+_MIB = {"Mi": 1, "Gi": 1 << 10}
+
+
+def _number(most: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and 1 <= value <= most
+
+
+def is_name(value: Any) -> bool:
+    """Tell whether this can be a resource's name, with or without nvidia.com/."""
+    if not isinstance(value, str):
+        return False
+    name = value[len(PREFIX) :] if value.startswith(PREFIX) else value
+    return bool(NAME.fullmatch(name)) and len(PREFIX + name) <= LONGEST_NAME
+
+
+def full_name(name: Optional[str]) -> str:
+    """Return a resource's whole name, "" for none."""
+    return PREFIX + name.rpartition("/")[2] if name else ""
+
+
+def _is_memory(value: Any) -> bool:
+    return isinstance(value, str) and bool(re.fullmatch("[1-9][0-9]{0,7}(Mi|Gi)", value))
+
+
+def mib(value: Optional[str]) -> Optional[int]:
+    """Return an amount of memory in MiB."""
+    return int(value[:-2]) * _MIB[value[-2:]] if value else None
+
+
+def _is_devices(value: Any) -> bool:
+    if not isinstance(value, list):
+        return value == "all" or _number(PLUGIN_REPLICAS)(value)
+    return 0 < len(value) <= PLUGIN_ENTRIES and all(_is_selector(one) for one in value)
+
+
+def _is_selector(value: Any) -> bool:
+    """Tell whether this names devices, or may do so as a model's pattern or a MIG instance's profile.
+
+    YAML reads 1:0 without quotes as 60, so that no number from there on is an index.
+    """
+    text = str(value).strip()
+    if not (
+        (isinstance(value, str) and 0 < len(text) <= PLUGIN_PATTERN)
+        or (type(value) is int and 0 <= value < _SEXAGESIMAL)
+    ):
+        return False
+    fnmatchcase("", text.lower())  # compiles it, and that is kept: here no call of kubelet's waits for it
+    try:
+        items = selection.parse([text], ())
+    except GpushimError:  # it speaks of a request
+        return False
+    return bool(items) and items is not None and items[0][0] not in ("all", "none", *selection.BESIDE)
+
+
+def _is_switch(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+_FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "replicas": (_number(PLUGIN_REPLICAS), f"a number between 1 and {PLUGIN_REPLICAS}"),
+    "rename": (is_name, A_NAME),
+    "devices": (
+        _is_devices,
+        f"how many, all, or a list of at most {PLUGIN_ENTRIES} indices, MIG indices in quotes, UUIDs, PCI addresses, "
+        "patterns of models such as *A100*, and profiles of MIG instances",
+    ),
+    "distinct": (_is_switch, "true or false"),
+    "policy": (lambda value: value in ("packed", "distributed"), "packed or distributed"),
+    "multiUser": (_is_switch, "true or false"),
+    "memory": (_is_memory, "a whole number with Mi or Gi, as in 8Gi"),
+    "threads": (_number(100), "percent, a number between 1 and 100"),
+    "slices": (
+        lambda value: isinstance(value, list) and 0 < len(value) <= PLUGIN_ENTRIES,
+        f"a list of at most {PLUGIN_ENTRIES}, as in [{{name: gpu.10gb, memory: 10Gi, count: 2}}]",
+    ),
+    "resources": (
+        lambda value: isinstance(value, list) and len(value) <= PLUGIN_ENTRIES,
+        f"a list of at most {PLUGIN_ENTRIES}, as in [{{name: gpu, replicas: 2}}]",
+    ),
+    "count": (_number(PLUGIN_REPLICAS), f"a number between 1 and {PLUGIN_REPLICAS}"),
+    **dict.fromkeys(SWITCHES, (_is_switch, "true or false")),
+}
+
+
+def value(row: Mapping[str, Any], key: str, where: str) -> Any:
+    """Return what a key has, None if nothing; it must have the form that _FORMS says."""
+    value = row.get(key)
+    well, form = _FORMS[key]
+    if value is None or well(value):
+        return value
+    shown = quote(str(value))
+    if isinstance(value, str):
+        shown, form = f'"{shown}"', form + ", without quotes" * (key in _BARE)
+    raise GpushimError(f"{where}: {key} is {shown}; write {form}", CONFIG)
+
+
+def unknown(row: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Say which keys mean nothing, the first ones with the known one that may be meant."""
+    found, keys = [], [key for key in row if key not in known]
+    for number, key in enumerate(keys):
+        near = meant(key, [*known]) if number < LISTED else ""
+        found.append(f"{quote(key)} means nothing" + (f"; is {near} meant?" if near else ""))
+    return found
+
+
+def meant(key: str, known: Sequence[str]) -> str:
+    """Return the known key that an unknown one may mean; "" if there is none like it."""
+    from difflib import get_close_matches  # only for a file with a wrong key
+
+    return next(iter(get_close_matches(key, known, 1)), "") if len(key) <= PLUGIN_KEY else ""
+
+
+def table(value: Any, path: str, name: str) -> dict[str, Any]:
+    """Return a mapping, an empty one for None; anything else is refused."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise GpushimError(f"{path}: {name} is no mapping of YAML or JSON; write keys there", CONFIG)
+    return value

@@ -1,0 +1,142 @@
+"""What counts of NVIDIA's file on this node: all of it, or one of the profiles in it.
+
+    profiles: {small: {sharing: ...}, big: {sharing: ...}}      # each a whole file of that form
+    default: small                                              # where the profile file is missing or empty
+
+A profile counts instead of what is beside `profiles`. Out of scope: what a file says (settings.py, sharing.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpushim.config import policy
+from gpushim.ground import bounds
+from gpushim.ground.errors import CONFIG, GpushimError, quote
+from gpushim.nvidia.migrate import device_plugin
+
+KEYS = ("profiles", "default")
+
+
+@dataclass
+class Part:
+    """What counts of a file.
+
+    Attributes:
+        table: as parsed.
+        where: its name in messages.
+        profile: its name, or "".
+        notes: a sentence for each thing that does not count.
+    """
+
+    table: dict[str, Any] = field(default_factory=dict)
+    where: str = ""
+    profile: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def read(path: str, chooser: str, begins: bool = False) -> Part:
+    """Read what counts on this node.
+
+    Args:
+        path: of NVIDIA's file, or "".
+        chooser: path of the file whose one word names a profile, which need not exist; or "".
+        begins: there is nothing yet that could stay as it is. Then a profile that does not exist counts as none that
+            is named: a mistake in a node's label must not take its GPUs away.
+
+    Raises:
+        GpushimError: a file cannot be read or trusted, or no profile of NVIDIA's file is meant.
+    """
+    chosen = _chosen(chooser)
+    file = device_plugin.parse(_content(path, "configuration of a device plugin"), path) if path else {}
+    profiles, notes = _profiles(file, path), []
+    default = _named(file.get("default"), f"{path}: default", profiles, path)
+    try:
+        name = _meant(chosen, chooser, profiles, path) or default
+    except GpushimError as error:
+        if not begins:
+            raise
+        name = default
+        counts = f"the default {default} counts" if default else "none counts"
+        notes.append(f"{error}; until that is so, {counts}")
+    if not profiles:
+        return Part(file, path, notes=notes)
+    if not name:
+        names = " or ".join(map(quote, [*profiles][:16]))
+        notes += [f"{path} has profiles, of which none counts; write default there, or into the profile file {names}"]
+        return Part({key: value for key, value in file.items() if key not in KEYS}, path, notes=notes)
+    beside = [key for key in file if key not in ("version", *KEYS)]
+    notes += [f"{path}: {quote(key)} does nothing beside the profile {name}, which counts" for key in beside]
+    return Part(profiles[name], f"{path}, profile {name}", name, notes)
+
+
+def _chosen(path: str) -> str:
+    """Return the name that the profile file has, or "" if there is none."""
+    if not path:
+        return ""
+    try:
+        words = policy.trusted(path, "name of a profile", mounted=True).decode(errors="replace").split()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise GpushimError(f"{path} cannot be read: {error.strerror}", CONFIG) from None
+    if len(words) > 1 or len("".join(words)) > bounds.PLUGIN_PROFILE:
+        raise GpushimError(f"{path} is not one word; write the name of a profile of config-file, or nothing", CONFIG)
+    return "".join(words)
+
+
+def _content(path: str, what: str) -> bytes:
+    """Read a file; what it says is done as root, so root alone may write it, as config.toml."""
+    try:
+        return policy.trusted(path, what)
+    except OSError as error:
+        raise GpushimError(f"{path} cannot be read: {error.strerror}", CONFIG) from None
+
+
+def _profiles(file: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the profiles of a file, checked as far as all of them must be right."""
+    found = file.get("profiles")
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise GpushimError(f"{path}: profiles is no mapping of YAML or JSON; write names of profiles there", CONFIG)
+    for name, profile in found.items():
+        where = f'{path}: the profile "{quote(str(name))}"'
+        if (
+            not (isinstance(name, str) and name.split() == [name] and name.isprintable())
+            or len(name) > bounds.PLUGIN_PROFILE
+        ):
+            raise GpushimError(
+                f"{where} has a name that is not one word of at most {bounds.PLUGIN_PROFILE} characters", CONFIG
+            )
+        if not isinstance(profile, dict):
+            raise GpushimError(f"{where} is no mapping of YAML or JSON; write what a file has there", CONFIG)
+        nested = [key for key in KEYS if key in profile]
+        if nested:
+            raise GpushimError(f"{where} has {nested[0]} in it; profiles are in the file, not in a profile", CONFIG)
+        device_plugin.check_version(profile, f"{path}, profile {quote(name)}")
+    return found
+
+
+def _meant(chosen: str, chooser: str, profiles: dict[str, Any], path: str) -> str:
+    if chosen and not profiles:
+        place = f"{path} has no profiles" if path else "no config-file is named"
+        raise GpushimError(
+            f'{chooser} names the profile "{quote(chosen)}", but {place}; write them there, or remove {chooser}',
+            CONFIG,
+        )
+    return _named(chosen, chooser, profiles, path)
+
+
+def _named(name: Any, who: str, profiles: dict[str, Any], path: str) -> str:
+    if name in (None, ""):
+        return ""
+    if not isinstance(name, str) or name not in profiles:
+        there = ", ".join(map(quote, [*profiles][:16])) or "none"
+        raise GpushimError(
+            f'{who} names the profile "{quote(str(name))}", which {path} does not have; it has {there}; name one of '
+            "them",
+            CONFIG,
+        )
+    return name

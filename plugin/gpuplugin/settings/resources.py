@@ -1,0 +1,248 @@
+"""Snapshot to devices: which extended resources a node has, and which devices each of them has.
+
+Knows nothing of kubelet's messages, so that another protocol can stand on it.
+Out of scope: what the host has (gpushim.inventory), and what a container gets of a device (allocation.py).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Optional
+
+from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError, quote
+from gpushim.oci import selection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpushim.ground.model import Gpu, MigInstance, Snapshot
+
+PREFIX = "nvidia.com/"
+WHOLE = PREFIX + "gpu"
+# Of a resource's name, 63 characters may be the cluster's. Fewer here: ".shared" may follow, and the key of an
+# annotation, which has the same limit, has the name and more in it (allocation.ANNOTATION).
+LONGEST_NAME = 45
+NAME = re.compile("[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+STRATEGIES = ("none", "single", "mixed")
+GONE = "the host does not have it any more"
+ALL_IN_ONE = {"wsl": "all", "tegra": "tegra"}  # platforms whose GPUs are one device, and its id
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of its group counts when a device is given out.
+
+    Attributes:
+        kind: sharing.TIME_SLICING or MPS.
+        distinct: a container gets one replica of this GPU or MIG instance.
+        single: a container that gets this gets no other replica.
+        policy: of the group.
+        group: of MPS: name of its directory and unit.
+        memory: MiB, what a client process of MPS may have, or a container by the kernel; None if no limit is known.
+        threads: of MPS: percent, the same.
+        sliced: the limits are below the daemon's, so that the container has to be told.
+    """
+
+    kind: str
+    distinct: bool = False
+    single: bool = False
+    policy: str = ""
+    group: str = ""
+    memory: Optional[int] = None
+    threads: Optional[int] = None
+    sliced: bool = False
+
+
+@dataclass(frozen=True)
+class Device:
+    """What kubelet counts as one.
+
+    Attributes:
+        id: its UUID, with "::0", "::1" ... if it is given out several times.
+        uuid: of the GPU or MIG instance, as NVML has it: what containers call it.
+        index: its other name: 0, or 0:1 of a MIG instance.
+        gpu: index of the GPU that it is, or is part of.
+        numa: NUMA node of that GPU; -1 if it has none.
+        nodes: its device nodes, below the device root.
+        problem: why it cannot be handed out now, or "".
+        share: what its group of sharing has it given out by; None if it is whole.
+        place: of a MIG instance: its GPU instance and compute instance on that GPU.
+    """
+
+    id: str
+    uuid: str
+    index: str
+    gpu: int
+    numa: int = -1
+    nodes: tuple[str, ...] = ()
+    problem: str = ""
+    share: Share | None = None
+    place: str = ""
+
+
+def units(snapshot: Snapshot) -> dict[str, Device]:
+    """List what a node has, GPUs and MIG instances alike, by UUID, however it is given out."""
+    if snapshot["platform"] in ALL_IN_ONE:
+        return {one.uuid: one for row in _one(snapshot, (), []).values() for one in row}
+    gpus = {gpu["index"]: gpu for gpu in snapshot["gpus"]}
+    migs = [_instance(mig, gpus[mig["gpu"]]) for mig in snapshot["mig"] if mig["gpu"] in gpus]
+    return {one.uuid: one for one in (*(_whole(gpu) for gpu in gpus.values() if gpu["uuid"]), *migs)}
+
+
+def find(snapshot: Snapshot, strategy: str, excluded: Sequence[str], notes: list[str]) -> dict[str, list[Device]]:
+    """List the resources of a node.
+
+    Args:
+        snapshot: of its inventory, without an error.
+        strategy: what becomes of MIG instances, one of STRATEGIES.
+        excluded: GPUs and MIG instances that are not given out, by index, UUID or PCI address.
+        notes: gets a sentence for each device that is left out, and each entry of `excluded` that means none.
+
+    Returns:
+        the devices of each resource, by its name; in the order of indices.
+
+    Raises:
+        GpushimError: the strategy is for MIG instances, and the host does not allow it; or an entry of `excluded`
+            names no device.
+    """
+    if snapshot["platform"] in ALL_IN_ONE:
+        return _one(snapshot, excluded, notes)
+    if strategy != "none" and snapshot["source"] != "nvml":
+        raise GpushimError(
+            f"mig-strategy is {strategy}, but NVML, which alone tells MIG instances, cannot be used; gpushim doctor "
+            "says why",
+            INVENTORY,
+        )
+    gpus, migs = kept(snapshot, excluded, notes)
+    notes += snapshot["missing"]
+    parents = {gpu["index"]: gpu for gpu in gpus}
+    if strategy == "single" and any(gpu["mig"] for gpu in gpus):
+        check_single(gpus, migs, notes)
+        return {WHOLE: [_instance(mig, parents[mig["gpu"]]) for mig in migs]} if migs else {}
+    whole = [_whole(gpu) for gpu in gpus if _is_whole(gpu, strategy, snapshot["mig"], notes)]
+    found = {WHOLE: whole} if whole else {}
+    for mig in migs if strategy == "mixed" else ():
+        name = name_of(mig, notes)
+        if name:
+            found.setdefault(name, []).append(_instance(mig, parents[mig["gpu"]]))
+    return found
+
+
+def _one(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> dict[str, list[Device]]:
+    """Count all GPUs as one where containers get all of them or none."""
+    name, gpus = ALL_IN_ONE[snapshot["platform"]], snapshot["gpus"]
+    if excluded:
+        notes.append("exclude does nothing here: containers get all of this host's GPUs or none")
+    index = "all" if snapshot["platform"] == "wsl" else "0"
+    problem = next((gpu["problem"] for gpu in gpus if gpu["problem"]), "")
+    device = Device(name, "all", index, 0, nodes=(*snapshot["nodes"],), problem=problem)
+    return {WHOLE: [device]} if gpus else {}
+
+
+def name_of(mig: MigInstance, notes: list[str]) -> str:
+    """Name the resource of a MIG instance; "" if it is left out."""
+    profile = mig["profile"]
+    name = "mig-" + profile.replace("+", ".")
+    if profile.partition(".")[0].endswith("c"):  # 1c.3g.20gb
+        why = f"{profile} does not use all of its GPU instance; that is given out with mig-strategy single alone"
+    elif not NAME.fullmatch(name) or len(PREFIX + name) > LONGEST_NAME:
+        why = f'its profile "{quote(profile)}" makes no name of a resource'
+    else:
+        return PREFIX + name
+    notes.append(f"MIG instance {mig['uuid']} is left out: {why}")
+    return ""
+
+
+def replicated(
+    devices: Sequence[Device], replicas: int, share: Share | None = None, numbered: bool = False
+) -> list[Device]:
+    """Give each device out several times, under ids of their own.
+
+    Args:
+        devices: to be given out.
+        replicas: how often; what is given out once keeps its id.
+        share: by what.
+        numbered: even what is given out once gets a number: it is a part of a device.
+    """
+    if replicas == 1 and not numbered:
+        return [replace(one, share=share) for one in devices]
+    return [replace(one, id=f"{one.id}::{number}", share=share) for one in devices for number in range(replicas)]
+
+
+def kept(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
+    """List GPUs and MIG instances that may be given out, in the order of indices; as for `find`."""
+    gpus = sorted(snapshot["gpus"], key=lambda gpu: gpu["index"])
+    migs = sorted(snapshot["mig"], key=lambda mig: (mig["gpu"], mig["index"]))
+    for text in excluded:
+        out = [one for item in _items(text) for one in selection.find(item, snapshot)]
+        if not out:
+            notes.append(f'exclude has "{quote(text)}", which this host does not have')
+        gpus = [gpu for gpu in gpus if gpu not in out]
+        migs = [mig for mig in migs if mig not in out]
+    kept = {gpu["index"] for gpu in gpus}
+    return gpus, [mig for mig in migs if mig["gpu"] in kept]
+
+
+def _items(text: str) -> list[selection.Item]:
+    try:
+        items = selection.parse([text], ()) or []
+    except GpushimError:  # it speaks of a request
+        items = []
+    if not items or items[0][0] in ("all", "none", "cdi", "unknown"):
+        raise GpushimError(
+            f'exclude has "{quote(text)}", which names no device; write an index, a UUID or a PCI address', CONFIG
+        )
+    return items
+
+
+def check_single(gpus: Sequence[Gpu], migs: Sequence[MigInstance], notes: list[str]) -> None:
+    """Refuse what the strategy single cannot tell apart: all its devices have one name."""
+    fix = "make the instances alike, leave GPUs out with exclude, or choose mig-strategy mixed"
+    divided = {mig["gpu"] for mig in migs}
+    # A GPU that does not answer may be in MIG mode; it stands in nobody's way.
+    sick = [gpu for gpu in gpus if gpu["problem"] and gpu["index"] not in divided]
+    notes += [f"GPU {gpu['index']} is left out: its MIG instances are not known: {gpu['problem']}" for gpu in sick]
+    plain = [str(gpu["index"]) for gpu in gpus if not gpu["mig"] and gpu not in sick]
+    if plain:
+        raise GpushimError(
+            f"mig-strategy is single, but GPU {', '.join(plain)} is not in MIG mode while others are; {fix}",
+            INVENTORY,
+        )
+    empty = [str(gpu["index"]) for gpu in gpus if gpu["index"] not in divided and gpu not in sick]
+    if empty:
+        raise GpushimError(
+            f"mig-strategy is single, but GPU {', '.join(empty)} has no MIG instance; {fix}", INVENTORY
+        )
+    profiles = sorted({mig["profile"] for mig in migs})
+    if len(profiles) > 1:
+        raise GpushimError(f"mig-strategy is single, but there are {' and '.join(profiles)}; {fix}", INVENTORY)
+
+
+def _is_whole(gpu: Gpu, strategy: str, migs: Sequence[MigInstance], notes: list[str]) -> bool:
+    """Say whether a GPU is a device by itself; notes get what is odd about it."""
+    who = f"GPU {gpu['index']}"
+    if gpu["mig"] and strategy == "mixed":
+        if all(mig["gpu"] != gpu["index"] for mig in migs):
+            notes.append(f"{who} is in MIG mode and has no instance, so nothing of it is given out")
+        return False
+    if not gpu["uuid"]:
+        notes.append(f"{who} is left out: it has no UUID, for NVML does not tell it")
+    elif gpu["mig"]:
+        notes.append(
+            f"{who} is in MIG mode and given out as a whole, in which CUDA finds no device; choose mig-strategy "
+            "single or mixed, or leave it out with exclude"
+        )
+    return bool(gpu["uuid"])
+
+
+def _whole(gpu: Gpu) -> Device:
+    uuid = gpu["uuid"]
+    return Device(uuid, uuid, str(gpu["index"]), gpu["index"], gpu["numa"], (gpu["node"],), gpu["problem"] or "")
+
+
+def _instance(mig: MigInstance, parent: Gpu) -> Device:
+    nodes = (parent["node"], *mig["nodes"])
+    index = f"{mig['gpu']}:{mig['index']}"
+    place, problem = f"{mig['gi']}/{mig['ci']}", parent["problem"] or ""
+    return Device(mig["uuid"], mig["uuid"], index, mig["gpu"], parent["numa"], nodes, problem, place=place)

@@ -1,0 +1,131 @@
+"""What the plugin is told: [device-plugin] of config.toml, and flags, variables and file of NVIDIA's plugin.
+
+A flag counts before a variable, that before NVIDIA's file (as in NVIDIA's k8s-device-plugin 0.20), and all of them
+before config.toml. Out of scope: how each says it (gpushim.nvidia.migrate.device_plugin), what settings do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from gpuplugin.settings import forms, profiles, sharing, xids
+from gpuplugin.settings.sharing import Group
+from gpushim.ground import bounds
+from gpushim.ground.errors import quote
+from gpushim.nvidia.migrate import device_plugin
+from gpushim.nvidia.migrate.device_plugin import FILES, Given
+from gpushim.nvidia.migrate.device_plugin_keys import PLACES, SETTINGS, Setting
+
+_FILE = 2  # rank of what NVIDIA's file says
+
+
+@dataclass
+class Settings:
+    """All settings in force.
+
+    Attributes:
+        values: by key of [device-plugin]; and disable-healthchecks and enable-healthchecks, which are variables only.
+        checks: what these two leave of the checks of health.
+        sharing: groups of devices that are given out several times.
+        profile: of NVIDIA's file, which counts; or "".
+        notes: a sentence for each thing that was read and has no meaning here.
+    """
+
+    values: dict[str, Any]
+    checks: xids.Choice = field(default_factory=xids.Choice)
+    sharing: tuple[Group, ...] = ()
+    profile: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def resolve(
+    flags: Mapping[str, Sequence[str]],
+    environment: Mapping[str, str],
+    section: Mapping[str, Any],
+    path: str = "",
+    begins: bool = False,
+) -> Settings:
+    """Find out what is in force.
+
+    Args:
+        flags: values by flag, without dashes, in the order of the command line.
+        environment: variables.
+        section: [device-plugin] of config.toml; what it leaves out has its default.
+        path: of NVIDIA's file, if config-file is not to count.
+        begins: none have been in force, as for profiles.read.
+
+    Raises:
+        GpushimError: a value is wrong, or a file cannot be read or trusted.
+    """
+    named, chooser = files(flags, environment, section)
+    part = profiles.read(path or named, chooser, begins)
+    found = Settings({**_defaults(), **section}, profile=part.profile, notes=part.notes)
+    ranks = dict.fromkeys(found.values, 3)
+    for setting in SETTINGS:
+        rank, given = _given(setting, flags, environment, part.table, part.where)
+        if given is None:
+            continue
+        if rank == _FILE and setting.key in PLACES:
+            node = f"{setting.key} in config.toml or --{setting.flags[0]}"
+            found.notes.append(f"{given.where} is read and does nothing: the node says where, by {node}")
+        elif not setting.key and given.value != setting.default:
+            found.notes.append(f"{given.where} is read and does nothing: {setting.why}")
+        elif setting.key and rank < ranks[setting.key]:
+            found.values[setting.key], ranks[setting.key] = given.value, rank
+    found.checks = xids.choose(found.values["disable-healthchecks"], found.values["enable-healthchecks"], found.notes)
+    found.notes += _of_file(part.table, part.where)
+    found.sharing = _sharing(part.table, part.where, found.notes)
+    return found
+
+
+def _sharing(table: Mapping[str, Any], where: str, notes: list[str]) -> tuple[Group, ...]:
+    said: list[str] = []
+    groups = sharing.read(table.get("sharing"), where, said)
+    notes += said[: bounds.LISTED]
+    if len(said) > bounds.LISTED:
+        notes.append(f"{where}: {len(said) - bounds.LISTED} more places below sharing do nothing")
+    return groups
+
+
+def files(
+    flags: Mapping[str, Sequence[str]], environment: Mapping[str, str], section: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Say which files count besides config.toml: config-file and profile-file, or "" for none; as for `resolve`."""
+    values = {**_defaults(), **section}
+    for setting in SETTINGS:
+        given = _given(setting, flags, environment, {}, "")[1] if setting.key in FILES else None
+        values[setting.key] = given.value if given else values.get(setting.key)
+    return values[FILES[0]], values[FILES[1]]
+
+
+def _defaults() -> dict[str, Any]:
+    return {setting.key: setting.rule["default"] for setting in SETTINGS if setting.key}
+
+
+def _given(
+    setting: Setting,
+    flags: Mapping[str, Sequence[str]],
+    environment: Mapping[str, str],
+    file: Mapping[str, Any],
+    path: str,
+) -> tuple[int, Optional[Given]]:
+    """Find what counts of a setting, and how much. Only that is checked: what is overridden cannot hurt."""
+    given = device_plugin.by_flag(setting, flags)
+    if given:
+        return 0, given
+    given = device_plugin.by_variable(setting, environment)
+    return (1, given) if given else (_FILE, device_plugin.by_file(setting, file, path))
+
+
+def _of_file(file: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Say what in NVIDIA's file means nothing."""
+    keys = device_plugin.unknown(file)
+    for key in keys[: bounds.LISTED]:
+        meant = forms.meant(key, device_plugin.KEYS)
+        yield f"{path}: {quote(key)} means nothing" + (f"; is {meant} meant?" if meant else "")
+    if len(keys) > bounds.LISTED:
+        yield f"{path}: {len(keys) - bounds.LISTED} more keys mean nothing"
+    if file.get("resources"):
+        yield f"{path}: resources is read and does nothing, as in NVIDIA's plugin"

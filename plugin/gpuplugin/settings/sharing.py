@@ -1,0 +1,265 @@
+"""Which devices are given out several times: the section sharing of NVIDIA's file, and what it has here beyond.
+
+Out of scope: which devices of a host a group means (division.py), replicas' ids (resources.py), which of them comes
+first (preferred.py), and the daemons of MPS (mps.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from gpuplugin.settings import forms
+from gpuplugin.settings.resources import PREFIX, WHOLE, Device, Share
+from gpushim.ground import bounds
+from gpushim.ground.errors import CONFIG, GpushimError, quote
+
+TIME_SLICING, MPS = "time-slicing", "mps"
+_KINDS = {"timeSlicing": TIME_SLICING, "mps": MPS}  # by key of the file
+_SINGLE = "failRequestsGreaterThanOne"
+_OWN = ("replicas", "devices", "rename", "distinct", "policy", _SINGLE)
+_OF_MPS = ("multiUser", "memory", "threads", "slices")
+NAMED = 3  # keys that a refusal names
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A slice of each GPU of an MPS group, that is a resource of its own.
+
+    Attributes:
+        name: of the resource.
+        memory: MiB that a client process may have of a GPU; None is the daemon's limit.
+        threads: percent of a GPU's threads that a client process may use; None is the daemon's limit.
+        count: how many there are of each GPU.
+    """
+
+    name: str
+    memory: Optional[int]
+    threads: Optional[int]
+    count: int
+
+
+@dataclass(frozen=True)
+class Mps:
+    """What an MPS group has of its own.
+
+    Attributes:
+        memory: MiB that a client process may have of a GPU; None is an equal part.
+        threads: percent of a GPU's threads that a client process may use; None is an equal part.
+        multi_user: one server for clients of all users.
+        slices: of each GPU, where they are not all alike.
+    """
+
+    memory: Optional[int]
+    threads: Optional[int]
+    multi_user: bool
+    slices: tuple[Slice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices that are shared in one way.
+
+    Attributes:
+        resource: whose devices they are, such as nvidia.com/gpu.
+        devices: which of them: the first so many; or what selection.parse reads, patterns of models and profiles of
+            MIG instances; None is all.
+        name: of the resource that they become.
+        replicas: how often each is given out.
+        distinct: a container gets one replica of each GPU or MIG instance.
+        policy: "packed" or "distributed"; "" as the settings have it for all.
+        single: a container gets one replica.
+        mps: of MPS; None is time-slicing.
+        memory: of time-slicing: MiB that a container may have for each replica, where the kernel enforces that.
+    """
+
+    resource: str
+    devices: Union[int, tuple[str, ...], None]
+    name: str
+    replicas: int
+    distinct: bool = False
+    policy: str = ""
+    single: bool = False
+    mps: Optional[Mps] = None
+    memory: Optional[int] = None
+
+    @property
+    def names(self) -> list[str]:
+        """The resources that come of it."""
+        return [one.name for one in self.mps.slices] if self.mps and self.mps.slices else [self.name]
+
+
+def read(section: Any, path: str, notes: list[str]) -> tuple[Group, ...]:
+    """Read what NVIDIA's file says of sharing, as groups.
+
+    Args:
+        section: as parsed; None says nothing.
+        path: the file's name in messages.
+        notes: gets a sentence for each thing that does nothing, or something else than in NVIDIA's plugin.
+
+    Raises:
+        GpushimError: something has a wrong form, or two entries are for the same devices or name.
+    """
+    section = forms.table(section, path, "sharing")
+    notes += [f"{path}: sharing.{said}" for said in forms.unknown(section, _KINDS)]
+    sliced, mps = (_groups(section.get(key), path, key, notes) for key in _KINDS)
+    of_all = {group.resource for group in mps if group.devices is None}
+    twice = [group for group in sliced if group.devices is None and group.resource in of_all]
+    notes += [f"{path}: sharing.mps takes all of {one.resource}, and sharing.timeSlicing none of it" for one in twice]
+    groups = [*(group for group in sliced if group not in twice), *mps]
+    if len(groups) > len(mps) > 0:
+        notes.append(f"{path}: timeSlicing and mps both count here; NVIDIA's plugin goes by mps alone")
+    _check_apart(groups, path)
+    return tuple(groups)
+
+
+def told(devices: Sequence[Device]) -> list[str]:
+    """Say how devices of a resource are shared, in a line for each way."""
+    ways: dict[Share, Counter[str]] = {}
+    for one in devices:
+        if one.share:
+            ways.setdefault(one.share, Counter())[one.index] += 1
+    lines = []
+    for share, times in ways.items():
+        rules = "; a container gets one (failRequestsGreaterThanOne)" * share.single
+        rules += "; a container gets one of each at most (distinct)" * share.distinct
+        rules += f"; {share.policy}" * bool(share.policy)
+        for number in dict.fromkeys(times.values()):  # two entries may have one name, and replicas of their own
+            alike = ", ".join(index for index in times if times[index] == number)
+            lines.append(f"{alike} by {_kind_of(share)}, {number} of each{rules}")
+    return lines
+
+
+def _kind_of(share: Share) -> str:
+    if share.kind != MPS:
+        return share.kind + (f", {share.memory} MiB for each where the kernel enforces it" if share.memory else "")
+    limits = [f"{share.memory} MiB"] if share.memory else []
+    limits += [f"{share.threads} % of the threads"] if share.threads else []
+    kept = ", which the container is told and may override" * share.sliced
+    return f"MPS (gpushim-mps@{share.group}.service), {' and '.join(limits)} for a process{kept}"
+
+
+def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:
+    where = f"sharing.{key}"
+    section = forms.table(section, path, where)
+    notes += [f"{path}: {where}.{said}" for said in forms.unknown(section, ("resources", *forms.SWITCHES))]
+    for name in forms.SWITCHES:
+        forms.value(section, name, f"{path}: {where}")
+    rows = forms.value(section, "resources", f"{path}: {where}")
+    return [_group(row, section, path, key, notes) for row in rows or ()]
+
+
+def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: list[str]) -> Group:
+    """Read an entry of resources."""
+    kind = f"sharing.{key}"
+    row = forms.table(row, path, f"an entry of {kind}.resources")
+    name = row.get("name")
+    if not isinstance(name, str) or not name:
+        raise GpushimError(f"{path}: an entry of {kind}.resources has no name", CONFIG)
+    resource = name if "/" in name else PREFIX + name
+    where = f"{path}: {kind}, {quote(name)}"
+    found = {name: forms.value(row, name, where) for name in (*_OWN, *_OF_MPS)}
+    renamed = forms.full_name(found["rename"]) or resource + ".shared" * (section.get("renameByDefault") is True)
+    known = ("name", *_OWN, *(_OF_MPS if key == "mps" else ("memory",)))
+    beside = _beside(row, known)
+    notes += [f"{where}: {said}" for said in beside]
+    notes += [note for note in _changes(where, resource, renamed, found) if note not in notes]
+    mps = _mps(found, resource, where, notes) if key == "mps" else None
+    memory = forms.mib(found["memory"]) if mps is None else None
+    if memory and resource != WHOLE:
+        raise GpushimError(f"{where} has memory, which MIG instances have of their own; leave that out", CONFIG)
+    notes += [f"{where}: memory is limited only where the kernel enforces it"] * bool(memory)
+    replicas = sum(one.count for one in mps.slices) if mps and mps.slices else found["replicas"]
+    if replicas is None:
+        more = f" ({', '.join(beside[:NAMED])})" if beside else ""
+        raise GpushimError(f"{where} has no replicas; say how often each device is given out{more}", CONFIG)
+    devices = found["devices"]
+    if isinstance(devices, list):
+        devices = tuple(map(str, devices))
+    single = section.get(_SINGLE) if found[_SINGLE] is None else found[_SINGLE]
+    return Group(
+        resource=resource,
+        devices=None if devices == "all" else devices,
+        name=renamed,
+        replicas=replicas,
+        distinct=found["distinct"] is True,
+        policy=found["policy"] or "",
+        single=key == "mps" if single is None else single,
+        mps=mps,
+        memory=memory,
+    )
+
+
+def _beside(row: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Say which keys of an entry do nothing."""
+    of_mps = [f"{key} counts below sharing.mps alone" for key in row if key in _OF_MPS and key not in known]
+    return of_mps + forms.unknown({key: None for key in row if key not in _OF_MPS}, known)
+
+
+def _mps(found: Mapping[str, Any], resource: str, where: str, notes: list[str]) -> Mps:
+    if resource != WHOLE:
+        raise GpushimError(f"{where}: MPS shares whole GPUs, no MIG instances; the name that it takes is gpu", CONFIG)
+    rows = [_slice(row, where, notes) for row in found["slices"] or ()]
+    given = [key for key in ("replicas", "rename", "memory", "threads") if rows and found[key] is not None]
+    if given:
+        raise GpushimError(f"{where} has slices and {given[0]}; each slice has its own, so leave that out", CONFIG)
+    if len({one.name for one in rows}) < len(rows):
+        raise GpushimError(f"{where}: two slices have one name; add up their count, or name one otherwise", CONFIG)
+    return Mps(forms.mib(found["memory"]), found["threads"], found["multiUser"] is True, tuple(rows))
+
+
+def _slice(row: Any, where: str, notes: list[str]) -> Slice:
+    if not isinstance(row, dict) or not forms.is_name(row.get("name")):
+        raise GpushimError(f"{where}: a slice has no name; write {forms.A_NAME}", CONFIG)
+    name = forms.full_name(row["name"])
+    where = f"{where}, slice {name}"
+    memory, threads, count = (forms.value(row, key, where) for key in ("memory", "threads", "count"))
+    known = ("name", "memory", "threads", "count")
+    notes += [f"{where}: {said}" for said in forms.unknown(row, known)]
+    if memory is None and threads is None:
+        raise GpushimError(f"{where} has no limit; say memory, threads, or both", CONFIG)
+    return Slice(name, forms.mib(memory), threads, 1 if count is None else count)
+
+
+def _changes(where: str, resource: str, renamed: str, found: Mapping[str, Any]) -> list[str]:
+    """Say what a file brings here that NVIDIA's plugin reads, too: it drops two of the keys."""
+    notes = []
+    if found["rename"]:
+        notes.append(
+            f"{where}: its devices are {renamed} here, and pods ask for that; NVIDIA's plugin drops rename, and "
+            f"calls them {resource} or {resource}.shared"
+        )
+    if found["devices"] not in (None, "all"):
+        notes.append(
+            f"{where}: what devices does not name stays whole, and {resource}; NVIDIA's plugin drops devices, and "
+            "shares all"
+        )
+    return notes
+
+
+def _check_apart(groups: list[Group], path: str) -> None:
+    """Refuse entries that are for the same devices, different rules for one resource, and too many devices."""
+    number = sum(len(one.devices) for one in groups if isinstance(one.devices, tuple))
+    if number > bounds.PLUGIN_DEVICES:
+        raise GpushimError(
+            f"{path}: devices below sharing has {number} entries; write {bounds.PLUGIN_DEVICES} at most, or patterns",
+            CONFIG,
+        )
+    for place, one in enumerate(groups):
+        for other in groups[:place]:
+            if one.resource == other.resource and None in (one.devices, other.devices):
+                raise GpushimError(
+                    f"{path}: sharing has {quote(one.resource)} in two entries, of which one takes all its devices; "
+                    "merge them, or name the devices of each",
+                    CONFIG,
+                )
+            common = [name for name in one.names if name in other.names]
+            rules = [(each.distinct, each.policy, each.single, each.mps is None) for each in (one, other)]
+            if common and rules[0] != rules[1]:
+                raise GpushimError(
+                    f"{path}: sharing has two entries that become {quote(common[0])}, and differ in distinct, "
+                    "policy, failRequestsGreaterThanOne, or in being of MPS; rename one",
+                    CONFIG,
+                )

@@ -1,0 +1,1 @@
+"""The snapshot as the plugin has it: kept, watched, renewed, let go."""

@@ -1,0 +1,136 @@
+"""Whether the GPUs are let go, which a file says: for scripts, and for a plugin that is started anew meanwhile.
+
+An open NVML keeps a GPU from being reset, its MIG mode from changing, and the driver from being unloaded. They are
+taken again when the file is removed, and by itself when the driver was away and is back.
+Out of scope: closing what is open (daemon.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpushim.ground import system
+from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.ground.logs import logger
+from gpushim.inventory import ensure, renew, save
+from gpushim.paths import trust
+from gpushim.paths.replace import replace
+
+if TYPE_CHECKING:
+    from gpushim.ground.model import Stamp
+
+FOLDER, NAME = "device-plugin", "released"  # of the state directory
+PROBLEM = "released by gpushim device-plugin release; gpushim device-plugin take ends that"
+
+
+def folder() -> str:
+    """Return the directory of what the plugin keeps until the next boot."""
+    return f"{system.state_dir()}/{FOLDER}"
+
+
+def prepare() -> str:
+    """Make that directory, and return it.
+
+    Raises:
+        GpushimError: it cannot be made, or others can write to it.
+    """
+    save.prepare(system.state_dir())
+    try:
+        os.makedirs(folder(), 0o700, exist_ok=True)
+    except OSError as error:
+        raise GpushimError(f"{folder()} cannot be made: {error.strerror}", FAILED) from None
+    if not trust.ours(folder()):
+        raise GpushimError(
+            f"{folder()} cannot be trusted: it is no directory that only root can write to; remove it", FAILED
+        )
+    return folder()
+
+
+class Release:
+    """The file, and what the driver was like when it was made.
+
+    Attributes:
+        since: seconds since 1970, while the GPUs are let go; else 0.
+    """
+
+    def __init__(self) -> None:
+        self.since = 0.0
+        self._then: dict[str, Any] = {}
+        self._away = False  # the driver has been, since then
+
+    @property
+    def path(self) -> str:
+        """Where the file is."""
+        return f"{folder()}/{NAME}"
+
+    def wanted(self) -> bool:
+        """Say whether the GPUs are to be let go now; without the file they are not."""
+        if not (trust.ours(folder()) and os.path.lexists(self.path)):
+            self.since, self._away = 0.0, False
+            return False
+        now = _driver()
+        if not self.since:
+            self._read(now)
+        self._away = self._away or now["module"] is None
+        if self._back(now):
+            logger.info("the driver was away and is back: the GPUs are taken again")
+            self.take()
+            return False
+        return True
+
+    def ask(self) -> None:
+        """Make the file.
+
+        Raises:
+            GpushimError: it cannot be made.
+        """
+        prepare()
+        try:
+            self._write(time.time(), _driver())
+        except OSError as error:
+            raise GpushimError(f"{self.path} cannot be made: {error.strerror}", FAILED) from None
+
+    def take(self) -> None:
+        """Remove the file.
+
+        Raises:
+            GpushimError: it cannot be removed.
+        """
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+        except OSError as error:
+            raise GpushimError(f"{self.path} cannot be removed: {error.strerror}; remove it", FAILED) from None
+        self.since, self._away = 0.0, False
+
+    def _read(self, now: dict[str, Any]) -> None:
+        """Go by what the file says of the driver; one of a script says nothing."""
+        told = ensure.own(self.path)
+        try:
+            self._then = {"module": told["module"], "gpus": [*map(int, told["gpus"])]}
+            self.since = float(told["since"])
+            time.gmtime(self.since)  # which all who show it must be able to
+        except (KeyError, TypeError, ValueError, OverflowError, OSError):
+            self._then, self.since = now, time.time()
+            with contextlib.suppress(OSError):  # then the next plugin begins anew
+                self._write(self.since, now)
+
+    def _write(self, since: float, driver: dict[str, Any]) -> None:
+        replace(self.path, json.dumps({"since": since, **driver}).encode(), 0o600)
+
+    def _back(self, now: dict[str, Any]) -> bool:
+        """Say whether the driver is another since then; numbers of bindings never come again (stamp.driver)."""
+        if now["module"] is None or not now["gpus"]:
+            return False
+        anew = bool(self._then["gpus"]) and set(now["gpus"]).isdisjoint(self._then["gpus"])
+        return self._away or anew or now["module"] != self._then["module"]
+
+
+def _driver() -> dict[str, Any]:
+    """Gather what changes when the driver is unloaded and loaded: its version, the bindings of GPUs to it."""
+    facts: Stamp = renew.facts(system.config_path())["stamp"]
+    return {"module": facts["module"], "gpus": sorted(one for one in facts["gpus"].values() if one is not None)}

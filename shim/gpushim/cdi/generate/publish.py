@@ -1,0 +1,234 @@
+"""The CDI spec that every refresh writes.
+
+Nothing here fails a refresh, for which a container may be waiting. Out of scope: what a spec says (write.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, Optional
+
+from gpushim.cdi import form, specs, text
+from gpushim.cdi.generate import write, written
+from gpushim.ground import system
+from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.oci.selection import BESIDE, parse
+from gpushim.paths import exchange, trust
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpushim.ground.model import Snapshot
+
+DEFAULT_DIRECTORY = "/var/run/cdi"
+CHOICE = (
+    "engines take that one; to have gpushim's again, disable what writes it (nvidia-cdi-refresh), remove {}, and "
+    "refresh; write-spec = false under [cdi] says that it is to stay"
+)
+
+
+def on_refresh(snapshot: Snapshot) -> None:
+    """Write the spec of a snapshot as its policy says, and remove outdated ones; "notes" gets what goes wrong."""
+    notes: list[str] = []
+    path = path_of(snapshot["policy"]) if snapshot["policy"]["cdi"]["write-spec"] else ""
+    try:
+        if not path or _write(snapshot, path, notes):
+            _remove_others(path, notes)
+    except (GpushimError, OSError, ValueError) as error:
+        notes.append(f"no CDI spec is written: {error}")
+    snapshot["notes"] = [*snapshot["notes"], *(note for note in notes if note not in snapshot["notes"])]
+
+
+def _remove_others(path: str, notes: list[str]) -> None:
+    """Remove what refresh has written for another directory or kind that the policy had before."""
+    for other in written.others(path):
+        why = f"{path} takes its place" if path else "write-spec under [cdi] is false"
+        try:
+            written.remove(other)
+            notes.append(f"{other}, which refresh had written, is removed: {why}")
+        except OSError as error:
+            notes.append(f"{other}, which refresh had written, cannot be removed ({error.strerror}), but {why}")
+
+
+def path_of(policy: Mapping[str, Any]) -> str:
+    """Return the path that refresh writes; its name follows the advice of the CDI specification."""
+    directory: str = policy["cdi"]["output-directory"]
+    if not directory:
+        # A state directory of their own, as of a test or a rootless engine, has the specs too.
+        state = system.state_dir()
+        directory = DEFAULT_DIRECTORY if state == system.STATE_DIR else state + "/cdi"
+    return os.path.join(directory, policy["cdi"]["kind"].replace("/", "-") + ".json")
+
+
+def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
+    """Write the spec, unless another file has its devices; returns whether a spec of this snapshot is there now."""
+    policy = snapshot["policy"]["cdi"]
+    try:
+        spec = write.gpu_spec(snapshot, policy["kind"], policy["device-names"], notes)
+    except GpushimError as error:
+        old = saved(path)
+        if old and not _withdrawn(path, old, notes):
+            notes.append(f"{path} stays as it was, for there is nothing to put in its place: {error}")
+        elif not old and not snapshot["error"]:  # an error is reported anyway
+            raise
+        return False
+    try:
+        with _directory(path) as fd:
+            file = written.in_folder(path, fd)
+            notes += [f"what somebody wrote to {path} is in {copy}" for copy in exchange.settle(file)]
+            if _withdrawn(path, spec, notes):
+                return True
+            there, wanted = exchange.content(file.name, fd), text.render(spec, "json")
+            reason = _theirs(path, there, wanted) or emptier(path, spec, snapshot["source"])
+            if reason:
+                notes.append(reason)
+                return False
+            lost = written.note(path, wanted)
+            done = there == wanted.encode() or _replace(file, path, there, wanted, notes)
+            notes += [lost] if lost else []
+            return done
+    except (GpushimError, OSError, ValueError):
+        _remove_untrue(spec, notes)
+        raise
+
+
+def _theirs(path: str, there: bytes | None, spec: str) -> str:
+    """Say why what is at a path stays, be it a spec or not: refresh has not written it there; "" if it has."""
+    if there is None or written.is_ours(path, there) or there == spec.encode():
+        return ""
+    return (
+        f"{path} is not as refresh wrote it, and stays, so engines may give out other GPUs than gpushim does, "
+        "or none; move it away, and refresh, or set write-spec = false under [cdi] to keep it"
+    )
+
+
+def _remove_untrue(spec: dict[str, Any], notes: list[str]) -> None:
+    """Remove specs of refresh's that cannot be replaced and would give another GPU than they name."""
+    for path in written.others(""):
+        old = saved(path)
+        if old and _contradict(old, spec):
+            written.remove(path)
+            notes.append(f"{path}, which refresh had written, is removed: the nodes in it are of other devices now")
+
+
+def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
+    """Say whether another file has the same devices; if so, remove refresh's, as engines would accept neither."""
+    other, device, unread = conflicting(path, spec)
+    notes += [f"{trouble}; an engine that can read it may find a device of {path} twice" for trouble in unread]
+    if not other:
+        return False
+    both = f"{other} has {device} too, and a device in two files of a directory is none"
+    if not os.path.lexists(path):
+        notes.append(f"{path} is not written: {both}; {CHOICE.format(other)}")
+    elif written.ours(path):
+        written.remove(path)
+        notes.append(f"{path} is removed: {both}; {CHOICE.format(other)}")
+    else:
+        notes.append(f"{path} is not as refresh wrote it, and stays: {both}; remove one of them")
+    return True
+
+
+def saved(path: str) -> Optional[dict[str, Any]]:
+    """Return the valid spec in a file, or None."""
+    try:
+        spec, _ = text.read(path, regular=True)
+        form.check(spec)
+    except (GpushimError, form.FormError):
+        return None
+    return dict(spec)
+
+
+def emptier(path: str, spec: dict[str, Any], source: str) -> str:
+    """Say why a spec must not replace the one at a path, or "".
+
+    A spec made without NVML may lack GPUs and MIG instances that exist. The old one stays only if no device in both
+    has changed its nodes: after GPUs were bound in another order it would give the wrong ones.
+    """
+    old = saved(path) if source == "proc" else None
+    if old is None or old["kind"] != spec["kind"] or _contradict(old, spec):
+        return ""
+    kind = spec["kind"]
+    gone = sorted(_names(old) - _names(spec))  # what is beside GPUs is listed without NVML
+    lost = [name for name in gone if not any(item[0] in BESIDE for item in parse([f"{kind}={name}"], [kind]) or ())]
+    if not lost:
+        return ""
+    return (
+        f"{path} stays as it was: it has {', '.join(lost[:4])}{' and others' if len(lost) > 4 else ''}, which cannot "
+        "be listed while NVML is not usable; if they are gone for good, remove the file, and refresh"
+    )
+
+
+def conflicting(path: str, spec: dict[str, Any]) -> tuple[str, str, list[str]]:
+    """Look for a spec's devices in other files of its directory.
+
+    Returns:
+        a file that has one, and the device's name, or "" twice; and of each that cannot be read, and may, why not.
+    """
+    listed, troubles = specs.load([os.path.dirname(path)], [spec["kind"]])
+    unread = [trouble for trouble in troubles if not trouble.startswith(f"{path}: ")]
+    for other, _, found in listed:
+        both = sorted(_names(found) & _names(spec)) if found["kind"] == spec["kind"] else []
+        if os.path.basename(other) != os.path.basename(path) and both:
+            return other, f"{spec['kind']}={both[0]}", unread
+    return "", "", unread
+
+
+def _contradict(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Say whether a device of both specs, or their common edits, have nodes that the other spec lacks, both ways."""
+    before, now = _nodes(old), _nodes(new)
+    return any(before[name] - now[name] and now[name] - before[name] for name in before.keys() & now.keys())
+
+
+def _nodes(spec: dict[str, Any]) -> dict[str, set[tuple[Any, ...]]]:
+    """List path, major and minor number of nodes by device, those common to all devices under ""."""
+    edits = {device["name"]: device.get("containerEdits", {}) for device in spec["devices"]}
+    edits[""] = spec.get("containerEdits", {})
+    return {
+        name: {(node["path"], node.get("major"), node.get("minor")) for node in edit.get("deviceNodes", ())}
+        for name, edit in edits.items()
+    }
+
+
+def _names(spec: dict[str, Any]) -> set[str]:
+    return {device["name"] for device in spec["devices"]}
+
+
+@contextlib.contextmanager
+def _directory(path: str) -> Any:
+    """Open the directory of a file, made if missing; refuse one that somebody else can write to."""
+    directory = os.path.dirname(path) or "."
+    try:
+        os.makedirs(directory)
+        os.chmod(directory, 0o755)  # noqa: S103 - engines of all users read it; makedirs minds the umask
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise GpushimError(f"the directory {directory} cannot be made: {error.strerror}", FAILED) from None
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise GpushimError(f"{directory} cannot be used: {error.strerror}", FAILED) from None
+    try:
+        status = os.fstat(fd)
+        if trust.others_may(status):
+            raise GpushimError(
+                f"{directory} cannot be trusted with CDI specs: user {status.st_uid} owns it, its mode is "
+                f"{status.st_mode & 0o7777:04o}; make it root's, with nobody else allowed to write",
+                FAILED,
+            )
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _replace(file: exchange.File, path: str, old: bytes | None, spec: str, notes: list[str]) -> bool:
+    """Put a spec in the place of what was read; returns whether it is there."""
+    try:
+        told = exchange.put(file, old, spec.encode(), lambda fd: os.fchmod(fd, 0o644))
+    except exchange.Changed as changed:
+        kept = "".join(f"; {copy} is a copy of what somebody wrote" for copy in changed.kept)
+        notes.append(f"{path} is not written: it is {changed}{kept}; refresh again")
+        return False
+    notes += [f"{path} is written, but {each}" for each in told]
+    return True

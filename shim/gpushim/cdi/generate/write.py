@@ -1,0 +1,190 @@
+"""A CDI spec of a snapshot's GPUs, MIG instances, IMEX channels and features, from a plan for each.
+
+Out of scope: deciding what a container gets (plan.py), specs of other kinds (modes.py), files (publish.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+from gpushim.cdi import versions
+from gpushim.decision.decide import hook_program, of_items
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.oci import request, selection
+from gpushim.oci.authorization import FEATURES
+from gpushim.oci.edits import Edit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpushim.ground.model import Device, DeviceNode, Snapshot
+    from gpushim.oci.selection import Item
+
+    Planned = dict[str, Edit]  # by repr: equal edits have the same
+
+# Tells gpushim-runtime and NVIDIA's that the devices have been injected already.
+INJECTED = f"{request.DEVICES}=void"
+ALL = "all"
+
+
+def gpu_spec(
+    inventory: Snapshot,
+    kind: str,
+    names: list[str],
+    notes: list[str],
+    hook: str = "",
+    only: Optional[list[str]] = None,
+    merged: bool = True,
+) -> dict[str, Any]:
+    """Write a spec of the GPUs and MIG instances, and of what the host gives beside them.
+
+    Args:
+        inventory: the snapshot.
+        kind: vendor/class of the devices.
+        names: out of "index" (0, 0:1), "type-index" (gpu0, mig0:1) and "uuid".
+        notes: gets a sentence for each device that is left out.
+        hook: absolute path of gpushim-hook; "" for the one beside this code.
+        only: names of the devices to describe, as in NVIDIA_VISIBLE_DEVICES; None for all that can be used.
+        merged: whether to add a device "all" for what a request for all gives, or for those described.
+
+    Raises:
+        GpushimError: there is no device that can be used.
+    """
+    if inventory["error"]:
+        raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
+    chosen = _chosen(inventory, kind, only, notes)
+    named = [device for device in chosen if _named(device, names, kind)]
+    nameless = [selection.called(device) for device in chosen if device not in named]
+    notes += [f"{who} is left out of the CDI spec: it has no UUID" for who in nameless]
+    hook = hook or hook_program()
+    plans = _plans(named, inventory, hook, notes)
+    shared = _shared(plans, inventory, hook)
+    devices = []
+    for device, edits in plans:
+        own = container_edits(_without(shared, edits), inventory)
+        devices += [{"name": name, "containerEdits": own} for name in _named(device, names, kind)]
+    lost = [] if only is not None else selection.unusable(inventory)
+    # An edit that several devices have comes once.
+    of_all = [edits for device, edits in plans if only is not None or not _divided(device)]
+    union = {key: edit for edits in of_all for key, edit in edits.items()}
+    if merged and (lost or len(plans) < len(named)):  # a request for all never gets fewer
+        notes.append(f"the device {ALL} is left out of the CDI spec: not all GPUs can be used")
+    elif merged and union:
+        devices.append({"name": ALL, "containerEdits": container_edits(_without(shared, union), inventory)})
+    for name, edits in _beside(inventory, hook) if only is None else ():
+        devices.append({"name": name, "containerEdits": container_edits(_without(shared, edits), inventory)})
+    common = [edit for key, edit in plans[0][1].items() if key in shared]
+    return finished(kind, devices, container_edits(common, inventory, [INJECTED]))
+
+
+def finished(kind: str, devices: list[dict[str, Any]], common: dict[str, Any]) -> dict[str, Any]:
+    """Assemble a spec, in the lowest version that allows it."""
+    spec = {"cdiVersion": "", "kind": kind, "devices": devices, "containerEdits": common}
+    spec["cdiVersion"], _ = versions.required(spec)
+    return spec
+
+
+def container_edits(edits: list[Edit], inventory: Snapshot, env: Optional[list[str]] = None) -> dict[str, Any]:
+    """Return a plan's edits, and more variables, as CDI's containerEdits; keys without a value are left out.
+
+    There are no mounts among them: the hook makes those (plan.by_hook).
+    """
+    root = inventory["driver"]["dev-root"]
+    values: dict[str, list[Any]] = {}
+    for edit in edits:
+        values.setdefault(edit.kind, []).append(edit.value)
+    access = {rule[:3]: rule[3] for rule in values.get("rule", ())}
+    nodes = [_node(node, root, access) for node in values.get("node", ())]
+    variables = [f"{name}={value}" for name, value in values.get("env", ()) if name != request.DEVICES]
+    found = {
+        "env": [*(env or []), *variables],
+        "deviceNodes": sorted(nodes, key=lambda node: _by_depth(node["path"])),
+        "hooks": [{"hookName": "prestart", **hook} for hook in values.get("hook", ())],
+        "additionalGids": sorted({*values.get("gid", ())}),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _node(node: DeviceNode, root: str, access: dict[Any, str]) -> dict[str, Any]:
+    permissions = access.get((node["type"], node["major"], node["minor"]), "rw")
+    host = {} if root == "/" else {"hostPath": root + node["path"]}
+    return {"path": node["path"], **host, **node, "permissions": permissions}
+
+
+def _by_depth(path: str) -> tuple[int, str]:
+    return path.count("/"), path
+
+
+def _chosen(inventory: Snapshot, kind: str, only: Optional[list[str]], notes: list[str]) -> list[Device]:
+    """List the devices to describe: the GPUs, those in MIG mode among them, then the MIG instances."""
+    if only is not None:
+        items = selection.parse(only, (kind,)) or []
+        gpus, migs = selection.select(items, inventory, "env --device-id", notes)
+        return [*gpus, *migs]
+    whole, migs, empty = selection.usable(inventory)
+    for gpu in inventory["gpus"]:
+        if gpu["problem"]:
+            notes.append(f"GPU {gpu['index']} is left out of the CDI spec: {gpu['problem']}")
+        elif gpu["index"] in empty:
+            notes.append(f"GPU {gpu['index']} is left out of the CDI device {ALL}: it is in MIG mode and not divided")
+    divided = [gpu for gpu in inventory["gpus"] if gpu["mig"] and not gpu["problem"]]
+    return [*sorted([*whole, *divided], key=lambda gpu: gpu["index"]), *migs]
+
+
+def _divided(device: Device) -> bool:
+    """Say whether this is a whole GPU in MIG mode, which a request for all does not give."""
+    return "gi" not in device and device["mig"]
+
+
+def _beside(inventory: Snapshot, hook: str) -> Iterator[tuple[str, Planned]]:
+    """Plan for what the host gives beside GPUs: names, and edits."""
+    items: list[Item] = [(selection.FEATURE, name, name) for name in FEATURES if inventory["features"].get(name)]
+    items += [(selection.CHANNEL, number, f"{selection.CHANNEL}-{number}") for number in inventory["imex"]]
+    for item in items:
+        edits = of_items([item], inventory, hook, request.CAPABILITIES)
+        yield item[2], {repr(edit): edit for edit in edits}
+
+
+def _plans(devices: list[Device], inventory: Snapshot, hook: str, notes: list[str]) -> list[tuple[Device, Planned]]:
+    """Plan for each device alone; leave out one that cannot be given, unless none remains."""
+    plans = []
+    trouble: Optional[GpushimError] = None
+    for device in devices:
+        item = ("mig-index", (device["gpu"], device["index"])) if "gi" in device else ("index", device["index"])
+        try:
+            edits = of_items([(*item, str(item[1]))], inventory, hook, request.CAPABILITIES)
+            plans.append((device, {repr(edit): edit for edit in edits}))
+        except GpushimError as error:
+            trouble = error
+            notes.append(f"{selection.called(device)} is left out of the CDI spec: {error}")
+    if not plans:
+        raise trouble or GpushimError(
+            "there is no GPU or MIG instance to describe; gpushim list says what the host has", INVENTORY
+        )
+    return plans
+
+
+def _shared(plans: list[tuple[Device, Planned]], inventory: Snapshot, hook: str) -> set[str]:
+    """Return the edits that all devices share; of nodes, only those that a container without a GPU gets too.
+
+    On WSL and Tegra all nodes stay with the devices: a device must edit something (CDI specification).
+    """
+    common = set.intersection(*(set(edits) for _, edits in plans))
+    control = set()
+    if inventory["platform"] == "native":
+        control = {repr(edit) for edit in of_items([], inventory, hook, request.CAPABILITIES)}
+    about_nodes = {key for key, edit in plans[0][1].items() if edit.kind in ("node", "rule", "gid")}
+    return (common - about_nodes) | (common & control)
+
+
+def _without(shared: set[str], edits: Planned) -> list[Edit]:
+    return [edit for key, edit in edits.items() if key not in shared]
+
+
+def _named(device: Device, strategies: list[str], kind: str) -> list[str]:
+    """List a device's names; MIG instances have the UUIDs of old drivers too, which name a place on a GPU."""
+    part = f"{device['gpu']}:{device['index']}" if "gi" in device else str(device["index"])
+    uuids = [device["uuid"], *([device["legacy"]] if "gi" in device else [])]
+    forms = {"index": [part], "type-index": [("mig" if "gi" in device else "gpu") + part], "uuid": uuids}
+    found = dict.fromkeys(selection.cdi_name(form) for name in strategies for form in forms[name])
+    return [name for name in found if selection.is_qualified(f"{kind}={name}")]

@@ -1,0 +1,1 @@
+"""What the administrator allows: config.toml and its schema."""

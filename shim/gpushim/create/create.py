@@ -1,0 +1,223 @@
+"""From the launcher to runc: the whole story of a create, top to bottom.
+
+The launcher (a POSIX sh script) found the verb, the bundle and the host's runc, and saw a word in config.json
+that may concern a GPU. `main` reads the bundle, has `decide` say what the container gets, replaces config.json, and
+becomes runc. A container that asks for no GPU reaches runc with its config.json untouched.
+
+Budget: half a Python start beyond Python's own. So this path imports a short list of modules, which a test
+pins, and nothing that imports `re`, `os` or `json`. NVML is never called here: refresh does that, in a child.
+Other verbs come here where the launcher cannot go by the last refresh, to find the low-level runtime, and an `update`
+over crun (update.py). Out of scope: what the launcher hands to runc at once.
+"""
+
+from __future__ import annotations
+
+import _signal
+import posix
+import time
+
+from gpushim.decision.decide import Decision, gone, of_bundle
+from gpushim.decision.plan import HARDLINKS
+from gpushim.ground import fastjson, system
+from gpushim.ground.errors import BUNDLE, FAILED, NOT_EXECUTABLE, GpushimError, for_engines
+from gpushim.oci import bundle
+from gpushim.oci.edits import apply
+from gpushim.paths.logfile import append, now
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from gpushim.oci.edits import Edit
+
+# What again.py looks for of an earlier create; and beside what it has kept.
+TRACES = (b'"--rootfs"', b'"%s/' % HARDLINKS.encode())
+MORE_TRACES = (*TRACES, b'"/dev/nvidiactl"')
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Edit the bundle where it asks for GPUs, and become the low-level runtime.
+
+    Args:
+        argv: what the launcher found: the low-level runtime, "yes" if the configuration is newer than that or there
+            is none yet, verb, bundle, container id, runc's --log and --log-format, the mask of ignored signals
+            (decimal, as in /proc/self/stat), where standard streams are that are directories (pairs of digits: "09"
+            means that 0 is at 9), "=" and LC_CTYPE if that was set, the launcher's own path; then runc's
+            arguments.
+    """
+    started = time.monotonic()
+    low, unread, verb, bundle_path, container, log, log_format, ignored, moved, lc_ctype, launcher, *args = argv
+    for number, place in zip(moved[::2], moved[1::2]):
+        posix.dup2(int(place), int(number))
+        posix.close(int(place))
+    if callable(_signal.getsignal(_signal.SIGINT)):  # CPython's, which would end in a traceback
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    posix.environ.pop(b"LC_CTYPE", None)  # CPython may have set or changed it (PEP 538)
+    if lc_ctype:
+        posix.environ[b"LC_CTYPE"] = lc_ctype[1:].encode("utf-8", "surrogateescape")
+    try:
+        if unread:
+            low = configured_runtime(low, launcher)
+        if verb in ("create", "run"):
+            low = edit(low, bundle_path, container, started)
+        elif verb == "update" and bundle_path:
+            from gpushim.create import update  # of a container over crun that may have a GPU
+
+            args = update.keep_devices(args, bundle_path)
+        become(low, args, int(ignored))
+    except GpushimError as error:
+        refuse(str(error), verb, container, log, log_format)
+        posix._exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 - a bug of ours; an engine's user gets a sentence, not a traceback
+        refuse(f"internal error, please report it: {error!r}", verb, container, log, log_format)
+        posix._exit(FAILED)
+
+
+def edit(low: str, bundle_path: str, container: str, started: float) -> str:
+    """Give the container of a bundle what it asks for.
+
+    Args:
+        low: path of the low-level runtime.
+        bundle_path: the bundle's directory, absolute or relative to the working directory; "" is that directory.
+        container: its id, for the log.
+        started: time.monotonic() at the start of this process.
+
+    Returns:
+        path of the low-level runtime, which a refresh on the way may have changed. It gets a bundle without
+        config.json too, and says so itself.
+
+    Raises:
+        GpushimError: the request is malformed or cannot be met, or config.json cannot be read or replaced.
+    """
+    path = (bundle_path or ".") + "/config.json"
+    try:
+        folder = bundle.directory(path)
+        data, status = bundle.read(path, folder)
+    except GpushimError:
+        if bundle.missing(path):
+            return low
+        raise
+    before = given(path, data, folder)
+    spec = fastjson.loads(before, path)
+    if not isinstance(spec, dict):
+        raise GpushimError(f"{path} is not a JSON object", BUNDLE)
+    bundle.check_spelling(spec, path)
+    decision = Decision({"container": container}, started)
+    text, changed = before, False
+    if decision.ask(spec) is not None:
+        low = decision.low_level()
+        about = of_bundle(spec, bundle_path)
+        decision.plan(about)
+        changed = put(decision.edits, spec, about["rootfs"])
+        text = fastjson.dumps(spec).encode("ascii") if changed else before
+    if text != data:
+        if changed and before != data:  # or an earlier create's edits stay, if this one ends between its renames
+            bundle.replace(path, before, status, folder)
+        bundle.replace(path, text, status, folder, before if changed else b"")
+    decision.record()
+    return low
+
+
+def put(edits: list[Edit], spec: dict[str, Any], rootfs: str) -> bool:
+    """Put edits into a parsed config.json, the mounts where none can reach the host; returns whether it is another.
+
+    Raises:
+        GpushimError: there is no such place, or the spec has something of a wrong type.
+    """
+    changed = apply(edits, spec)
+    linux = spec.get("linux")
+    if isinstance(linux, dict) and linux.get("rootfsPropagation"):
+        from gpushim.oci import propagation  # where it says nothing, nothing reaches the host
+
+        propagation.arrange(edits, spec, rootfs)
+    return changed
+
+
+def given(path: str, data: bytes, folder: int) -> bytes:
+    """Return config.json as it was before an earlier create of the bundle.
+
+    Args:
+        path: of it.
+        data: what it says now.
+        folder: from bundle.directory.
+    """
+    ours, before = bundle.kept(path, folder)
+    if data == ours:
+        return before
+    traces = MORE_TRACES if ours else TRACES
+    if not any(trace in data for trace in traces):  # the engine has written it, perhaps anew
+        return data
+    from gpushim.create import again  # somebody has changed it since, or what was kept
+
+    return again.without(data, ours, before)
+
+
+def configured_runtime(last: str, launcher: str) -> str:
+    """Find the low-level runtime when the launcher could not: a configuration is there that no refresh has read.
+
+    Args:
+        last: the runtime that the last refresh found, or "".
+        launcher: path of gpushim-runtime, which must not be its own low-level runtime.
+
+    Raises:
+        GpushimError: there is none, or it is gpushim-runtime itself.
+    """
+    from gpushim.config import policy  # imports json and more; after the next refresh nobody comes here
+
+    try:
+        names = policy.load(system.config_path())["runtime"]["low-level"]
+    except GpushimError:
+        names = []
+    # Where they are not to be had, a request will meet it again and say so; most calls need nothing of it.
+    low = policy.stand_in(names, last)
+    ours, theirs = posix.stat(launcher), posix.stat(low)
+    if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+        raise GpushimError(
+            f'the low-level runtime {low} is gpushim-runtime itself; name runc: low-level = ["runc"] under [runtime]',
+            NOT_EXECUTABLE,
+        )
+    return low
+
+
+def become(low: str, args: list[str], ignored: int) -> NoReturn:
+    """Execute the low-level runtime with everything as the engine gave it to us.
+
+    Args:
+        low: its path.
+        args: its arguments.
+        ignored: mask of the signals that were ignored when the engine called us (sigignore, proc(5)).
+
+    Raises:
+        GpushimError: it cannot be executed.
+    """
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # CPython ignores both, and exec would pass that on
+        if not ignored >> (number - 1) & 1:
+            _signal.signal(number, _signal.SIG_DFL)
+    try:
+        posix.execve(low, [low, *args], posix.environ)
+    except FileNotFoundError:
+        raise gone(low) from None
+    except OSError as error:
+        raise GpushimError(
+            f"the low-level runtime {low} cannot be executed: {error.strerror}", NOT_EXECUTABLE
+        ) from None
+
+
+def refuse(sentence: str, verb: str, container: str, log: str, log_format: str) -> None:
+    """Say why where people look, and of a container that is not made, in the GPU log too."""
+    complain(sentence, log, log_format)
+    if verb in ("create", "run"):
+        Decision({"container": container}).record(sentence)
+
+
+def complain(sentence: str, log: str, log_format: str) -> None:
+    """Say why on stderr and as a line in runc's --log file: Docker and containerd show the last error line there."""
+    sentence = "gpushim: " + for_engines(sentence)
+    line = fastjson.dumps({"level": "error", "msg": sentence, "time": now()})
+    if log_format != "json":
+        line = f"time={fastjson.dumps(now())} level=error msg={fastjson.dumps(sentence)}"
+    append(log, line)
+    try:
+        posix.write(2, (sentence + "\n").encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass  # stderr is closed, and there is nowhere else to say so

@@ -1,0 +1,1 @@
+"""Decide what a container gets: the request, the snapshot and the configuration become edits."""

@@ -1,0 +1,391 @@
+"""Request x inventory x policy -> edits: the one place that decides what a container gets.
+
+On the create path: imports only its siblings. Out of scope: the request (request.py), the host's inventory
+(inventory/), the CDI specs of others (cdi/), and applying edits (edits.py).
+"""
+
+from __future__ import annotations
+
+from gpushim.ground import bounds
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.oci import authorization, hookargs, require, selection
+from gpushim.oci.edits import (
+    FILE_OPTIONS,
+    HOOK_ENV,
+    HOOK_NAME,
+    NODE_OPTIONS,
+    SOCKET_OPTIONS,
+    Edit,
+    last_counts,
+)
+from gpushim.oci.request import DEVICES, MPS_PIPES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterable, Optional, Sequence
+
+    from gpushim.ground.model import Device, File, Gpu, Hook, MigInstance, Mount, Snapshot
+    from gpushim.oci.bundle import Bundle
+    from gpushim.oci.request import Request
+
+EVERY = "every GPU container gets it"
+
+# Nodes beyond /dev/nvidiactl that some capabilities need.
+UVM_NODES = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+MODESET_NODE = "/dev/nvidia-modeset"
+
+DISPLAYING = ("display", "graphics")  # capabilities
+
+# Capabilities `config` and `monitor` of /proc/driver/nvidia-caps/mig-minors, the same on every driver with MIG.
+MIG_CONFIG_NODE = "/dev/nvidia-caps/nvidia-cap1"
+MIG_MONITOR_NODE = "/dev/nvidia-caps/nvidia-cap2"
+
+HOOK_TIMEOUT = 60  # seconds
+LIBRARY_OPTIONS = {"library": "--lib", "library32": "--lib32"}
+# Where containers have the directories that refresh prepares with hard links to libraries.
+HARDLINKS = "/usr/lib/gpushim-driver"
+
+
+def plan(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Edit], dict[str, list[Device]]]:
+    """Decide what a container gets.
+
+    Returns:
+        edits, each with its reasons; and what each item of the request means, by its text.
+
+    Raises:
+        GpushimError: the request cannot be met in full; the sentence says which part and why.
+    """
+    own, foreign = parts(request)
+    if not foreign:
+        return _own(request, inventory, bundle)
+    from gpushim.cdi import resolve  # reads specs; most containers name no device of one
+
+    # "void" tells whoever comes later to inject nothing, as specs of NVIDIA's tools do.
+    edits = [Edit("env", (DEVICES, "void"), ["tells whoever comes later to inject nothing"])]
+    meant: dict[str, list[Device]] = {}
+    if own is not None:
+        edits, meant = _own(request, inventory, bundle)
+    theirs = resolve.edits(foreign, inventory["policy"]["cdi"]["spec-dirs"], bundle)
+    # A variable of ours that one of them sets as well is theirs.
+    edits = [edit for edit in edits if edit.kind != "env" or edit not in theirs]
+    return last_counts([*edits, *theirs]), meant
+
+
+def parts(request: Request) -> tuple[Optional[list[Any]], list[str]]:
+    """Separate the items of a request that mean this host's own GPUs from names that only CDI specs can resolve.
+
+    Returns:
+        the former, or None if the request is about no GPU of this host at all; and CDI names.
+    """
+    foreign = [item[2] for item in request.devices if item[0] == "cdi"]
+    if foreign and len(foreign) == len(request.devices):
+        return None, foreign
+    return [item for item in request.devices if item[0] not in ("cdi", "none")], foreign
+
+
+def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Edit], dict[str, list[Device]]]:
+    """Decide what a container gets of this host's own GPUs and their driver."""
+    if inventory["error"]:
+        raise GpushimError(
+            f"{request.source} asks for GPUs: {inventory['error']['sentence']}", inventory["error"]["code"]
+        )
+    meant: dict[str, list[Device]] = {}
+    gpus, migs = selection.select(_devices(request), inventory, request.source, request.ignored, meant)
+    require.check(request.requirements, facts(gpus, migs, inventory))
+    edits: list[Edit] = []
+    nodes = node_paths(request, gpus, migs, inventory, meant)
+    for path, why in nodes.items():
+        edits += node_edits(path, inventory, bundle["userns"], why)
+    files = driver_files(request, inventory)
+    mounts = _mounts(files, inventory)
+    edits += mounts if bundle["rootfs"] else []
+    edits.append(Edit("env", (DEVICES, visible_devices(request, gpus, migs)), [_named_by(request)]))
+    if _pipes(inventory) in files and not request.mps:
+        edits.append(Edit("env", (MPS_PIPES, _pipes(inventory)), ["[mps] enabled is true"]))
+    hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle)
+    if not bundle["rootfs"]:
+        hook["args"] += by_hook([edit.value for edit in mounts])
+    edits.append(Edit("hook", hook, ["finishes the container"]))
+    return edits, meant
+
+
+def facts(gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot) -> list[dict[str, str]]:
+    """Collect what NVIDIA_REQUIRE_* is about: a {"cuda", "driver", "arch", "brand"} per GPU, or one without a GPU."""
+    driver = inventory["driver"]
+    common = {"cuda": driver["cuda"], "driver": driver["version"]}
+    chosen = {gpu["index"]: gpu for gpu in gpus}
+    parents = {mig["gpu"] for mig in migs}
+    chosen.update((gpu["index"], gpu) for gpu in inventory["gpus"] if gpu["index"] in parents)
+    return [{**common, "arch": gpu["arch"], "brand": gpu["brand"]} for gpu in chosen.values()] or [common]
+
+
+def visible_devices(request: Request, gpus: list[Gpu], migs: list[MigInstance]) -> str:
+    """Return NVIDIA_VISIBLE_DEVICES: its own value, or the UUIDs if the request did not come from it."""
+    if request.source == "env " + DEVICES:
+        return request.text
+    return ",".join(names([*gpus, *migs])) or "none"
+
+
+def _named_by(request: Request) -> str:
+    own = request.source == "env " + DEVICES
+    return "as asked for, and only once" if own else f"UUIDs of what was asked for by {request.source}"
+
+
+def _devices(request: Request) -> list[Any]:
+    return parts(request)[0] or []
+
+
+def names(devices: Iterable[Device]) -> list[str]:
+    """List the UUIDs of GPUs and MIG instances; without NVML, a GPU that is unused since the boot has none."""
+    return [device["uuid"] or str(device["index"]) for device in devices]
+
+
+def node_paths(
+    request: Request,
+    gpus: list[Gpu],
+    migs: list[MigInstance],
+    inventory: Snapshot,
+    meant: Optional[dict[str, list[Device]]] = None,
+) -> dict[str, list[str]]:
+    """Return the reasons for each device node that a container gets, by its path there; `meant` is from select.
+
+    Raises:
+        GpushimError: the host lacks one that the container needs.
+    """
+    nodes = inventory["nodes"]
+    channels = channel_paths(request, inventory)
+    if inventory["platform"] != "native":  # one node for all of WSL; on Tegra all that the CSV files name
+        return {path: [f"with any GPU on {inventory['platform']}"] for path in nodes if gpus}
+    found: dict[str, list[str]] = {}
+    for path, why, reason in _needed(request, gpus, migs, inventory, meant or {}):
+        if path not in nodes:
+            raise _absent(path, reason, inventory)
+        found.setdefault(path, []).append(why)
+    more: list[tuple[str, str]] = []
+    if UVM_NODES[0] in found:
+        more.append((UVM_NODES[1], found[UVM_NODES[0]][0]))
+    drawing = [name for name in DISPLAYING if name in request.capabilities]
+    if drawing:
+        why = capabilities(drawing)
+        more.append((MODESET_NODE, f"graphics need it: {why}"))
+        for gpu in [*gpus, *(gpu for gpu in inventory["gpus"] if _draws(gpu, migs))]:
+            more += [(path, f"DRM node of GPU {gpu['index']}: {why}") for path in gpu["drm"]]
+    more += channels
+    for name in request.features if _devices(request) else ():
+        more += [(path, feature(name, request)) for path in inventory["features"].get(name, ())]
+    for path, why in more:
+        if path in nodes:
+            found.setdefault(path, []).append(why)
+    return found
+
+
+def _needed(
+    request: Request,
+    gpus: list[Gpu],
+    migs: list[MigInstance],
+    inventory: Snapshot,
+    meant: dict[str, list[Device]],
+) -> list[tuple[str, str, str]]:
+    """List the nodes that a container must have: path, reason, and the reason for a refusal."""
+    asked: dict[int, str] = {}
+    for text, devices in meant.items():
+        for device in devices:
+            asked.setdefault(id(device), f'{selection.called(device)}, asked for as "{text}"')
+    needed = [("/dev/nvidiactl", "every GPU container needs it", "every GPU container needs it")]
+    cuda = [name for name in ("compute", "video") if name in request.capabilities]
+    if cuda:
+        needed.append((UVM_NODES[0], f"CUDA needs it: {capabilities(cuda)}", "CUDA needs it"))
+    needed += [(gpu["node"], asked.get(id(gpu), ""), f"it is GPU {gpu['index']}") for gpu in gpus]
+    for gpu in inventory["gpus"] if migs else ():
+        own = [asked.get(id(mig), "") for mig in migs if mig["gpu"] == gpu["index"]]
+        needed += [(gpu["node"], why, "its MIG instances need it") for why in own]
+    for mig in migs:
+        why, reason = asked.get(id(mig), ""), f"MIG instance {mig['uuid']} needs it"
+        needed += [(node, why, reason) for node in mig["nodes"]]
+    for wanted, path, name in (
+        (request.mig_config, MIG_CONFIG_NODE, "NVIDIA_MIG_CONFIG_DEVICES"),
+        (request.mig_monitor, MIG_MONITOR_NODE, "NVIDIA_MIG_MONITOR_DEVICES"),
+    ):
+        if wanted:
+            needed.append((path, f"{name}=all", f"{name} asks for it"))
+    return needed
+
+
+def _absent(path: str, reason: str, inventory: Snapshot) -> GpushimError:
+    node, why = path, f" ({reason})"
+    if path not in ("/dev/nvidiactl", UVM_NODES[0], MIG_CONFIG_NODE, MIG_MONITOR_NODE):  # these tell no GPU
+        node, why = selection.told(inventory, path, "a node of a GPU"), selection.told(inventory, why)
+    return GpushimError(
+        f"{node} is not on this host, or is not that device{why}; run gpushim refresh as root, which "
+        "makes it or says why it cannot",
+        INVENTORY,
+    )
+
+
+def capabilities(words: Sequence[str]) -> str:
+    """Return the reason for what comes with these capabilities."""
+    return f"{'capability' if len(words) == 1 else 'capabilities'} {' and '.join(words)}"
+
+
+def feature(name: str, request: Request) -> str:
+    """Return the reason for what comes with a feature."""
+    named = [text for kind, value, text in request.devices if (kind, value) == (selection.FEATURE, name)]
+    return f"CDI device {named[0]}" if named else f"feature {name}: NVIDIA_{name.upper()}=enabled"
+
+
+def channel_paths(request: Request, inventory: Snapshot) -> list[tuple[str, str]]:
+    """List the nodes of the IMEX channels that a container asks for, each with its reason.
+
+    Raises:
+        GpushimError: one is not on the host.
+    """
+    paths = [(f"/dev/nvidia-caps-imex-channels/channel{number}", f"IMEX channel {number}") for number in request.imex]
+    missing = [path for path, _ in paths if path not in inventory["nodes"]]
+    if missing:
+        names = ", ".join(path.rpartition("channel")[2] for path in missing[: bounds.LISTED])
+        more = f" and {len(missing) - bounds.LISTED} more" if len(missing) > bounds.LISTED else ""
+        raise GpushimError(
+            f"the container asks for the IMEX channel{'s' * (len(missing) > 1)} {names}{more}, but there is no "
+            f"{missing[0]} on this host; nvidia-modprobe makes it, or ask without it",
+            INVENTORY,
+        )
+    return paths
+
+
+def _draws(gpu: Gpu, migs: list[MigInstance]) -> bool:
+    """Say whether one of these MIG instances may use its GPU's graphics, by its profile."""
+    return any(mig["gpu"] == gpu["index"] and mig["profile"].endswith("+gfx") for mig in migs)
+
+
+def driver_files(request: Request, inventory: Snapshot) -> dict[str, tuple[File, list[str]]]:
+    """List the driver's files that a container gets: entries of the snapshot with their reasons, by path."""
+    names = {"any": EVERY, **{name: f"capability {name}" for name in request.capabilities}}
+    if "display" in names:
+        names.setdefault("graphics", "capability display brings graphics")
+    if _devices(request):
+        names.update({name: feature(name, request) for name in request.features})
+        if not authorization.missing("mps", "policy", lambda: request.privileged, inventory["policy"]):
+            names["mps"] = "MPS: [mps] enabled is true"
+            if inventory["mps"] and inventory["mps"] not in request.ignored:
+                request.ignored.append(inventory["mps"])
+    if "compat32" in names:
+        names.update({name + "32": f"{why}, with compat32" for name, why in names.items()})
+    lists = [(why, inventory["files"].get(name, [])) for name, why in names.items()]
+    if "video" in names:  # libnvcuvid and its kin load libcuda
+        libraries = [file for file in inventory["files"].get("compute", ()) if "soname" in file]
+        lists.append((names.get("compute", "capability video loads it"), libraries))
+    found: dict[str, tuple[File, list[str]]] = {}
+    for why, files in lists:
+        alone = [why]
+        for file in files:
+            path = file["path"]
+            found[path] = (file, [*found[path][1], why] if path in found else alone)
+    return found
+
+
+def _pipes(inventory: Snapshot) -> str:
+    return inventory["policy"]["mps"]["pipe-directory"]
+
+
+def node_edits(path: str, inventory: Snapshot, userns: bool, why: Sequence[str] = ()) -> list[Edit]:
+    """List the edits for one device node of the snapshot."""
+    major, minor, mode, uid, gid = inventory["nodes"][path]
+    dev_root = inventory["driver"]["dev-root"]
+    if userns and dev_root != "/":
+        # In a user namespace nobody can mknod, so runc binds the host's node of the same path, which is not ours.
+        bound = {"destination": path, "source": dev_root + path, "type": "bind", "options": NODE_OPTIONS}
+        edits = [Edit("mount", bound, why)]
+    else:
+        numbers = {"path": path, "type": "c", "major": major, "minor": minor}
+        edits = [Edit("node", {**numbers, "fileMode": mode, "uid": uid, "gid": gid}, why)]
+    edits.append(Edit("rule", ("c", major, minor, "rw"), [f"lets it open {path}"]))
+    if mode & 0o006 != 0o006 and gid:
+        edits.append(Edit("gid", gid, [f"group of {path}"]))  # what the group may do, the container's user may too
+    return edits
+
+
+def _mounts(files: dict[str, tuple[File, list[str]]], inventory: Snapshot) -> list[Edit]:
+    """Mount some of the snapshot's files; those in a directory of hard links share one mount."""
+    found: dict[str, Edit] = {}
+    root = inventory["driver"]["root"]
+    for path, (file, why) in files.items():
+        if "in" not in file:
+            found[path] = Edit("mount", mount(file, root), why)
+            continue
+        path = f"{HARDLINKS}/{file['in']}"
+        source = f"{inventory['hardlinks']}/{file['in']}"
+        why = [*found[path].why, *why] if path in found else why
+        linked = {"destination": path, "source": source, "type": "bind", "options": FILE_OPTIONS}
+        found[path] = Edit("mount", linked, why)
+    return list(found.values())
+
+
+def mount(file: File, root: str) -> Mount:
+    """Return the mount of one of the snapshot's files, of a driver below this root."""
+    return {
+        "destination": file["path"],
+        "source": file["path"] if root == "/" else root + file["path"],
+        "type": "bind",
+        "options": SOCKET_OPTIONS if file["kind"] == "socket" else FILE_OPTIONS,
+    }
+
+
+def by_hook(mounts: Iterable[Mount]) -> list[str]:
+    """Return the hook's arguments by which it makes mounts itself.
+
+    Those of a CDI spec engines put in an order of their own, in which one can come to lie on a user's volume.
+    """
+    found: list[str] = []
+    for one in mounts:
+        option = "--socket" if one["options"] == SOCKET_OPTIONS else "--mount"
+        found += hookargs.words(option, one["source"], one["destination"])
+    return found
+
+
+def _hook(
+    request: Request, nodes: dict[str, list[str]], files: list[File], inventory: Snapshot, bundle: Bundle
+) -> Hook:
+    """Return the hook's entry: its arguments have all that it needs."""
+    words, displays = hookargs.words, not {*DISPLAYING}.isdisjoint(request.capabilities)
+    args = [HOOK_NAME, "prestart"]
+    if bundle["rootfs"]:
+        args += words("--rootfs", bundle["rootfs"])
+    log, driver = inventory["policy"]["log"]["file"], inventory["driver"]
+    if log:
+        args += words("--log", log)
+    for file in files:
+        if file["kind"] in LIBRARY_OPTIONS:
+            folder = [f"{HARDLINKS}/{file['in']}"] if "in" in file else []
+            args += words(LIBRARY_OPTIONS[file["kind"]], file["soname"], file["path"], *folder)
+        for link in file.get("links", ()):
+            args += words("--link", link)
+    if "compute" in request.capabilities:
+        for option, version in (("--driver", driver["version"]), ("--cuda", driver["cuda"])):
+            if version:
+                args += words(option, version)
+    if driver["params"]:
+        args += words("--cover", driver["params"], "/proc/driver/nvidia/params")
+    if displays:
+        for gpu in inventory["gpus"]:
+            for link in gpu["links"]:
+                args += words("--node-link", link)  # made where the node is
+    if not bundle["rootfs"]:
+        for gpu in inventory["gpus"]:
+            if gpu["pci"]:
+                args += words("--gpu", str(gpu["minor"]), _proc_name(gpu))
+        args += words("--empty", driver["empty"])
+    elif displays:
+        # The mask that the driver takes has 64 bits: GPUs with higher minor numbers stay out of it.
+        granted = {gpu["minor"] for gpu in inventory["gpus"] if gpu["node"] in nodes and gpu["minor"] < 64}
+        if granted:
+            args += words("--profile-mask", hex(sum(1 << minor for minor in granted)))
+    for gpu in inventory["gpus"] if bundle["rootfs"] else ():
+        if gpu["pci"] and gpu["node"] not in nodes:  # the container need not even read its UUID
+            args += words("--cover", driver["empty"], f"/proc/driver/nvidia/gpus/{_proc_name(gpu)}")
+    return {"path": bundle["hook"], "args": args, "env": HOOK_ENV, "timeout": HOOK_TIMEOUT}
+
+
+def _proc_name(gpu: Gpu) -> str:
+    """Return a GPU's PCI address as the kernel names it below /proc: four digits of domain, more if need be."""
+    domain, _, rest = gpu["pci"].partition(":")
+    return f"{domain.lstrip('0'):0>4}:{rest}"

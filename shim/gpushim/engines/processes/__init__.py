@@ -1,0 +1,1 @@
+"""Engines that run here: their processes, programs and units, and what they answer."""

@@ -1,0 +1,1 @@
+"""Files of settings of any engine: read, edited byte for byte, recorded, taken back."""

@@ -1,0 +1,175 @@
+"""Settings in TOML of engines that read a directory of such files: a file of ours, or somebody's own one.
+
+Shared by CRI-O and Podman. Out of scope: which settings (crio.py, podman.py).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gpushim.engines.settings import files, tomltext, undo
+from gpushim.engines.settings.files import Change
+from gpushim.ground.errors import GpushimError, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HEADER = "# Made by `gpushim configure`; `gpushim configure {engine} --remove` takes it away."
+
+
+def put(
+    kind: undo.Kind, path: str, settings: dict[tuple[str, ...], Any], optional: dict[tuple[str, ...], Any]
+) -> Change:
+    """Work out a file with settings.
+
+    Args:
+        kind: of the file.
+        path: of the file; a new one gets a header that tells whose it is.
+        settings: value by key; what already has the value stays as it is written.
+        optional: values for keys that are not there yet.
+    """
+    old = files.read(path)
+    text = tomltext.parse(old or b"", path)
+    for keys, value in optional.items():
+        if tomltext.get(text, keys) is None:
+            text = tomltext.put(text, keys, value)
+    for keys, value in settings.items():
+        if tomltext.get(text, keys) != value:
+            text = tomltext.put(text, keys, value)
+    text = f"{kind.comment}\n{text}" if old is None else text
+    base = undo.undone(kind, path, old)
+    return Change(path, old, text.encode(), before=base.content, lost=base.lost)
+
+
+def take_out(kind: undo.Kind, path: str) -> Change:
+    """Work out a file without gpushim's settings; a file of gpushim's goes when nothing else is in it."""
+    old = files.read(path)
+    base = undo.undone(kind, path, old)
+    return Change(path, old, base.content, lost=base.lost)
+
+
+def settings(text: str, runtimes: tuple[str, ...], default: tuple[str, ...], ours: list[str]) -> list[undo.Setting]:
+    """List the settings that may be gpushim's: the runtimes that are gpushim-runtime, and the default if it is one.
+
+    Args:
+        text: of the file.
+        runtimes: key of the table of runtimes.
+        default: key of the default runtime's name.
+        ours: names of the runtimes that are gpushim-runtime.
+    """
+    found = [undo.Setting((*runtimes, name), certain=True) for name in ours]
+    return [*found, undo.Setting(default, certain=tomltext.get(text, default) in ours)]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that reads several files.
+
+    Attributes:
+        title: its name, for sentences.
+        kind: of its files; `others` are the runtimes that it has by itself.
+    """
+
+    title: str
+    kind: undo.Kind
+
+    def removal(self, paths: list[str], ours: list[str]) -> list[Change]:
+        """Work out files without gpushim's settings.
+
+        Args:
+            paths: that the engine reads, as `merged` takes them.
+            ours: files to take them out of.
+        """
+        others = table(merged(paths, dict.fromkeys(ours)), *self.kind.runtimes)
+        kind = replace(self.kind, others=self.kind.others | {*others})
+        return [take_out(kind, path) for path in dict.fromkeys(ours)]
+
+    def check_left(self, paths: list[str], changes: list[Change]) -> None:
+        """Refuse to take back a runtime that a file of others names as the default.
+
+        Args:
+            paths: as `removal` takes them.
+            changes: that take gpushim out.
+
+        Raises:
+            GpushimError: the engine would not start with what is left.
+        """
+        left = {change.path: change.new for change in changes}
+        had, has = (table(merged(paths, instead), *self.kind.runtimes) for instead in ({}, left))
+        *above, key = self.kind.default
+        named = [(table(merged([path], left), *above).get(key), path) for path in _files(paths)]
+        name, path = ([each for each in named if each[0] is not None] or [("", "")])[-1]
+        if name in {*had} - {*has} - self.kind.others:
+            raise goes_with(path, key, str(name), self.title)
+
+
+def goes_with(path: str, default: str, name: str, title: str) -> GpushimError:
+    """Return the refusal to take back a runtime that a line of others names as the default."""
+    return GpushimError(
+        f"{path}: {default} is {quote(name)}, which goes with gpushim's entry, and {title} does not start without "
+        "it; take that line out, then do this again"
+    )
+
+
+def merged(paths: list[str], instead: Mapping[str, bytes | None] | None = None) -> dict[str, Any]:
+    """Read files as an engine does that merges them table by table, later ones last.
+
+    Args:
+        paths: files, and directories whose files are read in the order of their names; missing ones are skipped.
+        instead: by path, what files are to become.
+
+    Returns:
+        all settings, without those of files that cannot be read, of which the engine itself will complain.
+    """
+    result: dict[str, Any] = {}
+    for file in _files(paths):
+        try:
+            content = (instead or {})[file] if file in (instead or {}) else files.read(file)
+            _merge(result, tomltext.get(tomltext.parse(content or b"", file), ()))
+        except GpushimError:
+            continue
+    return result
+
+
+def _files(paths: list[str]) -> list[str]:
+    return [
+        file
+        for path in paths
+        for file in (sorted(glob.glob(f"{glob.escape(path)}/*")) if os.path.isdir(path) else [path])
+    ]
+
+
+def table(data: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the table at these names, the outermost first; an empty one if there is no table."""
+    found: Any = data
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def check_entry(path: str, name: str, program: object, ours: bool, force: bool) -> None:
+    """Refuse to replace somebody else's runtime, unless forced to.
+
+    Args:
+        path: of the settings.
+        name: of the runtime.
+        program: that it runs now; None if there is no such runtime.
+        ours: whether `program` is gpushim-runtime.
+        force: replace it all the same.
+    """
+    if program is not None and not ours and not force:
+        raise GpushimError(
+            f"{path}: the runtime {name} is {quote(str(program))}; take another --runtime-name, or replace it with "
+            "--force, which --remove undoes"
+        )
+
+
+def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value

@@ -1,0 +1,154 @@
+"""What an engine is to be set to, and what its module would do for that.
+
+processes/table.py has a row for each engine. Its module or package NAME has two functions, which `gpushim configure`
+calls:
+
+    plan(wish) -> Plan               what to change, as plain data; nothing is written
+    verify(wish, plan) -> list[str]  ask the engine; one sentence for each thing that is missing
+
+and what the doctor's check_NAME.py asks of it. Out of scope: printing (cli/configure.py).
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpushim.decision import decide
+from gpushim.ground import bounds
+from gpushim.ground.errors import NOT_FOUND, GpushimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpushim.engines.processes.running import Engine
+    from gpushim.engines.settings.files import Change
+
+PROGRAM = "gpushim-runtime"
+HOOK = "gpushim-hook"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What somebody wants of an engine's settings.
+
+    Attributes:
+        program: absolute path of gpushim-runtime; "" where nothing is to be added.
+        name: of the runtime, as users of the engine will write it.
+        config: absolute path of the settings to edit; "" for those that the engine reads.
+        default: whether containers get the runtime without asking for it.
+        cdi: whether the engine is to inject CDI devices.
+        hook: absolute path of the hook to register too; "" for none.
+        remove: take back instead.
+        force: change an entry of the same name that somebody else made.
+        files_only: look at no process: the settings are in the usual files.
+    """
+
+    program: str = ""
+    name: str = "nvidia"
+    config: str = ""
+    default: bool = False
+    cdi: bool = False
+    hook: str = ""
+    remove: bool = False
+    force: bool = False
+    files_only: bool = False
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link to be made, or to be removed.
+
+    Attributes:
+        path: absolute.
+        target: absolute; "" to remove the link.
+    """
+
+    path: str
+    target: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command that does the same."""
+        return shlex.join(["ln", "-s", self.target, self.path] if self.target else ["rm", "-f", self.path])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an engine's module found and would do.
+
+    Attributes:
+        config: absolute path of the settings, as this process opens it.
+        changes: one for each file that is meant, in the order in which they are made, be it as wished already or not.
+        links: to be made or removed after them.
+        notes: sentences for the user.
+        engine: the running engine that reads these settings, if one does.
+        stopped: name of the service that will read them once it is started, where that is not the engine's own.
+        check: raises GpushimError if the engine would not start with what these leave; before they are made.
+    """
+
+    config: str
+    changes: list[Change] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    engine: Engine | None = None
+    links: list[Link] = field(default_factory=list)
+    stopped: str = ""
+    check: Callable[[], None] = field(default=lambda: None, compare=False)
+
+    @property
+    def changed(self) -> list[Change]:
+        """The files that are to become others."""
+        return [change for change in self.changes if change.new != change.old]
+
+
+def stays(paths: Iterable[str]) -> list[str]:
+    """Say which of gpushim's files beside an engine's settings stay where --config names one file."""
+    return [f"{path} stays: --config is about one file; --remove without it takes all away" for path in paths]
+
+
+def is_ours(program: object) -> bool:
+    """Say whether a program in an engine's settings is gpushim-runtime, by its name alone.
+
+    This decides what may be edited; `executes_ours` says which program an engine executes.
+    """
+    return isinstance(program, str) and posixpath.basename(program) == PROGRAM
+
+
+def executes_ours(program: str, engine: Engine | None = None) -> bool:
+    """Say whether a program in an engine's settings is gpushim-runtime, or leads to it where the engine looks."""
+    return is_ours(program) or leads_to_ours(engine.executable(program) if engine else program)
+
+
+def leads_to_ours(path: str) -> bool:
+    """Say whether an absolute path is gpushim-runtime or a link to it, as the names of gpushim-nvidia-compat are."""
+    for _ in range(bounds.LINKS if path.startswith("/") else 0):
+        if is_ours(path):
+            return True
+        try:
+            path = posixpath.join(posixpath.dirname(path), os.readlink(path))
+        except OSError:
+            return False
+    return False
+
+
+def installed(name: str, given: str = "") -> str:
+    """Return the absolute path of PROGRAM or HOOK: `given`, else the one beside this code, else the packages'.
+
+    Raises:
+        GpushimError: it is not there, not executable, or its path is relative: engines have other working
+            directories.
+    """
+    ours = os.path.dirname(decide.hook_program())
+    candidates = [given] if given else [f"{ours}/{name}", f"/usr/bin/{name}"]
+    if not candidates[0].startswith("/"):
+        raise GpushimError(
+            f"{given} is a relative path, which an engine would look for elsewhere; give the whole path"
+        )
+    for path in candidates:
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    raise GpushimError(f"{candidates[-1]} is not an executable file; install {name}, or give its path", NOT_FOUND)

@@ -1,0 +1,1 @@
+"""Say what a container would get, what not, and why."""

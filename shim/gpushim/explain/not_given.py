@@ -1,0 +1,132 @@
+"""What a container does not get, and why: capabilities that it does not ask for, programs that its image cannot run.
+
+Also names of variables that are nearly one that counts. What the policy forbids stands in `Request.ignored`.
+Out of scope: what is given (decide.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import posix
+from typing import TYPE_CHECKING
+
+from gpushim.decision import plan
+from gpushim.ground.errors import GpushimError
+from gpushim.oci import authorization, request, selection
+from gpushim.oci.hookargs import LOADERS
+from gpushim.oci.require import PREFIX
+from gpushim.paths.rootfs import Rootfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from gpushim.ground.model import Gpu, MigInstance, Snapshot
+    from gpushim.oci.edits import Edit
+    from gpushim.oci.request import Request
+
+    Rows = Iterator[dict[str, str]]
+
+
+def capabilities(wanted: Request, inventory: Snapshot) -> Rows:
+    """List the capabilities that would bring something of this host, if they were asked for.
+
+    Args:
+        wanted: the request.
+        inventory: the snapshot.
+
+    Returns:
+        {"what", "why"} of each.
+    """
+    own = plan.parts(wanted)[0]
+    if own is None:
+        return
+    devices = selection.select(own, inventory, wanted.source)
+    has = _brought(wanted, wanted.capabilities, devices, inventory)
+    for name in request.CAPABILITIES:
+        more = [
+            path for path in _brought(wanted, [*wanted.capabilities, name], devices, inventory) if path not in has
+        ]
+        if name not in wanted.capabilities and more:
+            some = f"{more[0]} and {len(more) - 1} more" if more[1:] else more[0]
+            why = f"NVIDIA_DRIVER_CAPABILITIES does not name it; it would bring {some}"
+            yield {"what": f"capability {name}", "why": why}
+
+
+def _brought(
+    wanted: Request, names: Sequence[str], devices: tuple[list[Gpu], list[MigInstance]], inventory: Snapshot
+) -> list[str]:
+    """List the files and device nodes that a request with these capabilities would bring."""
+    other = copy.copy(wanted)
+    other.capabilities, other.ignored = names, []
+    files = plan.driver_files(other, inventory)
+    try:
+        return [*plan.node_paths(other, *devices, inventory), *files]
+    except GpushimError:  # with these it would be refused
+        return [*files]
+
+
+def programs(edits: list[Edit], inventory: Snapshot, rootfs: str) -> Rows:
+    """List the driver's programs of a plan, if the image cannot run them: they need glibc.
+
+    Args:
+        edits: of the plan.
+        inventory: the snapshot.
+        rootfs: absolute path of all of it; one that is not there says nothing.
+
+    Returns:
+        {"what", "why"} for all of them together, or nothing.
+    """
+    known = {file["path"] for files in inventory["files"].values() for file in files if file["kind"] == "binary"}
+    mounts = [edit.value["destination"] for edit in edits if edit.kind == "mount"]
+    mounted = [path for path in mounts if path in known]
+    why = _no_glibc(rootfs) if mounted and rootfs else ""
+    if why:
+        yield {"what": "programs of the driver", "why": f"{', '.join(mounted)}: mounted, but cannot run: {why}"}
+
+
+def _no_glibc(rootfs: str) -> str:
+    """Say why an image cannot run what is linked with glibc; "" if it can, or is not there to be looked at."""
+    machine = posix.uname().machine
+    musl = f"/lib/ld-musl-{machine}.so.1"
+    loader = LOADERS.get(machine, musl)
+    try:
+        root = Rootfs("", rootfs)
+    except (OSError, ValueError):
+        return ""
+    try:
+        seen = {each for each in (loader, musl, "/etc") if root.exists(each)}
+    finally:
+        posix.close(root.fd)
+    if loader in seen or not seen:
+        return ""
+    other = f"it has musl's ({musl})" if musl in seen else "its programs are static"
+    return f"the image lacks glibc's loader {loader}; {other}"
+
+
+def meant(name: str, swarm: Iterable[str] = ()) -> str:
+    """Name the variable that one may have meant who set one that does not count.
+
+    Args:
+        name: of a variable.
+        swarm: variables that count beside those of the table.
+
+    Returns:
+        one that differs by a letter, by two that are swapped, or by case and hyphens; "" if none does, or the name
+        counts itself.
+    """
+    known = [*authorization.VARIABLES, *swarm]
+    if name in known or name.startswith(PREFIX):
+        return ""
+    plain = name.upper().replace("-", "_")
+    found = [each for each in known if _close(plain, each)]
+    ends = range(len(PREFIX) - 1, len(PREFIX) + 2)
+    return found[0] if found else PREFIX + "*" if any(_close(plain[:end], PREFIX) for end in ends) else ""
+
+
+def _close(one: str, other: str) -> bool:
+    """Say whether two texts are the same but for one letter that is another, missing or too many, or two swapped."""
+    if abs(len(one) - len(other)) > 1:
+        return False
+    same = next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    a, b = one[same:], other[same:]
+    return a[1:] == b[1:] or a == b[1:] or a[1:] == b or (a[:2] == b[1::-1] and a[2:] == b[2:])

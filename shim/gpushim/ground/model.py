@@ -1,0 +1,322 @@
+"""The types of what is JSON: the snapshot of the host with its policy, and what an OCI spec gets.
+
+For mypy alone: imported under TYPE_CHECKING, so it costs nothing at run time. The meaning of the members is in
+gpushim.inventory (the snapshot) and config.schema.json (the policy); a test holds all three against each other.
+Out of scope: what others write (config.json, CDI specs, the engines' files), which may have any shape.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, TypedDict, Union, final
+
+Node = list[int]  # of the host: major, minor, mode bits, uid, gid
+Identity = list[int]  # of a file, as trust.identity returns it
+NodeFacts = list[int]  # as stamp.node returns them
+Mig = dict[str, dict[str, dict[str, Optional[list[int]]]]]  # GPU, GPU instance, compute instance
+Told = dict[str, Optional[list[Union[int, bool]]]]  # as ensure.told returns it
+
+DriverPolicy = TypedDict(
+    "DriverPolicy",
+    {"root": str, "dev-root": str, "load-kernel-modules": bool, "csv-directory": str, "library-directory": str},
+)
+RuntimePolicy = TypedDict("RuntimePolicy", {"low-level": list[str]})
+RequestsPolicy = TypedDict(
+    "RequestsPolicy",
+    {
+        "profile": str,
+        "accept-env-when-unprivileged": bool,
+        "accept-annotations-when-unprivileged": bool,
+        "accept-volume-mounts": bool,
+        "swarm-variables": list[str],
+        "default-capabilities": list[str],
+        "ignore-imex-channel-requests": bool,
+        "disable-require": bool,
+        "list-devices-in-refusals": bool,
+    },
+)
+CdiPolicy = TypedDict(
+    "CdiPolicy",
+    {
+        "annotation-prefixes": list[str],
+        "kind": str,
+        "foreign-kinds": list[str],
+        "spec-dirs": list[str],
+        "write-spec": bool,
+        "output-directory": str,
+        "device-names": list[str],
+    },
+)
+MpsPolicy = TypedDict("MpsPolicy", {"enabled": bool, "pipe-directory": str})
+HookPolicy = TypedDict("HookPolicy", {"device-rules": bool})
+RefreshPolicy = TypedDict("RefreshPolicy", {"deadline-seconds": int})
+
+
+class LogPolicy(TypedDict):
+    """[log] of config.toml."""
+
+    file: str
+    format: str
+    level: str
+
+
+class Policy(TypedDict):
+    """What a create, a refresh and a snapshot have of config.toml, with all defaults: all but [device-plugin]."""
+
+    driver: DriverPolicy
+    runtime: RuntimePolicy
+    requests: RequestsPolicy
+    cdi: CdiPolicy
+    mps: MpsPolicy
+    hook: HookPolicy
+    refresh: RefreshPolicy
+    log: LogPolicy
+
+
+DevicePluginPolicy = TypedDict(
+    "DevicePluginPolicy",
+    {
+        "mig-strategy": str,
+        "fail-on-init-error": bool,
+        "device-list-strategy": list[str],
+        "device-id-strategy": str,
+        "pass-device-specs": bool,
+        "gds": bool,
+        "mofed": bool,
+        "gdrcopy": bool,
+        "imex-channels": list[int],
+        "imex-required": bool,
+        "allocation-policy": str,
+        "cdi-annotation-prefix": str,
+        "exclude": list[str],
+        "other-givers": str,
+        "refresh": bool,
+        "kubelet-dir": str,
+        "config-file": str,
+        "profile-file": str,
+        "metrics": str,
+        "labels-file": str,
+        "labels-interval": int,
+        "labels-no-timestamp": bool,
+    },
+)
+_DevicePlugin = TypedDict("_DevicePlugin", {"device-plugin": DevicePluginPolicy})
+
+
+class Config(Policy, _DevicePlugin):
+    """config.toml with all defaults."""
+
+
+class Driver(DriverPolicy):
+    """[driver], its versions, and the files that replace parts of it in containers."""
+
+    version: str
+    cuda: str
+    params: str
+    empty: str
+
+
+@final
+class Gpu(TypedDict):
+    """A whole GPU."""
+
+    index: int
+    nvml: int
+    uuid: str
+    minor: int
+    pci: str
+    model: str
+    brand: str
+    arch: str
+    memory: int
+    mig: bool
+    mig_capable: bool
+    vgpu: bool
+    pci_class: str
+    fabric: str
+    numa: int
+    peers: list[list[int]]
+    node: str
+    drm: list[str]
+    links: list[str]
+    problem: Optional[str]
+
+
+@final
+class MigInstance(TypedDict):
+    """A MIG instance; "gpu" is the index of the GPU that it is part of."""
+
+    uuid: str
+    legacy: str
+    gpu: int
+    index: int
+    gi: int
+    ci: int
+    profile: str
+    memory: int
+    attributes: dict[str, int]
+    nodes: list[str]
+
+
+Device = Union[Gpu, MigInstance]
+
+
+class Known(TypedDict):
+    """A GPU that has had an index since this boot."""
+
+    index: int
+    uuid: str
+    pci: str
+
+
+_FileOptions = TypedDict("_FileOptions", {"soname": str, "links": list[str], "in": str}, total=False)
+
+
+class File(_FileOptions):
+    """A file, directory or socket of the driver."""
+
+    path: str
+    kind: str
+
+
+class Platform(TypedDict):
+    """What WSL2 or Tegra has; a change of a "watched" path of the host makes it stale."""
+
+    platform: str
+    nodes: dict[str, Node]
+    files: dict[str, list[File]]
+    watched: list[str]
+
+
+class Listed(TypedDict):
+    """The GPUs of a host, and where they come from."""
+
+    source: str
+    version: str
+    cuda: str
+    gpus: list[Gpu]
+    mig: list[MigInstance]
+    missing: list[str]
+    absent: list[Known]
+
+
+class Failure(TypedDict):
+    """Why this host cannot serve GPUs, and the exit code that says so."""
+
+    sentence: str
+    code: int
+
+
+class Inputs(TypedDict):
+    """What stamp.current looks at."""
+
+    config: str
+    root: str
+    sys: str
+    times: bool
+    nodes: list[str]
+
+
+class DriverFacts(TypedDict):
+    """What stamp.driver returns."""
+
+    module: Optional[str]
+    majors: list[str]
+    gpus: dict[str, Optional[int]]
+    mig: Mig
+
+
+class Stamp(DriverFacts):
+    """What stamp.current returns."""
+
+    boot: Optional[str]
+    config: Optional[Identity]
+    libraries: Optional[Identity]
+    nodes: list[Optional[NodeFacts]]
+
+
+class Belongs(TypedDict):
+    """The state of the host that a failed refresh is about."""
+
+    inputs: Inputs
+    stamp: Stamp
+
+
+class _Late(TypedDict, total=False):
+    """What a snapshot gets last; "hardlinks" and "told" when it is saved."""
+
+    inputs: Inputs
+    stamp: Stamp
+    looked: float
+    life: int
+    hardlinks: str
+    told: Told
+
+
+class Snapshot(_Late):
+    """What the host has: inventory.json."""
+
+    version: int
+    form: int
+    gpushim: str
+    written: str
+    source: str
+    notes: list[str]
+    missing: list[str]
+    absent: list[Known]
+    platform: str
+    driver: Driver
+    error: Optional[Failure]
+    gpus: list[Gpu]
+    mig: list[MigInstance]
+    nodes: dict[str, Node]
+    mps: str
+    features: dict[str, list[str]]
+    imex: list[int]
+    files: dict[str, list[File]]
+    policy: Policy
+    runtime: str
+
+
+class _DeviceNodeOptions(TypedDict, total=False):
+    """What a CDI spec may leave to the host."""
+
+    type: str
+    major: int
+    minor: int
+    fileMode: int
+    uid: int
+    gid: int
+
+
+class DeviceNode(_DeviceNodeOptions):
+    """An entry of linux.devices."""
+
+    path: str
+
+
+class _MountOptions(TypedDict, total=False):
+    """What a mount may leave out."""
+
+    type: str
+    options: list[str]
+
+
+class Mount(_MountOptions):
+    """An entry of mounts."""
+
+    destination: str
+    source: str
+
+
+class _HookOptions(TypedDict, total=False):
+    """What a hook may leave out."""
+
+    args: list[str]
+    env: list[str]
+    timeout: int
+
+
+class Hook(_HookOptions):
+    """An entry of hooks.prestart, or of another stage."""
+
+    path: str

@@ -1,0 +1,85 @@
+"""What does not exist, and what this user may not see: only the errno tells one from the other.
+
+Code that calls something absent asks here, or passes PermissionError on to code that reports it with `sentence`.
+Out of scope: what root alone may change (paths/places.py).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+AS_ROOT = "run this as root"
+NAMES = 16384  # in a directory; one with the states of containers has some hundred
+
+
+def absent(path: str) -> bool:
+    """Say whether a path surely does not exist: one that this user may not look up may."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def exists(path: str, links: bool = True) -> bool:
+    """Say whether a path exists, as os.path.exists, but let PermissionError pass; `links`: follow them."""
+    try:
+        os.stat(path, follow_symlinks=links)
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def listed(folder: str) -> list[str]:
+    """List the names in a directory, sorted, but no more than NAMES of a directory that may be anybody's."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in itertools.islice(entries, NAMES))
+
+
+def refused(pattern: str) -> Iterator[str]:
+    """List the directories that an absolute `glob` pattern leads through and this user may not list."""
+    base, rest = pattern, ""
+    while glob.has_magic(base):
+        base, _, name = base.rpartition("/")
+        rest = f"{name}/{rest}"
+    try:
+        names = listed(base)
+    except PermissionError:
+        yield barrier(base)
+        return
+    except OSError:
+        return
+    first, _, rest = rest.partition("/")
+    for name in fnmatch.filter(names, first) if rest else ():
+        yield from refused(f"{glob.escape(base)}/{glob.escape(name)}/{rest.rstrip('/')}")
+
+
+def barrier(path: str) -> str:
+    """Return the directory that keeps this user from a path, or the path itself."""
+    while True:
+        try:
+            os.lstat(path)
+        except PermissionError:
+            path = os.path.dirname(path)
+        except OSError:
+            return path
+        else:
+            return path
+
+
+def sentence(paths: Iterable[str]) -> str:
+    """Say that these paths cannot be seen."""
+    listed = ", ".join(dict.fromkeys(paths))
+    user = os.geteuid()
+    return f"user {user} may not look into {listed}" if user else f"{listed} may not be looked into, even by root"

@@ -1,0 +1,1 @@
+"""Settings of NVIDIA's tools, translated to ours."""

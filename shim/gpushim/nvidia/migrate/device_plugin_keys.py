@@ -1,0 +1,155 @@
+"""What NVIDIA's k8s-device-plugin calls its settings: flags, variables, keys of its file, and ours for each of them.
+
+Source of the names: that plugin's 0.20. Which values a key of ours takes, its default and its meaning are in
+config.schema.json. Out of scope: reading values (device_plugin.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gpushim.config import policy
+
+SECTION = "device-plugin"
+_VARIABLE = "gpushim-device-plugin has that variable, too, and no key for it; set it in its unit"
+_MACHINE = "the machine's model is read from DMI"
+_NODE_FEATURE = "gpushim-device-plugin --cluster --node-feature posts labels as a NodeFeature object"
+_SPEC = "the CDI spec is gpushim's, with gpushim's hook"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of NVIDIA's plugin, or of ours alone.
+
+    Attributes:
+        key: in [device-plugin], or of a variable alone; "" if nothing here does it.
+        flags: on the command line, without dashes, the first as it is shown.
+        variables: its names in the environment.
+        file: its place in NVIDIA's file, a dotted path; "" if it is not there. Of one in PLACES it does nothing.
+        why: of one without a key, why it does nothing; else how it differs from the key.
+        default: of one without a key, the value that says nothing.
+    """
+
+    key: str
+    flags: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    file: str = ""
+    why: str = ""
+    default: str = ""
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        """What the schema says of its value."""
+        found: dict[str, Any] = schema().get(self.key, {"type": "string", "default": self.default})
+        return found
+
+
+SETTINGS = (
+    Setting("mig-strategy", ("mig-strategy",), ("MIG_STRATEGY",), "flags.migStrategy"),
+    Setting("fail-on-init-error", ("fail-on-init-error",), ("FAIL_ON_INIT_ERROR",), "flags.failOnInitError"),
+    Setting(
+        "device-list-strategy",
+        ("device-list-strategy",),
+        ("DEVICE_LIST_STRATEGY",),
+        "flags.plugin.deviceListStrategy",
+    ),
+    Setting("device-id-strategy", ("device-id-strategy",), ("DEVICE_ID_STRATEGY",), "flags.plugin.deviceIDStrategy"),
+    Setting("pass-device-specs", ("pass-device-specs",), ("PASS_DEVICE_SPECS",), "flags.plugin.passDeviceSpecs"),
+    Setting("gds", ("gds-enabled",), ("GDS_ENABLED",), "flags.gdsEnabled"),
+    Setting("mofed", ("mofed-enabled",), ("MOFED_ENABLED",), "flags.mofedEnabled"),
+    Setting("gdrcopy", ("gdrcopy-enabled",), ("GDRCOPY_ENABLED",), "flags.gdrcopyEnabled"),
+    Setting("imex-channels", ("imex-channel-ids",), ("IMEX_CHANNEL_IDS",), "imex.channelIDs"),
+    Setting("imex-required", ("imex-required",), ("IMEX_REQUIRED",), "imex.required"),
+    Setting(
+        "allocation-policy",
+        ("shared-devices-allocation-policy",),
+        ("SHARED_DEVICES_ALLOCATION_POLICY",),
+        "flags.plugin.sharedDevicesAllocationPolicy",
+    ),
+    Setting(
+        "cdi-annotation-prefix",
+        ("cdi-annotation-prefix",),
+        ("CDI_ANNOTATION_PREFIX",),
+        "flags.plugin.cdiAnnotationPrefix",
+    ),
+    Setting("exclude", ("exclude",)),
+    Setting("other-givers", ("other-givers",), ("OTHER_GIVERS",)),
+    Setting("refresh", ("refresh",), ("REFRESH",)),
+    Setting("kubelet-dir", ("kubelet-dir",)),
+    Setting(
+        "kubelet-dir",
+        ("kubelet-socket",),
+        ("KUBELET_SOCKET",),
+        why="kubelet's socket, instead of --kubelet-dir: device-plugins/kubelet.sock in it.",
+    ),
+    Setting("metrics", ("metrics",), ("METRICS",)),
+    Setting("config-file", ("config-file",), ("CONFIG_FILE",)),
+    Setting("profile-file", ("profile-file",), ("PROFILE_FILE",)),
+    Setting("labels-file", ("labels-file",), ("GFD_OUTPUT_FILE",), "flags.gfd.outputFile"),
+    Setting("labels-interval", ("labels-interval",), ("GFD_SLEEP_INTERVAL",), "flags.gfd.sleepInterval"),
+    Setting("labels-no-timestamp", ("labels-no-timestamp",), ("GFD_NO_TIMESTAMP",), "flags.gfd.noTimestamp"),
+    Setting("disable-healthchecks", (), ("DP_DISABLE_HEALTHCHECKS",), why=_VARIABLE),
+    Setting("enable-healthchecks", (), ("DP_ENABLE_HEALTHCHECKS",), why=_VARIABLE),
+    Setting(
+        "",
+        ("driver-root", "nvidia-driver-root"),
+        ("NVIDIA_DRIVER_ROOT",),
+        "flags.nvidiaDriverRoot",
+        "root under [driver] of config.toml counts",
+        "/",
+    ),
+    Setting(
+        "",
+        ("dev-root", "nvidia-dev-root"),
+        ("NVIDIA_DEV_ROOT",),
+        "flags.nvidiaDevRoot",
+        "dev-root under [driver] of config.toml counts",
+    ),
+    Setting(
+        "",
+        ("driver-root-ctr-path", "container-driver-root"),
+        ("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
+        "flags.plugin.containerDriverRoot",
+        "the driver is looked at by gpushim refresh, not by the plugin",
+        "/driver-root",
+    ),
+    Setting(
+        "",
+        ("device-discovery-strategy",),
+        ("DEVICE_DISCOVERY_STRATEGY",),
+        "flags.deviceDiscoveryStrategy",
+        "gpushim refresh finds out what the host has",
+        "auto",
+    ),
+    Setting(
+        "",
+        ("nvidia-cdi-hook-path", "nvidia-ctk-path"),
+        ("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
+        "flags.plugin.nvidiaCTKPath",
+        _SPEC,
+        "/usr/bin/nvidia-ctk",
+    ),
+    Setting("", ("cdi-feature-flags",), ("CDI_FEATURE_FLAGS",), why=_SPEC),
+    Setting("", ("cdi-disable-hooks",), ("CDI_DISABLE_HOOKS",), why=_SPEC),
+    Setting("", ("mps-root",), ("MPS_ROOT",), "flags.mpsRoot", "pipes of MPS are in /run/gpushim/mps"),
+    Setting("", (), ("GFD_ONESHOT",), why="gpushim-device-plugin --labels prints labels once", default="false"),
+    Setting("", (), ("GFD_MACHINE_TYPE_FILE",), why=_MACHINE, default="/sys/class/dmi/id/product_name"),
+    Setting("", (), ("GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"), why=_NODE_FEATURE, default="true"),
+)
+# What the plugin reads, writes, or listens at. NVIDIA's file, a ConfigMap in a cluster, can name none of it: else who
+# may change that would write files as root on every node. config.toml does, or who writes the pod.
+PLACES = ("kubelet-dir", "metrics", "config-file", "profile-file", "labels-file")
+# Of NVIDIA's file, what is read elsewhere, or belongs to its GPU feature discovery.
+OTHER_KEYS = (
+    *("version", "sharing", "profiles", "default", "resources"),
+    *("flags.gfd.oneshot", "flags.gfd.machineTypeFile", "flags.useNodeFeatureAPI"),
+)
+
+
+@lru_cache(maxsize=1)
+def schema() -> dict[str, Any]:
+    """Return the rules of the keys of [device-plugin]."""
+    found: dict[str, Any] = policy.schema()["properties"][SECTION]["properties"]
+    return found

@@ -1,0 +1,233 @@
+"""From NVIDIA's container toolkit to gpushim: what each of its settings becomes in config.toml.
+
+Only what somebody wrote down is taken over. Where NVIDIA's default and gpushim's differ, gpushim's stays, and a
+warning says what that changes for containers. Each setting without an equivalent is named.
+Out of scope: what each key means here (migrate_keys.py); printing (cli/migrate.py); the engines' settings, which are
+only looked at (migrate_engines.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpushim.config import policy
+from gpushim.engines.settings import files, records, tomltext
+from gpushim.engines.settings.files import Change
+from gpushim.ground import seen
+from gpushim.ground.errors import CONFIG, LEFT_OUT, GpushimError, quote
+from gpushim.nvidia.migrate.migrate_keys import GIVEN_UP, KEYS, KINDS, Setting
+
+SYSTEM_CONFIG = "/etc/nvidia-container-runtime/config.toml"
+NAMED = 10  # keys in one sentence
+# Modes in which NVIDIA's runtime looks at neither variable (auto becomes jit-cdi since 1.18).
+OF_ANY_CAPABILITY = ("auto", "jit-cdi", "cdi")
+_CAPABILITIES_COUNT = (
+    "NVIDIA's runtime gives all of the driver to every container in its mode {} (toolkit 1.18 and later); here "
+    "NVIDIA_DRIVER_CAPABILITIES counts, and without it a container gets compute and utility: no NVENC, EGL or "
+    "Vulkan. Set NVIDIA_DRIVER_CAPABILITIES=all for containers that need them, or for all that say nothing "
+    '[requests] default-capabilities = ["all"] in {}'
+)
+_REQUIREMENTS_COUNT = (
+    "NVIDIA's runtime never looks at NVIDIA_REQUIRE_* in its mode {} (toolkit 1.18 and later); here a container is "
+    "refused if this driver does not meet them. Set NVIDIA_DISABLE_REQUIRE=true for one that is to start all the "
+    "same, or [requests] disable-require = true in {} for all"
+)
+_ANNOTATIONS_STAY = (
+    "closing variables to unprivileged containers does not close annotations, and Podman takes those of an image's "
+    "manifest; set [requests] accept-annotations-when-unprivileged = false in {} as well, unless a device plugin "
+    "gives GPUs by annotations"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting of NVIDIA's.
+
+    Attributes:
+        key: dotted, as it is written there.
+        value: what it is set to.
+        becomes: a setting of ours, or why there is none.
+        setting: that setting as data, or None.
+    """
+
+    key: str
+    value: Any
+    becomes: str
+    setting: Setting | None = None
+
+    @property
+    def left_out(self) -> bool:
+        """Say whether it is lost: nothing here does what it says."""
+        return self.becomes.startswith(GIVEN_UP)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a migration would do.
+
+    Attributes:
+        source: path of NVIDIA's settings, or "" if there are none.
+        rows: what each of them becomes.
+        changes: of config.toml; none if it says all that already.
+        warnings: sentences about what containers meet here that NVIDIA's toolkit does otherwise.
+        plugin: what each setting of NVIDIA's device plugin becomes.
+    """
+
+    source: str
+    rows: list[Row] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    plugin: list[Row] = field(default_factory=list)
+
+
+def source() -> str:
+    """Return where NVIDIA's tools would read their settings, or "" if there are none.
+
+    The first of $NVIDIA_CTK_CONFIG_FILE_PATH, $XDG_CONFIG_HOME and /etc that is there.
+    """
+    named, home = os.environ.get("NVIDIA_CTK_CONFIG_FILE_PATH"), os.environ.get("XDG_CONFIG_HOME")
+    candidates = [named] if named else [f"{home}/nvidia-container-runtime/config.toml"] if home else []
+    candidates += [] if named else [SYSTEM_CONFIG]
+    return next((os.path.abspath(path) for path in candidates if not seen.absent(path)), "")
+
+
+def plan(path: str, ours: str, plugin: Sequence[Row] = ()) -> Plan:
+    """Work out a migration from NVIDIA's settings into config.toml.
+
+    Args:
+        path: of the toolkit's settings; "" if there are none.
+        ours: path of config.toml.
+        plugin: what settings of the device plugin become.
+
+    Raises:
+        GpushimError: one of the two files cannot be read or understood.
+    """
+    data = files.read(path) if path else b""
+    if data is None:
+        raise GpushimError(f"{path} is not there; name the toolkit's config.toml with --from")
+    found = rows(tomltext.get(tomltext.parse(data, path), ()))
+    return Plan(path, found, changes([*found, *plugin], ours), warnings(found, ours), [*plugin])
+
+
+def rows(data: dict[str, Any]) -> list[Row]:
+    """Say what settings, NVIDIA's as nested tables, become."""
+    return [_row(key, value) for key, value in _flat(data, "")]
+
+
+def warnings(found: list[Row], ours: str) -> list[str]:
+    """Say what changes for containers though no setting says it, a sentence each.
+
+    Raises:
+        GpushimError: config.toml is wrong.
+    """
+    theirs = {row.key: row.value for row in found}
+    new = {row.setting[:2]: row.setting[2] for row in found if row.setting}
+    has = {
+        (section, key): value
+        for section, entries in (policy.given(ours) or {}).items()
+        for key, value in entries.items()
+    }
+    has.update(new)
+    said = []
+    profile = has.get(("requests", "profile"), "default")
+    mode = theirs.get("nvidia-container-runtime.mode", "auto")
+    if mode in OF_ANY_CAPABILITY and "all" not in has.get(("requests", "default-capabilities"), ()):
+        said.append(_CAPABILITIES_COUNT.format(mode, ours))
+    if mode in OF_ANY_CAPABILITY and not has.get(("requests", "disable-require")):
+        said.append(_REQUIREMENTS_COUNT.format(mode, ours))
+    by_annotation = has.get(("requests", "accept-annotations-when-unprivileged"), profile != "multi-tenant")
+    if new.get(("requests", "accept-env-when-unprivileged")) is False and by_annotation:
+        said.append(_ANNOTATIONS_STAY.format(ours))
+    if ("mps", "pipe-directory") in new and not has.get(("mps", "enabled")):
+        said.append(f"here no container takes part in MPS without [mps] enabled = true in {ours}")
+    return said
+
+
+def check(found: list[Row], place: str, advice: str) -> None:
+    """Refuse to call it done while something is left out.
+
+    Args:
+        found: from `rows`; the user has been told what each becomes.
+        place: where the settings come from, for the sentence.
+        advice: what to do once the equivalents that the user was told of are enough.
+
+    Raises:
+        GpushimError: something is left out; it names each.
+    """
+    lost = [row.key for row in found if row.left_out]
+    if lost:
+        names = ", ".join(quote(key) for key in lost[:NAMED]) + (", ..." if len(lost) > NAMED else "")
+        raise GpushimError(
+            f"{place} has what config.toml cannot say: {names}; read above what each means here, and {advice} "
+            "once that will do",
+            LEFT_OUT,
+        )
+
+
+def changes(found: list[Row], ours: str) -> list[Change]:
+    """Write settings into config.toml at `ours`, and check the result.
+
+    Raises:
+        GpushimError: it is wrong already, or cannot be edited.
+    """
+    policy.given(ours)  # says what is wrong with it
+    old = files.read(ours)
+    text = before = tomltext.parse(old or b"", ours)
+    defaults: Any = policy.defaults()  # by names that are data
+    for section, key, value in [row.setting for row in found if row.setting]:
+        if tomltext.get(text, (section, key), defaults[section][key]) != value:
+            text = tomltext.put(text, (section, key), value)
+    trouble = _trouble(text)
+    if trouble:
+        raise GpushimError(f"{ours} would be wrong: {trouble}", CONFIG)
+    first = old if records.after(ours) != old else records.before(ours)
+    return [Change(ours, old, text.encode(), before=first)] if text != before else []
+
+
+def _flat(table: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        found += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+    return found
+
+
+def _row(key: str, value: Any) -> Row:
+    if key not in KEYS:
+        return Row(key, value, f"{GIVEN_UP}: neither gpushim nor NVIDIA's toolkit 1.20 knows this key")
+    kind, meaning = KEYS[key]
+    fits = isinstance(value, kind) and (kind is not list or all(isinstance(item, str) for item in value))
+    if not fits:
+        return Row(key, value, f"{GIVEN_UP}: it is not {KINDS[kind]}")
+    if isinstance(meaning, str) and value in ("", []):
+        return Row(key, value, "not needed: it is empty")
+    if isinstance(meaning, str):
+        return Row(key, value, meaning)
+    answer = meaning(value) if callable(meaning) else (meaning[0], meaning[1], value)
+    if isinstance(answer, str):
+        return Row(key, value, answer)
+    section, name, ours = answer
+    becomes = written(name, ours)
+    trouble = _trouble(tomltext.put("", (section, name), ours))
+    if trouble:
+        return Row(key, value, f"{GIVEN_UP}: [{section}] {becomes} is not allowed ({trouble})")
+    defaults: Any = policy.defaults()
+    if defaults[section][name] == ours:
+        becomes += ", the default"
+    return Row(key, value, f"[{section}] {becomes}", answer)
+
+
+def written(key: str, value: Any) -> str:
+    """Write a setting as a line of TOML."""
+    return tomltext.put("", (key,), value).strip()
+
+
+def _trouble(text: str) -> str:
+    """Check a config.toml; returns what is wrong with it, or ""."""
+    try:
+        policy.checked(text.encode(), "it")
+    except GpushimError as error:
+        return str(error).replace("it: ", "", 1)
+    return ""

@@ -1,0 +1,151 @@
+"""Who may be granted what: one table of sources and grants, and the policy's switches in it.
+
+A source is where a container's config.json, or a command line, says something; a grant is what may come of it.
+What the table does not name grants nothing: request.py sees no variable that is not in VARIABLES, and a grant or a
+source without a cell raises KeyError, which ends the create.
+On the create path: imports nothing. Out of scope: what the words in a request mean (request.py, selection.py).
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Mapping, Optional
+
+    from gpushim.ground.model import Policy
+
+    Cell = tuple[str, ...]  # what must all hold
+
+# What a cell may ask for. A switch is (section, key, value that allows, whether it binds privileged containers too).
+NEVER, PRIVILEGED, KIND = "never", "privileged", "kind"
+ENV, ANNOTATIONS, MOUNTS, IMEX, MPS = "env", "annotations", "mounts", "imex", "mps"
+SWITCHES = {
+    ENV: ("requests", "accept-env-when-unprivileged", True, False),
+    ANNOTATIONS: ("requests", "accept-annotations-when-unprivileged", True, False),
+    MOUNTS: ("requests", "accept-volume-mounts", True, True),
+    IMEX: ("requests", "ignore-imex-channel-requests", False, True),
+    MPS: ("mps", "enabled", True, True),
+}
+YES: Cell = ()
+NO: Cell = (NEVER,)
+
+# Where a request comes from: process.env, mounts and annotations of config.json; options of nvidia-container-cli,
+# which only root can call to any effect; and the policy itself, for what no container can ask for.
+SOURCES = ("variable", "mount", "annotation", "option", "policy")
+# Features that a variable switches on, NVIDIA_GDS=enabled and its like: their names for people.
+FEATURES = {"gds": "GDS", "mofed": "MOFED", "gdrcopy": "GDRCopy", "nvswitch": "NVSwitch"}
+_ROWS: dict[str, tuple[Cell, Cell, Cell, Cell, Cell]] = {
+    # grant:       variable         mount            annotation           option  policy
+    "gpu":         ((ENV,),         (MOUNTS,),       (ANNOTATIONS,),      YES,    NO),
+    "own-cdi":     ((ENV,),         (MOUNTS,),       (ANNOTATIONS,),      NO,     NO),
+    "foreign-cdi": ((ENV, KIND),    (MOUNTS, KIND),  (ANNOTATIONS, KIND), NO,     NO),
+    "mig-config":  ((PRIVILEGED,),  NO,              NO,                  YES,    NO),
+    "mig-monitor": ((PRIVILEGED,),  NO,              NO,                  YES,    NO),
+    "imex":        ((IMEX, ENV),    (IMEX, MOUNTS),  (IMEX, ANNOTATIONS), (IMEX,), NO),
+    **dict.fromkeys(FEATURES, ((ENV,), (MOUNTS,),    (ANNOTATIONS,),      NO,     NO)),
+    "mps":         (NO,             NO,              NO,                  NO,     (MPS,)),
+    # Read-only files of the driver and the nodes for drawing of the GPUs that something else has granted.
+    "capabilities": (YES,           NO,              NO,                  YES,    NO),
+    # The image's own conditions are the image's to drop.
+    "no-conditions": (YES,          NO,              NO,                  NO,     NO),
+}  # fmt: skip
+TABLE = {grant: dict(zip(SOURCES, row)) for grant, row in _ROWS.items()}
+
+# Every variable that counts, by what it may bring; swarm variables count as the first does, and NVIDIA_REQUIRE_*
+# brings nothing: it only refuses.
+VARIABLES = {
+    "NVIDIA_VISIBLE_DEVICES": "gpu",
+    "CUDA_VERSION": "gpu",
+    "NVIDIA_DRIVER_CAPABILITIES": "capabilities",
+    "NVIDIA_DISABLE_REQUIRE": "no-conditions",
+    "NVIDIA_IMEX_CHANNELS": "imex",
+    **{"NVIDIA_" + name.upper(): name for name in FEATURES},
+    "NVIDIA_MIG_CONFIG_DEVICES": "mig-config",
+    "NVIDIA_MIG_MONITOR_DEVICES": "mig-monitor",
+    "CUDA_MPS_PIPE_DIRECTORY": "mps",
+}
+# What of these an image can make of a GPU that it has otherwise, for people.
+BESIDE = {
+    "capabilities": "the choice of the driver's files that come with a GPU",
+    "no-conditions": "its own NVIDIA_REQUIRE_* ignored",
+    "mig-config": "configuring MIG",
+    "mig-monitor": "monitoring MIG",
+    "imex": "IMEX channels",
+    **FEATURES,
+    "mps": "MPS",
+}
+# What an image itself, not its user, can have in config.json: see docs/requests.md.
+OF_AN_IMAGE = ("variable", "annotation")
+
+
+def missing(
+    grant: str, source: str, privileged: Callable[[], bool], policy: Mapping[str, Any], kind: str = ""
+) -> str:
+    """Name what a grant lacks.
+
+    Args:
+        grant: a key of TABLE.
+        source: one of SOURCES.
+        privileged: says whether the container counts as privileged; called if that decides.
+        policy: the configuration with all keys present.
+        kind: of the CDI device, for "foreign-cdi".
+
+    Returns:
+        "" if it may be granted; else the first of the cell's conditions that does not hold.
+
+    Raises:
+        KeyError: the table has no such grant or source.
+    """
+    for condition in TABLE[grant][source]:
+        if condition in SWITCHES:
+            section, key, allows, binds_all = SWITCHES[condition]
+            holds = policy[section][key] is allows or (not binds_all and privileged())
+        elif condition == KIND:
+            allowed = policy["cdi"]["foreign-kinds"]
+            holds = "*" in allowed or kind in allowed or privileged()
+        else:
+            holds = condition == PRIVILEGED and privileged()
+        if not holds:
+            return condition
+    return ""
+
+
+def because(condition: str) -> str:
+    """Say, as the end of a sentence, under which setting a condition does not hold."""
+    section, key, allows, binds_all = SWITCHES[condition]
+    who = "" if binds_all else "the container is unprivileged and "
+    return f"while {who}[{section}] {key} is {'false' if allows else 'true'}"
+
+
+class Gate:
+    """The table, for one container.
+
+    Args:
+        privileged: says whether the container counts as privileged; called once, if anything depends on it.
+        policy: the configuration with all keys present.
+        ignored: receives a sentence for each thing that may not be granted.
+    """
+
+    __slots__ = ("_known", "_privileged", "ignored", "policy")
+
+    def __init__(self, privileged: Callable[[], bool], policy: Policy, ignored: list[str]) -> None:
+        self._privileged, self.policy, self.ignored = privileged, policy, ignored
+        self._known: Optional[bool] = None
+
+    @property
+    def privileged(self) -> bool:
+        """Whether the container counts as privileged."""
+        if self._known is None:
+            self._known = self._privileged()
+        return self._known
+
+    def missing(self, grant: str, source: str, kind: str = "") -> str:
+        """Name what a grant lacks, as the function of that name does."""
+        return missing(grant, source, lambda: self.privileged, self.policy, kind)
+
+    def lets(self, grant: str, source: str, otherwise: str) -> bool:
+        """Say whether something may be granted; if not, remember what then does not happen, and why."""
+        condition = self.missing(grant, source)
+        if condition:
+            self.ignored.append(f"{otherwise} {because(condition)}")
+        return not condition

@@ -1,0 +1,62 @@
+"""The options of `gpushim-hook prestart`: one table for all code that writes, parses, moves, shows or explains them.
+
+Out of scope: which options a container gets (plan.py), and what the hook does with them (gpuhook.finish.finish).
+
+On the create path and the hook path: imports nothing.
+"""
+
+from __future__ import annotations
+
+HOST, CONTAINER = "host", "container"
+# glibc's loader, by machine: an image without it has programs of musl, or none.
+LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
+
+# Forms of values, as the usage shows them, and the kinds of the paths in them: after "=", if any, separated by "::".
+FORMS: dict[str, tuple[str, ...]] = {
+    "DIR": (HOST,),
+    "FILE": (HOST,),
+    "VERSION": (),
+    "MASK": (),
+    "MINOR=PCINAME": (),
+    "SONAME=PATH[::DIR]": (CONTAINER, CONTAINER),
+    "TARGET::PATH": (CONTAINER, CONTAINER),
+    "TARGET::NODE": (CONTAINER, CONTAINER),
+    "SOURCE::PATH": (HOST, CONTAINER),
+    "SOURCE::MOUNT": (HOST, CONTAINER),
+}
+# The form of an option's value, and its name where `gpushim explain` counts such values, else "".
+# An option whose value has two parts may be repeated.
+OPTIONS: dict[str, tuple[str, str]] = {
+    "--rootfs": ("DIR", ""),
+    "--log": ("FILE", ""),
+    "--lib": ("SONAME=PATH[::DIR]", "libraries linked by SONAME and named to the loader"),
+    "--lib32": ("SONAME=PATH[::DIR]", "32-bit libraries linked by SONAME and named to the loader"),
+    "--link": ("TARGET::PATH", "links"),
+    "--node-link": ("TARGET::NODE", "links to device nodes"),
+    "--driver": ("VERSION", ""),  # the host's, if a newer libcuda of the image's own may be used
+    "--cuda": ("VERSION", ""),  # of that driver
+    "--profile-mask": ("MASK", ""),  # bit n: the container's displays may use the GPU with minor number n
+    "--cover": ("SOURCE::PATH", "paths of /proc/driver/nvidia covered"),
+    "--gpu": ("MINOR=PCINAME", ""),  # name below /proc/driver/nvidia/gpus
+    "--empty": ("DIR", ""),
+    "--mount": ("SOURCE::MOUNT", "files mounted by the hook"),
+    "--socket": ("SOURCE::MOUNT", "sockets and their directories mounted by the hook"),
+    "--mounted": ("SOURCE::MOUNT", "mounts looked for on the host"),  # where a volume can carry them there
+}
+MOUNTING = ("--mount", "--socket")  # those by which the hook mounts files of the host
+
+
+def words(option: str, *parts: str) -> list[str]:
+    """Write an option with its value.
+
+    Args:
+        option: its name, with the dashes.
+        parts: of the value, as its form has them.
+
+    Raises:
+        KeyError: the table has no such option.
+    """
+    sign = "=" if "=" in OPTIONS[option][0] else "::"
+    if len(parts) > 2:
+        return [option, f"{parts[0]}{sign}{'::'.join(parts[1:])}"]
+    return [option, sign.join(parts)]

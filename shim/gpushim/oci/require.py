@@ -1,0 +1,185 @@
+"""The conditions an image puts on the host: NVIDIA_REQUIRE_*.
+
+One variable is a choice of groups, separated by spaces; a group is a list of terms, separated by commas, that
+must all hold; every variable must hold. The language is that of NVIDIA's containers.
+Out of scope: whether conditions count at all (request) and what the host has (inventory).
+Hot path: imports nothing but gpushim's bounds, errors and selection; time grows only with the expressions' length.
+"""
+
+from __future__ import annotations
+
+from gpushim.ground import bounds
+from gpushim.ground.errors import REQUEST, REQUIREMENT, GpushimError, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping, Optional, Sequence
+
+    Term = tuple[str, str, str]  # property, operator, value
+    Version = list[tuple[int, str]]
+
+PREFIX = "NVIDIA_REQUIRE_"
+FOREIGN_PREFIX = "NVIDIA_REQUIRE_JETPACK"  # conditions on Jetson's own releases, which no PCIe driver has
+ADVICE = ", please update your driver to a newer version, or use an earlier cuda container"
+
+OTHERS = 360  # characters of alternatives after which no further one is shown
+_OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
+_VERSION = "0123456789."
+
+
+def gather(env: Mapping[str, str], legacy: bool, ignored: list[str]) -> list[tuple[str, str]]:
+    """Collect the conditions of a container.
+
+    Args:
+        env: variables by name.
+        legacy: the image is a CUDA image from before NVIDIA_REQUIRE_CUDA, so CUDA_VERSION is its condition.
+        ignored: gets a clause about a CUDA_VERSION that is no version, which is no condition.
+
+    Returns:
+        (variable, expression) sorted by variable, blank ones left out, the one from CUDA_VERSION last.
+
+    Raises:
+        GpushimError: REQUEST, for variables that are too long or too many.
+    """
+    names = [name for name in env if name.startswith(PREFIX) and not name.startswith(FOREIGN_PREFIX)]
+    if len(names) > bounds.CONDITIONS:
+        raise GpushimError(
+            f"the container has more than {bounds.CONDITIONS} {PREFIX}* variables; remove some", REQUEST
+        )
+    for name in names:
+        if len(env[name]) > bounds.VALUE:
+            raise GpushimError(f"{quote(name)} has more than {bounds.VALUE} characters; shorten it", REQUEST)
+    if sum([len(env[name]) for name in names]) > bounds.CONDITIONS_TEXT:
+        limit = f"{bounds.CONDITIONS_TEXT} characters"
+        raise GpushimError(f"the container's {PREFIX}* variables have more than {limit}; remove some", REQUEST)
+    found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
+    version = _major_minor(env["CUDA_VERSION"]) if legacy else ""
+    if version:
+        found.append(("CUDA_VERSION", "cuda>=" + version))
+    elif legacy:
+        text = quote(env["CUDA_VERSION"])
+        ignored.append(f'CUDA_VERSION is "{text}", which is no version to hold against the driver')
+    return found
+
+
+def check(requirements: Sequence[tuple[str, str]], facts: Sequence[Mapping[str, Optional[str]]]) -> None:
+    """Check every condition for every selected GPU.
+
+    Args:
+        requirements: what gather returned.
+        facts: one mapping for each selected GPU, with "cuda" and "driver" versions, "arch" (compute
+            capability) and "brand"; one with cuda and driver alone when no GPU is selected. A value that is
+            missing, None or empty is unknown and satisfies any condition.
+
+    Raises:
+        GpushimError: REQUIREMENT, when a condition does not hold; REQUEST, when a term met before the first
+            group that holds is not understood.
+    """
+    different: list[Mapping[str, Optional[str]]] = []  # eight equal GPUs are checked once
+    for fact in facts or [{}]:
+        if fact not in different:
+            different.append(fact)
+    for variable, expression in requirements:
+        for fact in different:
+            if not _holds(variable, expression, fact):
+                raise GpushimError(_unsatisfied(variable, expression.split(), fact), REQUIREMENT)
+
+
+def compare(left: str, right: str) -> int:
+    """Compare two dotted versions number by number; 12, 12.0 and 12.00 are equal.
+
+    Returns:
+        -1, 0 or 1, as left is older than, the same as, or newer than right.
+    """
+    first, second = _version(left), _version(right)
+    return (first > second) - (first < second)
+
+
+def _version(text: str) -> Version:
+    # (length, digits) orders numbers of any length without int(), which refuses more than 4300 digits.
+    digits = [part.lstrip("0") for part in text.split(".")]
+    while digits and not digits[-1]:
+        digits.pop()
+    return [(len(part), part) for part in digits]
+
+
+def _holds(variable: str, expression: str, fact: Mapping[str, Optional[str]]) -> bool:
+    known: dict[str, bool] = {}  # images repeat the same driver terms for every brand
+    empty = True
+    for group in expression.split():
+        terms = [text for text in group.split(",") if text]
+        for text in terms:
+            if text not in known:
+                known[text] = _true(_term(variable, text), fact)
+        if terms and all(known[text] for text in terms):
+            return True
+        empty = empty and not terms
+    return empty
+
+
+def _term(variable: str, text: str) -> Term:
+    name = text[: len(text) - len(text.lstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"))]
+    value = text[len(name) :].lstrip("=!<>")
+    operator = text[len(name) : len(text) - len(value)]
+    name = name.lower()
+    if name == "brand":
+        valid = operator in ("=", "!=") and value != ""
+    else:
+        number = value.strip(".") != "" and value.strip(_VERSION) == ""
+        valid = name in ("cuda", "driver", "arch") and operator in _OPERATORS and number
+    if not valid:
+        raise GpushimError(
+            f'invalid requirement: {quote(variable)} has the term "{quote(text)}"; write cuda, driver or arch '
+            f"with = != < <= > >= and a version, or brand with = != and a name, or set NVIDIA_DISABLE_REQUIRE=true",
+            REQUEST,
+        )
+    return (name, operator, value)
+
+
+def _true(term: Term, fact: Mapping[str, Optional[str]]) -> bool:
+    name, operator, value = term
+    actual = fact.get(name) or ""
+    if name == "brand":
+        return not actual or (actual.lower() == value.lower()) == (operator == "=")
+    # A driver may carry a suffix after its number; only the number takes part.
+    actual = actual[: len(actual) - len(actual.lstrip(_VERSION))]
+    if not actual.strip("."):
+        return True
+    order = compare(actual, value)
+    if order == 0:
+        return operator in ("=", "<=", ">=")
+    return operator in (("!=", "<", "<=") if order < 0 else ("!=", ">", ">="))
+
+
+def _unsatisfied(variable: str, groups: list[str], fact: Mapping[str, Optional[str]]) -> str:
+    has: dict[str, str] = {name: quote(fact.get(name) or "unknown") for name in ("driver", "cuda", "arch", "brand")}
+    gpu = f", the GPU arch {has['arch']} and brand {has['brand']}" if fact.get("arch") else ""
+    first = groups[0]
+    return (
+        f"unsatisfied condition: {quote(first)}{ADVICE if first.startswith('cuda>=') else ''} "
+        f"({quote(variable)}; driver {has['driver']} has CUDA {has['cuda']}{gpu})"
+        f"{_others(groups[1:])}; NVIDIA_DISABLE_REQUIRE=true in its environment starts the container all the same"
+    )
+
+
+def _others(groups: list[str]) -> str:
+    """List the other groups, none of which holds: as many as fit into a log's line."""
+    groups = [group for group in groups if group.strip(",")]
+    if not groups:
+        return ""
+    shown: list[str] = []
+    for group in groups[: bounds.LISTED]:
+        shown.append(quote(group))
+        if sum(map(len, shown)) > OTHERS:
+            break
+    more = len(groups) - len(shown)
+    return f"; its other alternatives do not hold either: {' or '.join(shown)}{f' or {more} more' if more else ''}"
+
+
+def _major_minor(text: str) -> str:
+    """Return the first two numbers of a version, "" for what is none."""
+    # Semantic versions end with -pre-release or +build (semver.org, items 9 and 10).
+    parts = text.strip().removeprefix("v").partition("-")[0].partition("+")[0].split(".")
+    if len(parts) > 8 or any(not part or len(part) > 9 or part.strip("0123456789") for part in parts):
+        return ""
+    return ".".join([*parts, "0"][:2])

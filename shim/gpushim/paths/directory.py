@@ -1,0 +1,159 @@
+"""Write files and links into one directory of a container, never on another mount.
+
+A file is made under a name of its own and renamed, so that it is there whole or not at all.
+
+Out of scope: how the directory is reached (rootfs.py). Hot path: builtin modules only.
+"""
+
+from __future__ import annotations
+
+import posix
+from errno import EISDIR
+
+from gpushim.ground import bounds
+from gpushim.paths.walk import (
+    DIRECTORY,
+    NEW,
+    PLACE,
+    TYPE,
+    OtherMountError,
+    as_owner,
+    mount_id,
+    os_error,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TEMPORARY, LENGTH = ".gpushim-", 25  # with 16 hexadecimal digits: a file on its way to its name
+ATTEMPTS = 3
+
+
+class Directory:
+    """A directory on a mount of the container's own, held open for writing in it.
+
+    Args:
+        fd: the open directory; `close` closes it.
+        mount: id of the mount it lies on.
+    """
+
+    __slots__ = ("cleared", "fd", "mount")
+
+    def __init__(self, fd: int, mount: bytes) -> None:
+        self.fd = fd
+        self.mount = mount
+        self.cleared = False  # of what a hook that was killed has left
+
+    def close(self) -> None:
+        """Give the fd back."""
+        posix.close(self.fd)
+
+    def write(self, name: str, data: bytes, mode: int = 0o644) -> None:
+        """Put a new file in place, whole or not at all; a link or special file there is replaced.
+
+        Args:
+            name: one component.
+            data: the file's bytes.
+            mode: permissions, less the umask.
+
+        Raises:
+            OSError: a directory or a mount (OtherMountError) is in the place, or the file system refuses.
+        """
+
+        def make(new: str) -> None:
+            fd = as_owner(self.fd, lambda: posix.open(new, NEW, mode, dir_fd=self.fd))
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[posix.write(fd, view) :]
+            finally:
+                posix.close(fd)
+
+        self._put(name, make)
+
+    def symlink(self, text: str, name: str) -> None:
+        """Make a link; one with the same text is left alone, other files but directories are replaced.
+
+        Args:
+            text: where it points, relative or in the container; never looked up here.
+            name: one component.
+
+        Raises OSError as `write` does.
+        """
+        try:
+            as_owner(self.fd, lambda: posix.symlink(text, name, dir_fd=self.fd))
+        except FileExistsError:
+            self._replace_by_link(text, name)
+
+    def _replace_by_link(self, text: str, name: str) -> None:
+        try:
+            if posix.readlink(name, dir_fd=self.fd) == text:
+                return
+        except OSError:
+            pass  # not a link, or gone again
+        self._put(name, lambda new: as_owner(self.fd, lambda: posix.symlink(text, new, dir_fd=self.fd)))
+
+    def _put(self, name: str, make: Callable[[str], None]) -> None:
+        """Make a file under a name of its own, and then give it the one that it is for."""
+        self._check_place(name)
+        self._clear()
+        for attempt in range(ATTEMPTS):
+            new = TEMPORARY + posix.urandom(8).hex()
+            try:
+                make(new)
+                self._rename(new, name)
+                return
+            except OSError as error:
+                self._remove(new)
+                # Another hook of the same rootfs may have taken it for a killed one's.
+                if not isinstance(error, FileNotFoundError) or attempt == ATTEMPTS - 1:
+                    raise
+
+    def _rename(self, new: str, name: str) -> None:
+        as_owner(self.fd, lambda: posix.rename(new, name, src_dir_fd=self.fd, dst_dir_fd=self.fd))
+
+    def _clear(self) -> None:
+        """Remove what a hook that was killed has left, once: nobody else would."""
+        if self.cleared:
+            return
+        self.cleared = True
+        try:
+            fd = posix.open(f"/proc/self/fd/{self.fd}", posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
+        except OSError:
+            return
+        left = []
+        try:
+            with posix.scandir(fd) as entries:
+                for count, entry in enumerate(entries):
+                    if count == bounds.LEFT_BEHIND:
+                        break
+                    if entry.name.startswith(TEMPORARY) and len(entry.name) == LENGTH:
+                        left.append(entry.name)
+        except OSError:
+            return
+        finally:
+            posix.close(fd)
+        for name in left:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        try:
+            posix.unlink(name, dir_fd=self.fd)
+        except OSError:
+            pass  # there is other trouble to report, or none
+
+    def _check_place(self, name: str) -> None:
+        # rename(2) gives EBUSY only for mount points of the caller's own mount namespace. In the container's
+        # it succeeds and silently takes the mount away (detach_mounts in the kernel's fs/namespace.c).
+        try:
+            fd = posix.open(name, PLACE, dir_fd=self.fd)
+        except FileNotFoundError:
+            return
+        try:
+            if mount_id(fd) != self.mount:
+                raise OtherMountError(name)
+            if posix.fstat(fd).st_mode & TYPE == DIRECTORY:
+                raise os_error(EISDIR, name)
+        finally:
+            posix.close(fd)

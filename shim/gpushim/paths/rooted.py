@@ -1,0 +1,125 @@
+"""Paths inside a driver root: links are followed as by a process that has the root as its "/".
+
+Out of scope: containers' roots, which may change meanwhile (gpushim.paths.walk).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from gpushim.ground import bounds
+from gpushim.paths import trust
+
+if TYPE_CHECKING:
+    from gpushim.ground.model import File
+
+
+def resolve(root: str, path: str) -> str | None:
+    """Follow the links of an absolute path inside a root; None if it leads nowhere."""
+    top = root.rstrip("/")
+    done: list[str] = []
+    todo = path.split("/")[::-1]
+    links = 0
+    while todo:
+        part = todo.pop()
+        if part == "..":
+            del done[-1:]
+        elif part not in ("", "."):
+            here = "/".join((top, *done, part))
+            try:
+                is_link = stat.S_ISLNK(os.lstat(here).st_mode)
+                target = os.readlink(here) if is_link else ""
+            except (OSError, ValueError):  # ValueError: a NUL in it
+                return None
+            if not is_link:
+                done.append(part)
+                continue
+            links += 1
+            if links > bounds.LINKS:
+                return None
+            if target.startswith("/"):
+                done.clear()
+            todo += target.split("/")[::-1]
+    return "/" + "/".join(done)
+
+
+def nearest(root: str, folder: str) -> str:
+    """Follow the links of a path, or of its beginning up to the first name that leads nowhere."""
+    above = "/"
+    for part in folder.split("/"):
+        here = f"{above.rstrip('/')}/{part}" if part else above
+        found = resolve(root, here)
+        if found is None:
+            return here
+        above = found
+    return above
+
+
+def inside(root: str, path: str) -> str:
+    """Return the host's path of an absolute path inside a root."""
+    return path if root == "/" else root + path
+
+
+def kind(root: str, path: str | None) -> int:
+    """Tell what is at a resolved path: S_IFREG, S_IFSOCK, ...; 0 for nothing, and for an empty file."""
+    try:
+        status = os.lstat(inside(root, path)) if path else None
+    except OSError:
+        return 0
+    if status is None or (stat.S_ISREG(status.st_mode) and not status.st_size):
+        return 0
+    return stat.S_IFMT(status.st_mode)
+
+
+def is_file(root: str, path: str) -> bool:
+    """Say whether a path, links and all, leads to a regular file that is not empty."""
+    return kind(root, resolve(root, path)) == stat.S_IFREG
+
+
+def mistrust(root: str, path: str) -> str:
+    """Say why others than root may replace or change a directory inside a trusted root; "" if they may not."""
+    parts = path.split("/")[1:]
+    if not path.startswith("/") or {"", ".", ".."} & set(parts):
+        return f"{path} is not written plainly, without //, . and .."
+    for end in range(len(parts)):
+        here = "/" + "/".join(parts[: end + 1])
+        try:
+            status = os.lstat(inside(root, here))
+        except (OSError, ValueError):
+            return ""  # and only root can make it
+        if not stat.S_ISDIR(status.st_mode):
+            return f"{here} is no directory, or a link to one"
+        if not trust.trusted(status.st_uid):
+            return f"{here} is of user {status.st_uid}, not root's"
+        if status.st_mode & 0o022:
+            return f"others than root may write to {here}"
+    return ""
+
+
+def listing(root: str, folder: str) -> list[str]:
+    """List the names in a directory inside a root, sorted; [] if it cannot be read."""
+    real = resolve(root, folder)
+    try:
+        return sorted(os.listdir(inside(root, real))) if real else []
+    except OSError:
+        return []
+
+
+def nonblocking(path: str, flags: int) -> int:
+    """Open a file for reading, as open's `opener`: a FIFO must not hang us."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def entry(root: str, path: str, real: str, kind: str) -> File:
+    """Return the snapshot's entry of a file: at `path`, where programs look for it, if the kernel finds it there.
+
+    If not, because a link is meant inside the root, the container gets the file at `real`, and a link to it.
+    """
+    try:
+        if os.path.samefile(inside(root, path), inside(root, real)):
+            return {"path": path, "kind": kind}
+    except OSError:
+        pass
+    return {"path": real, "kind": kind, "links": [f"{real}::{path}"]}

@@ -1,0 +1,68 @@
+"""Whom this process trusts: files and directories that root or its own user alone can change.
+
+On the create path: imports only `posix`. Out of scope: walking to them (the other modules of this room).
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpushim.ground import system
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpushim.ground.model import Identity
+
+DIRECTORY, REGULAR, LINK, SOCKET = 0o040000, 0o100000, 0o120000, 0o140000  # S_IFDIR, S_IFREG, S_IFLNK, S_IFSOCK
+FILE_TYPE = 0o170000  # S_IFMT
+OTHERS_WRITE = 0o022  # S_IWGRP | S_IWOTH
+_OVERFLOW = 65534  # /proc/sys/kernel/overflowuid, which nobody changes
+
+
+def trusted(uid: int) -> bool:
+    """Say whether a file's owner is root or the user who runs this.
+
+    In a user namespace the host's root appears as the overflow user (user_namespaces(7)), as do all users without a
+    mapping; but there this process has no more power than its user.
+    """
+    return uid in (0, posix.geteuid()) or (uid == _OVERFLOW and in_user_namespace())
+
+
+def others_may(status: posix.stat_result) -> bool:
+    """Say whether anybody but root and this user owns a file or directory, or may write to it."""
+    return not trusted(status.st_uid) or status.st_mode & OTHERS_WRITE != 0
+
+
+def ours(folder: str) -> bool:
+    """Say whether this is a directory, and no link, that only root and this user can write to."""
+    try:
+        status = posix.lstat(folder)
+    except OSError:
+        return False
+    return status.st_mode & FILE_TYPE == DIRECTORY and not others_may(status)
+
+
+def in_user_namespace() -> bool:
+    """Say whether this process is in a user namespace other than the host's."""
+    return (system.text("/proc/self/uid_map", 256) or "").split() != ["0", "0", "4294967295"]
+
+
+def identity(path: str) -> Identity | None:
+    """Return what tells a file from its replacement or a changed one; None if there is no such name.
+
+    Returns:
+        device, inode, mtime (ns), size and ctime (ns), which also changes with mode and owner, by which the file is
+        trusted. They are the link's own if it is dangling, and five times the errno if the file cannot be seen.
+    """
+    try:
+        status = posix.lstat(path)
+        if status.st_mode & FILE_TYPE == LINK:
+            try:
+                status = posix.stat(path)
+            except FileNotFoundError:
+                pass
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return [error.errno or 0] * 5
+    return [status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns]

@@ -1,0 +1,212 @@
+"""`gpushim refresh --keep`: keep the snapshot true until a signal comes, where no unit of systemd's does it.
+
+It looks every LOOK seconds, which costs as much as a create's look, and has a child list the GPUs, because NVML can
+hang: when the host has changed, when the snapshot's life nears its end, and when the device plugin asks for it.
+What fails is tried more and more rarely, but at once when the host has changed.
+Out of scope: what the child does (refresh.unattended).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from gpushim.ground.logs import logger
+from gpushim.inventory import ensure, form, renew, stamp
+from gpushim.paths import trust
+from gpushim.refresh import keeper, wanted
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpushim.ground.model import Snapshot
+
+LOOK = 2.0  # seconds, as the device plugin looks
+AHEAD = 30.0  # seconds before the end of a snapshot's life, or half of it: no create shall have to list GPUs
+FIRST, LONGEST = 1.0, 60.0  # seconds between tries that fail
+# Seconds, then a child is killed: a minute until nothing changes, and ten for the slowest deadline, twice.
+DEADLINE = 22 * 60.0
+GRACE = 0.5  # seconds that a child has to be gone when this process is to end
+ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+SAID = 16384  # bytes at the end of what a child says
+WHOLE = __file__.rpartition("/gpushim/")[0] + "/whole"  # last file of an installed version
+
+
+def keep() -> None:
+    """Keep the snapshot true until a signal of ENDS comes.
+
+    Raises:
+        GpushimError: this version's files have gone.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDS, signal.SIGCHLD})
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
+    kept, installed = Keep(system.config_path(), system.state_dir()), os.path.exists(WHOLE)
+    logger.info("the list of GPUs is kept true, by a look every %g s", LOOK)
+    try:
+        while True:
+            if installed and not os.path.exists(WHOLE):
+                raise GpushimError("another version has taken this one's place; start gpushim refresh --keep again")
+            kept.look()
+            got = signal.sigtimedwait({*ENDS, signal.SIGCHLD}, LOOK)
+            if got and got.si_signo in ENDS:
+                logger.info("the list of GPUs is not kept any longer")
+                return
+    finally:
+        kept.stop()
+
+
+class Keep:
+    """The snapshot, and the child that lists GPUs.
+
+    Args:
+        config: absolute path of config.toml.
+        state: gpushim's state directory.
+    """
+
+    def __init__(self, config: str, state: str) -> None:
+        self.config, self.state = config, state
+        self._lock = keeper.Lock(state)
+        self._began = system.clock()
+        self._child: _Child | None = None
+        self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
+        self._failed_for: Any = None  # facts about host and configuration
+        self._served: Any = None  # identity of the file of wishes as the last child found it
+        self._said: set[str] = set()
+
+    def look(self) -> None:
+        """See to the child, and start one if it is needed."""
+        self._lock.take()
+        if self._child is not None:
+            code = self._child.ended()
+            if code is None:
+                return
+            self._over(code, self._child)
+        if self._needed() and self._allowed():
+            self._start()
+
+    def stop(self) -> None:
+        """Kill the child, if there is one; wait a moment for its end."""
+        self._lock.leave()
+        if self._child is not None:
+            self._child.kill()
+            self._child.gone(GRACE)
+
+    def _needed(self) -> bool:
+        if self._wish() not in (None, self._served):
+            return True
+        found = ensure.read(self.config, self.state) or self._newer()
+        return found is None or not stamp.alive(found, min(AHEAD, found["life"] / 2))
+
+    def _newer(self) -> Snapshot | None:
+        """Return a true snapshot that another version has made meanwhile: two that renew each other's never end."""
+        found = form.of_another(self.config, self.state)
+        return found if found and found["looked"] > self._began else None
+
+    def _allowed(self) -> bool:
+        """Say whether the host is worth another try."""
+        if time.monotonic() >= self._again:
+            return True
+        if renew.facts(self.config) == self._failed_for and self._wish() in (None, self._served):
+            return False
+        self._pause = FIRST
+        return True
+
+    def _wish(self) -> Any:
+        return trust.identity(f"{self.state}/{wanted.NAME}")
+
+    def _start(self) -> None:
+        self._failed_for, self._served = renew.facts(self.config), self._wish()
+        try:
+            self._child = _Child([*renew.command(), "--unattended"])
+        except OSError as error:
+            self._tell([f"gpushim: gpushim refresh cannot be started: {error.strerror}"])
+            self._wait()
+
+    def _over(self, code: int, child: _Child) -> None:
+        """Say what it said, but not again what the last one said too; and take note of what came of it."""
+        self._child, lines = None, child.lines()
+        if code < 0 and not child.late:
+            lines.append(f"gpushim: gpushim refresh was ended by signal {-code}; run it by hand to see why")
+        self._tell(lines)
+        if code < 0 or ensure.read(self.config, self.state) is None:
+            self._wait()
+        else:
+            self._pause, self._again = FIRST, 0.0
+
+    def _wait(self) -> None:
+        self._again = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST)
+
+    def _tell(self, lines: list[str]) -> None:
+        keys = {line: _message(line) for line in lines}
+        for line, key in keys.items():
+            if key not in self._said:
+                print(line, file=sys.stderr, flush=True)
+        self._said = set(keys.values())
+
+
+class _Child:
+    """A refresh in a process group of its own, whose words go to memory.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        self.late = False
+        self._until = time.monotonic() + DEADLINE
+        self._said = os.memfd_create("refresh")
+        actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)]
+        actions += [(os.POSIX_SPAWN_DUP2, fd, place) for fd, place in ((0, 1), (self._said, 2))]  # type: ignore[misc]
+        defaults = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores them
+        try:
+            self.pid = os.posix_spawn(
+                words[0], words, os.environ, file_actions=actions, setpgroup=0, setsigmask=[], setsigdef=defaults
+            )
+        except OSError:
+            os.close(self._said)
+            raise
+
+    def ended(self) -> int | None:
+        """Return its exit code, or less a signal's number; None while it runs. One that is late is killed, and waited
+        for however long a driver that hangs holds it: another would hang beside it.
+        """
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        if not self.late and time.monotonic() > self._until:
+            self.late = True
+            logger.warning("gpushim refresh has not ended after %g s and is killed; %s", DEADLINE, renew.SLOW)
+            self.kill()
+        return None
+
+    def kill(self) -> None:
+        """Kill it with its children; it has not been waited for."""
+        os.killpg(self.pid, signal.SIGKILL)
+
+    def gone(self, seconds: float) -> None:
+        """Wait for its end, but not longer than this."""
+        until = time.monotonic() + seconds
+        while not os.waitpid(self.pid, os.WNOHANG)[0] and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def lines(self) -> list[str]:
+        """Return the end of what it said, and forget it."""
+        size = os.fstat(self._said).st_size
+        said = os.pread(self._said, SAID, max(0, size - SAID))
+        os.close(self._said)
+        return said.decode("utf-8", "replace").splitlines()
+
+
+def _message(line: str) -> str:
+    """Return what a line of the log says, without the time that one of JSON has."""
+    try:
+        return str(json.loads(line)["msg"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return line

@@ -1,0 +1,283 @@
+"""Bring the snapshot up to date: survey the host, save the snapshot, publish its CDI spec.
+
+Runs as a child of a create or of the command line, because NVML can hang: a deadline ends the whole process.
+Out of scope: the three steps (inventory/survey.py, inventory/save.py, publish.py), and waiting for a refresh
+(inventory/renew.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fcntl
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from gpushim.cdi.generate import publish
+from gpushim.config import policy
+from gpushim.ground import logs, system
+from gpushim.ground.errors import FAILED, GpushimError
+from gpushim.inventory import (
+    ensure,
+    hardlinks,
+    hung,
+    indices,
+    make_nodes,
+    modules,
+    nvml,
+    renew,
+    save,
+    scarce,
+    stamp,
+    still,
+    survey,
+)
+from gpushim.inventory.deadline import deadline, say
+from gpushim.oci.selection import SHOWN, unusable
+from gpushim.paths import trust
+from gpushim.refresh import wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import NoReturn
+
+    from gpushim.ground.model import DriverPolicy, Identity, Policy, Snapshot
+
+LONGEST = 300  # seconds for a refresh that no one waits for; the slowest hosts are known to need 30
+ROUNDS = 2
+ATTEMPTS = 3  # more, when the state directory is removed meanwhile
+# Seconds before the end of a snapshot's life in which a unit renews it, so that no create has to: the timer's period,
+# its accuracy, and the wait until nothing changes.
+AHEAD = 90
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Refresh the snapshot, report errors on stderr, and exit.
+
+    Of `argv`, "--force" renews a true snapshot too; "--locked" says that standard input is the lock, taken by the
+    create that started this; "--unattended" is for who started it for no create (keep.py).
+    """
+    try:
+        if "--unattended" in argv:
+            snapshot = unattended(True)
+        else:
+            snapshot = refresh("--force" in argv, lock=_handed_over() if "--locked" in argv else None)
+    except GpushimError as error:
+        say(str(error))
+        sys.exit(error.exit_code)
+    if snapshot["error"]:
+        say(snapshot["error"]["sentence"])
+        sys.exit(snapshot["error"]["code"])
+    sys.exit(0)
+
+
+def refresh(
+    force: bool = False,
+    load: bool = True,
+    patient: bool = False,
+    lock: int | None = None,
+    accept: bool = False,
+    early: float = 0,
+) -> Snapshot:
+    """Bring the snapshot up to date, one process at a time, or end with INVENTORY when that takes too long.
+
+    Args:
+        force: renew the snapshot even if it is true.
+        load: load missing kernel modules, if the policy allows it.
+        patient: wait up to LONGEST instead of the policy's deadline.
+        lock: the state directory's lock, if it is taken already; implies the long wait.
+        accept: let NVML's order of now be that of the indices, if NVML can be used; goes with `force`.
+        early: renew a snapshot that is true for less than so many seconds longer.
+
+    Raises:
+        GpushimError: the configuration is wrong, or the state directory cannot be trusted or written.
+    """
+    config, state = system.config_path(), system.state_dir()
+    ahead = None if force else early
+    with _recorded(state, config) as failed:
+        identity = trust.identity(config)  # before it is read: a later change makes the snapshot stale
+        settings, old_names = policy.loaded(config)
+        logs.start(settings["log"]["format"], settings["log"]["level"])
+        _warn(old_names)
+        seconds = settings["refresh"]["deadline-seconds"]
+        if patient or lock is not None:
+            seconds = max(seconds, LONGEST)
+        spared = hung.Spared(state)
+        without = None if accept else spared
+        with deadline(seconds, config, failed, spared.hopeless) as waiting:
+            for _ in range(ATTEMPTS):
+                with contextlib.suppress(
+                    FileNotFoundError, FileExistsError
+                ):  # the directory was removed, and maybe made again
+                    return _renewed(config, identity, settings, waiting, lock, load, ahead, without)
+                lock = None  # it is gone with the directory
+            return _renewed(config, identity, settings, waiting, lock, load, ahead, without)
+
+
+def unattended(load: bool) -> Snapshot:
+    """Bring the snapshot up to date as the units do: only once the driver has stopped changing.
+
+    With a snapshot that is true for a while longer, as in most of the timer's runs, it does nothing else. A change
+    during the survey leads to another, for systemd does not watch while the unit runs. What the device plugin wants
+    is done first.
+
+    Raises:
+        GpushimError: as `refresh`; or the driver's module is being unloaded.
+    """
+    config, state = system.config_path(), system.state_dir()
+    settings = policy.load(config)
+    logs.start(settings["log"]["format"], settings["log"]["level"])
+    force = wanted.serve(state)
+    for _ in range(ROUNDS):
+        root = policy.load(config)["driver"]["root"]
+        proc = stamp.proc_dir(root)
+        if _saved(config, state, AHEAD) is None or (load and modules.missing(proc)):
+            still.wait(root, proc)
+        snapshot = refresh(force, load=load, patient=True, early=AHEAD)
+        if ensure.read(config, state) is not None:
+            break
+    return snapshot
+
+
+def trouble(snapshot: Snapshot) -> str:
+    """Return what failed that may succeed the next time, or ""."""
+    failed = [note for note in snapshot["notes"] if note.startswith(nvml.FAILS)]
+    return next(iter([*unusable(snapshot), *failed]), "")
+
+
+def _saved(config: str, state: str, ahead: float) -> Snapshot | None:
+    """Return the saved snapshot if it is true for so many seconds longer."""
+    found = ensure.read(config, state)
+    return found if found is not None and stamp.alive(found, ahead) else None
+
+
+def _renewed(
+    config: str,
+    identity: Identity | None,
+    settings: Policy,
+    waiting: Callable[[str], None],
+    lock: int | None,
+    load: bool,
+    ahead: float | None,
+    spared: hung.Spared | None,
+) -> Snapshot:
+    """Survey the host under the lock, unless a saved snapshot holds for `ahead` more seconds (None: in any case).
+
+    `spared` has the GPUs that are not asked; None: all are, and NVML's order of now is that of the indices.
+    """
+    state = system.state_dir()
+    save.prepare(state)
+    waiting(f"another refresh, which holds {state}/{renew.LOCK}")
+    with _locked(f"{state}/{renew.LOCK}", lock, waiting) as telling:
+        silent = spared.gpus() if spared else []
+        notes = _complete(settings["driver"], load, telling, silent)
+        saved = None if ahead is None else _saved(config, state, ahead)
+        if saved is not None:  # the other refresh did it
+            _warn(notes)
+            publish.on_refresh(saved)  # its spec may have been removed since
+            return saved
+        snapshot = _surveyed(config, settings, _discreet(telling, settings), silent, spared is None)
+        if lock is not None and (lack := scarce.among(snapshot["notes"])):
+            raise lack  # rather than have it be everybody's
+        snapshot["stamp"]["config"] = identity
+        snapshot["notes"] += notes
+        indices.save(state, snapshot)  # before anybody goes by them
+        hardlinks.add(snapshot)
+        save.for_hook(snapshot)
+        told = copy.copy(snapshot)
+        publish.on_refresh(told)  # first, for who sees the snapshot goes by its spec
+        save.save(state, snapshot)
+        snapshot["notes"] = told["notes"]  # what CDI lacks is no reason for what a container does not get
+    if snapshot["error"]:  # the caller reports it; the snapshot's notes follow from it
+        _warn(notes)
+        return snapshot
+    _warn(snapshot["notes"])
+    logs.logger.info("%d GPUs and %d MIG instances listed", len(snapshot["gpus"]), len(snapshot["mig"]))
+    return snapshot
+
+
+def _surveyed(
+    config: str, settings: Policy, waiting: Callable[[str], None], silent: list[hung.Hung], accept: bool
+) -> Snapshot:
+    """Survey the host, with the indices that are settled, or anew if that is wished and NVML tells the order."""
+    snapshot = survey.survey(config, settings, waiting) if accept else None
+    if snapshot is None or snapshot["source"] != "nvml":
+        snapshot = survey.survey(config, settings, waiting, indices.known(system.state_dir()), silent)
+    return snapshot
+
+
+def _discreet(telling: Callable[[str], None], settings: Policy) -> Callable[[str], None]:
+    """Hide which GPU is waited for, as refusals tell it, where they must not name devices of the host."""
+    if settings["requests"]["list-devices-in-refusals"]:
+        return telling
+    return lambda what: telling(f"the driver to answer ({SHOWN} for which GPU)")
+
+
+def _complete(driver: DriverPolicy, load: bool, waiting: Callable[[str], None], silent: list[hung.Hung]) -> list[str]:
+    """Load missing modules and make missing nodes; returns notes about failures."""
+    if policy.absent(driver):
+        return []  # the survey reports it
+    proc = stamp.proc_dir(driver["root"])
+    notes = modules.load(driver["root"], proc, waiting) if load and driver["load-kernel-modules"] else []
+    same = hung.still(silent, stamp.driver(proc, modules.sys_dir(driver["root"]), False))
+    return notes + make_nodes.make(driver["dev-root"], proc, same)
+
+
+def _warn(notes: list[str]) -> None:
+    for note in dict.fromkeys(notes):
+        logs.logger.warning("%s", note)
+
+
+@contextlib.contextmanager
+def _recorded(state: str, config: str) -> Iterator[Callable[[GpushimError], None]]:
+    """Record for those who wait why the body failed; yields the function to call before the process is ended.
+
+    What this process lacked is its own trouble, and not recorded.
+    """
+    belongs = renew.facts(config)
+
+    def failed(error: GpushimError) -> None:
+        renew.record(state, belongs, error)
+
+    try:
+        yield failed
+    except (GpushimError, OSError, MemoryError, RuntimeError) as error:
+        if lack := scarce.lack(error):
+            raise lack from None
+        if isinstance(error, GpushimError):
+            failed(error)
+        elif isinstance(error, OSError):
+            unsaved = GpushimError(f"the snapshot cannot be saved: {error}", FAILED)
+            failed(unsaved)
+            raise unsaved from None
+        raise
+
+
+@contextlib.contextmanager
+def _locked(path: str, lock: int | None, waiting: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """Hold the lock in the body; yields a `waiting` that also writes into the lock's file, for others."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600) if lock is None else lock
+
+    def tell(what: str) -> None:
+        waiting(what)
+        with contextlib.suppress(OSError):  # no space
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, what.encode(), 0)
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # the kernel releases it however the process ends
+        tell("the driver's modules and nodes")
+        yield tell
+        fcntl.flock(fd, fcntl.LOCK_UN)  # the create that handed it over has it too, and may be stopped
+    finally:
+        os.close(fd)
+
+
+def _handed_over() -> int:
+    """Take the lock from standard input, which children inherit: one that stays would keep the lock."""
+    lock = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return lock

@@ -1,0 +1,228 @@
+"""What the hook does to trees of every odd kind, run as the process that runc starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpushim.oci.hookargs import LOADERS
+from unit.gpuhook.sandbox import container, picture
+from unit.gpuhook.trees import DRV, MACHINE, entries, finish, glibc_image, run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return glibc_image(tmp_path)
+
+
+def test_links_cache_and_configuration(root: Path, pid: int) -> None:
+    assert finish(root, pid) == ""
+    found = entries(root)
+    assert found["libcuda.so.1"] == f"{DRV}/libcuda.so.1"
+    assert found["libnvidia-ml.so.1"] == f"{DRV}/libnvidia-ml.so.1"
+    assert found["libz.so.1"].endswith("libz.so.1")
+    assert os.readlink(root / DRV[1:] / "libcuda.so.1") == "libcuda.so.550"
+    assert os.readlink(root / DRV[1:] / "libcuda.so") == "libcuda.so.1"
+    assert (root / "etc/ld.so.conf.d/00-gpushim.conf").read_text() == f"{DRV}\n"
+    assert (root / "etc/ld.so.conf").read_text() == "/opt/lib\n"
+
+
+ALL = "/usr/lib/all"  # where libraries are mounted with others
+
+
+@pytest.mark.parametrize("there", ["nothing", "file", "link"])
+def test_library_mounted_elsewhere_gets_a_link_at_its_usual_place(root: Path, pid: int, there: str) -> None:
+    """Also over what a container that was committed, or an older driver, has left there."""
+    place = root / DRV[1:] / "libx.so.550"
+    if there == "file":
+        place.touch()
+    elif there == "link":
+        place.symlink_to("/gone/libx.so.550")
+    assert finish(root, pid, "--lib", f"libx.so.1={DRV}/libx.so.550::{ALL}") == ""
+    assert os.readlink(place) == f"{ALL}/libx.so.550"
+    assert os.readlink(root / DRV[1:] / "libx.so.1") == "libx.so.550"
+    assert entries(root)["libx.so.1"] == f"{DRV}/libx.so.1"
+
+
+def test_usual_place_of_a_library_mounted_elsewhere_is_made(root: Path, pid: int) -> None:
+    assert finish(root, pid, "--lib32", f"libx.so.1=/usr/lib32/x/libx.so.550::{ALL}") == ""
+    assert os.readlink(root / "usr/lib32/x/libx.so.550") == f"{ALL}/libx.so.550"
+
+
+def test_a_second_run_changes_nothing(root: Path, pid: int) -> None:
+    finish(root, pid)
+    before = picture(root)
+    finish(root, pid)
+    assert picture(root) == before
+
+
+def test_the_umask_of_the_engine_does_not_matter(root: Path, pid: int) -> None:
+    old = os.umask(0o077)
+    try:
+        finish(root, pid)
+    finally:
+        os.umask(old)
+    assert {
+        (root / "etc" / name).stat().st_mode & 0o777 for name in ("ld.so.cache", "ld.so.conf.d/00-gpushim.conf")
+    } == {0o644}
+    assert (root / "etc/ld.so.conf.d").stat().st_mode & 0o777 == 0o755
+
+
+def test_no_cache_and_no_configuration(root: Path, pid: int) -> None:
+    for name in ("ld.so.cache", "ld.so.conf"):
+        (root / "etc" / name).unlink()
+    assert finish(root, pid) == ""
+    assert set(entries(root)) == {"libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"}
+    assert (root / "etc/ld.so.conf").read_text() == "include /etc/ld.so.conf.d/*.conf\n"
+
+
+@pytest.mark.parametrize("mark", ["alpine", "loader"])
+def test_musl(root: Path, pid: int, mark: str) -> None:
+    (root / "etc/ld.so.cache").unlink()
+    if mark == "alpine":  # with gcompat, which brings a file of the name of glibc's loader
+        (root / "etc/alpine-release").touch()
+    else:
+        (root / LOADERS[MACHINE][1:]).unlink()
+        (root / "lib").mkdir(exist_ok=True)
+        (root / f"lib/ld-musl-{MACHINE}.so.1").touch()
+    for _ in range(2):
+        finish(root, pid)
+    path = root / f"etc/ld-musl-{MACHINE}.path"
+    assert path.read_text() == f"/lib\n/usr/local/lib\n/usr/lib\n{DRV}\n"
+    assert not (root / "etc/ld.so.cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", f"{DRV}\n"),
+        ("/lib:/opt", f"/lib\n/opt\n{DRV}\n"),
+        (f"/lib:{DRV}", f"/lib:{DRV}"),
+        ("root:x:0\n/a b\n/c\x1b[2J\nd\n", f"/a b\n{DRV}\n"),
+        ("/" + "x" * 4096 + "\n/y\n", f"/y\n{DRV}\n"),
+        ("/x\n" * 3000 + "/last\n", f"/x\n{DRV}\n"),
+    ],
+)
+def test_musl_path_file_of_the_image(root: Path, pid: int, old: str, new: str) -> None:
+    (root / "etc/alpine-release").touch()
+    path = root / f"etc/ld-musl-{MACHINE}.path"
+    path.write_text(old)
+    finish(root, pid)
+    assert path.read_text() == new
+
+
+def test_an_image_without_a_loader_gets_links_only(root: Path, pid: int) -> None:
+    (root / LOADERS[MACHINE][1:]).unlink()
+    (root / "etc/ld.so.cache").unlink()
+    assert finish(root, pid) == ""
+    assert sorted(os.listdir(root / "etc")) == ["ld.so.conf"]
+    assert (root / DRV[1:] / "libcuda.so.1").is_symlink()
+
+
+def test_an_image_without_etc(root: Path, pid: int) -> None:
+    (root / "etc").rename(root / "gone")
+    assert "No such file" in finish(root, pid)
+    assert not (root / "etc").exists()
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+ODD = {
+    "fifo": (fifo, "not a regular file"),
+    "directory": (directory, "not a regular file"),
+    "sparse": (lambda path: os.truncate(path, 10 << 30), "too large"),
+    "cut": (lambda path: os.truncate(path, path.stat().st_size - 4), "damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_caches_are_left_and_logged(root: Path, pid: int, kind: str) -> None:
+    make, text = ODD[kind]
+    make(root / "etc/ld.so.cache")
+    before = (root / "etc/ld.so.cache").stat()
+    (line,) = finish(root, pid).splitlines()
+    assert text in json.loads(line)["msg"]
+    assert (root / "etc/ld.so.cache").stat().st_ino == before.st_ino
+    assert (root / "etc/ld.so.conf.d/00-gpushim.conf").exists()
+
+
+@pytest.mark.parametrize("name", ["etc", "etc/ld.so.cache", "etc/ld.so.conf", "etc/ld.so.conf.d", "usr/lib/drv"])
+@pytest.mark.parametrize("text", ["CANARY", "../../canary", "/", "../../../../..", "CANARY/x", "loop"])
+def test_links_that_lead_out(root: Path, pid: int, name: str, text: str) -> None:
+    """CVE-2025-23267 and its relatives: whatever happens inside, nothing happens beside the root."""
+    canary = root.parent / "canary"
+    before = picture(canary)
+    place = root / name
+    if os.path.lexists(place):
+        place.rename(root / "moved")
+    place.symlink_to(place.name if text == "loop" else text.replace("CANARY", str(canary)))
+    finish(root, pid)
+    assert picture(canary) == before
+
+
+@pytest.mark.parametrize("target", ["etc", "etc/ld.so.cache", "usr/lib/drv", "etc/ld.so.conf.d"])
+def test_what_the_user_mounts_is_the_users(root: Path, target: str) -> None:
+    """`-v /etc:/etc` and the like, in the container's own mount namespace."""
+    canary, place = root.parent / "canary", root / target
+    if target == "etc/ld.so.conf.d":
+        place.mkdir()
+    source = canary if place.is_dir() else canary / "file"
+    (canary / "file").touch()
+    before = picture(canary)
+    with container(f"mount --bind '{source}' '{place}'") as other:
+        assert "another mount" in finish(root, other)
+        assert f" {place} " in Path(f"/proc/{other}/mountinfo").read_text()
+    assert picture(canary) == before
+
+
+def test_a_link_that_cannot_be_made_leaves_the_cache_right(root: Path, pid: int) -> None:
+    (root / DRV[1:] / "libcuda.so.1").mkdir()
+    assert "libcuda.so.1: Is a directory" in finish(root, pid)
+    assert entries(root)["libcuda.so.1"] == f"{DRV}/libcuda.so.550"
+
+
+def test_a_read_only_rootfs(root: Path) -> None:
+    before = picture(root)
+    with container(f"mount --bind '{root}' '{root}'; mount -o remount,bind,ro '{root}'") as other:
+        assert "Read-only file system" in finish(root, other)
+    assert picture(root) == before
+
+
+def test_a_full_rootfs(tmp_path: Path) -> None:
+    top = tmp_path / "root"
+    top.mkdir()
+    script = f"mount -t tmpfs -o size=64k none '{top}'; mkdir -p '{top}/lib64' '{top}/etc' '{top}{DRV}'; "
+    script += f"touch '{top}{LOADERS[MACHINE]}'; dd if=/dev/zero of='{top}/etc/fill' 2>/dev/null || true"
+    with container(script) as other:
+        assert "No space left" in finish(top, other)
+        assert not [name for name in os.listdir(f"/proc/{other}/root{top}/etc") if name.startswith(".gpushim")]
+
+
+def test_the_hosts_own_root_is_never_written(pid: int, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    log = tmp_path / "log"
+    done = run("prestart", "--rootfs", "/", "--log", log, "--link", "x::/gpushim-was-here", state=b'{"pid":%d}' % pid)
+    assert done.returncode == 0
+    assert "host's own root" in log.read_text()
+    assert not os.path.lexists("/gpushim-was-here")
+
+
+def test_names_of_the_image_in_the_log_are_escaped(root: Path, pid: int) -> None:
+    """A SONAME comes from the driver's directory, a place from the image."""
+    said = finish(root, pid, "--link", "x::/usr/lib\x1b[2J/a", "--link", "x::/etc/ld.so.conf/\u202ex")
+    assert json.loads(said)["msg"] == "gpushim-hook: skipped /etc/ld.so.conf/\\u202ex: Not a directory"
+    (root / "usr/lib\x1b[2J/a").unlink()
+    (root / "usr/lib\x1b[2J/a").mkdir()
+    said = finish(root, pid, "--link", "x::/usr/lib\x1b[2J/a").splitlines()[-1]
+    assert json.loads(said)["msg"] == "gpushim-hook: skipped /usr/lib\\x1b[2J/a: Is a directory"

@@ -1,0 +1,367 @@
+"""A resource at a kubelet that comes, goes, forgets and refuses; beside other instances and strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from gpuplugin.kubelet.endpoint import POLL, Endpoint
+from gpuplugin.kubelet.sockets import listening
+from gpuplugin.snapshot.watch import Watch
+from gpushim.ground.errors import FAILED, GpushimError
+from unit.gpuplugin.kubelet.fake import Kubelet, until
+
+GPU = "nvidia.com/gpu"
+LIST = [{"ID": "GPU-0", "health": "Healthy"}, {"ID": "GPU-1", "health": "Unhealthy"}]
+SEEN = {one["ID"]: one["health"] for one in LIST}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory whose sockets have short paths."""
+    path = Path(tempfile.mkdtemp(prefix="dp", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def give(request: dict[str, Any]) -> dict[str, Any]:
+    for one in request["devices_ids"]:
+        if one not in SEEN:
+            raise GpushimError(f"there is no device {one}", FAILED)
+    return {"envs": {"NVIDIA_VISIBLE_DEVICES": ",".join(request["devices_ids"])}}
+
+
+def prefer(request: dict[str, Any]) -> dict[str, Any]:
+    return {"deviceIDs": request["available_deviceIDs"][: request["allocation_size"]]}
+
+
+@contextlib.asynccontextmanager
+async def plugin(folder: Path, others: Callable[[], bool] = lambda: False) -> AsyncIterator[Endpoint]:
+    """An endpoint, attended as the daemon attends it."""
+    endpoint, watch, loop = Endpoint(str(folder), GPU, give, prefer, others), Watch(), asyncio.get_running_loop()
+    endpoint.offer(LIST)
+    watch.add(endpoint.folder)
+    endpoint.watched = lambda: watch.tells(endpoint.folder)
+
+    def told() -> None:
+        watch.told()
+        endpoint.changed.set()
+
+    loop.add_reader(watch.fd, told)
+    task = asyncio.create_task(endpoint.keep())
+    try:
+        yield endpoint
+    finally:
+        loop.remove_reader(watch.fd)
+        task.cancel()
+        await endpoint.stop()
+        watch.close()
+
+
+@contextlib.asynccontextmanager
+async def both(folder: Path, old: bool = False) -> AsyncIterator[tuple[Kubelet, Endpoint]]:
+    """A kubelet that knows the plugin's resource."""
+    kubelet = Kubelet(folder, old)
+    await kubelet.start()
+    try:
+        async with plugin(folder) as endpoint:
+            await until(lambda: knows(kubelet))
+            yield kubelet, endpoint
+    finally:
+        await kubelet.stop()
+
+
+def knows(kubelet: Kubelet) -> bool:
+    return kubelet.lists.get(GPU) == SEEN and GPU in kubelet.clients
+
+
+def sockets(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_socket() and path.name != "kubelet.sock")
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_it_ends_even_if_something_changes_just_then(folder: Path, turns: int) -> None:
+    async def run() -> None:
+        endpoint = Endpoint(str(folder), GPU, give, prefer)
+        task = asyncio.create_task(endpoint.keep())
+        await until(lambda: sockets(folder) != [])
+        await asyncio.sleep(0.05)
+        endpoint.changed.set()
+        for _ in range(turns):  # of the loop, each of which may be the one before it has noticed
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=2)
+        assert task.cancelled()
+        await endpoint.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_it_registers_lists_and_answers(folder: Path, old: bool) -> None:
+    async def run() -> None:
+        async with both(folder, old) as (kubelet, endpoint):
+            assert kubelet.clients[GPU].options["get_preferred_allocation_available"]
+            answer = await kubelet.allocate(GPU, "GPU-0")
+            assert answer["envs"] == {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
+            with pytest.raises(grpc.aio.AioRpcError, match="there is no device GPU-7"):
+                await kubelet.allocate(GPU, "GPU-7")
+            endpoint.offer([])
+            await until(lambda: kubelet.lists[GPU] == {})
+            assert sockets(folder) == ["gpushim-gpu.sock"]
+            assert len(kubelet.registered) == 1
+        assert sockets(folder) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("clean", [True, False])
+def test_kubelet_restarts(folder: Path, clean: bool, old: bool) -> None:
+    async def run() -> None:
+        async with both(folder, old) as (kubelet, _):
+            for _ in range(3):
+                await kubelet.stop(clean)
+                await asyncio.sleep(0.1)  # it is away for a while
+                await kubelet.start()
+                assert await until(lambda: knows(kubelet)) < 1
+            assert len(kubelet.registered) == 4
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("watched", "often"), [(True, False), (False, True)])
+def test_what_kubelet_has_is_looked_at_rarely_where_somebody_tells_of_changes(
+    folder: Path, watched: bool, often: bool
+) -> None:
+    async def run() -> None:
+        async with both(folder) as (_, endpoint):
+            endpoint.watched = lambda: watched
+            await until(lambda: endpoint.told)
+            pause = await endpoint.attend()
+            assert (pause <= POLL) is often
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_kubelet_comes_late(folder: Path, stale: bool) -> None:
+    async def run() -> None:
+        kubelet = Kubelet(folder)
+        if stale:
+            await kubelet.start()
+            await kubelet.stop(clean=False)
+        async with plugin(folder):
+            await until(lambda: sockets(folder))
+            await kubelet.start()
+            assert await until(lambda: knows(kubelet)) < 1
+            await kubelet.stop()
+
+    asyncio.run(run())
+
+
+def test_its_own_socket_is_deleted(folder: Path) -> None:
+    async def run() -> None:
+        async with both(folder) as (kubelet, _):
+            (folder / "gpushim-gpu.sock").unlink()
+            await until(lambda: sockets(folder) == ["gpushim-gpu.sock"])
+            await until(lambda: len(kubelet.registered) == 2)
+            assert knows(kubelet)
+            assert (await kubelet.allocate(GPU, "GPU-0"))["envs"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("first_ends", [True, False])
+def test_two_instances_overlap(folder: Path, first_ends: bool, old: bool) -> None:
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            kubelet = Kubelet(folder, old)
+            await kubelet.start()
+            stack.push_async_callback(kubelet.stop)
+            first, second = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
+            await first.enter_async_context(plugin(folder))
+            await until(lambda: knows(kubelet))
+            await second.enter_async_context(plugin(folder))
+            # Not before kubelet reads the second's list; an old one has then closed the first's connection itself.
+            await until(lambda: kubelet.ended == old and len(kubelet.reading) == 2 - old and knows(kubelet))
+            # A new one closes the second's connection when the first's list ends.
+            times, ends = (2, 1) if old and first_ends else (3, 1 + (old or first_ends))
+            going, staying = (first, second) if first_ends else (second, first)
+            stack.push_async_callback(staying.aclose)
+            await going.aclose()
+            await until(lambda: len(kubelet.registered) >= times and kubelet.ended >= ends and knows(kubelet))
+            assert sockets(folder) == ["gpushim-gpu.sock"]
+            assert (await kubelet.allocate(GPU, "GPU-0"))["envs"]
+
+    asyncio.run(run())
+
+
+def test_the_end_of_an_older_instance_takes_nothing_from_kubelet(folder: Path) -> None:
+    async def run() -> None:
+        kubelet, old = Kubelet(folder), contextlib.AsyncExitStack()
+        await kubelet.start()
+        await old.enter_async_context(plugin(folder))
+        await until(lambda: knows(kubelet))
+        others = [True]
+        async with plugin(folder, lambda: bool(others)) as new:
+            await until(lambda: new.told)
+            kubelet.lists = Remembered(kubelet.lists)
+            await old.aclose()
+            await until(lambda: kubelet.ended == 1)
+            others.clear()
+            await until(lambda: len(kubelet.registered) == 4 and len(kubelet.reading) == 2)
+            assert kubelet.lists.worse == []
+            assert knows(kubelet)
+        await until(lambda: not knows(kubelet))  # its own end is noticed
+        await kubelet.stop()
+
+    asyncio.run(run())
+
+
+class Remembered(dict[str, Any]):
+    """Lists of a kubelet, and those among them by which no device is well."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__(found)
+        self.worse: list[Any] = []
+
+    def __setitem__(self, name: str, listed: Any) -> None:
+        super().__setitem__(name, listed)
+        if "Healthy" not in listed.values():
+            self.worse.append(listed)
+
+
+def test_who_was_taken_over_tells_no_news(folder: Path) -> None:
+    async def run() -> None:
+        async with both(folder) as (kubelet, first), plugin(folder) as second:
+            await until(lambda: len(kubelet.reading) == 2)
+            await asyncio.sleep(0.1)  # the first has seen what is at its path
+            second.offer(LIST[:1])
+            await until(lambda: kubelet.lists[GPU] == {"GPU-0": "Healthy"})
+            first.offer([])
+            await asyncio.sleep(0.1)
+            assert kubelet.lists[GPU] == {"GPU-0": "Healthy"}
+
+    asyncio.run(run())
+
+
+def test_a_link_to_another_socket_is_no_instance(folder: Path) -> None:
+    async def run() -> None:
+        async with both(folder) as (kubelet, _):
+            path = folder / "gpushim-gpu.sock"
+            path.unlink()
+            path.symlink_to(kubelet.socket)
+            await until(path.is_symlink)
+            await until(lambda: not path.is_symlink() and len(kubelet.registered) == 2)
+
+    asyncio.run(run())
+
+
+def test_a_kubelet_that_ends_as_it_is_dialled_is_dialled_again_soon(folder: Path) -> None:
+    async def run() -> None:
+        dying = await asyncio.start_unix_server(lambda _, writer: writer.close(), f"{folder}/kubelet.sock")
+        endpoint = Endpoint(str(folder), GPU, give, prefer)
+        assert await endpoint.attend() == 0.05
+        dying.close()
+        await endpoint.stop()
+
+    asyncio.run(run())
+
+
+def test_the_directory_is_removed_and_made_anew(folder: Path) -> None:
+    async def run() -> None:
+        async with both(folder) as (kubelet, _):
+            await kubelet.stop()
+            shutil.rmtree(folder)
+            await asyncio.sleep(0.1)
+            folder.mkdir()
+            await kubelet.start()
+            await until(lambda: knows(kubelet))
+
+    asyncio.run(run())
+
+
+def test_kubelet_refuses(folder: Path) -> None:
+    async def run() -> None:
+        kubelet = Kubelet(folder, refuses="the API version is not supported")
+        await kubelet.start()
+        endpoint = Endpoint(str(folder), GPU, give, prefer)
+        with pytest.raises(GpushimError, match=r"kubelet does not register nvidia.com/gpu: the API version"):
+            await endpoint.attend()
+        await endpoint.stop()
+        await kubelet.stop()
+
+    asyncio.run(run())
+
+
+def test_a_refusal_is_one_short_line_without_controls(folder: Path) -> None:
+    async def run() -> None:
+        kubelet = Kubelet(folder, refuses="no\x1b[2J\nforged\u202e" + "x" * 5000)
+        await kubelet.start()
+        endpoint = Endpoint(str(folder), GPU, give, prefer)
+        try:
+            with pytest.raises(GpushimError, match=r": no\\x1b\[2J\\nforged\\u202ex{400,500}$"):
+                await endpoint.attend()
+        finally:
+            await endpoint.stop()
+            await kubelet.stop()
+
+    asyncio.run(run())
+
+
+def test_a_call_for_very_many_containers_is_refused(folder: Path) -> None:
+    async def run() -> None:
+        async with both(folder) as (kubelet, _):
+            names = ("AllocateRequest", "AllocateResponse")
+            for number in (100, 101):
+                request = {"container_requests": [{"devices_ids": ["GPU-0"]}] * number}
+                with (
+                    contextlib.nullcontext()
+                    if number == 100
+                    else pytest.raises(
+                        grpc.aio.AioRpcError, match="kubelet asks for 101 containers at a time; ask for one"
+                    )
+                ):
+                    await kubelet.clients[GPU].call("Allocate", request, names)
+
+    asyncio.run(run())
+
+
+def test_without_a_free_descriptor_every_socket_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    assert not listening("/nowhere.sock")
+    monkeypatch.setattr(socket, "socket", none)
+    assert listening("/nowhere.sock")
+
+
+def test_a_list_that_kubelet_would_not_read(folder: Path) -> None:
+    async def run() -> None:
+        endpoint = Endpoint(str(folder), GPU, give, prefer)
+        with pytest.raises(GpushimError, match="kubelet reads 4194304; give out fewer replicas"):
+            endpoint.offer([{"ID": f"GPU-{number:060}", "health": "Healthy"} for number in range(60000)])
+
+    asyncio.run(run())
+
+
+def test_a_path_too_long_for_a_socket(folder: Path) -> None:
+    async def run() -> None:
+        endpoint = Endpoint(f"{folder}/{'x' * 99}", GPU, give, prefer)
+        with pytest.raises(GpushimError, match="--kubelet-dir must name a shorter directory"):
+            await endpoint.attend()
+
+    asyncio.run(run())

@@ -1,0 +1,180 @@
+"""A socket's file among others: whose it is, who may connect, and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gpuplugin.kubelet import sockets
+from gpuplugin.kubelet.sockets import Listener
+from gpushim.ground.errors import GpushimError
+
+STOP = """
+import asyncio, sys, grpc.aio
+from grpc._cython import cygrpc
+from gpuplugin.kubelet.sockets import Listener
+again = cygrpc.schedule_coro_threadsafe
+grpc.aio._server.Server.__del__ = lambda self: again(self._server.shutdown(None), self._loop)
+async def run():
+    await kept.bind(grpc.method_handlers_generic_handler("none", {}))
+    async with grpc.aio.insecure_channel("unix:" + sys.argv[1]) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 5)
+    await kept.stop()
+async def whole():
+    global kept
+    asyncio.get_running_loop().slow_callback_duration = 60  # a busy machine is no news
+    kept = Listener(sys.argv[1])
+    await run()
+asyncio.run(whole())
+del kept
+"""
+NOTHING = grpc.method_handlers_generic_handler("none", {})
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory whose sockets have short paths."""
+    path = Path(tempfile.mkdtemp(prefix="so", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+def dead(path: Path) -> None:
+    """Leave a socket that nobody listens to."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+def a_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def a_file(path: Path) -> None:
+    path.write_text("kept")
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to(path.parent / "target")
+    (path.parent / "target").write_text("kept")
+
+
+@pytest.mark.parametrize("place", [dead, a_file, a_link])
+def test_it_takes_the_place_of_what_is_there(folder: Path, place: Callable[[Path], None]) -> None:
+    async def run() -> None:
+        path = folder / "gpushim-gpu.sock"
+        place(path)
+        listener = Listener(str(path))
+        await listener.bind(NOTHING)
+        assert stat.S_ISSOCK(path.lstat().st_mode)
+        assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+        assert sockets.listening(str(path))
+        await listener.stop()
+        assert [one.read_text() for one in folder.iterdir()] == ["kept"] * (place is a_link)
+
+    asyncio.run(run())
+
+
+def test_a_directory_in_its_place_is_said(folder: Path) -> None:
+    async def run() -> None:
+        a_directory(folder / "gpushim-gpu.sock")
+        with pytest.raises(GpushimError, match=r"gpushim-gpu.sock cannot be made: Is a directory"):
+            await Listener(f"{folder}/gpushim-gpu.sock").bind(NOTHING)
+        assert os.listdir(folder) == ["gpushim-gpu.sock"]
+
+    asyncio.run(run())
+
+
+def test_it_leaves_another_s_socket(folder: Path) -> None:
+    async def run() -> None:
+        first, second = (Listener(f"{folder}/gpushim-gpu.sock") for _ in "12")
+        await first.bind(NOTHING)
+        await second.bind(NOTHING)
+        await first.stop()
+        assert sockets.listening(f"{folder}/gpushim-gpu.sock")
+        await second.stop()
+        assert os.listdir(folder) == []
+
+    asyncio.run(run())
+
+
+def test_what_killed_instances_left_is_removed(folder: Path) -> None:
+    async def run() -> None:
+        with socket.socket(socket.AF_UNIX) as alive:
+            alive.bind(f"{folder}/gpushim-mig-1g.5gb.sock")
+            alive.listen()
+            for name in ("gpushim-gpu.shared.sock", ".gpushim-0a1b2c3d", "nvidia-gpu.sock"):
+                dead(folder / name)
+            a_file(folder / "gpushim-notes.sock")
+            listener = Listener(f"{folder}/gpushim-gpu.sock")
+            await listener.bind(NOTHING)
+            await listener.stop()
+            left = sorted(os.listdir(folder))
+        assert left == ["gpushim-mig-1g.5gb.sock", "gpushim-notes.sock", "nvidia-gpu.sock"]
+
+    asyncio.run(run())
+
+
+def test_a_clean_stop_says_nothing_though_grpcio_is_an_older_one(folder: Path) -> None:
+    """Which has its loop, if there is one still, stop a server once more that is collected."""
+    words = [sys.executable, "-X", "dev", "-c", STOP, f"{folder}/gpushim-gpu.sock"]
+    path = ":".join(one for one in sys.path if one)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": path})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nothing_is_left_of_a_bind_that_is_cancelled(folder: Path) -> None:
+    async def run() -> None:
+        task = asyncio.create_task(Listener(f"{folder}/gpushim-gpu.sock").bind(NOTHING))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        assert os.listdir(folder) == []
+
+    asyncio.run(run())
+
+
+def test_other_plugins_sockets(folder: Path) -> None:
+    for name in ("gpushim-gpu.sock", ".gpushim-0a1b2c3d", "kubelet.sock", "rdma.sock"):
+        dead(folder / name)
+    a_file(folder / "kubelet_internal_checkpoint")
+    assert {name for name, _ in sockets.others(str(folder))} == {"rdma.sock"}
+    assert sockets.others(f"{folder}/none") == frozenset()
+
+
+def test_no_number_of_names_is_read_to_its_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "NAMES", 5)
+    for number in range(9):
+        dead(folder / f"rdma{number}.sock")
+    assert len(sockets.others(str(folder))) == 5
+    for number in range(9):
+        os.rename(folder / f"rdma{number}.sock", folder / f"gpushim-{number}.sock")
+    sockets.sweep(str(folder))
+    assert len(os.listdir(folder)) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "stranger"),
+    [
+        ("nvidia-gpu.sock", True),
+        (".aside", True),
+        ("1175098982", True),
+        ("kubelet_internal_checkpoint", False),
+        (".1175098982", False),  # that checkpoint, before it is renamed
+        ("gpushim-gpu.sock", False),
+        (".gpushim-982134ca", False),
+    ],
+)
+def test_who_may_be_another_plugin(name: str, stranger: bool) -> None:
+    assert sockets.foreign(name) is stranger

@@ -1,0 +1,195 @@
+"""Metrics of a daemon beside a kubelet, as a scraper gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from gpuplugin.kubelet import podresources
+from gpuplugin.metrics import exporter, meter
+from gpuplugin.processes import counts
+from unit.gpuplugin.kubelet.fake import until
+from unit.gpuplugin.metrics.test_httpd import ask, get
+from unit.gpuplugin.snapshots import uuid
+from unit.gpuplugin.test_daemon import GPU, Host, Told, health, host, running, top
+
+__all__ = ["host", "top"]
+OWN = "gpushim_device_plugin_"
+WELL = health(uuid(0), uuid(1))
+
+
+class Silent(Told):
+    """A child that does not answer."""
+
+    def __init__(self, name: str, words: Any, heard: Any, blind: Any, silence: float, lost: str, fed: bool) -> None:
+        super().__init__(name, words, heard, blind, silence, bool)
+
+    def say(self, line: object) -> bool:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(meter, "Child", Silent)
+    monkeypatch.setattr(exporter, "PATIENCE", 0.05)
+    counts.reset()
+    yield
+    counts.reset()
+
+
+def values(body: bytes, reader: Any = parse) -> dict[tuple[str, ...], float]:
+    """Take a scrape apart: values by name and labels' values, in the order of the labels' names."""
+    text = body.decode().partition("\r\n\r\n")[2]
+    samples = [one for family in reader(text) for one in family.samples]
+    found = {(one.name, *(value for _, value in sorted(one.labels.items()))): one.value for one in samples}
+    assert len(found) == len(samples)
+    return found
+
+
+def at(top: Path) -> dict[str, str]:
+    return {"metrics": f"unix:{top}/m"}
+
+
+async def scraped(top: Path, *rows: str) -> dict[tuple[str, ...], float]:
+    return values(await ask(f"{top}/m", get("/metrics", *rows)))
+
+
+async def ready(top: Path) -> None:
+    """Wait until it says that it is."""
+    while b"200 OK" not in await ask(f"{top}/m", get("/readyz")):
+        await asyncio.sleep(0.01)
+
+
+def test_what_the_plugin_does(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "PACE", 0.0)
+
+    async def run() -> None:
+        async with running(top, **at(top)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            await kubelet.allocate(GPU, uuid(0))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await kubelet.allocate(GPU, "GPU-none")
+            found = await scraped(top)
+            assert found[f"{OWN}devices", "healthy", "", GPU] == 2
+            assert found[f"{OWN}registrations_total", GPU] == found[f"{OWN}registered", GPU] == 1
+            assert found[f"{OWN}allocation_seconds_count", GPU] == 2
+            assert found[f"{OWN}allocation_seconds_bucket", "+Inf", GPU] == 2
+            assert found[f"{OWN}allocation_errors_total", GPU] == 1
+            assert found[f"{OWN}messages_total", "error"] == 1
+            assert found[f"{OWN}pod_resources_up",] == 1
+            Told.all["events"].heard({"xid": 79, "gpu": uuid(1), "gi": None, "ci": None})
+            await until(lambda: kubelet.lists[GPU] == health(uuid(0), sick=(uuid(1),)))
+            found = await scraped(top)
+            assert found[f"{OWN}devices", "healthy", "", GPU] == found[f"{OWN}devices", "unhealthy", "xid", GPU] == 1
+
+    asyncio.run(run())
+
+
+def test_who_accepts_openmetrics_gets_it(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top, **at(top)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            body = await ask(
+                f"{top}/m", get("/metrics", "Accept: text/html, application/openmetrics-text;version=1.0.0")
+            )
+            assert b"Content-Type: application/openmetrics-text" in body
+            assert values(body, parse_open)[f"{OWN}registrations_total", GPU] == 1
+
+    asyncio.run(run())
+
+
+def test_healthz_and_readyz(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top, **at(top)) as kubelet:
+            kubelet.refuses = "not now"
+            await until((top / "m").exists)
+            assert b"200 OK" in await ask(f"{top}/m", get("/healthz"))
+            assert b"503 " in await ask(f"{top}/m", get("/readyz"))
+            await asyncio.sleep(0)
+            kubelet.refuses = ""
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            await asyncio.wait_for(ready(top), 8)
+            assert b"404 " in await ask(f"{top}/m", get("/"))
+
+    asyncio.run(run())
+
+
+def test_ready_while_another_instance_serves(top: Path, host: Host) -> None:
+    async def run() -> None:
+        async with running(top, **at(top)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            path = top / "device-plugins" / "gpushim-gpu.sock"
+            path.unlink()
+            with socket.socket(socket.AF_UNIX) as other:
+                other.bind(str(path))
+                other.listen()
+                kubelet.refuses = "not you"
+                await asyncio.wait_for(ready(top), 8)
+            path.unlink()
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_told_is_said_and_ends_nothing(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(exporter, "PACE", 0.0)
+
+    async def run() -> None:
+        async with running(top, **at(top)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            with monkeypatch.context() as without:
+                without.setitem(sys.modules, "prometheus_client.exposition", None)
+                for _ in range(2):
+                    body = await ask(f"{top}/m", get("/metrics"))
+                    assert body.startswith(b"HTTP/1.1 503 ")
+                    assert b"install python3-prometheus-client" in body
+            assert sum("prometheus-client" in one for one in caplog.messages) == 1
+            assert (await scraped(top))[f"{OWN}registered", GPU] == 1
+
+    asyncio.run(run())
+
+
+def test_a_kubelet_that_does_not_answer_delays_no_scrape(
+    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    async def run() -> None:
+        async with running(top, **at(top)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            monkeypatch.setattr(podresources, "listed", silent)
+            found = await asyncio.wait_for(scraped(top), 2)
+            assert found[f"{OWN}pod_resources_up",] == 0
+            assert found[f"{OWN}registered", GPU] == 1
+
+    asyncio.run(run())
+
+
+def test_many_scrapes_cost_one(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    async def listed(*words: object) -> podresources.Listed:
+        asked.append(words)
+        return podresources.Listed([], [])
+
+    async def run() -> None:
+        async with running(top, **at(top)) as kubelet:
+            await until(lambda: kubelet.lists.get(GPU) == WELL)
+            monkeypatch.setattr(podresources, "listed", listed)
+            monkeypatch.setattr(exporter, "PACE", 60.0)
+            for _ in range(20):
+                await asyncio.gather(*(scraped(top) for _ in range(5)))
+            assert len(asked) == 1
+
+    asyncio.run(run())

@@ -1,0 +1,280 @@
+"""The supervisor as a process, on a simulated host whose daemon checks what it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakehost
+from e2e.leftovers import until
+from fakehost import Host
+from gpuplugin.devices.division import MpsGpu, MpsGroup
+from gpuplugin.mps import mps
+
+pytestmark = pytest.mark.slow
+
+TOP = Path(__file__).parents[4]
+HERE = Path("/dev/shm").stat()
+DEFAULT, EXCLUSIVE, PROHIBITED = 0, 3, 2
+
+
+class Group:
+    """A group of the first GPU of a host, and its supervisor.
+
+    Args:
+        folder: for all of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.host = fakehost.build(str(folder / "host"), 2, compile_cache=str(TOP / ".cache" / "fakehost"))
+        self.place = mps.Place(str(folder / "state"), "gpu")
+        self.file = folder / "file.json"
+        self.config = folder / "config.toml"
+        self.config.write_text(f'[driver]\nroot = "{self.host.root}"\n[cdi]\nwrite-spec = false\n')
+        self.process: subprocess.Popen[bytes] | None = None
+        self.said = folder / "said"
+        self.notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notified.bind(str(folder / "notify"))
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "GPUSHIM_CONFIG": str(self.config),
+            "NOTIFY_SOCKET": f"{folder}/notify",
+        }
+        self.env["GPUSHIM_STATE"] = self.place.state_dir
+        self.ask(replicas=4)
+
+    def ask(self, **row: Any) -> None:
+        """Write the configuration file; without anything there is no group."""
+        rows = [{"name": "gpu", "devices": [0], **row}] if row else []
+        self.file.write_text(json.dumps({"version": "v1", "sharing": {"mps": {"resources": rows}}}))
+
+    def start(self, name: str = "gpu") -> None:
+        words = [
+            sys.executable,
+            "-B",
+            f"{TOP}/bin/gpushim-device-plugin",
+            f"--config-file={self.file}",
+            "--mps",
+            name,
+        ]
+        with self.said.open("wb") as said:
+            self.process = subprocess.Popen(words, stdout=said, stderr=said, env=self.env, start_new_session=True)
+
+    def ended(self) -> int:
+        assert self.process is not None
+        return self.process.wait(30)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.ended()
+
+    def serves(self) -> bool:
+        return os.path.exists(self.place.state)
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(Path(self.place.state).read_text())
+        return found
+
+    def told(self) -> list[str]:
+        return Path(self.place.log, "control.log").read_text().splitlines()
+
+    def mode(self, index: int = 0) -> int:
+        path = Path(f"{self.host.root}/usr/lib/fakehost/compute-mode-{self.host.gpus[index].uuid}")
+        return int(path.read_text()) if path.exists() else DEFAULT
+
+    def set_mode(self, mode: int, index: int = 0) -> None:
+        path = Path(f"{self.host.root}/usr/lib/fakehost/compute-mode-{self.host.gpus[index].uuid}")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{mode}\n")
+
+    def clean(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop(signal.SIGKILL)
+        if self.serves():
+            os.kill(self.state()["pid"], signal.SIGKILL)
+        subprocess.run(["/bin/umount", "--lazy", self.place.shm], check=False, stderr=subprocess.DEVNULL)
+        self.notified.close()
+
+
+def lives(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def group_of(host: Host, **more: Any) -> MpsGroup:
+    facts: dict[str, Any] = {"memory": 10240, "threads": 25, "multi_user": False, **more}
+    return MpsGroup("gpu", (MpsGpu(host.gpus[0].uuid, 0, 40960),), **facts)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    found = Group(tmp_path)
+    try:
+        yield found
+    finally:
+        found.clean()
+
+
+def test_a_daemon_gets_its_gpu_limits_and_shm(group: Group) -> None:
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    assert mps.ready(group.place.state_dir, group_of(group.host)) == ""
+    begins, *told = group.told()
+    shm = Path(group.place.shm).stat()
+    assert begins == f"begins shm={shm.st_dev}:{shm.st_ino} gpus=1"
+    assert (shm.st_dev, shm.st_ino) != (HERE.st_dev, HERE.st_ino)
+    assert "set_default_active_thread_percentage 25" in told
+    assert "set_default_device_pinned_mem_limit 0 10240M" in told
+    assert (group.mode(0), group.mode(1)) == (EXCLUSIVE, DEFAULT)
+    assert b"READY=1" in group.notified.recv(4096)
+    assert group.stop() == 0
+    assert (group.told()[-1], group.mode(), group.serves()) == ("quit", DEFAULT, False)
+    assert "does not run" in mps.ready(group.place.state_dir, group_of(group.host))
+
+
+def test_shm_has_limits_and_takes_no_programs(group: Group) -> None:
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    line = next(line for line in Path("/proc/self/mounts").read_text().splitlines() if group.place.shm in line)
+    _, _, kind, options, *_ = line.split()
+    assert kind == "tmpfs"
+    assert {"nosuid", "nodev", "noexec"} <= set(options.split(","))
+    assert "size=" in options
+    assert "nr_inodes=" in options
+    names = ("top", "pipe", "log", "private", "shm")
+    modes = {name: os.stat(getattr(group.place, name)).st_mode & 0o7777 for name in names}
+    assert modes == {"top": 0o755, "pipe": 0o755, "log": 0o755, "private": 0o700, "shm": 0o1777}
+
+
+def test_logs_do_not_fill_the_memory_that_they_are_in(group: Group, tmp_path: Path) -> None:
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    log, other = Path(group.place.log, "server.log"), tmp_path / "other"
+    for path in (log, other):
+        path.write_bytes(b"New client\n" * (1 << 19))
+    Path(group.place.log, "link").symlink_to(other)
+    os.mkfifo(f"{group.place.log}/pipe")
+    assert group.process is not None
+    group.process.send_signal(signal.SIGHUP)
+    assert until(lambda: log.stat().st_size == 0, 30)
+    assert (other.stat().st_size, group.stop()) == (11 << 19, 0)
+
+
+def test_one_server_for_all_users_is_a_choice(group: Group) -> None:
+    group.ask(replicas=2, multiUser=True)
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    assert group.told()[0].startswith("begins -M ")
+    assert mps.ready(group.place.state_dir, group_of(group.host, memory=20480, threads=50, multi_user=True)) == ""
+
+
+def test_modes_are_put_back_after_a_kill(group: Group) -> None:
+    """What they were is known from before it, and the daemon that was left does not stay."""
+    group.set_mode(PROHIBITED)
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    left = group.state()["pid"]
+    group.stop(signal.SIGKILL)
+    assert (group.mode(), lives(left)) == (EXCLUSIVE, True)
+    assert "does not run" in mps.ready(group.place.state_dir, group_of(group.host))
+    group.start()
+    assert until(lambda: group.serves() and group.state()["pid"] != left, 30), group.said.read_text()
+    assert not lives(left)
+    assert group.stop() == 0
+    assert group.mode() == PROHIBITED
+
+
+def test_a_group_that_is_gone_leaves_nothing(group: Group) -> None:
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    group.stop(signal.SIGKILL)
+    group.ask()
+    group.start()
+    assert group.ended() == 15
+    assert (
+        "there is no group of MPS called gpu; sharing.mps of the configuration file has none"
+        in group.said.read_text()
+    )
+    assert (group.mode(), os.path.exists(group.place.top)) == (DEFAULT, False)
+
+
+def test_a_daemon_that_ends_ends_the_supervisor(group: Group) -> None:
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    os.kill(group.state()["pid"], signal.SIGKILL)
+    assert group.ended() == 12
+    assert "nvidia-cuda-mps-control has ended: it says nothing" in group.said.read_text()
+    assert (group.mode(), group.serves()) == (DEFAULT, False)
+
+
+def test_it_follows_the_settings_when_no_client_is_left(group: Group) -> None:
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    client = Path(group.place.log, "client")
+    client.touch()
+    group.ask(replicas=2)
+    assert group.process is not None
+    group.process.send_signal(signal.SIGHUP)
+    assert until(lambda: "get_client_list 4242" in group.told(), 30)
+    assert group.state()["threads"] == 25
+    client.unlink()
+    group.process.send_signal(signal.SIGHUP)
+    assert until(lambda: group.serves() and group.state()["threads"] == 50, 30), group.said.read_text()
+    told = [group.notified.recv(4096).partition(b"\n")[0] for _ in range(2)]
+    assert told == [b"READY=1"] * 2  # STOPPING=1 would have systemd kill it after TimeoutStopSec
+    group.ask()
+    group.process.send_signal(signal.SIGHUP)
+    assert group.ended() == 0
+    assert (group.mode(), os.path.exists(group.place.top)) == (DEFAULT, False)
+
+
+def test_a_driver_without_limits_is_told_apart(group: Group) -> None:
+    os.makedirs(group.place.log)
+    Path(group.place.log, "old").touch()
+    group.start()
+    assert group.ended() == 15
+    said = group.said.read_text()
+    assert "MPS of driver 535.183.01 takes no limit of memory" in said
+    assert "Traceback" not in said
+    assert group.mode() == DEFAULT
+
+
+def test_nvml_that_hangs_ends_at_its_deadline(group: Group) -> None:
+    group.config.write_text(group.config.read_text() + "[refresh]\ndeadline-seconds = 1\n")
+    subprocess.run([TOP / "bin/gpushim", "refresh"], env=group.env, check=True, stdout=subprocess.DEVNULL)
+    group.host.behave(hang=True)
+    group.start()
+    assert group.ended() == 12
+    assert "NVML has not set the compute mode of the GPUs of MPS after 1 s" in group.said.read_text()
+
+
+def test_there_is_one_supervisor(group: Group) -> None:
+    group.start()
+    assert until(group.serves, 30), group.said.read_text()
+    first, group.process = group.process, None
+    try:
+        group.start()
+        assert group.ended() == 12
+        assert "gpu has a supervisor that runs; stop it first" in group.said.read_text()
+    finally:
+        group.process = first
+
+
+@pytest.mark.parametrize("name", ["../../x", "nothing", ""])
+def test_another_name_is_refused(group: Group, name: str) -> None:
+    group.start(name)
+    assert group.ended() == 15
+    assert "sharing.mps of the configuration file has gpu" in group.said.read_text()
+    assert not os.path.exists(f"{group.place.state_dir}/mps")

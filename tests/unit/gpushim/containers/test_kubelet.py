@@ -1,0 +1,155 @@
+"""kubelet's checkpoint: as kubelet writes it, and damaged in any way."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim.containers import kubelet
+
+
+def field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | kubelet.BYTES, len(data)]) + data
+
+
+def pair(first: str, second: str = "") -> bytes:
+    return field(1, first.encode()) + (field(2, second.encode()) if second else b"")
+
+
+ANSWER = b"".join(
+    (
+        field(kubelet.ENVS, pair("A", "b")),
+        field(kubelet.MOUNTS, pair("/c", "/h") + b"\x18\x01"),  # read_only, a number
+        field(kubelet.DEVICES, pair("/dev/x", "/dev/y")),
+        field(kubelet.ANNOTATIONS, pair("k", "v")),
+        field(kubelet.CDI, pair("nvidia.com/gpu=0")),
+    )
+)
+ENTRY = {
+    "PodUID": "u",
+    "ContainerName": "c",
+    "ResourceName": "nvidia.com/gpu",
+    "DeviceIDs": {"-1": ["GPU-1"], "0": ["GPU-2"]},
+    "AllocResp": base64.b64encode(ANSWER).decode(),
+}
+
+
+def write(folder: Path, entries: Any = None, registered: Any = None, text: str | None = None) -> str:
+    """Write a checkpoint; return kubelet's directory."""
+    path = folder / kubelet.CHECKPOINT
+    path.parent.mkdir(exist_ok=True)
+    data = {"PodDeviceEntries": entries, "RegisteredDevices": registered}
+    path.write_text(json.dumps({"Data": data, "Checksum": 1}) if text is None else text)
+    return str(folder)
+
+
+def test_what_kubelet_writes(tmp_path: Path) -> None:
+    found = kubelet.checkpoint(write(tmp_path, [ENTRY], {"nvidia.com/gpu": ["GPU-1", "GPU-2"]}))
+    assert found.registered == {"nvidia.com/gpu": ["GPU-1", "GPU-2"]}
+    (given,) = found.given
+    assert given[:4] == ("u", "c", "nvidia.com/gpu", ["GPU-1", "GPU-2"])
+    assert given.answer == [
+        "variable A=b",
+        "mount /c from /h",
+        "device node /dev/x",
+        "annotation k: v",
+        "CDI device nvidia.com/gpu=0",
+    ]
+
+
+def test_none_at_all_and_ids_without_numa(tmp_path: Path) -> None:
+    assert kubelet.checkpoint(write(tmp_path)) == kubelet.Checkpoint({}, [])
+    (given,) = kubelet.checkpoint(write(tmp_path, [{**ENTRY, "DeviceIDs": ["GPU-1"], "AllocResp": None}])).given
+    assert (given.devices, given.answer) == (["GPU-1"], [])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '{"Data": 3}', '{"Data": {}}', "[" * 100000,
+             '{"Data": {"RegisteredDevices": 3, "PodDeviceEntries": null}}',
+             '{"Data": {"RegisteredDevices": {"a": 3}, "PodDeviceEntries": null}}',
+             '{"Data": {"RegisteredDevices": null, "PodDeviceEntries": [3]}}',
+             '{"Data": {"RegisteredDevices": null, "PodDeviceEntries": [{"PodUID": 1}]}}'],
+)  # fmt: skip
+def test_damaged(tmp_path: Path, text: str) -> None:
+    folder = write(tmp_path, text=text)
+    with pytest.raises(ValueError, match=r".+"):
+        kubelet.checkpoint(folder)
+
+
+@pytest.mark.parametrize("cut", [*range(1, len(ANSWER) - 1, 5)])
+def test_an_answer_that_is_cut_short_says_nothing(tmp_path: Path, cut: int) -> None:
+    entry = {**ENTRY, "AllocResp": base64.b64encode(ANSWER[:cut]).decode()}
+    (given,) = kubelet.checkpoint(write(tmp_path, [entry])).given
+    assert len(given.answer) < 5
+
+
+@pytest.mark.parametrize(
+    "answer", ["%", 3, base64.b64encode(b"\xff" * 20).decode(), base64.b64encode(b"\x0b").decode()]
+)
+def test_what_is_no_answer(tmp_path: Path, answer: Any) -> None:
+    (given,) = kubelet.checkpoint(write(tmp_path, [{**ENTRY, "AllocResp": answer}])).given
+    assert given.answer == []
+
+
+def test_what_would_hang_or_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubelet, "LIMIT", 10)
+    with pytest.raises(ValueError, match="more than 10 bytes"):
+        kubelet.checkpoint(write(tmp_path))
+    (tmp_path / kubelet.CHECKPOINT).unlink()
+    os.mkfifo(tmp_path / kubelet.CHECKPOINT)
+    with pytest.raises(ValueError, match="no regular file"):
+        kubelet.checkpoint(str(tmp_path))
+
+
+# As pkg/kubelet/cm/dra/state of Kubernetes writes it.
+CLAIM = {
+    "ClaimUID": "k",
+    "ClaimName": "gpu",
+    "Namespace": "ns",
+    "PodUIDs": {"u": {}},
+    "DriverState": {
+        "gpu.nvidia.com": {
+            "Devices": [
+                {
+                    "PoolName": "node",
+                    "DeviceName": "gpu-0",
+                    "RequestNames": ["gpu"],
+                    "CDIDeviceIDs": ["nvidia.com/gpu=0"],
+                }
+            ]
+        },
+        "other": {"Devices": None},
+    },
+}
+
+
+def promise(folder: Path, entries: Any) -> str:
+    """Write what kubelet keeps of claims; return kubelet's directory."""
+    inner = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "ClaimInfoStateList": entries}
+    (folder / kubelet.CLAIMS).write_text(json.dumps({"Data": json.dumps(inner), "Checksum": 1}))
+    return str(folder)
+
+
+def test_claims_that_kubelet_keeps(tmp_path: Path) -> None:
+    (found,) = kubelet.claims(promise(tmp_path, [CLAIM]))
+    assert found[:6] == ("ns", "gpu", "gpu.nvidia.com", "node", "gpu-0", ("nvidia.com/gpu=0",))
+    assert found.uids == {"u"}
+
+
+def test_no_driver_ever_gave_anything(tmp_path: Path) -> None:
+    assert kubelet.claims(str(tmp_path)) == [] == kubelet.claims(promise(tmp_path, None))
+
+
+DAMAGED = ("", "[]", '{"Data": {}}', *(json.dumps({"Data": one}) for one in ("[]", "{}", "[" * 99999)))
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_damaged_claims(tmp_path: Path, text: str) -> None:
+    (tmp_path / kubelet.CLAIMS).write_text(text)
+    with pytest.raises(ValueError, match=r"kubelet writes|nested|Expecting"):
+        kubelet.claims(str(tmp_path))

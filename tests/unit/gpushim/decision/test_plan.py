@@ -1,0 +1,655 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim.config.policy import defaults
+from gpushim.decision.plan import plan
+from gpushim.ground.errors import DRIVER, INVENTORY, REQUEST, REQUIREMENT, GpushimError
+from gpushim.oci import edits, request
+
+DATA = Path(__file__).parents[3] / "data"
+UUIDS = [f"GPU-{i}1111111-1111-1111-1111-111111111111" for i in range(3)]
+LIBRARY = {"path": "/usr/lib/libcuda.so.5", "kind": "library", "soname": "libcuda.so.1", "links": ["a::/usr/lib/b"]}
+CAPS = "/dev/nvidia-caps/nvidia-cap"
+
+
+def gpu(index: int, minor: int, **changes: Any) -> dict[str, Any]:
+    node = {"minor": minor, "node": f"/dev/nvidia{minor}", "pci": f"00000000:0{index}:00.0", "mig": False}
+    facts: dict[str, Any] = {
+        "model": "NVIDIA A100",
+        "brand": "Nvidia",
+        "arch": "8.0",
+        "memory": 40960,
+        "drm": [],
+        "links": [],
+        "problem": None,
+    }
+    return {"index": index, "nvml": index, "uuid": UUIDS[index], **node, **facts, **changes}
+
+
+def snapshot(**changes: Any) -> Any:
+    """A host with three GPUs, the third divided by MIG."""
+    node = {f"/dev/nvidia{minor}": [195, minor, 0o666, 0, 0] for minor in range(3)}
+    node["/dev/nvidiactl"] = [195, 255, 0o666, 0, 0]
+    node["/dev/nvidia-modeset"] = [195, 254, 0o666, 0, 0]
+    node["/dev/nvidia-uvm"] = [508, 0, 0o666, 0, 0]
+    node["/dev/nvidia-uvm-tools"] = [508, 1, 0o666, 0, 0]
+    node["/dev/nvidia-fs0"] = [510, 0, 0o666, 0, 0]
+    node["/dev/nvidia-caps-imex-channels/channel3"] = [511, 3, 0o666, 0, 0]
+    node |= {f"{CAPS}{n}": [237, n, 0o444, 0, 0] for n in (1, 2, 12, 13)}
+    instance = {"uuid": "MIG-1", "legacy": "MIG-x/1/0", "gpu": 2, "index": 0, "gi": 1, "ci": 0, "profile": "1g.5gb"}
+    return {
+        "error": None,
+        "platform": "native",
+        "notes": [],
+        "driver": {
+            "version": "535.183.01",
+            "cuda": "12.2",
+            "root": "/",
+            "dev-root": "/",
+            "params": "",
+            "empty": "/e",
+        },
+        "gpus": [gpu(0, 1), gpu(1, 2), gpu(2, 0, mig=True)],
+        "mig": [{**instance, "nodes": [CAPS + "12", CAPS + "13"]}],
+        "nodes": node,
+        "features": {"gds": ["/dev/nvidia-fs0"], "mofed": []},
+        "files": {
+            "any": [{"path": "/lib/firmware/gsp.bin", "kind": "firmware"}],
+            "utility": [
+                {"path": "/usr/bin/nvidia-smi", "kind": "binary"},
+                {"path": "/run/nvidia-persistenced/socket", "kind": "socket"},
+            ],
+            "compute": [LIBRARY],
+        },
+        "mps": "",
+        "policy": {
+            **defaults(),
+            "cdi": {**defaults()["cdi"], "foreign-kinds": ["*"]},
+            "log": {"file": "/var/log/g.log", "format": "json", "level": "info"},
+        },
+        **changes,
+    }
+
+
+BUNDLE: Any = {"rootfs": "/b/rootfs", "userns": False, "hook": "/usr/bin/gpushim-hook"}
+
+
+def decide(*env: str, inventory: Any = None, spec: Any = None, **bundle: Any) -> Any:
+    """Plan for a container with this environment; returns the edits by kind."""
+    inventory = inventory or snapshot()
+    capabilities = {"bounding": ["CAP_SYS_ADMIN"]}
+    wanted = request.read(spec or {"process": {"env": list(env), "capabilities": capabilities}}, inventory["policy"])
+    assert wanted is not None
+    found: dict[str, list[Any]] = {kind: [] for kind in ("node", "rule", "mount", "env", "gid", "hook")}
+    found.update({kind: [] for kind in ("set-node", "set-mount", "stage-hook", "rdt")})
+    for edit in plan(wanted, inventory, BUNDLE | bundle)[0]:
+        found[edit.kind].append(edit.value)
+    return found
+
+
+def paths(found: Any) -> list[str]:
+    return [node["path"] for node in found["node"]]
+
+
+CONTROL = ["/dev/nvidiactl", "/dev/nvidia-uvm"]
+ENDS = ["/dev/nvidia-uvm-tools"]
+
+
+@pytest.mark.parametrize(
+    ("env", "nodes"),
+    [
+        (["NVIDIA_VISIBLE_DEVICES=0"], [*CONTROL, "/dev/nvidia1", *ENDS]),
+        (["NVIDIA_VISIBLE_DEVICES=1,0"], [*CONTROL, "/dev/nvidia2", "/dev/nvidia1", *ENDS]),
+        (["NVIDIA_VISIBLE_DEVICES=0,GPU-01111111"], [*CONTROL, "/dev/nvidia1", *ENDS]),
+        (["NVIDIA_VISIBLE_DEVICES=none"], [*CONTROL, *ENDS]),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=all"],
+            [*CONTROL, "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia0", CAPS + "12", CAPS + "13", *ENDS],
+        ),
+        (["NVIDIA_VISIBLE_DEVICES=2:0"], [*CONTROL, "/dev/nvidia0", CAPS + "12", CAPS + "13", *ENDS]),
+        (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility"], ["/dev/nvidiactl", "/dev/nvidia1"]),
+        (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=video"], [*CONTROL, "/dev/nvidia1", *ENDS]),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"],
+            ["/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia-modeset"],
+        ),
+        (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDS=enabled"], [*CONTROL, "/dev/nvidia1", *ENDS, "/dev/nvidia-fs0"]),
+        (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MOFED=enabled"], [*CONTROL, "/dev/nvidia1", *ENDS]),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=3"],
+            [*CONTROL, "/dev/nvidia1", *ENDS, "/dev/nvidia-caps-imex-channels/channel3"],
+        ),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_MIG_MONITOR_DEVICES=all"],
+            [*CONTROL, "/dev/nvidia1", CAPS + "1", CAPS + "2", *ENDS],
+        ),
+    ],
+)
+def test_the_nodes_of_a_request(env: list[str], nodes: list[str]) -> None:
+    found = decide(*env)
+    assert paths(found) == nodes
+    assert len(found["rule"]) == len(nodes)
+
+
+@pytest.mark.parametrize(
+    ("channels", "platform", "named"),
+    [
+        ("4", "native", "IMEX channel 4, but there is no /dev/nvidia-caps-imex-channels/channel4 on"),
+        ("3,4,5", "native", "IMEX channels 4, 5, but there is no /dev/nvidia-caps-imex-channels/channel4 on"),
+        ("4", "wsl", "IMEX channel 4, but"),
+        (",".join(map(str, range(100, 4100))), "native", "114, 115 and 3984 more, but"),
+    ],
+    ids=["one", "two of three", "of another platform", "thousands"],
+)
+def test_an_imex_channel_that_the_host_lacks_is_refused(channels: str, platform: str, named: str) -> None:
+    with pytest.raises(GpushimError) as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_IMEX_CHANNELS={channels}", inventory=snapshot(platform=platform))
+    assert caught.value.exit_code == INVENTORY
+    assert named in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def drawing(**changes: Any) -> Any:
+    """A host whose GPUs 0 and 2 have DRM nodes; the latter has a MIG instance that draws."""
+    inventory = snapshot(**changes)
+    for index, number in ((0, 1), (2, 3)):
+        card = f"/dev/dri/card{number}"
+        link = f"../card{number}::/dev/dri/by-path/pci-0000:0{index}:00.0-card"
+        inventory["nodes"][card] = [226, number, 0o660, 0, 44]
+        inventory["gpus"][index].update(drm=[card], links=[link])
+    inventory["mig"][0]["profile"] = "1g.24gb+gfx"
+    return inventory
+
+
+@pytest.mark.parametrize(
+    ("wanted", "capabilities", "nodes"),
+    [
+        ("0", "graphics", ["/dev/dri/card1"]),
+        ("0", "display", ["/dev/dri/card1"]),
+        ("1", "graphics", []),
+        ("2:0", "graphics", ["/dev/dri/card3"]),
+        ("0", "compute,utility,video", []),
+    ],
+)
+def test_drm_nodes_come_with_what_draws(wanted: str, capabilities: str, nodes: list[str]) -> None:
+    env = [f"NVIDIA_VISIBLE_DEVICES={wanted}", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"]
+    found = decide(*env, inventory=drawing())
+    assert [path for path in paths(found) if path.startswith("/dev/dri/")] == nodes
+    assert found["gid"] == ([44] if nodes else [])  # group video
+
+
+def test_a_mig_instance_that_cannot_draw_gets_no_drm_node() -> None:
+    inventory = drawing()
+    inventory["mig"][0]["profile"] = "1g.24gb"
+    found = decide("NVIDIA_VISIBLE_DEVICES=2:0", "NVIDIA_DRIVER_CAPABILITIES=graphics", inventory=inventory)
+    assert "/dev/dri/card3" not in paths(found)
+
+
+def test_the_hook_makes_links_to_nodes_by_path_where_the_node_is() -> None:
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all", inventory=drawing())["hook"]
+    assert "../card1::/dev/dri/by-path/pci-0000:00:00.0-card" in hook["args"]
+    assert hook["args"].count("--node-link") == 2
+
+
+FILES = {
+    "utility": [{"path": "/ml", "kind": "library", "soname": "libnvidia-ml.so.1"}],
+    "compute": [LIBRARY, {"path": "/mps-control", "kind": "binary"}],
+    "video": [{"path": "/cuvid", "kind": "library", "soname": "libnvcuvid.so.1"}],
+    "graphics": [{"path": "/glx", "kind": "library", "soname": "libGLX_nvidia.so.0"}],
+    "graphics32": [{"path": "/32/glx", "kind": "library32", "soname": "libGLX_nvidia.so.0"}],
+    "compute32": [{"path": "/32/cuda", "kind": "library32", "soname": "libcuda.so.1"}],
+    "display": [{"path": "/xorg/nvidia_drv.so", "kind": "data"}],
+    "gds": [{"path": "/etc/cufile.json", "kind": "data"}],
+    "mps": [{"path": "/run/nvidia-mps", "kind": "directory"}, {"path": "/mps-control", "kind": "binary"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("env", "destinations"),
+    [
+        (["NVIDIA_DRIVER_CAPABILITIES=video"], ["/cuvid", LIBRARY["path"]]),
+        (["NVIDIA_DRIVER_CAPABILITIES=display"], ["/xorg/nvidia_drv.so", "/glx"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=graphics,compat32"], ["/glx", "/32/glx"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=utility,compat32"], ["/ml"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=utility", "NVIDIA_GDS=enabled"], ["/ml", "/etc/cufile.json"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=utility", "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/"], ["/ml"]),
+    ],
+)
+def test_the_files_of_a_request(env: list[str], destinations: list[str]) -> None:
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", *env, inventory=snapshot(files=FILES))
+    assert [mount["destination"] for mount in found["mount"]] == destinations
+
+
+def test_32_bit_libraries_are_named_to_the_hook_as_such() -> None:
+    env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics,compat32")
+    (hook,) = decide(*env, inventory=snapshot(files=FILES))["hook"]
+    assert "--lib32 libGLX_nvidia.so.0=/32/glx" in " ".join(hook["args"])
+
+
+def test_a_policy_brings_every_gpu_container_into_mps() -> None:
+    inventory = snapshot(files=FILES)
+    inventory["policy"]["mps"]["enabled"] = True
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)
+    assert ("CUDA_MPS_PIPE_DIRECTORY", "/run/nvidia-mps") in found["env"]
+    (pipes,) = [mount for mount in found["mount"] if mount["destination"] == "/run/nvidia-mps"]
+    assert "ro" in pipes["options"]
+    none = decide("NVIDIA_VISIBLE_DEVICES=none", inventory=inventory)
+    assert "/run/nvidia-mps" not in [mount["destination"] for mount in none["mount"]]
+
+
+def test_why_there_is_no_mps_is_said_once() -> None:
+    inventory = snapshot(files={**FILES, "mps": []}, mps="no container takes part in MPS: it is not trusted")
+    inventory["policy"]["mps"]["enabled"] = True
+    wanted = request.read({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}, inventory["policy"])
+    assert wanted is not None
+    for _ in range(2):
+        plan(wanted, inventory, BUNDLE)
+    assert wanted.ignored == [inventory["mps"]]
+
+
+def test_without_a_rootfs_the_hook_is_told_of_all_gpus() -> None:
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=snapshot(files={}), rootfs="")["hook"]
+    assert "--rootfs" not in hook["args"]
+    assert "--cover" not in hook["args"]
+    assert "--gpu 1=0000:00:00.0 --gpu 2=0000:01:00.0 --gpu 0=0000:02:00.0 --empty /e" in " ".join(hook["args"])
+
+
+@pytest.mark.parametrize(
+    ("pci", "name"), [("00010000:3b:00.0", "10000:3b:00.0"), ("0000abcd:3b:00.0", "abcd:3b:00.0")]
+)
+def test_odd_pci_domains_are_named_as_the_kernel_does(pci: str, name: str) -> None:
+    inventory = snapshot(files={})
+    inventory["gpus"][1]["pci"] = pci
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)["hook"]
+    assert f"/e::/proc/driver/nvidia/gpus/{name}" in hook["args"]
+
+
+@pytest.mark.parametrize("platform", ["wsl", "tegra"])
+def test_other_platforms_give_all_the_nodes_they_have(platform: str) -> None:
+    inventory = snapshot(platform=platform, nodes={"/dev/dxg": [10, 63, 0o666, 0, 0]})
+    assert paths(decide("NVIDIA_VISIBLE_DEVICES=all", inventory=inventory)) == ["/dev/dxg"]
+
+
+def test_a_node_has_the_hosts_numbers_mode_and_owner() -> None:
+    inventory = snapshot()
+    inventory["nodes"]["/dev/nvidia1"] = [195, 1, 0o660, 7, 44]
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)
+    node = {"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1, "fileMode": 0o660, "uid": 7, "gid": 44}
+    assert node in found["node"]
+    assert ("c", 195, 1, "rw") in found["rule"]
+    assert found["gid"] == [44]
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "destinations"),
+    [
+        ("utility", ["/lib/firmware/gsp.bin", "/usr/bin/nvidia-smi", "/run/nvidia-persistenced/socket"]),
+        ("compute", ["/lib/firmware/gsp.bin", "/usr/lib/libcuda.so.5"]),
+        ("graphics", ["/lib/firmware/gsp.bin"]),
+    ],
+)
+def test_files_by_capability(capabilities: str, destinations: list[str]) -> None:
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
+    assert [mount["destination"] for mount in found["mount"]] == destinations
+
+
+def test_mounts_are_read_only_those_of_sockets_too() -> None:
+    found = decide("NVIDIA_VISIBLE_DEVICES=0")
+    options = {mount["destination"]: mount["options"] for mount in found["mount"]}
+    assert options["/usr/lib/libcuda.so.5"] == ["ro", "nosuid", "nodev", "rbind", "rprivate"]
+    assert options["/run/nvidia-persistenced/socket"] == ["ro", "nosuid", "nodev", "noexec", "rbind", "rprivate"]
+
+
+def test_a_driver_root_is_the_source_but_not_the_destination() -> None:
+    inventory = snapshot()
+    inventory["driver"]["root"] = "/run/nvidia/driver"
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory)
+    by_destination = {mount["destination"]: mount["source"] for mount in found["mount"]}
+    assert by_destination["/usr/bin/nvidia-smi"] == "/run/nvidia/driver/usr/bin/nvidia-smi"
+
+
+def without_gpus(args: list[str]) -> list[str]:
+    """The hook's arguments but those that cover the directories of GPUs."""
+    gone = [n for n, word in enumerate(args) if "/gpus/" in word]
+    return [word for n, word in enumerate(args) if n not in gone and n + 1 not in gone]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "hidden"),
+    [("0", ["01", "02"]), ("all", []), ("none", ["00", "01", "02"]), ("2:0", ["00", "01"])],
+)
+def test_the_directories_of_other_gpus_are_covered(wanted: str, hidden: list[str]) -> None:
+    (hook,) = decide(f"NVIDIA_VISIBLE_DEVICES={wanted}")["hook"]
+    covers = [word for word in hook["args"] if "/gpus/" in word]
+    assert covers == [f"/e::/proc/driver/nvidia/gpus/0000:{bus}:00.0" for bus in hidden]
+
+
+def test_the_hook_gets_all_it_needs_in_its_arguments() -> None:
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0")["hook"]
+    assert hook["path"] == "/usr/bin/gpushim-hook"
+    assert hook["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+    assert without_gpus(hook["args"]) == [
+        *("gpushim-hook", "prestart", "--rootfs", "/b/rootfs", "--log", "/var/log/g.log"),
+        *("--lib", "libcuda.so.1=/usr/lib/libcuda.so.5", "--link", "a::/usr/lib/b"),
+        *("--driver", "535.183.01", "--cuda", "12.2"),
+    ]
+
+
+def test_libraries_in_directories_of_hard_links() -> None:
+    """One mount for those of a capability; the hook learns where each is to be found."""
+    host = snapshot(hardlinks="/var/lib/hl/1")
+    others = [
+        {**LIBRARY, "path": f"/usr/lib/lib{name}.so.5", "soname": f"lib{name}.so.1", "links": []} for name in "ab"
+    ]
+    host["files"]["compute"] = [{**file, "in": "compute"} for file in (LIBRARY, *others[:1])] + others[1:]
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute", inventory=host)
+    (folder,) = [mount for mount in found["mount"] if mount["source"].startswith("/var/lib/hl/1")]
+    assert (folder["source"], folder["destination"]) == ("/var/lib/hl/1/compute", "/usr/lib/gpushim-driver/compute")
+    assert folder["options"] == ["ro", "nosuid", "nodev", "rbind", "rprivate"]
+    assert [mount["source"] for mount in found["mount"] if "/lib/lib" in mount["source"]] == ["/usr/lib/libb.so.5"]
+    args = found["hook"][0]["args"]
+    assert [value for word, value in zip(args, args[1:]) if word == "--lib"] == [
+        "libcuda.so.1=/usr/lib/libcuda.so.5::/usr/lib/gpushim-driver/compute",
+        "liba.so.1=/usr/lib/liba.so.5::/usr/lib/gpushim-driver/compute",
+        "libb.so.1=/usr/lib/libb.so.5",
+    ]
+
+
+def test_no_directory_of_hard_links_that_was_not_asked_for() -> None:
+    host = snapshot(hardlinks="/var/lib/hl/1")
+    host["files"]["compute"] = [{**LIBRARY, "in": "compute"}]
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility", inventory=host)
+    assert not [mount for mount in found["mount"] if "gpushim-driver" in mount["destination"]]
+
+
+@pytest.mark.parametrize(
+    ("env", "driver", "words"),
+    [
+        (["NVIDIA_DRIVER_CAPABILITIES=utility"], {}, []),
+        (["NVIDIA_DRIVER_CAPABILITIES=compute"], {}, ["--driver", "535.183.01", "--cuda", "12.2"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=compute"], {"cuda": ""}, ["--driver", "535.183.01"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=compute"], {"version": "", "cuda": ""}, []),
+        (
+            ["NVIDIA_DRIVER_CAPABILITIES=utility"],
+            {"params": "/run/gpushim/params"},
+            ["--cover", "/run/gpushim/params::/proc/driver/nvidia/params"],
+        ),
+        (["NVIDIA_DRIVER_CAPABILITIES=graphics"], {}, ["--profile-mask", "0x2"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=display", "NVIDIA_VISIBLE_DEVICES=0,1"], {}, ["--profile-mask", "0x6"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=display", "NVIDIA_VISIBLE_DEVICES=2:0"], {}, ["--profile-mask", "0x1"]),
+        (["NVIDIA_DRIVER_CAPABILITIES=display", "NVIDIA_VISIBLE_DEVICES=none"], {}, []),
+    ],
+)
+def test_the_hook_is_told_of_more_than_libraries(env: list[str], driver: dict[str, str], words: list[str]) -> None:
+    inventory = snapshot(files={})
+    inventory["driver"].update(driver)
+    (hook,) = decide("NVIDIA_VISIBLE_DEVICES=0", *env, inventory=inventory)["hook"]
+    assert without_gpus(hook["args"][6:]) == words
+
+
+@pytest.mark.parametrize(("minor", "words"), [(63, ["--profile-mask", "0x8000000000000000"]), (64, [])])
+def test_the_profile_has_64_bits(minor: int, words: list[str]) -> None:
+    inventory = snapshot(files={}, gpus=[gpu(0, minor)], mig=[])
+    inventory["nodes"][f"/dev/nvidia{minor}"] = [195, minor, 0o666, 0, 0]
+    env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics")
+    assert decide(*env, inventory=inventory)["hook"][0]["args"][6:] == words
+
+
+def test_in_a_user_namespace_nodes_of_another_dev_root_are_mounted() -> None:
+    inventory = snapshot()
+    inventory["driver"]["dev-root"] = "/d"
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", inventory=inventory, userns=True)
+    assert found["node"] == []
+    sources = {mount["destination"]: mount["source"] for mount in found["mount"]}
+    assert sources["/dev/nvidia1"] == "/d/dev/nvidia1"
+    assert ("c", 195, 1, "rw") in found["rule"]
+
+
+@pytest.mark.parametrize(
+    ("env", "value"),
+    [
+        (["NVIDIA_VISIBLE_DEVICES=0,1"], "0,1"),
+        (["NVIDIA_VISIBLE_DEVICES=all"], "all"),
+        (["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=1"], "1"),
+    ],
+)
+def test_the_variable_keeps_the_value_asked_for(env: list[str], value: str) -> None:
+    assert decide(*env)["env"] == [("NVIDIA_VISIBLE_DEVICES", value)]
+
+
+def test_the_variable_names_uuids_when_the_request_came_otherwise() -> None:
+    spec = {"annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=0,nvidia.com/gpu=2:0"}}
+    assert decide(spec=spec)["env"] == [("NVIDIA_VISIBLE_DEVICES", f"{UUIDS[0]},MIG-1")]
+
+
+def test_a_legacy_image_is_told_what_it_got() -> None:
+    assert decide("CUDA_VERSION=8.0")["env"] == [("NVIDIA_VISIBLE_DEVICES", f"{UUIDS[0]},{UUIDS[1]},MIG-1")]
+
+
+def test_requirements_count_for_each_gpu_chosen() -> None:
+    inventory = snapshot(gpus=[gpu(0, 1), gpu(1, 2, arch="7.0")])
+    decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_ARCH=arch>=8.0", inventory=inventory)
+    with pytest.raises(GpushimError) as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=0,1", "NVIDIA_REQUIRE_ARCH=arch>=8.0", inventory=inventory)
+    assert caught.value.exit_code == REQUIREMENT
+
+
+def test_an_unmet_cuda_requirement_says_the_words_users_know() -> None:
+    known = (
+        "unsatisfied condition: cuda>=12.3, "
+        "please update your driver to a newer version, or use an earlier cuda container"
+    )
+    with pytest.raises(GpushimError) as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=12.3")
+    assert known in str(caught.value)
+    assert "12.2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "gone", "words"),
+    [
+        ([], "/dev/nvidiactl", "/dev/nvidiactl is not on this host"),
+        ([], "/dev/nvidia-uvm", "CUDA needs it"),
+        ([], "/dev/nvidia1", "it is GPU 0"),
+        (["NVIDIA_MIG_CONFIG_DEVICES=all"], CAPS + "1", "NVIDIA_MIG_CONFIG_DEVICES asks for it"),
+    ],
+)
+def test_a_missing_node_is_a_refusal(env: list[str], gone: str, words: str) -> None:
+    inventory = snapshot()
+    inventory["nodes"].pop(gone, None)
+    with pytest.raises(GpushimError, match=words) as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=0", *env, inventory=inventory)
+    assert caught.value.exit_code == INVENTORY
+
+
+@pytest.mark.parametrize(("name", "gone"), [("all", "/dev/nvidia1"), ("all", CAPS + "12"), ("2:0", "/dev/nvidia0")])
+def test_among_strangers_a_missing_node_tells_no_device(name: str, gone: str) -> None:
+    inventory = snapshot()
+    del inventory["nodes"][gone]
+    inventory["policy"]["requests"]["list-devices-in-refusals"] = False
+    with pytest.raises(GpushimError) as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=" + name, inventory=inventory)
+    assert str(caught.value).startswith("a node of a GPU is not on this host, or is not that device; run gpushim")
+
+
+def test_without_uvm_a_utility_container_is_served() -> None:
+    inventory = snapshot()
+    del inventory["nodes"]["/dev/nvidia-uvm"], inventory["nodes"]["/dev/nvidia-uvm-tools"]
+    found = decide("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility", inventory=inventory)
+    assert paths(found) == ["/dev/nvidiactl", "/dev/nvidia1"]
+
+
+def test_a_host_that_cannot_serve_refuses_with_its_reason() -> None:
+    error = {"sentence": "the NVIDIA kernel module is 1 but its libraries are 2", "code": DRIVER}
+    with pytest.raises(GpushimError, match="kernel module is 1") as caught:
+        decide("NVIDIA_VISIBLE_DEVICES=none", inventory=snapshot(error=error))
+    assert caught.value.exit_code == DRIVER
+
+
+@pytest.mark.parametrize("item", ["7", "GPU-99999999", "2:5", "MIG-2", "x y", "evil.com/gpu=0", "../x"])
+def test_never_fewer_than_asked_for(item: str) -> None:
+    with pytest.raises(GpushimError) as caught:
+        decide(f"NVIDIA_VISIBLE_DEVICES=0,{item}")
+    assert caught.value.exit_code == REQUEST
+    assert item in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["docker-config.json", "docker-privileged-config.json"])
+@pytest.mark.parametrize("asked", ["0", "all", "none", "2:0"])
+def test_a_second_run_on_a_real_config_changes_nothing(name: str, asked: str) -> None:
+    spec = json.loads((DATA / name).read_text())
+    spec["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=void", f"NVIDIA_VISIBLE_DEVICES={asked}"]
+    inventory = snapshot()
+    results = []
+    for _ in range(2):
+        wanted = request.read(spec, inventory["policy"])
+        assert wanted is not None
+        edits.apply(plan(wanted, inventory, BUNDLE)[0], spec)
+        results.append(copy.deepcopy(spec))
+    assert results[0] == results[1]
+    assert spec["process"]["env"].count(f"NVIDIA_VISIBLE_DEVICES={asked}") == 1
+
+
+def test_every_mount_comes_from_the_inventory() -> None:
+    inventory = snapshot()
+    known = {file["path"] for files in inventory["files"].values() for file in files}
+    found = decide("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all", inventory=inventory)
+    assert {mount["source"] for mount in found["mount"]} == known
+
+
+def with_specs(directory: Path, **changes: Any) -> Any:
+    """The host with CDI specs: devices vendor.com/net=a and nvidia.com/gpu=special."""
+    for kind, name, env in (("vendor.com/net", "a", "NET=a"), ("nvidia.com/gpu", "special", DEVICES + "=void")):
+        device = {"name": name, "containerEdits": {"env": [env], "deviceNodes": [{"path": "/dev/null"}]}}
+        document = {"cdiVersion": "0.5.0", "kind": kind, "devices": [device]}
+        (directory / f"{name}.json").write_text(json.dumps(document))
+    inventory = snapshot(**changes)
+    inventory["policy"]["cdi"]["spec-dirs"] = [str(directory)]
+    return inventory
+
+
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+FOREIGN_ONLY = [
+    {"process": {"env": [f"{DEVICES}=vendor.com/net=a"]}},
+    {"process": {"env": [f"{DEVICES}=vendor.com/net=a", "NVIDIA_REQUIRE_CUDA=cuda>=99"]}},
+    {"annotations": {"cdi.k8s.io/x": "vendor.com/net=a"}},
+    {"annotations": {"cdi.k8s.io/x": "vendor.com/net=a"}, "process": {"env": [f"{DEVICES}=all"]}},
+]
+
+
+@pytest.mark.parametrize("spec", FOREIGN_ONLY)
+@pytest.mark.parametrize("error", [None, {"sentence": "there is no driver", "code": INVENTORY}])
+def test_devices_of_others_need_no_driver(tmp_path: Path, spec: Any, error: Any) -> None:
+    found = decide(spec=spec, inventory=with_specs(tmp_path, error=error))
+    assert found["env"] == [(DEVICES, "void"), ("NET", "a")]
+    assert [node["path"] for node in found["set-node"]] == ["/dev/null"]
+    assert found["rule"] == [("c", 1, 3, "rwm")]
+    assert not found["node"] + found["mount"] + found["hook"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "env"),
+    [
+        ("0,vendor.com/net=a", ["/dev/nvidia1"], [(DEVICES, "0,vendor.com/net=a"), ("NET", "a")]),
+        ("vendor.com/net=a,nvidia.com/gpu=1", ["/dev/nvidia2"], None),
+        ("vendor.com/net=a,none", [], [(DEVICES, "vendor.com/net=a,none"), ("NET", "a")]),
+        ("all,vendor.com/net=a", ["/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia0"], None),
+        ("0,nvidia.com/gpu=special", ["/dev/nvidia1"], [(DEVICES, "void")]),
+    ],
+)
+def test_own_gpus_and_devices_of_others_mix(tmp_path: Path, wanted: str, gpus: list[str], env: Any) -> None:
+    found = decide(f"{DEVICES}={wanted}", inventory=with_specs(tmp_path))
+    assert [path for path in paths(found) if path[11:].isdigit()] == gpus
+    assert [node["path"] for node in found["set-node"]] == ["/dev/null"]
+    assert len(found["hook"]) == 1
+    assert env is None or found["env"] == env
+
+
+def test_a_mixed_request_needs_what_its_gpus_need(tmp_path: Path) -> None:
+    error = {"sentence": "there is no driver", "code": DRIVER}
+    with pytest.raises(GpushimError, match="there is no driver"):
+        decide(f"{DEVICES}=0,vendor.com/net=a", inventory=with_specs(tmp_path, error=error))
+    with pytest.raises(GpushimError) as caught:
+        decide(f"{DEVICES}=0,vendor.com/net=a", "NVIDIA_REQUIRE_CUDA=cuda>=99", inventory=with_specs(tmp_path))
+    assert caught.value.exit_code == REQUIREMENT
+
+
+def test_none_beside_devices_of_others_brings_no_features(tmp_path: Path) -> None:
+    found = decide(f"{DEVICES}=none,vendor.com/net=a", "NVIDIA_GDS=enabled", inventory=with_specs(tmp_path))
+    assert "/dev/nvidia-fs0" not in paths(found)
+
+
+def test_an_unknown_name_of_our_own_kind_is_sought_in_the_specs(tmp_path: Path) -> None:
+    with pytest.raises(GpushimError, match=r'the device "nvidia\.com/gpu=other"; gpushim cdi list') as caught:
+        decide(f"{DEVICES}=nvidia.com/gpu=other", inventory=with_specs(tmp_path))
+    assert caught.value.exit_code == REQUEST
+
+
+@pytest.mark.parametrize("env", [["0,nvidia.com/gpu=special"], ["vendor.com/net=a"], ["all,vendor.com/net=a"]])
+def test_a_plan_with_devices_of_others_applies_once(tmp_path: Path, env: list[str]) -> None:
+    inventory = with_specs(tmp_path)
+    spec: dict[str, Any] = {"process": {"env": [f"{DEVICES}={env[0]}"]}}
+    wanted = request.read(spec, inventory["policy"])
+    assert wanted is not None
+    found = plan(wanted, inventory, BUNDLE)[0]
+    assert edits.apply(copy.deepcopy(found), spec)
+    assert not edits.apply(found, spec)
+
+
+CHANNEL = "/dev/nvidia-caps-imex-channels/channel3"
+
+
+@pytest.mark.parametrize(
+    ("names", "more"),
+    [
+        ("imex-channel-3", [CHANNEL]),
+        ("gds", ["/dev/nvidia-fs0"]),
+        ("gds,nvidia.com/gpu=imex-channel-3", [CHANNEL, "/dev/nvidia-fs0"]),
+        ("0,nvidia.com/gpu=gds", ["/dev/nvidia-fs0"]),
+        ("all,nvidia.com/gpu=imex-channel-3", [CHANNEL]),
+    ],
+)
+def test_cdi_names_of_what_is_beside_gpus_need_no_spec(names: str, more: list[str]) -> None:
+    asked = f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={names}"
+    assert [path for path in paths(decide(asked)) if path in (CHANNEL, "/dev/nvidia-fs0")] == more
+
+
+def test_same_channel_and_feature_by_name_and_by_variable_come_once() -> None:
+    env = ["NVIDIA_VISIBLE_DEVICES=0,nvidia.com/gpu=gds,nvidia.com/gpu=imex-channel-3"]
+    both = [*env, "NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=3"]
+    assert decide(*both)["node"] == decide(*env)["node"]
+
+
+def test_a_name_is_the_reason_for_what_it_brings() -> None:
+    wanted = request.read({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=gds"]}}, snapshot()["policy"])
+    assert wanted is not None
+    reasons = [edit.why for edit in plan(wanted, snapshot(), BUNDLE)[0]]
+    assert ["CDI device nvidia.com/gpu=gds"] in reasons
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("mofed", 'asks for the CDI device "nvidia.com/gpu=mofed", but this host has no device node for it'),
+        ("nvswitch", 'asks for the CDI device "nvidia.com/gpu=nvswitch", but this host has no device node for it'),
+        ("imex-channel-4", "the container asks for the IMEX channel 4, but there is no"),
+    ],
+)
+def test_what_the_host_does_not_have_beside_gpus_is_refused(name: str, why: str) -> None:
+    with pytest.raises(GpushimError, match=why):
+        decide(f"NVIDIA_VISIBLE_DEVICES=0,nvidia.com/gpu={name}")
+
+
+def test_a_channel_that_the_policy_ignores_does_not_come_by_its_cdi_name() -> None:
+    host = snapshot()
+    host["policy"]["requests"] = {**host["policy"]["requests"], "ignore-imex-channel-requests": True}
+    spec = {"process": {}, "annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=0,nvidia.com/gpu=imex-channel-3"}}
+    found = decide(inventory=host, spec=spec)
+    assert CHANNEL not in paths(found)
+    assert "/dev/nvidia1" in paths(found)

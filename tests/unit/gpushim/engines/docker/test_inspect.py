@@ -1,0 +1,282 @@
+"""What docker inspect says, turned into what Docker would write into config.json; the clients are scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim.engines.docker import inspect
+from gpushim.engines.processes import programs, running
+from gpushim.explain import explain
+from gpushim.ground.errors import NOT_FOUND, GpushimError
+
+SCRIPT = """#!{python} -I
+import json, sys
+answers = json.load(open({answers!r}))
+answer = answers.get(" ".join(sys.argv[1:]))
+if answer is None:
+    sys.exit("Error: No such object: " + sys.argv[-1])
+print(json.dumps(answer))
+"""
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+IMAGE = {"Config": {"Env": ["PATH=/bin", f"{DEVICES}=all", "NVIDIA_REQUIRE_CUDA=cuda>=12.0"]}}
+OURS = {"runc": {"path": "runc"}, "nvidia": {"path": "/usr/bin/gpushim-runtime"}}
+
+
+class Engine:
+    """A docker (or podman) that knows what the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def knows(
+        self, container: Any = None, image: Any = IMAGE, info: Any = None, program: str = "docker"
+    ) -> inspect.Found:
+        answers: dict[str, Any] = {"info --format {{json .}}": info or {"Runtimes": OURS, "ServerVersion": "27.3.1"}}
+        if container is not None:
+            answers["inspect --type container x"] = [{"Image": "sha256:1", **container}]
+        if image is not None:
+            answers["inspect --type image sha256:1"] = [image]
+            answers["inspect --type image x"] = [image]
+        told = self.folder / f"{program}.json"
+        told.write_text(json.dumps(answers))
+        script = self.folder / program
+        script.write_text(SCRIPT.format(python=sys.executable, answers=str(told)))
+        script.chmod(0o755)
+        return inspect.inspect("x")
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
+    return Engine(tmp_path)
+
+
+def container(env: list[str], **host: Any) -> dict[str, Any]:
+    return {"Config": {"Env": env, "Image": "cuda:12"}, "HostConfig": {"Runtime": "nvidia", **host}}
+
+
+def test_an_image(engine: Engine) -> None:
+    found = engine.knows()
+    assert found.spec["process"]["env"] == IMAGE["Config"]["Env"]
+    assert found.origins[DEVICES] == "image x"
+
+
+def test_who_set_a_variable(engine: Engine) -> None:
+    env = ["PATH=/bin", f"{DEVICES}=0", "NVIDIA_REQUIRE_CUDA=cuda>=12.0", "NVIDIA_GDS=enabled"]
+    origins = engine.knows(container(env)).origins
+    assert origins[DEVICES] == "container (docker run --env), instead of the image's all"
+    assert origins["NVIDIA_REQUIRE_CUDA"] == "image cuda:12"
+    assert origins["NVIDIA_GDS"] == "container (docker run --env)"
+
+
+def test_an_image_that_is_gone(engine: Engine) -> None:
+    assert engine.knows(container([f"{DEVICES}=0"]), None).origins[DEVICES] == "container or its image, which is gone"
+
+
+@pytest.mark.parametrize(
+    ("members", "privileged"),
+    [
+        ({}, False),
+        ({"Privileged": True}, True),
+        ({"CapAdd": ["CAP_SYS_ADMIN"]}, True),
+        ({"CapAdd": ["sys_admin"]}, True),
+        ({"CapAdd": ["ALL"]}, True),
+        ({"CapAdd": ["ALL"], "CapDrop": ["SYS_ADMIN"]}, False),
+        ({"CapAdd": ["NET_ADMIN"], "CapDrop": None}, False),
+        ({"Privileged": True, "IDMappings": {"UidMap": ["0:100000:65536"], "GidMap": []}}, False),
+    ],
+)
+def test_privileges(engine: Engine, members: Any, privileged: bool) -> None:
+    bounding = engine.knows(container([], **members)).spec["process"]["capabilities"]["bounding"]
+    assert bounding == (["CAP_SYS_ADMIN"] if privileged else [])
+
+
+@pytest.mark.parametrize(
+    ("request_", "version", "env"),
+    [
+        ({"Count": -1, "Capabilities": [["gpu"]]}, "20.10", [f"{DEVICES}=all"]),
+        ({"Count": 2, "Capabilities": [["gpu"]]}, "20.10", [f"{DEVICES}=0,1"]),
+        ({"DeviceIDs": ["0", "GPU-1"], "Capabilities": [["gpu"]]}, "20.10", [f"{DEVICES}=0,GPU-1"]),
+        ({"Count": 0, "Capabilities": [["gpu"]]}, "20.10", []),
+        ({"Count": 0, "Capabilities": [["gpu"]]}, "27.3.1", [f"{DEVICES}=void"]),
+        (
+            {"Driver": "nvidia", "Count": -1, "Capabilities": [["tpu"], ["gpu", "nvidia", "video", "utility"]]},
+            "20.10",
+            [f"{DEVICES}=all", "NVIDIA_DRIVER_CAPABILITIES=video,utility"],
+        ),
+    ],
+)
+def test_what_docker_makes_of_gpus(engine: Engine, request_: Any, version: str, env: list[str]) -> None:
+    info = {"Runtimes": OURS, "ServerVersion": version}
+    found = engine.knows(container(["A=b"], DeviceRequests=[request_]), info=info)
+    assert found.spec["process"]["env"] == ["A=b", *env]
+    assert {found.origins[entry.partition("=")[0]] for entry in env} <= {"docker run --gpus"}
+
+
+@pytest.fixture
+def dockerd(engine: Engine, engines: list[Any]) -> running.Engine:
+    """A dockerd that runs, whose PATH has nothing but the client."""
+    found = running.Engine(
+        "dockerd", 1, config=f"{engine.folder}/daemon.json", environ={"PATH": str(engine.folder)}, uid=os.geteuid()
+    )
+    engines.append(found)
+    return found
+
+
+def hook(engine: Engine, name: str) -> None:
+    (engine.folder / name).write_text("")
+    (engine.folder / name).chmod(0o755)
+
+
+ALL = {"Count": -1, "Capabilities": [["gpu"]]}
+
+
+@pytest.mark.parametrize(
+    ("on_path", "request_", "by_cdi"),
+    [
+        (["nvidia-cdi-hook"], ALL, True),
+        (["nvidia-cdi-hook", "nvidia-container-runtime-hook"], ALL, False),  # no spec has the device
+        (["nvidia-container-runtime-hook"], ALL, False),
+        (["nvidia-cdi-hook"], {**ALL, "Driver": "nvidia.runtime-hook"}, False),
+        ([], {**ALL, "Driver": "nvidia.cdi"}, True),
+    ],
+)
+def test_what_docker_29_makes_of_gpus(
+    engine: Engine, dockerd: running.Engine, on_path: list[str], request_: Any, by_cdi: bool
+) -> None:
+    for name in on_path:
+        hook(engine, name)
+    info = {"Runtimes": OURS, "ServerVersion": "29.7.2", "CDISpecDirs": [str(engine.folder)]}
+    found = engine.knows(container(["A=b"], DeviceRequests=[request_]), info=info)
+    assert ("injects the CDI device nvidia.com/gpu=all" in "".join(found.notes)) is by_cdi
+    assert (f"{DEVICES}=all" in found.spec["process"]["env"]) is not by_cdi
+
+
+def test_no_gpus_are_nothing_in_docker_29(engine: Engine) -> None:
+    """The image's variable counts, as if nobody had said --gpus."""
+    info = {"Runtimes": OURS, "ServerVersion": "29.7.2"}
+    request_ = {"Count": 0, "Capabilities": [["gpu"]]}
+    found = engine.knows(container([f"{DEVICES}=all"], DeviceRequests=[request_]), info=info)
+    assert (found.spec["process"]["env"], found.origins[DEVICES]) == ([f"{DEVICES}=all"], "image cuda:12")
+    assert "--gpus 0 sets nothing" in "".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("mine", "before"), [("all", "all by image cuda:12"), ("0", "0 by container (docker run --env), instead of")]
+)
+def test_which_counts_of_several_that_set_a_variable(engine: Engine, mine: str, before: str) -> None:
+    request_ = {"DeviceIDs": ["1"], "Capabilities": [["gpu"]]}
+    info = {"Runtimes": OURS, "ServerVersion": "28.5.2"}
+    found = engine.knows(container([f"{DEVICES}={mine}"], DeviceRequests=[request_]), info=info)
+    assert found.spec["process"]["env"][-1] == f"{DEVICES}=1"
+    said = f"docker run --gpus, which comes last and so counts instead of {before}"
+    assert found.origins[DEVICES].startswith(said)
+
+
+def test_each_of_several_has_its_own_source(engine: Engine) -> None:
+    request_ = {"DeviceIDs": ["1"], "Capabilities": [["gpu"]]}
+    info = {"Runtimes": OURS, "ServerVersion": "28.5.2"}
+    found = engine.knows(container([f"{DEVICES}=0"], DeviceRequests=[request_]), info=info)
+    report = explain.explain(found.spec, "", found.origins)
+    first, second = [row["from"] for row in report["asked"] if row["what"] == DEVICES]
+    assert first == "container (docker run --env), instead of the image's all"
+    assert second.startswith("docker run --gpus, which comes last and so counts instead of 0 by container (docker")
+    found = engine.knows(container([f"{DEVICES}=1"], DeviceRequests=[request_]), info=info)
+    report = explain.explain(found.spec, "", found.origins)
+    assert [row["from"] for row in report["asked"] if row["what"] == DEVICES] == ["docker run --gpus"]
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_runtime_by_type_is_what_daemon_json_says(engine: Engine, dockerd: running.Engine, written: bool) -> None:
+    entry = {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/usr/bin/gpushim-runtime"}}
+    entries = {"nvidia": entry} if written else {}
+    Path(dockerd.config).write_text(json.dumps({"runtimes": entries}))
+    notes = engine.knows(container([f"{DEVICES}=0"]), info={"Runtimes": {"nvidia": {}}}).notes
+    assert ("NO GPU" in "".join(notes)) is not written
+
+
+def test_a_runtime_that_nobody_tells_is_not_called_foreign(engine: Engine) -> None:
+    (note,) = engine.knows(container([f"{DEVICES}=0"]), info={"Runtimes": {"nvidia": {}}}).notes
+    assert note == "docker does not tell which program its runtime nvidia is; root can see it"
+
+
+def test_requests_that_are_not_for_us(engine: Engine) -> None:
+    requests = [{"Driver": "cdi", "DeviceIDs": ["a.com/b=c"]}, {"Driver": "amd", "Capabilities": [["gpu"]]}]
+    found = engine.knows(container([], DeviceRequests=requests))
+    assert found.spec["process"]["env"] == []
+    assert [note for note in found.notes if "docker itself injects the CDI device a.com/b=c, and will refuse" in note]
+    assert [note for note in found.notes if "refuses --gpus with driver amd" in note]
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"Runtime": "runc"}, "NO GPU; what stands here is what it would get with --runtime=nvidia"),
+        (
+            {"Runtime": "runc", "DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]},
+            "hook that --gpus brings",
+        ),
+        ({"Runtime": "nvidia"}, ""),
+    ],
+)
+def test_the_runtime_decides(engine: Engine, members: Any, words: str) -> None:
+    found = engine.knows(container([f"{DEVICES}=0"], **members))
+    notes = found.notes
+    assert found.by_hook == ("hook" in words)
+    assert words in "".join(notes)
+    assert bool(notes) == bool(words)
+
+
+def test_mounts_and_annotations(engine: Engine) -> None:
+    mounts = [{"Type": "bind", "Source": "/dev/null", "Destination": "/var/run/nvidia-container-devices/0"}]
+    found = engine.knows({**container([], Annotations={"cdi.k8s.io/x": "a.com/b=c"}), "Mounts": mounts})
+    assert found.spec["annotations"] == {"cdi.k8s.io/x": "a.com/b=c"}
+    assert found.spec["mounts"][0]["source"] == "/dev/null"
+    assert found.origins["/var/run/nvidia-container-devices/0"] == "container (docker run)"
+
+
+def test_annotations_of_an_images_manifest(engine: Engine) -> None:
+    """Podman copies them, and tells them among the container's own."""
+    image = {**IMAGE, "Annotations": {"cdi.k8s.io/x": "a.com/b=c"}}
+    assert engine.knows(image=image, program="podman").origins["cdi.k8s.io/x"] == "image x"
+    made = container([])
+    made["Config"]["Annotations"] = {"cdi.k8s.io/x": "a.com/b=c", "cdi.k8s.io/y": "a.com/b=d"}
+    found = engine.knows(made, image, program="podman")
+    assert found.spec["annotations"] == made["Config"]["Annotations"]
+    assert found.origins["cdi.k8s.io/x"] == "image cuda:12"
+    assert found.origins["cdi.k8s.io/y"] == "container (podman run)"
+
+
+def test_podman_when_docker_does_not_know_it(engine: Engine) -> None:
+    with pytest.raises(GpushimError, match="no container or image x"):
+        engine.knows(image=None)
+    found = engine.knows({**container([f"{DEVICES}=0"]), "BoundingCaps": ["CAP_SYS_ADMIN"]}, program="podman")
+    assert found.spec["process"]["capabilities"]["bounding"] == ["CAP_SYS_ADMIN"]
+    assert "podman run --env" in found.origins[DEVICES]
+
+
+def test_no_engine(engine: Engine) -> None:
+    with pytest.raises(GpushimError) as caught:
+        inspect.inspect("x")
+    assert caught.value.exit_code == NOT_FOUND
+
+
+def test_odd_members_are_none(engine: Engine) -> None:
+    found = engine.knows({"Config": 3, "HostConfig": [], "Mounts": [3]}, {"Config": []}, {"Runtimes": 3})
+    assert (found.spec["process"]["env"], found.spec["mounts"], found.notes) == ([], [], [])
+
+
+@pytest.mark.parametrize("answer", [{}, [], [3]])
+def test_odd_answers_are_none(engine: Engine, answer: Any) -> None:
+    told = engine.folder / "answers.json"
+    told.write_text(json.dumps({"inspect --type container x": answer}))
+    (engine.folder / "docker").write_text(SCRIPT.format(python=sys.executable, answers=str(told)))
+    (engine.folder / "docker").chmod(0o755)
+    with pytest.raises(GpushimError, match="no container or image x"):
+        inspect.inspect("x")

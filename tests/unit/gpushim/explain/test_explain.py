@@ -1,0 +1,324 @@
+"""What explain says is what a create does: a plan's edits for a snapshot, a real create's on a simulated host."""
+
+from __future__ import annotations
+
+import copy
+import json
+import posix
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakehost
+from e2e.witness import settings
+from gpushim.decision.decide import Decision, of_bundle
+from gpushim.explain.explain import described, explain
+from gpushim.ground.errors import BUNDLE, CONFIG, INVENTORY, NOT_FOUND, REQUEST, GpushimError
+from gpushim.inventory import present
+from gpushim.oci import edits, request
+from gpushim.oci.edits import Edit
+from unit.gpushim.decision import test_plan
+
+TOP = Path(__file__).parents[4]
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+
+
+def table(test: Any) -> list[list[str]]:
+    """Return the variables of each case of a test in test_plan.py."""
+    rows: list[tuple[Any, ...]] = next(mark.args[1] for mark in test.pytestmark if mark.name == "parametrize")
+    return [row[0] if isinstance(row[0], list) else [f"NVIDIA_DRIVER_CAPABILITIES={row[0]}"] for row in rows]
+
+
+NODES = table(test_plan.test_the_nodes_of_a_request)
+FILES = table(test_plan.test_the_files_of_a_request) + table(test_plan.test_files_by_capability)
+REFUSED = [[f"{DEVICES}=0,{item}"] for item in ("7", "GPU-99999999", "2:5", "evil.com/gpu=0")]
+REFUSED += [[f"{DEVICES}=0", entry] for entry in ("NVIDIA_DRIVER_CAPABILITIES=x", "NVIDIA_REQUIRE_CUDA=cuda>=99")]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """The host of test_plan.py, and nothing of this one."""
+    inventory = {**test_plan.drawing(files=test_plan.FILES), "runtime": "/bin/sh"}
+    monkeypatch.setitem(posix.environ, b"GPUSHIM_CONFIG", b"/none.toml")
+    monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", bytes(tmp_path / "state"))
+    monkeypatch.setattr(present, "look", lambda _: inventory)
+    return inventory
+
+
+def shape(env: list[str], privileged: bool = True) -> dict[str, Any]:
+    return described(env, privileged, {}, [])
+
+
+def told(report: dict[str, Any]) -> list[Edit]:
+    return [Edit(edit["kind"], edit["value"]) for edit in report["edits"]]
+
+
+def decided(spec: dict[str, Any], inventory: Any) -> list[Edit]:
+    decision = Decision()
+    decision.inventory = inventory
+    decision.take(request.read(spec, inventory["policy"]))
+    decision.plan(of_bundle(spec, ""))
+    return decision.edits
+
+
+@pytest.mark.parametrize("env", [*NODES, *([f"{DEVICES}=0", *env] for env in FILES)])
+def test_it_is_the_same_plan_with_a_reason_for_each_edit(known: dict[str, Any], env: list[str]) -> None:
+    spec = shape(env)
+    report = explain(copy.deepcopy(spec))
+    assert report["refusal"] is None
+    assert told(report) == decided(spec, known)
+    assert [edit["value"] for edit in report["edits"] if not edit["why"]] == []
+
+
+@pytest.mark.parametrize("env", REFUSED)
+def test_a_refusal_is_the_creates_own(known: dict[str, Any], env: list[str]) -> None:
+    spec = shape(env)
+    with pytest.raises(GpushimError) as caught:
+        decided(spec, known)
+    assert explain(spec)["refusal"] == {"sentence": str(caught.value), "exit_code": caught.value.exit_code}
+
+
+@pytest.mark.parametrize(
+    ("env", "path", "words"),
+    [
+        ([f"{DEVICES}=0"], "/dev/nvidia1", 'GPU 0, asked for as "0"'),
+        ([f"{DEVICES}=all"], "/dev/nvidia2", 'GPU 1, asked for as "all"'),
+        ([f"{DEVICES}=2:0"], "/dev/nvidia0", 'MIG instance 2:0, asked for as "2:0"'),
+        ([f"{DEVICES}=0"], "/dev/nvidia-uvm", "CUDA needs it: capability compute"),
+        ([f"{DEVICES}=0", "NVIDIA_DRIVER_CAPABILITIES=display"], "/glx", "capability display brings graphics"),
+        (
+            [f"{DEVICES}=0", "NVIDIA_DRIVER_CAPABILITIES=video"],
+            test_plan.LIBRARY["path"],
+            "capability video loads it",
+        ),
+        ([f"{DEVICES}=0", "NVIDIA_GDS=enabled"], "/etc/cufile.json", "feature gds: NVIDIA_GDS=enabled"),
+        ([f"{DEVICES}=0", "NVIDIA_DRIVER_CAPABILITIES=all"], "/dev/dri/card1", "DRM node of GPU 0"),
+        ([f"{DEVICES}=0", "NVIDIA_DRIVER_CAPABILITIES=all"], "/32/glx", "capability graphics, with compat32"),
+        ([f"{DEVICES}=0", "NVIDIA_IMEX_CHANNELS=3"], "/dev/nvidia-caps-imex-channels/channel3", "IMEX channel 3"),
+    ],
+)
+def test_reasons(known: dict[str, Any], env: list[str], path: str, words: str) -> None:
+    whys = [
+        edit["why"]
+        for edit in explain(shape(env))["edits"]
+        if edit["kind"] in ("node", "mount") and path in (edit["value"].get("path"), edit["value"].get("destination"))
+    ]
+    assert len(whys) == 1
+    assert words in whys[0]
+
+
+def test_directory_of_hard_links_has_the_reason_of_its_libraries(known: dict[str, Any]) -> None:
+    known["hardlinks"] = "/var/lib/hl/1"
+    known["files"] = {"compute": [{**test_plan.LIBRARY, "in": "compute"}]}
+    mounts = [edit for edit in explain(shape([f"{DEVICES}=0"]))["edits"] if edit["kind"] == "mount"]
+    assert [(edit["value"]["destination"], edit["why"]) for edit in mounts] == [
+        ("/usr/lib/gpushim-driver/compute", "capability compute")
+    ]
+
+
+def test_a_group_has_the_nodes_of_this_container_alone_as_its_reason(known: dict[str, Any]) -> None:
+    report = explain(shape([f"{DEVICES}=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"]))
+    assert [edit["why"] for edit in report["edits"] if edit["kind"] == "gid"] == ["group of /dev/dri/card1"]
+
+
+def test_cdi_devices_are_told_with_their_file(known: dict[str, Any], tmp_path: Path) -> None:
+    known["policy"] = test_plan.with_specs(tmp_path)["policy"]
+    report = explain(shape([f"{DEVICES}=0,vendor.com/net=a"]))
+    assert report["cdi"] == [{"name": "vendor.com/net=a", "file": f"{tmp_path}/a.json"}]
+    whys = {
+        edit["kind"]: edit["why"] for edit in report["edits"] if edit["value"] in (("NET", "a"), ("c", 1, 3, "rwm"))
+    }
+    assert whys == {"env": "CDI device vendor.com/net=a", "rule": "CDI device vendor.com/net=a"}
+    assert all(edit["why"] for edit in report["edits"])
+
+
+@pytest.mark.parametrize("spec", test_plan.FOREIGN_ONLY)
+def test_devices_of_others_alone_have_reasons_too(known: dict[str, Any], tmp_path: Path, spec: Any) -> None:
+    known.update(policy=test_plan.with_specs(tmp_path)["policy"], error={"sentence": "no driver", "code": INVENTORY})
+    report = explain({**spec, "root": {"path": "/r"}})
+    assert report["refusal"] is None
+    assert {edit["why"] for edit in report["edits"]} == {
+        "tells whoever comes later to inject nothing",
+        "CDI device vendor.com/net=a",
+    }
+
+
+def asked(report: dict[str, Any], what: str) -> list[tuple[str, str]]:
+    return [(row["from"], row["effect"]) for row in report["asked"] if row["what"] == what]
+
+
+def test_who_said_so(known: dict[str, Any]) -> None:
+    env = [f"{DEVICES}=1", f"{DEVICES}=0", "NVIDIA_REQUIRE_CUDA=cuda>=12.0", "NVIDIA_GDS=yes"]
+    report = explain(shape(env), origins={DEVICES: "image x"})
+    assert asked(report, DEVICES) == [
+        ("image x", "set again below, which counts"),
+        ("image x", "names the devices"),
+    ]
+    assert asked(report, "NVIDIA_DRIVER_CAPABILITIES") == [("default", "gives compute, utility")]
+    assert asked(report, "NVIDIA_REQUIRE_CUDA") == [("config.json", "a condition")]
+    assert asked(report, "NVIDIA_GDS") == [("config.json", 'does nothing: only "enabled" counts')]
+    assert asked(report, "CAP_SYS_ADMIN") == [("process.capabilities", "counts as privileged")]
+    assert report["requirements"] == [{"variable": "NVIDIA_REQUIRE_CUDA", "expression": "cuda>=12.0"}]
+
+
+def test_equal_ones_stand_once_each_with_its_source(known: dict[str, Any]) -> None:
+    env = [f"{DEVICES}=0", f"{DEVICES}=void", "NVIDIA_GDS=x", f"{DEVICES}=void"]
+    report = explain(shape(env), origins={f"{DEVICES}=0": "image x", DEVICES: "CDI", "NVIDIA_GDS": "image y"})
+    assert asked(report, DEVICES) == [
+        ("image x", "set again below, which counts"),
+        ("CDI", f"names no device: {DEVICES} says void"),
+    ]
+    assert [row["value"] for row in report["asked"] if row["what"] == DEVICES] == ["0", "void"]
+
+
+@pytest.mark.parametrize(("runtime", "words"), [("", "none of /usr/bin/nope is an exec"), ("/nope/runc", "is gone")])
+def test_without_a_low_level_runtime_it_is_refused(known: dict[str, Any], runtime: str, words: str) -> None:
+    """As a create is; a container of Docker's own runtime that calls the hook needs none of ours."""
+    known["runtime"] = runtime
+    known["policy"]["runtime"]["low-level"] = ["/usr/bin/nope"]
+    report = explain(shape([f"{DEVICES}=0"]))
+    assert (report["refusal"]["exit_code"], report["edits"]) == (NOT_FOUND, [])
+    assert words in report["refusal"]["sentence"]
+    assert explain(shape([f"{DEVICES}=0"]), by_hook=True)["refusal"] is None
+    assert explain(shape([]))["refusal"] is None
+
+
+def test_names_and_values_of_others_are_bounded(known: dict[str, Any]) -> None:
+    report = explain(shape([f"{DEVICES}=0", f"NVIDIA_{'X' * 5000}={'y' * 5000}"]))
+    assert max(len(text) for row in report["asked"] for text in row.values()) < 300
+
+
+def test_capabilities_that_the_configuration_gives(known: dict[str, Any]) -> None:
+    known["policy"]["requests"]["default-capabilities"] = ["utility"]
+    found = asked(explain(shape([f"{DEVICES}=0"])), "NVIDIA_DRIVER_CAPABILITIES")
+    assert found == [("[requests] default-capabilities", "gives utility")]
+
+
+def test_annotations_count_more_than_variables(known: dict[str, Any]) -> None:
+    spec = described([f"{DEVICES}=1"], False, {"cdi.k8s.io/x": "nvidia.com/gpu=0"}, [])
+    report = explain(spec)
+    assert report["source"] == "annotations"
+    assert asked(report, "annotation cdi.k8s.io/x") == [("config.json", "names the devices")]
+    assert asked(report, DEVICES) == [("config.json", "does not count: annotations name the devices")]
+
+
+def test_a_mount_that_policy_forbids(known: dict[str, Any]) -> None:
+    report = explain(described([], False, {}, [("/dev/null", request.DEVICE_LIST + "/0")]))
+    assert asked(report, f"mount {request.DEVICE_LIST}/0") == [
+        ("config.json", "does not count while [requests] accept-volume-mounts is false")
+    ]
+    assert "accept-volume-mounts is false" in report["nothing"]
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ([], "NVIDIA_VISIBLE_DEVICES is not set"),
+        ([f"{DEVICES}="], "is empty"),
+        ([f"{DEVICES}=void"], "says void"),
+    ],
+)
+def test_why_there_is_no_request(known: dict[str, Any], env: list[str], words: str) -> None:
+    report = explain(shape(env))
+    assert words in report["nothing"]
+    assert (report["edits"], report["refusal"], report["source"]) == ([], None, None)
+
+
+def test_what_is_there_already(known: dict[str, Any]) -> None:
+    spec = shape([f"{DEVICES}=0"])
+    edits.apply(copy.deepcopy(told(explain(spec))), spec)
+    assert {edit["there"] for edit in explain(spec)["edits"]} == {True}
+
+
+def test_a_conflict_in_config_json_is_a_refusal(known: dict[str, Any]) -> None:
+    spec = shape([f"{DEVICES}=0"])
+    spec["linux"] = {"devices": [{"path": "/dev/nvidia1", "type": "c", "major": 1, "minor": 3}]}
+    refusal = explain(spec)["refusal"]
+    assert refusal["exit_code"] == BUNDLE
+    assert "already has /dev/nvidia1" in refusal["sentence"]
+
+
+@pytest.mark.parametrize("spec", [[], {"process": {"env": [1]}}, {"mounts": 3}, {"annotations": []}])
+def test_a_config_json_of_wrong_types(known: dict[str, Any], spec: Any) -> None:
+    assert explain(spec)["refusal"]["exit_code"] == BUNDLE
+
+
+def test_a_wrong_configuration_harms_only_who_asks(
+    known: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    toml = tmp_path / "config.toml"
+    toml.write_text("x = 1\n")
+    monkeypatch.setitem(posix.environ, b"GPUSHIM_CONFIG", bytes(toml))
+    assert explain(shape([]))["refusal"] is None
+    assert explain(shape([f"{DEVICES}=0"]))["refusal"]["exit_code"] == CONFIG
+
+
+def test_the_spec_stays_as_it_is(known: dict[str, Any]) -> None:
+    spec = shape([f"{DEVICES}=0"])
+    before = copy.deepcopy(spec)
+    explain(spec)
+    assert spec == before
+
+
+class Real:
+    """A simulated host like that of test_plan.py, and bundles for its runtime."""
+
+    def __init__(self, work: Path) -> None:
+        mig = {2: ["3g.20gb"]}
+        cache = str(TOP / ".cache" / "fakehost")
+        self.host = fakehost.build(str(work / "host"), 3, mig=mig, imex=4, drm=True, mps=True, compile_cache=cache)
+        self.env = settings(work, self.host.root, "/bin/true")
+        self.state = Path(self.env["GPUSHIM_STATE"])
+        self.bundle = work / "bundle"
+        self.bundle.mkdir()
+
+    def write(self, env: list[str]) -> Any:
+        spec = json.loads((TOP / "tests/data/docker-privileged-config.json").read_text())
+        spec["process"]["env"] += env
+        (self.bundle / "config.json").write_text(json.dumps(spec))
+        return spec
+
+    def create(self) -> subprocess.CompletedProcess[str]:
+        command = [str(TOP / "bin/gpushim-runtime"), "create", "--bundle", str(self.bundle), "x"]
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
+    return Real(tmp_path_factory.mktemp("real"))
+
+
+@pytest.fixture
+def here(real: Real, monkeypatch: pytest.MonkeyPatch) -> Real:
+    for name, value in real.env.items():
+        monkeypatch.setitem(posix.environ, name.encode(), value.encode())
+    return real
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [*NODES, *([f"{DEVICES}=0", *env] for env in FILES), *REFUSED, []], ids=str)
+def test_a_real_create_does_exactly_that(here: Real, env: list[str]) -> None:
+    spec = here.write(env)
+    report = explain(spec, str(here.bundle))
+    done = here.create()
+    refusal = report["refusal"]
+    assert done.returncode == (refusal["exit_code"] if refusal else 0), done.stderr
+    assert done.stderr == (f"gpushim: {refusal['sentence']}\n" if refusal else "")
+    changed = edits.apply(told(report), spec)
+    assert changed == bool(env and not refusal)
+    assert json.loads((here.bundle / "config.json").read_text()) == json.loads(json.dumps(spec))
+    assert all(edit["why"] for edit in report["edits"])
+
+
+@pytest.mark.slow
+def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Real(tmp_path)
+    for name, value in host.env.items():
+        monkeypatch.setitem(posix.environ, name.encode(), value.encode())
+    spec = host.write([f"{DEVICES}=0"])
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    assert explain(spec, str(host.bundle))["refusal"] is None
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+    assert explain(host.write([f"{DEVICES}=9"]), str(host.bundle))["refusal"]["exit_code"] == REQUEST

@@ -1,0 +1,285 @@
+"""A refresh as a process: what it writes, when it refuses, and two at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import posix
+import re
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushim.config import policy
+from gpushim.ground.errors import CONFIG, DRIVER, INVENTORY, GpushimError
+from gpushim.inventory import ensure, gpus, procfs, save, survey
+from gpushim.refresh import refresh
+from unit.gpushim.inventory.machine import Machine
+
+pytestmark = pytest.mark.slow
+
+
+def test_snapshot_is_complete_and_readable_by_all(machine: Machine) -> None:
+    machine.build(1)
+    snapshot = machine.refreshed()
+    assert {"version", "gpushim", "written", "inputs", "stamp", "source", "notes", "driver", "error"} <= set(snapshot)
+    assert {"gpus", "mig", "nodes", "features", "imex", "files", "policy", "runtime"} <= set(snapshot)
+    assert stat.S_IMODE(os.stat(machine.state).st_mode) == 0o755
+    assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
+    known = {"cdi", "config", "empty", "indices", "inventory.json", "lock", "params", "runtime", "specs", "triggers"}
+    assert {*os.listdir(machine.state)} == known
+
+
+def test_who_sees_a_snapshot_sees_its_spec(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what the spec's hook needs."""
+    machine.build(1)
+    monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
+    monkeypatch.setenv("GPUSHIM_STATE", machine.state)
+    seen: list[set[str]] = []
+    monkeypatch.setattr(save, "save", lambda state, _: seen.append({*os.listdir(state), *os.listdir(f"{state}/cdi")}))
+    refresh.refresh()
+    assert {"empty", "params", "nvidia.com-gpu.json"} <= seen[0]
+
+
+def test_umask_of_the_engine_does_not_matter(machine: Machine) -> None:
+    machine.build(1)
+    old = os.umask(0o777)
+    try:
+        machine.refresh()
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(os.stat(machine.state).st_mode) == 0o755
+    assert stat.S_IMODE(os.stat(f"{machine.state}/inventory.json").st_mode) == 0o644
+
+
+def test_a_configuration_that_comes_while_it_looks_makes_it_stale(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.build(1)
+    real = policy.loaded
+
+    def loaded(path: str) -> tuple[Any, list[str]]:
+        found = real(path)
+        Path(path).write_text("")
+        return found
+
+    monkeypatch.setattr(policy, "loaded", loaded)
+    monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
+    monkeypatch.setenv("GPUSHIM_STATE", machine.state)
+    refresh.refresh()
+    assert ensure.read(machine.config, machine.state) is None
+
+
+def test_second_refresh_changes_nothing_unless_forced(machine: Machine) -> None:
+    machine.build(1)
+    machine.refreshed()
+    path = f"{machine.state}/inventory.json"
+    first = os.stat(path).st_ino
+    machine.refresh()
+    assert os.stat(path).st_ino == first
+    before = os.stat(path).st_mtime_ns
+    machine.refresh("--force")
+    assert os.stat(path).st_mtime_ns != before
+
+
+def test_what_is_bound_anew_while_it_looks_makes_it_stale(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs swap their minor numbers each time that NVML has just answered, as often as a refresh looks."""
+    host = machine.build(2)
+
+    def read(root: str, proc: str, *_: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {"source": "nvml", "version": "", "cuda": "", "mig": [], "missing": [], "absent": []}
+        found["gpus"] = procfs.gpus(proc, [])
+        one, other = host.gpus
+        one.minor, other.minor = other.minor, one.minor
+        host.update()
+        return found
+
+    monkeypatch.setattr(gpus, "read", read)
+    monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
+    monkeypatch.setenv("GPUSHIM_STATE", machine.state)
+    refresh.refresh()
+    assert ensure.read(machine.config, machine.state) is None
+
+
+def test_broken_config_leaves_the_snapshot_alone(machine: Machine) -> None:
+    machine.build(1)
+    before = machine.refreshed()
+    machine.configure("[driver\n")
+    code, said = machine.refresh()
+    assert code == CONFIG
+    assert said.count("\n") == 1
+    assert machine.saved() == before
+
+
+def test_no_low_level_runtime(machine: Machine) -> None:
+    machine.build(1, '[runtime]\nlow-level = ["no-such-runtime"]\n')
+    code, said = machine.refresh()
+    assert code == 0
+    assert "none of no-such-runtime" in said
+    assert machine.saved()["runtime"] == ""
+    assert len(machine.saved()["gpus"]) == 1
+    assert machine.saved()["life"] == survey.PASSING
+
+
+def test_no_driver(machine: Machine) -> None:
+    machine.build(1)
+    shutil.rmtree(machine.folder / "host/proc/driver/nvidia")
+    (machine.folder / "host/proc/driver/nvidia").mkdir()
+    code, said = machine.refresh()
+    assert code == INVENTORY
+    assert "no NVIDIA driver is loaded" in said
+    snapshot = machine.saved()
+    assert snapshot["error"]["code"] == INVENTORY
+    assert (snapshot["gpus"], snapshot["files"]) == ([], {})
+
+
+def test_without_a_driver_the_log_has_no_consequences_of_that(machine: Machine) -> None:
+    """What is missing with the driver is no news beside the one sentence; the snapshot has it."""
+    machine.build(1, '[log]\nformat = "text"\nlevel = "warning"\n')
+    shutil.rmtree(machine.folder / "host/proc/driver/nvidia")
+    _, said = machine.refresh()
+    assert re.fullmatch(r"gpushim: no NVIDIA driver is loaded .*\n", said)
+    assert machine.saved()["notes"]
+
+
+def test_module_without_libraries(machine: Machine) -> None:
+    host = machine.build(1)
+    shutil.rmtree(host.lib_path)
+    code, said = machine.refresh()
+    assert code == INVENTORY
+    assert "the NVIDIA kernel module 535.183.01 is loaded, but there is neither libcuda.so.535.183.01" in said
+
+
+@pytest.mark.parametrize("module", ["550.54.14", "525.60.13", "535.183"])
+def test_half_upgraded_driver(machine: Machine, module: str) -> None:
+    machine.build(1).half_upgrade(module)
+    code, said = machine.refresh()
+    assert code == DRIVER
+    sentence = f"the NVIDIA kernel module is {module} but its libraries are 535.183.01: reboot, or reload the module "
+    assert said.splitlines()[-1] == f"gpushim: {sentence}(rmmod/modprobe), then run gpushim refresh"
+    assert machine.saved()["error"]["code"] == DRIVER
+
+
+def test_half_upgraded_driver_without_nvml(machine: Machine) -> None:
+    """The versions of libcuda tell it too."""
+    host = machine.build(1)
+    for name in os.listdir(host.lib_path):
+        if name.startswith("libnvidia-ml"):
+            os.unlink(f"{host.lib_path}/{name}")
+    host.half_upgrade("550.54.14")
+    code, said = machine.refresh()
+    assert (code, "its libraries are 535.183.01" in said) == (DRIVER, True)
+
+
+def test_mismatch_that_only_nvml_sees(machine: Machine) -> None:
+    machine.build(1).behave(fail=18)
+    code, said = machine.refresh()
+    assert code == DRIVER
+    assert "its libraries are of another version" in said
+
+
+def test_old_libraries_beside_the_new_ones_do_not_matter(machine: Machine) -> None:
+    machine.build(1, driver="525.60.13")
+    machine.build(1, driver="535.183.01")
+    snapshot = machine.refreshed()
+    assert snapshot["source"] == "nvml"
+    paths = [file["path"] for group in snapshot["files"].values() for file in group]
+    assert not [path for path in paths if "525" in path]
+
+
+def test_separate_dev_root(machine: Machine) -> None:
+    dev_root = machine.folder / "devices"
+    machine.build(2, f'dev-root = "{dev_root}"\n', dev_root=str(dev_root), node_mode=0o660, node_gid=44)
+    snapshot = machine.refreshed()
+    assert snapshot["driver"]["dev-root"] == str(dev_root)
+    assert snapshot["nodes"]["/dev/nvidia0"] == [195, 0, 0o660, 0, 44]
+    assert f"{dev_root}/dev/nvidia0" in snapshot["inputs"]["nodes"]
+
+
+def test_hanging_nvml_ends_at_the_deadline(machine: Machine) -> None:
+    machine.build(1, "[refresh]\ndeadline-seconds = 1\n").behave(hang=True)
+    started = time.monotonic()
+    code, said = machine.refresh()
+    assert code == INVENTORY
+    assert "waited 1 s for NVML to initialise and gave up" in said
+    assert "persistence mode" in said
+    assert time.monotonic() - started < 15
+    assert not Path(machine.state, "inventory.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("", "GPU 3 to answer NVML"),
+        (
+            "[requests]\nlist-devices-in-refusals = false\n",
+            "the driver to answer (`gpushim list` on the host says for which GPU)",
+        ),
+    ],
+)
+def test_what_others_are_told_of_a_wait(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, more: str, words: str
+) -> None:
+    """It ends up in the refusal of a create, and so with whoever started the container."""
+    told = []
+
+    def survey(_config: str, _settings: Any, waiting: Callable[[str], None], *_: Any) -> None:
+        waiting("GPU 3 to answer NVML")
+        told.append(Path(machine.state, "lock").read_text())
+        raise GpushimError("enough", INVENTORY)
+
+    machine.build(1, more)
+    monkeypatch.setattr("gpushim.inventory.survey.survey", survey)
+    monkeypatch.setitem(posix.environ, b"GPUSHIM_CONFIG", machine.config.encode())
+    monkeypatch.setitem(posix.environ, b"GPUSHIM_STATE", machine.state.encode())
+    with pytest.raises(GpushimError, match="enough"):
+        refresh.refresh(load=False)
+    assert told == [words]
+
+
+def test_lock_that_is_held_ends_at_the_deadline(machine: Machine) -> None:
+    machine.build(1, "[refresh]\ndeadline-seconds = 1\n")
+    os.mkdir(machine.state)
+    with open(f"{machine.state}/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, said = machine.refresh()
+    assert code == INVENTORY
+    assert f"for another refresh, which holds {machine.state}/lock" in said
+
+
+def test_two_at_once_look_once(machine: Machine) -> None:
+    machine.build(1).behave(delay_ms=700)
+    both = [machine.start(), machine.start()]
+    said = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("GPUs and" in text for text in said) == 1
+
+
+def test_log_is_json_lines(machine: Machine) -> None:
+    machine.build(1).behave(fail=999)
+    _, said = machine.refresh()
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [line["level"] for line in lines] == ["warning", "info"]
+    assert "MIG instances are not listed" in lines[0]["msg"]
+
+
+def test_log_as_text(machine: Machine) -> None:
+    machine.build(1, '[log]\nformat = "text"\n')
+    _, said = machine.refresh()
+    assert said == "gpushim: INFO: 1 GPUs and 0 MIG instances listed\n"
+
+
+def test_system_python_reads_the_host_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.build(2)
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    machine.refresh()
+    snapshot = machine.saved()
+    assert [gpu["index"] for gpu in snapshot["gpus"]] == [0, 1]
+    assert ensure.read(machine.config, machine.state) == snapshot
