@@ -326,7 +326,7 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
 def _toml(text: str) -> dict[str, Any]:
     from importlib import import_module  # 13 ms with the parser, and most hosts have no config.toml
 
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    root = __file__.rpartition("/gpushim/")[0] or "."
     # A create has not got the private dependencies on its path.
     private = [] if sys.version_info >= (3, 11) else [root + "/vendor", root + "/../vendor"]
     sys.path += private
