@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install what the demo, the packages, the image or the tests need on Debian 12: `tools/setup.sh demo|package|image|test`,
-# as root.
+# as root; or what the unit tests need, as anybody on any Linux with Python 3.9 or later: `tools/setup.sh unit`.
 #
 # Packages come from the host's own apt sources and only if they are missing. Everything else lands in this
 # checkout: vendor/ holds the Python packages that a refresh imports with the system's Python, .venv/ the tools
@@ -16,9 +16,10 @@ case $what in
   demo) ;;
   package) packages=$building ;;
   image) packages=$imaging ;;
+  unit) packages='' ;;
   # Without recommended packages docker.io brings no bridge firewall tools; its service does start.
   test) packages="$packages containerd crun docker.io shellcheck python3-grpcio python3-prometheus-client python3-yaml strace systemd udev valgrind $building $imaging" ;;
-  *) echo "usage: tools/setup.sh demo|package|image|test" >&2 && exit 2 ;;
+  *) echo "usage: tools/setup.sh demo|package|image|test|unit" >&2 && exit 2 ;;
 esac
 
 say() { echo "setup: $1"; }
@@ -42,8 +43,11 @@ recipe=$(cat pyproject.toml packaging/bundled.txt tools/vendor tools/setup.sh | 
 made() { [ -f "$1/.made" ] && [ "$(cat "$1/.made")" = "$recipe" ]; }
 finished() { echo "$recipe" >"$1/.made"; }
 
-[ -x .venv/bin/python ] || /usr/bin/python3 -m venv .venv
-runs_here() { [ "$what" = demo ] || [ "$what" = test ]; }
+python=/usr/bin/python3
+[ "$what" != unit ] || python=python3
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+runs_here() { case $what in demo | test | unit) ;; *) return 1 ;; esac }
+tests_here() { [ "$what" = test ] || [ "$what" = unit ]; }
 pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore "$@"; }
 
 if runs_here && ! made vendor; then
@@ -53,7 +57,7 @@ if runs_here && ! made vendor; then
   finished vendor
 fi
 
-if [ "$what" = test ] && ! made .venv; then
+if tests_here && ! made .venv; then
   say "installing into .venv/: gpushim itself, editable, and the tools of the tests"
   pip --editable '.[dev]'
   finished .venv
@@ -77,6 +81,6 @@ fi
 
 # Nothing writes bytecode at run time; a checkout that has it starts a container some 20 ms sooner.
 if runs_here; then
-  /usr/bin/python3 -m compileall -q vendor shim hook plugin
-  /usr/bin/python3 -IBS shim/gpushim/create/stub.py compile
+  "$python" -m compileall -q vendor shim hook plugin
+  "$python" -IBS shim/gpushim/create/stub.py compile
 fi
