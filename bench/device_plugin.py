@@ -126,11 +126,11 @@ def resource(devices: list[resources.Device], book: Book | None = None) -> offer
 
 def begun(host: Any, devices: list[resources.Device]) -> Book:
     """Return a book in which these devices can be given out."""
-    book, wanted, units = Book(), {GPU: devices}, resources.units(host)
+    book, desired, units = Book(), {GPU: devices}, resources.units(host)
     book.prepare()
     page = fresh(system.boot() or "", "")
     with book.locked():
-        book.write(recorded.noted(page, wanted, {}, changes.settled({}, wanted, {}, units), units, 1))
+        book.write(recorded.noted(page, desired, {}, changes.settled({}, desired, {}, units), units, 1))
     return book
 
 
@@ -158,8 +158,8 @@ def inside(rounds: int) -> dict[str, str]:
     replicas = resource(resources.replicated(whole[:8], 336))
     turns = itertools.cycle([{whole[0].uuid: "sick"}, {}])
 
-    def ail() -> None:
-        replicas.ail(next(turns))
+    def mark_unhealthy() -> None:
+        replicas.mark_unhealthy(next(turns))
         written(replicas.name, replicas.listed.values())
 
     many = resource(resources.replicated(whole[:8], MANY // 8))
@@ -167,7 +167,7 @@ def inside(rounds: int) -> dict[str, str]:
     listing = least(3, lambda: written(many.name, many.listed.values()))
     return {
         "Allocate of 560, in process": both(times(rounds * 100, lambda: parts.allocate(ten))),
-        f"health of a GPU, {len(replicas.devices)} devices": f"{least(rounds * 10, ail):.2f} ms",
+        f"health of a GPU, {len(replicas.devices)} devices": f"{least(rounds * 10, mark_unhealthy):.2f} ms",
         "preferred, 10 of 560, in memory": f"{least(rounds * 10, lambda: parts.prefer(some)):.3f} ms",
         "preferred, 16 GPUs: table": f"{least(rounds, table):.1f} ms",
         "preferred, 16 GPUs: slowest answer": f"{slowest:.3f} ms",

@@ -47,13 +47,13 @@ def inject(state: dict[str, Any]) -> None:
 
 def _give(decision: Decision, state: dict[str, Any]) -> None:
     directory, spec = read(state)
-    wanted = None if edits.edited(spec) else decision.ask(spec)
-    if wanted is None:
+    asked = None if edits.edited(spec) else decision.ask(spec)
+    if asked is None:
         return
-    foreign = plan.parts(wanted)[1]
+    foreign = plan.parts(asked)[1]
     if foreign:  # their edits reach far beyond what a created container can still be given
         sentence = "devices of CDI specs need gpushim-runtime, or an engine that does CDI itself"
-        raise GpushimError(f"{wanted.source} asks for {foreign[0]}, but {sentence}", REQUEST)
+        raise GpushimError(f"{asked.source} asks for {foreign[0]}, but {sentence}", REQUEST)
     # Nodes come from the device root by themselves here, in a user namespace too.
     decision.plan({**of_bundle(spec, directory), "userns": False})
     planned, host = decision.edits, decision.inventory

@@ -41,7 +41,7 @@ def tell(settings: Settings, others: Others) -> None:
     notes = settings.notes[:]
     try:
         snapshot = kept.current(settings)
-        found, told = offered(snapshot, settings, notes)
+        found, ways = offered(snapshot, settings, notes)
         notes += absent(settings) + others(settings, snapshot)
     finally:
         for note in notes:
@@ -49,20 +49,20 @@ def tell(settings: Settings, others: Others) -> None:
     for name, devices in found.items():
         well = [device for device in devices if not device.problem]
         show.say(f"{name}: {len(well)} of {len(devices)} can be given out")
-        for line in sharing.told(devices):
+        for line in sharing.described(devices):
             show.say(f"shared: {line}")
         show.table(COLUMNS, _rows(devices))
         show.say()
     if not found:
         show.say("nothing is registered: this host has no GPU to give out")
-    show.say(f"Containers are told by {', '.join(told.ways)}; devices are named by {_names(told.by_index)}.")
+    show.say(f"Containers are told by {', '.join(ways.ways)}; devices are named by {_names(ways.by_index)}.")
     if any(one.share and one.share.memory for devices in found.values() for one in devices):
         show.say(_limits(snapshot))
-    show.say(book_state.told(Book()))
+    show.say(book_state.summary(Book()))
     if settings.values["exclude"]:
         show.say(f"Left out by exclude: {', '.join(settings.values['exclude'])}.")
-    if told.features or told.imex:
-        beside = [*told.features, *(f"IMEX channel {channel}" for channel in told.imex)]
+    if ways.features or ways.imex:
+        beside = [*ways.features, *(f"IMEX channel {channel}" for channel in ways.imex)]
         show.say(f"Every container gets {', '.join(beside)}, too.")
 
 

@@ -135,7 +135,7 @@ class Plugin:
 
     def _changed(self, watch: Watch) -> None:
         """Have everything looked at again."""
-        (self._questions.doubt if self._givers.doubt(watch.told()) else self._questions.look)()
+        (self._questions.doubt if self._givers.doubt(watch.changed()) else self._questions.look)()
         self._wake.set()
         self._registry.changed()
 
@@ -200,8 +200,8 @@ class Plugin:
             if self._units.look(found, self._settings):
                 self._seen = None
         if seen == self._seen and (left := self._again - time.monotonic()) > 0:  # or two that wait wake each other
-            told = self._registry.watched and self._watchers.sees and not (self._units.groups or held)
-            return min(left, REST if told else LOOK)
+            at_rest = self._registry.watched and self._watchers.complete and not (self._units.groups or held)
+            return min(left, REST if at_rest else LOOK)
         if not held:
             await self._watchers.catch_up(found)
         if not self._commands.held():  # nor meanwhile
@@ -217,8 +217,8 @@ class Plugin:
         if held:
             return self._refresh.last()  # of which nothing is given out
         found = self._refresh.read()
-        if found is None and self._refresh.trouble:
-            self._fail(self._refresh.trouble)
+        if found is None and self._refresh.problem:
+            self._fail(self._refresh.problem)
         return found
 
     async def _go_by(self, found: Snapshot, seen: object) -> float:
@@ -249,7 +249,7 @@ class Plugin:
         """Tell kubelet at once what is wrong with GPUs; all their replicas and MIG instances are sick with them."""
         if self._snapshot is not None:
             self._reasons = self._givers.added(self._watchers.problems(self._snapshot), self._snapshot)
-            self._registry.ail(reason.texts(self._reasons, self._snapshot))
+            self._registry.mark_unhealthy(reason.texts(self._reasons, self._snapshot))
 
     def _stale(self, anew: bool) -> None:
         """Have the snapshot renewed, though nothing but NVML tells that it is not true."""
@@ -262,12 +262,12 @@ class Plugin:
 
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""
-        troubles = [self._sources.trouble if self._sources else "", self._exporter.trouble, self._labels.trouble]
-        said = [*troubles, *self._settings.notes, *sorted(self._noted), *self._limits.notes, *self._givers.notes]
+        problems = [self._sources.problem if self._sources else "", self._exporter.problem, self._labels.problem]
+        said = [*problems, *self._settings.notes, *sorted(self._noted), *self._limits.notes, *self._givers.notes]
         notes = [*filter(None, dict.fromkeys(said))]
         more: dict[str, Any] = {"watched": self._watchers.watched, "limits": self._limits.state, "notes": notes}
         more.update(
-            self._givers.state, profile=self._settings.profile or None, trouble=str(self._refresh.trouble or "")
+            self._givers.state, profile=self._settings.profile or None, problem=str(self._refresh.problem or "")
         )
         return str(self._settings.values["kubelet-dir"]), self._reasons, more
 
@@ -292,11 +292,11 @@ class Plugin:
             GpushimError: its devices cannot be given out.
         """
         settings = self._settings
-        found, told = offered(snapshot, settings, notes)
+        found, ways = offered(snapshot, settings, notes)
         notes += absent(settings)
         notes += ["no device is given out: this host has no GPU, or exclude leaves all of them out"] * (not found)
         weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
         now = await self._questions.settled(found, snapshot)
         if settings is self._settings:  # else they were read again meanwhile
-            self._registry.offer(now, told, settings, weights, self._folder)
+            self._registry.offer(now, ways, settings, weights, self._folder)
         return now != found

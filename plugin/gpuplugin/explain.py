@@ -44,17 +44,17 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
         GpushimError: the host or the request is such that there is no answer.
     """
     snapshot, notes = kept.current(settings), settings.notes[:]
-    found, told = offered(snapshot, settings, notes)
+    found, ways = offered(snapshot, settings, notes)
     weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
     answers: list[dict[str, Any]] = []
     for text in requests:
         name = _named(text.partition("=")[0], found)
-        resource = Resource(name, settings, told)
+        resource = Resource(name, settings, ways)
         resource.have(found[name], weights)
         ids = _chosen(resource, text.partition("=")[2])
         answer = resource.allocate({"devices_ids": ids})
         chosen = {resource.devices[each].uuid for each in ids}
-        shared = sharing.told([one for one in found[name] if one.uuid in chosen])
+        shared = sharing.described([one for one in found[name] if one.uuid in chosen])
         answers.append({"resource": name, "devices": ids, "shared": shared, "answer": answer})
     merged = _merged([each["answer"] for each in answers])
     cdi = _places(merged, snapshot["policy"]["cdi"]["spec-dirs"])

@@ -54,11 +54,11 @@ def test_a_bound_that_is_missing(tmp_path: Path, pid: int, place: Place, memory:
     """HOOK_SECONDS, HOOK_MEMORY: the kernel's limits stand behind all others."""
     for name in ("bin", "hook", "shim"):
         shutil.copytree(place.top / name, tmp_path / "unbounded" / name, symlinks=True)
-    text = (tmp_path / "unbounded/shim/gpushim/bounds.py").read_text()
+    text = (tmp_path / "unbounded/shim/gpushim/ground/bounds.py").read_text()
     for old, new in {**UNBOUNDED, "HOOK_MEMORY = 512 << 20": f"HOOK_MEMORY = {memory}"}.items():
         assert old in text
         text = text.replace(old, new)
-    (tmp_path / "unbounded/shim/gpushim/bounds.py").write_text(text)
+    (tmp_path / "unbounded/shim/gpushim/ground/bounds.py").write_text(text)
     (image(tmp_path) / big.CACHE).write_bytes(big.same(690_000))
     done, said = finish(tmp_path, Place(place.env, top=tmp_path / "unbounded"), pid)
     assert done.code == 16, done

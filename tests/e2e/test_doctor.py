@@ -33,7 +33,7 @@ def mine(monkeypatch: pytest.MonkeyPatch, gpushim_env: dict[str, str]) -> list[s
     for name, value in gpushim_env.items():
         monkeypatch.setenv(name, value)
 
-    def look() -> tuple[list[running.Engine], list[running.Stranger]]:
+    def look() -> tuple[list[running.Engine], list[running.Impostor]]:
         found = [engine for engine in LOOK()[0] if engine.config.startswith(tuple(folders))] if folders else []
         return found, []
 

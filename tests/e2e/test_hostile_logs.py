@@ -13,7 +13,7 @@ from e2e.hostile_places import Place
 from e2e.strangers import NOBODY
 
 
-def strangers(log: Path, victim: Path) -> None:
+def impostors(log: Path, victim: Path) -> None:
     log.touch()
     os.chown(log, NOBODY, NOBODY)
 
@@ -21,7 +21,7 @@ def strangers(log: Path, victim: Path) -> None:
 LOGS: dict[str, Callable[[Path, Path], None]] = {
     "link": lambda log, victim: log.symlink_to(victim),
     "second name": lambda log, victim: os.link(victim, log),
-    "stranger's": strangers,
+    "stranger's": impostors,
     "in a stranger's directory": lambda log, _: os.chown(log.parent, NOBODY, NOBODY),
 }
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from e2e import test_strangers
 from e2e.vulnerable import Build
 
-GENUINE, PLACES, PROGRAMS = (f"shim/gpushim/engines/{name}.py" for name in ("genuine", "places", "programs"))
+GENUINE, PLACES, PROGRAMS = (
+    f"shim/gpushim/{name}.py" for name in ("engines/processes/genuine", "paths/places", "engines/processes/programs")
+)
 ANY_USER = """
 _real = why_not
 def why_not(folder, proc, uids, *rest):

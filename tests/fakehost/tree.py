@@ -12,6 +12,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import threading
 import uuid
 from collections.abc import Iterable
 
@@ -274,12 +275,13 @@ def make_node(path: str, major: int, minor: int, mode: int, uid: int, gid: int) 
         found = os.lstat(path)
         if (found.st_mode, found.st_rdev, found.st_uid, found.st_gid) == wanted:
             return
-        os.unlink(path)
     if os.statvfs(os.path.dirname(path)).f_flag & os.ST_NODEV:
         raise RuntimeError(f"{path}: this file system is mounted nodev; build the host elsewhere")
+    made = f"{path}.{os.getpid()}.{threading.get_ident()}"  # a refresh may be making the node itself just now
     try:
-        os.mknod(path, stat.S_IFCHR | mode, os.makedev(major, minor))
+        os.mknod(made, stat.S_IFCHR | mode, os.makedev(major, minor))
     except PermissionError:
         raise RuntimeError(f"{path}: making a device node needs root") from None
-    os.chown(path, uid, gid)
-    os.chmod(path, mode)  # mknod's own is cut down by the umask
+    os.chown(made, uid, gid)
+    os.chmod(made, mode)  # mknod's own is cut down by the umask
+    os.rename(made, path)

@@ -24,7 +24,7 @@ USAGE = 2
 # Files where a sentence's end is one of a dict's values, and that dict.
 PARTS = {"shim/gpushim/engines/settings/rewrite.py": "_REASONS"}
 # Generators whose sentences follow the name of a file, and the code that they are raised with.
-FOLLOWING = {"shim/gpushim/config/policy.py": ("troubles", errors.CONFIG)}
+FOLLOWING = {"shim/gpushim/config/policy.py": ("problems", errors.CONFIG)}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ PASSED_ON = {
     "plugin/gpuplugin/mps/mps_supervisor.py: found['error']['sentence']",
     "plugin/gpuplugin/allocation/offer.py: snapshot['error']['sentence']",
     "plugin/gpuplugin/snapshot/refresh.py: lines[-1][1]",
-    "plugin/gpuplugin/snapshot/wanted.py: str(told.get('sentence'))",
+    "plugin/gpuplugin/snapshot/wanted.py: str(failure.get('sentence'))",
     "hook/gpuhook/live/systemd.py: error.strerror",
     "hook/gpuhook/live/systemd.py: f\"{member.rpartition('.')[2]}: {name or 'an unknown error'}\"",
     "shim/gpushim/cdi/text.py: str(error)",
@@ -43,11 +43,11 @@ PASSED_ON = {
     "shim/gpushim/cli/system.py: '; '.join(notes)",
     "shim/gpushim/engines/settings/rewrite.py: f'{path} {reason}'",
     "shim/gpushim/inventory/renew.py: said",
-    "shim/gpushim/inventory/renew.py: str(told['sentence'])",
+    "shim/gpushim/inventory/renew.py: str(failure['sentence'])",
     "shim/gpushim/nvidia/migrate/device_plugin.py: str(error)",
-    "shim/gpushim/nvidia/migrate/device_plugin.py: trouble",
-    "shim/gpushim/nvidia/migrate/migrate_plugin.py: trouble",
-    "shim/gpushim/config/policy.py: f'{path}: {trouble}'",
+    "shim/gpushim/nvidia/migrate/device_plugin.py: problem",
+    "shim/gpushim/nvidia/migrate/migrate_plugin.py: problem",
+    "shim/gpushim/config/policy.py: f'{path}: {problem}'",
 }
 
 

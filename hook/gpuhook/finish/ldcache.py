@@ -196,9 +196,11 @@ def merge(
                     strings += name + b"\0" + path + b"\0"
             if not ours:
                 continue
-            kept = [(cache.flags(index), _entry(cache, index)) for index in range(low, high)]
+            theirs = [(cache.flags(index), _entry(cache, index)) for index in range(low, high)]
             # Entries of one name stand in descending order of their flags (compare in elf/cache.c).
-            rows = sorted([*ours.items(), *(row for row in kept if row[0] not in ours)], key=_by_flags, reverse=True)
+            rows = sorted(
+                [*ours.items(), *(row for row in theirs if row[0] not in ours)], key=_by_flags, reverse=True
+            )
             pieces.append(view[done * cache.size : low * cache.size])
             pieces += [entry for _, entry in rows]
             done = high

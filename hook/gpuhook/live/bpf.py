@@ -41,19 +41,19 @@ def allowing(numbers: Iterable[tuple[int, int]]) -> bytes:
     Returns:
         instructions that leave the program with 1, or reach their own end with R1 as it was.
     """
-    wanted = sorted(set(numbers))
+    devices = sorted(set(numbers))
     code = [
         _insn.pack(0x61, 0x12, 0, 0),  # r2 = context->access_type: access << 16 | type
         _insn.pack(0x54, 0x02, 0, 0x1FFFF),  # r2 &= the type and BPF_DEVCG_ACC_MKNOD
-        _insn.pack(0x55, 0x02, 2 * len(wanted) + 4, 2),  # another type than BPF_DEVCG_DEV_CHAR, or mknod: to the end
+        _insn.pack(0x55, 0x02, 2 * len(devices) + 4, 2),  # another type than BPF_DEVCG_DEV_CHAR, or mknod: to the end
         _insn.pack(0x61, 0x13, 4, 0),  # r3 = context->major
         _insn.pack(0x61, 0x14, 8, 0),  # r4 = context->minor
     ]
-    for index, (major, minor) in enumerate(wanted):
-        last = index == len(wanted) - 1
+    for index, (major, minor) in enumerate(devices):
+        last = index == len(devices) - 1
         code.append(_insn.pack(0x55, 0x03, 3 if last else 1, major))  # another major: the next, or the end
         # The right minor: to the two last instructions.
-        code.append(_insn.pack(0x55 if last else 0x15, 0x04, 2 if last else 2 * (len(wanted) - index) - 2, minor))
+        code.append(_insn.pack(0x55 if last else 0x15, 0x04, 2 if last else 2 * (len(devices) - index) - 2, minor))
     code += [_insn.pack(0xB7, 0, 0, 1), _insn.pack(0x95, 0, 0, 0)]  # return 1
     return b"".join(code)
 

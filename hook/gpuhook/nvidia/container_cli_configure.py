@@ -172,13 +172,13 @@ def _options(planned: list[Edit], options: Given, given: Given) -> Options:
 def _land(planned: list[Edit], named: set[str], options: Options, pid: int, dev_root: str) -> None:
     """Give the container the edits of a plan that the options leave."""
     kinds = {"rule": "no-cgroups", "node": "no-devbind"}
-    kept = [
+    granted = [
         edit
         for edit in planned
         if kinds.get(edit.kind) not in named
         and not (edit.kind == "mount" and cli.left_out(named, edit.value["destination"]))
     ]
-    standalone.land(kept, options, pid, dev_root)
+    standalone.land(granted, options, pid, dev_root)
 
 
 def _say(error: Exception) -> int:

@@ -151,7 +151,7 @@ class Givers:
         self._plugins = Plugins()
         self._there: list[Plugin] = []
         self._saved: object = None  # identity of kubelet's file of claims
-        self._kept: list[Claim] = []  # of that file
+        self._saved_claims: list[Claim] = []  # of that file
         self._listed: list[Claim] = []  # by kubelet itself
         self._heard = False  # whether it has answered
         self._beside: list[Giver] = []  # plugins
@@ -213,10 +213,10 @@ class Givers:
         saved = sockets.identity(f"{folder}/{kubelet.CLAIMS}")
         if saved != self._saved:
             with contextlib.suppress(OSError, ValueError):  # then what it was last may still be so; it is read again
-                self._kept = await asyncio.to_thread(kubelet.claims, folder)
+                self._saved_claims = await asyncio.to_thread(kubelet.claims, folder)
                 self._saved = saved
         drives = any(one.kind == DRIVER for one in (*self._there, *there))
-        if self._heard and not (self._kept or self._listed or drives):
+        if self._heard and not (self._saved_claims or self._listed or drives):
             return True
         listed = await podresources.listed(folder) if podresources.answers(folder) else None
         if listed is not None:
@@ -226,7 +226,7 @@ class Givers:
     def _claims(self) -> list[Claim]:
         """List claims: what kubelet lists, and what it has kept, since after its start it lists not all at once."""
         listed = {one[:5] for one in self._listed}
-        return self._listed + [one for one in self._kept if one[:5] not in listed]
+        return self._listed + [one for one in self._saved_claims if one[:5] not in listed]
 
     async def _compare(self, folder: str) -> list[Giver]:
         """Hold what kubelet has against what it was told."""
@@ -251,7 +251,7 @@ class Givers:
             self._for, now = of, system.clock()
             held = relevant(self._claims(), snapshot)
             self._found = [*drivers(self._there, held, snapshot), *self._beside]
-            self.state = {"claims": [*map(_told, held)], "givers": [one.text for one in self._found if one.by]}
+            self.state = {"claims": [*map(_claim_row, held)], "givers": [one.text for one in self._found if one.by]}
             self._since = {one.text: self._since.get(one.text, now) for one in self._found}
         found = {uuid: [*row] for uuid, row in reasons.items()}
         serve = self._settings().values["other-givers"] == SERVE
@@ -269,7 +269,7 @@ class Givers:
         self.notes = notes
 
 
-def _told(claim: Claim) -> dict[str, str]:
+def _claim_row(claim: Claim) -> dict[str, str]:
     keys = ("namespace", "pod", "container", "name", "driver", "device")
     return {key: getattr(claim, key) for key in keys}
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 async def remind(registry: Registry, kubelet_dir: str) -> None:
     """Register anew what kubelet reads the list of and has nothing of: another plugin's end made it forget."""
     served = registry.served
-    told = {name: one.resource.well for name, one in served.items() if one.endpoint.settled}
-    has = await podresources.allocatable(kubelet_dir) if any(told.values()) else None
+    registered = {name: one.resource.well for name, one in served.items() if one.endpoint.settled}
+    has = await podresources.allocatable(kubelet_dir) if any(registered.values()) else None
     if has is None:
         return
-    for name, well in told.items():
+    for name, well in registered.items():
         one = served.get(name)
         if one and one.endpoint.settled and well and well.isdisjoint(has.get(name, ())):
             logger.warning("kubelet has no device of %s, and is told again", name)
@@ -38,7 +38,7 @@ async def drop(registry: Registry, kubelet_dir: str, quiet: float) -> None:
     ripe = {
         name: one.resource.gone
         for name, one in served.items()
-        if one.resource.gone and one.endpoint.told and one.resource.idle > quiet
+        if one.resource.gone and one.endpoint.listed and one.resource.idle > quiet
     }
     held = await podresources.pods(kubelet_dir) if ripe else None
     if held is None:

@@ -56,7 +56,7 @@ class Resource:
         self.devices: dict[str, Device] = {}
         self.listed: dict[str, bytes] = {}
         self._of: dict[str, list[str]] = {}  # ids by UUID
-        self._had: dict[str, Device] = {}  # the same, without what `ail` was told
+        self._had: dict[str, Device] = {}  # the same, without what `mark_unhealthy` was told
         self._ailing: Mapping[str, str] = {}
         self.since: dict[str, float] = {}  # by UUID, system.clock() since when it is not given out
         self.allocated: deque[tuple[float, Sequence[str]]] = deque(maxlen=REMEMBERED)
@@ -96,7 +96,7 @@ class Resource:
             {key: one if one.problem == GONE else replace(one, problem=problem) for key, one in self._had.items()}
         )
 
-    def ail(self, problems: Mapping[str, str]) -> None:
+    def mark_unhealthy(self, problems: Mapping[str, str]) -> None:
         """Go by what is wrong beside what the snapshot says, until the next call.
 
         Args:
@@ -213,18 +213,18 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
     found = division.divide(there, snapshot, settings.sharing, notes)
     daemons = {one.name: mps.ready(system.state_dir(), one) for one in division.mps_groups(snapshot, settings)}
     found = {name: [_served(device, daemons) for device in devices] for name, devices in found.items()}
-    told = _ways(settings, snapshot)
-    notes += allocation.clash(told, found)
-    notes += allocation.unheard(told, snapshot["policy"]["requests"])
+    ways = _ways(settings, snapshot)
+    notes += allocation.clash(ways, found)
+    notes += allocation.unheard(ways, snapshot["policy"]["requests"])
     notes += [
         f"no container gets IMEX channel {channel}, which this host does not have; nvidia-modprobe makes it"
         for channel in settings.values["imex-channels"]
-        if channel not in told.imex
+        if channel not in ways.imex
     ]
     for name, devices in found.items():
         check(name, [(one.id, one.numa) for one in devices])
-    _check_cdi(snapshot, found, told)
-    return found, told
+    _check_cdi(snapshot, found, ways)
+    return found, ways
 
 
 def absent(settings: Settings) -> list[str]:
@@ -242,14 +242,14 @@ def absent(settings: Settings) -> list[str]:
     return []
 
 
-def _check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], told: Ways) -> None:
+def _check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], ways: Ways) -> None:
     """Refuse to tell devices by CDI where engines would not find them."""
-    if allocation.BY_CDI.isdisjoint(told.ways):
+    if allocation.BY_CDI.isdisjoint(ways.ways):
         return
     from gpuplugin.allocation import cdi  # which needs much of gpushim
 
     well = [device for devices in found.values() for device in devices if not device.problem]
-    cdi.check(snapshot, allocation.cdi_names(well, told))
+    cdi.check(snapshot, allocation.cdi_names(well, ways))
 
 
 def _ways(settings: Settings, snapshot: Snapshot) -> Ways:
@@ -269,14 +269,14 @@ def _ways(settings: Settings, snapshot: Snapshot) -> Ways:
 
 
 def _channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
-    wanted: list[int] = values["imex-channels"]
-    missing = [one for one in wanted if f"{allocation.CHANNEL}{one}" not in nodes]
+    asked: list[int] = values["imex-channels"]
+    missing = [one for one in asked if f"{allocation.CHANNEL}{one}" not in nodes]
     if missing and values["imex-required"]:
         raise GpushimError(
             f"imex-required is true, and this host has no IMEX channel {missing[0]}; nvidia-modprobe makes it",
             INVENTORY,
         )
-    return [one for one in wanted if one not in missing]
+    return [one for one in asked if one not in missing]
 
 
 def _served(device: Device, daemons: Mapping[str, str]) -> Device:

@@ -116,11 +116,11 @@ class Questions:
         alone = registry.watched and not (waits or self._others or registry.instances.others())
         return ALONE if alone else ASK
 
-    async def settled(self, wanted: Devices, snapshot: Snapshot) -> dict[str, list[Device]]:
+    async def settled(self, desired: Devices, snapshot: Snapshot) -> dict[str, list[Device]]:
         """List what kubelet is to be told, where somebody may have devices in another way: as `changes.settled`.
 
         Args:
-            wanted: what it would be told if nobody had anything.
+            desired: what it would be told if nobody had anything.
             snapshot: of the host's inventory.
 
         Raises:
@@ -131,16 +131,16 @@ class Questions:
         self._registry.instances.join(release.folder())
         await self._met()
         page = self._page(shared.read())
-        if self._stands == (_divisions(page), there, wanted) and not (confirmed.doubtful(page) or shared.stuck):
-            return {name: [*row] for name, row in wanted.items()}
-        matters = self._matters(page, wanted, confirmed.known(page, there))
+        if self._stands == (_divisions(page), there, desired) and not (confirmed.doubtful(page) or shared.stuck):
+            return {name: [*row] for name, row in desired.items()}
+        matters = self._matters(page, desired, confirmed.known(page, there))
         said = await self._evidence(snapshot, there, ask=matters)
         with shared.locked() as before:
             page = _confirmed(self._page(before), said)
             units = confirmed.known(page, there)
             alien = {uuid for uuid, owner in recorded.owners(page).items() if self._registry.instances.lives(owner)}
-            settled, last = evidence.decided(page, wanted, units, said, alien, confirmed.lost(page))
-            new = recorded.noted(page, wanted, last, settled, units, self._registry.instances.number)
+            settled, last = evidence.decided(page, desired, units, said, alien, confirmed.lost(page))
+            new = recorded.noted(page, desired, last, settled, units, self._registry.instances.number)
             if said.pods is not None:
                 new = confirmed.adopted(new, said.pods, units)
             if said.answered:
@@ -148,7 +148,7 @@ class Questions:
             if new != before or shared.stuck:
                 shared.write(new)
         # If it does not matter who has what, it stands until host, settings or somebody's division change.
-        self._stands = None if matters or settled.told != wanted else (_divisions(new), there, wanted)
+        self._stands = None if matters or settled.told != desired else (_divisions(new), there, desired)
         return settled.told
 
     def folders(self) -> tuple[str, ...]:
@@ -173,11 +173,11 @@ class Questions:
             return fresh(boot, f"{shared.path} is damaged" if shared.damaged else "")
         return booted(found, boot)
 
-    def _matters(self, page: Page, wanted: Devices, units: Units) -> bool:
+    def _matters(self, page: Page, desired: Devices, units: Units) -> bool:
         """Say whether it has to be known who has what."""
         if page["unknown"] or confirmed.doubtful(page):
             return True
-        return changing(recorded.devices(page, units), wanted, units)
+        return changing(recorded.devices(page, units), desired, units)
 
     async def _evidence(self, snapshot: Snapshot, units: Units, ask: bool) -> Evidence:
         """Gather what is known beside the book.

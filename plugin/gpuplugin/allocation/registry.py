@@ -72,7 +72,7 @@ class Registry:
     def offer(
         self,
         found: Mapping[str, list[Device]],
-        told: Ways,
+        ways: Ways,
         settings: Settings,
         weights: Mapping[tuple[int, int], int],
         folder: str,
@@ -81,15 +81,15 @@ class Registry:
 
         Args:
             found: devices by resource.
-            told: how containers are told.
+            ways: how containers are told.
             settings: in force.
             weights: nearness of GPUs.
             folder: kubelet's directory of device plugins.
         """
         self._offered = True
         for name in [*found, *(name for name in self.served if name not in found)]:
-            one = self.served.get(name) or self._serve(name, Resource(name, settings, told, self.give), folder)
-            one.resource.obey(settings, told)
+            one = self.served.get(name) or self._serve(name, Resource(name, settings, ways, self.give), folder)
+            one.resource.obey(settings, ways)
             row = found.get(name, [])
             if self._held:  # not after `have`, which would say each time that a device is well, or ails otherwise
                 row = [replace(device, problem=self._held) for device in row]
@@ -109,7 +109,7 @@ class Registry:
         self.news()
 
     def _serve(self, name: str, resource: Resource, folder: str) -> Served:
-        resource.ail(self._problems)
+        resource.mark_unhealthy(self._problems)
         self.instances.serve(name)
         others = partial(self.instances.others, name)
         endpoint = Endpoint(folder, name, resource.allocate, resource.prefer, others, lambda: self.meet())
@@ -129,12 +129,12 @@ class Registry:
         if problem:
             self.fail(problem)
 
-    def ail(self, problems: Problems) -> None:
+    def mark_unhealthy(self, problems: Problems) -> None:
         """Go by what is wrong with GPUs and MIG instances beside what the snapshot says; kubelet is told at once."""
         if problems != self._problems:
             self._problems = problems
             for one in self.served.values():
-                one.resource.ail(problems)
+                one.resource.mark_unhealthy(problems)
                 one.tell()
 
     def unready(self) -> list[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuplugin.book.page import Page
 
 
-def told(shared: Book) -> str:
+def summary(shared: Book) -> str:
     """Say in which state the book is."""
     who = f"The book of who has what, {shared.path},"
     try:

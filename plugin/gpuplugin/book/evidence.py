@@ -121,13 +121,13 @@ def unknown(page: Page, said: Evidence) -> str:
 
 
 def decided(
-    page: Page, wanted: Devices, units: Units, said: Evidence, alien: Collection[str], lost: Held
+    page: Page, desired: Devices, units: Units, said: Evidence, alien: Collection[str], lost: Held
 ) -> tuple[Settled, dict[str, dict[str, Device]]]:
     """Decide what kubelet is told.
 
     Args:
         page: the book, after what kubelet has said.
-        wanted: what it would be told if nobody had anything.
+        desired: what it would be told if nobody had anything.
         units: as `confirmed.known` lists them.
         said: what is known beside the book.
         alien: UUIDs of what another instance that is there gives out.
@@ -142,4 +142,4 @@ def decided(
         for name, who in row.items():
             if who == OTHERS or name not in held.get(resource, {}):
                 held.setdefault(resource, {})[name] = who
-    return changes.settled(last, wanted, held, units, unknown(page, said), lost), last
+    return changes.settled(last, desired, held, units, unknown(page, said), lost), last

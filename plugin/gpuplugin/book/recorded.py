@@ -57,12 +57,12 @@ def devices(page: Page, units: Units, ids: Iterable[tuple[str, str]] = ()) -> di
     return found
 
 
-def noted(page: Page, wanted: Devices, served: Served, settled: Settled, units: Units, owner: int) -> Page:
+def noted(page: Page, desired: Devices, served: Served, settled: Settled, units: Units, owner: int) -> Page:
     """Return the book after a decision: what does not wait is in its new division, the rest as it was.
 
     Args:
         page: the book.
-        wanted: as it was for the decision.
+        desired: as it was for the decision.
         served: as it was for the decision.
         settled: the decision.
         units: what the host has.
@@ -71,12 +71,12 @@ def noted(page: Page, wanted: Devices, served: Served, settled: Settled, units: 
     gpus = {one.gpu: one.uuid for one in units.values() if not is_instance(one.uuid)}
     before = {uuid: row for gpu in page["gpus"].values() for uuid, row in gpu["divisions"].items()}
     was = _parts({name: [*row.values()] for name, row in served.items()})
-    divisions: dict[str, dict[str, Division]] = {gpus[one.gpu]: {} for row in wanted.values() for one in row}
+    divisions: dict[str, dict[str, Division]] = {gpus[one.gpu]: {} for row in desired.values() for one in row}
     for uuid in settled.kept & was.keys():
         gpu = gpus[units[uuid].gpu]
         old: Division = {"parts": was[uuid], "owner": 0, "place": units[uuid].place}
         divisions.get(gpu, {})[uuid] = before.get(uuid, old)
-    for uuid, parts in _parts(wanted).items():
+    for uuid, parts in _parts(desired).items():
         if uuid not in settled.waits:
             if uuid in settled.kept:
                 _enlarge(parts, was.get(uuid, {}))
@@ -184,9 +184,9 @@ def way_of_part(resource: str, part: Part) -> tuple[str, str]:
     return way_of(resource, part["numbered"], shared.get("kind", ""), shared.get("group", ""))
 
 
-def _parts(wanted: Devices) -> dict[str, dict[str, Part]]:
+def _parts(desired: Devices) -> dict[str, dict[str, Part]]:
     found: dict[str, dict[str, Part]] = {}
-    for resource, row in wanted.items():
+    for resource, row in desired.items():
         for one in row:
             parts = found.setdefault(one.uuid, {})
             if resource not in parts:

@@ -83,7 +83,7 @@ def labels(snapshot: Snapshot, settings: Settings, model: str) -> dict[str, str]
         GpushimError: groups of sharing do not go together, or not with these GPUs.
     """
     excluded = () if snapshot["platform"] in ALL_IN_ONE else settings.values["exclude"]
-    gpus, migs = resources.kept(snapshot, excluded, [])
+    gpus, migs = resources.included(snapshot, excluded, [])
     if snapshot["error"] or not gpus:
         return {}
     strategy = settings.values["mig-strategy"]

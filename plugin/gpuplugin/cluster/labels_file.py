@@ -41,7 +41,7 @@ class LabelsFile:
         spawn: starts what is awaited, as asyncio.create_task does.
 
     Attributes:
-        trouble: why the file is not what it should be, a sentence; "" if it is.
+        problem: why the file is not what it should be, a sentence; "" if it is.
     """
 
     def __init__(self, spawn: Callable[[Any], asyncio.Task[Any]]) -> None:
@@ -49,7 +49,7 @@ class LabelsFile:
         self._task: asyncio.Task[Any] | None = None
         self._of: tuple[float, Settings] | None = None  # what the file was last written of
         self._again = 0.0  # time.monotonic() at which it is looked at again
-        self.trouble = ""
+        self.problem = ""
 
     def look(self, snapshot: Snapshot, settings: Settings) -> None:
         """Have the file written if snapshot or settings have changed, or its time has come.
@@ -59,8 +59,8 @@ class LabelsFile:
         path, interval = settings.values["labels-file"], settings.values["labels-interval"]
         now, of = time.monotonic(), (snapshot["looked"], settings)
         same = self._of is not None and self._of[0] == of[0] and self._of[1] is settings
-        wanted = not same or (now >= self._again and (interval or self.trouble))
-        self.trouble = self.trouble if path else ""
+        wanted = not same or (now >= self._again and (interval or self.problem))
+        self.problem = self.problem if path else ""
         if not path or not wanted or (self._task and not self._task.done()):
             return
         self._of, self._again = of, now + (interval or RETRY)
@@ -83,12 +83,12 @@ class LabelsFile:
                 why = "no file can be made in its directory" if there else "its directory is missing"
             self._say(f"the labels cannot be written to {path}: {why}; it is tried again")
         else:
-            self.trouble = ""
+            self.problem = ""
 
     def _say(self, sentence: str) -> None:
-        if sentence != self.trouble:
+        if sentence != self.problem:
             logger.warning("%s", sentence)
-        self.trouble = sentence
+        self.problem = sentence
 
 
 def write(path: str, found: Mapping[str, str], stamped: bool, theirs: Collection[str]) -> None:

@@ -58,7 +58,7 @@ class Commands:
         Returns:
             whether they are let go now: nothing may ask the driver.
         """
-        if self._release.wanted():
+        if self._release.requested():
             if self._closing is None:
                 logger.warning("the GPUs are let go, until gpushim device-plugin take")
                 self.turns += 1

@@ -48,7 +48,7 @@ class Control:
         self._commands = commands
         self._server: asyncio.AbstractServer | None = None
         self._inode: Identity | None = None
-        self._folder, self._told = "", ""
+        self._folder, self._last_problem = "", ""
         self._clients = 0
         self._met = 0.0  # time.monotonic() since when another plugin listens there
 
@@ -57,18 +57,18 @@ class Control:
 
         One that is being replaced, as in an update, ends within PATIENCE, and nothing is said of it.
         """
-        self._folder, trouble = folder, ""
+        self._folder, problem = folder, ""
         try:
             with near(folder) as path:
                 if self._server is None or identity(path) != self._inode:
                     await self._bind(path)
         except GpushimError as error:
-            trouble = str(error)
+            problem = str(error)
         except OSError as error:
-            trouble = f"the socket {folder}/{NAME} cannot be made: {error.strerror or error}"
-        if trouble and trouble != self._told:
-            logger.warning("%s; gpushim device-plugin cannot ask this plugin", trouble)
-        self._told = trouble
+            problem = f"the socket {folder}/{NAME} cannot be made: {error.strerror or error}"
+        if problem and problem != self._last_problem:
+            logger.warning("%s; gpushim device-plugin cannot ask this plugin", problem)
+        self._last_problem = problem
 
     async def _bind(self, path: str) -> None:
         if is_socket(path):

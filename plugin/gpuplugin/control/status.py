@@ -26,7 +26,7 @@ def resource(served: Served) -> dict[str, Any]:
     """Take of a resource what `resources` needs; quick, for it runs where kubelet's calls do."""
     one = served.resource
     devices, allocated = (*one.devices.values(),), (*one.allocated,)
-    shown = {"name": one.name, "told": served.endpoint.told, "devices": devices, "allocated": allocated}
+    shown = {"name": one.name, "told": served.endpoint.listed, "devices": devices, "allocated": allocated}
     return {**shown, "since": {**one.since}}
 
 

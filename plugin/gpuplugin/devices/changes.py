@@ -72,13 +72,13 @@ class _Holder:
 
 
 def settled(
-    served: Served, wanted: Devices, held: Held, units: Units, unknown: str = "", lost: Held | None = None
+    served: Served, desired: Devices, held: Held, units: Units, unknown: str = "", lost: Held | None = None
 ) -> Settled:
     """Decide what kubelet is to be told now.
 
     Args:
         served: what was given out last, by whichever process, with the ids that somebody has.
-        wanted: what kubelet would be told if nobody had anything.
+        desired: what kubelet would be told if nobody had anything.
         held: who has what; all devices of which nobody can say who has them are among it.
         units: what the host has, and what it does not have any more (GONE) that somebody may have.
         unknown: why nobody knows what was given out last of what is not in `served`; "" if it was nothing.
@@ -92,26 +92,26 @@ def settled(
     for one in _holders(served, held, units):
         if one.uuid in units:
             holders.setdefault(units[one.uuid].gpu, []).append(one)
-    blind = _unrecorded(served, wanted) if unknown else frozenset()
-    marked = {name: [*_marked(name, row, holders, blind, unknown)] for name, row in wanted.items()}
+    unrecorded = _unrecorded(served, desired) if unknown else frozenset()
+    marked = {name: [*_marked(name, row, holders, unrecorded, unknown)] for name, row in desired.items()}
     waits = frozenset(one.uuid for row in marked.values() for one, why in row if why)
     found = {
         name: {one.id: replace(one, problem=one.problem or why) if why else one for one, why in row}
         for name, row in _forgotten(marked, lost or {}).items()
     }
-    known = {one.gpu for row in wanted.values() for one in row}
+    known = {one.gpu for row in desired.values() for one in row}
     for gpu, row in holders.items():
         for each in row if gpu in known else ():  # what is given out in no way is gone
-            if not each.place and (each.who != OTHERS or each.resource in wanted):  # else that instance tells it
+            if not each.place and (each.who != OTHERS or each.resource in desired):  # else that instance tells it
                 _keep(each, found, units)
     kept = frozenset(one.uuid for row in holders.values() for one in row)
     return Settled({name: [*row.values()] for name, row in found.items() if row}, waits, kept)
 
 
-def changing(served: Served, wanted: Devices, units: Units) -> bool:
+def changing(served: Served, desired: Devices, units: Units) -> bool:
     """Say whether it matters who has what: as for `settled`."""
     everything = {name: dict.fromkeys(row, "") for name, row in served.items()}
-    return bool(_unrecorded(served, wanted)) or settled(served, wanted, everything, units).told != wanted
+    return bool(_unrecorded(served, desired)) or settled(served, desired, everything, units).told != desired
 
 
 def way(resource: str, device: Device) -> tuple[str, str]:
@@ -139,10 +139,10 @@ def is_instance(uuid: str) -> bool:
     return uuid.startswith("MIG-")
 
 
-def _unrecorded(served: Served, wanted: Devices) -> frozenset[str]:
+def _unrecorded(served: Served, desired: Devices) -> frozenset[str]:
     """List what is wanted, and was not given out before."""
     before = {one.uuid for row in served.values() for one in row.values()}
-    return frozenset(one.uuid for row in wanted.values() for one in row) - before
+    return frozenset(one.uuid for row in desired.values() for one in row) - before
 
 
 def _holders(served: Served, held: Held, units: Units) -> list[_Holder]:
@@ -161,7 +161,7 @@ def _marked(
     resource: str,
     devices: Sequence[Device],
     holders: Mapping[int, Sequence[_Holder]],
-    blind: frozenset[str],
+    unrecorded: frozenset[str],
     unknown: str,
 ) -> Iterator[tuple[Device, str]]:
     """Tell of each device why it cannot be given out in this way."""
@@ -170,7 +170,7 @@ def _marked(
         key = (one.uuid, way(resource, one), "::" in one.id)
         if key not in problems:
             waiting = _waiting(resource, one, holders.get(one.gpu, ()))
-            problems[key] = waiting or (unknown if one.uuid in blind else "")
+            problems[key] = waiting or (unknown if one.uuid in unrecorded else "")
         yield one, problems[key]
 
 

@@ -57,13 +57,13 @@ def allowed(devices: Sequence[Device], weights: Mapping[tuple[int, int], int], p
     known = {one.id for one in devices}
     parts = [_Part(some, weights, packed) for some in daemons.values()]
 
-    def choose(available: Sequence[str], wanted: Sequence[str], size: int) -> list[str]:
-        must = known.intersection(wanted)
+    def choose(available: Sequence[str], required: Sequence[str], size: int) -> list[str]:
+        must = known.intersection(required)
         fits = [part for part in parts if part.room(available, must, size) >= size and must <= part.devices.keys()]
         if not fits:
-            return _padded([], available, wanted, size)
+            return _padded([], available, required, size)
         best = (min if packed else max)(fits, key=lambda part: part.room(available, must, size))
-        return _padded(best.choose(best.free(available, size), wanted, size), available, wanted, size)
+        return _padded(best.choose(best.free(available, size), required, size), available, required, size)
 
     return choose
 
@@ -110,14 +110,14 @@ def nearest(devices: Sequence[Device], weights: Mapping[tuple[int, int], int]) -
     )
     sets = _sets(pairs) if len(pairs) <= LARGEST else None
 
-    def choose(available: Sequence[str], wanted: Sequence[str], size: int) -> list[str]:
-        must = {places[name] for name in wanted if name in places}
+    def choose(available: Sequence[str], required: Sequence[str], size: int) -> list[str]:
+        must = {places[name] for name in required if name in places}
         free = {places[name] for name in available if name in places} | must
-        known = size - len(set(wanted) - places.keys())
+        known = size - len(set(required) - places.keys())
         best = must
         if len(must) < known <= len(free):
             best = _grown(pairs, free, must, known) if sets is None else _first(sets[known], free, must)
-        return _padded([name for name, place in places.items() if place in best], available, wanted, size)
+        return _padded([name for name, place in places.items() if place in best], available, required, size)
 
     return choose
 
@@ -177,12 +177,12 @@ def shared(devices: Sequence[Device], packed: bool, distinct: bool = False) -> C
     of_one = Counter(device.uuid for device in devices)
     sign = -1 if packed else 1
 
-    def choose(available: Sequence[str], wanted: Sequence[str], size: int) -> list[str]:
-        chosen = [name for name in dict.fromkeys(wanted) if name in known]
+    def choose(available: Sequence[str], required: Sequence[str], size: int) -> list[str]:
+        chosen = [name for name in dict.fromkeys(required) if name in known]
         here = Counter(known[name].gpu for name in chosen)
         free: dict[int, dict[str, list[str]]] = {}  # ids by GPU and UUID, the first last
         mine = {known[name].uuid for name in chosen} if distinct else set()
-        rest = {name for name in set(available) - set(wanted) if name in known and known[name].uuid not in mine}
+        rest = {name for name in set(available) - set(required) if name in known and known[name].uuid not in mine}
         for name in reversed([name for name in known if name in rest]):
             free.setdefault(known[name].gpu, {}).setdefault(known[name].uuid, []).append(name)
         gpus = {gpu: sign * (of_gpu[gpu] - sum(map(len, free[gpu].values()))) for gpu in sorted(free)}
@@ -198,11 +198,11 @@ def shared(devices: Sequence[Device], packed: bool, distinct: bool = False) -> C
                 del free[gpu][uuid]
             if not free[gpu]:
                 del gpus[gpu]
-        return _padded(chosen, available, wanted, size)
+        return _padded(chosen, available, required, size)
 
     return choose
 
 
-def _padded(chosen: Sequence[str], available: Sequence[str], wanted: Sequence[str], size: int) -> list[str]:
+def _padded(chosen: Sequence[str], available: Sequence[str], required: Sequence[str], size: int) -> list[str]:
     """Bring a choice to its size, with what is wanted anyway first."""
-    return list(dict.fromkeys([*wanted, *chosen, *available]))[: max(size, 0)]
+    return list(dict.fromkeys([*required, *chosen, *available]))[: max(size, 0)]

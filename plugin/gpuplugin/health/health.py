@@ -105,14 +105,14 @@ class Health:
         self.save()
         return self._changed
 
-    def sees(self, child: str, gpus: Iterable[str] | None = None) -> bool:
+    def watched_again(self, child: str, gpus: Iterable[str] | None = None) -> bool:
         """Say that a child watches: these GPUs, or all. Its own lines say so, too.
 
         Returns:
             whether `problems` may have changed.
         """
         self._changed = False
-        self._sees(child, gpus)
+        self._watched_again(child, gpus)
         self.save()
         return self._changed
 
@@ -207,7 +207,7 @@ class Health:
                     self._unsaved = True
                 self._tested(known, found, gone, now)
         well = [uuid for uuid, found in poll.items() if isinstance(found, dict) and not found.get("error")]
-        self._sees("polls", well)
+        self._watched_again("polls", well)
 
     def _tested(self, known: Known, found: dict[str, Any], gone: bool, now: float) -> None:
         """Compare what a poll found with what is known of a GPU; only one that it answers well ends a reason."""
@@ -240,13 +240,13 @@ class Health:
                 self._tested(known, found, False, now)
         self.listened.begin(watching if isinstance(watching, list) else (), now)
         self._unsaved = True
-        self._sees("events", [uuid for uuid in self._state.gpus if uuid not in unwatched])
+        self._watched_again("events", [uuid for uuid in self._state.gpus if uuid not in unwatched])
         for uuid, why in unwatched.items() if self._choice.checks else ():
             known = self._state.find(uuid, self._here)
             if known:
                 self._add(known, "blind events", Cause("blind", now, now, why=quote(str(why))))
 
-    def _sees(self, child: str, gpus: Iterable[str] | None) -> None:
+    def _watched_again(self, child: str, gpus: Iterable[str] | None) -> None:
         if self._state.blind.pop(child, None):
             self._touch()
         for uuid in list(self._state.gpus) if gpus is None else gpus:

@@ -26,7 +26,7 @@ XID, DOUBLE_BIT_ECC = 0x8, 0x2  # nvmlEventTypeXidCriticalError, nvmlEventTypeDo
 WAIT_MS = 5000  # in the driver for an event
 NO_INSTANCE = 0xFFFFFFFF
 PACE = 1.0  # seconds between two lines about the same
-TOLD = 100  # lines within PACE, most; the parent kills a child for 2000 in a second (child.LINES)
+MOST_SENT = 100  # lines within PACE, most; the parent kills a child for 2000 in a second (child.LINES)
 KINDS = 128  # of a GPU that wait to be told; those beyond lose their MIG instance, and so concern the whole GPU
 ALIVE = 1.0  # seconds between two words that it lives, while events come without end
 
@@ -36,7 +36,7 @@ class Merged:
 
     def __init__(self) -> None:
         self._waiting: dict[Key, None] = {}  # the oldest first
-        self._told: dict[Key, float] = {}  # time.monotonic(), not longer ago than PACE
+        self._sent: dict[Key, float] = {}  # time.monotonic(), not longer ago than PACE
 
     def add(self, key: Key) -> None:
         """Take an event."""
@@ -46,19 +46,19 @@ class Merged:
 
     def due(self, now: float, everything: bool = False) -> list[Key]:
         """Take out what is to be told now, or everything."""
-        self._told = {key: then for key, then in self._told.items() if now - then < PACE}
-        room = len(self._waiting) if everything else TOLD - len(self._told)
-        found = [key for key in self._waiting if everything or key not in self._told][: max(0, room)]
+        self._sent = {key: then for key, then in self._sent.items() if now - then < PACE}
+        room = len(self._waiting) if everything else MOST_SENT - len(self._sent)
+        found = [key for key in self._waiting if everything or key not in self._sent][: max(0, room)]
         for key in found:
             del self._waiting[key]
-            self._told[key] = now
+            self._sent[key] = now
         return found
 
     def wait(self, now: float) -> float:
         """Return the seconds after which something may be due."""
         if not self._waiting:
             return WAIT_MS / 1000
-        return max(0.0, min((then + PACE - now for then in self._told.values()), default=0.0))
+        return max(0.0, min((then + PACE - now for then in self._sent.values()), default=0.0))
 
 
 class Events:
@@ -150,8 +150,8 @@ class Events:
             return
         try:
             handle = gpu.handle(nvml)
-            wanted = nvml.nvmlDeviceGetSupportedEventTypes(handle) & (XID | DOUBLE_BIT_ECC)
-            nvml.nvmlDeviceRegisterEvents(handle, wanted, self._set)
+            types = nvml.nvmlDeviceGetSupportedEventTypes(handle) & (XID | DOUBLE_BIT_ECC)
+            nvml.nvmlDeviceRegisterEvents(handle, types, self._set)
         except asking.unsupported(nvml):
             self._unsupported.add(gpu.uuid)
         except nvml.NVMLError as error:

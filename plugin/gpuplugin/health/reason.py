@@ -97,10 +97,10 @@ def texts(found: Mapping[str, Sequence[Reason]], snapshot: Snapshot) -> dict[str
     said = {index: text for index, text in said.items() if hung.FAILS in text or hung.HANGS in text}
     gpus = {gpu["uuid"]: gpu["index"] for gpu in snapshot["gpus"]}
     gpus.update((mig["uuid"], mig["gpu"]) for mig in snapshot["mig"])
-    return {uuid: _joined(why, said.get(gpus.get(uuid, -1), "")) for uuid, why in found.items()}
+    return {uuid: _sentence(why, said.get(gpus.get(uuid, -1), "")) for uuid, why in found.items()}
 
 
-def _joined(why: Sequence[Reason], said: str) -> str:
+def _sentence(why: Sequence[Reason], said: str) -> str:
     known = said and any(one.kind in SILENT for one in why)
     rest = [one.text for one in why if not (known and one.kind in SILENT)]
     return "; ".join([said, *rest] if known else rest)

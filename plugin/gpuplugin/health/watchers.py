@@ -75,8 +75,8 @@ class Watchers:
             if gpu and mode == POLLS and suspects.hangs(gpu):
                 self._stale(True)
 
-        heard, sees = partial(self._heard, mode), partial(self._sees, mode)
-        return Child(mode, words, heard, blind, watching.SILENCE[mode], sees)
+        heard, complete = partial(self._heard, mode), partial(self._watched_again, mode)
+        return Child(mode, words, heard, blind, watching.SILENCE[mode], complete)
 
     def _words(
         self, mode: str, snapshot: Snapshot, suspects: Collection[str], heard: Mapping[str, Since] | None = None
@@ -118,7 +118,7 @@ class Watchers:
             log.close()
 
     @property
-    def sees(self) -> bool:
+    def complete(self) -> bool:
         """Whether NVML is polled, and the host looked at anew where it contradicts the snapshot."""
         child = self._children[POLLS]
         return bool(self._snapshot and not self._fails() and child.pid and child.told)
@@ -167,9 +167,9 @@ class Watchers:
         if changed:
             self._changed()
 
-    def _sees(self, mode: str) -> None:
+    def _watched_again(self, mode: str) -> None:
         if mode == POLLS:  # events: only what says which GPUs were asked since
-            self._tell(self._health.sees(mode))
+            self._tell(self._health.watched_again(mode))
 
     def _heard(self, mode: str, line: dict[str, Any]) -> None:
         self._tell(self._health.heard(line, system.clock()))

@@ -138,11 +138,11 @@ class Polls:
         for gpu in asked:
             found[gpu.uuid], instances = asking.ask(self._nvml, gpu)
             migs += instances
-        trouble = any(one["lost"] or one["error"] for one in found.values())
-        whole = len(asked) == len(self._gpus) and not trouble
+        problem = any(one["lost"] or one["error"] for one in found.values())
+        whole = len(asked) == len(self._gpus) and not problem
         gpus = [gpu.uuid for gpu in self._gpus] if listed is None else listed
         tell(poll=found, gpus=gpus, migs=migs if whole else None)
-        return not trouble
+        return not problem
 
     def _listed(self) -> list[str] | None:
         """Return the GPUs that the kernel lists; None where it has no list, as in WSL2."""

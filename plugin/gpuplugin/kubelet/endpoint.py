@@ -79,7 +79,7 @@ class Endpoint:
         self._listeners: list[Listener] = []  # the last is found at the path
         self._kubelet: Identity | None = None  # that has accepted us
         self._away = False  # another instance is found at the path
-        self._others, self._loose = others, False  # kubelet would not notice our end
+        self._others, self._detached = others, False  # kubelet would not notice our end
         self._meet = meet
         self.watched: Callable[[], bool] = lambda: False
         self._registered = self._since = 0.0  # time.monotonic(); of the last list
@@ -102,15 +102,15 @@ class Endpoint:
 
     async def keep(self) -> None:
         """Attend this resource as long as the plugin runs."""
-        told = ""
+        listed = ""
         while True:
             try:
-                pause, trouble = await self.attend(), ""
+                pause, problem = await self.attend(), ""
             except GpushimError as error:
-                pause, trouble = POLL, str(error)
-            if trouble and trouble != told:  # once, not every second
-                logger.error("%s", trouble)
-            told = trouble
+                pause, problem = POLL, str(error)
+            if problem and problem != listed:  # once, not every second
+                logger.error("%s", problem)
+            listed = problem
             await tasks.until(self.changed, pause)
             self.changed.clear()
 
@@ -120,19 +120,19 @@ class Endpoint:
         self.changed.set()
 
     @property
-    def told(self) -> bool:
+    def listed(self) -> bool:
         """Whether kubelet has registered this, and been sent the list as it is now."""
-        return self._kubelet is not None and self._service.told and not self._away
+        return self._kubelet is not None and self._service.listed and not self._away
 
     @property
     def served(self) -> bool:
         """Whether kubelet has this from us, or from another instance that is found at the path."""
-        return self.told or self._away
+        return self.listed or self._away
 
     @property
     def settled(self) -> bool:
         """Whether it was sent that long enough ago to have taken it in."""
-        return self.told and time.monotonic() - max(self._registered, self._since) > SETTLED
+        return self.listed and time.monotonic() - max(self._registered, self._since) > SETTLED
 
     async def attend(self) -> float:
         """Do what is missing for kubelet to know this resource.
@@ -144,15 +144,15 @@ class Endpoint:
             GpushimError: the socket cannot be made, or kubelet refuses.
         """
         self._away = not await self._bound()
-        self._service.hush(self._away)
+        self._service.set_quiet(self._away)
         if self._away:
             return POLL
         path = f"{self.folder}/{v1beta1.KUBELET_SOCKET}"
         kubelet = identity(path)
         known = kubelet is not None and kubelet == self._kubelet and self._service.read
-        if known and not self._loose and self.watched():
+        if known and not self._detached and self.watched():
             return CALM
-        if kubelet is None or (known and (not self._loose or self._others())):
+        if kubelet is None or (known and (not self._detached or self._others())):
             return POLL
         soon = self._registered + AGAIN - time.monotonic()
         if kubelet == self._kubelet and soon > 0 and not known:
@@ -166,7 +166,7 @@ class Endpoint:
             return SOON if self._refused < PATIENCE else POLL / 2
         counts.add(counts.REGISTRATIONS, self.resource)
         logger.info("kubelet has registered %s", self.resource)
-        self._loose = self._others() and await self._loosen(path)
+        self._detached = self._others() and await self._detach(path)
         self._refusing, self._kubelet, self._registered = None, kubelet, time.monotonic()
         return AGAIN
 
@@ -189,7 +189,7 @@ class Endpoint:
         self._kubelet = None  # what it knew last may have been another instance
         return True
 
-    async def _loosen(self, kubelet: str) -> bool:
+    async def _detach(self, kubelet: str) -> bool:
         """Have kubelet forget the connection by which it reads our list; False if it has made another instead."""
         self._service.refusing = "gpushim-device-plugin registers by a connection that the end of another one spares"
         try:

@@ -59,7 +59,7 @@ class Plugins:
         self._known: dict[Key, Plugin] = {}
         self._turn = 0
         self._tried: dict[Key, int] = {}  # in which turn one was asked in vain
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     async def look(self, kubelet_dir: str) -> list[Plugin]:
         """List the plugins that listen now; takes a look at the names, and DEADLINE at most, whatever they do."""
@@ -79,14 +79,14 @@ class Plugins:
     def _tell(self, crowded: Collection[str]) -> None:
         """Say once of a directory that not all of it is looked at."""
         for folder in crowded:
-            if folder not in self._told:
+            if folder not in self._warned:
                 logger.warning(
                     "%s has more than %s names, so another giver of GPUs may not be noticed; remove the sockets to "
                     "which nobody listens",
                     folder,
                     sockets.NAMES,
                 )
-        self._told = {*crowded}
+        self._warned = {*crowded}
 
 
 def _paths(kubelet_dir: str) -> tuple[list[str], list[str]]:

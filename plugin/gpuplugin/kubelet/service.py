@@ -37,12 +37,12 @@ class Reader:
         listener: by which it came.
         news: set when it has something to do.
         over: it is to end.
-        told: the list that it got last.
+        sent: the list that it got last.
     """
 
     def __init__(self, listener: Listener) -> None:
         self.listener, self.news, self.over = listener, asyncio.Event(), False
-        self.told: bytes | None = None
+        self.sent: bytes | None = None
 
     def end(self) -> None:
         """Have the stream end, as one that was served well."""
@@ -89,7 +89,7 @@ class Service:
         self._tell()
         return True
 
-    def hush(self, quiet: bool) -> None:
+    def set_quiet(self, quiet: bool) -> None:
         """Tell no news while another instance speaks for the resource: kubelet would mix the two lists."""
         if quiet != self._quiet:
             self._quiet = quiet
@@ -105,9 +105,9 @@ class Service:
         return self.newest in self.readers
 
     @property
-    def told(self) -> bool:
+    def listed(self) -> bool:
         """Whether that stream has got the list as it is now."""
-        return self.newest is not None and self.read and self.newest.told == self._list
+        return self.newest is not None and self.read and self.newest.sent == self._list
 
     async def watch(self, listener: Listener, _: Any, context: Any) -> AsyncIterator[bytes]:
         """Serve ListAndWatch: the list now, and again when it changes."""
@@ -119,9 +119,9 @@ class Service:
             while not mine.over:
                 mine.news.clear()
                 data = self._list
-                if data != mine.told and (mine.told is None or not self._quiet):
+                if data != mine.sent and (mine.sent is None or not self._quiet):
                     yield data
-                    mine.told = data
+                    mine.sent = data
                 else:
                     await mine.news.wait()
         finally:

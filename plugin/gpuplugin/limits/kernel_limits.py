@@ -53,14 +53,14 @@ class KernelLimits:
     ) -> None:
         self._registry, self._kubelet_dir, self._start = registry, kubelet_dir, start
         lost = "the kernel is told no memory limits"
-        self._child = Child("limits", self._words, self._heard, self._blind, SILENCE, lost=lost, fed=True)
+        self._child = Child("limits", self._words, self._heard, self._stopped, SILENCE, lost=lost, fed=True)
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # that the child has opened
         self._can: bool | None = None  # None while it has not said
         self._able: asyncio.Event | None = None  # in `keep`, for Python 3.9 ties it to the loop of that moment
         self._why = self._logged = ""
         self._sent: set[Limit] = set()  # not answered yet
-        self._told: dict[Limit, str] = {}  # its error in the last answer, "" for none
+        self._answers: dict[Limit, str] = {}  # its error in the last answer, "" for none
         self._hung = ""  # UUID of a GPU
         self._due = 0.0  # time.monotonic()
         self._asked = 0.0  # time.time()
@@ -118,7 +118,7 @@ class KernelLimits:
     @property
     def state(self) -> dict[str, Any]:
         """Whether the kernel keeps limits (null: nothing is to be limited, or it is not known), and of which."""
-        rows = [{**vars(one), "error": error} for one, error in self._told.items()]
+        rows = [{**vars(one), "error": error} for one, error in self._answers.items()]
         return {"kernel": self._can, "why": self._why, "set": rows}
 
     def _words(self, suspects: object) -> list[str]:
@@ -128,9 +128,9 @@ class KernelLimits:
     def _forget(self, why: str) -> None:
         """Take note that nothing is known of the child, or that there is none."""
         self._can, self._why, self._due = None, why, 0.0
-        self._sent, self._told = set(), {}
+        self._sent, self._answers = set(), {}
 
-    def _blind(self, why: str, gpu: str) -> None:
+    def _stopped(self, why: str, gpu: str) -> None:
         self._forget(f"the kernel is told no memory limits: {why}")
         self._hung = gpu or self._hung
 
@@ -147,9 +147,9 @@ class KernelLimits:
         for limit in [one for one in self._sent if all(line.get(key) == value for key, value in vars(one).items())]:
             self._sent.discard(limit)
             error = visible(str(line.get("error"))[:TEXT_LIMIT])
-            if error and error != self._told.get(limit):
+            if error and error != self._answers.get(limit):
                 logger.warning("the kernel does not limit %s for %s: %s", limit.gpu, limit.cgroup, error)
-            self._told[limit] = error
+            self._answers[limit] = error
 
     def _cannot(self, why: str) -> None:
         """Take note that the kernel keeps no limit here, and say it once."""
@@ -187,10 +187,10 @@ class KernelLimits:
         if self._can:
             self._tell({one for row in found.values() for one in row})
 
-    def _tell(self, wanted: set[Limit]) -> None:
+    def _tell(self, expected: set[Limit]) -> None:
         """Tell the child what it was not told, or failed; of a GPU that hung last."""
-        self._told = {one: error for one, error in self._told.items() if one in wanted}
-        left = {one for one in wanted - self._sent if self._told.get(one) != ""}
+        self._answers = {one: error for one, error in self._answers.items() if one in expected}
+        left = {one for one in expected - self._sent if self._answers.get(one) != ""}
         self._sent |= {
             one for one in sorted(left, key=lambda one: one.gpu == self._hung) if self._child.say(vars(one))
         }
@@ -205,4 +205,4 @@ def _find(snapshot: Snapshot, rows: Sequence[Holder], devices: Mapping[Key, Devi
     from gpushim.containers import holders  # not before there are limits: it would be memory of every plugin
 
     places = [path for pattern, _ in holders.STATES for path in glob.glob(pattern)]
-    return limits.wanted(rows, devices, holders.holders(snapshot, places)[0], limits.cgroup_of)
+    return limits.expected(rows, devices, holders.holders(snapshot, places)[0], limits.cgroup_of)

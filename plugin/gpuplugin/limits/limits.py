@@ -52,7 +52,7 @@ def command(snapshot: Snapshot) -> list[str]:
     return watching.program("gpuplugin.limits.limits", watching.library(snapshot), CGROUPS)
 
 
-def wanted(
+def expected(
     rows: Iterable[Holder],
     devices: Mapping[tuple[str, str], Device],
     holders: Iterable[Mapping[str, Any]],

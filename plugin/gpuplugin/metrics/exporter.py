@@ -64,7 +64,7 @@ class Exporter:
         self._pods: tuple[float, Listed | None] = (0.0, None)  # the last that kubelet told
         self._asking: asyncio.Task[None] | None = None  # kubelet
         self._up = False  # whether it answered last
-        self._told = ""
+        self._last_error = ""
         counts.messages()
 
     async def attend(self) -> None:
@@ -74,9 +74,9 @@ class Exporter:
         await self._httpd.attend(settings.values["metrics"])
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why it cannot be asked where the settings say; or ""."""
-        return self._httpd.trouble
+        return self._httpd.problem
 
     async def stop(self) -> None:
         """Serve no more, and end the child."""
@@ -113,9 +113,9 @@ class Exporter:
         return answer
 
     def _failed(self, status: int, sentence: str) -> Answer:
-        if sentence != self._told:
+        if sentence != self._last_error:
             logger.error("%s", sentence)
-        self._told = sentence
+        self._last_error = sentence
         return Answer(status, sentence.encode() + b"\n")
 
     async def _scrape(self, kind: str) -> Answer:
@@ -142,7 +142,7 @@ class Exporter:
     def _state(self) -> State:
         _, snapshot, reasons = self._about()
         at, listed = self._pods
-        served = [(name, one.endpoint.told, (*one.resource.devices.values(),)) for name, one in
+        served = [(name, one.endpoint.listed, (*one.resource.devices.values(),)) for name, one in
                   self._registry.served.items()]  # fmt: skip
         return exposition.State(
             resources=served,

@@ -212,10 +212,8 @@ def _holders(state: State) -> dict[str, list[Labels]]:
 
 def _by_plugin(state: State) -> Iterator[tuple[str, Labels]]:
     rows = state.listed.devices if state.listed else ()
-    wanted = {(row["resource"], one) for row in rows for one in row["devices"]}
-    devices = {
-        (name, one.id): one for name, _, listed in state.resources for one in listed if (name, one.id) in wanted
-    }
+    held = {(row["resource"], one) for row in rows for one in row["devices"]}
+    devices = {(name, one.id): one for name, _, listed in state.resources for one in listed if (name, one.id) in held}
     for row in rows:
         for one in _there(row, devices):
             labels = {key: row[key] for key in HELD}

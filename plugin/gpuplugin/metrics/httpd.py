@@ -70,12 +70,12 @@ class Httpd:
         answers: makes the answer to a path.
 
     Attributes:
-        trouble: why it does not listen; or "".
+        problem: why it does not listen; or "".
     """
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._address, self.trouble, self._next = "", "", 0.0  # time.monotonic()
+        self._address, self.problem, self._next = "", "", 0.0  # time.monotonic()
         self._server: asyncio.AbstractServer | None = None
         self._inode: Identity | None = None
         self._clients: dict[asyncio.StreamWriter, str] = {}  # that have no whole answer yet: addresses, oldest first
@@ -84,22 +84,22 @@ class Httpd:
         """See to it that this address is listened at, "" for none, and log once why it is not."""
         if address != self._address:
             self.stop()
-            self._address, self.trouble, self._next = address, "", 0.0
+            self._address, self.problem, self._next = address, "", 0.0
         path = _path(address)
         there = self._server is not None and (not path or identity(path) == self._inode)
         if not address or there or time.monotonic() < self._next:
             return
-        self._next, trouble = time.monotonic() + AGAIN, ""
+        self._next, problem = time.monotonic() + AGAIN, ""
         try:
             await (self._bind_unix(path) if path else self._bind(address))
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)  # asyncio's own words are longer
-            trouble = f"metrics cannot be served at {address}: {why}; it is tried again, and {OTHER}"
-        if trouble and trouble != self.trouble:
-            logger.error("%s", trouble)
-        elif not trouble:
+            problem = f"metrics cannot be served at {address}: {why}; it is tried again, and {OTHER}"
+        if problem and problem != self.problem:
+            logger.error("%s", problem)
+        elif not problem:
             logger.info("metrics are served at %s", address)
-        self.trouble = trouble
+        self.problem = problem
 
     async def _bind(self, address: str) -> None:
         host, _, port = address.rpartition(":")

@@ -53,11 +53,11 @@ class Meter:
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]], held: Callable[[], bool]) -> None:
         self._start, self._held = start, held
         lost = "metrics lack figures of GPUs"
-        self._child = Child("figures", self._words, self._heard, self._blind, figures.SILENCE, lost=lost, fed=True)
+        self._child = Child("figures", self._words, self._heard, self._stopped, figures.SILENCE, lost=lost, fed=True)
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # that the child has opened
         self._runs = False
-        self._number, self._asked, self._wanted = 0, 0.0, 0.0  # of the last round; time.monotonic()
+        self._number, self._asked, self._scraped = 0, 0.0, 0.0  # of the last round; time.monotonic()
         self._done = asyncio.Event()
         self._known: dict[str, tuple[float, Figures]] = {}  # by UUID, with the time.monotonic() of the answer
         self._failed: set[str] = set()  # UUIDs
@@ -67,7 +67,7 @@ class Meter:
         self._snapshot = snapshot
         there = {gpu["uuid"] for gpu in snapshot["gpus"]} if snapshot else set()
         self._known = {uuid: found for uuid, found in self._known.items() if uuid in there}
-        if self._runs and (not self._askable() or time.monotonic() - self._wanted > IDLE):
+        if self._runs and (not self._askable() or time.monotonic() - self._scraped > IDLE):
             self._runs = False
             self._start(self._child.stop())
         elif self._runs and self._found() != self._driver:
@@ -85,7 +85,7 @@ class Meter:
 
     async def ask(self, seconds: float) -> None:
         """Have all GPUs asked, unless they just were; returns after so many seconds, whatever they do."""
-        now = self._wanted = time.monotonic()
+        now = self._scraped = time.monotonic()
         if not self._askable() or self._held():
             return
         if not self._runs:
@@ -126,7 +126,7 @@ class Meter:
         assert self._snapshot is not None
         return figures.command(self._snapshot, suspects)
 
-    def _blind(self, why: str, gpu: str) -> None:
+    def _stopped(self, why: str, gpu: str) -> None:
         self._done.set()
 
     def _heard(self, line: dict[str, Any]) -> None:

@@ -41,9 +41,9 @@ def take(snapshot: Snapshot, uuids: list[str], path: str, seconds: float) -> Non
     """
     saved = before(path)
     give_back(snapshot, path, seconds, uuids)
-    kept = {uuid: mode for uuid, mode in saved.items() if uuid in uuids}
+    stored = {uuid: mode for uuid, mode in saved.items() if uuid in uuids}
     found = _within(seconds, lambda: _modes(snapshot, uuids))
-    _save(path, {**found, **kept})
+    _save(path, {**found, **stored})
     _within(seconds, lambda: _set(snapshot, dict.fromkeys(uuids, EXCLUSIVE_PROCESS)))
 
 

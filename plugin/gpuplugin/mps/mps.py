@@ -76,7 +76,7 @@ def unit(group: str) -> str:
     return f"gpushim-mps@{group}.service"
 
 
-def told(group: MpsGroup) -> dict[str, Any]:
+def described(group: MpsGroup) -> dict[str, Any]:
     """Return what of a group is in its state: a daemon that serves has been told this."""
     return {
         "group": group.name,
@@ -103,7 +103,7 @@ def ready(state_dir: str, group: MpsGroup) -> str:
     found = ensure.own(place.state)
     if not found:
         return f"the MPS daemon of {group.name} is starting; journalctl -u {unit(group.name)} says what it waits for"
-    if {key: found.get(key) for key in told(group)} != told(group):
+    if {key: found.get(key) for key in described(group)} != described(group):
         return (
             f"the MPS daemon of {group.name} has other GPUs or limits than the settings; it follows them as soon as "
             f"it has no client, and at once by systemctl restart {unit(group.name)}, which ends its clients"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from gpuplugin.devices.division import mps_groups
 from gpuplugin.mps import compute_mode
-from gpuplugin.mps.mps import Place, told
+from gpuplugin.mps.mps import Place, described
 from gpuplugin.mps.mps_control import ControlDaemon, program
 from gpuplugin.settings.resources import NAME
 from gpushim.config import policy
@@ -103,7 +103,7 @@ def _serve(group: MpsGroup, place: Place, read: Callable[[], Settings], stopped:
     try:
         compute_mode.take(snapshot, [gpu.uuid for gpu in group.gpus], place.modes, seconds)
         if daemon.start(stopped):
-            state = {**told(group), "pid": daemon.pid, "daemon": _identity(daemon.pid)}
+            state = {**described(group), "pid": daemon.pid, "daemon": _identity(daemon.pid)}
             replace(place.state, json.dumps(state).encode())
             notify("READY=1", f"STATUS=serves {len(group.gpus)} GPUs")
             logger.info("%s", f"MPS serves {group.name}: GPU {', '.join(str(gpu.index) for gpu in group.gpus)}")
@@ -139,7 +139,7 @@ def _watch(
                 logger.warning("%s", f"{group.name} stays as it is: {error}")
             said = str(error)
             continue
-        if (now is None or told(now) != told(group)) and not daemon.has_clients():
+        if (now is None or described(now) != described(group)) and not daemon.has_clients():
             return
 
 

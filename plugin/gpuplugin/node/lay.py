@@ -37,8 +37,8 @@ def down(payload: Payload, record: Record, tag: str) -> list[str]:
         record: gets all of it, and is saved before the first file is written.
         tag: cache tag of the node's Python.
     """
-    keep = os.path.lexists(payloads.CONFIG)
-    skip = {payloads.CONFIG} if keep else set()
+    present = os.path.lexists(payloads.CONFIG)
+    skip = {payloads.CONFIG} if present else set()
     if not os.path.isdir(SYSTEMD):
         skip.add(payloads.UNIT)
     files = {path: file for path, file in payload.files.items() if path not in skip}

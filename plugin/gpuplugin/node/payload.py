@@ -70,8 +70,8 @@ def read(folder: str) -> Payload:
             path = f"{place}/{leaf}"
             with open(path, "rb") as file:
                 files[path[len(folder) :]] = File(os.fstat(file.fileno()).st_mode & 0o777, file.read())
-    wanted = [path for path in files if path == UNIT or not path.startswith(UNITS)]
-    return Payload(versions[0].split("/")[-2], {path: files[path] for path in sorted(wanted, key=_order)})
+    included = [path for path in files if path == UNIT or not path.startswith(UNITS)]
+    return Payload(versions[0].split("/")[-2], {path: files[path] for path in sorted(included, key=_order)})
 
 
 def _order(path: str) -> tuple[int, str]:

@@ -45,9 +45,9 @@ class Child:
         name: what it does, for sentences: "events" or "polls".
         words: gives its command line, from the UUIDs of GPUs whose calls hung: these are to be asked last.
         heard: is called with each line that it tells, but for those about itself.
-        blind: is called when it does not watch any more: why, a clause; the GPU whose call hung, or "".
+        on_stop: is called when it does not watch any more: why, a clause; the GPU whose call hung, or "".
         silence: seconds without a line after which it hangs.
-        sees: is called when one tells its first line, and leaves out no GPU.
+        on_start: is called when one tells its first line, and leaves out no GPU.
         lost: what is not done while it does not run.
         fed: it reads what `say` writes.
 
@@ -61,15 +61,21 @@ class Child:
         name: str,
         words: Callable[[Collection[str]], list[str]],
         heard: Callable[[dict[str, Any]], None],
-        blind: Callable[[str, str], None],
+        on_stop: Callable[[str, str], None],
         silence: float,
-        sees: Callable[[], None] = lambda: None,
+        on_start: Callable[[], None] = lambda: None,
         lost: str = "GPUs are not watched",
         fed: bool = False,
     ) -> None:
         self.name, self.pid, self._lost = name, 0, lost
         self._fed, self._feed = fed, -1  # the end of a pipe
-        self._words, self._heard, self._blind, self._sees, self._silence = words, heard, blind, sees, silence
+        self._words, self._heard, self._on_stop, self._on_start, self._silence = (
+            words,
+            heard,
+            on_stop,
+            on_start,
+            silence,
+        )
         self._suspects: dict[str, None] = {}
         self._said: dict[str, float] = {}  # until when a sentence is not logged again
         self._garbled = False
@@ -117,7 +123,7 @@ class Child:
             began = time.monotonic()
             why = await self._life()
             if not self._hurry.is_set():
-                self._tell_blind(f"{why}; it starts again", why, self._hung)
+                self._stopped(f"{why}; it starts again", why, self._hung)
             await self._end_of_it()
             if self.told and time.monotonic() - began > SETTLED:
                 pause = FIRST
@@ -194,13 +200,13 @@ class Child:
             return f"a call of {quote(self._asks)} hangs"
         return f"it has said nothing for {time.monotonic() - self._last:.0f} s"
 
-    def _tell_blind(self, sentence: str, why: str, gpu: str) -> None:
+    def _stopped(self, sentence: str, why: str, gpu: str) -> None:
         now = time.monotonic()
         if now >= self._said.get(sentence, 0.0):  # a GPU that hangs is tried all the time
             self._said = dict([*self._said.items()][1 - SUSPECTS :])
             self._said[sentence] = now + SAID
             logger.warning("%s (gpushim-%s): %s", self._lost, self.name, sentence)
-        self._blind(why, gpu)
+        self._on_stop(why, gpu)
 
     async def _end_of_it(self) -> None:
         """Kill it and wait; while that is in vain no GPU is watched, for there are never two."""
@@ -208,7 +214,7 @@ class Child:
             await asyncio.wait_for(self._reap(), KILLED)
         except asyncio.TimeoutError:
             why = f"the driver holds process {self.pid}, which cannot be killed"
-            self._tell_blind(why, why, "")
+            self._stopped(why, why, "")
             await self._reap()
 
     async def _reap(self) -> None:
@@ -280,7 +286,7 @@ class Child:
         for answered in (line.get("poll"), line.get("watching")):
             self._suspects = {uuid: None for uuid in self._suspects if uuid not in _texts(answered)}
         if not self.told and not self._suspects:
-            self._sees()
+            self._on_start()
         self.told = True
 
 

@@ -114,7 +114,7 @@ def find(snapshot: Snapshot, strategy: str, excluded: Sequence[str], notes: list
             "says why",
             INVENTORY,
         )
-    gpus, migs = kept(snapshot, excluded, notes)
+    gpus, migs = included(snapshot, excluded, notes)
     notes += snapshot["missing"]
     parents = {gpu["index"]: gpu for gpu in gpus}
     if strategy == "single" and any(gpu["mig"] for gpu in gpus):
@@ -170,7 +170,7 @@ def replicated(
     return [replace(one, id=f"{one.id}::{number}", share=share) for one in devices for number in range(replicas)]
 
 
-def kept(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
+def included(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> tuple[list[Gpu], list[MigInstance]]:
     """List GPUs and MIG instances that may be given out, in the order of indices; as for `find`."""
     gpus = sorted(snapshot["gpus"], key=lambda gpu: gpu["index"])
     migs = sorted(snapshot["mig"], key=lambda mig: (mig["gpu"], mig["index"]))
@@ -180,8 +180,8 @@ def kept(snapshot: Snapshot, excluded: Sequence[str], notes: list[str]) -> tuple
             notes.append(f'exclude has "{quote(text)}", which this host does not have')
         gpus = [gpu for gpu in gpus if gpu not in out]
         migs = [mig for mig in migs if mig not in out]
-    kept = {gpu["index"] for gpu in gpus}
-    return gpus, [mig for mig in migs if mig["gpu"] in kept]
+    included = {gpu["index"] for gpu in gpus}
+    return gpus, [mig for mig in migs if mig["gpu"] in included]
 
 
 def _items(text: str) -> list[selection.Item]:

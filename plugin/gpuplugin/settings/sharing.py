@@ -115,7 +115,7 @@ def read(section: Any, path: str, notes: list[str]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def told(devices: Sequence[Device]) -> list[str]:
+def described(devices: Sequence[Device]) -> list[str]:
     """Say how devices of a resource are shared, in a line for each way."""
     ways: dict[Share, Counter[str]] = {}
     for one in devices:
@@ -137,8 +137,8 @@ def _kind_of(share: Share) -> str:
         return share.kind + (f", {share.memory} MiB for each where the kernel enforces it" if share.memory else "")
     limits = [f"{share.memory} MiB"] if share.memory else []
     limits += [f"{share.threads} % of the threads"] if share.threads else []
-    kept = ", which the container is told and may override" * share.sliced
-    return f"MPS (gpushim-mps@{share.group}.service), {' and '.join(limits)} for a process{kept}"
+    default = ", which the container is told and may override" * share.sliced
+    return f"MPS (gpushim-mps@{share.group}.service), {' and '.join(limits)} for a process{default}"
 
 
 def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:

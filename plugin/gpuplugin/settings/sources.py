@@ -29,7 +29,7 @@ class Sources:
         environment: variables.
 
     Attributes:
-        trouble: what is wrong with what was read last; or "".
+        problem: what is wrong with what was read last; or "".
     """
 
     def __init__(self, flags: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
@@ -37,7 +37,7 @@ class Sources:
         self._seen: dict[str, object] = {}  # identity by path, from before it was read
         self._begins = True  # no settings have been read
         self._turn: Optional[asyncio.Lock] = None  # not before `renew`: Python 3.9 ties it to the loop of that moment
-        self.trouble = ""
+        self.problem = ""
 
     def read(self) -> Settings:
         """Read them all; the first time, a profile that does not exist counts as none that is named.
@@ -68,11 +68,11 @@ class Sources:
             try:
                 found = await asyncio.to_thread(self.read)
             except GpushimError as error:
-                before, self.trouble = self.trouble, f"the settings stay as they were: {error}"
-                if asked or before != self.trouble:
-                    logger.error("%s", self.trouble)
+                before, self.problem = self.problem, f"the settings stay as they were: {error}"
+                if asked or before != self.problem:
+                    logger.error("%s", self.problem)
                 return None
-        self.trouble = ""
+        self.problem = ""
         return found
 
     def changed(self) -> bool:

@@ -127,7 +127,7 @@ _SILENT = """
 140 an unrecovered memory error (ECC)
 158 a fatal timeout
 """
-_TOLD = "told by the recovery action"
+_BY_ACTION = "told by the recovery action"
 _REFERENCE = "ignored by NVIDIA's device plugin"
 _OTHERS = {
     13: ("an exception in the graphics engine", False, TIME, f"{_REFERENCE}; catalog: RESTART_APP"),
@@ -138,12 +138,14 @@ _OTHERS = {
     68: ("a fault of the video decoder", False, TIME, f"{_REFERENCE} (#945); catalog: RESTART_APP"),
     # Disputed (k8s-device-plugin #1974). The driver raises its recovery action, which counts, if it needs a reset.
     109: ("a timeout while the context was switched", False, ACTION, f"{_REFERENCE} (#1974); catalog: RESET_GPU"),
-    48: ("an uncorrectable memory error (double-bit ECC)", True, ACTION, f"catalog: WORKFLOW_XID_48, {_TOLD}"),
+    48: ("an uncorrectable memory error (double-bit ECC)", True, ACTION, f"catalog: WORKFLOW_XID_48, {_BY_ACTION}"),
     54: ("the GPU's power is not connected well", True, AGAIN, "catalog: CHECK_MECHANICALS"),
-    74: ("an NVLink error", True, ACTION, f"catalog: WORKFLOW_NVLINK_ERR, {_TOLD}"),
+    74: ("an NVLink error", True, ACTION, f"catalog: WORKFLOW_NVLINK_ERR, {_BY_ACTION}"),
     78: ("a virtual GPU could not be started", True, ACTION, "catalog: UPDATE_SWFW"),
-    79: ("the GPU has fallen off the bus", True, ACTION, f"catalog: RESTART_BM, {_TOLD}"),
-    **dict.fromkeys(range(144, 151), ("an NVLink error", True, ACTION, f"catalog: WORKFLOW_NVLINK5_ERR, {_TOLD}")),
+    79: ("the GPU has fallen off the bus", True, ACTION, f"catalog: RESTART_BM, {_BY_ACTION}"),
+    **dict.fromkeys(
+        range(144, 151), ("an NVLink error", True, ACTION, f"catalog: WORKFLOW_NVLINK5_ERR, {_BY_ACTION}")
+    ),
     151: ("a key could not be changed", True, AGAIN, "catalog: RESTART_VM"),
     159: ("an error of the memory interconnect", True, AGAIN, "catalog: CHECK_UVM"),
 }

@@ -44,7 +44,7 @@ class Refresh:
         start: starts the task that waits for it, and sees to what that ends with.
 
     Attributes:
-        trouble: why the last one brought no snapshot that is true; None if it did.
+        problem: why the last one brought no snapshot that is true; None if it did.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Refresh:
         self._failed_for: object = None  # facts about host and configuration
         self._overtaken = False  # the last one was, and brought nothing
         self._said: set[str] = set()
-        self.trouble: GpushimError | None = None
+        self.problem: GpushimError | None = None
 
     def read(self) -> Snapshot | None:
         """Return the snapshot if it is true; else have it renewed."""
@@ -66,7 +66,7 @@ class Refresh:
         if found is None:
             self.need()
         else:  # another process may have renewed it
-            self.trouble = None
+            self.problem = None
         return found
 
     def last(self) -> Snapshot | None:
@@ -132,8 +132,8 @@ class Refresh:
             self._over(config, state, code, _lines(said), changed and not self._overtaken)
         counts.took(counts.REFRESHES, time.monotonic() - began)
         self._failed_for, self._task = facts, None
-        self._again = time.monotonic() + self._pause if self.trouble else 0.0
-        self._pause = min(2 * self._pause, LONGEST) if self.trouble else FIRST
+        self._again = time.monotonic() + self._pause if self.problem else 0.0
+        self._pause = min(2 * self._pause, LONGEST) if self.problem else FIRST
         self._ended()
 
     def _over(self, config: str, state: str, code: int, lines: list[Line], overtaken: bool = False) -> None:
@@ -144,13 +144,13 @@ class Refresh:
         """
         true = ensure.read(config, state) is not None
         self._overtaken = overtaken and not true  # the next one may not be that, too
-        self.trouble = None if true or overtaken else _why(code, lines)
-        if self.trouble:
+        self.problem = None if true or overtaken else _why(code, lines)
+        if self.problem:
             counts.add(counts.REFRESH_ERRORS)
         # Where there is a snapshot, it has the error, which comes last.
         said = {text: level for level, text in lines[: -1 if true and code else None]}
-        if self.trouble:
-            said.setdefault(str(self.trouble), logging.WARNING)
+        if self.problem:
+            said.setdefault(str(self.problem), logging.WARNING)
         for text, level in said.items():
             if text not in self._said:
                 logger.log(level, "%s", text)

@@ -67,7 +67,7 @@ class Release:
         """Where the file is."""
         return f"{folder()}/{NAME}"
 
-    def wanted(self) -> bool:
+    def requested(self) -> bool:
         """Say whether the GPUs are to be let go now; without the file they are not."""
         if not (trust.ours(folder()) and os.path.lexists(self.path)):
             self.since, self._away = 0.0, False
@@ -109,10 +109,10 @@ class Release:
 
     def _read(self, now: dict[str, Any]) -> None:
         """Go by what the file says of the driver; one of a script says nothing."""
-        told = ensure.own(self.path)
+        saved = ensure.own(self.path)
         try:
-            self._then = {"module": told["module"], "gpus": [*map(int, told["gpus"])]}
-            self.since = float(told["since"])
+            self._then = {"module": saved["module"], "gpus": [*map(int, saved["gpus"])]}
+            self.since = float(saved["since"])
             time.gmtime(self.since)  # which all who show it must be able to
         except (KeyError, TypeError, ValueError, OverflowError, OSError):
             self._then, self.since = now, time.time()

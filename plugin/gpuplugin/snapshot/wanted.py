@@ -52,15 +52,15 @@ def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
     replace(path, json.dumps(wish).encode(), 0o600)
 
 
-class Wanted:
+class NodeRequest:
     """The snapshot, renewed by the node: in the place of `refresh.Refresh`.
 
     Attributes:
-        trouble: why none comes; None if one does.
+        problem: why none comes; None if one does.
     """
 
     def __init__(self) -> None:
-        self.trouble: GpushimError | None = None
+        self.problem: GpushimError | None = None
         self._asked = 0.0  # system.clock() since it is asked for; 0 while it is not
         self._pause, self._again = refresh.FIRST, 0.0  # seconds; time.monotonic()
         self._first: Snapshot | None = None
@@ -83,7 +83,7 @@ class Wanted:
             self.need()
             self._judge(why)
         else:
-            self.trouble, self._said = None, ""
+            self.problem, self._said = None, ""
         return None if why else found
 
     def last(self) -> Snapshot | None:
@@ -113,21 +113,21 @@ class Wanted:
     def _judge(self, why: GpushimError | None) -> None:
         """Say what is wrong if nothing has come of asking for as long as it takes."""
         state, waited = system.state_dir(), system.clock() - self._asked
-        told = ensure.own(f"{state}/{renew.FAILURE}")
-        if isinstance(told.get("at"), int) and told["at"] / 1e9 > self._asked:
-            self.trouble = GpushimError(str(told.get("sentence")), INVENTORY)
+        failure = ensure.own(f"{state}/{renew.FAILURE}")
+        if isinstance(failure.get("at"), int) and failure["at"] / 1e9 > self._asked:
+            self.problem = GpushimError(str(failure.get("sentence")), INVENTORY)
         elif waited > refresh.longest() or (waited > ANSWER and not lock.is_held(f"{state}/{renew.LOCK}")):
             path = f"{state}/{ensure.SNAPSHOT}"
             silent = GpushimError(f"{path} was asked for and is not renewed; {kept.RENEWED}", INVENTORY)
-            self.trouble = why or silent
-        if self.trouble and str(self.trouble) != self._said:
-            self._said = str(self.trouble)
+            self.problem = why or silent
+        if self.problem and str(self.problem) != self._said:
+            self._said = str(self.problem)
             counts.add(counts.REFRESH_ERRORS)
             logger.warning("%s", self._said)
 
 
 def renewal(
     settings: Settings, ended: Callable[[], None], start: Callable[[Any], asyncio.Task[Any]]
-) -> refresh.Refresh | Wanted:
+) -> refresh.Refresh | NodeRequest:
     """Return what brings snapshots, by the settings; the rest is as for `Refresh`."""
-    return refresh.Refresh(ended, start) if settings.values["refresh"] else Wanted()
+    return refresh.Refresh(ended, start) if settings.values["refresh"] else NodeRequest()

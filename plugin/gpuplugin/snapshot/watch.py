@@ -46,7 +46,7 @@ class Watch:
             self._say("fs.inotify.max_user_instances", ctypes.get_errno())
 
     def begin(self, changed: Callable[[], object]) -> None:
-        """Have a function called in the loop with each change, which takes it by `told`."""
+        """Have a function called in the loop with each change, which takes it by `changed`."""
         if self.fd >= 0:
             asyncio.get_running_loop().add_reader(self.fd, changed)
             self._begun = True
@@ -88,7 +88,7 @@ class Watch:
             )
         self._said = True
 
-    def told(self) -> set[str]:
+    def changed(self) -> set[str]:
         """Return the paths that came or went since the last time."""
         found = set()
         with contextlib.suppress(OSError):

@@ -41,8 +41,8 @@ def find(names: Sequence[str], directories: Sequence[str]) -> list[Found]:
             file may have it.
     """
     kinds = [name.partition("=")[0] for name in names]
-    specs, troubles = load(directories, kinds)
-    return [_device(name, specs, troubles, directories) for name in names]
+    specs, problems = load(directories, kinds)
+    return [_device(name, specs, problems, directories) for name in names]
 
 
 def load(directories: Sequence[str], kinds: Sequence[str] = ()) -> tuple[list[Spec], list[str]]:
@@ -58,7 +58,7 @@ def load(directories: Sequence[str], kinds: Sequence[str] = ()) -> tuple[list[Sp
     """
     words = [kind.encode() for kind in kinds]
     specs: list[Spec] = []
-    troubles: list[str] = []
+    problems: list[str] = []
     for priority, directory in enumerate(directories):
         for path, data, reason in _files(directory):
             # A backslash may hide any word, in JSON and YAML alike.
@@ -69,34 +69,36 @@ def load(directories: Sequence[str], kinds: Sequence[str] = ()) -> tuple[list[Sp
             except form.FormError as error:
                 reason = str(error)
             if reason:
-                troubles.append(f"{path}: {reason}")
+                problems.append(f"{path}: {reason}")
             elif document and (not kinds or document["kind"] in kinds):
                 specs.append((path, priority, document))
-    return specs, troubles
+    return specs, problems
 
 
-def _device(name: str, specs: list[Spec], troubles: list[str], directories: Sequence[str]) -> Found:
-    kind, _, wanted = name.partition("=")
+def _device(name: str, specs: list[Spec], problems: list[str], directories: Sequence[str]) -> Found:
+    kind, _, device_name = name.partition("=")
     hits = []
     for path, priority, document in specs:
         if document["kind"] == kind:
-            hits += [(priority, path, document, device) for device in document["devices"] if device["name"] == wanted]
+            hits += [
+                (priority, path, document, device) for device in document["devices"] if device["name"] == device_name
+            ]
     best = [hit for hit in hits if hit[0] == max(hits, key=lambda hit: hit[0])[0]]
     if len(best) > 1:
         paths = " and ".join([hit[1] for hit in best])
         raise GpushimError(f'the CDI device "{quote(name)}" is in both {paths}; remove one of them', REQUEST)
     if not best:
-        raise _unknown(name, troubles, directories)
+        raise _unknown(name, problems, directories)
     return best[0][1:]
 
 
-def _unknown(name: str, troubles: list[str], directories: Sequence[str]) -> GpushimError:
+def _unknown(name: str, problems: list[str], directories: Sequence[str]) -> GpushimError:
     """Refuse a device without naming those that exist, which may be other tenants'."""
     where = " and ".join(directories) or "no directory, for [cdi] spec-dirs is empty,"
     sentence = f'no CDI spec in {where} has the device "{quote(name)}"; gpushim cdi list shows what there is'
-    if troubles:
-        sentence += f"; and these cannot be used: {_listed(troubles)}"
-    return GpushimError(sentence, INVENTORY if troubles else REQUEST)
+    if problems:
+        sentence += f"; and these cannot be used: {_listed(problems)}"
+    return GpushimError(sentence, INVENTORY if problems else REQUEST)
 
 
 def _listed(names: list[str]) -> str:

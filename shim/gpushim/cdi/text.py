@@ -86,7 +86,7 @@ def render(spec: dict[str, Any], form: str) -> str:
     return text
 
 
-def form_of(path: str, wanted: str) -> tuple[str, str]:
+def form_of(path: str, chosen: str) -> tuple[str, str]:
     """Return the format to write a file in, and a warning or "".
 
     The extension of the path ("" is stdout) takes precedence over the wanted format, "json", "yaml" or "".
@@ -94,6 +94,6 @@ def form_of(path: str, wanted: str) -> tuple[str, str]:
     extension = os.path.splitext(path)[1]
     if extension in (".json", ".yaml"):
         form = extension[1:]
-        return form, f"{path} becomes {form.upper()}, as its name says" if wanted not in ("", form) else ""
+        return form, f"{path} becomes {form.upper()}, as its name says" if chosen not in ("", form) else ""
     warning = f"engines read only files that end with .json or .yaml, which {path} does not" if path else ""
-    return wanted or "yaml", warning
+    return chosen or "yaml", warning

@@ -17,7 +17,7 @@ from gpushim.cli.sections import Commands
 from gpushim.engines.docker import on_path
 from gpushim.engines.processes import running, table, units
 from gpushim.engines.settings import files
-from gpushim.engines.settings.setup import HOOK, PROGRAM, Link, Plan, Wish, installed
+from gpushim.engines.settings.setup import HOOK, PROGRAM, Link, Options, Plan, installed
 from gpushim.ground.errors import GpushimError
 
 
@@ -74,15 +74,15 @@ def _command(name: str, row: table.Row) -> None:
     configure.command(name)(run)
 
 
-def _run(name: str, row: table.Row, options: dict[str, Any]) -> None:
+def _run(name: str, row: table.Row, given: dict[str, Any]) -> None:
     engine = importlib.import_module(f"gpushim.engines.{name}")
-    _check(options)
-    wish = _wish(options)
-    verify, dry_run, restart = options["verify"], options["dry_run"], options["restart"]
-    if options["by_hand"]:
-        _by_hand(engine, row, wish)
+    _check(given)
+    options = _options(given)
+    verify, dry_run, restart = given["verify"], given["dry_run"], given["restart"]
+    if given["by_hand"]:
+        _by_hand(engine, row, options)
         return
-    plan: Plan = engine.plan(Wish(config=wish.config, remove=True) if verify else wish)
+    plan: Plan = engine.plan(Options(config=options.config, remove=True) if verify else options)
     report: dict[str, Any] = {
         "config": plan.config,
         "changes": [] if verify else [_change(each) for each in plan.changed],
@@ -95,22 +95,22 @@ def _run(name: str, row: table.Row, options: dict[str, Any]) -> None:
         report["notes"] += _refusal(plan)
     elif not verify:
         plan.check()
-        report["notes"] += files.apply(plan.changes, undo=wish.remove)
+        report["notes"] += files.apply(plan.changes, undo=options.remove)
         links, notes = on_path.apply(plan.links)
         report["links"], report["notes"] = [_link(each) for each in links], report["notes"] + notes
         report["changed"] = bool(plan.changed or links)
         if report["changed"]:
             time.sleep(2 * running.TICKS)  # then an engine that is started next has surely read the change
-        report["notes"] += _kept(plan, report["notes"]) if wish.remove else []
+        report["notes"] += _copies(plan, report["notes"]) if options.remove else []
     if verify or (restart and not dry_run):
-        report["missing"] = _asked(engine, row, wish, plan, restart and not verify)
+        report["missing"] = _asked(engine, row, options, plan, restart and not verify)
     elif report["changed"] and row.unit:
-        knows = f"{row.title} still has the old settings" if wish.remove else f"{row.title} does not know yet"
-        asks = "--remove --verify" if wish.remove else "--verify"
-        report["notes"].append(f"{knows}: {_advice(row, wish, plan)}; then {asks} asks it")
-    _print(options["form"], row.title, wish, report, dry_run)
+        knows = f"{row.title} still has the old settings" if options.remove else f"{row.title} does not know yet"
+        asks = "--remove --verify" if options.remove else "--verify"
+        report["notes"].append(f"{knows}: {_advice(row, options, plan)}; then {asks} asks it")
+    _print(given["form"], row.title, options, report, dry_run)
     if report["missing"]:
-        only = "; nothing was taken back, for --verify only asks" if verify and wish.remove else ""
+        only = "; nothing was taken back, for --verify only asks" if verify and options.remove else ""
         raise GpushimError(f"{row.title} is not verified: {'; '.join(report['missing'])}{only}")
 
 
@@ -124,16 +124,16 @@ def _check(options: dict[str, Any]) -> None:
                 raise click.UsageError(f"--verify {why}; leave out --verify or --{name.replace('_', '-')}")
 
 
-def _by_hand(engine: Any, row: table.Row, wish: Wish) -> None:
+def _by_hand(engine: Any, row: table.Row, options: Options) -> None:
     """Say how to take gpushim out of settings once it is gone, and keep what that needs."""
-    if not wish.remove:
+    if not options.remove:
         raise click.UsageError("--by-hand goes with --remove")
-    plan = engine.plan(wish)
+    plan = engine.plan(options)
     commands = [*files.prepare(plan.changes), *(link.command for link in plan.links)]
     if commands and row.unit:
-        arguments = _restarting(row, wish, plan)
+        arguments = _restarting(row, options, plan)
         commands.append(shlex.join(["systemctl", *arguments]) if arguments else f"# restart {row.process}")
-    for line in [*commands, *(f"# note: {sentence}" for sentence in [*_refusal(plan), *_kept(plan, [])])]:
+    for line in [*commands, *(f"# note: {sentence}" for sentence in [*_refusal(plan), *_copies(plan, [])])]:
         show.text(line)
     if not commands:
         show.say(f"# {plan.config}: nothing to take back")
@@ -148,12 +148,12 @@ def _refusal(plan: Plan) -> list[str]:
     return []
 
 
-def _kept(plan: Plan, notes: list[str]) -> list[str]:
+def _copies(plan: Plan, notes: list[str]) -> list[str]:
     """Name the copies of what somebody wrote into gpushim's entry, but for those that notes are about."""
     paths = dict.fromkeys([plan.config, *(change.path for change in plan.changes)])
-    copies = [copy for path in paths for copy in files.kept(path)]
-    told = [copy for copy in copies if not any(note.startswith(f"{copy} ") for note in notes)]
-    return [f"what somebody wrote into gpushim's entry is in {copy}" for copy in told]
+    copies = [copy for path in paths for copy in files.copies(path)]
+    unnamed = [copy for copy in copies if not any(note.startswith(f"{copy} ") for note in notes)]
+    return [f"what somebody wrote into gpushim's entry is in {copy}" for copy in unnamed]
 
 
 def _change(change: files.Change) -> dict[str, str]:
@@ -165,9 +165,9 @@ def _link(link: Link) -> dict[str, str]:
     return {"path": link.path, "done": "linked" if link.target else "removed", "command": link.command}
 
 
-def _wish(options: dict[str, Any]) -> Wish:
+def _options(options: dict[str, Any]) -> Options:
     adding = not options["remove"] and not options["verify"]
-    return Wish(
+    return Options(
         program=installed(PROGRAM, options["runtime_path"]) if adding else "",
         name=options["runtime_name"],
         config=os.path.abspath(options["config"]) if options["config"] else "",
@@ -180,35 +180,35 @@ def _wish(options: dict[str, Any]) -> Wish:
     )
 
 
-def _asked(engine: Any, row: table.Row, wish: Wish, plan: Plan, restart: bool) -> list[str]:
+def _asked(engine: Any, row: table.Row, options: Options, plan: Plan, restart: bool) -> list[str]:
     """Restart an engine that has a daemon, and ask it; returns what is missing."""
     if restart and row.unit:
-        arguments = _restarting(row, wish, plan)
+        arguments = _restarting(row, options, plan)
         if not arguments:
-            return [_advice(row, wish, plan) + "; then --verify asks it"]
+            return [_advice(row, options, plan) + "; then --verify asks it"]
         units.restart(arguments)
-        plan = engine.plan(Wish(config=wish.config, remove=True))  # the process is another one now
-    missing: list[str] = engine.verify(wish, plan)
+        plan = engine.plan(Options(config=options.config, remove=True))  # the process is another one now
+    missing: list[str] = engine.verify(options, plan)
     return missing
 
 
-def _restarting(row: table.Row, wish: Wish, plan: Plan) -> list[str]:
+def _restarting(row: table.Row, options: Options, plan: Plan) -> list[str]:
     # The default unit need not read a file that somebody named, nor one of a service that does not run.
-    known = plan.engine or not (wish.config or plan.stopped)
+    known = plan.engine or not (options.config or plan.stopped)
     return units.systemctl("restart", row.unit, plan.engine) if known else []
 
 
-def _advice(row: table.Row, wish: Wish, plan: Plan) -> str:
+def _advice(row: table.Row, options: Options, plan: Plan) -> str:
     if plan.stopped:
         return f"{plan.stopped} does not run; start it"
-    if arguments := _restarting(row, wish, plan):
+    if arguments := _restarting(row, options, plan):
         return f"restart it with `systemctl {' '.join(arguments)}`, which --restart does too"
     if plan.engine:
         return f"{units.fix('restart', row.unit, plan.engine)}, as systemd does not run it here"
     return f"no running {row.process} reads these settings; start one that does"
 
 
-def _print(form: str, title: str, wish: Wish, report: dict[str, Any], dry_run: bool) -> None:
+def _print(form: str, title: str, options: Options, report: dict[str, Any], dry_run: bool) -> None:
     if form == "json":
         click.echo(json.dumps(report, indent=2))
         return
@@ -220,12 +220,12 @@ def _print(form: str, title: str, wish: Wish, report: dict[str, Any], dry_run: b
     for link in report["links"]:
         show.text(link["command"] if dry_run else f"{link['done']} {link['path']}")
     if not (report["changes"] or report["links"]) and report["missing"] is None:
-        show.say(f"{report['config']}: nothing to {'take back' if wish.remove else 'change'}")
+        show.say(f"{report['config']}: nothing to {'take back' if options.remove else 'change'}")
     for note in report["notes"]:
         show.say(f"note: {note}", error=True)
     if report["missing"] == []:
-        gone = "no longer has" if wish.remove else "has"
-        show.say(f"verified: {title} {gone} the runtime {wish.name}")
+        gone = "no longer has" if options.remove else "has"
+        show.say(f"verified: {title} {gone} the runtime {options.name}")
 
 
 _NOT_WITH_VERIFY = {

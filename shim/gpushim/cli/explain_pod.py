@@ -30,7 +30,7 @@ def explain(text: str, states: list[str] | None, form: str, tell: Callable[[dict
     Raises:
         GpushimError: no such container runs here, or it would be refused now.
     """
-    asked = pods.wanted(text)
+    asked = pods.pod_name(text)
     if asked is None:
         raise click.UsageError(f"--pod is {text!a}; write NAMESPACE/POD, or NAMESPACE/POD/CONTAINER")
     notes: list[str] = []
@@ -65,8 +65,8 @@ def _rows(one: dict[str, Any]) -> Iterator[list[str]]:
     yield ["id", one["id"]]
     yield ["engine", f"{one['engine']}, process {one['pid']}"]
     yield ["has", f"GPUs {','.join(one['devices'])}, by {one['how']}" if one["devices"] else "no GPU"]
-    for told in one["told"]:
-        yield ["told by", told]
+    for request in one["told"]:
+        yield ["told by", request]
     for claim in one["claims"] or ():
         yield ["claim", f"{pods.called(claim)}, device {claim['device']}"]
     if one["kubelet"] is None:

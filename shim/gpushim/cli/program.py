@@ -41,11 +41,11 @@ class Program(click.Group):
         try:
             return super().main(*args, **more)
         except GpushimError as error:
-            told = error
+            shown = error
         except OSError as error:
-            told = _refused(error)
-        show.say(f"{more.get('prog_name') or self.name}: {told}", error=True)
-        sys.exit(told.exit_code if self.failure is None else self.failure)
+            shown = _refused(error)
+        show.say(f"{more.get('prog_name') or self.name}: {shown}", error=True)
+        sys.exit(shown.exit_code if self.failure is None else self.failure)
 
 
 def _refused(error: OSError) -> GpushimError:

@@ -37,13 +37,13 @@ def ps(state: tuple[str, ...], no_trunc: bool, form: str) -> None:
     Containers of pods have their namespace and pod, as containerd and CRI-O tell them; NAME is the pod's for them.
     CLAIM is the claim of Kubernetes' DRA that gave the GPU, and its driver, as kubelet has kept it.
     """
-    trouble: list[str] = []
-    inventory = present.anyhow(trouble)
+    problem: list[str] = []
+    inventory = present.anyhow(problem)
     if inventory["error"]:
         raise GpushimError(inventory["error"]["sentence"], inventory["error"]["code"])
     found, notes = holders.holders(inventory, list(state) or None)
     notes += kubernetes.claimed(found, inventory, kubernetes.kubelet_dir())
-    for note in [*trouble, *notes]:
+    for note in [*problem, *notes]:
         show.say(f"note: {note}", error=True)
     if not found and form == "table":
         # What could not be read may have any number of them.

@@ -75,9 +75,9 @@ def refresh(
         gone = ", ".join(f"GPU {one['index']}" for one in snapshot["absent"])
         more = f"; missing since the first look of this boot: {gone}" if gone else ""
         show.say(f"{gpus} GPUs and {migs} MIG instances, driver {version or 'of unknown version'}{more}")
-    trouble = inventory.trouble(snapshot)
-    if trouble:
-        raise GpushimError(f"not all could be listed: {trouble}; when that is fixed, run gpushim refresh", INVENTORY)
+    problem = inventory.problem(snapshot)
+    if problem:
+        raise GpushimError(f"not all could be listed: {problem}; when that is fixed, run gpushim refresh", INVENTORY)
 
 
 def _keep() -> None:

@@ -105,14 +105,14 @@ def usable(path: str) -> Config:
     for section, rule in schema()["properties"].items():
         entries, rules = found.get(section), rule["properties"]
         given = entries.items() if isinstance(entries, dict) else ()
-        right[section] = {key: one for key, one in given if key in rules and not [*troubles(one, rules[key], key)]}
+        right[section] = {key: one for key, one in given if key in rules and not [*problems(one, rules[key], key)]}
     return _completed(right)
 
 
 def of_containers(config: Policy) -> Policy:
     """Return what a snapshot keeps of a config: a create reads it, and has no use for the device plugin's section."""
-    kept: Any = {section: entries for section, entries in config.items() if section != "device-plugin"}
-    policy: Policy = kept
+    own: Any = {section: entries for section, entries in config.items() if section != "device-plugin"}
+    policy: Policy = own
     return policy
 
 
@@ -137,8 +137,8 @@ def given(path: str) -> dict[str, Any] | None:
 def checked(data: bytes, path: str) -> dict[str, Any]:
     """Parse and check the content of a config.toml; `path` is its name in messages."""
     found = _parse(data, path)
-    for trouble in troubles(found, schema(), ""):
-        raise GpushimError(f"{path}: {trouble}", CONFIG)
+    for problem in problems(found, schema(), ""):
+        raise GpushimError(f"{path}: {problem}", CONFIG)
     return found
 
 
@@ -205,7 +205,7 @@ def stand_in(names: list[str], last: str) -> str:
     return low_level([*dict.fromkeys([*names, *others])])
 
 
-def troubles(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
+def problems(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
     """Check a value against a rule of the schema; yields a sentence about `name` for each error.
 
     Only the subset of JSON Schema that config.schema.json uses; a test holds it against jsonschema.
@@ -217,14 +217,14 @@ def troubles(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
     elif kind == "object":
         for key, member in value.items():
             if key in rule["properties"]:
-                yield from troubles(member, rule["properties"][key], _joined(name, key))
+                yield from problems(member, rule["properties"][key], _dotted(name, key))
             else:
-                yield _unknown(_joined(name, key))
+                yield _unknown(_dotted(name, key))
     elif kind == "array":
         if len(value) < rule.get("minItems", 0):
             yield f"{name} is empty"
         for number, member in enumerate(value):
-            yield from troubles(member, rule["items"], f"{name}[{number}]")
+            yield from problems(member, rule["items"], f"{name}[{number}]")
     elif "enum" in rule and value not in rule["enum"]:
         yield f"{name} is {_shown(value)}, not one of {', '.join(rule['enum'])}"
     elif "pattern" in rule and not re.search(rule["pattern"], value):
@@ -344,7 +344,7 @@ def _alone(value: Any, rule: dict[str, Any]) -> bool:
     """Say whether a string should be in brackets: a list of it would be right."""
     if rule["type"] != "array" or not isinstance(value, str) or _shown(value)[1:-1] != value:
         return False
-    return not [*troubles(value, rule["items"], "")]
+    return not [*problems(value, rule["items"], "")]
 
 
 def _unknown(name: str) -> str:
@@ -405,7 +405,7 @@ def _cleaned(path: str) -> str:
     return "/" + posixpath.normpath(path).lstrip("/")  # normpath keeps two leading slashes
 
 
-def _joined(section: str, key: str) -> str:
+def _dotted(section: str, key: str) -> str:
     return f"{section}.{key}" if section else key
 
 

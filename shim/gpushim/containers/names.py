@@ -76,7 +76,7 @@ class Names:
         said = [
             (engine, root)
             for engine in self._dockerds
-            for root in [*engine.option(f"--{key}"), dockerd.told(dockerd.config(engine), key)]
+            for root in [*engine.option(f"--{key}"), dockerd.readable_setting(dockerd.config(engine), key)]
         ]
         return [engine.seen(root) for engine, root in said if isinstance(root, str) and root.startswith("/")]
 

@@ -28,7 +28,7 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # of objects of Kube
 NAMES_DEVICES = "names the devices"  # gpushim.explain's words for what counts
 
 
-class Wanted(NamedTuple):
+class PodName(NamedTuple):
     """Which containers are asked for; of all names if `container` is ""."""
 
     namespace: str
@@ -41,12 +41,12 @@ class Wanted(NamedTuple):
         return same and pod.container in ({self.container} if self.container else {pod.container} - {""})
 
 
-def wanted(text: str) -> Wanted | None:
+def pod_name(text: str) -> PodName | None:
     """Read NAMESPACE/POD or NAMESPACE/POD/CONTAINER; None if it is neither."""
     parts = text.split("/")
     if len(parts) not in (2, 3) or not all(map(NAME.fullmatch, parts)):
         return None
-    return Wanted(*parts, *[""] * (3 - len(parts)))
+    return PodName(*parts, *[""] * (3 - len(parts)))
 
 
 def kubelet_dir() -> str:
@@ -58,7 +58,7 @@ def kubelet_dir() -> str:
 
 
 def report(
-    asked: Wanted, inventory: Snapshot, kubelet_dir: str, states: list[str] | None = None, proc: str = "/proc"
+    asked: PodName, inventory: Snapshot, kubelet_dir: str, states: list[str] | None = None, proc: str = "/proc"
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Explain the running containers of a pod.
 
@@ -79,7 +79,7 @@ def report(
         GpushimError: no such container runs here.
     """
     notes: list[str] = []
-    given, theirs = _given(kubelet_dir, notes), _kept(kubelet_dir, notes)
+    given, theirs = _given(kubelet_dir, notes), _claims(kubelet_dir, notes)
     found, ended, others = [], [], set()
     for container in holders.containers(notes, states, proc):
         spec = None if container.reader.user else container.spec()
@@ -117,10 +117,10 @@ def _one(
     by_claim = _claimed(pod.uid, has, theirs, inventory)
     bundle = str(container.state["bundle"] or "")
     story = explain.explain(spec, bundle)
-    told = [f"{row['what']}={row['value']}" for row in story["asked"] if row["effect"] == NAMES_DEVICES]
-    told += [f"{called(one)}, which kubelet has prepared" for one in by_claim or ()]
-    if has and not told:
-        told = [f"nothing that gpushim-runtime reads: {_behind(how)}"]
+    requests = [f"{row['what']}={row['value']}" for row in story["asked"] if row["effect"] == NAMES_DEVICES]
+    requests += [f"{called(one)}, which kubelet has prepared" for one in by_claim or ()]
+    if has and not requests:
+        requests = [f"nothing that gpushim-runtime reads: {_behind(how)}"]
     known = given if pod.uid else None
     mine = [one for one in known or () if (one.uid, one.container) == (pod.uid, pod.container)]
     return {
@@ -135,7 +135,7 @@ def _one(
         "devices": has,
         "how": how,
         "claims": by_claim,
-        "told": told,
+        "told": requests,
         "kubelet": None
         if known is None
         else [{"resource": one.resource, "devices": one.devices, "answer": one.answer} for one in mine],
@@ -156,7 +156,7 @@ def claimed(rows: list[dict[str, Any]], inventory: Snapshot, kubelet_dir: str) -
         sentences about what could not be read.
     """
     notes: list[str] = []
-    theirs = _kept(kubelet_dir, notes) if any(row["uid"] for row in rows) else []
+    theirs = _claims(kubelet_dir, notes) if any(row["uid"] for row in rows) else []
     for row in rows:
         row["claims"] = _claimed(row["uid"], row["devices"], theirs, inventory)
     return notes
@@ -183,7 +183,7 @@ def _claimed(
     return found
 
 
-def _kept(folder: str, notes: list[str]) -> list[Claim] | None:
+def _claims(folder: str, notes: list[str]) -> list[Claim] | None:
     try:
         return kept(folder)
     except OSError as error:
@@ -213,7 +213,7 @@ def _given(folder: str, notes: list[str]) -> list[Given] | None:
     return None
 
 
-def _ended(asked: Wanted, container: str) -> str:
+def _ended(asked: PodName, container: str) -> str:
     shown = quote(container)
     return (
         f"container {shown} of pod {asked.namespace}/{asked.pod} has ended; "
@@ -221,7 +221,7 @@ def _ended(asked: Wanted, container: str) -> str:
     )
 
 
-def _missing(asked: Wanted, notes: list[str], others: list[str], ended: bool) -> GpushimError:
+def _missing(asked: PodName, notes: list[str], others: list[str], ended: bool) -> GpushimError:
     pod = f"{asked.namespace}/{asked.pod}"
     where = f"kubectl -n {asked.namespace} get pod {asked.pod} -o wide"
     if ended:
@@ -231,6 +231,6 @@ def _missing(asked: Wanted, notes: list[str], others: list[str], ended: bool) ->
         return GpushimError(
             f"pod {pod} has no running container {asked.container} on this node; it has {has}", FAILED
         )
-    unread = [note for note in notes if "not listed" in note]
-    more = f"; {unread[0]}" if unread else ""
+    not_listed = [note for note in notes if "not listed" in note]
+    more = f"; {not_listed[0]}" if not_listed else ""
     return GpushimError(f"pod {pod} has no running container on this node; {where} says where it is{more}", FAILED)

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> NoReturn:
             arguments.
     """
     started = time.monotonic()
-    low, unread, verb, bundle_path, container, log, log_format, ignored, moved, lc_ctype, launcher, *args = argv
+    low, stale, verb, bundle_path, container, log, log_format, ignored, moved, lc_ctype, launcher, *args = argv
     for number, place in zip(moved[::2], moved[1::2]):
         posix.dup2(int(place), int(number))
         posix.close(int(place))
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> NoReturn:
     if lc_ctype:
         posix.environ[b"LC_CTYPE"] = lc_ctype[1:].encode("utf-8", "surrogateescape")
     try:
-        if unread:
+        if stale:
             low = configured_runtime(low, launcher)
         if verb in ("create", "run"):
             low = edit(low, bundle_path, container, started)

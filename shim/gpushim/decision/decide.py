@@ -80,9 +80,9 @@ class Decision:
         config, state = system.config_path(), system.state_dir()
         self.inventory, stale = ensure.last(config, state)
         if stale != "policy":
-            wanted = self._read(spec)
-            if wanted is None or not stale or plan.parts(wanted)[0] is None:
-                return wanted
+            asked = self._read(spec)
+            if asked is None or not stale or plan.parts(asked)[0] is None:
+                return asked
         try:
             if renew:
                 self.inventory = renew(config, state)
@@ -103,14 +103,14 @@ class Decision:
         self.ignored = []
         return self.take(request.read(spec, self.inventory["policy"], self.ignored))
 
-    def take(self, wanted: Optional[Request]) -> Optional[Request]:
+    def take(self, asked: Optional[Request]) -> Optional[Request]:
         """Take a request as it is, for the inventory that is set; returns it."""
-        self.request = wanted
-        if wanted is not None:
-            self.ignored = wanted.ignored
-            if wanted.imex:
-                ensure.look_at_channels(self.inventory, [*wanted.imex])
-        return wanted
+        self.request = asked
+        if asked is not None:
+            self.ignored = asked.ignored
+            if asked.imex:
+                ensure.look_at_channels(self.inventory, [*asked.imex])
+        return asked
 
     def plan(self, bundle: Bundle) -> None:
         """Decide what the request brings.
@@ -139,23 +139,23 @@ class Decision:
     def line(self) -> dict[str, Any]:
         """Return the log's line about this container; empty if it asked for nothing."""
         if self.refusal:
-            told = {"level": "error", "msg": self.refusal[: bounds.LOG_TEXT], **self._about}
+            line = {"level": "error", "msg": self.refusal[: bounds.LOG_TEXT], **self._about}
         elif self.request is not None:
-            told = {"level": "info", "msg": "GPU container", **self._about, "gpus": self.uuids()}
+            line = {"level": "info", "msg": "GPU container", **self._about, "gpus": self.uuids()}
         elif self.ignored:
-            told = {"level": "warning", "msg": "no GPU", **self._about}
+            line = {"level": "warning", "msg": "no GPU", **self._about}
         else:
             return {}
         if self.request is not None:
-            told["request"] = f"{self.request.source}={self.request.text}"[:1000]
+            line["request"] = f"{self.request.source}={self.request.text}"[:1000]
         if self.refusal:
-            return told
+            return line
         if self.request is not None:
-            told["milliseconds"] = round((time.monotonic() - self._started) * 1000, 2)
+            line["milliseconds"] = round((time.monotonic() - self._started) * 1000, 2)
         if self.ignored:
             more = len(self.ignored) - bounds.LISTED  # an image can name thousands of channels
-            told["ignored"] = [*self.ignored[: bounds.LISTED], f"and {more} more"] if more > 0 else self.ignored
-        return told
+            line["ignored"] = [*self.ignored[: bounds.LISTED], f"and {more} more"] if more > 0 else self.ignored
+        return line
 
     def uuids(self) -> list[str]:
         """List the UUIDs of the GPUs chosen, then of the MIG instances, each once."""

@@ -202,11 +202,11 @@ def _needed(
     for mig in migs:
         why, reason = asked.get(id(mig), ""), f"MIG instance {mig['uuid']} needs it"
         needed += [(node, why, reason) for node in mig["nodes"]]
-    for wanted, path, name in (
+    for asks, path, name in (
         (request.mig_config, MIG_CONFIG_NODE, "NVIDIA_MIG_CONFIG_DEVICES"),
         (request.mig_monitor, MIG_MONITOR_NODE, "NVIDIA_MIG_MONITOR_DEVICES"),
     ):
-        if wanted:
+        if asks:
             needed.append((path, f"{name}=all", f"{name} asks for it"))
     return needed
 
@@ -214,7 +214,7 @@ def _needed(
 def _absent(path: str, reason: str, inventory: Snapshot) -> GpushimError:
     node, why = path, f" ({reason})"
     if path not in ("/dev/nvidiactl", UVM_NODES[0], MIG_CONFIG_NODE, MIG_MONITOR_NODE):  # these tell no GPU
-        node, why = selection.told(inventory, path, "a node of a GPU"), selection.told(inventory, why)
+        node, why = selection.disclosed(inventory, path, "a node of a GPU"), selection.disclosed(inventory, why)
     return GpushimError(
         f"{node} is not on this host, or is not that device{why}; run gpushim refresh as root, which "
         "makes it or says why it cannot",

@@ -72,10 +72,10 @@ class Host:
         config: path of config.toml.
         state: the directory of the snapshot.
         settings: the policy; the defaults for what is wrong in config.toml.
-        trouble: what is wrong with config.toml, or "".
+        problem: what is wrong with config.toml, or "".
         old_names: sentences about old names of keys in config.toml.
         engines: those that run.
-        strangers: processes that only call themselves an engine.
+        impostors: processes that only call themselves an engine.
         named: engines that the user named, keys of checks.ENGINES.
         kubelet_says: the directory that the kubelet which runs was told (--root-dir); "" if none was.
         code: the directory of the code that engines run.
@@ -86,10 +86,10 @@ class Host:
     config: str = system.CONFIG_FILE
     state: str = system.STATE_DIR
     settings: Config = field(default_factory=policy.defaults)
-    trouble: str = ""
+    problem: str = ""
     old_names: list[str] = field(default_factory=list)
     engines: list[running.Engine] = field(default_factory=list)
-    strangers: list[running.Stranger] = field(default_factory=list)
+    impostors: list[running.Impostor] = field(default_factory=list)
     named: tuple[str, ...] = ()
     kubelet_says: str = ""
     code: str = field(default_factory=_code)
@@ -176,19 +176,19 @@ def look(named: tuple[str, ...] = ()) -> Host:
     Raises:
         GpushimError: GPUSHIM_CONFIG or GPUSHIM_STATE is no absolute path.
     """
-    engines, strangers = running.look()
+    engines, impostors = running.look()
     host = Host(
         config=system.config_path(),
         state=system.state_dir(),
         engines=engines,
-        strangers=strangers,
+        impostors=impostors,
         named=named,
         kubelet_says=kubelets.root_dir(),
     )
     try:
         host.settings, host.old_names = policy.loaded(host.config)
     except GpushimError as error:
-        host.trouble, host.settings = str(error), policy.usable(host.config)
+        host.problem, host.settings = str(error), policy.usable(host.config)
     return host
 
 

@@ -62,18 +62,18 @@ def spec(host: Host) -> Iterator[Finding]:
         yield skipped(f"write-spec under [cdi] in {host.config} is false")
     elif not found or found["error"]:
         yield skipped("there is no snapshot to compare it with")
-    elif (wanted := _wanted(host, found)) is None:
+    elif (expected := _expected(host, found)) is None:
         yield skipped("no GPU can be used, so there is no spec (nvml says why)")
     elif _nowhere(host):
-        told = f"{path} is where neither spec-dirs under [cdi] nor engines by themselves look for CDI devices"
-        yield warning(told, entries.moved(host, publish.DEFAULT_DIRECTORY))
+        evidence = f"{path} is where neither spec-dirs under [cdi] nor engines by themselves look for CDI devices"
+        yield warning(evidence, entries.moved(host, publish.DEFAULT_DIRECTORY))
     elif publish.saved(path) is None and (other := _other(host, found, path)):
         yield ok(f"{path} is not there, for {other} has its devices")
     elif publish.saved(path) is None:
         yield warning(f"{path} is not there, or cannot be used: engines find no CDI device of gpushim", _again(host))
-    elif publish.saved(path) != wanted and (why := publish.emptier(path, wanted, found["source"])):
+    elif publish.saved(path) != expected and (why := publish.emptier(path, expected, found["source"])):
         yield warning(why, "do what nvml says; then gpushim refresh")
-    elif publish.saved(path) != wanted:
+    elif publish.saved(path) != expected:
         yield broken(
             f"{path} is not of this driver and these GPUs: engines give containers what is not there", _again(host)
         )
@@ -110,24 +110,24 @@ def _elsewhere(host: Host) -> str:
 
 
 def _other(host: Host, snapshot: Snapshot, path: str) -> str:
-    wanted = _wanted(host, snapshot)
-    return publish.conflicting(path, wanted)[0] if wanted else ""
+    expected = _expected(host, snapshot)
+    return publish.conflicting(path, expected)[0] if expected else ""
 
 
-def _wanted(host: Host, snapshot: Snapshot) -> dict[str, Any] | None:
-    wanted = host.settings["cdi"]
+def _expected(host: Host, snapshot: Snapshot) -> dict[str, Any] | None:
+    expected = host.settings["cdi"]
     try:
-        return write.gpu_spec(snapshot, wanted["kind"], wanted["device-names"], [])
+        return write.gpu_spec(snapshot, expected["kind"], expected["device-names"], [])
     except GpushimError:
         return None
 
 
 def files(host: Host) -> Iterator[Finding]:
     """Check that every spec can be read and trusted."""
-    found, troubles = specs.load(directories(host))
-    for trouble in troubles:
-        others = "owns it" in trouble or "its mode is" in trouble
-        path = trouble.partition(": ")[0]
+    found, problems = specs.load(directories(host))
+    for problem in problems:
+        others = "owns it" in problem or "its mode is" in problem
+        path = problem.partition(": ")[0]
         if path == publish.path_of(host.settings) and not others:
             fix = _again(host)
         else:
@@ -135,8 +135,8 @@ def files(host: Host) -> Iterator[Finding]:
         if others and os.path.exists(path):
             take = untrusted.directory if os.path.isdir(path) else untrusted.file
             fix = take(path) or _avoided(host, path)
-        yield (broken if others else warning)(f"{trouble}; its devices do not count", fix)
-    if not troubles:
+        yield (broken if others else warning)(f"{problem}; its devices do not count", fix)
+    if not problems:
         yield ok(f"all specs in {some(directories(host))} can be read ({len(found)})")
 
 
@@ -155,29 +155,29 @@ def _avoided(host: Host, folder: str) -> str:
 def conflicts(host: Host) -> Iterator[Finding]:
     """Check that no device is in two files."""
     places: dict[str, list[tuple[int, str]]] = {}
-    listed, troubles = specs.load(directories(host))
+    listed, problems = specs.load(directories(host))
     for path, priority, document in listed:
         for device in document["devices"]:
             places.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
     said, mine = set(), publish.path_of(host.settings)
-    unread = [trouble.partition(": ")[0] for trouble in troubles]
-    for path in unread:
-        told = f"what {path} has is unknown, and an engine that can read it may find a device twice"
-        yield warning(told, "do what cdi-files says")
+    unreadable = [problem.partition(": ")[0] for problem in problems]
+    for path in unreadable:
+        evidence = f"what {path} has is unknown, and an engine that can read it may find a device twice"
+        yield warning(evidence, "do what cdi-files says")
     for name, found in places.items():
         paths = sorted(path for _, path in found)
         if len(paths) > 1 and tuple(paths) not in said:
             said.add(tuple(paths))
             same = len({priority for priority, _ in found}) < len(found)
-            told = f"{name} is in {' and in '.join(paths)}"
+            evidence = f"{name} is in {' and in '.join(paths)}"
             if same:
                 one = mine if mine in paths else paths[-1]
                 fix = REFRESH if any(map(written.ours, paths)) else f"rm {shlex.quote(one)}"
-                yield broken(f"{told}: engines refuse that device", fix)
+                yield broken(f"{evidence}: engines refuse that device", fix)
             else:  # cdi-spec needs gpushim's own
                 one = next(path for _, path in found if path != mine)
-                yield warning(f"{told}: the last of the directories counts", f"rm {shlex.quote(one)}")
-    if not said and not unread:
+                yield warning(f"{evidence}: the last of the directories counts", f"rm {shlex.quote(one)}")
+    if not said and not unreadable:
         yield ok("no device is in two files")
 
 

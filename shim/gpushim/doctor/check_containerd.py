@@ -35,8 +35,10 @@ def daemon(host: Host) -> Iterator[Finding]:
         elif os.path.exists(path):
             yield ok(f"{who} runs, with {path}")
         elif engine.config:
-            told = f"{who} was started with --config {path}, which is not there any more: it would not start again"
-            yield broken(told, _configure(host, engine))
+            evidence = (
+                f"{who} was started with --config {path}, which is not there any more: it would not start again"
+            )
+            yield broken(evidence, _configure(host, engine))
         else:
             yield ok(f"{who} runs, with what is built in: there is no {path}")
     if not engines(host):
@@ -44,7 +46,7 @@ def daemon(host: Host) -> Iterator[Finding]:
 
 
 def _absent(host: Host) -> Finding:
-    if any(each.name == NAME for each in host.strangers):
+    if any(each.name == NAME for each in host.impostors):
         return skipped("no containerd runs that is this user's (engine-processes says more)")
     found = services.installed(host.top)
     which = f", and {' and '.join(found)} is installed" if found else ""
@@ -61,22 +63,26 @@ def runtime(host: Host) -> Iterator[Finding]:
         handlers = _handlers(engine, cri)
         for name, path in entries.for_gpus(engine, _programs(cri)).items():
             if not engine.executable(path):
-                told = f"containerd's handler {name} is {path}, which is not an executable file"
+                evidence = f"containerd's handler {name} is {path}, which is not an executable file"
                 if needed or name in handlers:
-                    yield broken(told, _configure(host, engine, name))
+                    yield broken(evidence, _configure(host, engine, name))
             elif name in handlers:
                 yield ok(f"containerd's handler {name} is {path}")
         if not handlers:
             other = entries.for_gpus(engine, _programs(cri)).get("nvidia", "")
-            told = f"the settings of containerd (process {engine.pid}) do not name gpushim-runtime"
-            told += f"; their nvidia is {other}" if other else ""
-            yield broken(told, _configure(host, engine)) if needed else skipped(f"{told}, and no Kubernetes is here")
+            evidence = f"the settings of containerd (process {engine.pid}) do not name gpushim-runtime"
+            evidence += f"; their nvidia is {other}" if other else ""
+            yield (
+                broken(evidence, _configure(host, engine))
+                if needed
+                else skipped(f"{evidence}, and no Kubernetes is here")
+            )
     known = [engine for engine, _ in with_cri]
     for engine in engines(host):
         if needed and engine not in known and "error" not in _merged(host, engine):
-            told = f"the CRI of containerd (process {engine.pid}) is disabled, so there are no pods"
+            evidence = f"the CRI of containerd (process {engine.pid}) is disabled, so there are no pods"
             where = shlex.quote(_config(engine))
-            yield broken(told, f"take it out of disabled_plugins in {where}; then {host.restart(engine)}")
+            yield broken(evidence, f"take it out of disabled_plugins in {where}; then {host.restart(engine)}")
 
 
 def driver(host: Host) -> Iterator[Finding]:
@@ -104,8 +110,8 @@ def restarted(host: Host) -> Iterator[Finding]:
         places = [_config(engine), os.path.dirname(_config(engine)) + "/conf.d", *map(engine.seen, read)]
         late = [place for place in places if engine.before(place)]
         if late:
-            told = f"{late[0]} was changed after containerd (process {engine.pid}) started"
-            yield warning(told, host.restart(engine))
+            evidence = f"{late[0]} was changed after containerd (process {engine.pid}) started"
+            yield warning(evidence, host.restart(engine))
         else:
             yield ok("containerd started after its settings were written")
 
@@ -120,11 +126,11 @@ def devices(host: Host) -> Iterator[Finding]:
         folders = cri.get("cdi_spec_dirs")
         if "enable_cdi" not in cri:
             yield skipped("this containerd does not do CDI")
-        elif cri["enable_cdi"] and isinstance(folders, list) and not _told(host, engine, folders):
-            told = (
+        elif cri["enable_cdi"] and isinstance(folders, list) and not _configured_folders(host, engine, folders):
+            evidence = (
                 f"containerd does CDI from {', '.join(map(str, folders))}, and the spec is in {entries.place(host)}"
             )
-            yield warning(told, entries.moved(host, str(folders[-1])))
+            yield warning(evidence, entries.moved(host, str(folders[-1])))
         elif cri["enable_cdi"]:
             yield ok("containerd injects CDI devices")
         else:
@@ -137,7 +143,7 @@ def devices(host: Host) -> Iterator[Finding]:
             )
 
 
-def _told(host: Host, engine: Engine, folders: list[Any]) -> bool:
+def _configured_folders(host: Host, engine: Engine, folders: list[Any]) -> bool:
     """Say whether containerd looks for CDI devices in the directory that refresh writes to, if somebody chose one."""
     cdi = host.settings["cdi"]
     there = entries.looks_there(host, [engine.seen(str(folder)) for folder in folders])

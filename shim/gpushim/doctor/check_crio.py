@@ -33,11 +33,11 @@ def daemon(host: Host) -> Iterator[Finding]:
         if "error" in said:
             yield broken(f"{who} does not say its settings: {said['error']}", host.restart(engine))
         else:
-            told = "" if said else ", which is not asked, as its program is not the system's"
-            yield ok(f"{who} runs, with {' and '.join(filter(None, crio.places(engine)))}{told}")
+            evidence = "" if said else ", which is not asked, as its program is not the system's"
+            yield ok(f"{who} runs, with {' and '.join(filter(None, crio.places(engine)))}{evidence}")
     if not host.running("crio"):
-        told = "no CRI-O runs"
-        yield broken(told, host.start("crio")) if "crio" in host.named else skipped(told)
+        evidence = "no CRI-O runs"
+        yield broken(evidence, host.start("crio")) if "crio" in host.named else skipped(evidence)
 
 
 def runtime(host: Host) -> Iterator[Finding]:
@@ -51,9 +51,9 @@ def runtime(host: Host) -> Iterator[Finding]:
         for name in sorted({*named, *loaded}):
             path = named.get(name, "")
             if path and not engine.executable(path):
-                told = f"CRI-O's handler {name} is {path}, which is not an executable file"
+                evidence = f"CRI-O's handler {name} is {path}, which is not an executable file"
                 if needed or name in mine:
-                    yield broken(told, _configure(host, engine, name))
+                    yield broken(evidence, _configure(host, engine, name))
             elif path != loaded.get(name):
                 has = f"{who} has {loaded.get(name) or 'nothing'} for the handler {name}"
                 yield broken(f"{has}, and its files say {path or 'nothing'}", host.restart(engine))
@@ -61,8 +61,12 @@ def runtime(host: Host) -> Iterator[Finding]:
                 yield ok(f"CRI-O's handler {name} is {path}")
         if not mine:
             other = named.get("nvidia", "")
-            told = f"the settings of {who} do not name gpushim-runtime{other and f'; their nvidia is {other}'}"
-            yield broken(told, _configure(host, engine)) if needed else skipped(f"{told}, and no Kubernetes is here")
+            evidence = f"the settings of {who} do not name gpushim-runtime{other and f'; their nvidia is {other}'}"
+            yield (
+                broken(evidence, _configure(host, engine))
+                if needed
+                else skipped(f"{evidence}, and no Kubernetes is here")
+            )
         yield from _low_level(host, engine) if mine else ()
 
 
@@ -103,11 +107,11 @@ def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
     said = _said(host, engine)
     try:
         known = said if dropin.table(said, *RUNTIME) else crio.settings(engine)
-        told, fix = crio.otherwise(known, host.settings["runtime"]["low-level"], host.config)
+        evidence, fix = crio.otherwise(known, host.settings["runtime"]["low-level"], host.config)
     except GpushimError:
         return  # low-level-runtime says so
-    if told:
-        yield warning(told, fix)
+    if evidence:
+        yield warning(evidence, fix)
 
 
 def _said(host: Host, engine: Engine) -> dict[str, Any]:

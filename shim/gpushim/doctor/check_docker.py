@@ -44,14 +44,14 @@ def daemon(host: Host) -> Iterator[Finding]:
 
 
 def _absent(host: Host) -> Finding:
-    if any(each.name == "dockerd" for each in host.strangers):
+    if any(each.name == "dockerd" for each in host.impostors):
         return skipped("no dockerd runs that is this user's (engine-processes says more)")
     if programs.lying("dockerd", host.top):
         path = host.top + dockerd.default_config()
         start, wrong = host.start("docker"), _wrong(host, path)
-        told = f"no dockerd runs, and none would start: {wrong}" if wrong else "no dockerd runs"
+        evidence = f"no dockerd runs, and none would start: {wrong}" if wrong else "no dockerd runs"
         fix = f"{corrected(path)}; then {start}" if wrong else start
-        return (broken if "docker" in host.named else warning)(told, fix)
+        return (broken if "docker" in host.named else warning)(evidence, fix)
     return (
         broken("Docker is not installed", "install Docker (package docker.io, or docker-ce)")
         if "docker" in host.named
@@ -83,8 +83,8 @@ def runtime(host: Host) -> Iterator[Finding]:
             default = f", and {info['DefaultRuntime']} is the default" if info.get("DefaultRuntime") in known else ""
             yield ok(f"dockerd knows the runtime {known[0]}{default}")
         elif written:
-            told = f"{path} has the runtime {written[0]}, which the running dockerd does not know"
-            yield broken(told, host.restart(engine))
+            evidence = f"{path} has the runtime {written[0]}, which the running dockerd does not know"
+            yield broken(evidence, host.restart(engine))
         else:
             other = named.get("nvidia")
             yield (warning if on_path.found(engine, HOOK) else broken)(
@@ -171,22 +171,25 @@ def restarted(host: Host) -> Iterator[Finding]:
         by_cdi = on_path.found(engine, CDI_HOOK) if version_of(host, engine) >= CDI_GPUS else ""
         late = [path for path in (by_cdi, on_path.found(engine, HOOK)) if path and engine.before(path)]
         if late:
-            told = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
+            evidence = f"dockerd has run since before {late[0]} was installed: docker run --gpus may not find it"
         elif not names(host, engine) and engine.before(dockerd.config(engine)):
-            told = f"{dockerd.config(engine)} was changed after dockerd (process {engine.pid}) started"
+            evidence = f"{dockerd.config(engine)} was changed after dockerd (process {engine.pid}) started"
         else:
-            told = _not_loaded(host, engine)
-        if told:
-            yield warning(told, _kept(host, engine) or host.restart(engine))
+            evidence = _not_loaded(host, engine)
+        if evidence:
+            yield warning(evidence, _fix_of_names(host, engine) or host.restart(engine))
         else:
             yield ok("dockerd started after all that it reads at its start")
 
 
-def _kept(host: Host, engine: Engine) -> str:
+def _fix_of_names(host: Host, engine: Engine) -> str:
     """Say how to write gpushim's loaded runtimes into the file before a restart drops them; "" if they are in it."""
     info, written = _info(host, engine), dockerd.programs(engine)
-    kept = [*dockerd.added(engine), *(name for name, program in written.items() if executes_ours(program, engine))]
-    lost = [] if kept else names(host, engine)
+    executed = [
+        *dockerd.added(engine),
+        *(name for name, program in written.items() if executes_ours(program, engine)),
+    ]
+    lost = [] if executed else names(host, engine)
     if not lost:
         return ""
     more = ["--set-as-default"] if info.get("DefaultRuntime") == lost[0] else []
@@ -226,10 +229,10 @@ def devices(host: Host) -> Iterator[Finding]:
             yield skipped("Docker does CDI from version 25 on")
         elif not info.get("CDISpecDirs"):
             default = version >= CDI_DEFAULT
-            told = (
+            evidence = (
                 "features.cdi is false" if default else "features.cdi is not true, as it must be before version 28.2"
             )
-            yield warning(f"dockerd does not do CDI: {told}", _configure(host, engine, more=("--cdi",)))
+            yield warning(f"dockerd does not do CDI: {evidence}", _configure(host, engine, more=("--cdi",)))
         elif version >= CDI_DEFAULT and not any(each.startswith("nvidia.com/gpu=") for each in found):
             folders = [str(each) for each in info["CDISpecDirs"]]
             yield warning(f"dockerd finds no nvidia.com/gpu in {', '.join(folders)}", _list(host, engine, folders))
@@ -279,9 +282,9 @@ def _asked(engine: Engine) -> dict[str, Any]:
     try:
         return dockerd.info(engine, seconds=ask.SECONDS)
     except PermissionError as error:
-        told, _, fix = str(error).rpartition("; ")  # places.py says who could have put the socket there
+        evidence, _, fix = str(error).rpartition("; ")  # places.py says who could have put the socket there
         root = "run this as root, or as a user who may use that socket"
-        return {"error": told or str(error), "fix": fix if told else root}
+        return {"error": evidence or str(error), "fix": fix if evidence else root}
     except (OSError, ValueError) as error:
         return {"error": str(error), "fix": ""}
 

@@ -65,18 +65,18 @@ def runtime(host: Host) -> Iterator[Finding]:
         if good:
             yield ok(f"Podman's runtime {name} is {good[0]}")
         else:
-            told = f"Podman's runtime {name} is {paths[0]}, which is not an executable file"
-            yield broken(told, _configure(host, name))
+            evidence = f"Podman's runtime {name} is {paths[0]}, which is not an executable file"
+            yield broken(evidence, _configure(host, name))
     if not names(host) and "nvidia" not in found:
         kind = host.settings["cdi"]["kind"]
         known = any(document["kind"] == kind for _, _, document in specs.load(cdi.directories(host))[0])
-        told = "containers.conf does not name gpushim-runtime"
+        evidence = "containers.conf does not name gpushim-runtime"
         if not known and os.path.lexists(host.state) and not trust.ours(host.state):
-            yield skipped(f"{told}; whether CDI does without, a refresh decides once state-directory is well")
+            yield skipped(f"{evidence}; whether CDI does without, a refresh decides once state-directory is well")
         elif known:
-            yield ok(f"{told}, and {kind} is known to CDI: --device {kind}=all")
+            yield ok(f"{evidence}, and {kind} is known to CDI: --device {kind}=all")
         else:
-            yield (broken if "podman" in host.named else warning)(told, _configure(host))
+            yield (broken if "podman" in host.named else warning)(evidence, _configure(host))
 
 
 def hooks(host: Host) -> Iterator[Finding]:
@@ -125,8 +125,8 @@ def _environment() -> str:
         return ""
     places = {"HOME": [home, _home(user)], **({"XDG_RUNTIME_DIR": [folder, f"/run/user/{user}"]} if user else {})}
     words = [
-        f"{name}={next((shlex.quote(each) for each in wanted if _own(each)), '$(mktemp -d)')}"
-        for name, wanted in places.items()
+        f"{name}={next((shlex.quote(each) for each in candidates if _own(each)), '$(mktemp -d)')}"
+        for name, candidates in places.items()
     ]
     return f"export {' '.join(words)} && gpushim doctor podman"
 

@@ -72,7 +72,7 @@ GENERAL: dict[str, Check] = {
     "cdi-paths": cdi.paths,
     "cdi-hooks": cdi.hooks,
     "cdi-versions": cdi.readable,
-    "engine-processes": host.strangers,
+    "engine-processes": host.impostors,
     "nvidia-config": host.old_config,
     "nvidia-hook": host.old_hook,
     "nvidia-hooks-d": host.old_hooks_d,
@@ -109,7 +109,7 @@ def table(named: tuple[str, ...]) -> dict[str, Check]:
 def judge(name: str, check: Check, look_at: Host) -> list[Finding]:
     """Run a check, unless what it needs of config.toml is not known."""
     absent = policy.absent(look_at.driver) if name in OF_THE_DRIVER else ""
-    if look_at.trouble and name in OF_THE_POLICY:
+    if look_at.problem and name in OF_THE_POLICY:
         found = [skipped(f"not looked at while {look_at.config} is not valid")]
     elif absent:
         found = [skipped(f"not looked at: {absent}")]
@@ -124,7 +124,7 @@ def judge(name: str, check: Check, look_at: Host) -> list[Finding]:
 def run(look_at: Host) -> list[Finding]:
     """Run the checks of a host one after the other; those that do not concern this host may find nothing."""
     found = [one for name, check in table(look_at.named).items() for one in judge(name, check, look_at)]
-    return follows.told(found)
+    return follows.linked(found)
 
 
 def worst(found: list[Finding]) -> str:

@@ -29,24 +29,24 @@ def existing(host: Host) -> Iterator[Finding]:
     wrong = list(_wrong(host))
     yield from wrong
     if not wrong:
-        yield ok(f"{len(_wanted(host))} nodes of the driver are there and right")
+        yield ok(f"{len(_expected(host))} nodes of the driver are there and right")
 
 
-def _wanted(host: Host) -> list[make_nodes.Wanted]:
+def _expected(host: Host) -> list[make_nodes.Expected]:
     """List the nodes; without a particular mode where /proc does not tell the driver's device files."""
     silent = hung.now(host.state, host.proc, host.sys)  # the kernel's words of them hang, too
-    wanted = list(make_nodes.wanted(host.proc, silent))
+    expected = list(make_nodes.expected(host.proc, silent))
     known = nodes.majors(host.proc)
     if procfs.device_files(host.proc) is None:
         named = {"/dev/nvidiactl": make_nodes.CONTROL, "/dev/nvidia-uvm": make_nodes.UVM}
         named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(host.proc, [], hung.instead(silent)))
         for path, minor in named.items():
-            wanted += [(path, major, minor, 0, 0, 0) for major in nodes.owners(path, known)[1][:1]]
-    return wanted
+            expected += [(path, major, minor, 0, 0, 0) for major in nodes.owners(path, known)[1][:1]]
+    return expected
 
 
 def _wrong(host: Host) -> Iterator[Finding]:
-    for path, major, minor, mode, _, _ in _wanted(host):
+    for path, major, minor, mode, _, _ in _expected(host):
         place = inside(host.driver["dev-root"], path)
         try:
             status = os.lstat(place)
@@ -83,7 +83,7 @@ def links(host: Host) -> Iterator[Finding]:
         yield skipped(NO_DRIVER)
         return
     missing = []
-    for path, major, minor, *_ in _wanted(host):
+    for path, major, minor, *_ in _expected(host):
         link = inside(host.driver["dev-root"], f"/dev/char/{major}:{minor}")
         try:
             status = os.stat(link)

@@ -66,9 +66,9 @@ def registered(host: Host) -> Iterator[Finding]:
             yield _ended(host, path, bool(alive))
     both = sorted({_resource(path) for path in mine} & {_resource(path) for path in {*alive} - {*mine}})
     if both:
-        told = f"two device plugins offer nvidia.com/{', nvidia.com/'.join(both)}: kubelet takes the one that "
-        told += "registered last, and two pods may get one GPU"
-        yield broken(told, _one(host))
+        evidence = f"two device plugins offer nvidia.com/{', nvidia.com/'.join(both)}: kubelet takes the one that "
+        evidence += "registered last, and two pods may get one GPU"
+        yield broken(evidence, _one(host))
     if mine:
         yield from _asked(host)
     elif alive:
@@ -98,12 +98,12 @@ def _resource(path: str) -> str:
 
 
 def _ended(host: Host, path: str, others: bool) -> Finding:
-    told = f"nobody listens on {path}: the device plugin that made it has ended"
+    evidence = f"nobody listens on {path}: the device plugin that made it has ended"
     if others:
-        return warning(told, f"rm {shlex.quote(path)}")
+        return warning(evidence, f"rm {shlex.quote(path)}")
     ours = os.path.basename(path).startswith(OURS)
-    return warning(told, plugin_again(host) if ours else "delete the device plugin's pod on this node with kubectl: "
-                   "its daemon set makes another")  # fmt: skip
+    theirs = "delete the device plugin's pod on this node with kubectl: its daemon set makes another"
+    return warning(evidence, plugin_again(host) if ours else theirs)
 
 
 def _asked(host: Host) -> Iterator[Finding]:
@@ -120,24 +120,26 @@ def _asked(host: Host) -> Iterator[Finding]:
         yield warning(f"gpushim-device-plugin does not answer at {where} within {SECONDS:g} s", plugin_again(host))
         return
     except OSError as error:
-        told = f"gpushim-device-plugin listens for kubelet, and cannot be asked at {where}: {error.strerror or error}"
-        yield warning(told, plugin_again(host))
+        evidence = (
+            f"gpushim-device-plugin listens for kubelet, and cannot be asked at {where}: {error.strerror or error}"
+        )
+        yield warning(evidence, plugin_again(host))
         return
     except (ValueError, KeyError, TypeError, RecursionError):
         yield warning(f"what gpushim-device-plugin answers at {where} is not understood", plugin_again(host))
         return
-    yield from _told(host, answer, [name for name, at, _ in names if not at])
+    yield from _answered(host, answer, [name for name, at, _ in names if not at])
     if answer.get("version", __version__) == __version__ and all(at for _, at, _ in names):
         more = f", {sick} unhealthy: gpushim device-plugin status says why" if sick else ""
         counted = ", ".join(f"{len(devices)} of {quote(name)}" for name, _, devices in names) or "nothing"
         yield ok(f"gpushim-device-plugin listens, and kubelet knows {counted}{more}")
 
 
-def _told(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterator[Finding]:
+def _answered(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterator[Finding]:
     version = str(answer.get("version", __version__))
     if version != __version__:
-        told = f"the gpushim-device-plugin that runs is version {quote(version)}, and this is {__version__}"
-        yield warning(told, plugin_again(host))
+        evidence = f"the gpushim-device-plugin that runs is version {quote(version)}, and this is {__version__}"
+        yield warning(evidence, plugin_again(host))
     if answer.get("released"):
         yield warning("gpushim-device-plugin has let go of the GPUs", "gpushim device-plugin take")
     for giver in answer.get("givers") or ():
@@ -145,14 +147,14 @@ def _told(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterator[Fi
         then_what = "two pods may get one GPU" if serves else "gpushim-device-plugin gives out none beside it"
         yield (warning if serves else broken)(f"{visible(str(giver))}: {then_what}", _one(host))
     if missing and ask.listens(f"{host.kubelet}/{PLUGINS}/kubelet.sock"):  # else that is what to mend
-        told = f"kubelet does not know {some([quote(name) for name in missing])} of gpushim-device-plugin"
-        yield warning(told, plugin_again(host))
-    if answer.get("trouble") and host.trouble:
-        told = f"gpushim-device-plugin gives nothing out while {host.config} is not valid"
-        yield broken(told, f"{corrected(host.config)}; then gpushim config check")
+        evidence = f"kubelet does not know {some([quote(name) for name in missing])} of gpushim-device-plugin"
+        yield warning(evidence, plugin_again(host))
+    if answer.get("trouble") and host.problem:
+        evidence = f"gpushim-device-plugin gives nothing out while {host.config} is not valid"
+        yield broken(evidence, f"{corrected(host.config)}; then gpushim config check")
     elif answer.get("trouble"):
-        told = f"gpushim-device-plugin gives nothing out: {quote(str(answer['trouble']))}"
-        yield broken(told, "gpushim refresh")
+        evidence = f"gpushim-device-plugin gives nothing out: {quote(str(answer['trouble']))}"
+        yield broken(evidence, "gpushim refresh")
 
 
 def strategy(host: Host) -> Iterator[Finding]:
@@ -161,18 +163,18 @@ def strategy(host: Host) -> Iterator[Finding]:
     if not os.path.isdir(host.kubelet):
         return
     if "volume-mounts" in ways and not requests["accept-volume-mounts"]:
-        told = (
+        evidence = (
             "device-list-strategy has volume-mounts, and accept-volume-mounts is false: such containers are refused"
         )
-        yield broken(told, f"{setting(host, 'requests', ACCEPT)}; then gpushim refresh")
+        yield broken(evidence, f"{setting(host, 'requests', ACCEPT)}; then gpushim refresh")
     elif ways == ["envvar"] and not requests["accept-env-when-unprivileged"]:
-        told = (
+        evidence = (
             "device-list-strategy is envvar, and accept-env-when-unprivileged is false: unprivileged pods get no GPU"
         )
-        yield broken(told, _otherwise(host))
+        yield broken(evidence, _otherwise(host))
     else:
-        trouble = next(_deaf(host, ways), None)
-        yield trouble or ok(f"pods are told their devices by {' and '.join(ways)}, which is understood here")
+        problem = next(_deaf(host, ways), None)
+        yield problem or ok(f"pods are told their devices by {' and '.join(ways)}, which is understood here")
 
 
 def _deaf(host: Host, ways: list[str]) -> Iterator[Finding]:
@@ -189,11 +191,11 @@ def _deaf(host: Host, ways: list[str]) -> Iterator[Finding]:
                 )
     version = _kubelet(host)
     if by_cdi == ["cdi-cri"] and version and version < LEAST:
-        told = (
+        evidence = (
             f"device-list-strategy is cdi-cri, which kubelet hands on since {LEAST[0]}.{LEAST[1]}, and this one is "
         )
-        told += ".".join(map(str, version))
-        yield broken(told, _otherwise(host))
+        evidence += ".".join(map(str, version))
+        yield broken(evidence, _otherwise(host))
 
 
 def _otherwise(host: Host) -> str:

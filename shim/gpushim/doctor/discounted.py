@@ -35,7 +35,7 @@ def why(path: str, config: str) -> str:
             return f"it was made with {found['inputs']['config']}"
         if found["stamp"]["config"] != stamp.current(found["inputs"])["config"]:
             return f"{config} has changed since"
-        if found["told"] != ensure.told(os.path.dirname(path)):
+        if found["told"] != ensure.launcher_facts(os.path.dirname(path)):
             return "a file beside it, which launcher or hook read, has changed"
     except (KeyError, IndexError, TypeError, ValueError):
         pass

@@ -125,7 +125,7 @@ def nvml(host: Host) -> Iterator[Finding]:
     if found.get("late"):
         yield broken(
             found["error"],
-            f"if `nvidia-smi` ends after a while, the GPUs are only slow: {_kept(host)}; if it does not, reboot; "
+            f"if `nvidia-smi` ends after a while, the GPUs are only slow: {_persist(host)}; if it does not, reboot; "
             f"then {REFRESH}",
         )
     elif found["error"]:
@@ -135,7 +135,7 @@ def nvml(host: Host) -> Iterator[Finding]:
         fix = host.install("nvidia-ml-py") if missing else "make `nvidia-smi` work"
         yield (warning if missing else broken)("; ".join(found["notes"]), f"{fix}; then {REFRESH}")
     elif found["seconds"] > SLOW:
-        yield warning(f"NVML takes {found['seconds']:.1f} s to initialise: so does each refresh", _kept(host))
+        yield warning(f"NVML takes {found['seconds']:.1f} s to initialise: so does each refresh", _persist(host))
     elif not sick:
         yield ok(f"NVML knows {len(found['gpus'])} GPUs and {len(found['mig'])} MIG instances")
     for name, problem in sick:  # nvidia-smi may have other indices
@@ -162,7 +162,7 @@ def persistence(host: Host) -> Iterator[Finding]:
         which = f" (GPU {some(off)})" if off else ""
         yield warning(
             f"persistence mode is off{which}{dead}: each use of an idle GPU begins with seconds of waiting",
-            _kept(host),
+            _persist(host),
         )
 
 
@@ -222,7 +222,7 @@ def _load(host: Host, name: str) -> str:
     return f"{_inside(host, f'modprobe {name}')} && {REFRESH}"
 
 
-def _kept(host: Host) -> str:
+def _persist(host: Host) -> str:
     """Return the command that keeps the GPUs initialised."""
     root = host.driver["root"]
     if root != (host.top or "/") or not host.unit("nvidia-persistenced.service"):

@@ -27,7 +27,7 @@ FIRST = (
 )
 
 
-def told(found: list[Finding]) -> list[Finding]:
+def linked(found: list[Finding]) -> list[Finding]:
     """Remove the fixes that must wait for the fix of another finding."""
     return [_after(one, found) for one in found]
 

@@ -31,19 +31,19 @@ def images(host: Host) -> Iterator[Finding]:
     profile = host.settings["requests"]["profile"]
     changed = _changed(host.settings, profile)
     shown = f"{profile}, but for {', '.join(changed)}" if changed else profile
-    told = f"profile {shown}: of itself an image can get {'; '.join(found) or 'nothing'}"
+    evidence = f"profile {shown}: of itself an image can get {'; '.join(found) or 'nothing'}"
     devices = any(
         not missing("gpu", way, lambda: False, host.settings) for way in OF_AN_IMAGE
     )  # CDI devices ask for more
     if profile != "default" and devices:
-        yield warning(told, f"remove what {shlex.quote(host.config)} sets otherwise")
+        yield warning(evidence, f"remove what {shlex.quote(host.config)} sets otherwise")
     elif devices and missing("gpu", "variable", lambda: False, host.settings):
         yield warning(
-            f"{told}; accept-env-when-unprivileged = false alone closes half: Podman's images have annotations",
+            f"{evidence}; accept-env-when-unprivileged = false alone closes half: Podman's images have annotations",
             f"set accept-annotations-when-unprivileged = false under [requests] in {shlex.quote(host.config)}",
         )
     else:
-        yield ok(told)
+        yield ok(evidence)
 
 
 def reach(settings: Policy) -> list[tuple[str, list[str]]]:

@@ -98,8 +98,8 @@ def _found(host: Host, names: list[str], setting: str) -> str:
     here = host.program(*OLDEST)
     if here:
         return f"set {setting} to {shlex.quote(json.dumps([here]))}"
-    wanted = [name for name in names if name in OLDEST or os.path.dirname(name) in policy.SYSTEM_PATH.split(":")]
-    brings = next((base for base in map(os.path.basename, wanted) if base in OLDEST), "")
+    candidates = [name for name in names if name in OLDEST or os.path.dirname(name) in policy.SYSTEM_PATH.split(":")]
+    brings = next((base for base in map(os.path.basename, candidates) if base in OLDEST), "")
     if brings:
         return f"install {brings} (package {brings}), or set {setting}"
     return f"install runc (package runc), and set {setting} to {shlex.quote(json.dumps(['runc']))}"
@@ -112,8 +112,8 @@ def _judged(path: str, name: str, version: tuple[int, int, int], said: str) -> F
         oldest = ".".join(map(str, OLDEST[name]))
         return broken(f"{shown}, too old: {oldest} is the oldest that is tested", f"install {name} {_newest(name)}")
     if flaws and not _THEIRS.search(said):
-        told = f"{shown}, whose makers have since fixed {', '.join(flaws)}"
-        return warning(told, f"install {name} {_newest(name)}")
+        evidence = f"{shown}, whose makers have since fixed {', '.join(flaws)}"
+        return warning(evidence, f"install {name} {_newest(name)}")
     return ok(f"{shown}{', of a distribution, which fixes its own' if flaws else ''}")
 
 
@@ -185,7 +185,7 @@ def apparmor(host: Host) -> Iterator[Finding]:
 def old_config(host: Host) -> Iterator[Finding]:
     """Check for settings of NVIDIA's toolkit that nobody has taken over."""
     theirs = host.top + migrate.SYSTEM_CONFIG
-    if host.trouble:
+    if host.problem:
         yield skipped(f"{host.config} is not valid, so nothing can be compared with it")
         return
     try:
@@ -194,14 +194,16 @@ def old_config(host: Host) -> Iterator[Finding]:
     except GpushimError as error:
         yield warning(f"what {theirs} says cannot be taken over: {error}", f"{corrected(theirs)}; then {MIGRATE}")
         return
-    told = ", ".join(f"{row.key} = {json.dumps(row.value)}" for row in left)
+    evidence = ", ".join(f"{row.key} = {json.dumps(row.value)}" for row in left)
     lost = " ".join(shlex.quote(row.key) for row in left if row.left_out)
     steps = [f"read what gpushim migrate says of {lost}, and take it out of {shlex.quote(theirs)}"] if lost else []
     steps += [MIGRATE] if any(row.setting for row in left) else []
     if any(_hardens(row) for row in left):
-        yield broken(f"{theirs} allows less than is in force: {told} counts for nothing here", "; then ".join(steps))
+        yield broken(
+            f"{theirs} allows less than is in force: {evidence} counts for nothing here", "; then ".join(steps)
+        )
     elif left:
-        yield warning(f"{theirs} is there, which gpushim does not read: {told}", "; then ".join(steps))
+        yield warning(f"{theirs} is there, which gpushim does not read: {evidence}", "; then ".join(steps))
     else:
         yield ok("no settings of NVIDIA's toolkit wait to be taken over")
 
@@ -266,13 +268,13 @@ def old_units(host: Host) -> Iterator[Finding]:
         yield ok("no nvidia-cdi-refresh is enabled")
 
 
-def strangers(host: Host) -> Iterator[Finding]:
+def impostors(host: Host) -> Iterator[Finding]:
     """Check for processes that bear an engine's name, but that gpushim does not trust."""
-    hidden = [each for each in host.strangers if os.geteuid() and not each.uid]
+    hidden = [each for each in host.impostors if os.geteuid() and not each.uid]
     if hidden:
         processes = [f"{each.name} (process {each.pid}), which is root's" for each in hidden[:SHOWN]]
         yield warning(seen.sentence(processes), seen.AS_ROOT)
-    for each in sorted(host.strangers, key=lambda one: not one.why.startswith(genuine.UNSAFE))[:SHOWN]:
+    for each in sorted(host.impostors, key=lambda one: not one.why.startswith(genuine.UNSAFE))[:SHOWN]:
         evidence = f"process {each.pid} bears the name {each.name} and is not looked at: {each.why}"
         if each in hidden:
             continue
@@ -280,7 +282,7 @@ def strangers(host: Host) -> Iterator[Finding]:
             yield warning(evidence, untrusted.program(each.why[len(genuine.UNSAFE) + 2 :]))
         else:
             yield skipped(evidence)
-    if len(host.strangers) > SHOWN:  # many processes must not bury the other findings
-        yield skipped(f"so do {len(host.strangers) - SHOWN} more processes")
-    if not host.strangers:
+    if len(host.impostors) > SHOWN:  # many processes must not bury the other findings
+        yield skipped(f"so do {len(host.impostors) - SHOWN} more processes")
+    if not host.impostors:
         yield ok("no process only looks like an engine")

@@ -39,12 +39,12 @@ def node(host: Host) -> Iterator[Finding]:
     """Check that this is a node, whose kubelet has the directory that the device plugin looks into."""
     elsewhere = next((place for place in _elsewhere(host) if os.path.isdir(host.top + place)), "")
     there = os.path.isdir(host.kubelet)
-    if host.trouble and not there:
+    if host.problem and not there:
         yield skipped(f"not looked at while {host.config} is not valid, which may say where kubelet's directory is")
     elif elsewhere and (not there or host.kubelet_says):
         has = f"has the directory {elsewhere}" if host.kubelet_says else f"seems to have the directory {elsewhere}"
-        told = f"the kubelet of this node {has}, and kubelet-dir under [device-plugin] is {host.kubelet}"
-        yield broken(told, then_plugin(host, setting(host, "device-plugin", f'kubelet-dir = "{elsewhere}"')))
+        evidence = f"the kubelet of this node {has}, and kubelet-dir under [device-plugin] is {host.kubelet}"
+        yield broken(evidence, then_plugin(host, setting(host, "device-plugin", f'kubelet-dir = "{elsewhere}"')))
     elif there:
         yield ok(f"this is a Kubernetes node: {host.kubelet} is there")
     elif "kubernetes" in host.named:
@@ -67,8 +67,8 @@ def listens(host: Host) -> Iterator[Finding]:
     if not os.path.isdir(host.kubelet):
         return
     if not seen.exists(path):
-        told = f"there is no {path}: no kubelet runs, or its directory is another than kubelet-dir"
-        yield broken(told, again(host, "start"))
+        evidence = f"there is no {path}: no kubelet runs, or its directory is another than kubelet-dir"
+        yield broken(evidence, again(host, "start"))
     elif not stat.S_ISSOCK(os.stat(path).st_mode):
         yield broken(f"{path} is no socket", f"rm {shlex.quote(path)} && {again(host, 'restart')}")
     elif not ask.listens(path):
@@ -91,9 +91,9 @@ def checkpoint(host: Host) -> Iterator[Finding]:
         raise
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        told = f"{path} cannot be used: {why}; a kubelet that starts with it forgets which pod has which device"
+        evidence = f"{path} cannot be used: {why}; a kubelet that starts with it forgets which pod has which device"
         fix = f"drain this node with kubectl; then rm -f {shlex.quote(path)} && {again(host, 'restart')}"
-        yield warning(told, fix)
+        yield warning(evidence, fix)
     else:
         if stale == "policy" or inventory["platform"] != "native":
             yield skipped(f"there is no snapshot of GPUs to hold {path} against")
@@ -107,14 +107,16 @@ def _compared(host: Host, found: Checkpoint, inventory: Snapshot) -> Iterator[Fi
     others = sorted({*found.registered} - {*ours})
     lost = sorted({_device(one) for ids in ours.values() for one in ids} - known)
     if lost:
-        told = f"kubelet would give out what the snapshot does not have: {_shown(lost)}"
-        yield warning(told, then("gpushim refresh", plugin_again(host)))
+        evidence = f"kubelet would give out what the snapshot does not have: {_shown(lost)}"
+        yield warning(evidence, then("gpushim refresh", plugin_again(host)))
     held = [(one, {_device(each) for each in one.devices} - known) for one in found.given if _is_ours(one.resource)]
     for one, gone in held:
         if gone and not gone & {*lost}:
-            told = f"container {quote(one.container)} of the pod with the UID {quote(one.uid)} was given"
-            told = f"{told} {_shown(sorted(gone))} of {quote(one.resource)}, which this host does not have any more"
-            yield warning(told, "delete that pod with kubectl: its successor gets another device")
+            evidence = f"container {quote(one.container)} of the pod with the UID {quote(one.uid)} was given"
+            evidence = (
+                f"{evidence} {_shown(sorted(gone))} of {quote(one.resource)}, which this host does not have any more"
+            )
+            yield warning(evidence, "delete that pod with kubectl: its successor gets another device")
     if not lost and not any(gone for _, gone in held):
         counted = ", ".join(f"{len(ids)} of {quote(name)}" for name, ids in sorted(ours.items())) or "no GPU"
         more = f"; others have {_shown(others)}" if others else ""

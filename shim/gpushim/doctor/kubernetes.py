@@ -53,10 +53,10 @@ def runtime_class(host: Host) -> Iterator[Finding]:
     config = host.top + path
     theirs = _untrusted(config)
     if theirs:
-        told = (
+        evidence = (
             f"the cluster is not asked, as others than root can write to {theirs}, and {config} can name programs to"
         )
-        yield skipped(f"{told} execute: kubectl get runtimeclass nvidia")
+        yield skipped(f"{evidence} execute: kubectl get runtimeclass nvidia")
         return
     words = [program, *(["kubectl"] if program.endswith("/k3s") else []), f"--kubeconfig={config}"]
     answer = ask.program([*words, "--request-timeout=5s", "get", "runtimeclass", "-o", "json"])
@@ -70,10 +70,10 @@ def runtime_class(host: Host) -> Iterator[Finding]:
     if found:
         yield ok(f"the cluster has a RuntimeClass with the handler {found[0]}")
     else:
-        told = f"the cluster has no RuntimeClass with the handler {' or '.join(mine)}"
+        evidence = f"the cluster has no RuntimeClass with the handler {' or '.join(mine)}"
         name = "nvidia" if "nvidia" in mine else mine[0]
-        wanted = {**CLASS, "metadata": {"name": name}, "handler": name}
-        yield warning(told, f"echo {shlex.quote(json.dumps(wanted))} | {shlex.join(words)} apply -f -")
+        runtime_class = {**CLASS, "metadata": {"name": name}, "handler": name}
+        yield warning(evidence, f"echo {shlex.quote(json.dumps(runtime_class))} | {shlex.join(words)} apply -f -")
 
 
 def _untrusted(config: str) -> str:
@@ -100,8 +100,8 @@ def template(host: Host) -> Iterator[Finding]:
         elif templates:
             yield warning(f"{config} does not have what {templates[0]} says", again)
         elif here:
-            told = f"{config} has gpushim-runtime, and no template: the next start writes it without"
-            yield broken(told, configure)
+            evidence = f"{config} has gpushim-runtime, and no template: the next start writes it without"
+            yield broken(evidence, configure)
         else:
             yield broken(f"{folder} does not know gpushim-runtime", configure)
 

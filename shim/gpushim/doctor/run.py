@@ -111,14 +111,14 @@ def make_root(root: str) -> None:
 
 def _calls(host: Host, program: str, scratch: str, root: str) -> Iterator[tuple[str, Callable[[], ask.Answer]]]:
     name = f"gpushim-doctor-{uuid.uuid4().hex[:12]}"
-    wanted = {*host.named} or {"", "docker", "containerd", "podman"}
-    if "" in wanted:
+    chosen = {*host.named} or {"", "docker", "containerd", "podman"}
+    if "" in chosen:
         yield "runc", functools.partial(_alone, host, program, scratch, root, name)
-    for engine in host.running("dockerd") if "docker" in wanted else ():
+    for engine in host.running("dockerd") if "docker" in chosen else ():
         yield "docker", functools.partial(_docker, host, engine, scratch, root, name)
-    for engine in check_containerd.engines(host) if wanted & {"containerd", "kubernetes"} else ():
+    for engine in check_containerd.engines(host) if chosen & {"containerd", "kubernetes"} else ():
         yield "containerd", functools.partial(_containerd, host, engine, program, root, name)
-    if "podman" in wanted and host.program("podman"):
+    if "podman" in chosen and host.program("podman"):
         yield "podman", functools.partial(_podman, host, root, name)
 
 

@@ -59,8 +59,8 @@ FACTS = {
 def config(host: Host) -> Iterator[Finding]:
     """Check that config.toml is valid."""
     absent = policy.absent(host.driver)
-    if host.trouble:
-        yield broken(host.trouble, _corrected(host.config))
+    if host.problem:
+        yield broken(host.problem, _corrected(host.config))
     elif absent:
         for path in (host.driver["root"], host.driver["dev-root"]):
             seen.exists(path)  # checks.py warns of what this user may not look up
@@ -191,19 +191,19 @@ def space(host: Host) -> Iterator[Finding]:
 def installed(host: Host) -> Iterator[Finding]:
     """Check that nobody but root can change the code that engines run as root."""
     top = host.code
-    loose = []
+    writable = []
     for folder, _, names in os.walk(top):
         for path in (folder, *(f"{folder}/{name}" for name in names)):
             status = os.lstat(path)
             if not stat.S_ISLNK(status.st_mode) and (status.st_uid or status.st_mode & trust.OTHERS_WRITE):
-                loose.append(path)
-    if loose and os.geteuid() == 0:
+                writable.append(path)
+    if writable and os.geteuid() == 0:
         yield broken(
-            f"others than root can change what engines run as root: {some(loose)}",
+            f"others than root can change what engines run as root: {some(writable)}",
             f"remove {shlex.quote(top)} and install gpushim again",
         )
     else:
-        yield ok(f"{'only root can change' if not loose else 'this user runs its own'} {top}")
+        yield ok(f"{'only root can change' if not writable else 'this user runs its own'} {top}")
 
 
 def python(host: Host) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from gpushim.engines.processes import ask, programs, running
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import dropin, records, tomltext, undo
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.setup import Plan, Wish, is_ours, stays
+from gpushim.engines.settings.setup import Options, Plan, is_ours, stays
 from gpushim.ground.errors import GpushimError, quote
 
 PROGRAM = "crio"
@@ -36,32 +36,32 @@ KNOWN = ("runc", "crun")  # what gpushim-runtime was tried with
 _SHARED = ("runtime_root", "monitor_path", "monitor_cgroup", "monitor_env", "allowed_annotations")
 
 
-def plan(wish: Wish) -> Plan:
+def plan(options: Options) -> Plan:
     """Work out what to change in CRI-O's settings.
 
     Raises:
         GpushimError: the file cannot be read, understood or safely changed.
     """
-    engine, notes = (None, []) if wish.files_only else running.reading(PROGRAM, "", CONFIG)
+    engine, notes = (None, []) if options.files_only else running.reading(PROGRAM, "", CONFIG)
     main, folder = places(engine)
-    path = wish.config or (f"{folder}/{FILE}" if folder else main)
+    path = options.config or (f"{folder}/{FILE}" if folder else main)
     known, read = settings(engine), [each for each in (main, folder) if each]
-    if wish.remove:
-        changes = ENGINE.removal(read, [path, *([] if wish.config else records.led(main, [path]))])
+    if options.remove:
+        changes = ENGINE.removal(read, [path, *([] if options.config else records.led(main, [path]))])
     else:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
-            raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in CRI-O; take another")
-        changes = [replace(_change(wish, path, known), main="" if wish.config else main)]
-        notes += _told(known)
-    hook = _hook_changes(wish, known, engine)
-    if wish.config:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
+            raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in CRI-O; take another")
+        changes = [replace(_change(options, path, known), main="" if options.config else main)]
+        notes += _hints(known)
+    hook = _hook_changes(options, known, engine)
+    if options.config:
         hook, notes = [], notes + stays(change.path for change in hook if change.new != change.old)
     changes += hook
-    if wish.hook and changes[-1].new != changes[-1].old and os.path.dirname(changes[-1].path) == HOOKS:
+    if options.hook and changes[-1].new != changes[-1].old and os.path.dirname(changes[-1].path) == HOOKS:
         notes.append(f"Podman reads {HOOKS} too, so its containers get the hook as well")
-    if wish.cdi:
+    if options.cdi:
         notes.append("CRI-O always does CDI: there is nothing to turn on")
-    check = partial(ENGINE.check_left, read, list(changes)) if wish.remove else lambda: None
+    check = partial(ENGINE.check_left, read, list(changes)) if options.remove else lambda: None
     return Plan(path, changes, notes, engine, check=check)
 
 
@@ -131,60 +131,60 @@ def otherwise(known: dict[str, Any], names: list[str], config: str) -> tuple[str
     )
 
 
-def verify(wish: Wish, found: Plan) -> list[str]:
+def verify(options: Options, found: Plan) -> list[str]:
     """Ask CRI-O whether it has what is wished; return a sentence for each thing that is missing."""
     # Before version 1.26 this was a separate program.
     for name, *words in ((PROGRAM, "status", "config"), ("crio-status", "config")):
         program = programs.find(name)
         answer = ask.program([program, *words], STATUS_SECONDS) if program else None
         if answer and answer.code == 0:
-            return _missing(wish, tomltext.parse(answer.out.encode(), "the answer of CRI-O"))
+            return _missing(options, tomltext.parse(answer.out.encode(), "the answer of CRI-O"))
     return ["CRI-O does not answer `crio status config`; see its journal"]
 
 
-def _missing(wish: Wish, text: str) -> list[str]:
-    has = is_ours(tomltext.get(text, (*RUNTIMES, wish.name, "runtime_path")))
-    if wish.remove:
-        return [f"CRI-O still has the runtime {wish.name}"] if has else []
-    missing = [] if has else [f"CRI-O does not have the runtime {wish.name}"]
-    if wish.default and tomltext.get(text, DEFAULT) != wish.name:
+def _missing(options: Options, text: str) -> list[str]:
+    has = is_ours(tomltext.get(text, (*RUNTIMES, options.name, "runtime_path")))
+    if options.remove:
+        return [f"CRI-O still has the runtime {options.name}"] if has else []
+    missing = [] if has else [f"CRI-O does not have the runtime {options.name}"]
+    if options.default and tomltext.get(text, DEFAULT) != options.name:
         missing.append(f"the default runtime is {tomltext.get(text, DEFAULT)}; a later file of CRI-O's may set it")
     return missing
 
 
-def _told(known: dict[str, Any]) -> list[str]:
+def _hints(known: dict[str, Any]) -> list[str]:
     config = policy.config_path()
     try:
-        told = otherwise(known, policy.load(config)["runtime"]["low-level"], config)
+        advice = otherwise(known, policy.load(config)["runtime"]["low-level"], config)
     except GpushimError as error:
         return [str(error)]
-    return ["; to hand them to that: ".join(told)] if told[0] else []
+    return ["; to hand them to that: ".join(advice)] if advice[0] else []
 
 
-def _change(wish: Wish, path: str, known: dict[str, Any]) -> Change:
+def _change(options: Options, path: str, known: dict[str, Any]) -> Change:
     runtimes = dropin.table(known, *RUNTIMES)
-    if wish.config:
+    if options.config:
         runtimes = {**runtimes, **dropin.table(dropin.merged([path]), *RUNTIMES)}
-    now = dropin.table(runtimes, wish.name).get("runtime_path")
-    dropin.check_entry(path, wish.name, now, is_ours(now), wish.force)
+    now = dropin.table(runtimes, options.name).get("runtime_path")
+    dropin.check_entry(path, options.name, now, is_ours(now), options.force)
     like = dropin.table(runtimes, str(dropin.table(known, *DEFAULT[:-1]).get("default_runtime")))
-    entry = {"runtime_path": wish.program, "runtime_type": "oci"}
+    entry = {"runtime_path": options.program, "runtime_type": "oci"}
     entry.update({key: like[key] for key in _SHARED if like.get(key)})
-    settings: dict[tuple[str, ...], Any] = {(*RUNTIMES, wish.name, "runtime_path"): wish.program}
+    settings: dict[tuple[str, ...], Any] = {(*RUNTIMES, options.name, "runtime_path"): options.program}
     if now is not None and not is_ours(now):
-        settings = {(*RUNTIMES, wish.name): entry}
-    if wish.default:
-        settings[DEFAULT] = wish.name
-    return dropin.put(KIND, path, settings, {(*RUNTIMES, wish.name): entry})
+        settings = {(*RUNTIMES, options.name): entry}
+    if options.default:
+        settings[DEFAULT] = options.name
+    return dropin.put(KIND, path, settings, {(*RUNTIMES, options.name): entry})
 
 
-def _hook_changes(wish: Wish, known: dict[str, Any], engine: Engine | None) -> list[Change]:
+def _hook_changes(options: Options, known: dict[str, Any], engine: Engine | None) -> list[Change]:
     folders = hook_directories(known)
     seen = [engine.seen(f"{folder}/{hooksd.FILE}") if engine else f"{folder}/{hooksd.FILE}" for folder in folders]
-    if wish.remove:  # from wherever it was put before hooks_dir was changed, too
+    if options.remove:  # from wherever it was put before hooks_dir was changed, too
         usual = f"{HOOKS}/{hooksd.FILE}"
         return [hooksd.change(path, PROGRAM, "") for path in dict.fromkeys([*seen, usual])]
-    return [hooksd.change(seen[-1], PROGRAM, wish.hook)] if wish.hook and seen else []
+    return [hooksd.change(seen[-1], PROGRAM, options.hook)] if options.hook and seen else []
 
 
 def _settings(text: str) -> list[undo.Setting]:

@@ -34,8 +34,8 @@ def change(path: str, engine: str, program: str) -> Change:
     """
     old = files.read(path)
     path_there = _PATH.search(old or b"")
-    told = _FOR.search(old or b"")
-    engines = set((told[1].decode().split() if told else ["podman"]) if path_there else [])
+    match = _FOR.search(old or b"")
+    engines = set((match[1].decode().split() if match else ["podman"]) if path_there else [])
     if not program and engine not in engines:
         return Change(path, old, old, recorded=False)
     ours = path_there[1].decode("utf-8", "replace") if path_there else ""

@@ -18,7 +18,7 @@ from gpushim.engines import hooksd
 from gpushim.engines.processes import ask, programs
 from gpushim.engines.settings import dropin, tomltext, undo
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.setup import Plan, Wish, is_ours, stays
+from gpushim.engines.settings.setup import Options, Plan, is_ours, stays
 from gpushim.ground.errors import GpushimError, quote
 
 FILE = "99-gpushim.conf"
@@ -31,29 +31,29 @@ PROGRAM = "podman"
 INFO_SECONDS = 60
 
 
-def plan(wish: Wish) -> Plan:
+def plan(options: Options) -> Plan:
     """Work out what to change in Podman's settings.
 
     Raises:
         GpushimError: a file cannot be read, understood or safely changed.
     """
-    path = wish.config or default_config()
-    notes = ["Podman does CDI by itself: `gpushim refresh` writes the spec"] if wish.cdi else []
+    path = options.config or default_config()
+    notes = ["Podman does CDI by itself: `gpushim refresh` writes the spec"] if options.cdi else []
     hook_path = f"{_hooks_dir(path)}/{hooksd.FILE}"
     read = [*_read_by_podman(path), path]
-    if wish.remove:
+    if options.remove:
         changes, hook = ENGINE.removal(read, [path]), hooksd.change(hook_path, PROGRAM, "")
-        if not wish.config:
+        if not options.config:
             changes.append(hook)
         elif hook.new != hook.old:
             notes = stays([hook.path])
     else:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
-            raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in Podman; take another")
-        changes = [_change(wish, path)]
-        if wish.hook and not wish.config:
-            changes.append(hooksd.change(hook_path, PROGRAM, wish.hook))
-    check = partial(ENGINE.check_left, read, list(changes)) if wish.remove else lambda: None
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
+            raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in Podman; take another")
+        changes = [_change(options, path)]
+        if options.hook and not options.config:
+            changes.append(hooksd.change(hook_path, PROGRAM, options.hook))
+    check = partial(ENGINE.check_left, read, list(changes)) if options.remove else lambda: None
     return Plan(path, changes, notes, check=check)
 
 
@@ -74,14 +74,14 @@ def settings(top: str = "") -> dict[str, Any]:
     return dropin.table(dropin.merged([*_files(folders), *([named] if named else [])]), "engine")
 
 
-def verify(wish: Wish, found: Plan) -> list[str]:
+def verify(options: Options, found: Plan) -> list[str]:
     """Ask Podman whether it has what is wished; return a sentence for each thing that is missing."""
     program = programs.find(PROGRAM)
     if not program:
         return [programs.absent(PROGRAM)]
-    runtime = [] if wish.default and not wish.remove else [f"--runtime={wish.name}"]
+    runtime = [] if options.default and not options.remove else [f"--runtime={options.name}"]
     command = [program, *runtime, "info", "--format={{json .Host.OCIRuntime}}"]
-    more = {"PATH": programs.path(), **({"CONTAINERS_CONF": wish.config} if wish.config else {})}
+    more = {"PATH": programs.path(), **({"CONTAINERS_CONF": options.config} if options.config else {})}
     answer = ask.program(command, INFO_SECONDS, whole=True, more=more)
     if answer.code is None:
         return [answer.said]
@@ -90,12 +90,12 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     except ValueError:
         info = {}
     has = isinstance(info, dict) and is_ours(info.get("path"))
-    if wish.remove:
-        return [f"Podman still has the runtime {wish.name}"] if has else []
+    if options.remove:
+        return [f"Podman still has the runtime {options.name}"] if has else []
     if has:
         return []
     reason = (answer.said.strip().splitlines() or [f"its runtime is {answer.out.strip()[:200]}"])[-1]
-    return [f"Podman does not take the runtime {wish.name} of {found.config}: {reason}"]
+    return [f"Podman does not take the runtime {options.name} of {found.config}: {reason}"]
 
 
 def _own_directory() -> str:
@@ -104,13 +104,13 @@ def _own_directory() -> str:
     return f"{os.environ.get('XDG_CONFIG_HOME') or os.path.expanduser('~/.config')}/containers"
 
 
-def _change(wish: Wish, path: str) -> Change:
-    now = dropin.table(dropin.merged([path]), *RUNTIMES).get(wish.name)
-    if now is None and not wish.config and not os.environ.get("CONTAINERS_CONF"):
-        now = dropin.table(dropin.merged(_read_by_podman(path)), *RUNTIMES).get(wish.name)
-    dropin.check_entry(path, wish.name, now, _ours(now), wish.force)
-    settings: dict[tuple[str, ...], Any] = {DEFAULT: wish.name} if wish.default else {}
-    settings[(*RUNTIMES, wish.name)] = [wish.program]
+def _change(options: Options, path: str) -> Change:
+    now = dropin.table(dropin.merged([path]), *RUNTIMES).get(options.name)
+    if now is None and not options.config and not os.environ.get("CONTAINERS_CONF"):
+        now = dropin.table(dropin.merged(_read_by_podman(path)), *RUNTIMES).get(options.name)
+    dropin.check_entry(path, options.name, now, _ours(now), options.force)
+    settings: dict[tuple[str, ...], Any] = {DEFAULT: options.name} if options.default else {}
+    settings[(*RUNTIMES, options.name)] = [options.program]
     return dropin.put(KIND, path, settings, {})
 
 

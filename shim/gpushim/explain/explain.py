@@ -105,26 +105,26 @@ def _tell(
 ) -> None:
     decision = Decision()
     try:
-        wanted = decision.ask(spec, present.snapshot)
+        asked = decision.ask(spec, present.snapshot)
     except GpushimError:
         report["asked"] = [*_looked_at(spec, _settings(), None, origins, refused=True)]
         raise
     finally:
         report["ignored"] = decision.ignored
     settings = decision.inventory["policy"] if decision.inventory else policy.defaults()
-    report["asked"] = [*_looked_at(spec, settings, wanted, origins)]
-    if wanted is None:
+    report["asked"] = [*_looked_at(spec, settings, asked, origins)]
+    if asked is None:
         report["nothing"] = _nothing(report)
         return
-    report["source"], report["notes"] = wanted.source, decision.inventory["notes"]
+    report["source"], report["notes"] = asked.source, decision.inventory["notes"]
     if not by_hook and bundle.missing(low := decision.low_level()):
         raise gone(low)
-    own, foreign = plan.parts(wanted)
-    conditions = () if own is None else wanted.requirements
+    own, foreign = plan.parts(asked)
+    conditions = () if own is None else asked.requirements
     report["requirements"] = [{"variable": name, "expression": text} for name, text in conditions]
     facts = of_bundle(spec, directory)
     decision.plan(facts)
-    report["not_given"] += not_given.capabilities(wanted, decision.inventory)
+    report["not_given"] += not_given.capabilities(asked, decision.inventory)
     report["not_given"] += not_given.programs(
         decision.edits, decision.inventory, facts["rootfs"] if rootfs is None else rootfs
     )
@@ -180,7 +180,7 @@ def _nothing(report: dict[str, Any]) -> str:
 def _looked_at(
     spec: dict[str, Any],
     settings: Policy,
-    wanted: Request | None,
+    asked: Request | None,
     origins: Mapping[str, str],
     refused: bool = False,
 ) -> Iterator[dict[str, str]]:
@@ -191,14 +191,14 @@ def _looked_at(
     devices = env[last[request.DEVICES]][2] if request.DEVICES in last else ""
     void = "void" in [word.strip() for word in devices.split(",")]
     otherwise = REFUSED if refused else f"{request.DEVICES} says void" if void else ""
-    told = _Told(wanted, settings, otherwise, any("/imex/" in path for _, path in _mounts(spec)))
+    effects = _Effects(asked, settings, otherwise, any("/imex/" in path for _, path in _mounts(spec)))
     final = {entry: place for place, entry in enumerate(env)}
     for key, value in sorted(_texts(spec.get("annotations"))):
         if key.startswith(tuple(settings["cdi"]["annotation-prefixes"])):
-            yield _row(f"annotation {key}", value, origins, told.names("annotation", value, "annotations"))
+            yield _row(f"annotation {key}", value, origins, effects.names("annotation", value, "annotations"))
     for source, path in _mounts(spec):
         if path.startswith(request.DEVICE_LIST + "/"):
-            effect = told.channel() if "/imex/" in path else told.names("mount", path, "mounts")
+            effect = effects.channel() if "/imex/" in path else effects.names("mount", path, "mounts")
             effect = effect if request.is_null(source) else "names no device: its source is not /dev/null"
             yield _row(f"mount {path}", source, origins, effect)
     for place, (name, _, value) in enumerate(env):
@@ -206,16 +206,16 @@ def _looked_at(
             continue  # said again below
         meant = not_given.meant(name, swarm)
         if name.startswith("NVIDIA_") or name in ("CUDA_VERSION", request.MPS_PIPES, *swarm) or meant:
-            effect = f"means nothing to gpushim; is {meant} meant?" if meant else told.effect(name, value)
+            effect = f"means nothing to gpushim; is {meant} meant?" if meant else effects.effect(name, value)
             who = {name: origins[entry]} if (entry := f"{name}={value}") in origins else origins
             yield _row(name, value, who, effect if last[name] == place else "set again below, which counts")
-    if wanted and CAPABILITIES not in last:
-        words = "all" if wanted.legacy else ",".join(wanted.capabilities)
+    if asked and CAPABILITIES not in last:
+        words = "all" if asked.legacy else ",".join(asked.capabilities)
         named = settings["requests"]["default-capabilities"] != policy.defaults()["requests"]["default-capabilities"]
-        origin = "[requests] default-capabilities" if named and not wanted.legacy else "default"
-        yield {"what": CAPABILITIES, "value": words, "from": origin, "effect": told.effect(CAPABILITIES, words)}
-    if wanted:
-        value, effect = ("yes", "counts as privileged") if wanted.privileged else ("no", "counts as unprivileged")
+        origin = "[requests] default-capabilities" if named and not asked.legacy else "default"
+        yield {"what": CAPABILITIES, "value": words, "from": origin, "effect": effects.effect(CAPABILITIES, words)}
+    if asked:
+        value, effect = ("yes", "counts as privileged") if asked.privileged else ("no", "counts as unprivileged")
         yield {"what": "CAP_SYS_ADMIN", "value": value, "from": "process.capabilities", "effect": effect}
 
 
@@ -228,63 +228,63 @@ def _cut(text: str) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
-class _Told:
+class _Effects:
     """What each thing that a container says does to its request.
 
     Args:
-        wanted: the request, or None.
+        asked: the request, or None.
         settings: the policy.
         otherwise: why there is none, if nothing that it consists of is to blame.
         channels: mounts name IMEX channels.
     """
 
-    def __init__(self, wanted: Request | None, settings: Policy, otherwise: str, channels: bool) -> None:
-        self._wanted, self._settings, self._otherwise, self._channels = wanted, settings, otherwise, channels
+    def __init__(self, asked: Request | None, settings: Policy, otherwise: str, channels: bool) -> None:
+        self._asked, self._settings, self._otherwise, self._channels = asked, settings, otherwise, channels
 
     def names(self, source: str, value: str, way: str) -> str:
         """Say what something that names devices does; its source is as authorization has it, its way as Request."""
-        wanted = self._wanted
-        if wanted is None and self._otherwise == REFUSED:
+        asked = self._asked
+        if asked is None and self._otherwise == REFUSED:
             return f"does not count: {REFUSED}"
-        if wanted is None and (self._otherwise or not value.strip(" ,")):
+        if asked is None and (self._otherwise or not value.strip(" ,")):
             return f"names no device: {self._otherwise or 'it is empty'}"
-        if wanted is None:
+        if asked is None:
             return self._forbidden("gpu", source) or "names no device"
-        if wanted.source == way:
+        if asked.source == way:
             return "names the devices"
-        verb = "name" if wanted.source in ("mounts", "annotations") or "," in wanted.source else "names"
-        return f"does not count: {wanted.source} {verb} the devices"
+        verb = "name" if asked.source in ("mounts", "annotations") or "," in asked.source else "names"
+        return f"does not count: {asked.source} {verb} the devices"
 
     def channel(self) -> str:
         """Say what a mount that names an IMEX channel does."""
-        if self._wanted is None:
+        if self._asked is None:
             return self._without()
         return self._forbidden("imex", "mount") or "names an IMEX channel"
 
     def effect(self, name: str, value: str) -> str:
         """Say what a variable does, the last of its name."""
-        wanted, swarm = self._wanted, self._settings["requests"]["swarm-variables"]
+        asked, swarm = self._asked, self._settings["requests"]["swarm-variables"]
         if name == request.DEVICES or name in swarm:
-            named = wanted is not None and name in wanted.source[len("env ") :].split(", ")
-            return self.names("variable", value, wanted.source if wanted and named else "")
-        if wanted is None:
+            named = asked is not None and name in asked.source[len("env ") :].split(", ")
+            return self.names("variable", value, asked.source if asked and named else "")
+        if asked is None:
             return self._without()
         if name == "CUDA_VERSION":
-            asks = " asks for all GPUs" if wanted.source == "env CUDA_VERSION" else ""
-            return f"an image from before NVIDIA_REQUIRE_CUDA{asks}" if wanted.legacy else "does nothing"
-        if name != request.DEVICES and plan.parts(wanted)[0] is None:
+            asks = " asks for all GPUs" if asked.source == "env CUDA_VERSION" else ""
+            return f"an image from before NVIDIA_REQUIRE_CUDA{asks}" if asked.legacy else "does nothing"
+        if name != request.DEVICES and plan.parts(asked)[0] is None:
             return "does nothing: no GPU of this host is asked for"
         if name == CAPABILITIES:
-            return "gives " + ", ".join(wanted.capabilities)
+            return "gives " + ", ".join(asked.capabilities)
         if name == request.MPS_PIPES:
             return "does nothing: [mps] enabled decides"
         if name.startswith(require.PREFIX):
-            return self._condition(name, value, wanted)
+            return self._condition(name, value, asked)
         if name == "NVIDIA_IMEX_CHANNELS":
-            return self._imex(value, wanted)
+            return self._imex(value, asked)
         for feature in authorization.FEATURES:
             if name == f"NVIDIA_{feature.upper()}":
-                return self._feature(feature, value, wanted)
+                return self._feature(feature, value, asked)
         if name in ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"):
             return "MIG may be configured or monitored" if value.strip() else "does nothing: it is empty"
         if name == "NVIDIA_DISABLE_REQUIRE":
@@ -299,12 +299,12 @@ class _Told:
 
     def _forbidden(self, grant: str, source: str) -> str:
         """Say which setting forbids something, if one does."""
-        wanted = self._wanted
-        condition = authorization.missing(grant, source, lambda: bool(wanted and wanted.privileged), self._settings)
+        asked = self._asked
+        condition = authorization.missing(grant, source, lambda: bool(asked and asked.privileged), self._settings)
         return f"does not count {authorization.because(condition)}" if condition else ""
 
-    def _condition(self, name: str, value: str, wanted: Request) -> str:
-        if any(variable == name for variable, _ in wanted.requirements):
+    def _condition(self, name: str, value: str, asked: Request) -> str:
+        if any(variable == name for variable, _ in asked.requirements):
             return "a condition"
         if name.startswith(require.FOREIGN_PREFIX):
             return "does not count: it is about Jetson's releases"
@@ -313,21 +313,21 @@ class _Told:
         always = self._settings["requests"]["disable-require"]
         return f"does not count: {'[requests] disable-require' if always else 'NVIDIA_DISABLE_REQUIRE'} is true"
 
-    def _imex(self, value: str, wanted: Request) -> str:
+    def _imex(self, value: str, asked: Request) -> str:
         words = [word.strip() for word in value.split(",") if word.strip()]
         if self._channels and not self._forbidden("imex", "mount"):
             return "does not count: mounts name the IMEX channels"
         if not {"all", "none", "void"}.isdisjoint(words) or not words:
             return f"no IMEX channel: {'it is empty' if not words else 'all, none and void name none'}"
-        named = f"IMEX channels {', '.join(map(str, wanted.imex))}"
+        named = f"IMEX channels {', '.join(map(str, asked.imex))}"
         return self._forbidden("imex", "variable") or named
 
-    def _feature(self, feature: str, value: str, wanted: Request) -> str:
+    def _feature(self, feature: str, value: str, asked: Request) -> str:
         if value != "enabled":
             return 'does nothing: only "enabled" counts'
-        if feature not in wanted.features:
+        if feature not in asked.features:
             return self._forbidden(feature, "variable")
-        return f"feature {feature}" if plan.parts(wanted)[0] else "does nothing without a GPU"
+        return f"feature {feature}" if plan.parts(asked)[0] else "does nothing without a GPU"
 
 
 def _texts(members: Any) -> list[tuple[str, str]]:

@@ -27,36 +27,34 @@ if TYPE_CHECKING:
     Rows = Iterator[dict[str, str]]
 
 
-def capabilities(wanted: Request, inventory: Snapshot) -> Rows:
+def capabilities(asked: Request, inventory: Snapshot) -> Rows:
     """List the capabilities that would bring something of this host, if they were asked for.
 
     Args:
-        wanted: the request.
+        asked: the request.
         inventory: the snapshot.
 
     Returns:
         {"what", "why"} of each.
     """
-    own = plan.parts(wanted)[0]
+    own = plan.parts(asked)[0]
     if own is None:
         return
-    devices = selection.select(own, inventory, wanted.source)
-    has = _brought(wanted, wanted.capabilities, devices, inventory)
+    devices = selection.select(own, inventory, asked.source)
+    has = _brought(asked, asked.capabilities, devices, inventory)
     for name in request.CAPABILITIES:
-        more = [
-            path for path in _brought(wanted, [*wanted.capabilities, name], devices, inventory) if path not in has
-        ]
-        if name not in wanted.capabilities and more:
+        more = [path for path in _brought(asked, [*asked.capabilities, name], devices, inventory) if path not in has]
+        if name not in asked.capabilities and more:
             some = f"{more[0]} and {len(more) - 1} more" if more[1:] else more[0]
             why = f"NVIDIA_DRIVER_CAPABILITIES does not name it; it would bring {some}"
             yield {"what": f"capability {name}", "why": why}
 
 
 def _brought(
-    wanted: Request, names: Sequence[str], devices: tuple[list[Gpu], list[MigInstance]], inventory: Snapshot
+    asked: Request, names: Sequence[str], devices: tuple[list[Gpu], list[MigInstance]], inventory: Snapshot
 ) -> list[str]:
     """List the files and device nodes that a request with these capabilities would bring."""
-    other = copy.copy(wanted)
+    other = copy.copy(asked)
     other.capabilities, other.ignored = names, []
     files = plan.driver_files(other, inventory)
     try:

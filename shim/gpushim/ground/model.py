@@ -13,7 +13,7 @@ Node = list[int]  # of the host: major, minor, mode bits, uid, gid
 Identity = list[int]  # of a file, as trust.identity returns it
 NodeFacts = list[int]  # as stamp.node returns them
 Mig = dict[str, dict[str, dict[str, Optional[list[int]]]]]  # GPU, GPU instance, compute instance
-Told = dict[str, Optional[list[Union[int, bool]]]]  # as ensure.told returns it
+LauncherFacts = dict[str, Optional[list[Union[int, bool]]]]  # as ensure.told returns it
 
 DriverPolicy = TypedDict(
     "DriverPolicy",
@@ -249,7 +249,7 @@ class _Late(TypedDict, total=False):
     looked: float
     life: int
     hardlinks: str
-    told: Told
+    told: LauncherFacts
 
 
 class Snapshot(_Late):

@@ -174,23 +174,23 @@ def places(root: str, version: str, libraries: set[str]) -> set[str]:
         libraries: directories of its libraries.
     """
     configs = {name.format(arch=arch) for names in CONFIGS.values() for name in names for arch in ARCHS}
-    wanted = {f"{folder}/{name}" for folder in (*CONFIG_DIRS, *NIXOS_CONFIGS.values()) for name in configs}
-    wanted |= {f"{place}/nvidia/{version}/" for place in _firmware_places(root)} | {CUFILE}
+    watched = {f"{folder}/{name}" for folder in (*CONFIG_DIRS, *NIXOS_CONFIGS.values()) for name in configs}
+    watched |= {f"{place}/nvidia/{version}/" for place in _firmware_places(root)} | {CUFILE}
     # Programs, and X.Org's modules, of which most hosts have none: only where such a directory is.
     usual = {f"{folder}/{name}" for folder in BINARY_DIRS for names in BINARIES.values() for name in names}
     for name, below in zip(_xorg_names(version), XORG_MODULES):
         usual |= {f"{folder}/{place}/{name}" for folder in libraries for place in below}
-    return wanted | {path for path in usual if rooted.resolve(root, os.path.dirname(path))}
+    return watched | {path for path in usual if rooted.resolve(root, os.path.dirname(path))}
 
 
 def mps(root: str, pipes: str) -> list[File]:
     """List MPS's programs and the daemon's pipe directory (`pipes`, "" for none), if it runs and can be trusted."""
-    if not pipes or mps_trouble(root, pipes):
+    if not pipes or mps_problem(root, pipes):
         return []
     return [{"path": pipes, "kind": "directory"}, *binaries(root, "compute")]
 
 
-def mps_trouble(root: str, pipes: str) -> str:
+def mps_problem(root: str, pipes: str) -> str:
     """Say why containers get no MPS, or "".
 
     Whoever may write to the pipe directory, or replace it, decides what containers talk to.

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpushim.ground.model import Snapshot, Told
+    from gpushim.ground.model import LauncherFacts, Snapshot
 
 SNAPSHOT = "inventory.json"
 # A snapshot says in which form it is, and as "version" which form at least a reader must know to understand it. A
@@ -46,7 +46,7 @@ def last(config: str, state: str) -> tuple[Snapshot, str]:
     if found.get("form") != FORM or found.get("gpushim") != __version__:
         return NONE, "policy"
     try:
-        if found["inputs"]["config"] != config or found["told"] != told(state):
+        if found["inputs"]["config"] != config or found["told"] != launcher_facts(state):
             return NONE, "policy"
         then, now = found["stamp"], stamp.current(found["inputs"])
         if then == now or stamp.same_from_here(then, now):
@@ -57,9 +57,9 @@ def last(config: str, state: str) -> tuple[Snapshot, str]:
         return NONE, "policy"
 
 
-def told(state: str) -> Told:
+def launcher_facts(state: str) -> LauncherFacts:
     """Gather facts about the files that launcher and hook read, to see whether one was changed since the refresh."""
-    found: Told = {"config": trust.identity(state + "/config")}
+    found: LauncherFacts = {"config": trust.identity(state + "/config")}
     for name in ("runtime", "triggers", "params", "empty"):
         fact = stamp.node(f"{state}/{name}")
         found[name] = fact and [*fact[:2], trust.trusted(fact[2]), *fact[4:]]  # owners look different in a namespace

@@ -92,14 +92,14 @@ def of_root(root: str, found: dict[str, list[File]], notes: list[str]) -> dict[s
 
     Libraries are the loader's, as for root's own programs; sockets and MPS's directory have rules of their own.
     """
-    kept: dict[str, list[File]] = {}
+    trusted: dict[str, list[File]] = {}
     for capability, entries in found.items():
-        kept[capability] = []
+        trusted[capability] = []
         for entry in entries:
-            trouble = _mistrust(root, entry["path"]) if entry["kind"] in WRITTEN else ""
-            kept[capability] += [] if trouble else [entry]
-            notes += [f"{entry['path']} is left out: {trouble}"] if trouble else []
-    return kept
+            problem = _mistrust(root, entry["path"]) if entry["kind"] in WRITTEN else ""
+            trusted[capability] += [] if problem else [entry]
+            notes += [f"{entry['path']} is left out: {problem}"] if problem else []
+    return trusted
 
 
 def _mistrust(root: str, path: str) -> str:
@@ -113,17 +113,17 @@ def _mistrust(root: str, path: str) -> str:
 
 def in_utf8(found: dict[str, list[File]], notes: list[str]) -> dict[str, list[File]]:
     """Leave out files with names that are not UTF-8, which no config.json can spell, with a note for each."""
-    kept: dict[str, list[File]] = {}
+    trusted: dict[str, list[File]] = {}
     for capability, entries in found.items():
-        kept[capability] = []
+        trusted[capability] = []
         for entry in entries:
             try:
                 "\0".join([entry["path"], entry.get("soname", ""), *entry.get("links", [])]).encode()
-                kept[capability].append(entry)
+                trusted[capability].append(entry)
             except UnicodeEncodeError:
                 note = f"{quote(entry['path'])} is left out: its name or a link to it is not UTF-8; rename it"
                 notes += [] if note in notes else [note]
-    return kept
+    return trusted
 
 
 def lacking(root: str, version: str) -> list[str]:

@@ -40,7 +40,9 @@ def of_another(config: str, state: str) -> Snapshot | None:
         if not understood(found) or found["inputs"]["config"] != config or not stamp.alive(found):
             return None
         then, now = found["stamp"], stamp.current(found["inputs"])
-        true = all(then.get(name) == fact for name, fact in now.items()) and found["told"] == ensure.told(state)
+        true = all(then.get(name) == fact for name, fact in now.items()) and found["told"] == ensure.launcher_facts(
+            state
+        )
         return completed(found) if true else None
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         return None

@@ -78,8 +78,8 @@ def _ready(top: str, boot: str, root: str, groups: dict[str, list[File]]) -> str
     _check(top)
     fresh = f"{top}/{_unfinished(boot)}"
     try:
-        wanted = dict(_wanted(root, groups))
-        place = f"{top}/{boot}-{_hash(repr(sorted(wanted.items())))}"
+        expected = dict(_expected(root, groups))
+        place = f"{top}/{boot}-{_hash(repr(sorted(expected.items())))}"
         for name in os.listdir(top):
             made = _MADE.fullmatch(name)
             if made and (made[1] != boot or f"{top}/{name}" == fresh):
@@ -97,7 +97,7 @@ def _ready(top: str, boot: str, root: str, groups: dict[str, list[File]]) -> str
             "library-directory under [driver] on their file system",
             INVENTORY,
         ) from None
-    if found != wanted:
+    if found != expected:
         raise GpushimError(f"{place} is not as gpushim made it; remove it when no container uses it", INVENTORY)
     return place
 
@@ -149,7 +149,7 @@ def _check(top: str) -> None:
         )
 
 
-def _wanted(root: str, groups: dict[str, list[File]]) -> Iterator[tuple[str, list[int] | str]]:
+def _expected(root: str, groups: dict[str, list[File]]) -> Iterator[tuple[str, list[int] | str]]:
     """List what has to be in the directory: each path, with the file's identity or the link's text."""
     for capability, files in groups.items():
         for file in files:

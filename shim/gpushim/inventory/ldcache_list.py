@@ -34,7 +34,7 @@ def libraries(cache: bytes, machine: str = "", beginnings: tuple[bytes, ...] = (
     Raises:
         ValueError: it is not a cache in the new layout, or it is damaged.
     """
-    wanted = ABIS.get(machine or platform.machine(), 0)
+    abi = ABIS.get(machine or platform.machine(), 0)
     try:
         start = _new_layout(cache)
         (count,) = struct.unpack_from("=I", cache, start + len(NEW_MAGIC))
@@ -45,7 +45,7 @@ def libraries(cache: bytes, machine: str = "", beginnings: tuple[bytes, ...] = (
             (_text(cache, start + key), _text(cache, start + value))
             for flags, key, value, _version, _hwcap in struct.iter_unpack("=iIIIQ", table)
             if flags & FLAG_ELF
-            and flags & ABI_MASK == wanted
+            and flags & ABI_MASK == abi
             and (cache.startswith(beginnings, start + key) or start + key >= len(cache))
         ]
     except struct.error:

@@ -29,7 +29,7 @@ CONTROL, MODESET, UVM, UVM_TOOLS = 255, 254, 0, 1
 FORBIDDEN = (errno.EPERM, errno.EACCES, errno.EROFS)
 FOLDER_MODE = 0o755
 
-Wanted = tuple[str, int, int, int, int, int]  # path in a container, major, minor, mode bits, uid, gid
+Expected = tuple[str, int, int, int, int, int]  # path in a container, major, minor, mode bits, uid, gid
 
 
 def make(dev_root: str, proc: str, hung: Sequence[Hung] = ()) -> list[str]:
@@ -39,7 +39,7 @@ def make(dev_root: str, proc: str, hung: Sequence[Hung] = ()) -> list[str]:
     """
     notes: list[str] = []
     links = os.geteuid() == 0 and not trust.in_user_namespace()
-    for path, major, minor, mode, uid, gid in wanted(proc, hung):
+    for path, major, minor, mode, uid, gid in expected(proc, hung):
         device = os.makedev(major, minor)
         host = inside(dev_root, path)
         try:
@@ -68,7 +68,7 @@ def link(dev_root: str, proc: str) -> list[str]:
 
 def missing_nodes(dev_root: str, proc: str) -> list[str]:
     """List the nodes that `make` would make or replace, as paths on the host."""
-    listed = [(inside(dev_root, path), os.makedev(major, minor)) for path, major, minor, *_ in wanted(proc)]
+    listed = [(inside(dev_root, path), os.makedev(major, minor)) for path, major, minor, *_ in expected(proc)]
     return [host for host, device in listed if not _is_device(host, device)]
 
 
@@ -82,7 +82,7 @@ def missing_links(dev_root: str, proc: str) -> list[tuple[str, str, int]]:
     return found
 
 
-def wanted(proc: str, hung: Sequence[Hung] = ()) -> Iterator[Wanted]:
+def expected(proc: str, hung: Sequence[Hung] = ()) -> Iterator[Expected]:
     """List the nodes that the loaded driver should have, without those that it forbids to change."""
     known = nodes.majors(proc)
     given = procfs.device_files(proc)

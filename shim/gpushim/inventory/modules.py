@@ -35,15 +35,15 @@ def load(root: str, proc: str, waiting: Callable[[str], None]) -> list[str]:
 
     With a driver root other than "/", that root's own modprobe loads its own modules.
     """
-    wanted = missing(proc)
-    if not wanted or os.geteuid() != 0 or trust.in_user_namespace() or not has_gpu(sys_dir(root)):
+    absent = missing(proc)
+    if not absent or os.geteuid() != 0 or trust.in_user_namespace() or not has_gpu(sys_dir(root)):
         return []
     program = _program()
-    for name in wanted:
+    for name in absent:
         waiting(f"{program} {name}")
-        trouble = _modprobe(root, program, name)
-        if trouble or name in missing(proc):
-            return [f"the kernel module {name} is not loaded: {trouble or f'{program} says so, but it is not there'}"]
+        problem = _modprobe(root, program, name)
+        if problem or name in missing(proc):
+            return [f"the kernel module {name} is not loaded: {problem or f'{program} says so, but it is not there'}"]
     return []
 
 

@@ -79,9 +79,9 @@ def find(dev_root: str, proc: str, notes: list[str], drm: Iterable[str] = ()) ->
             continue  # gone since it was listed
         if stat.S_ISDIR(status.st_mode):
             continue
-        trouble = _trouble(path, status, known)
-        if trouble:
-            notes.append(f"{host} is left out: {trouble}")
+        problem = _problem(path, status, known)
+        if problem:
+            notes.append(f"{host} is left out: {problem}")
         else:
             found[path] = entries.node(status)
     return found
@@ -152,7 +152,7 @@ def owners(path: str, known: dict[str, int]) -> tuple[tuple[str, ...], list[int]
     return (), []
 
 
-def _trouble(path: str, status: os.stat_result, known: dict[str, int]) -> str:
+def _problem(path: str, status: os.stat_result, known: dict[str, int]) -> str:
     if not stat.S_ISCHR(status.st_mode):
         return "it is not a character device"
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)

@@ -92,10 +92,10 @@ def facts(config: str) -> Belongs:
 
 def record(state: str, belongs: Belongs, error: GpushimError) -> None:
     """Tell those who wait why a refresh failed that began with these `facts`; the caller holds the lock."""
-    told = {**belongs, "at": _now(), "sentence": str(error), "code": error.exit_code}
+    failure = {**belongs, "at": _now(), "sentence": str(error), "code": error.exit_code}
     with contextlib.suppress(OSError):  # then each of them tries for itself
         if trust.ours(state):
-            replace(f"{state}/{FAILURE}", json.dumps(told).encode(), 0o600)
+            replace(f"{state}/{FAILURE}", json.dumps(failure).encode(), 0o600)
 
 
 def _outcome(config: str, state: str, wait: _Wait) -> Snapshot | None:
@@ -108,11 +108,11 @@ def _outcome(config: str, state: str, wait: _Wait) -> Snapshot | None:
 
 def _pass_on(state: str, config: str, since: int) -> None:
     """Refuse with the error of a refresh that failed while this create waited, unless the host has changed since."""
-    told = ensure.own(f"{state}/{FAILURE}")
+    failure = ensure.own(f"{state}/{FAILURE}")
     try:
-        counts = since <= told["at"] <= _now() and told["inputs"]["config"] == config
-        if counts and stamp.current(told["inputs"]) == told["stamp"]:
-            raise GpushimError(str(told["sentence"]), int(told["code"]))
+        counts = since <= failure["at"] <= _now() and failure["inputs"]["config"] == config
+        if counts and stamp.current(failure["inputs"]) == failure["stamp"]:
+            raise GpushimError(str(failure["sentence"]), int(failure["code"]))
     except (KeyError, IndexError, TypeError, ValueError):  # none, or of another version
         return
 

@@ -83,7 +83,7 @@ def _tell_launcher(state: str, snapshot: Snapshot) -> None:
     if trust.identity(target) != identity:  # replaced since it was read, maybe with the same time
         target, time = "", None
     low = snapshot["runtime"] or _stand_in(runtime)
-    if _told(state) != (text, target):
+    if _launcher_files(state) != (text, target):
         _remove(runtime)
         _remove(state + "/config")
         if target:
@@ -95,7 +95,7 @@ def _tell_launcher(state: str, snapshot: Snapshot) -> None:
             f"the file system of {state} keeps times less exactly than that of {target}, so every call of "
             "gpushim-runtime starts Python; let GPUSHIM_STATE name a directory on a tmpfs"
         )
-    snapshot["told"] = ensure.told(state)
+    snapshot["told"] = ensure.launcher_facts(state)
 
 
 def _stand_in(path: str) -> str:
@@ -111,7 +111,7 @@ def _stand_in(path: str) -> str:
         return last
 
 
-def _told(state: str) -> tuple[str, str] | None:
+def _launcher_files(state: str) -> tuple[str, str] | None:
     """Read the words and the configuration's path that the launcher has now."""
     try:
         with open(state + "/triggers", encoding="utf-8", errors="surrogateescape") as file:

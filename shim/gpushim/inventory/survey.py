@@ -98,8 +98,8 @@ def survey(
     notes, runtime = [], ""
     try:
         runtime = policy.low_level(settings["runtime"]["low-level"])
-    except GpushimError as trouble:  # only containers need one
-        notes.append(str(trouble))
+    except GpushimError as problem:  # only containers need one
+        notes.append(str(problem))
     root = settings["driver"]["root"]
     proc, sys = stamp.proc_dir(root), modules.sys_dir(root)
     times = keeps_times(proc, sys)
@@ -203,8 +203,8 @@ def _begun(
             ]
             drm.add(found["gpus"], modules.sys_dir(driver["root"]), driver["dev-root"])
             peers.add_place(found["gpus"], modules.sys_dir(driver["root"]))
-    except GpushimError as trouble:
-        error = {"sentence": str(trouble), "code": trouble.exit_code}
+    except GpushimError as problem:
+        error = {"sentence": str(problem), "code": problem.exit_code}
     return _snapshot(settings, found, other, error, notes, proc), other
 
 
@@ -248,9 +248,9 @@ def _snapshot(
 
 def _check_driver(version: str | None, root: str, proc: str) -> None:
     if not version:
-        trouble = "is not there" if version is None else "does not tell a version"
+        problem = "is not there" if version is None else "does not tell a version"
         raise GpushimError(
-            f"no NVIDIA driver is loaded ({proc}/driver/nvidia/version {trouble}): load it (modprobe nvidia), then "
+            f"no NVIDIA driver is loaded ({proc}/driver/nvidia/version {problem}): load it (modprobe nvidia), then "
             "run gpushim refresh",
             INVENTORY,
         )
@@ -317,7 +317,7 @@ def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
         mps = snapshot["policy"]["mps"]
         pipes = mps["pipe-directory"] if mps["enabled"] else ""
         if pipes:
-            snapshot["mps"] = data_files.mps_trouble(driver["root"], pipes)
+            snapshot["mps"] = data_files.mps_problem(driver["root"], pipes)
             notes += [snapshot["mps"]] if snapshot["mps"] else []
         found_files = files.find(driver["root"], driver["version"], notes, mps=pipes)
         snapshot["files"] = files.of_root(driver["root"], files.in_utf8(found_files, notes), notes)

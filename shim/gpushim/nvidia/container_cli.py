@@ -126,10 +126,10 @@ def paths(options: Given, inventory: Snapshot) -> list[str]:
     for name, node in (("mig-config", plan.MIG_CONFIG_NODE), ("mig-monitor", plan.MIG_MONITOR_NODE)):
         if cli.only_all(options, name):
             found += [f"{PROC_CAPABILITIES}/mig/{name[4:]}", *([node] if node in inventory["nodes"] else [])]
-    wanted = [("binaries", "binary", ""), ("libraries", "library", "")]
-    wanted += [("libraries", "library32", "32")] if "compat32" in named else []
-    wanted += [("ipcs", "socket", ""), ("firmwares", "firmware", "")]
-    for option, kind, suffix in wanted:
+    rows = [("binaries", "binary", ""), ("libraries", "library", "")]
+    rows += [("libraries", "library32", "32")] if "compat32" in named else []
+    rows += [("ipcs", "socket", ""), ("firmwares", "firmware", "")]
+    for option, kind, suffix in rows:
         if option in named:
             found += _files(inventory, kind, suffix)
     return [path for path in dict.fromkeys(found) if not cli.left_out(named, path)]

@@ -120,7 +120,7 @@ def runtime_configure(
     words += ["--config", config] if config else []
     words += ["--runtime-path", path] if path else []
     chosen = {"--set-as-default": default, "--cdi": cdi_, "--dry-run": dry_run}
-    _run(configure, [*words, *[word for word, wanted in chosen.items() if wanted]])
+    _run(configure, [*words, *[word for word, given in chosen.items() if given]])
 
 
 @main.group(invoke_without_command=True)

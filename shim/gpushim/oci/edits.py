@@ -102,13 +102,13 @@ def edited(spec: dict[str, Any]) -> bool:
 
 def last_counts(edits: Sequence[Edit]) -> list[Edit]:
     """Leave out edits that a later one makes void: the same variable, node, destination, or intelRdt again."""
-    kept: dict[Any, int] = {}
+    places: dict[Any, int] = {}
     for number, edit in enumerate(edits):
         about = _about(edit) or number
-        if about in kept and edits[kept[about]] == edit:
-            edit.why = [*edits[kept[about]].why, *edit.why]
-        kept[about] = number
-    return [edits[number] for number in sorted(kept.values())]
+        if about in places and edits[places[about]] == edit:
+            edit.why = [*edits[places[about]].why, *edit.why]
+        places[about] = number
+    return [edits[number] for number in sorted(places.values())]
 
 
 def _about(edit: Edit) -> Optional[tuple[str, str]]:

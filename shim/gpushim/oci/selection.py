@@ -216,7 +216,7 @@ def select(
             host has no usable GPU at all, or "all" is asked for and one of them cannot be used.
     """
     if devices and not inventory["gpus"]:
-        why = told(inventory, _notes(inventory))
+        why = disclosed(inventory, _notes(inventory))
         found_none = f"no GPU was found on this host{why}; check the driver with nvidia-smi"
         raise GpushimError(f"the container asks for a GPU, but {found_none}", INVENTORY)
     return _selected(devices, inventory, _who(source), [] if notes is None else notes, {} if meant is None else meant)
@@ -264,7 +264,7 @@ def _divided(index: int, inventory: Snapshot) -> str:
     return f"GPU {index} comes without its MIG instances, so CUDA finds no device in it: it is in MIG mode; {fix}"
 
 
-def told(inventory: Snapshot, devices: str, otherwise: str = "") -> str:
+def disclosed(inventory: Snapshot, devices: str, otherwise: str = "") -> str:
     """Choose what a refusal says where it must not tell devices that the container has not named itself.
 
     Args:
@@ -285,7 +285,7 @@ def _all(inventory: Snapshot, notes: list[str]) -> tuple[list[Gpu], list[MigInst
     names = _listed([str(device["uuid"] or device["index"]) for device in [*whole, *migs]])
     if lost:
         others = f", or name those that can be used: {names}" if names else ""
-        which = told(inventory, f": {_listed(lost)}; fix that{others}", f"; {SHOWN} which")
+        which = disclosed(inventory, f": {_listed(lost)}; fix that{others}", f"; {SHOWN} which")
         raise GpushimError(f"the container asks for all GPUs, but not all can be used{which}", INVENTORY)
     if not names:
         raise GpushimError(
@@ -354,14 +354,14 @@ def _require_healthy(who: str, item: Item, device: Device, inventory: Snapshot) 
     index = device["gpu"] if "gi" in device else device["index"]
     for gpu in inventory["gpus"]:
         if gpu["index"] == index and gpu["problem"]:
-            why = told(inventory, f": {gpu['problem']}; name another GPU", f"; name another GPU, {SHOWN} why")
+            why = disclosed(inventory, f": {gpu['problem']}; name another GPU", f"; name another GPU, {SHOWN} why")
             raise GpushimError(f'{who} GPU "{quote(item[2])}", which cannot be used{why}', REQUEST)
 
 
 def _refuse(who: str, item: Item, found: list[Device], inventory: Snapshot) -> NoReturn:
     asked = quote(item[2])
     if found:
-        these = told(inventory, f"{len(found)} GPUs: {_gpus(found)}", "more than one GPU")
+        these = disclosed(inventory, f"{len(found)} GPUs: {_gpus(found)}", "more than one GPU")
         raise GpushimError(f'{who} GPU "{asked}", which fits {these}; write more of the UUID', REQUEST)
     digits = item[2][4:].lower() if item[2][:4].upper() == "GPU-" else "-"
     if len(digits) < _UUID_GROUPS[0] and not digits.strip(_HEX):
@@ -369,7 +369,7 @@ def _refuse(who: str, item: Item, found: list[Device], inventory: Snapshot) -> N
         raise GpushimError(f'{who} GPU "{asked}", which is too short for a UUID; {fix}', REQUEST)
     what = "MIG instance" if item[0].startswith("mig-") else "GPU"
     _refuse_absent(who, what, item, inventory)
-    if not told(inventory, "lists"):
+    if not disclosed(inventory, "lists"):
         raise GpushimError(f'{who} {what} "{asked}", which this host does not have; use one that it has', REQUEST)
     if what == "GPU":
         gpus = inventory["gpus"]
@@ -392,10 +392,10 @@ def _refuse_absent(who: str, what: str, item: Item, inventory: Snapshot) -> None
     number = item[1][0] if isinstance(item[1], tuple) else item[1] if item[0] == "index" else -1
     there = [gpu["uuid"] or gpu["pci"] for gpu in inventory["gpus"]]
     for gone in (one for one in inventory.get("absent", ()) if one["index"] == number):
-        which = told(inventory, f" ({gone['uuid'] or gone['pci']})")
+        which = disclosed(inventory, f" ({gone['uuid'] or gone['pci']})")
         raise GpushimError(
             f'{who} {what} "{quote(item[2])}", but the GPU of that index{which} is missing, and no other gets it; '
-            f"name a GPU by its UUID: {told(inventory, _listed(there), SHOWN)}",
+            f"name a GPU by its UUID: {disclosed(inventory, _listed(there), SHOWN)}",
             REQUEST,
         )
 

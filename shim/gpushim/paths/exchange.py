@@ -45,7 +45,7 @@ class Changed(Exception):  # noqa: N818 - an answer, for the caller to word
     def __init__(self, *, is_open: bool = False) -> None:
         super().__init__("open for writing in another program" if is_open else "changed by somebody else meanwhile")
         self.is_open = is_open
-        self.kept: list[str] = []  # names of copies of what somebody wrote
+        self.copies: list[str] = []  # names of copies of what somebody wrote
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ def put(file: File, old: bytes | None, new: bytes | None, finish: Callable[[int]
             replace.replace(name, new, _PRIVATE, folder=file.scratch, finish=finish)
         return _put(file, name, old, new)
     except (Changed, OSError) as error:
-        kept: list[str] = []
+        copies: list[str] = []
         with contextlib.suppress(OSError):
-            kept = _settle(file, name, new)
+            copies = _settle(file, name, new)
         if old != new and content(file.name, file.folder) == new:
-            return [str(error), *(f"what somebody wrote meanwhile is in {copy}" for copy in kept)]
+            return [str(error), *(f"what somebody wrote meanwhile is in {copy}" for copy in copies)]
         if isinstance(error, Changed):
-            error.kept = kept
+            error.copies = copies
         raise
     except BaseException:
         _settle(file, name, new)
@@ -102,23 +102,23 @@ def put(file: File, old: bytes | None, new: bytes | None, finish: Callable[[int]
 
 def settle(file: File) -> list[str]:
     """End what a killed process has begun with a file; return the names of copies that were kept."""
-    kept = []
+    copies = []
     replace.sweep("", f".{file.copy}", file.scratch)
     for name in sorted(os.listdir(file.scratch)):
         parts = _NAME.fullmatch(name)
         if parts and parts[1] == file.copy:
-            kept += _settle(file, name, parts[3], parts[2])
-    return kept
+            copies += _settle(file, name, parts[3], parts[2])
+    return copies
 
 
-def keep(name: str, folder: int, source: str) -> str:
+def copy_aside(name: str, folder: int, source: str) -> str:
     """Rename a file to the first free name for a copy of the file `name`; returns that."""
     number = 1
     while True:
-        kept = f"{name}{KEPT}" + (f".{number}" if number > 1 else "")
+        copies = f"{name}{KEPT}" + (f".{number}" if number > 1 else "")
         try:
-            _move(source, folder, kept, folder)
-            return kept
+            _move(source, folder, copies, folder)
+            return copies
         except FileExistsError:
             number += 1
 
@@ -168,7 +168,7 @@ def _without(file: File, name: str, old: bytes) -> list[str]:
             if changed.is_open and _read(fd) == old:
                 return ["another program has the file that it was open for writing; what that writes now is lost"]
             replace.replace(name, b"", _PRIVATE, folder=file.scratch, finish=lambda copy: _copied(fd, copy))
-            return [f"what somebody wrote meanwhile is in {keep(file.copy, file.scratch, name)}"]
+            return [f"what somebody wrote meanwhile is in {copy_aside(file.copy, file.scratch, name)}"]
     return []
 
 
@@ -183,7 +183,7 @@ def _settle(file: File, name: str, new: bytes | str | None, old: str = "") -> li
             _move(name, file.scratch, file.name, file.folder)
             return []
         if now is None or _hash(now) != mine or not _given_back(file, name, there, now):
-            return [keep(file.copy, file.scratch, name)]
+            return [copy_aside(file.copy, file.scratch, name)]
     os.unlink(name, dir_fd=file.scratch)
     return []
 

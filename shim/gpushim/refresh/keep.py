@@ -46,19 +46,19 @@ def keep() -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDS, signal.SIGCHLD})
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are gone unasked if it came ignored
-    kept, installed = Keep(system.config_path(), system.state_dir()), os.path.exists(WHOLE)
+    keeping, installed = Keep(system.config_path(), system.state_dir()), os.path.exists(WHOLE)
     logger.info("the list of GPUs is kept true, by a look every %g s", LOOK)
     try:
         while True:
             if installed and not os.path.exists(WHOLE):
                 raise GpushimError("another version has taken this one's place; start gpushim refresh --keep again")
-            kept.look()
+            keeping.look()
             got = signal.sigtimedwait({*ENDS, signal.SIGCHLD}, LOOK)
             if got and got.si_signo in ENDS:
                 logger.info("the list of GPUs is not kept any longer")
                 return
     finally:
-        kept.stop()
+        keeping.stop()
 
 
 class Keep:

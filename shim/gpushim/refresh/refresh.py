@@ -140,7 +140,7 @@ def unattended(load: bool) -> Snapshot:
     return snapshot
 
 
-def trouble(snapshot: Snapshot) -> str:
+def problem(snapshot: Snapshot) -> str:
     """Return what failed that may succeed the next time, or ""."""
     failed = [note for note in snapshot["notes"] if note.startswith(nvml.FAILS)]
     return next(iter([*unusable(snapshot), *failed]), "")
@@ -185,10 +185,10 @@ def _renewed(
         indices.save(state, snapshot)  # before anybody goes by them
         hardlinks.add(snapshot)
         save.for_hook(snapshot)
-        told = copy.copy(snapshot)
-        publish.on_refresh(told)  # first, for who sees the snapshot goes by its spec
+        published = copy.copy(snapshot)
+        publish.on_refresh(published)  # first, for who sees the snapshot goes by its spec
         save.save(state, snapshot)
-        snapshot["notes"] = told["notes"]  # what CDI lacks is no reason for what a container does not get
+        snapshot["notes"] = published["notes"]  # what CDI lacks is no reason for what a container does not get
     if snapshot["error"]:  # the caller reports it; the snapshot's notes follow from it
         _warn(notes)
         return snapshot

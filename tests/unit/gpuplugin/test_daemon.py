@@ -588,8 +588,8 @@ def test_a_failure_is_past_when_another_process_has_refreshed(
     troubles = []
 
     def need(refresh: Refresh) -> None:
-        troubles.append(refresh.trouble)
-        refresh.trouble = GpushimError("NVML does not answer")
+        troubles.append(refresh.problem)
+        refresh.problem = GpushimError("NVML does not answer")
 
     async def run() -> None:
         host.has(None)

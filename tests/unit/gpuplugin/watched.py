@@ -41,7 +41,7 @@ class Heard:
             self.suspects.append([*suspects])
             return words(suspects) if words else [sys.executable, "-ISc", PYTHON + script]
 
-        self.child = Child(name, command, self._heard, self._blind, silence, self._sees, fed=fed)
+        self.child = Child(name, command, self._heard, self._blind, silence, self._watched_again, fed=fed)
 
     def _heard(self, line: dict[str, Any]) -> None:
         self.lines.append((time.monotonic(), line))
@@ -49,7 +49,7 @@ class Heard:
     def _blind(self, why: str, gpu: str) -> None:
         self.blind.append((why, gpu))
 
-    def _sees(self) -> None:
+    def _watched_again(self) -> None:
         self.seen += 1
 
     def last(self, key: str) -> Optional[dict[str, Any]]:

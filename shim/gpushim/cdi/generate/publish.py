@@ -79,13 +79,13 @@ def _write(snapshot: Snapshot, path: str, notes: list[str]) -> bool:
             notes += [f"what somebody wrote to {path} is in {copy}" for copy in exchange.settle(file)]
             if _withdrawn(path, spec, notes):
                 return True
-            there, wanted = exchange.content(file.name, fd), text.render(spec, "json")
-            reason = _theirs(path, there, wanted) or emptier(path, spec, snapshot["source"])
+            there, expected = exchange.content(file.name, fd), text.render(spec, "json")
+            reason = _theirs(path, there, expected) or emptier(path, spec, snapshot["source"])
             if reason:
                 notes.append(reason)
                 return False
-            lost = written.note(path, wanted)
-            done = there == wanted.encode() or _replace(file, path, there, wanted, notes)
+            lost = written.note(path, expected)
+            done = there == expected.encode() or _replace(file, path, there, expected, notes)
             notes += [lost] if lost else []
             return done
     except (GpushimError, OSError, ValueError):
@@ -114,8 +114,8 @@ def _remove_untrue(spec: dict[str, Any], notes: list[str]) -> None:
 
 def _withdrawn(path: str, spec: dict[str, Any], notes: list[str]) -> bool:
     """Say whether another file has the same devices; if so, remove refresh's, as engines would accept neither."""
-    other, device, unread = conflicting(path, spec)
-    notes += [f"{trouble}; an engine that can read it may find a device of {path} twice" for trouble in unread]
+    other, device, unreadable = conflicting(path, spec)
+    notes += [f"{problem}; an engine that can read it may find a device of {path} twice" for problem in unreadable]
     if not other:
         return False
     both = f"{other} has {device} too, and a device in two files of a directory is none"
@@ -165,13 +165,13 @@ def conflicting(path: str, spec: dict[str, Any]) -> tuple[str, str, list[str]]:
     Returns:
         a file that has one, and the device's name, or "" twice; and of each that cannot be read, and may, why not.
     """
-    listed, troubles = specs.load([os.path.dirname(path)], [spec["kind"]])
-    unread = [trouble for trouble in troubles if not trouble.startswith(f"{path}: ")]
+    listed, problems = specs.load([os.path.dirname(path)], [spec["kind"]])
+    unreadable = [problem for problem in problems if not problem.startswith(f"{path}: ")]
     for other, _, found in listed:
         both = sorted(_names(found) & _names(spec)) if found["kind"] == spec["kind"] else []
         if os.path.basename(other) != os.path.basename(path) and both:
-            return other, f"{spec['kind']}={both[0]}", unread
-    return "", "", unread
+            return other, f"{spec['kind']}={both[0]}", unreadable
+    return "", "", unreadable
 
 
 def _contradict(old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -225,10 +225,10 @@ def _directory(path: str) -> Any:
 def _replace(file: exchange.File, path: str, old: bytes | None, spec: str, notes: list[str]) -> bool:
     """Put a spec in the place of what was read; returns whether it is there."""
     try:
-        told = exchange.put(file, old, spec.encode(), lambda fd: os.fchmod(fd, 0o644))
+        failures = exchange.put(file, old, spec.encode(), lambda fd: os.fchmod(fd, 0o644))
     except exchange.Changed as changed:
-        kept = "".join(f"; {copy} is a copy of what somebody wrote" for copy in changed.kept)
-        notes.append(f"{path} is not written: it is {changed}{kept}; refresh again")
+        copies = "".join(f"; {copy} is a copy of what somebody wrote" for copy in changed.copies)
+        notes.append(f"{path} is not written: it is {changed}{copies}; refresh again")
         return False
-    notes += [f"{path} is written, but {each}" for each in told]
+    notes += [f"{path} is written, but {each}" for each in failures]
     return True

@@ -148,17 +148,17 @@ def _beside(inventory: Snapshot, hook: str) -> Iterator[tuple[str, Planned]]:
 def _plans(devices: list[Device], inventory: Snapshot, hook: str, notes: list[str]) -> list[tuple[Device, Planned]]:
     """Plan for each device alone; leave out one that cannot be given, unless none remains."""
     plans = []
-    trouble: Optional[GpushimError] = None
+    problem: Optional[GpushimError] = None
     for device in devices:
         item = ("mig-index", (device["gpu"], device["index"])) if "gi" in device else ("index", device["index"])
         try:
             edits = of_items([(*item, str(item[1]))], inventory, hook, request.CAPABILITIES)
             plans.append((device, {repr(edit): edit for edit in edits}))
         except GpushimError as error:
-            trouble = error
+            problem = error
             notes.append(f"{selection.called(device)} is left out of the CDI spec: {error}")
     if not plans:
-        raise trouble or GpushimError(
+        raise problem or GpushimError(
             "there is no GPU or MIG instance to describe; gpushim list says what the host has", INVENTORY
         )
     return plans

@@ -29,8 +29,8 @@ def note(path: str, spec: str) -> str:
         OSError: it is in no record, and no later refresh would know it.
     """
     known, own = _known(), _hash(spec.encode())
-    kept = {other: hashes for other, hashes in known.items() if os.path.lexists(other)}
-    return _save({**kept, path: [own, *(old for old in known.get(path, []) if old != own)][:KEPT]})
+    present = {other: hashes for other, hashes in known.items() if os.path.lexists(other)}
+    return _save({**present, path: [own, *(old for old in known.get(path, []) if old != own)][:KEPT]})
 
 
 def ours(path: str) -> bool:

@@ -169,8 +169,8 @@ def _listed(settings: Policy) -> Any:
 
 
 def _check_platform(mode: str, snapshot: Snapshot) -> None:
-    wanted = modes.PLATFORMS.get(mode, snapshot["platform"])
-    if wanted != snapshot["platform"]:
+    platform = modes.PLATFORMS.get(mode, snapshot["platform"])
+    if platform != snapshot["platform"]:
         raise GpushimError(f"--mode {mode} is for another platform: this host is {snapshot['platform']}; use auto")
 
 

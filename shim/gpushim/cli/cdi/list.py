@@ -24,7 +24,7 @@ from gpushim.cli.cdi import output
 @show.format_option("text", "json")
 def list_devices(directories: list[str], form: str) -> None:
     """List the devices that can be asked for, sorted, one per line."""
-    found, troubles = specs.load(output.spec_dirs(directories))
+    found, problems = specs.load(output.spec_dirs(directories))
     places: dict[str, list[tuple[int, str]]] = {}
     for path, priority, document in found:
         for device in document["devices"]:
@@ -33,11 +33,11 @@ def list_devices(directories: list[str], form: str) -> None:
     for name, hits in sorted(places.items()):
         best = [path for priority, path in hits if priority == max(hits)[0]]
         if len(best) > 1:
-            troubles.append(f"{name} is in both {' and '.join(best)}, so it cannot be used; remove one of them")
+            problems.append(f"{name} is in both {' and '.join(best)}, so it cannot be used; remove one of them")
         else:
             devices[name] = os.path.normpath(best[0])
-    for trouble in troubles:
-        show.say(f"warning: {trouble}", error=True)
+    for problem in problems:
+        show.say(f"warning: {problem}", error=True)
     show.say(f"Found {len(devices)} CDI devices", error=True)
     if form == "json":
         click.echo(json.dumps([{"name": name, "spec": path} for name, path in devices.items()]))

@@ -32,16 +32,16 @@ def spec_dirs(given: list[str]) -> list[str]:
     return found
 
 
-def put(spec: dict[str, Any], path: str, wanted: str) -> None:
+def put(spec: dict[str, Any], path: str, chosen: str) -> None:
     """Write a spec to a file, or to stdout if `path` is "" or "-".
 
     Args:
         spec: plain data.
         path: its extension decides about the format.
-        wanted: "json", "yaml", or "" for whatever fits.
+        chosen: "json", "yaml", or "" for whatever fits.
     """
     path = "" if path == "-" else path
-    form, warning = text.form_of(path, wanted)
+    form, warning = text.form_of(path, chosen)
     if warning:
         show.say(f"warning: {warning}", error=True)
     content = text.render(spec, form)

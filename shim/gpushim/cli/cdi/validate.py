@@ -67,14 +67,14 @@ def _directory(path: str) -> Iterator[tuple[str, str, str]]:
             if finding[1] == checks.ERROR:
                 bad.add(finding[0])
             yield finding
-    good, troubles = specs.load([path])
+    good, problems = specs.load([path])
     owners: dict[str, str] = {}
     for file, _, document in good:
         for device in document["devices"]:
             name = f"{document['kind']}={device['name']}"
             if owners.setdefault(name, file) != file:
                 yield file, checks.ERROR, f"{name} is in {owners[name]} too: engines take neither; remove one"
-    for trouble in troubles:
-        file, _, sentence = trouble.partition(": ")
+    for problem in problems:
+        file, _, sentence = problem.partition(": ")
         if file not in bad:
             yield file, checks.WARNING, f"gpushim does not use it: {sentence}"

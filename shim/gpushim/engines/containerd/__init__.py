@@ -21,7 +21,7 @@ from gpushim.engines.containerd.process import Daemon
 from gpushim.engines.processes import running
 from gpushim.engines.settings import dropin
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.setup import Plan, Wish, is_ours
+from gpushim.engines.settings.setup import Options, Plan, is_ours
 from gpushim.ground.errors import GpushimError, quote
 
 PROGRAM = "containerd"
@@ -30,34 +30,34 @@ USUAL = (process.SYSTEM_CONFIG, *services.CONFIGS.values())
 _HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def plan(wish: Wish) -> Plan:
+def plan(options: Options) -> Plan:
     """Work out what to change in containerd's settings.
 
     Raises:
         GpushimError: a file cannot be read, understood or safely changed.
     """
-    if wish.files_only and wish.remove and not wish.config:
-        return _usual(wish)
-    daemon = process.find(wish.config, wish.files_only)
+    if options.files_only and options.remove and not options.config:
+        return _usual(options)
+    daemon = process.find(options.config, options.files_only)
     config = generated.source(daemon.config, daemon.seen(daemon.config))
-    tree = imports.load(daemon, config, strict=not wish.remove)
+    tree = imports.load(daemon, config, strict=not options.remove)
     notes = [*daemon.notes]
     if config != daemon.config:
         notes.append(f"MicroK8s makes {daemon.config} anew at each start, so {config} is changed instead")
     main, check = daemon.seen(config), lambda: None
-    if wish.remove:
+    if options.remove:
         changes = removal.changes(daemon, tree)
         check = partial(removal.check_left, daemon, tree, changes)
     else:
-        _check(wish, daemon, tree)
-        changes = [replace(_change(wish, daemon, tree, notes), main=main)]
-    meant = [each.path for each in changes if not wish.remove or each.new != each.old]
+        _check(options, daemon, tree)
+        changes = [replace(_change(options, daemon, tree, notes), main=main)]
+    meant = [each.path for each in changes if not options.remove or each.new != each.old]
     return Plan([*meant, main][0], changes, notes, daemon.engine, stopped=daemon.stopped, check=check)
 
 
-def _usual(wish: Wish) -> Plan:
+def _usual(options: Options) -> Plan:
     """Work out what to take out of all usual settings of containerd that are there."""
-    found = [plan(replace(wish, config=path)) for path in USUAL if os.path.isdir(os.path.dirname(path))]
+    found = [plan(replace(options, config=path)) for path in USUAL if os.path.isdir(os.path.dirname(path))]
     changes = [change for each in found for change in each.changes]
     notes = [note for each in found for note in each.notes]
 
@@ -68,14 +68,14 @@ def _usual(wish: Wish) -> Plan:
     return Plan(found[0].config if found else USUAL[0], changes, notes, check=check)
 
 
-def verify(wish: Wish, found: Plan) -> list[str]:
+def verify(options: Options, found: Plan) -> list[str]:
     """Ask containerd how it reads its settings and whether its CRI runs; return a sentence for each thing missing."""
-    daemon = process.find(wish.config, wish.files_only)
+    daemon = process.find(options.config, options.files_only)
     try:
         settings = process.dump(daemon)
     except GpushimError as error:
         return [str(error)]
-    missing = _missing(wish, daemon, settings)
+    missing = _missing(options, daemon, settings)
     if not daemon.engine:
         start = f"; start {daemon.stopped}" if daemon.stopped else ""
         return [*missing, f"no containerd runs that reads {daemon.config}, so only the file was looked at{start}"]
@@ -83,42 +83,42 @@ def verify(wish: Wish, found: Plan) -> list[str]:
         missing.append(f"containerd (process {daemon.engine.pid}) runs since before {found.config} was changed")
     if missing:
         return missing
-    program, trouble = process.asked(daemon, settings, wish.name)
-    if program is None and daemon.engine.before(found.config, -running.TICKS) and not trouble:
+    program, problem = process.asked(daemon, settings, options.name)
+    if program is None and daemon.engine.before(found.config, -running.TICKS) and not problem:
         missing.append(
             f"containerd (process {daemon.engine.pid}) started as {found.config} was changed, and which of the two "
             "came first cannot be told apart; restart it"
         )
-    if program is not None and is_ours(program) == wish.remove:
-        missing.append(f"the CRI {'still has' if wish.remove else 'does not have'} the runtime {wish.name}")
-    return [*missing, trouble] if trouble else missing
+    if program is not None and is_ours(program) == options.remove:
+        missing.append(f"the CRI {'still has' if options.remove else 'does not have'} the runtime {options.name}")
+    return [*missing, problem] if problem else missing
 
 
-def _missing(wish: Wish, daemon: Daemon, settings: dict[str, Any]) -> list[str]:
+def _missing(options: Options, daemon: Daemon, settings: dict[str, Any]) -> list[str]:
     """Compare what containerd reads with what is wished."""
     plugins = settings.get("plugins", {})
     table: dict[str, Any] = next(
         (plugins[key] for key in reversed(imports.CRI.values()) if "containerd" in plugins.get(key, {})), {}
     )
     engine = table.get("containerd", {})
-    has = imports.is_ours(engine.get("runtimes", {}).get(wish.name))
-    if wish.remove:
-        return [f"containerd still reads the runtime {wish.name}"] if has else []
-    missing = [] if has else [f"{daemon.shown()} does not read the runtime {wish.name} out of {daemon.config}"]
+    has = imports.is_ours(engine.get("runtimes", {}).get(options.name))
+    if options.remove:
+        return [f"containerd still reads the runtime {options.name}"] if has else []
+    missing = [] if has else [f"{daemon.shown()} does not read the runtime {options.name} out of {daemon.config}"]
     if imports.disabled(settings):
         missing.append(f"the CRI is disabled in {daemon.config} (disabled_plugins), so there are no pods")
-    if wish.default and engine.get("default_runtime_name") != wish.name:
+    if options.default and engine.get("default_runtime_name") != options.name:
         missing.append(f"the default runtime is {engine.get('default_runtime_name')}; an imported file may set it")
-    if wish.cdi and table.get("enable_cdi", daemon.merges) is not True:
+    if options.cdi and table.get("enable_cdi", daemon.merges) is not True:
         missing.append("CDI is not turned on (enable_cdi)")
     return missing
 
 
-def _check(wish: Wish, daemon: Daemon, tree: list[File]) -> None:
+def _check(options: Options, daemon: Daemon, tree: list[File]) -> None:
     """Refuse what cannot work."""
     main = tree[0]
-    if wish.name == "runc" or not _HANDLER.fullmatch(wish.name):
-        raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime for a RuntimeClass; take another")
+    if options.name == "runc" or not _HANDLER.fullmatch(options.name):
+        raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime for a RuntimeClass; take another")
     if main.version > 2 and (0, 0) < daemon.version < (2, 0):
         raise GpushimError(
             f"{main.path} is of version {main.version}, which {daemon.shown()} does not read; write it in version 2"
@@ -128,15 +128,15 @@ def _check(wish: Wish, daemon: Daemon, tree: list[File]) -> None:
             f"{main.path} is of version 1, whose CRI settings {daemon.shown()} does not take; "
             "replace it with what `containerd config migrate` prints"
         )
-    if wish.cdi and (0, 0) < daemon.version < (1, 7):
+    if options.cdi and (0, 0) < daemon.version < (1, 7):
         raise GpushimError(f"{daemon.shown()} does not do CDI, which needs 1.7; leave --cdi out")
 
 
-def _change(wish: Wish, daemon: Daemon, tree: list[File], notes: list[str]) -> Change:
+def _change(options: Options, daemon: Daemon, tree: list[File], notes: list[str]) -> Change:
     main, merges = tree[0], daemon.merges
     if any(imports.disabled(file.data) for file in tree):
         notes.append(f"the CRI is disabled in {daemon.seen(main.path)}: take it out of disabled_plugins to have pods")
-    path = _target(wish.name, daemon, tree)
+    path = _target(options.name, daemon, tree)
     if path.startswith("/run/") and path != main.path:
         raise GpushimError(
             f"{path} decides about the CRI, but it would not last there: a service makes that file at each start; "
@@ -144,31 +144,31 @@ def _change(wish: Wish, daemon: Daemon, tree: list[File], notes: list[str]) -> C
         )
     template = generated.of(main.path, main.version)
     if template and path == main.path:
-        return _in_template(wish, daemon, tree, template, notes)
+        return _in_template(options, daemon, tree, template, notes)
     known = imports.effective(tree, merges)
     file = next((each for each in tree if each.path == path), File(path, {}))
     version, key = _version(file, tree, merges)
     place = daemon.seen(path)
     runtimes = known.get("containerd", {}).get("runtimes", {})
-    now = runtimes.get(wish.name, {})
-    program = imports.program(now) if wish.name in runtimes else None
-    dropin.check_entry(place, wish.name, program, is_ours(program), wish.force)
-    keys = (*key, "containerd", "runtimes", wish.name)
-    entry, options = _entry(wish, known)
+    now = runtimes.get(options.name, {})
+    program = imports.program(now) if options.name in runtimes else None
+    dropin.check_entry(place, options.name, program, is_ours(program), options.force)
+    keys = (*key, "containerd", "runtimes", options.name)
+    entry, own = _entry(options, known)
     optional: dict[tuple[str, ...], Any] = {("version",): version} if version else {}
     if not merges and not runtimes:
         optional[(*keys[:-1], "runc")] = {"runtime_type": RUNC}
-    optional.update({keys: entry, (*keys, "options"): options})
+    optional.update({keys: entry, (*keys, "options"): own})
     settings: dict[tuple[str, ...], Any] = {(*keys, "runtime_type"): RUNC}
-    settings[(*keys, "options", "BinaryName")] = wish.program
-    if wish.name in runtimes:  # one that is there may be as it was before runc's was changed
-        mine, runcs = now.get("options", {}).get("SystemdCgroup", False), options.get("SystemdCgroup", False)
+    settings[(*keys, "options", "BinaryName")] = options.program
+    if options.name in runtimes:  # one that is there may be as it was before runc's was changed
+        mine, runcs = now.get("options", {}).get("SystemdCgroup", False), own.get("SystemdCgroup", False)
         settings.update({(*keys, "options", "SystemdCgroup"): runcs} if mine != runcs else {})
     if now.get("runtime_path"):
         settings[(*keys, "runtime_path")] = ""
-    if wish.default:
-        settings[(*key, "containerd", "default_runtime_name")] = wish.name
-    if wish.cdi and not known.get("enable_cdi", merges):
+    if options.default:
+        settings[(*key, "containerd", "default_runtime_name")] = options.name
+    if options.cdi and not known.get("enable_cdi", merges):
         settings[(*key, "enable_cdi")] = True
     change_key = imports.keys(tree, file, merges) if file.data else key
     return dropin.put(removal.kind(change_key), place, settings, optional)
@@ -183,28 +183,28 @@ def _version(file: File, tree: list[File], merges: bool) -> tuple[int, tuple[str
     return version, ("plugins", imports.CRI[min(version, 3)])
 
 
-def _in_template(wish: Wish, daemon: Daemon, tree: list[File], template: str, notes: list[str]) -> Change:
+def _in_template(options: Options, daemon: Daemon, tree: list[File], template: str, notes: list[str]) -> Change:
     """Put the runtime into the template of a file that is generated."""
     service = generated.service(template)
     known = imports.effective(tree, daemon.merges)
-    keys = (*imports.keys(tree, tree[0], daemon.merges), "containerd", "runtimes", wish.name)
-    if wish.default:
+    keys = (*imports.keys(tree, tree[0], daemon.merges), "containerd", "runtimes", options.name)
+    if options.default:
         raise GpushimError(
-            f"{service} sets the default runtime itself: write `default-runtime: {wish.name}` into "
+            f"{service} sets the default runtime itself: write `default-runtime: {options.name}` into "
             f"/etc/rancher/{service}/config.yaml, and leave --set-as-default out"
         )
-    if wish.cdi and not known.get("enable_cdi", daemon.merges):
+    if options.cdi and not known.get("enable_cdi", daemon.merges):
         raise GpushimError(f"{template} cannot turn on CDI, which {service} leaves off; leave --cdi out")
     if not tree[0].data:
         raise GpushimError(f"{service} has not made {tree[0].path} yet; start it once, then do this again")
-    now = known.get("containerd", {}).get("runtimes", {}).get(wish.name)
+    now = known.get("containerd", {}).get("runtimes", {}).get(options.name)
     if now is not None and not imports.is_ours(now):
         raise GpushimError(
-            f"{tree[0].path}: {service} has the runtime {wish.name}, {quote(imports.program(now))}, already; "
+            f"{tree[0].path}: {service} has the runtime {options.name}, {quote(imports.program(now))}, already; "
             "take another --runtime-name, or remove that program"
         )
     notes.append(f"{service} makes {tree[0].path} anew at each start, so its template {template} is changed instead")
-    return generated.put(daemon.seen(template), keys, *_entry(wish, known))
+    return generated.put(daemon.seen(template), keys, *_entry(options, known))
 
 
 def _target(name: str, daemon: Daemon, tree: list[File]) -> str:
@@ -217,7 +217,7 @@ def _target(name: str, daemon: Daemon, tree: list[File]) -> str:
     return (holders or [imports.directory(daemon, tree) or tree[0].path])[-1]
 
 
-def _entry(wish: Wish, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _entry(options: Options, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Make a runtime and its options like the one that containers get now, above all in its use of systemd."""
     engine = known.get("containerd", {})
     runtimes = engine.get("runtimes", {})
@@ -230,8 +230,8 @@ def _entry(wish: Wish, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
             break
     entry = {"runtime_type": RUNC, "privileged_without_host_devices": False}
     entry.update({key: value for key, value in like.items() if key not in imports.PROGRAM and _plain(value)})
-    options = {key: value for key, value in like.get("options", {}).items() if _plain(value)}
-    return entry, {**options, "BinaryName": wish.program}
+    own = {key: value for key, value in like.get("options", {}).items() if _plain(value)}
+    return entry, {**own, "BinaryName": options.program}
 
 
 def _plain(value: object) -> bool:

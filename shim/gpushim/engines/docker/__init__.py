@@ -18,7 +18,7 @@ from gpushim.engines.processes import running
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import files, jsontext, records, undo
 from gpushim.engines.settings.files import Change
-from gpushim.engines.settings.setup import HOOK, Link, Plan, Wish, executes_ours, installed, is_ours, stays
+from gpushim.engines.settings.setup import HOOK, Link, Options, Plan, executes_ours, installed, is_ours, stays
 from gpushim.ground.errors import GpushimError, quote
 
 CDI_SINCE = (25, 0)  # the first version that does CDI
@@ -27,45 +27,45 @@ VERSION_SECONDS = 5.0  # of one that is there, for a note
 _FLAGS = {"runtimes": "--add-runtime", "default-runtime": "--default-runtime", "features": "--feature"}
 
 
-def plan(wish: Wish) -> Plan:
+def plan(options: Options) -> Plan:
     """Work out what to change in daemon.json.
 
     Raises:
         GpushimError: the file cannot be read, understood or safely changed.
     """
     default = dockerd.default_config()
-    engine, notes = (None, []) if wish.files_only else running.reading(PROGRAM, wish.config, default)
-    path = wish.config or dockerd.config(engine)
+    engine, notes = (None, []) if options.files_only else running.reading(PROGRAM, options.config, default)
+    path = options.config or dockerd.config(engine)
     old = files.read(path)
     base = undo.undone(replace(KIND, others=frozenset(added(engine))), path, old)
     # The names on PATH are this host's dockerd's, not those of a file that somebody named.
     links: list[Link] = []
-    if wish.remove:
+    if options.remove:
         change = Change(path, old, base.content, lost=base.lost)
         links = on_path.made()
-        if wish.config:
+        if options.config:
             links, notes = [], notes + stays(link.path for link in links)
     else:
-        _check_flags(wish, engine)
-        change = Change(path, old, _configured(wish, path, old), before=base.content, lost=base.lost)
-        if wrong := _wrong(wish, path, change.new, engine):
+        _check_flags(options, engine)
+        change = Change(path, old, _configured(options, path, old), before=base.content, lost=base.lost)
+        if wrong := _wrong(options, path, change.new, engine):
             raise GpushimError(f"{wrong}; dockerd would not start with that, so correct it first")
-        if engine and engine.root and not os.path.exists(engine.root + wish.program):
-            notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {wish.program} is not")
+        if engine and engine.root and not os.path.exists(engine.root + options.program):
+            notes.append(f"{PROGRAM} (process {engine.pid}) has a root of its own, where {options.program} is not")
         version = _version(path, engine) if engine else ""
-        if wish.cdi and () < on_path.number(version) < CDI_SINCE:
+        if options.cdi and () < on_path.number(version) < CDI_SINCE:
             raise GpushimError(
                 f"Docker {version} does not do CDI, which needs version 25; leave --cdi out, and give containers "
-                f"their GPUs with docker run --runtime={wish.name}"
+                f"their GPUs with docker run --runtime={options.name}"
             )
-        if not wish.config:
-            links, told = on_path.wanted(engine, installed(HOOK), version)
-            notes += [*told, *(on_path.said(version) if links or told else [])]
-    check = partial(_check_left, wish, change, engine) if wish.remove else lambda: None
+        if not options.config:
+            links, problem = on_path.expected(engine, installed(HOOK), version)
+            notes += [*problem, *(on_path.said(version) if links or problem else [])]
+    check = partial(_check_left, options, change, engine) if options.remove else lambda: None
     return Plan(path, [change], notes, engine, links, check=check)
 
 
-def verify(wish: Wish, found: Plan) -> list[str]:
+def verify(options: Options, found: Plan) -> list[str]:
     """Ask dockerd whether it has what is wished; return a sentence for each thing that is missing."""
     engine, entries = found.engine, dockerd.entries(dockerd.setting(found.config, "runtimes"))
     where = dockerd.socket(engine, found.config)
@@ -74,32 +74,34 @@ def verify(wish: Wish, found: Plan) -> list[str]:
     except (FileNotFoundError, ConnectionRefusedError) as error:
         if engine:
             return [f"dockerd does not answer on {where}: {error}; see its log"]
-        here = is_ours(program_of(entries.get(wish.name)))
+        here = is_ours(program_of(entries.get(options.name)))
         return [
             f"no dockerd runs, so only {found.config} was looked at, which {'has' if here else 'does not have'} the "
-            f"runtime {wish.name}; start dockerd, then do this again"
+            f"runtime {options.name}; start dockerd, then do this again"
         ]
     except (OSError, ValueError) as error:
         return [f"dockerd does not answer on {where}: {error}; see its log"]
-    has = executes_ours(dockerd.loaded(info, entries).get(wish.name, ""), engine)
+    has = executes_ours(dockerd.loaded(info, entries).get(options.name, ""), engine)
     default = info.get("DefaultRuntime")
-    kept = wish.name in added(engine) or executes_ours(program_of(entries.get(wish.name)), engine)
-    if wish.remove:
-        still = [f"{found.config} still has the runtime {wish.name}"] if kept else []
-        return [f"dockerd still has the runtime {wish.name}", *still] if has else still
+    left = options.name in added(engine) or executes_ours(program_of(entries.get(options.name)), engine)
+    if options.remove:
+        still = [f"{found.config} still has the runtime {options.name}"] if left else []
+        return [f"dockerd still has the runtime {options.name}", *still] if has else still
     missing = []
     asked = daemon_json.program(engine)
-    if told := daemon_json.wrong(files.read(found.config), found.config, asked, tuple(added(engine))):
-        missing.append(f"{told}; dockerd would not start again with that")
-    elif has and not kept:
+    if problem := daemon_json.wrong(files.read(found.config), found.config, asked, tuple(added(engine))):
+        missing.append(f"{problem}; dockerd would not start again with that")
+    elif has and not left:
         missing.append(
-            f"{found.config} does not have the runtime {wish.name}, which dockerd loses when it starts again"
+            f"{found.config} does not have the runtime {options.name}, which dockerd loses when it starts again"
         )
     if not has:
-        missing.append(f"dockerd {info.get('ServerVersion')} does not have the runtime {wish.name} of {found.config}")
-    if wish.default and default != wish.name:
+        missing.append(
+            f"dockerd {info.get('ServerVersion')} does not have the runtime {options.name} of {found.config}"
+        )
+    if options.default and default != options.name:
         missing.append(f"the default runtime is {default}")
-    return missing + (_without_cdi(info) if wish.cdi else [])
+    return missing + (_without_cdi(info) if options.cdi else [])
 
 
 def _without_cdi(info: dict[str, Any]) -> list[str]:
@@ -120,28 +122,28 @@ def _version(path: str, engine: Engine) -> str:
     return str(info.get("ServerVersion") or "")
 
 
-def _configured(wish: Wish, path: str, old: bytes | None) -> bytes:
+def _configured(options: Options, path: str, old: bytes | None) -> bytes:
     text = jsontext.parse(old or b"", path)
-    if wish.name == "runc" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", wish.name):
-        raise GpushimError(f"{quote(wish.name)} cannot be the name of a runtime in Docker; take another")
-    if told := daemon_json.mistyped(jsontext.get(text, ()) or {}):
-        raise GpushimError(f"{path}: {told}; correct it first")
-    entry = jsontext.get(text, ("runtimes", wish.name))
-    if entry and not is_ours(program_of(entry)) and not wish.force:
+    if options.name == "runc" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", options.name):
+        raise GpushimError(f"{quote(options.name)} cannot be the name of a runtime in Docker; take another")
+    if problem := daemon_json.mistyped(jsontext.get(text, ()) or {}):
+        raise GpushimError(f"{path}: {problem}; correct it first")
+    entry = jsontext.get(text, ("runtimes", options.name))
+    if entry and not is_ours(program_of(entry)) and not options.force:
         other = quote(str(entry.get("path") or entry.get("runtimeType")))
         raise GpushimError(
-            f"{path}: the runtime {wish.name} is {other}; take another --runtime-name, or replace it with --force, "
-            "which --remove undoes"
+            f"{path}: the runtime {options.name} is {other}; take another --runtime-name, or replace it with "
+            "--force, which --remove undoes"
         )
     if entry and is_ours(program_of(entry)):
-        if program_of(entry) != wish.program:
+        if program_of(entry) != options.program:
             member = ("path",) if entry.get("path") else ("options", "BinaryName")
-            text = jsontext.put(text, ("runtimes", wish.name, *member), wish.program)
+            text = jsontext.put(text, ("runtimes", options.name, *member), options.program)
     else:
-        text = jsontext.put(text, ("runtimes", wish.name), {"path": wish.program})
-    if wish.default and jsontext.get(text, ("default-runtime",)) != wish.name:
-        text = jsontext.put(text, ("default-runtime",), wish.name)
-    if wish.cdi and jsontext.get(text, ("features", "cdi")) is not True:
+        text = jsontext.put(text, ("runtimes", options.name), {"path": options.program})
+    if options.default and jsontext.get(text, ("default-runtime",)) != options.name:
+        text = jsontext.put(text, ("default-runtime",), options.name)
+    if options.cdi and jsontext.get(text, ("features", "cdi")) is not True:
         text = jsontext.put(text, ("features", "cdi"), True)
     return text.encode()
 
@@ -162,24 +164,26 @@ def _settings(text: str) -> list[undo.Setting]:
 KIND = undo.Kind(jsontext, _settings, runtimes=("runtimes",), default=("default-runtime",))
 
 
-def _check_flags(wish: Wish, engine: Engine | None) -> None:
-    wanted = {"runtimes": True, "default-runtime": wish.default, "features": wish.cdi}
+def _check_flags(options: Options, engine: Engine | None) -> None:
+    expected = {"runtimes": True, "default-runtime": options.default, "features": options.cdi}
     for key, flag in _FLAGS.items():
-        if engine and wanted[key] and engine.option(flag):
+        if engine and expected[key] and engine.option(flag):
             raise GpushimError(
                 f"dockerd (process {engine.pid}) was started with {flag} and would not start with {key} in its "
                 f"settings as well; move that option into {engine.config or dockerd.SYSTEM_CONFIG} first"
             )
 
 
-def _check_left(wish: Wish, change: Change, engine: Engine | None) -> None:
+def _check_left(options: Options, change: Change, engine: Engine | None) -> None:
     """Refuse to leave what dockerd would not start with, unless it is as it was before, or no better now."""
-    told = "" if change.new == records.before(change.path) else _wrong(wish, change.path, change.new, engine)
-    if told and not _wrong(wish, change.path, change.old, engine):
-        raise GpushimError(f"{told}; dockerd would not start with what is left without gpushim, so correct it first")
+    problem = "" if change.new == records.before(change.path) else _wrong(options, change.path, change.new, engine)
+    if problem and not _wrong(options, change.path, change.old, engine):
+        raise GpushimError(
+            f"{problem}; dockerd would not start with what is left without gpushim, so correct it first"
+        )
 
 
-def _wrong(wish: Wish, path: str, content: bytes | None, engine: Engine | None) -> str:
+def _wrong(options: Options, path: str, content: bytes | None, engine: Engine | None) -> str:
     # Which dockerd is to read a file that somebody named is not known, if none runs with it.
-    asked = daemon_json.program(engine) if engine or not wish.config else ""
+    asked = daemon_json.program(engine) if engine or not options.config else ""
     return "" if content is None else daemon_json.wrong(content, path, asked, tuple(added(engine)))

@@ -43,8 +43,8 @@ def wrong(content: bytes | None, path: str, dockerd: str, more: tuple[str, ...] 
         settings = jsontext.get(jsontext.parse(content or b"", path), ()) or {}
     except GpushimError as error:
         return str(error)
-    told = mistyped(settings) or _unknown_default(settings, more) or _refused(content or b"", path, dockerd)
-    return f"{path}: {told}" if told else ""
+    problem = mistyped(settings) or _unknown_default(settings, more) or _refused(content or b"", path, dockerd)
+    return f"{path}: {problem}" if problem else ""
 
 
 def mistyped(settings: dict[str, Any]) -> str:

@@ -55,8 +55,8 @@ def setting(path: str, name: str) -> Any:
     return jsontext.get(jsontext.parse(files.read(path) or b"", path), (name,))
 
 
-def told(path: str, name: str) -> Any:
-    """Return what `setting` does, and None where that cannot be told."""
+def readable_setting(path: str, name: str) -> Any:
+    """Return what `setting` does; None also where the file cannot be read or understood."""
     try:
         return setting(path, name)
     except GpushimError:
@@ -71,7 +71,7 @@ def entries(found: object) -> dict[str, dict[str, Any]]:
 
 def written(engine: Engine | None) -> dict[str, dict[str, Any]]:
     """Return the runtimes in the file of a dockerd; none without a dockerd, or if they cannot be told."""
-    return entries(told(config(engine), "runtimes")) if engine else {}
+    return entries(readable_setting(config(engine), "runtimes")) if engine else {}
 
 
 def programs(engine: Engine) -> dict[str, str]:
@@ -116,7 +116,7 @@ def socket(engine: Engine | None, path: str = "") -> str:
         path: of its daemon.json; "" for the one that it reads.
     """
     seen, environ = (engine.seen, engine.environ) if engine else (str, os.environ)
-    listed = told(path or config(engine), "hosts")
+    listed = readable_setting(path or config(engine), "hosts")
     for each in [*(engine.option("--host", "-H") if engine else []), *(listed if isinstance(listed, list) else [])]:
         if str(each).startswith("unix://"):
             return seen(str(each)[len("unix://") :])

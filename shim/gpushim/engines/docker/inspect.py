@@ -108,9 +108,9 @@ def _container(engine: str, program: str, answer: dict[str, Any], env: list[str]
     spec = explain.described(env, privileged, annotations, mounts)
     found = Found(spec, dict.fromkeys([*annotations, *(path for _, path in mounts)], f"container ({engine} run)"))
     image = str(answer.get("Image", ""))
-    told, _ = _ask(program, "inspect", "--type", "image", image)
-    theirs = _texts(_part(told[0], "Config").get("Env")) if isinstance(told, list) and told else None
-    manifest = _annotations(told[0]) if isinstance(told, list) and told else {}
+    answers, _ = _ask(program, "inspect", "--type", "image", image)
+    theirs = _texts(_part(answers[0], "Config").get("Env")) if isinstance(answers, list) and answers else None
+    manifest = _annotations(answers[0]) if isinstance(answers, list) and answers else {}
     shown = quote(str(answer.get("ImageName") or config.get("Image") or image))
     found.origins.update((key, f"image {shown}") for key in annotations if annotations[key] == manifest.get(key))
     values = dict(entry.partition("=")[::2] for entry in theirs or ())

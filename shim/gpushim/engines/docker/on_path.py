@@ -56,7 +56,7 @@ def folders(engine: Engine | None) -> list[str]:
     return [] if engine and engine.root else [folder for folder in _own() if folder in on_path]
 
 
-def wanted(engine: Engine | None, hook: str, version: str) -> tuple[list[Link], list[str]]:
+def expected(engine: Engine | None, hook: str, version: str) -> tuple[list[Link], list[str]]:
     """Work out which links a dockerd lacks for --gpus: of both names, for the version may change.
 
     Args:

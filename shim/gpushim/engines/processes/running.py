@@ -102,7 +102,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Stranger:
+class Impostor:
     """A process that bears an engine's name, but is none of this host's.
 
     Attributes:
@@ -134,10 +134,10 @@ def find(proc: str = "/proc") -> list[Engine]:
     return look(proc)[0]
 
 
-def look(proc: str = "/proc") -> tuple[list[Engine], list[Stranger]]:
+def look(proc: str = "/proc") -> tuple[list[Engine], list[Impostor]]:
     """List the engines that run on this host, the oldest first, and processes that only look like one."""
     boot = _boot_time(proc)
-    engines, strangers = [], []
+    engines, impostors = [], []
     for entry in os.listdir(proc):
         try:
             fd = os.open(f"{proc}/{entry}", os.O_PATH | os.O_DIRECTORY) if entry.isdigit() else -1
@@ -152,8 +152,8 @@ def look(proc: str = "/proc") -> tuple[list[Engine], list[Stranger]]:
         if isinstance(found, Engine):
             engines.append(found)
         elif found:
-            strangers.append(found)
-    return sorted(engines, key=lambda engine: (engine.started, engine.pid)), strangers
+            impostors.append(found)
+    return sorted(engines, key=lambda engine: (engine.started, engine.pid)), impostors
 
 
 def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[str]]:
@@ -170,7 +170,7 @@ def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[s
     Raises:
         GpushimError: several run, and nothing tells which one is meant.
     """
-    found, strangers = look()
+    found, impostors = look()
     dockers = {engine.pid for engine in found if engine.name == "dockerd"}
     mine = [engine for engine in found if engine.name == name and engine.parent not in dockers]
     if config:
@@ -178,13 +178,13 @@ def reading(name: str, config: str, default: str) -> tuple[Engine | None, list[s
     if len(mine) > 1:
         which = ", ".join(f"process {each.pid} reads {each.config or default}" for each in mine)
         raise GpushimError(f"{len(mine)} {name} run: {which}; say with --config whose settings you mean")
-    others = {each.uid: each.pid for each in strangers if each.name == name and each.uid not in (os.geteuid(), -1)}
+    others = {each.uid: each.pid for each in impostors if each.name == name and each.uid not in (os.geteuid(), -1)}
     notes = [
         f"user {uid} runs {name} too (process {pid}): it needs the same, by that user" for uid, pid in others.items()
     ]
     notes += [
         f"process {each.pid} bears the name {name} and is not looked at: {each.why}"
-        for each in strangers
+        for each in impostors
         if each.name == name and each.uid == os.geteuid()
     ]
     if len(notes) > NOTED:  # one user can have many, and bury what else is said
@@ -200,7 +200,7 @@ def same_file(one: str, other: str) -> bool:
         return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger | None:
+def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Impostor | None:
     """Judge a process: an engine, a stranger with an engine's name, or neither."""
     first = _said(folder)
     argv = tuple(os.fsdecode(word) for word in first[0].split(b"\0")[:-1])
@@ -219,9 +219,9 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Stranger
     root = "" if genuine.link(f"{folder}/ns/mnt") == genuine.link(f"{proc}/self/ns/mnt") else f"{folder}/root"
     why = genuine.why_not(folder, proc, uids, exe, root, CONFIG_OPTIONS)
     if why:
-        return Stranger(name, pid, uids[1] if len(uids) > 1 else -1, why)
+        return Impostor(name, pid, uids[1] if len(uids) > 1 else -1, why)
     if _said(folder) != first:  # it was a user's when it said that, and has executed a set-user-ID program
-        return Stranger(name, pid, -1, "it has become another program meanwhile")
+        return Impostor(name, pid, -1, "it has become another program meanwhile")
     engine = Engine(
         name=name,
         pid=pid,

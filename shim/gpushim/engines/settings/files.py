@@ -115,10 +115,10 @@ def _made(change: Change, done: list[Callable[[], object]], *, recorded: bool) -
         if exchange.content(place.name, place.folder) != change.old:
             raise rewrite.meanwhile(path)
         base, there = rewrite.own(place), records.found(path)
-        wanted = _kept(base, change, notes)
+        expected = _copied(base, change, notes)
         if recorded:
-            wanted += [(base + records.BEFORE, change.before), (base + records.AFTER, change.new)]
-        for record, data in wanted:
+            expected += [(base + records.BEFORE, change.before), (base + records.AFTER, change.new)]
+        for record, data in expected:
             old = records.read(record)
             if old != data:
                 done.append(functools.partial(_record, path, record, old))
@@ -176,11 +176,11 @@ def _by_hand(change: Change) -> str:
         undo, otherwise = f"rm {path}", f"keep what diff {after} {path} shows, take the rest out"
     else:
         undo, otherwise = f"cp {before} {path}", f"take out what diff {before} {after} shows"
-    told = shlex.quote(f"{change.path} has been edited since: {otherwise}")
-    return f"if cmp -s {path} {after}; then {undo}; else echo {told}; fi"
+    message = shlex.quote(f"{change.path} has been edited since: {otherwise}")
+    return f"if cmp -s {path} {after}; then {undo}; else echo {message}; fi"
 
 
-def kept(path: str) -> list[str]:
+def copies(path: str) -> list[str]:
     """List the copies of a file with what somebody wrote into gpushim's entry, the oldest first."""
     found: list[str] = []
     with contextlib.suppress(FileNotFoundError), places.place(path) as place:
@@ -190,7 +190,7 @@ def kept(path: str) -> list[str]:
     return found
 
 
-def _kept(base: str, change: Change, notes: list[str]) -> list[tuple[str, bytes | None]]:
+def _copied(base: str, change: Change, notes: list[str]) -> list[tuple[str, bytes | None]]:
     """Return the copy of a file of which something goes that gpushim did not write, under the first free name."""
     if not change.lost or change.old is None:
         return []

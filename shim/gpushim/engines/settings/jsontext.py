@@ -104,9 +104,9 @@ def drop(text: str, keys: Keys) -> str:
     owner = _find(text, keys[:-1])
     if owner is None or keys[-1] not in owner.members:
         return text
-    wanted = get(text, ())
-    del within(wanted, keys[:-1])[keys[-1]]
-    return _checked(_cut(text, owner, keys[-1]), wanted, keys)
+    expected = get(text, ())
+    del within(expected, keys[:-1])[keys[-1]]
+    return _checked(_cut(text, owner, keys[-1]), expected, keys)
 
 
 def _put(text: str, keys: Keys, value: object) -> str:
@@ -141,10 +141,10 @@ def _with(text: str, keys: Keys, value: object) -> Any:
     return data
 
 
-def _checked(edited: str, wanted: Any, keys: Keys) -> str:
+def _checked(edited: str, expected: Any, keys: Keys) -> str:
     """Refuse an edit after which a text would say anything but what it should."""
     try:
-        if get(edited, ()) == wanted:
+        if get(edited, ()) == expected:
             return edited
     except (_Wrong, ValueError):
         pass
@@ -275,18 +275,18 @@ def _string(text: str, place: int) -> tuple[str, int]:
     return value, end
 
 
-def _expect(text: str, place: int, sign: str, wanted: str = "") -> int:
+def _expect(text: str, place: int, sign: str, expected: str = "") -> int:
     if text[place : place + 1] != sign:
-        raise _Wrong(_unexpected(text, place, wanted or sign), place)
+        raise _Wrong(_unexpected(text, place, expected or sign), place)
     return place + 1
 
 
-def _unexpected(text: str, place: int, wanted: str = "") -> str:
+def _unexpected(text: str, place: int, expected: str = "") -> str:
     found = text[place : place + 1]
     if text.startswith(("//", "/*", "#"), place):
         return "has a comment, which JSON does not know"
     if found in ("}", "]") and text[: _before(text, place)].endswith(","):
         return f"has a comma before {found}"
     if not found:
-        return f"the file ends where {wanted or 'a value'} should be"
-    return f"has {quote(found)} where {wanted or 'a value'} should be"
+        return f"the file ends where {expected or 'a value'} should be"
+    return f"has {quote(found)} where {expected or 'a value'} should be"

@@ -84,22 +84,22 @@ def put(path: str, place: Place, old: bytes | None, data: bytes | None) -> list[
     try:
         with both(place) as file:
             try:
-                told = exchange.put(file, old, data, finish)
+                failures = exchange.put(file, old, data, finish)
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
                 # Something is mounted on the directory.
-                told = exchange.put(replace(file, scratch=file.folder), old, data, finish)
+                failures = exchange.put(replace(file, scratch=file.folder), old, data, finish)
     except exchange.Changed as changed:
         if changed.is_open:
             raise GpushimError(
                 f"{path} is open for writing in another program; close it there, then try again"
             ) from None
-        raise meanwhile(path, changed.kept) from None
+        raise meanwhile(path, changed.copies) from None
     except OSError as error:
         raise refusal(path, error) from None
     notes = [f"{path} has lost its attribute {name}: {reason}" for name, reason in lost.items()]
-    return notes + [f"{path} is changed, but {each}" for each in told]
+    return notes + [f"{path} is changed, but {each}" for each in failures]
 
 
 def write(place: Place, data: bytes | None, like: Place) -> None:
@@ -115,11 +115,11 @@ def write(place: Place, data: bytes | None, like: Place) -> None:
 def settle(path: str, place: Place) -> list[str]:
     """End what a killed process has begun with a file, and with its records; return sentences about copies."""
     with both(place) as file:
-        kept = []
+        copies = []
         for each in {file, replace(file, scratch=file.folder)}:
             sweep("", file.copy, each.scratch)
-            kept += exchange.settle(each)
-    return [f"what somebody wrote into {path} while gpushim was killed is in {copy}" for copy in kept]
+            copies += exchange.settle(each)
+    return [f"what somebody wrote into {path} while gpushim was killed is in {copy}" for copy in copies]
 
 
 @contextlib.contextmanager
@@ -205,9 +205,9 @@ def status(place: Place) -> os.stat_result | None:
         return None
 
 
-def meanwhile(path: str, kept: Sequence[str] = ()) -> GpushimError:
-    """Return the refusal of a file that somebody else has written; `kept` are copies of what he wrote."""
-    copies = "".join(f"; {copy} is a copy of what somebody wrote" for copy in kept)
+def meanwhile(path: str, copies: Sequence[str] = ()) -> GpushimError:
+    """Return the refusal of a file that somebody else has written; `copies` are copies of what he wrote."""
+    copies = "".join(f"; {copy} is a copy of what somebody wrote" for copy in copies)
     return GpushimError(f"{path} has been changed by somebody else meanwhile; try again{copies}")
 
 

@@ -33,7 +33,7 @@ HOOK = "gpushim-hook"
 
 
 @dataclass(frozen=True)
-class Wish:
+class Options:
     """What somebody wants of an engine's settings.
 
     Attributes:

@@ -73,8 +73,8 @@ def _replaced(found: Scan, table: Keys, pairs: dict[Keys, str]) -> str:
         item = found.find(keys)
         if item:
             start, _ = _line(text, item.start)
-            kept = _comments_within(found, item.value, item.end, text[start : item.start])
-            return text[:start] + kept + text[start : item.value] + value + text[item.end :]
+            comments = _comments_within(found, item.value, item.end, text[start : item.start])
+            return text[:start] + comments + text[start : item.value] + value + text[item.end :]
     return ""
 
 
@@ -139,11 +139,11 @@ def _below(text: str, item: Item, lines: list[str]) -> str:
 def _without_lines(found: Scan, item: Item) -> str:
     text = found.text
     (start, _), (_, end) = _line(text, item.start), _line(text, item.end)
-    kept = _comments_within(found, start, end, text[start : item.start])
+    comments = _comments_within(found, start, end, text[start : item.start])
     before = _line(text, start - 1)[0] if start else 0
     if item.is_header and not text[before:start].strip():
         start = before
-    return text[:start] + kept + text[end:]
+    return text[:start] + comments + text[end:]
 
 
 def _cut_member(text: str, owner: Item, keys: Keys) -> str:

@@ -127,7 +127,7 @@ def drop(text: str, keys: Keys) -> str:
             break
         acceptable.append(_without(deepcopy(acceptable[-1]), keys[:length]))
     edited = tomledit.cut(text, keys)
-    if not any(_says(edited, wanted, text) for wanted in acceptable):
+    if not any(_says(edited, expected, text) for expected in acceptable):
         raise risky(keys)
     tidied = tomledit.without_header(edited, keys[:-1])  # if others make the same table
     return tidied if _says(tidied, _data(edited), text) else edited
@@ -135,11 +135,11 @@ def drop(text: str, keys: Keys) -> str:
 
 def _put(text: str, keys: Keys, value: Any, pairs: dict[Keys, str]) -> str:
     """Set what is one value, or a table that is not there yet; `pairs` are the lines for it."""
-    wanted = deepcopy(_data(text))
-    _set(wanted, keys, value)
+    expected = deepcopy(_data(text))
+    _set(expected, keys, value)
     table = keys if isinstance(value, dict) and keys not in pairs else keys[:-1]
     for edited in tomledit.additions(text, table, pairs):
-        if _says(edited, wanted, text):
+        if _says(edited, expected, text):
             return edited
     raise risky(keys)
 
@@ -168,10 +168,10 @@ def _set(data: dict[str, Any], keys: Keys, value: Any) -> None:
     data[keys[-1]] = value
 
 
-def _says(edited: str, wanted: dict[str, Any], text: str) -> bool:
+def _says(edited: str, expected: dict[str, Any], text: str) -> bool:
     """Check that an edited text says what it should and has the comments of the text that it was made of."""
     try:
-        return _data(edited) == wanted and comments(edited) == comments(text)
+        return _data(edited) == expected and comments(edited) == comments(text)
     except ValueError:
         return False
 

@@ -201,8 +201,8 @@ def _seconds(given: str, where: str) -> int:
 def _checked(setting: Setting, value: Any, where: str) -> Given:
     if "kubelet-socket" in setting.flags:
         value = _kubelet_dir(value, where)
-    for trouble in policy.troubles(value, setting.rule, where):
-        raise GpushimError(trouble, CONFIG)
+    for problem in policy.problems(value, setting.rule, where):
+        raise GpushimError(problem, CONFIG)
     return Given(where, value)
 
 

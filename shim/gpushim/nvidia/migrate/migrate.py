@@ -180,9 +180,9 @@ def changes(found: list[Row], ours: str) -> list[Change]:
     for section, key, value in [row.setting for row in found if row.setting]:
         if tomltext.get(text, (section, key), defaults[section][key]) != value:
             text = tomltext.put(text, (section, key), value)
-    trouble = _trouble(text)
-    if trouble:
-        raise GpushimError(f"{ours} would be wrong: {trouble}", CONFIG)
+    problem = _problem(text)
+    if problem:
+        raise GpushimError(f"{ours} would be wrong: {problem}", CONFIG)
     first = old if records.after(ours) != old else records.before(ours)
     return [Change(ours, old, text.encode(), before=first)] if text != before else []
 
@@ -210,9 +210,9 @@ def _row(key: str, value: Any) -> Row:
         return Row(key, value, answer)
     section, name, ours = answer
     becomes = written(name, ours)
-    trouble = _trouble(tomltext.put("", (section, name), ours))
-    if trouble:
-        return Row(key, value, f"{GIVEN_UP}: [{section}] {becomes} is not allowed ({trouble})")
+    problem = _problem(tomltext.put("", (section, name), ours))
+    if problem:
+        return Row(key, value, f"{GIVEN_UP}: [{section}] {becomes} is not allowed ({problem})")
     defaults: Any = policy.defaults()
     if defaults[section][name] == ours:
         becomes += ", the default"
@@ -224,7 +224,7 @@ def written(key: str, value: Any) -> str:
     return tomltext.put("", (key,), value).strip()
 
 
-def _trouble(text: str) -> str:
+def _problem(text: str) -> str:
     """Check a config.toml; returns what is wrong with it, or ""."""
     try:
         policy.checked(text.encode(), "it")

@@ -136,10 +136,10 @@ def _row(name: str, setting: Setting, given: Given) -> Row:
         return Row(name, given.value, f"not needed: {setting.why}")
     if key not in policy.schema()["properties"][section]["properties"]:
         return Row(name, given.value, f"{GIVEN_UP}: {setting.why}")
-    for trouble in policy.troubles(
+    for problem in policy.problems(
         given.value, policy.schema()["properties"][section]["properties"][key], given.where
     ):
-        raise GpushimError(trouble, CONFIG)
+        raise GpushimError(problem, CONFIG)
     defaults: Any = policy.defaults()  # by names that are data
     default = ", the default" if defaults[section][key] == given.value else ""
     line = f"[{section}] {written(key, given.value)}{default}"

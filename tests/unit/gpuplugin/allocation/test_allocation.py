@@ -43,7 +43,7 @@ ANNOTATED = {"cdi.k8s.io/gpushim-device-plugin_gpu": f"{GPU}={uuid(0)},{GPU}={MI
 
 
 @pytest.mark.parametrize(
-    ("by", "wanted"),
+    ("by", "desired"),
     [
         ({}, {"envs": {"NVIDIA_VISIBLE_DEVICES": f"{uuid(0)},{MIG}"}}),
         ({"by_index": True}, {"envs": {"NVIDIA_VISIBLE_DEVICES": "0,2:0"}}),
@@ -93,8 +93,8 @@ ANNOTATED = {"cdi.k8s.io/gpushim-device-plugin_gpu": f"{GPU}={uuid(0)},{GPU}={MI
         ),
     ],
 )
-def test_answers(by: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert told(**by) == wanted
+def test_answers(by: dict[str, Any], desired: dict[str, Any]) -> None:
+    assert told(**by) == desired
 
 
 @pytest.mark.parametrize("ways", [ways for n in range(1, 5) for ways in combinations(allocation.WAYS, n)])

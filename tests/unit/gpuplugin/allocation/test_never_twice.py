@@ -20,7 +20,7 @@ from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.allocation.test_questions import FORMS, ONE, PART, Instance, Scene, built
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
-WISHES = {name: wanted for name, (wanted, *_) in FORMS.items()}
+WISHES = {name: desired for name, (desired, *_) in FORMS.items()}
 STEPS = 150
 
 

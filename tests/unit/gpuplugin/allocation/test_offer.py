@@ -209,7 +209,7 @@ def test_a_gpu_that_falls_sick_costs_what_its_own_devices_do(monkeypatch: pytest
         return v1beta1.listed(device, well, numa)
 
     monkeypatch.setattr(offer, "listed", listed)
-    many.ail({"GPU-3": "x"})
+    many.mark_unhealthy({"GPU-3": "x"})
     assert {*made} == {one.id for one in devices if one.gpu == 3}
     assert {one.id for one in devices} - many.well == {one.id for one in devices if one.gpu == 3}
     made.clear()
@@ -219,23 +219,23 @@ def test_a_gpu_that_falls_sick_costs_what_its_own_devices_do(monkeypatch: pytest
     sick = {one["ID"] for one in told if one["health"] == v1beta1.UNHEALTHY}
     assert [one["ID"] for one in told] == [one.id for one in devices]
     assert sick == {one.id for one in devices if one.gpu == 3}
-    many.ail({"GPU-3": "x", "GPU-5": "y"})
+    many.mark_unhealthy({"GPU-3": "x", "GPU-5": "y"})
     assert {*made} == {one.id for one in devices if one.gpu == 5}
-    many.ail({})
+    many.mark_unhealthy({})
     assert many.well == {one.id for one in devices}
 
 
 def test_what_is_listed_follows_what_there_is() -> None:
     some = Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Ways())
     one, two = (Device(f"GPU-{number}", f"GPU-{number}", str(number), number) for number in (1, 2))
-    some.ail({"GPU-2": "x"})
+    some.mark_unhealthy({"GPU-2": "x"})
     some.have([two, one], {})
     assert [*some.listed] == [*some.devices] == ["GPU-2", "GPU-1"]
     assert some.listed["GPU-2"] == v1beta1.listed("GPU-2", False, -1)
     some.have([one], {})
     assert [*some.listed] == ["GPU-1", "GPU-2"]
     some.drop({"GPU-2"})
-    some.ail({"GPU-2": "y"})
+    some.mark_unhealthy({"GPU-2": "y"})
     assert [*some.listed] == [*some.devices] == ["GPU-1"]
     some.fail("no")
     assert some.listed["GPU-1"] == v1beta1.listed("GPU-1", False, -1)
@@ -245,9 +245,9 @@ def test_what_is_wrong_with_a_device_is_said_once(caplog: pytest.LogCaptureFixtu
     """Before the snapshot says it and after."""
     some, one = Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Ways()), Device("GPU-1", "GPU-1", "1", 1)
     some.have([one], {})
-    some.ail({"GPU-1": "it hangs; XID 48"})
+    some.mark_unhealthy({"GPU-1": "it hangs; XID 48"})
     some.have([replace(one, problem="it hangs")], {})
     assert some.devices["GPU-1"].problem == "it hangs; XID 48"
-    some.ail({"GPU-1": "XID 48"})
+    some.mark_unhealthy({"GPU-1": "XID 48"})
     assert some.devices["GPU-1"].problem == "it hangs; XID 48"
     assert len(caplog.messages) == 1

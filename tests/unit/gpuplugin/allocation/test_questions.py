@@ -68,9 +68,9 @@ class Instance:
         self.questions = Questions(self.registry, lambda: str(scene.top))
         self.resources: dict[str, Resource] = {}
 
-    def look(self, wanted: Wanted) -> set[str]:
+    def look(self, desired: Wanted) -> set[str]:
         """Return what kubelet would be told to be well."""
-        found = asyncio.run(self.questions.settled(wanted, self.scene.snapshot))
+        found = asyncio.run(self.questions.settled(desired, self.scene.snapshot))
         for name in {*found, *self.resources}:
             new = Resource(name, settings.resolve({}, {}, {}), Ways(["envvar"]), self.registry.give)
             self.resources.setdefault(name, new).have(found.get(name, []), {})
@@ -164,11 +164,11 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     shutil.rmtree(top)
 
 
-def settled(scene: Scene, wanted: Wanted) -> Instance:
+def settled(scene: Scene, desired: Wanted) -> Instance:
     """A plugin that has given this out for a while, to a kubelet that has run for a while."""
     scene.kubelet_starts(0)
     one = scene.started()
-    one.look(wanted)
+    one.look(desired)
     scene.passes(questions.QUIET)
     return one
 
@@ -262,7 +262,7 @@ CHANGES = [(old, new) for old in FORMS for new in FORMS if old != new]
 @pytest.mark.parametrize(("old", "new"), CHANGES)
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_restart_with_other_settings_gives_nothing_twice(scene: Scene, old: str, new: str, listed: bool) -> None:
-    (before, resource, name), (wanted, *_) = FORMS[old], FORMS[new]
+    (before, resource, name), (desired, *_) = FORMS[old], FORMS[new]
     one = settled(scene, before)
     one.allocate(name, resource)
     if listed:
@@ -271,18 +271,18 @@ def test_a_restart_with_other_settings_gives_nothing_twice(scene: Scene, old: st
     one.end()
     other = scene.started()
     for _ in range(3):  # each look, and each process, comes to the same
-        assert other.look(wanted) == {name}
+        assert other.look(desired) == {name}
         other.end()
         other = scene.started()
     scene.pods = {}
     scene.passes(questions.QUIET)
-    assert other.look(wanted) == {one.id for row in wanted.values() for one in row}
+    assert other.look(desired) == {one.id for row in desired.values() for one in row}
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)
 @pytest.mark.parametrize("why", ["away", "silent", "starts"])
 def test_unknown_keeps_the_division_that_was_last(scene: Scene, old: str, new: str, why: str) -> None:
-    (before, resource, name), (wanted, *_) = FORMS[old], FORMS[new]
+    (before, resource, name), (desired, *_) = FORMS[old], FORMS[new]
     one = settled(scene, before)
     all_of_it = {one.id for row in before.values() for one in row}
     one.end()
@@ -294,13 +294,13 @@ def test_unknown_keeps_the_division_that_was_last(scene: Scene, old: str, new: s
     else:
         scene.kubelet_starts(0)
     other = scene.started()
-    assert other.look(wanted) == all_of_it
+    assert other.look(desired) == all_of_it
     if why == "away":
         scene.kubelet_starts(0)
         asyncio.run(other.registry.meet())
     other.allocate(name, resource)  # a kubelet that comes back finds what it had
     with pytest.raises(GpushimError, match=r"cannot be used|has no device"):
-        other.allocate(f"{ONE}::0" if name == ONE else ONE, next(iter(wanted)))
+        other.allocate(f"{ONE}::0" if name == ONE else ONE, next(iter(desired)))
 
 
 def test_what_was_given_out_just_now_waits_until_its_pod_is_listed_and_ends(scene: Scene) -> None:
@@ -457,36 +457,36 @@ def test_an_instance_that_is_made_anew_waits_for_the_end_of_who_has_the_one_befo
     scene: Scene, restarts: bool
 ) -> None:
     one = of_mig(scene)
-    wanted = anew(scene, (3, 1), (4, 2))
+    desired = anew(scene, (3, 1), (4, 2))
     if restarts:
         one.end()
         one = scene.started()
     for _ in range(3):
-        assert one.look(wanted) == {uuid(4, "MIG")}
+        assert one.look(desired) == {uuid(4, "MIG")}
     scene.pods = {}
-    assert one.look(wanted) == {uuid(3, "MIG"), uuid(4, "MIG")}
+    assert one.look(desired) == {uuid(3, "MIG"), uuid(4, "MIG")}
 
 
 @pytest.mark.parametrize("why", ["away", "starts"])
 def test_an_instance_that_is_made_anew_waits_until_kubelet_is_asked(scene: Scene, why: str) -> None:
     one = of_mig(scene)
     scene.kubelet_ends() if why == "away" else scene.kubelet_starts(0)
-    wanted = anew(scene, (3, 1))
-    assert one.look(wanted) == set()
+    desired = anew(scene, (3, 1))
+    assert one.look(desired) == set()
     scene.kubelet_starts(0)
     scene.passes(questions.QUIET)
-    one.look(wanted)
+    one.look(desired)
     scene.passes(questions.QUIET)
-    assert one.look(wanted) == {uuid(3, "MIG")}
+    assert one.look(desired) == {uuid(3, "MIG")}
 
 
 def test_a_gpu_that_is_divided_no_more_waits_for_who_has_an_instance(scene: Scene) -> None:
     one = of_mig(scene)
-    wanted = anew(scene, divided=False)
+    desired = anew(scene, divided=False)
     for _ in range(3):
-        assert one.look(wanted) == set()
+        assert one.look(desired) == set()
     scene.pods = {}
-    assert one.look(wanted) == {ONE}
+    assert one.look(desired) == {ONE}
 
 
 def test_after_a_boot_nobody_has_the_instances_of_before(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,12 +501,12 @@ def test_after_a_boot_nobody_has_the_instances_of_before(scene: Scene, monkeypat
 FORGETS = [(whole(), ONE, set()), (parts(), f"{ONE}::0", {f"{ONE}::1"})]
 
 
-@pytest.mark.parametrize(("wanted", "name", "rest"), FORGETS)
+@pytest.mark.parametrize(("desired", "name", "rest"), FORGETS)
 @pytest.mark.parametrize("restarts", [False, True])
 def test_what_kubelet_forgot_is_not_given_once_more(
-    scene: Scene, wanted: Wanted, name: str, rest: set[str], restarts: bool
+    scene: Scene, desired: Wanted, name: str, rest: set[str], restarts: bool
 ) -> None:
-    one = settled(scene, wanted)
+    one = settled(scene, desired)
     one.allocate(name)
     scene.pods = {GPU: {name: "a"}}
     scene.passes(questions.QUIET)
@@ -521,10 +521,10 @@ def test_what_kubelet_forgot_is_not_given_once_more(
         with pytest.raises(GpushimError, match="pod default/a has it, which kubelet forgot in its restart; delete"):
             one.allocate(name)
     for _ in range(3):
-        assert one.look(wanted) == rest
+        assert one.look(desired) == rest
         scene.passes(questions.QUIET)
     scene.bare = []
-    assert one.look(wanted) == {name, *rest}
+    assert one.look(desired) == {name, *rest}
     one.allocate(name)
 
 
@@ -602,8 +602,8 @@ def test_nothing_is_given_to_a_kubelet_that_the_book_has_not_met(
 
 def test_what_is_given_during_a_question_is_asked_for_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.snapshot = snapshot([gpu(0), gpu(1)])
-    wanted = {GPU: [device(), device(uuid(1), 1)]}
-    one = settled(scene, wanted)
+    desired = {GPU: [device(), device(uuid(1), 1)]}
+    one = settled(scene, desired)
     one.allocate(ONE)
     scene.pods = {GPU: {ONE: "a"}}
     scene.passes(questions.TICK + 0.1)

@@ -44,24 +44,24 @@ def page(**more: Any) -> Any:
 def test_its_state(shared: Book, text: Any, said: str) -> None:
     if text is not None:
         Path(shared.path).write_text(text if isinstance(text, str) else json.dumps(text) + "\n")
-    assert book_state.told(shared).startswith(BOOK.format(shared.path) + said)
+    assert book_state.summary(shared).startswith(BOOK.format(shared.path) + said)
 
 
 def test_who_has_something_is_counted(shared: Book) -> None:
     with shared.locked():
         shared.write(page())
     shared.give(GIVEN)
-    assert "devices given out: 1, of 1 of its 2 GPUs." in book_state.told(Book())
+    assert "devices given out: 1, of 1 of its 2 GPUs." in book_state.summary(Book())
 
 
 def test_one_of_a_newer_version(shared: Book) -> None:
     Path(shared.path).write_text('{"form": 9}\n')
-    assert "is written by a newer version of gpushim" in book_state.told(shared)
+    assert "is written by a newer version of gpushim" in book_state.summary(shared)
 
 
 def test_a_lock_that_is_kept_is_said(shared: Book) -> None:
     with shared.locked():
         shared.write(page())
-        said = book_state.told(Book())
+        said = book_state.summary(Book())
     assert said.endswith(f"held by a process that hangs; fuser {book.folder()}/{book.LOCK} names it.")
-    assert "Its lock" not in book_state.told(Book())
+    assert "Its lock" not in book_state.summary(Book())

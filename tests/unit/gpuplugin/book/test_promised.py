@@ -82,11 +82,11 @@ def test_what_was_registered_counts_where_no_pod_says_another_thing(
     tmp_path: Path, given: Rows, registered: Rows, served: dict[str, dict[Any, Any]]
 ) -> None:
     found = promised.read(write(tmp_path, given, registered, SLICED), HOST, UNITS)
-    wanted = {
+    desired = {
         name: {f"{ONE}::{key}" if isinstance(key, int) else key: way for key, way in row.items()}
         for name, row in served.items()
     }
-    assert ways(found) == wanted
+    assert ways(found) == desired
 
 
 def test_without_files_nothing_is_promised(tmp_path: Path) -> None:

@@ -104,6 +104,6 @@ def test_ids_that_there_were_more_of_stay_while_somebody_may_have_them() -> None
 
 
 def test_an_owner_alone_is_no_turn() -> None:
-    wanted = {GPU: [UNITS[ONE]]}
-    found = recorded.noted(book(), wanted, {GPU: {ONE: UNITS[ONE]}}, Settled({}, NOBODY, NOBODY), UNITS, 2)
+    desired = {GPU: [UNITS[ONE]]}
+    found = recorded.noted(book(), desired, {GPU: {ONE: UNITS[ONE]}}, Settled({}, NOBODY, NOBODY), UNITS, 2)
     assert (recorded.owners(found), found["turn"]) == ({ONE: 2}, 0)

@@ -120,9 +120,9 @@ def test_where_no_file_can_be_the_trouble_says_what_is_true(
 ) -> None:
     file, there = LabelsFile(lambda _: None), snapshot([gpu(0)])  # type: ignore[arg-type, return-value]
     look((there, found(Path(place))), file=file)
-    assert file.trouble == f"the labels cannot be written to {place}: {why}; it is tried again"
+    assert file.problem == f"the labels cannot be written to {place}: {why}; it is tried again"
     look((there, settings.resolve({}, {}, {})), file=file)
-    assert file.trouble == ""
+    assert file.problem == ""
 
 
 def test_a_missing_directory_is_said_once_and_tried_again(

@@ -44,8 +44,8 @@ def joined(*parts: dict[str, list[Device]]) -> dict[str, list[Device]]:
     return found
 
 
-def served(wanted: dict[str, list[Device]]) -> dict[str, dict[str, Device]]:
-    return {name: {one.id: one for one in devices} for name, devices in wanted.items()}
+def served(desired: dict[str, list[Device]]) -> dict[str, dict[str, Device]]:
+    return {name: {one.id: one for one in devices} for name, devices in desired.items()}
 
 
 def well(found: dict[str, list[Device]]) -> dict[str, set[str]]:
@@ -136,20 +136,20 @@ class Node(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wanted = joined(whole(0), whole(1))
-        self.served = served(self.wanted)
+        self.desired = joined(whole(0), whole(1))
+        self.served = served(self.desired)
         self.held: dict[str, dict[str, str]] = {}
         self.given: dict[tuple[str, str], Device] = {}  # as it was when it was given out
 
     @rule(forms=st.tuples(st.sampled_from(FORMS), st.sampled_from(FORMS)))
     def change(self, forms: tuple[object, ...]) -> None:
-        self.wanted = joined(*(form(gpu) for gpu, form in enumerate(forms)))  # type: ignore[operator]
+        self.desired = joined(*(form(gpu) for gpu, form in enumerate(forms)))  # type: ignore[operator]
         self.look()
 
     @rule()
     def look(self) -> None:
-        found = changes.settled(self.served, self.wanted, self.held, WHERE).told
-        assert found == self.wanted or changes.changing(self.served, self.wanted, WHERE)
+        found = changes.settled(self.served, self.desired, self.held, WHERE).told
+        assert found == self.desired or changes.changing(self.served, self.desired, WHERE)
         self.served = served(found)
 
     @rule(data=st.data())
@@ -188,7 +188,7 @@ class Node(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.held, self.given = {}, {}
         self.look()
-        assert self.served == served(self.wanted)
+        assert self.served == served(self.desired)
 
 
 TestNode = Node.TestCase

@@ -295,7 +295,7 @@ def test_what_is_preferred_is_allocated_wherever_anything_is(
 def test_a_device_that_is_sick_is_the_last_choice() -> None:
     resource = Resource(GPU, settings.resolve({}, {}, {}), Ways())
     resource.have(whole(3), {})
-    resource.ail({uuid(0): "XID 79"})
+    resource.mark_unhealthy({uuid(0): "XID 79"})
     request = {
         "must_include_deviceIDs": [],
         "allocation_size": 2,

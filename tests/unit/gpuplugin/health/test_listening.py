@@ -65,7 +65,7 @@ def test_however_many_kinds_there_are_all_are_told_in_time_and_in_order() -> Non
     told: list[Any] = []
     for second in range(12):
         found = merged.due(float(second))
-        assert len(found) <= listening.TOLD
+        assert len(found) <= listening.MOST_SENT
         told += found
     assert told == kinds
 

@@ -54,11 +54,11 @@ async def plugin(folder: Path, others: Callable[[], bool] = lambda: False) -> As
     watch.add(endpoint.folder)
     endpoint.watched = lambda: watch.tells(endpoint.folder)
 
-    def told() -> None:
-        watch.told()
+    def listed() -> None:
+        watch.changed()
         endpoint.changed.set()
 
-    loop.add_reader(watch.fd, told)
+    loop.add_reader(watch.fd, listed)
     task = asyncio.create_task(endpoint.keep())
     try:
         yield endpoint
@@ -148,7 +148,7 @@ def test_what_kubelet_has_is_looked_at_rarely_where_somebody_tells_of_changes(
     async def run() -> None:
         async with both(folder) as (_, endpoint):
             endpoint.watched = lambda: watched
-            await until(lambda: endpoint.told)
+            await until(lambda: endpoint.listed)
             pause = await endpoint.attend()
             assert (pause <= POLL) is often
 
@@ -217,7 +217,7 @@ def test_the_end_of_an_older_instance_takes_nothing_from_kubelet(folder: Path) -
         await until(lambda: knows(kubelet))
         others = [True]
         async with plugin(folder, lambda: bool(others)) as new:
-            await until(lambda: new.told)
+            await until(lambda: new.listed)
             kubelet.lists = Remembered(kubelet.lists)
             await old.aclose()
             await until(lambda: kubelet.ended == 1)

@@ -97,13 +97,13 @@ def test_no_news_while_another_instance_speaks(path: str) -> None:
         async with serving(path) as (served, channel):
             stream = listed(channel)
             assert len((await stream.read())["devices"]) == 1
-            served.hush(True)
+            served.set_quiet(True)
             served.offer([])
             assert (await listed(channel).read())["devices"] == []  # who comes gets what there is
             late = asyncio.create_task(stream.read())
             await asyncio.sleep(0.1)
             assert not late.done()
-            served.hush(False)
+            served.set_quiet(False)
             assert (await late)["devices"] == []
 
     asyncio.run(run())

@@ -53,13 +53,13 @@ def holder(name: str = "default/one/main", pid: int = 7) -> dict[str, Any]:
     ],
 )
 def test_a_container_may_have_the_sum_of_its_parts(ids: str, found: list[tuple[int, int]]) -> None:
-    said = limits.wanted([row(*ids)], DEVICES, [holder()], lambda pid, name: f"/cgroup/{pid}")
+    said = limits.expected([row(*ids)], DEVICES, [holder()], lambda pid, name: f"/cgroup/{pid}")
     assert said == {"default/one/main": [Limit(uuid(gpu), "/cgroup/7", mib) for gpu, mib in found]}
 
 
 def test_ids_are_those_of_their_resource() -> None:
     rows = [row("a"), row("a", resource="nvidia.com/other")]
-    said = limits.wanted(rows, DEVICES, [holder()], lambda pid, name: "/cgroup")
+    said = limits.expected(rows, DEVICES, [holder()], lambda pid, name: "/cgroup")
     assert said == {"default/one/main": [Limit(uuid(0), "/cgroup", 1050)]}
 
 
@@ -69,7 +69,7 @@ def test_ids_are_those_of_their_resource() -> None:
     ids=["none", "another", "two", "no cgroup"],
 )
 def test_who_is_not_known_for_sure_gets_no_limit(holders: list[dict[str, Any]]) -> None:
-    assert limits.wanted([row("a")], DEVICES, holders, lambda pid, name: f"/cgroup/{pid}" if pid else "") == {}
+    assert limits.expected([row("a")], DEVICES, holders, lambda pid, name: f"/cgroup/{pid}" if pid else "") == {}
 
 
 @pytest.mark.parametrize(

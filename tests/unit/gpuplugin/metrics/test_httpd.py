@@ -194,10 +194,10 @@ def test_a_server_without_a_socket_is_an_error(
         monkeypatch.setattr("asyncio.base_events.socket.socket", refused)  # as under RestrictAddressFamilies
         await server.attend("127.0.0.1:9400")
         monkeypatch.undo()
-        assert "cannot be served at 127.0.0.1:9400" in server.trouble
-        assert "the setting metrics" in server.trouble
+        assert "cannot be served at 127.0.0.1:9400" in server.problem
+        assert "the setting metrics" in server.problem
         await server.attend("")
-        assert server.trouble == ""
+        assert server.problem == ""
 
     with caplog.at_level("INFO"):
         asyncio.run(run())

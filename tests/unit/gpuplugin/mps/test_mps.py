@@ -22,7 +22,7 @@ def served(tmp_path: Path) -> Iterator[mps.Place]:
     """A group whose supervisor is this process, and whose daemon serves."""
     place = mps.Place(str(tmp_path), GROUP.name)
     os.makedirs(place.top, 0o755)
-    Path(place.state).write_text(json.dumps({**mps.told(GROUP), "pid": 1, "daemon": "x"}))
+    Path(place.state).write_text(json.dumps({**mps.described(GROUP), "pid": 1, "daemon": "x"}))
     fd = os.open(place.lock, os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
     yield place

@@ -85,7 +85,7 @@ class Group:
         found: dict[str, Any] = json.loads(Path(self.place.state).read_text())
         return found
 
-    def told(self) -> list[str]:
+    def described(self) -> list[str]:
         return Path(self.place.log, "control.log").read_text().splitlines()
 
     def mode(self, index: int = 0) -> int:
@@ -131,16 +131,16 @@ def test_a_daemon_gets_its_gpu_limits_and_shm(group: Group) -> None:
     group.start()
     assert until(group.serves, 30), group.said.read_text()
     assert mps.ready(group.place.state_dir, group_of(group.host)) == ""
-    begins, *told = group.told()
+    begins, *described = group.described()
     shm = Path(group.place.shm).stat()
     assert begins == f"begins shm={shm.st_dev}:{shm.st_ino} gpus=1"
     assert (shm.st_dev, shm.st_ino) != (HERE.st_dev, HERE.st_ino)
-    assert "set_default_active_thread_percentage 25" in told
-    assert "set_default_device_pinned_mem_limit 0 10240M" in told
+    assert "set_default_active_thread_percentage 25" in described
+    assert "set_default_device_pinned_mem_limit 0 10240M" in described
     assert (group.mode(0), group.mode(1)) == (EXCLUSIVE, DEFAULT)
     assert b"READY=1" in group.notified.recv(4096)
     assert group.stop() == 0
-    assert (group.told()[-1], group.mode(), group.serves()) == ("quit", DEFAULT, False)
+    assert (group.described()[-1], group.mode(), group.serves()) == ("quit", DEFAULT, False)
     assert "does not run" in mps.ready(group.place.state_dir, group_of(group.host))
 
 
@@ -176,7 +176,7 @@ def test_one_server_for_all_users_is_a_choice(group: Group) -> None:
     group.ask(replicas=2, multiUser=True)
     group.start()
     assert until(group.serves, 30), group.said.read_text()
-    assert group.told()[0].startswith("begins -M ")
+    assert group.described()[0].startswith("begins -M ")
     assert mps.ready(group.place.state_dir, group_of(group.host, memory=20480, threads=50, multi_user=True)) == ""
 
 
@@ -227,13 +227,13 @@ def test_it_follows_the_settings_when_no_client_is_left(group: Group) -> None:
     group.ask(replicas=2)
     assert group.process is not None
     group.process.send_signal(signal.SIGHUP)
-    assert until(lambda: "get_client_list 4242" in group.told(), 30)
+    assert until(lambda: "get_client_list 4242" in group.described(), 30)
     assert group.state()["threads"] == 25
     client.unlink()
     group.process.send_signal(signal.SIGHUP)
     assert until(lambda: group.serves() and group.state()["threads"] == 50, 30), group.said.read_text()
-    told = [group.notified.recv(4096).partition(b"\n")[0] for _ in range(2)]
-    assert told == [b"READY=1"] * 2  # STOPPING=1 would have systemd kill it after TimeoutStopSec
+    described = [group.notified.recv(4096).partition(b"\n")[0] for _ in range(2)]
+    assert described == [b"READY=1"] * 2  # STOPPING=1 would have systemd kill it after TimeoutStopSec
     group.ask()
     group.process.send_signal(signal.SIGHUP)
     assert group.ended() == 0

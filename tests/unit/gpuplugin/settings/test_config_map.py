@@ -83,7 +83,7 @@ def test_every_setting_that_is_a_path_is_a_place() -> None:
     for setting in SETTINGS:
         if setting.key and setting.rule["type"] == "string":
             for value in (CANARY, "/", f"unix:{CANARY}"):
-                if not [*policy.troubles(value, setting.rule, "")]:
+                if not [*policy.problems(value, setting.rule, "")]:
                     takes_paths.add(setting.key)
     assert takes_paths - {"disable-healthchecks", "enable-healthchecks"} <= {*PLACES}
 

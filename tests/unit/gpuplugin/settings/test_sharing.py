@@ -146,16 +146,16 @@ SLICE = {"name": "a", "memory": "1Gi"}
     ],
 )
 def test_what_is_wrong(section: Any, why: str) -> None:
-    with pytest.raises(GpushimError, match=why) as told:
+    with pytest.raises(GpushimError, match=why) as described:
         sharing.read(section, "f", [])
-    assert told.value.exit_code == CONFIG
+    assert described.value.exit_code == CONFIG
 
 
 def test_devices_of_one_name_are_told_by_how_often_they_are_given_out() -> None:
     rows = [("0", 2), ("1", 3), ("2", 2)]
     share = Share(sharing.TIME_SLICING)
     devices = [Device("", "", index, 0, share=share) for index, number in rows for _ in range(number)]
-    assert sharing.told(devices) == ["0, 2 by time-slicing, 2 of each", "1 by time-slicing, 3 of each"]
+    assert sharing.described(devices) == ["0, 2 by time-slicing, 2 of each", "1 by time-slicing, 3 of each"]
 
 
 def test_what_means_nothing_is_said() -> None:

@@ -112,13 +112,13 @@ def test_what_fails_is_tried_more_and_more_rarely_and_said_once(
         await needed(child, lambda: host["runs"]() == 4)
         assert time.monotonic() - began > 0.1 + 0.2 + 0.4
         assert caplog.messages == ["a note", "the state is full"]
-        assert str(child.trouble) == "the state is full"
-        assert child.trouble is not None
-        assert child.trouble.exit_code == 12
+        assert str(child.problem) == "the state is full"
+        assert child.problem is not None
+        assert child.problem.exit_code == 12
         host["facts"] = 2  # it is worth another try at once
         assert await needed(child, lambda: host["runs"]() == 5) < 0.5
         host["snapshot"] = {"version": 1}
-        await needed(child, lambda: child.trouble is None)
+        await needed(child, lambda: child.problem is None)
         await child.stop()
 
     asyncio.run(run())
@@ -130,7 +130,7 @@ def test_news_of_gpus_renew_a_snapshot_that_seems_true(host: dict[str, Any], tmp
         host["script"], host["snapshot"] = f'echo "$@" >> {words}', {"version": 1}
         child.hurry()
         await until(lambda: words.exists() and words.read_text() == "--force\n")
-        await until(lambda: child.trouble is None and not children())
+        await until(lambda: child.problem is None and not children())
         await needed(child, lambda: host["runs"]() == 2)
         await until(lambda: words.read_text() == "--force\n\n")
         await child.stop()
@@ -140,15 +140,15 @@ def test_news_of_gpus_renew_a_snapshot_that_seems_true(host: dict[str, Any], tmp
 
 def test_one_that_a_change_has_overtaken_has_not_failed_but_two_in_a_row_have(host: dict[str, Any]) -> None:
     async def run() -> None:
-        for change, troubles in ((True, [None, "no inventory that is true"]), (False, ["no inventory that is true"])):
+        for change, problems in ((True, [None, "no inventory that is true"]), (False, ["no inventory that is true"])):
             child = Refresh(lambda: None)
-            for runs, trouble in enumerate(troubles, host["runs"]() + 1):
+            for runs, problem in enumerate(problems, host["runs"]() + 1):
                 host["script"] = "sleep 0.3"
                 await needed(child, lambda runs=runs: host["runs"]() == runs)  # type: ignore[misc]
                 host["facts"] += change
                 await until(lambda: not children())
                 await asyncio.sleep(0.1)
-                assert (trouble or "None") in str(child.trouble)
+                assert (problem or "None") in str(child.problem)
             await child.stop()
 
     asyncio.run(run())
@@ -162,7 +162,7 @@ def test_one_that_a_change_has_overtaken_and_that_is_true_excuses_the_next_one_t
             host["facts"], host["snapshot"] = runs + 1, snapshot
             await until(lambda: not children())
             await asyncio.sleep(0.1)
-            assert child.trouble is None
+            assert child.problem is None
         await child.stop()
 
     asyncio.run(run())
@@ -180,7 +180,7 @@ def test_one_that_ends_as_another_instance_has_told_of_a_gpu_that_hangs_has_not_
             suspects.hangs("GPU-0")  # which is news once
             await until(lambda: not children())
             await asyncio.sleep(0.1)
-            assert (child.trouble is None) == (runs == 1)
+            assert (child.problem is None) == (runs == 1)
         await child.stop()
 
     asyncio.run(run())
@@ -197,7 +197,7 @@ def test_one_that_waits_in_vain_is_killed_and_begun_again_which_is_no_failure(
         child.hurry(True)
         await until(lambda: host["runs"]() == 2)
         await until(lambda: not children())
-        assert child.trouble is None
+        assert child.problem is None
         child.hurry(True)
         await until(lambda: host["runs"]() == 3)
         await child.stop()
@@ -245,8 +245,8 @@ def test_news_of_gpus_that_hang_one_after_the_other_begin_one_look_again(
 def test_what_it_says(host: dict[str, Any], script: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         host["script"], child = script, Refresh(lambda: None)
-        await needed(child, lambda: child.trouble is not None)
-        assert str(child.trouble) == said
+        await needed(child, lambda: child.problem is not None)
+        assert str(child.problem) == said
         assert caplog.messages == [said]
         await child.stop()
 
@@ -260,7 +260,7 @@ def test_the_snapshot_tells_its_error_itself(host: dict[str, Any], caplog: pytes
         child = Refresh(ended.set)
         child.need()
         await asyncio.wait_for(ended.wait(), 5)
-        assert child.trouble is None
+        assert child.problem is None
         assert caplog.messages == []
         await child.stop()
 
@@ -271,8 +271,8 @@ def test_a_program_that_is_not_there(host: dict[str, Any], monkeypatch: pytest.M
     async def run() -> None:
         monkeypatch.setattr(renew, "command", lambda: ["/nonexistent"])
         child = Refresh(lambda: None)
-        await needed(child, lambda: child.trouble is not None)
-        assert "cannot be started: No such file or directory" in str(child.trouble)
+        await needed(child, lambda: child.problem is not None)
+        assert "cannot be started: No such file or directory" in str(child.problem)
 
     asyncio.run(run())
 
@@ -284,7 +284,7 @@ def test_no_second_beside_one_that_cannot_be_killed(host: dict[str, Any], monkey
         killed: list[int] = []
         monkeypatch.setattr(process, "kill", killed.append)  # as if the driver held it
         host["script"], child = "exec sleep 99", Refresh(lambda: None)
-        await needed(child, lambda: child.trouble is not None)
+        await needed(child, lambda: child.problem is not None)
         child.need()
         await asyncio.sleep(0.4)
         child.need()

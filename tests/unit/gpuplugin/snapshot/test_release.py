@@ -26,18 +26,18 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def asked() -> Release:
     one = Release()
     one.ask()
-    assert one.wanted()
+    assert one.requested()
     return one
 
 
 def test_it_is_asked_for_and_ended() -> None:
     one = Release()
-    assert not one.wanted()
+    assert not one.requested()
     one.ask()
-    assert one.wanted()
+    assert one.requested()
     assert abs(one.since - time.time()) < 5
     one.take()
-    assert not one.wanted()
+    assert not one.requested()
     assert one.since == 0
     one.take()
 
@@ -45,10 +45,10 @@ def test_it_is_asked_for_and_ended() -> None:
 def test_another_process_goes_on_with_it(driver: dict[str, Any]) -> None:
     since = asked().since
     again = Release()
-    assert again.wanted()
+    assert again.requested()
     assert again.since == since
     driver["gpus"] = [21, 22]  # it was bound anew while no plugin ran
-    assert not Release().wanted()
+    assert not Release().requested()
     assert not Path(again.path).exists()
 
 
@@ -68,19 +68,19 @@ def test_the_file_of_a_script(text: str, driver: dict[str, Any]) -> None:
     release.prepare()
     one = Release()
     Path(one.path).write_text(text)
-    assert one.wanted()
+    assert one.requested()
     driver["gpus"] = [21, 22]
-    assert not Release().wanted()  # what the driver was like was kept
+    assert not Release().requested()  # what the driver was like was kept
 
 
 def test_the_driver_goes_and_comes_back(driver: dict[str, Any]) -> None:
     one, well = asked(), dict(driver)
     driver.update(module=None, gpus=[])
-    assert one.wanted()
+    assert one.requested()
     driver.update(module=well["module"])
-    assert one.wanted()  # no GPU is bound to it yet
+    assert one.requested()  # no GPU is bound to it yet
     driver.update(gpus=well["gpus"])  # a file system that gives numbers again
-    assert not one.wanted()
+    assert not one.requested()
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_the_driver_goes_and_comes_back(driver: dict[str, Any]) -> None:
 def test_what_counts_as_another_driver(driver: dict[str, Any], change: dict[str, Any], ends: bool) -> None:
     one = asked()
     driver.update(change)
-    assert one.wanted() is not ends
+    assert one.requested() is not ends
 
 
 def test_a_directory_that_others_write_to_says_nothing() -> None:
     one = asked()
     os.chmod(release.folder(), 0o777)
-    assert not one.wanted()
+    assert not one.requested()
     with pytest.raises(GpushimError, match="cannot be trusted"):
         one.ask()
 

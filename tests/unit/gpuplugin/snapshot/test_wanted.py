@@ -12,7 +12,7 @@ import pytest
 
 from gpuplugin.processes import counts
 from gpuplugin.snapshot import release, wanted
-from gpuplugin.snapshot.wanted import Wanted
+from gpuplugin.snapshot.wanted import NodeRequest
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshot.test_kept import saved
@@ -64,32 +64,32 @@ def test_who_else_can_write_it_asks_for_nothing(file: Path) -> None:
 
 
 def test_a_snapshot_that_is_well_is_not_asked_for(file: Path) -> None:
-    one = Wanted()
+    one = NodeRequest()
     saved(file.parents[1])
     assert one.read()
-    assert (one.trouble, asked(file)) == (None, None)
+    assert (one.problem, asked(file)) == (None, None)
 
 
 def test_one_whose_life_is_over_is_asked_for_and_comes(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     counts.reset()
-    one = Wanted()
+    one = NodeRequest()
     saved(file.parents[1], looked=0.0, life=1)
     assert one.read() is None
     assert one.last() is not None
     assert asked(file) == {"refresh": True, "units": []}
     for _ in range(3):
         assert one.read() is None
-    assert "is out of date" in str(one.trouble)
+    assert "is out of date" in str(one.problem)
     assert len(caplog.messages) == counts.counted[counts.REFRESH_ERRORS, ""] == 1
     saved(file.parents[1])
     assert one.read()
-    assert one.trouble is None
+    assert one.problem is None
     assert sum(counts.timed[counts.REFRESHES, ""][1:]) == 1
     counts.reset()
 
 
 def test_asked_for_again_more_and_more_rarely(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, one, times = 100.0, Wanted(), []
+    now, one, times = 100.0, NodeRequest(), []
     monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr(wanted, "ask", lambda renewed: times.append(now - 100))
     while now < 250:
@@ -99,40 +99,40 @@ def test_asked_for_again_more_and_more_rarely(file: Path, monkeypatch: pytest.Mo
 
 
 def test_news_are_asked_for_though_the_snapshot_is_well(file: Path) -> None:
-    one = Wanted()
+    one = NodeRequest()
     saved(file.parents[1])
     one.hurry()
     assert asked(file)["refresh"]
     assert one.read()  # what is known is gone by
-    assert "is not renewed; gpushim refresh --keep" in str(one.trouble)
+    assert "is not renewed; gpushim refresh --keep" in str(one.problem)
     saved(file.parents[1])
     assert one.read()
-    assert one.trouble is None
+    assert one.problem is None
 
 
 def test_a_refresh_that_runs_is_waited_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Wanted()
+    one = NodeRequest()
     with open(file.parents[1] / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for _ in range(2):
             assert one.read() is None
-        assert one.trouble is None
+        assert one.problem is None
         monkeypatch.setattr("gpuplugin.snapshot.refresh.longest", lambda: 0)
         one.read()
-    assert "there is no" in str(one.trouble)
+    assert "there is no" in str(one.problem)
 
 
 def test_a_refresh_that_failed_is_said(file: Path) -> None:
-    one = Wanted()
+    one = NodeRequest()
     one.read()
     failure = {"at": int((system.clock() + 1) * 1e9), "sentence": "so it is", "code": 12}
     (file.parents[1] / "failure").write_text(json.dumps(failure))
     one.read()
-    assert str(one.trouble) == "so it is"
+    assert str(one.problem) == "so it is"
 
 
 def test_another_driver_ends_it(file: Path) -> None:
-    one = Wanted()
+    one = NodeRequest()
     saved(file.parents[1])
     one.read()
     saved(file.parents[1], module="590")
@@ -142,5 +142,5 @@ def test_another_driver_ends_it(file: Path) -> None:
 
 def test_a_directory_that_cannot_be_written(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.mkdir()  # which a rename does not replace
-    assert Wanted().read() is None
+    assert NodeRequest().read() is None
     assert "wanted cannot be written: Is a directory" in caplog.messages[0]

@@ -15,13 +15,13 @@ from gpuplugin.snapshot.watch import Watch
 
 def test_a_name_that_comes_is_told(tmp_path: Path) -> None:
     async def run() -> None:
-        watch, told = Watch(), asyncio.Event()
+        watch, changed = Watch(), asyncio.Event()
         watch.add(str(tmp_path), str(tmp_path / "not there"))
-        asyncio.get_running_loop().add_reader(watch.fd, told.set)
+        asyncio.get_running_loop().add_reader(watch.fd, changed.set)
         (tmp_path / "one").write_text("")
-        await asyncio.wait_for(told.wait(), 5)
+        await asyncio.wait_for(changed.wait(), 5)
         asyncio.get_running_loop().remove_reader(watch.fd)
-        assert watch.told() == {f"{tmp_path}/one"}
+        assert watch.changed() == {f"{tmp_path}/one"}
         watch.close()
 
     asyncio.run(run())
@@ -34,7 +34,7 @@ def test_a_directory_that_is_made_anew_is_new(tmp_path: Path) -> None:
         folder.mkdir()
         assert [watch.add(str(folder)), watch.add(str(folder)), watch.tells(str(folder))] == [True, False, True]
         folder.rmdir()
-        watch.told()
+        watch.changed()
         assert not watch.tells(str(folder))
     watch.close()
 

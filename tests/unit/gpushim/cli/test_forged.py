@@ -51,7 +51,7 @@ def rows(said: str) -> list[str]:
     return found
 
 
-def strangers(said: str, ours: tuple[str, ...]) -> list[str]:
+def impostors(said: str, ours: tuple[str, ...]) -> list[str]:
     """List rows with a blank, as each of ours has one, that neither begin as ours do nor continue one."""
     marks = (*ours, show.CONTINUED)
     return [row for row in rows(said) if " " in row and not row.startswith(marks)]
@@ -95,7 +95,7 @@ def test_no_row_of_others_looks_like_ours(
     for text in FORGERIES:
         printed(text)
         said = capsys.readouterr().out
-        assert not strangers(said, ours), said
+        assert not impostors(said, ours), said
         for head in ("CONTAINER  ", "NAME     ", "  fix: ", "broken: ", "note: "):
             assert sum(row.startswith(head) for row in rows(said)) <= 1, said
 

@@ -30,7 +30,7 @@ def _others(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     held = {"id": TEXT, "name": TEXT, "engine": TEXT, "pid": 7, "bundle": TEXT, "devices": ["0"], "how": "spec"}
     held |= {"namespace": TEXT, "pod": TEXT, "uid": TEXT}
     monkeypatch.setattr(holders, "holders", lambda *_: ([held], [TEXT]))
-    monkeypatch.setattr(running, "look", lambda: ([], [running.Stranger("dockerd", 7, 1000, TEXT)]))
+    monkeypatch.setattr(running, "look", lambda: ([], [running.Impostor("dockerd", 7, 1000, TEXT)]))
     monkeypatch.setattr(checks, "run", lambda _: [doctor.warning(TEXT, TEXT)])
     monkeypatch.setattr(migrate_engines, "rows", lambda: [Row(TEXT, TEXT, TEXT)])
     monkeypatch.setenv("GPUSHIM_CONFIG", f"{tmp_path}/none.toml")

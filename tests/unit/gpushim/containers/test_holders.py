@@ -375,11 +375,11 @@ def test_many_states_that_name_one_process_with_many_mounts(user: Path, monkeypa
     """Each of them costs what is read, and none more than is left."""
     read: list[int] = []
 
-    def told(path: str, limit: int) -> bytes:
+    def setting(path: str, limit: int) -> bytes:
         read.append(limit)
         return b"1 2 0:3 / /dev/x rw - tmpfs none rw\n" * 10000
 
-    monkeypatch.setattr(runtime_state, "read_proc", told)
+    monkeypatch.setattr(runtime_state, "read_proc", setting)
     reader = runtime_state.Reader([], [], {"u": 1 << 20}, "u", names.Names())
     while not reader.spent:
         reader.mounts("/proc/1")

@@ -35,7 +35,7 @@ def box(machine: Machine, name: str, *env: str, pid: int | None = None, **more: 
 
 
 def report(machine: Machine, text: str = "ns/p") -> tuple[list[dict[str, Any]], list[str]]:
-    asked = pods.wanted(text)
+    asked = pods.pod_name(text)
     assert asked is not None
     return pods.report(asked, test_plan.snapshot(), str(machine.folder), [str(machine.states)], str(machine.proc))
 
@@ -141,7 +141,7 @@ def test_a_users_container_is_no_pods(machine: Machine, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         "gpushim.containers.holders._places", lambda *_: [(str(machine.states), "runc", "/run/user/1000")]
     )
-    asked = pods.wanted("ns/p")
+    asked = pods.pod_name("ns/p")
     assert asked is not None
     with pytest.raises(GpushimError):
         pods.report(asked, test_plan.snapshot(), str(machine.folder), None, str(machine.proc))
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_said(machine: Machine, text: st
     "text", ["", "p", "/p", "ns/", "ns/p/", "a/b/c/d", "ns/p\n", "Ns/p", "ns/-p", "ns/" + "p" * 300]
 )
 def test_what_names_no_pod(text: str) -> None:
-    assert pods.wanted(text) is None
+    assert pods.pod_name(text) is None
 
 
 def test_states_are_json_of_strangers(machine: Machine) -> None:

@@ -62,10 +62,10 @@ def test_one_that_gets_nothing_is_a_warning(last: list[Any]) -> None:
 
 def test_a_refusal_is_an_error_of_bounded_length(last: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an inventory, none of whose policy tells the log, refusal.py finds it."""
-    told: list[Any] = []
-    monkeypatch.setattr(refusal, "record", told.append)
+    disclosed: list[Any] = []
+    monkeypatch.setattr(refusal, "record", disclosed.append)
     Decision({"container": "x"}).record("w" * (bounds.LOG_TEXT + 1))
-    assert told == [{"level": "error", "msg": "w" * bounds.LOG_TEXT, "container": "x"}]
+    assert disclosed == [{"level": "error", "msg": "w" * bounds.LOG_TEXT, "container": "x"}]
 
 
 def test_of_many_ignored_things_the_first_are_told(last: list[Any]) -> None:

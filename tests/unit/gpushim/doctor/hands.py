@@ -278,7 +278,7 @@ def upgrade_podman(patient: Patient) -> None:
 
 @by(SENTENCES, "a_dockerd_that_others_may_replace")
 def start_it_from_elsewhere(patient: Patient) -> None:
-    patient.host.strangers = []
+    patient.host.impostors = []
 
 
 @by(SENTENCES, "a_dockerd_of_everybodys")
@@ -299,7 +299,7 @@ def judged_anew(patient: Patient) -> None:
     """What genuine.py goes by."""
     program = patient.top / "opt/our programs/dockerd"
     assert not any(trust.others_may(os.stat(path)) for path in (program, program.parent))
-    patient.host.strangers = []
+    patient.host.impostors = []
 
 
 def programs(patient: Patient) -> str:

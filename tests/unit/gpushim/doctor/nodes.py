@@ -225,13 +225,13 @@ def a_dra_driver_beside_ours(patient: Patient) -> None:
 
 @fault("kubernetes-device-plugin", "broken", "gives nothing out: no snapshot")
 def ours_has_no_snapshot(patient: Patient) -> None:
-    plays(patient, trouble="no snapshot", resources=[])
+    plays(patient, problem="no snapshot", resources=[])
 
 
 @fault("kubernetes-device-plugin", "broken", "gives nothing out while ")
 def ours_under_a_wrong_config(patient: Patient) -> None:
     configure(patient, "device-plugin", "x = 1")
-    plays(patient, trouble="x is not a known key", resources=[])
+    plays(patient, problem="x is not a known key", resources=[])
 
 
 @fault("kubernetes-device-plugin", "warning", "kubelet does not know nvidia.com/gpu")

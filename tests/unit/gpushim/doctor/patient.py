@@ -80,11 +80,11 @@ class Patient(Machine):
 
     def reread(self) -> None:
         """Read config.toml as `doctor.look` does."""
-        self.host.trouble = ""
+        self.host.problem = ""
         try:
             self.host.settings, self.host.old_names = policy.loaded(self.config)
         except GpushimError as error:
-            self.host.trouble, self.host.settings = str(error), policy.usable(self.config)
+            self.host.problem, self.host.settings = str(error), policy.usable(self.config)
 
     def lay_out(self) -> None:
         self.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")

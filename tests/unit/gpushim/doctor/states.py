@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpushim.cdi.generate import written
 from gpushim.engines.processes import genuine
-from gpushim.engines.processes.running import Stranger
+from gpushim.engines.processes.running import Impostor
 from gpushim.refresh import keeper
 from unit.gpushim.doctor.patient import Patient
 from unit.gpushim.doctor.test_faults import FAULTS, SPEC, fault, no_libcuda
@@ -303,7 +303,7 @@ def variables_closed_and_annotations_not(patient: Patient) -> None:
 def a_dockerd_of_everybodys(patient: Patient) -> None:
     program = patient.script("opt/our programs/dockerd", "")
     os.chmod(program, 0o777)
-    patient.host.strangers = [Stranger("dockerd", 7, 0, f"{genuine.UNSAFE}, {program}")]
+    patient.host.impostors = [Impostor("dockerd", 7, 0, f"{genuine.UNSAFE}, {program}")]
 
 
 @fault("engine-processes", "warning", "is not looked at: others could have made")

@@ -50,7 +50,7 @@ def test_who_does_it(monkeypatch: pytest.MonkeyPatch, user: int, check: str, sta
 def test_a_configuration_that_only_root_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 7)
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    host = Host(config="/dev/null", trouble="/dev/null cannot be read: Permission denied")
+    host = Host(config="/dev/null", problem="/dev/null cannot be read: Permission denied")
     (found,) = checks.judge("config", checks.GENERAL["config"], host)
     assert found.fix == "as root: gpushim doctor"
 

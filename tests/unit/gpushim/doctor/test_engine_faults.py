@@ -16,7 +16,7 @@ import pytest
 from gpushim.doctor import checks, host
 from gpushim.engines.docker import on_path
 from gpushim.engines.processes import genuine, programs
-from gpushim.engines.processes.running import Stranger
+from gpushim.engines.processes.running import Impostor
 from unit.gpushim.doctor import nodes
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
@@ -269,7 +269,7 @@ def test_a_rootless_dockerd_is_asked_where_it_listens(unlisted: Patient) -> None
 @pytest.mark.parametrize("uid", [0, 1000])
 def test_a_stranger_is_told_and_no_fault(unlisted: Patient, uid: int) -> None:
     unlisted.host.engines.clear()
-    unlisted.host.strangers = [Stranger("dockerd", 7, uid, "its cgroup is /docker/7")]
+    unlisted.host.impostors = [Impostor("dockerd", 7, uid, "its cgroup is /docker/7")]
     (found,) = unlisted.said("engine-processes")
     assert (found.verdict, found.evidence[-23:]) == ("skipped", "its cgroup is /docker/7")
     assert [found.verdict for found in unlisted.said("docker-daemon")] == ["skipped"]
@@ -374,9 +374,9 @@ def test_a_dockerd_that_was_told_to_reload_is_not_too_old(unlisted: Patient) -> 
 
 
 def test_strangers_without_end_do_not_bury_the_rest(patient: Patient) -> None:
-    patient.host.strangers = [Stranger("dockerd", pid, 1000, "it is user 1000's") for pid in range(5000)]
-    patient.host.strangers.append(Stranger("dockerd", 5001, 0, f"{genuine.UNSAFE}, /opt/x/dockerd"))
-    found = list(host.strangers(patient.host))
+    patient.host.impostors = [Impostor("dockerd", pid, 1000, "it is user 1000's") for pid in range(5000)]
+    patient.host.impostors.append(Impostor("dockerd", 5001, 0, f"{genuine.UNSAFE}, /opt/x/dockerd"))
+    found = list(host.impostors(patient.host))
     assert found[0].verdict == "warning"
     assert len(found) == host.SHOWN + 1
     assert found[-1].evidence == f"so do {5001 - host.SHOWN} more processes"

@@ -12,7 +12,7 @@ import pytest
 
 from gpushim.doctor import checks
 from gpushim.engines.processes import genuine
-from gpushim.engines.processes.running import Stranger
+from gpushim.engines.processes.running import Impostor
 from gpushim.refresh import keeper
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
@@ -408,7 +408,7 @@ def units_of_nvidias(patient: Patient) -> None:
 
 @fault("engine-processes", "warning", "process 7 bears the name dockerd and is not looked at: others could have made")
 def a_dockerd_that_others_may_replace(patient: Patient) -> None:
-    patient.host.strangers = [Stranger("dockerd", 7, 0, f"{genuine.UNSAFE}, /opt/x/dockerd")]
+    patient.host.impostors = [Impostor("dockerd", 7, 0, f"{genuine.UNSAFE}, /opt/x/dockerd")]
 
 
 # Of the others, test_fixes.py tries what fixes them, too.

@@ -32,19 +32,19 @@ APART = [
 
 @pytest.mark.parametrize(("first", "check", "fix"), AFTER)
 def test_what_follows(first: Finding, check: str, fix: str) -> None:
-    told = follows.told([Finding("warning", "so it is", fix, check), first])
-    assert told == [Finding("warning", f"so it is; {first.check} comes first", "", check), first]
+    linked = follows.linked([Finding("warning", "so it is", fix, check), first])
+    assert linked == [Finding("warning", f"so it is; {first.check} comes first", "", check), first]
 
 
 @pytest.mark.parametrize(("first", "check", "fix"), APART)
 def test_what_does_not(first: Finding, check: str, fix: str) -> None:
     found = [first, Finding("warning", "so it is", fix, check)]
-    assert follows.told(found) == found
+    assert follows.linked(found) == found
 
 
 def test_nothing_follows_from_what_is_well() -> None:
     found = [doctor.ok("fine"), Finding("warning", "so it is", "gpushim configure docker", "docker-hook")]
-    assert follows.told(found) == found
+    assert follows.linked(found) == found
 
 
 def restarted(patient: Patient) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpushim.doctor import Finding, check_podman, checks
-from gpushim.engines.processes.running import Stranger
+from gpushim.engines.processes.running import Impostor
 from gpushim.ground.errors import GpushimError
 from unit import ordinary
 from unit.gpushim.doctor.patient import Patient
@@ -72,7 +72,7 @@ def test_the_same_check_where_nothing_is_hidden(patient: Patient, check: str) ->
 
 def test_engines_of_root(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patient.host, "engines", [])
-    monkeypatch.setattr(patient.host, "strangers", [Stranger("containerd", 7, 0, "it is user 0's")])
+    monkeypatch.setattr(patient.host, "impostors", [Impostor("containerd", 7, 0, "it is user 0's")])
     monkeypatch.setattr(patient.host, "named", ("containerd",))
     (daemon,) = found(patient, "containerd-daemon")
     (process,) = found(patient, "engine-processes")
@@ -122,8 +122,8 @@ def test_podman_with_directories_of_somebody_else(monkeypatch: pytest.MonkeyPatc
 
 
 def test_processes_of_root_are_one_finding(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    strangers = [Stranger("containerd", pid, 0, "it is user 0's") for pid in (7, 8)]
-    monkeypatch.setattr(patient.host, "strangers", strangers)
+    impostors = [Impostor("containerd", pid, 0, "it is user 0's") for pid in (7, 8)]
+    monkeypatch.setattr(patient.host, "impostors", impostors)
     with ordinary.user():
         (told,) = checks.judge("engine-processes", checks.table(())["engine-processes"], patient.host)
     assert told.fix == "run this as root"

@@ -25,16 +25,16 @@ def local(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def strangers() -> list[running.Stranger]:
+def impostors() -> list[running.Impostor]:
     """The processes that only look like an engine: a list to fill."""
     return []
 
 
 @pytest.fixture(autouse=True)
-def engines(monkeypatch: pytest.MonkeyPatch, strangers: list[running.Stranger]) -> list[running.Engine]:
+def engines(monkeypatch: pytest.MonkeyPatch, impostors: list[running.Impostor]) -> list[running.Engine]:
     """The engines that run: a list to fill."""
     found: list[running.Engine] = []
-    monkeypatch.setattr(running, "look", lambda: (found, strangers))
+    monkeypatch.setattr(running, "look", lambda: (found, impostors))
     monkeypatch.delenv("CONTAINERS_CONF", raising=False)
     return found
 

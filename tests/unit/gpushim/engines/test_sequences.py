@@ -22,7 +22,7 @@ from gpushim.engines.containerd import process
 from gpushim.engines.containerd.imports import CRI
 from gpushim.engines.docker import dockerd, on_path
 from gpushim.engines.settings import files, jsontext, tomltext
-from gpushim.engines.settings.setup import Wish, is_ours
+from gpushim.engines.settings.setup import Options, is_ours
 from gpushim.ground.errors import GpushimError
 from unit.gpushim.engines.settings.meanwhile import Steps
 
@@ -111,9 +111,9 @@ class Place:
         name = rng.choice(["nvidia", "nvidia", "gpu"])
         hook = "/usr/bin/gpushim-hook" if self.hooks and rng.random() < 0.4 else ""
         default, cdi = rng.random() < 0.4, rng.random() < 0.4
-        wish = Wish(self.program, name, self.named, default, cdi, hook, force=force)
+        options = Options(self.program, name, self.named, default, cdi, hook, force=force)
         try:
-            plan = self.engine.plan(wish)
+            plan = self.engine.plan(options)
             files.apply(plan.changes)
             on_path.apply(plan.links)
             self.known = self.known or NVIDIAS in text
@@ -128,7 +128,7 @@ class Place:
 
     def remove(self) -> None:
         before, text = self.marked, self.text
-        plan = self.engine.plan(Wish(config=self.named, remove=True))
+        plan = self.engine.plan(Options(config=self.named, remove=True))
         files.apply(plan.changes, undo=True)
         on_path.apply(plan.links)
         self.is_without_ours(before, text)
@@ -164,10 +164,10 @@ class Place:
     def meddle(self) -> None:
         """Another program writes while `configure` or `--remove` runs, at any call."""
         before, text, remove = self.marked, self.text, self.rng.random() < 0.5
-        wish = Wish(config=self.named, remove=True) if remove else Wish(self.program, config=self.named)
+        options = Options(config=self.named, remove=True) if remove else Options(self.program, config=self.named)
         with Steps(self.rng.randint(1, 90), lambda: before.update(self.written())):
             try:
-                plan = self.engine.plan(wish)
+                plan = self.engine.plan(options)
                 files.apply(plan.changes, undo=remove)
                 on_path.apply(plan.links)
             except GpushimError as refusal:
@@ -243,7 +243,7 @@ class Place:
     def purge(self) -> None:
         """The package goes, and says how to take its entries out; the records go if nothing names it any more."""
         before, text = self.marked, self.text
-        commands = files.prepare(self.engine.plan(Wish(config=self.named, remove=True)).changes[:1])
+        commands = files.prepare(self.engine.plan(Options(config=self.named, remove=True)).changes[:1])
         assert self.marked == before
         purge(self.config.parents[1].parent)
         if self.rng.random() < 0.5:

@@ -208,7 +208,7 @@ def test_no_mps_daemon(tmp_path: Path, obstacle: str) -> None:
         listen(tmp_path / "etc/control")
         (pipes / "control").symlink_to("../../etc/control")
     assert data_files.mps(str(tmp_path), PIPES) == []
-    said = data_files.mps_trouble(str(tmp_path), PIPES)
+    said = data_files.mps_problem(str(tmp_path), PIPES)
     assert f"no control daemon has its pipes in {PIPES}; start it with CUDA_MPS_PIPE_DIRECTORY={PIPES};" in said
     assert said.endswith(f"below the driver root {tmp_path}")
 
@@ -240,7 +240,7 @@ def test_mps_of_somebody_else(tmp_path: Path, name: str) -> None:
     else:
         os.chown(changed, 1000, 1000)
     assert data_files.mps(str(tmp_path), PIPES) == []
-    said = data_files.mps_trouble(str(tmp_path), PIPES)
+    said = data_files.mps_problem(str(tmp_path), PIPES)
     assert said.startswith(
         f"no container takes part in MPS: {reason}; start the daemon with CUDA_MPS_PIPE_DIRECTORY="
     )
@@ -251,7 +251,7 @@ def test_odd_mps_directories(tmp_path: Path, pipes: str) -> None:
     for name in ("control", "run/control", "run/mps/control", "mps/control"):
         listen(tmp_path / name)
     assert data_files.mps(str(tmp_path), pipes) == []
-    assert "is not written plainly" in data_files.mps_trouble(str(tmp_path), pipes)
+    assert "is not written plainly" in data_files.mps_problem(str(tmp_path), pipes)
 
 
 def test_gds(tmp_path: Path) -> None:

@@ -127,9 +127,9 @@ def test_what_the_launcher_executes_is_written_again_when_others_may_write_to_it
     """A shell cannot see modes."""
     machine.build(1)
     machine.refreshed()
-    told = Path(machine.state, "runtime")
-    told.chmod(mode)
+    launcher_facts = Path(machine.state, "runtime")
+    launcher_facts.chmod(mode)
     assert ensure.last(machine.config, machine.state)[1] == "policy"
-    told.write_text("/theirs\n")
+    launcher_facts.write_text("/theirs\n")
     machine.refreshed()
-    assert (told.stat().st_mode & 0o777, told.read_text() != "/theirs\n") == (0o644, True)
+    assert (launcher_facts.stat().st_mode & 0o777, launcher_facts.read_text() != "/theirs\n") == (0o644, True)

@@ -54,8 +54,8 @@ def found(snapshot: Any) -> dict[int, list[list[int]]]:
 )  # fmt: skip
 def test_what_nvml_tells(machine: Machine, host: Host, gpus: Any, expected: dict[int, Any]) -> None:
     connect(machine, host, gpus)
-    told = found(machine.refreshed("--force"))
-    assert {index: told[index] for index in expected} == expected
+    launcher_facts = found(machine.refreshed("--force"))
+    assert {index: launcher_facts[index] for index in expected} == expected
 
 
 @pytest.mark.parametrize("error", [3, 13, 999], ids=["not supported", "an old driver", "unknown"])

@@ -9,7 +9,7 @@ from gpushim.ground.errors import GpushimError
 from gpushim.inventory import scarce
 
 
-def told(*errors: BaseException) -> BaseException:
+def launcher_facts(*errors: BaseException) -> BaseException:
     """The last of these errors, each raised because of the one before, which it does not name."""
     try:
         for error in errors[:-1]:
@@ -29,7 +29,7 @@ def told(*errors: BaseException) -> BaseException:
         MemoryError(),
         RuntimeError("can't start new thread"),
         OSError("libnvidia-ml.so.1: failed to map segment from shared object"),
-        told(BlockingIOError(errno.EAGAIN, "x"), GpushimError("modprobe cannot be started")),
+        launcher_facts(BlockingIOError(errno.EAGAIN, "x"), GpushimError("modprobe cannot be started")),
     ],
     ids=str,
 )

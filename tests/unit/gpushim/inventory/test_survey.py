@@ -51,7 +51,7 @@ def test_life(changes: dict[str, Any], took: float, life: int) -> None:
     ({"gpus": [{**GPU, "mig": True}]}, ""),
 ])  # fmt: skip
 def test_what_fails_a_refresh(changes: dict[str, Any], said: str) -> None:
-    assert refresh.trouble(snapshot(**changes)) == said
+    assert refresh.problem(snapshot(**changes)) == said
 
 
 def test_a_kernel_that_keeps_no_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

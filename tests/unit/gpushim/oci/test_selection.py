@@ -326,9 +326,9 @@ def test_what_a_refusal_advises_is_to_be_had(name: str, inventory: Any, end: str
     ],
 )
 def test_a_gpu_in_mig_mode_that_is_named_by_itself_is_told(name: str, inventory: Any, notes: list[str]) -> None:
-    told: list[str] = []
-    assert selection.select(selection.parse([*name.split(",")], ()) or [], inventory, notes=told) != ([], [])
-    assert [note.partition("device in it: ")[2] for note in told] == notes
+    disclosed: list[str] = []
+    assert selection.select(selection.parse([*name.split(",")], ()) or [], inventory, notes=disclosed) != ([], [])
+    assert [note.partition("device in it: ")[2] for note in disclosed] == notes
 
 
 def test_ambiguous_prefix_is_refused_with_the_candidates() -> None:

@@ -34,7 +34,7 @@ def second_name(log: Path) -> None:
     os.link(log.parent.parent / "canary", log)
 
 
-def strangers(log: Path) -> None:
+def impostors(log: Path) -> None:
     log.touch()
     os.chown(log, STRANGER, STRANGER)
 
@@ -100,7 +100,7 @@ def test_a_log_of_roots_in_a_directory_such_as_tmp(log: Path, group_writes: bool
         link,
         dangling,
         second_name,
-        strangers,
+        impostors,
         strangers_directory,
         strangers_above,
         strangers_link,

@@ -249,7 +249,7 @@ def test_runtime_gives_by_each_name_what_the_spec_says(host: str) -> None:
     for name in names(found):
         process = {"env": ["NVIDIA_DRIVER_CAPABILITIES=all"]}
         asked = {"process": process, "annotations": {"cdi.k8s.io/x": f"{hosts.KIND}={name}"}}
-        wanted = request.read(asked, inventory["policy"])
-        assert wanted is not None
-        edits, _ = plan(wanted, inventory, BUNDLE)
+        expected = request.read(asked, inventory["policy"])
+        assert expected is not None
+        edits, _ = plan(expected, inventory, BUNDLE)
         assert {*common, *nodes(found, name)} == {edit.value["path"] for edit in edits if edit.kind == "node"}, name

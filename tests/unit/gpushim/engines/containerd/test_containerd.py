@@ -20,9 +20,9 @@ from gpushim.engines import containerd
 from gpushim.engines.containerd import imports, process
 from gpushim.engines.containerd.process import Daemon
 from gpushim.engines.processes import programs, running
-from gpushim.engines.processes.running import Engine, Stranger
+from gpushim.engines.processes.running import Engine, Impostor
 from gpushim.engines.settings import files, tomltext
-from gpushim.engines.settings.setup import Plan, Wish
+from gpushim.engines.settings.setup import Options, Plan
 from gpushim.ground.errors import GpushimError
 
 pytestmark = pytest.mark.slow
@@ -519,8 +519,8 @@ def test_two_containerds_need_a_word(call: Call, config: Path, engines: list[Eng
     ok(call("containerd", config))
 
 
-def test_another_users_containerd_is_told(call: Call, config: Path, strangers: list[Stranger]) -> None:
-    strangers.append(Stranger("containerd", 7, 1000, "it is user 1000's"))
+def test_another_users_containerd_is_told(call: Call, config: Path, impostors: list[Impostor]) -> None:
+    impostors.append(Impostor("containerd", 7, 1000, "it is user 1000's"))
     assert "user 1000 runs containerd too" in call("containerd", config).output
 
 
@@ -530,22 +530,27 @@ DUMP_WITH: dict[str, Any] = {"plugins": {"io.containerd.cri.v1.runtime": {"conta
 
 
 @pytest.mark.parametrize(
-    ("wish", "dump", "answer", "expected"),
+    ("options", "dump", "answer", "expected"),
     [
-        (Wish(), DUMP_WITH, (None, ""), ""),
-        (Wish(cdi=True), DUMP_WITH, ("/usr/bin/gpushim-runtime", ""), ""),
-        (Wish(), DUMP, (None, ""), "does not read the runtime nvidia"),
-        (Wish(), {**DUMP_WITH, "disabled_plugins": ["io.containerd.grpc.v1.cri"]}, (None, ""), "the CRI is disabled"),
-        (Wish(default=True), DUMP_WITH, (None, ""), "the default runtime is None"),
-        (Wish(), DUMP_WITH, ("", ""), "the CRI does not have the runtime nvidia"),
-        (Wish(), DUMP_WITH, (None, "its CRI plugin is not running"), "its CRI plugin is not running"),
-        (Wish(remove=True), DUMP, (None, ""), ""),
-        (Wish(remove=True), DUMP_WITH, (None, ""), "still reads the runtime nvidia"),
-        (Wish(remove=True), DUMP, ("/usr/bin/gpushim-runtime", ""), "the CRI still has the runtime nvidia"),
+        (Options(), DUMP_WITH, (None, ""), ""),
+        (Options(cdi=True), DUMP_WITH, ("/usr/bin/gpushim-runtime", ""), ""),
+        (Options(), DUMP, (None, ""), "does not read the runtime nvidia"),
+        (
+            Options(),
+            {**DUMP_WITH, "disabled_plugins": ["io.containerd.grpc.v1.cri"]},
+            (None, ""),
+            "the CRI is disabled",
+        ),
+        (Options(default=True), DUMP_WITH, (None, ""), "the default runtime is None"),
+        (Options(), DUMP_WITH, ("", ""), "the CRI does not have the runtime nvidia"),
+        (Options(), DUMP_WITH, (None, "its CRI plugin is not running"), "its CRI plugin is not running"),
+        (Options(remove=True), DUMP, (None, ""), ""),
+        (Options(remove=True), DUMP_WITH, (None, ""), "still reads the runtime nvidia"),
+        (Options(remove=True), DUMP, ("/usr/bin/gpushim-runtime", ""), "the CRI still has the runtime nvidia"),
     ],
 )
 def test_verify(
-    wish: Wish,
+    options: Options,
     dump: dict[str, Any],
     answer: tuple[str | None, str],
     expected: str,
@@ -555,8 +560,8 @@ def test_verify(
     engines.append(Engine("containerd", 7, started=1.0))
     monkeypatch.setattr(process, "dump", lambda daemon: dump)
     monkeypatch.setattr(process, "asked", lambda daemon, dump, name: answer)
-    assert expected in "".join(containerd.verify(wish, Plan("/none")))
-    assert bool(containerd.verify(wish, Plan("/none"))) is bool(expected)
+    assert expected in "".join(containerd.verify(options, Plan("/none")))
+    assert bool(containerd.verify(options, Plan("/none"))) is bool(expected)
 
 
 @pytest.mark.parametrize(
@@ -577,7 +582,7 @@ def test_verify_sees_that_containerd_runs_since_before(
     engines.append(Engine("containerd", 7, started=config.stat().st_ctime - later))
     monkeypatch.setattr(process, "dump", lambda daemon: DUMP_WITH)
     monkeypatch.setattr(process, "asked", lambda *_: answer)
-    said = "".join(containerd.verify(Wish(), Plan(str(config))))
+    said = "".join(containerd.verify(Options(), Plan(str(config))))
     assert says in said if says else said == ""
 
 
@@ -696,11 +701,13 @@ def test_settings_without_ours_are_the_old_ones(
         return
     old = tomlkit.dumps({"version": number, **data}).encode()
     config.write_bytes(old)
-    files.apply(containerd.plan(Wish("/usr/bin/gpushim-runtime", config=str(config), default=True, cdi=True)).changes)
+    files.apply(
+        containerd.plan(Options("/usr/bin/gpushim-runtime", config=str(config), default=True, cdi=True)).changes
+    )
     assert tomltext.get(config.read_text(), ("plugins", imports.CRI[number], "containerd", "runtimes", "nvidia"))
     if later:
         config.write_text(config.read_text() + "\n[later]\nx = 1\n")
-    files.apply(containerd.plan(Wish(config=str(config), remove=True)).changes, undo=True)
+    files.apply(containerd.plan(Options(config=str(config), remove=True)).changes, undo=True)
     if later:
         assert meaning(config) == {"version": number, **data, "later": {"x": 1}}
     else:

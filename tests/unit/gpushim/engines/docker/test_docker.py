@@ -20,7 +20,7 @@ from gpushim.engines.docker import daemon_json, dockerd
 from gpushim.engines.processes import units
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import files, jsontext, records
-from gpushim.engines.settings.setup import Plan, Wish
+from gpushim.engines.settings.setup import Options, Plan
 from gpushim.ground.errors import GpushimError
 
 DATA = Path(__file__).parents[4] / "data" / "engines" / "docker"
@@ -305,16 +305,16 @@ def test_any_object_survives_byte_for_byte(
     text = text.replace("\n", "\r\n") if style == "\r" else text
     old = text.encode("utf-8", "surrogatepass")
     config.write_bytes(old)
-    wish = Wish(program=program, config=str(config), default=True, cdi=True, force=True)
+    options = Options(program=program, config=str(config), default=True, cdi=True, force=True)
     try:
-        files.apply(docker.plan(wish).changes)
+        files.apply(docker.plan(options).changes)
     except GpushimError:
         assert config.read_bytes() == old
         return
     new = meaning(config.read_bytes())
     assert new == expected(meaning(old), program)
-    assert docker.plan(wish).changed == []
-    files.apply(docker.plan(Wish(config=str(config), remove=True)).changes, undo=True)
+    assert docker.plan(options).changed == []
+    files.apply(docker.plan(Options(config=str(config), remove=True)).changes, undo=True)
     assert config.read_bytes() == old
 
 
@@ -374,8 +374,8 @@ def test_what_by_hand_says_loses_no_later_edit(config: Path, call: Call, theirs:
     config.write_text(edited)
     done = subprocess.run(["/bin/sh", "-euc", command], check=True, capture_output=True, text=True)
     assert config.read_text() == edited
-    told, diff = done.stdout.split(" what diff ")
-    assert told.startswith(f"{config} has been edited since: ")
+    setting, diff = done.stdout.split(" what diff ")
+    assert setting.startswith(f"{config} has been edited since: ")
     shown = subprocess.run(["diff", *diff.split(" shows")[0].split()], check=False, capture_output=True, text=True)
     assert ("gpushim-runtime" if theirs else "mtu") in shown.stdout
 
@@ -444,8 +444,8 @@ def test_cdi_before_docker_25(
     config: Path, call: Call, engines: list[Engine], monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
 ) -> None:
     answering(monkeypatch, engines, config, ServerVersion=version)
-    told = call("docker", config, "--cdi")
-    assert ("give containers their GPUs with docker run --runtime=nvidia" in str(told.exception)) is refused
+    setting = call("docker", config, "--cdi")
+    assert ("give containers their GPUs with docker run --runtime=nvidia" in str(setting.exception)) is refused
     assert config.exists() is not refused
 
 
@@ -466,9 +466,9 @@ def test_a_file_with_which_dockerd_would_not_start_is_left_alone(
     program.chmod(0o755)
     monkeypatch.setattr("gpushim.engines.docker.daemon_json.program", lambda *_: str(program))
     config.write_text(text)
-    told = str(call("docker", config).exception)
-    assert says in told
-    assert "dockerd would not start with that, so correct it first" in told
+    setting = str(call("docker", config).exception)
+    assert says in setting
+    assert "dockerd would not start with that, so correct it first" in setting
     assert config.read_text() == text
 
 
@@ -490,7 +490,7 @@ def test_verify_looks_at_the_file_too(
 ) -> None:
     answering(monkeypatch, engines, config, Runtimes={"nvidia": {"path": "/usr/bin/gpushim-runtime"}})
     config.write_text(text)
-    missing = docker.verify(Wish(), Plan(str(config), engine=engines[0]))
+    missing = docker.verify(Options(), Plan(str(config), engine=engines[0]))
     assert says in "".join(missing) if says else missing == []
 
 

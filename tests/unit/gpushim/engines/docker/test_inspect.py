@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.engines.docker import inspect
+from gpushim.engines.docker import injected, inspect
 from gpushim.engines.processes import programs, running
 from gpushim.explain import explain
 from gpushim.ground.errors import NOT_FOUND, GpushimError
@@ -36,17 +36,17 @@ class Engine:
 
     def knows(
         self, container: Any = None, image: Any = IMAGE, info: Any = None, program: str = "docker"
-    ) -> inspect.Found:
+    ) -> injected.Found:
         answers: dict[str, Any] = {"info --format {{json .}}": info or {"Runtimes": OURS, "ServerVersion": "27.3.1"}}
         if container is not None:
             answers["inspect --type container x"] = [{"Image": "sha256:1", **container}]
         if image is not None:
             answers["inspect --type image sha256:1"] = [image]
             answers["inspect --type image x"] = [image]
-        told = self.folder / f"{program}.json"
-        told.write_text(json.dumps(answers))
+        setting = self.folder / f"{program}.json"
+        setting.write_text(json.dumps(answers))
         script = self.folder / program
-        script.write_text(SCRIPT.format(python=sys.executable, answers=str(told)))
+        script.write_text(SCRIPT.format(python=sys.executable, answers=str(setting)))
         script.chmod(0o755)
         return inspect.inspect("x")
 
@@ -274,9 +274,9 @@ def test_odd_members_are_none(engine: Engine) -> None:
 
 @pytest.mark.parametrize("answer", [{}, [], [3]])
 def test_odd_answers_are_none(engine: Engine, answer: Any) -> None:
-    told = engine.folder / "answers.json"
-    told.write_text(json.dumps({"inspect --type container x": answer}))
-    (engine.folder / "docker").write_text(SCRIPT.format(python=sys.executable, answers=str(told)))
+    setting = engine.folder / "answers.json"
+    setting.write_text(json.dumps({"inspect --type container x": answer}))
+    (engine.folder / "docker").write_text(SCRIPT.format(python=sys.executable, answers=str(setting)))
     (engine.folder / "docker").chmod(0o755)
     with pytest.raises(GpushimError, match="no container or image x"):
         inspect.inspect("x")

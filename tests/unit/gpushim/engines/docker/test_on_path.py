@@ -149,7 +149,7 @@ def test_a_dockerd_that_would_not_find_them_is_told_of(
     ids=["today", "older", "unknown"],
 )
 def test_only_a_name_that_this_version_needs_is_missed(program: str, version: str, names: list[str]) -> None:
-    _, notes = on_path.wanted(Engine("dockerd", 12, environ={"PATH": "/nowhere"}), program, version)
+    _, notes = on_path.expected(Engine("dockerd", 12, environ={"PATH": "/nowhere"}), program, version)
     assert [note.split()[0] for note in notes] == names
 
 
@@ -159,7 +159,7 @@ def test_an_ordinary_users_are_below_the_home_directory(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("HOME", str(tmp_path))
     engine = Engine("dockerd", 12, uid=1000, environ={"PATH": f"/nowhere:{tmp_path}/bin"})
-    links, notes = on_path.wanted(engine, program, "")
+    links, notes = on_path.expected(engine, program, "")
     assert ([link.path for link in links], notes) == ([f"{tmp_path}/bin/{name}" for name in NAMES], [])
 
 

@@ -17,12 +17,12 @@ from gpushim.engines.containerd import process
 from gpushim.engines.docker import inspect
 from gpushim.engines.processes import programs, units
 from gpushim.engines.processes.running import Engine
+from gpushim.engines.settings.setup import Options
 from gpushim.engines.settings.setup import Plan as Planned
-from gpushim.engines.settings.setup import Wish
 from gpushim.ground.errors import GpushimError
 
 NAMES = ("podman", "docker", "dockerd", "systemctl", "kubectl", "k3s", "containerd", "ctr", "crictl", "crio")
-WISH, PLAN = Wish("nvidia", "/usr/bin/gpushim-runtime"), Planned("/x", [], [])
+WISH, PLAN = Options("nvidia", "/usr/bin/gpushim-runtime"), Planned("/x", [], [])
 CALLERS: dict[str, Callable[[Host], Any]] = {
     "doctor, podman": lambda host: list(check_podman.program(host)),
     "doctor, versions of engines": cdi._engines,

@@ -178,8 +178,8 @@ def test_a_rootless_engine(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     proc.process(40, "/usr/bin/dockerd", "dockerd", uids=[1000] * 4, user_ns=namespace, cgroup=cgroup)
-    engines, strangers = LOOK(str(proc.top))
-    assert (len(engines), len(strangers)) == (found, not found), strangers
+    engines, impostors = LOOK(str(proc.top))
+    assert (len(engines), len(impostors)) == (found, not found), impostors
 
 
 @pytest.mark.parametrize("uids", [[ME + 7] * 4, [ME + 7, ME, ME, ME], [ME, ME + 7, ME, ME], [ME, ME, ME + 7, ME], []])
@@ -298,9 +298,9 @@ def test_a_process_that_ends_meanwhile(proc: Proc, name: str) -> None:
 
 
 def test_the_real_proc_is_readable() -> None:
-    engines, strangers = LOOK()
+    engines, impostors = LOOK()
     assert all(engine.pid for engine in engines)
-    assert all(stranger.why for stranger in strangers)
+    assert all(stranger.why for stranger in impostors)
 
 
 def test_the_engine_that_reads_a_file(engines: list[running.Engine]) -> None:
@@ -314,24 +314,24 @@ def test_the_engine_that_reads_a_file(engines: list[running.Engine]) -> None:
         running.reading("crio", "", "/etc/crio")
 
 
-def test_another_users_engine_is_noted(strangers: list[running.Stranger]) -> None:
-    strangers.append(running.Stranger("dockerd", 5, os.geteuid() + 1000, "it is another's"))
+def test_another_users_engine_is_noted(impostors: list[running.Impostor]) -> None:
+    impostors.append(running.Impostor("dockerd", 5, os.geteuid() + 1000, "it is another's"))
     found, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
     assert found is None
     assert "(process 5): it needs the same, by that user" in notes[0]
 
 
-def test_processes_of_others_do_not_bury_what_is_said(strangers: list[running.Stranger]) -> None:
+def test_processes_of_others_do_not_bury_what_is_said(impostors: list[running.Impostor]) -> None:
     """A user may start thousands, and be thousands by way of subordinate ids."""
-    strangers += [running.Stranger("dockerd", pid, 100000 + pid // 2, "it is another's") for pid in range(200)]
+    impostors += [running.Impostor("dockerd", pid, 100000 + pid // 2, "it is another's") for pid in range(200)]
     _, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
     assert len(notes) == running.NOTED + 1
     assert notes[-1] == f"there are {100 - running.NOTED} more such processes"
 
 
-def test_what_is_passed_over_of_ones_own_is_noted(strangers: list[running.Stranger]) -> None:
+def test_what_is_passed_over_of_ones_own_is_noted(impostors: list[running.Impostor]) -> None:
     """It may be the engine after all, seen from a mount namespace of the caller's."""
-    strangers.append(running.Stranger("dockerd", 5, os.geteuid(), "it is in another mount namespace"))
+    impostors.append(running.Impostor("dockerd", 5, os.geteuid(), "it is in another mount namespace"))
     _, notes = running.reading("dockerd", "", "/etc/docker/daemon.json")
     assert notes == ["process 5 bears the name dockerd and is not looked at: it is in another mount namespace"]
 

@@ -13,7 +13,7 @@ from gpushim.engines import containerd, crio, podman
 from gpushim.engines.containerd import process, removal
 from gpushim.engines.containerd.imports import CRI
 from gpushim.engines.settings import files, tomltext
-from gpushim.engines.settings.setup import Plan, Wish, is_ours
+from gpushim.engines.settings.setup import Options, Plan, is_ours
 from gpushim.ground.errors import GpushimError
 from unit.gpushim.engines.settings.randomtoml import Document, meaning
 
@@ -52,9 +52,9 @@ def version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_version", lambda *_: (1, 7))
 
 
-def planned(engine: Any, wish: Wish) -> Plan | None:
+def planned(engine: Any, options: Options) -> Plan | None:
     try:
-        plan: Plan = engine.plan(wish)
+        plan: Plan = engine.plan(options)
     except GpushimError:
         return None
     return plan
@@ -83,8 +83,8 @@ def test_configure_then_remove(name: str, tmp_path: Path, program: str) -> None:
         rng = random.Random(seed)
         text = Document(rng, vocabulary).grown(rng.randint(0, 30))
         config.write_bytes(text.encode())
-        wish = Wish(program, config=str(config), default=rng.random() < 0.5, cdi=rng.random() < 0.5, force=True)
-        plan = planned(engine, wish)
+        options = Options(program, config=str(config), default=rng.random() < 0.5, cdi=rng.random() < 0.5, force=True)
+        plan = planned(engine, options)
         if plan is None:
             assert config.read_bytes() == text.encode()
             continue
@@ -94,7 +94,7 @@ def test_configure_then_remove(name: str, tmp_path: Path, program: str) -> None:
         assert names_ours(meaning(config.read_bytes().decode())), seed
         edit = rng.choice(["", "\n# theirs\n[theirs]\nx = 1 # too\n"])
         config.write_bytes(config.read_bytes() + edit.encode())
-        remove = planned(engine, Wish(config=str(config), remove=True))
+        remove = planned(engine, Options(config=str(config), remove=True))
         assert remove is not None, seed
         files.apply(remove.changes, undo=True)
         left = config.read_bytes().decode()
