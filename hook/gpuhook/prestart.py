@@ -120,7 +120,7 @@ def prestart(argv: list[str], settings: dict[bytes, bytes]) -> None:
     confine(options.log)
     state = read_state(0)
     if not options.rootfs:
-        from gpuhook.bundled import rootfs_of  # gpushim-runtime names it
+        from gpuhook.find_bundle import rootfs_of  # gpushim-runtime names it
 
         options.rootfs = rootfs_of(state)
     root = roots.open_root(roots.process_of(state["pid"]), options.rootfs)

@@ -9,8 +9,8 @@ Out of scope: deciding anything (gpushim.decision.decide), mounting (live.py), f
 
 from __future__ import annotations
 
-from gpuhook.bundled import bundle_of
 from gpuhook.confine import confine
+from gpuhook.find_bundle import bundle_of
 from gpuhook.finish.finish import Work, finish
 from gpuhook.finish.options import Options
 from gpuhook.live import live, roots

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from gpuplugin.allocation.offer import absent, offered
 from gpuplugin.book import book_state
 from gpuplugin.book.book import Book
-from gpuplugin.limits import limits
+from gpuplugin.limits import nvml_limits
 from gpuplugin.settings import sharing
-from gpuplugin.snapshot import kept
+from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def tell(settings: Settings, others: Others) -> None:
     """
     notes = settings.notes[:]
     try:
-        snapshot = kept.current(settings)
+        snapshot = node_snapshot.current(settings)
         found, ways = offered(snapshot, settings, notes)
         notes += absent(settings) + others(settings, snapshot)
     finally:
@@ -67,7 +67,7 @@ def tell(settings: Settings, others: Others) -> None:
 
 
 def _limits(snapshot: Snapshot) -> str:
-    why = limits.unlikely(snapshot["driver"]["version"])
+    why = nvml_limits.unlikely(snapshot["driver"]["version"])
     if why:
         return f"{why[:1].upper()}{why[1:]}."
     return "The kernel may enforce limits of memory; the plugin's log says if it cannot."

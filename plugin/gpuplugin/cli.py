@@ -106,9 +106,9 @@ def run(check: bool, explain: tuple[str, ...], labels: bool, form: str, mps: str
         checking.tell(found, _beside_us)
         return
     if mps is not None:
-        from gpuplugin.mps import mps_supervisor
+        from gpuplugin.mps import supervisor
 
-        mps_supervisor.supervise(mps, Sources(given, os.environ).read)
+        supervisor.supervise(mps, Sources(given, os.environ).read)
         return
     for note in found.notes:
         logs.logger.warning("%s", note)
@@ -131,12 +131,12 @@ def _beside(flags: dict[str, tuple[str, ...]], cluster: bool, node_feature: bool
 def _beside_us(settings: Settings, snapshot: Snapshot) -> list[str]:
     """Say who else gives out this node's GPUs; nothing without grpcio, with which alone they can be asked."""
     try:
-        from gpuplugin.allocation import givers
+        from gpuplugin.allocation import allocators
     except ImportError:
         return []
     folder = str(settings.values["kubelet-dir"])
-    return [f"{text}: {givers.THEN[settings.values['other-givers']]}"
-            for text in asyncio.run(givers.beside(folder, snapshot))]  # fmt: skip
+    return [f"{text}: {allocators.THEN[settings.values['other-givers']]}"
+            for text in asyncio.run(allocators.beside(folder, snapshot))]  # fmt: skip
 
 
 def _daemon() -> Any:

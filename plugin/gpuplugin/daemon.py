@@ -13,23 +13,23 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation.allocation import BY_CDI
-from gpuplugin.allocation.givers import SERVE, Givers
+from gpuplugin.allocation.allocators import SERVE, Allocators
+from gpuplugin.allocation.kubelet_view import TICK, Questions
 from gpuplugin.allocation.offer import absent, offered
-from gpuplugin.allocation.questions import TICK, Questions
 from gpuplugin.allocation.registry import Registry
 from gpuplugin.cluster.labels_file import LabelsFile
 from gpuplugin.control.commands import Commands
 from gpuplugin.control.control import Control
 from gpuplugin.devices import preferred
 from gpuplugin.health import reason
-from gpuplugin.health.watchers import Watchers
-from gpuplugin.limits.kernel_limits import KernelLimits
+from gpuplugin.health.watch_children import Watchers
+from gpuplugin.limits.enforce import KernelLimits
 from gpuplugin.metrics.exporter import Exporter
 from gpuplugin.mps.units import Units
 from gpuplugin.processes import tasks
 from gpuplugin.snapshot import release
-from gpuplugin.snapshot.wanted import renewal
-from gpuplugin.snapshot.watch import Watch
+from gpuplugin.snapshot.inotify import Watch
+from gpuplugin.snapshot.node_requests import renewal
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
@@ -88,7 +88,7 @@ class Plugin:
         self._refresh = renewal(self._settings, self._wake.set, self._spawn)
         path = f"{release.prepare()}/health.json"
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
-        self._givers = Givers(self._registry, lambda: self._settings, self._wake.set)
+        self._allocators = Allocators(self._registry, lambda: self._settings, self._wake.set)
         about = lambda: (self._settings, self._snapshot, self._reasons)  # noqa: E731
         self._exporter = Exporter(self._registry, self._watchers, self._spawn, self._commands.held, about)
         self._askers = (self._watchers, self._limits, self._exporter)  # of the driver
@@ -97,10 +97,10 @@ class Plugin:
             loop.add_signal_handler(number, self._end)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._read_again()))
         watch.begin(lambda: self._changed(watch))
-        for one in (self._questions, self._limits, self._givers):
+        for one in (self._questions, self._limits, self._allocators):
             self._spawn(one.keep())
         try:
-            await self._givers.first()
+            await self._allocators.first()
             while not self._ending:
                 self._watch(watch)
                 pause = await self._look()
@@ -125,7 +125,7 @@ class Plugin:
 
     def _watch(self, watch: Watch) -> None:
         """Be told of changes, and read the settings again if one of their files has changed."""
-        if watch.add(*self._givers.folders(), self._folder, *self._questions.folders()):
+        if watch.add(*self._allocators.folders(), self._folder, *self._questions.folders()):
             self._changed(watch)  # nobody has told what came there meanwhile
         self._registry.watched = watch.tells(self._folder)
         if self._sources:
@@ -135,7 +135,7 @@ class Plugin:
 
     def _changed(self, watch: Watch) -> None:
         """Have everything looked at again."""
-        (self._questions.doubt if self._givers.doubt(watch.changed()) else self._questions.look)()
+        (self._questions.doubt if self._allocators.doubt(watch.changed()) else self._questions.look)()
         self._wake.set()
         self._registry.changed()
 
@@ -248,7 +248,7 @@ class Plugin:
     def _judge(self) -> None:
         """Tell kubelet at once what is wrong with GPUs; all their replicas and MIG instances are sick with them."""
         if self._snapshot is not None:
-            self._reasons = self._givers.added(self._watchers.problems(self._snapshot), self._snapshot)
+            self._reasons = self._allocators.added(self._watchers.problems(self._snapshot), self._snapshot)
             self._registry.mark_unhealthy(reason.texts(self._reasons, self._snapshot))
 
     def _stale(self, anew: bool) -> None:
@@ -263,11 +263,11 @@ class Plugin:
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""
         problems = [self._sources.problem if self._sources else "", self._exporter.problem, self._labels.problem]
-        said = [*problems, *self._settings.notes, *sorted(self._noted), *self._limits.notes, *self._givers.notes]
+        said = [*problems, *self._settings.notes, *sorted(self._noted), *self._limits.notes, *self._allocators.notes]
         notes = [*filter(None, dict.fromkeys(said))]
         more: dict[str, Any] = {"watched": self._watchers.watched, "limits": self._limits.state, "notes": notes}
         more.update(
-            self._givers.state, profile=self._settings.profile or None, problem=str(self._refresh.problem or "")
+            self._allocators.state, profile=self._settings.profile or None, problem=str(self._refresh.problem or "")
         )
         return str(self._settings.values["kubelet-dir"]), self._reasons, more
 

@@ -12,7 +12,7 @@ from gpuplugin.allocation.offer import Resource, offered
 from gpuplugin.devices import preferred
 from gpuplugin.settings import sharing
 from gpuplugin.settings.resources import PREFIX
-from gpuplugin.snapshot import kept
+from gpuplugin.snapshot import node_snapshot
 from gpushim.cdi import specs
 from gpushim.cli import explain as printing
 from gpushim.cli import show
@@ -43,7 +43,7 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
     Raises:
         GpushimError: the host or the request is such that there is no answer.
     """
-    snapshot, notes = kept.current(settings), settings.notes[:]
+    snapshot, notes = node_snapshot.current(settings), settings.notes[:]
     found, ways = offered(snapshot, settings, notes)
     weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
     answers: list[dict[str, Any]] = []

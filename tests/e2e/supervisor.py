@@ -1,6 +1,6 @@
 """The supervisor of an MPS group, by hand, as a node of kube.py has no systemd; its daemon is the simulated host's.
 
-Out of scope: what a supervisor does by itself (unit/gpuplugin/mps/test_mps_supervisor.py).
+Out of scope: what a supervisor does by itself (unit/gpuplugin/mps/test_supervisor.py).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from e2e.podgpus import GPU
 from e2e.prometheus import get, of, prometheus, scrape
 from fakehost import Host
 from gpuplugin.kubelet.v1beta1 import DEVICE_PLUGIN, reader, writer
-from gpuplugin.metrics import figures
+from gpuplugin.metrics import readings
 
 SECONDS = 30.0
 SHARED, MIG = "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"
@@ -59,7 +59,7 @@ TRUTH = {
     "memory_used": ("DCGM_FI_DEV_FB_USED", 7 << 30, 2**-20),
     "correctable_rows": ("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", 1, 1),
     "uncorrectable_rows": ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", 2, 1),
-    **({"processes": ("gpushim_gpu_processes", 6, 1)} if figures.sees_processes() else {}),
+    **({"processes": ("gpushim_gpu_processes", 6, 1)} if readings.can_see_processes() else {}),
 }  # by the simulated figure: the metric, the figure, the factor
 
 

@@ -1,7 +1,7 @@
 """MPS under a real kubelet: the supervisor by hand, as there is no systemd here, and a client in a pod.
 
 The daemon is the simulated host's, which is strict about what it is told; its protocol is lines. What a supervisor
-does by itself is in unit/gpuplugin/mps/test_mps_supervisor.py.
+does by itself is in unit/gpuplugin/mps/test_supervisor.py.
 """
 
 from __future__ import annotations

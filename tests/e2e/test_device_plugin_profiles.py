@@ -15,7 +15,7 @@ from e2e.kube import Node
 from e2e.leftovers import until
 from e2e.plugins import gpu_node, plugin
 from fakehost import Host
-from gpuplugin.allocation.questions import QUIET
+from gpuplugin.allocation.kubelet_view import QUIET
 
 GPU, SECONDS, SOON = "nvidia.com/gpu", 30.0, 5.0
 FILE = """version: v1

@@ -18,7 +18,7 @@ OLD, HERE = built.OLD, built.version_here()
 LIB = f"/usr/lib/gpushim/{HERE}"
 CONFIG, DAEMON_JSON = "/etc/gpushim/config.toml", "/etc/docker/daemon.json"
 CHANGED = f"S.5....T.  c {CONFIG}\n"  # by its owner, as it may be
-BYTECODE = f"find {LIB} -name '*.pyc' -o -name '*.joined'"
+BYTECODE = f"find {LIB} -name '*.pyc' -o -name '*.precompiled'"
 SYSTEMCTL = '#!/bin/sh\necho "$*" >>/run/systemctl\n'
 NVIDIAS = ("nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools")
 

@@ -24,4 +24,4 @@ def dearer(found: Mapping[str, float], known: Collection[str]) -> str:
     new = {name: spent for name, spent in found.items() if name not in known}
     listed = ", ".join(f"{name} ({spent:.2f} ms)" for name, spent in new.items())
     every = f"every such start becomes {sum(new.values()):.2f} ms dearer by what is imported now: {listed}"
-    return every + "; import it where it is needed, or add it here and to gpushim/create/joined.py" if new else ""
+    return every + "; import it where it is needed, or add it here and to gpushim/create/precompile.py" if new else ""

@@ -21,10 +21,10 @@ ENDS = (";", ",", ":", " (", " [[")
 # What a program passes on: the sentence of another place of the source, or of the kernel.
 PASSED_ON = {
     "plugin/gpuplugin/explain.py: refusal['sentence']",
-    "plugin/gpuplugin/mps/mps_supervisor.py: found['error']['sentence']",
+    "plugin/gpuplugin/mps/supervisor.py: found['error']['sentence']",
     "plugin/gpuplugin/allocation/offer.py: snapshot['error']['sentence']",
     "plugin/gpuplugin/snapshot/refresh.py: lines[-1][1]",
-    "plugin/gpuplugin/snapshot/wanted.py: str(failure.get('sentence'))",
+    "plugin/gpuplugin/snapshot/node_requests.py: str(failure.get('sentence'))",
     "hook/gpuhook/live/systemd.py: error.strerror",
     "hook/gpuhook/live/systemd.py: f\"{member.rpartition('.')[2]}: {name or 'an unknown error'}\"",
     "shim/gpushim/cdi/text.py: str(error)",

@@ -13,7 +13,7 @@ import posix
 import sys
 
 from gpuhook import prestart
-from gpuhook.bundled import rootfs_of
+from gpuhook.find_bundle import rootfs_of
 from gpuhook.finish.finish import Work, skipped
 from gpuhook.live import roots
 from gpushim.ground import bounds

@@ -1,6 +1,6 @@
 """The resources that are registered at kubelet, each with its endpoint, and the problems that all of them share.
 
-Out of scope: which resources there are (daemon.py), what kubelet is asked about them (questions.py).
+Out of scope: which resources there are (daemon.py), what kubelet is asked about them (kubelet_view.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from gpuplugin.allocation.allocation import Ways
-    from gpuplugin.book.recorded import Given
+    from gpuplugin.book.records import Given
     from gpuplugin.settings.resources import Device
     from gpuplugin.settings.settings import Settings
 

@@ -1,6 +1,6 @@
 """Who may have what, out of all that says so: kubelet, the book, kubelet's checkpoints, other instances.
 
-Pure. Out of scope: who asks (questions.py), and the rule by which that decides (changes.py).
+Pure. Out of scope: who asks (kubelet_view.py), and the rule by which that decides (changes.py).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuplugin.book import recorded
+from gpuplugin.book import records
 from gpuplugin.devices import changes
 from gpuplugin.devices.changes import OTHERS
 from gpuplugin.settings.resources import GONE
@@ -16,8 +16,8 @@ from gpuplugin.settings.resources import GONE
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from gpuplugin.book.checkpoints import Promised
     from gpuplugin.book.page import Page
-    from gpuplugin.book.promised import Promised
     from gpuplugin.devices.changes import Devices, Held, Served, Settled, Units
     from gpuplugin.settings.resources import Device
 
@@ -53,8 +53,8 @@ class Evidence:
 def served(page: Page, units: Units, said: Evidence, held: Held) -> dict[str, dict[str, Device]]:
     """List what was given out last, by resource and id: as the book has it, else as kubelet's checkpoint has it."""
     ids = [(resource, name) for resource, row in held.items() for name in row]
-    found = recorded.devices(page, units, ids)
-    known = recorded.owners(page)
+    found = records.devices(page, units, ids)
+    known = records.owners(page)
     for resource, row in said.promised.served.items():
         more = {name: one for name, one in row.items() if one.uuid not in known}
         if more:
@@ -70,7 +70,7 @@ def holders(page: Page, said: Evidence) -> dict[str, dict[str, str]]:
         said: what is known beside it.
     """
     found = {name: {**row} for name, row in (said.pods or {}).items()}
-    for resource, name, entry in recorded.entries(page):
+    for resource, name, entry in records.entries(page):
         found.setdefault(resource, {}).setdefault(name, entry["to"] or STARTS)
     for resource, row in said.promised.held.items() if not said.answered else ():
         for name, who in row.items():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.cluster import labels
 from gpuplugin.settings import resources
-from gpuplugin.snapshot import kept
+from gpuplugin.snapshot import node_snapshot
 from gpushim.cli import show
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
@@ -147,7 +147,7 @@ def tell(settings: Settings, form: str, others: Others) -> None:
     """
     for note in settings.notes:
         show.say(f"note: {note}", error=True)
-    snapshot = kept.current(settings)
+    snapshot = node_snapshot.current(settings)
     for note in others(settings, snapshot):
         show.say(f"note: {note}", error=True)
     found = labels.labels(snapshot, settings, labels.machine())

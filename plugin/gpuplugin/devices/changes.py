@@ -6,8 +6,8 @@ division: a kubelet that comes back refuses its pods otherwise. What nobody has 
 ids, of which kubelet counts those that pods have, and follows when they are free.
 A MIG instance that was made anew in the place of another waits for who has that one, whose nodes are the same. What a
 pod has that kubelet has forgotten is not given out in any way: kubelet would give it once more.
-Pure: out of scope is who asks kubelet (questions.py), what is remembered (recorded.py), and what becomes of what the
-host has lost (offer.py).
+Pure: out of scope is who asks kubelet (kubelet_view.py), what is remembered (records.py), and what becomes of what
+the host has lost (offer.py).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Until when each GPU was listened to: what came after that is to be asked for.
 
-Out of scope: asking (listening.py), and the file that keeps it (causes.py).
+Out of scope: asking (event_loop.py), and the file that keeps it (causes.py).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.health import asking
+from gpuplugin.health import nvml_lines
 from gpuplugin.settings import xids
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class Listened:
         for uuid in self.now & self._state.gpus.keys():
             self._state.gpus[uuid].heard = now
 
-    def until(self, now: float) -> dict[str, asking.Since]:
+    def until(self, now: float) -> dict[str, nvml_lines.Since]:
         """Return from when on events of GPUs may not have been heard, by UUID; none of those that never were."""
         self.note(now)
-        early = asking.MOMENT + DRIFT * now
+        early = nvml_lines.MOMENT + DRIFT * now
         found = {uuid: known for uuid, known in self._state.gpus.items() if known.heard}
-        return {uuid: asking.Since(max(known.heard - early, 0.0), known.bound) for uuid, known in found.items()}
+        return {uuid: nvml_lines.Since(max(known.heard - early, 0.0), known.bound) for uuid, known in found.items()}
 
 
 def count(known: Known, found: dict[str, Any]) -> tuple[bool, bool]:
@@ -57,7 +57,7 @@ def count(known: Known, found: dict[str, Any]) -> tuple[bool, bool]:
 
     Args:
         known: the GPU.
-        found: what it was asked (asking.ask).
+        found: what it was asked (nvml_lines.ask).
 
     Returns:
         whether a number is another than before; whether it is more than before.

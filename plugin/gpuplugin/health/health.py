@@ -1,8 +1,8 @@
 """Which GPUs and MIG instances are not to be handed out now, why, and since when.
 
-Takes the lines of the children that watch (watching.py), and keeps what follows in one file, so that a restart heals
-nothing. A reason ends when what caused it is gone: each cause says how (causes.Cause.ends). Another instance of the
-plugin, as during a rolling update, writes the same file: an event that only one of them has heard counts for both.
+Takes the lines of the children that watch (nvml_child.py), and keeps what follows in one file, so that a restart
+heals nothing. A reason ends when what caused it is gone: each cause says how (causes.Cause.ends). Another instance of
+the plugin, as in a rolling update, writes the same file: an event that only one of them has heard counts for both.
 Out of scope: watching itself, telling kubelet, and MIG modes that change, which call for another look at the host.
 Budget: `heard` and `problems` look through the reasons of GPUs; a small file is written at most four times a second.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.health import causes, gaps, reason
 from gpuplugin.health.causes import Cause, Known
-from gpuplugin.health.over import Over
+from gpuplugin.health.ended_events import Over
 from gpuplugin.health.reason import Reason
 from gpuplugin.settings import xids
 from gpushim.ground import system

@@ -19,7 +19,7 @@ from gpushim.inventory import procfs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gpuplugin.health.asking import Since
+    from gpuplugin.health.nvml_lines import Since
 
 RECORD = 8192  # bytes, the longest that the kernel hands out; less is refused
 LIMIT = 1 << 26  # bytes in one look: the largest log that is usual, twice

@@ -4,7 +4,7 @@ A driver of DRA, or a device plugin that kubelet finds by itself, has a socket i
 its kind and name to who asks, as kubelet does (pkg/kubelet/pluginmanager of Kubernetes). The socket's own name says
 nothing, and that of a driver that has ended stays. A device plugin that registers itself has one in device-plugins,
 and tells nobody its resource. It is never asked for its list: NVIDIA's would send its news there instead of kubelet.
-Only root's processes are believed. Out of scope: what follows (givers.py).
+Only root's processes are believed. Out of scope: what follows (allocators.py).
 """
 
 from __future__ import annotations

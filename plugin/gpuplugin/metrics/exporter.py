@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.allocation.registry import Registry
     from gpuplugin.health.reason import Reason
-    from gpuplugin.health.watchers import Watchers
+    from gpuplugin.health.watch_children import Watchers
     from gpuplugin.kubelet.podresources import Listed
     from gpuplugin.metrics.exposition import State
     from gpuplugin.settings.settings import Settings
@@ -149,7 +149,7 @@ class Exporter:
             reasons=dict(reasons),
             released=self._held(),
             snapshot=snapshot,
-            figures=self._meter.figures(),
+            readings=self._meter.readings(),
             xids=self._watchers.xids,
             listed=listed if time.monotonic() - at <= STALE else None,
             asked=self._up,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.metrics.figures import ECC
 from gpuplugin.metrics.metrics import (
     CLAIM,
     FREE,
@@ -29,6 +28,7 @@ from gpuplugin.metrics.metrics import (
     SHARED,
     THROTTLES,
 )
+from gpuplugin.metrics.readings import ECC
 from gpuplugin.processes import counts
 from gpuplugin.settings.resources import GONE
 from gpuplugin.snapshot import release
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from gpuplugin.health.reason import Reason
     from gpuplugin.kubelet.podresources import Holder, Listed
-    from gpuplugin.metrics.meter import Figures
+    from gpuplugin.metrics.meter import Readings
     from gpuplugin.metrics.metrics import Row
     from gpuplugin.settings.resources import Device
     from gpushim.ground.model import Snapshot
@@ -58,7 +58,7 @@ class State:
         reasons: why devices are sick, by UUID.
         released: whether the GPUs are let go.
         snapshot: what the host has; None while that is not known.
-        figures: by UUID of a GPU.
+        readings: by UUID of a GPU.
         xids: the last one, by UUID of a GPU; 0 for none.
         listed: who has what, or None if kubelet does not say.
         asked: whether kubelet said so just now.
@@ -69,7 +69,7 @@ class State:
     reasons: Mapping[str, Sequence[Reason]] = field(default_factory=dict)
     released: bool = False
     snapshot: Snapshot | None = None
-    figures: Mapping[str, Figures] = field(default_factory=dict)
+    readings: Mapping[str, Readings] = field(default_factory=dict)
     xids: Mapping[str, int] = field(default_factory=dict)
     listed: Listed | None = None
     asked: bool = False
@@ -160,42 +160,42 @@ def _of_gpus(state: State) -> Iterator[Sample]:
     holders = _holders(state)
     for gpu in state.snapshot["gpus"] if state.snapshot else ():
         uuid, index = gpu["uuid"], str(gpu["index"])
-        figures, known = state.figures.get(uuid), {}
-        if figures is None or not uuid:
+        readings, known = state.readings.get(uuid), {}
+        if readings is None or not uuid:
             continue
         if uuid in state.xids:
             known["xid"] = state.xids[uuid]
         minor = f"nvidia{gpu['minor']}" if gpu["minor"] is not None else ""
         labels = dict(zip(IDENTITY, (index, uuid, minor, gpu["model"] or "", state.hostname)))
         for own in holders.get(uuid, [FREE]):
-            yield from _figures({**labels, **own}, {**figures.own, **known}, mig=False)
-        yield from _of_state({**labels, **FREE}, figures)
+            yield from _readings({**labels, **own}, {**readings.own, **known}, mig=False)
+        yield from _of_state({**labels, **FREE}, readings)
         for mig in state.snapshot["mig"] if state.snapshot else ():
-            if mig["gpu"] == gpu["index"] and mig["uuid"] in figures.migs:
+            if mig["gpu"] == gpu["index"] and mig["uuid"] in readings.migs:
                 its = {**labels, **dict(zip(INSTANCE, (str(mig["gi"]), mig["profile"])))}
                 for own in holders.get(mig["uuid"], [FREE]):
-                    yield from _figures({**its, **own}, figures.migs[mig["uuid"]], mig=True)
+                    yield from _readings({**its, **own}, readings.migs[mig["uuid"]], mig=True)
 
 
-def _of_state(labels: Labels, figures: Figures) -> Iterator[Sample]:
+def _of_state(labels: Labels, readings: Readings) -> Iterator[Sample]:
     """List the samples of a GPU that are its alone, whoever has it."""
     for error, counter in ECC:
-        if f"ecc {error} {counter}" in figures.own:
+        if f"ecc {error} {counter}" in readings.own:
             yield (
                 ITS + "ecc_errors",
                 {**labels, "error": error, "counter": counter},
-                figures.own[f"ecc {error} {counter}"],
+                readings.own[f"ecc {error} {counter}"],
             )
-    for bit, reason in enumerate(THROTTLES if "throttle" in figures.own else ()):
-        yield ITS + "throttle_reason", {**labels, "reason": reason}, int(figures.own["throttle"]) >> bit & 1
-    yield ITS + "figures_up", labels, figures.up
-    if figures.age is not None:
-        yield ITS + "figures_age_seconds", labels, figures.age
+    for bit, reason in enumerate(THROTTLES if "throttle" in readings.own else ()):
+        yield ITS + "throttle_reason", {**labels, "reason": reason}, int(readings.own["throttle"]) >> bit & 1
+    yield ITS + "figures_up", labels, readings.up
+    if readings.age is not None:
+        yield ITS + "figures_age_seconds", labels, readings.age
 
 
-def _figures(labels: Labels, figures: Mapping[str, Any], mig: bool) -> Iterator[Sample]:
+def _readings(labels: Labels, readings: Mapping[str, Any], mig: bool) -> Iterator[Sample]:
     for row in GPU:
-        value = figures.get(row.key) if row.mig or not mig else None
+        value = readings.get(row.key) if row.mig or not mig else None
         if value is not None:
             yield row.name, labels, value * row.factor
 

@@ -1,6 +1,6 @@
 """Has the figures of GPUs asked for by a child, at the pace of those who want them, and remembers what it says.
 
-Out of scope: the child (child.py, figures.py), and what the figures are called (metrics.py).
+Out of scope: the child (child.py, readings.py), and what the figures are called (metrics.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.metrics import figures
+from gpuplugin.metrics import readings
 from gpuplugin.processes import child, tasks
 from gpuplugin.processes.child import Child
 
@@ -26,7 +26,7 @@ MIGS = 64  # of one GPU, most
 
 
 @dataclass(frozen=True)
-class Figures:
+class Readings:
     """What is known of a GPU.
 
     Attributes:
@@ -53,13 +53,13 @@ class Meter:
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]], held: Callable[[], bool]) -> None:
         self._start, self._held = start, held
         lost = "metrics lack figures of GPUs"
-        self._child = Child("figures", self._words, self._heard, self._stopped, figures.SILENCE, lost=lost, fed=True)
+        self._child = Child("figures", self._words, self._heard, self._stopped, readings.SILENCE, lost=lost, fed=True)
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # that the child has opened
         self._runs = False
         self._number, self._asked, self._scraped = 0, 0.0, 0.0  # of the last round; time.monotonic()
         self._done = asyncio.Event()
-        self._known: dict[str, tuple[float, Figures]] = {}  # by UUID, with the time.monotonic() of the answer
+        self._known: dict[str, tuple[float, Readings]] = {}  # by UUID, with the time.monotonic() of the answer
         self._failed: set[str] = set()  # UUIDs
 
     def look(self, snapshot: Snapshot | None) -> None:
@@ -110,21 +110,21 @@ class Meter:
         await self.stop()
         await child.ended([self._child])
 
-    def figures(self) -> dict[str, Figures]:
+    def readings(self) -> dict[str, Readings]:
         """Return what is known of each GPU of the snapshot, by UUID; without what is too old to be told."""
         now, found = time.monotonic(), {}
         for gpu in self._snapshot["gpus"] if self._snapshot else ():
-            at, known = self._known.get(gpu["uuid"], (None, Figures()))
+            at, known = self._known.get(gpu["uuid"], (None, Readings()))
             if at is not None:
                 up = known.up and at >= self._asked and gpu["uuid"] not in self._failed
                 fresh = now - at <= STALE
-                known = Figures(known.own if fresh else {}, known.migs if fresh else {}, up, now - at)
+                known = Readings(known.own if fresh else {}, known.migs if fresh else {}, up, now - at)
             found[gpu["uuid"]] = known
         return found
 
     def _words(self, suspects: Collection[str]) -> list[str]:
         assert self._snapshot is not None
-        return figures.command(self._snapshot, suspects)
+        return readings.command(self._snapshot, suspects)
 
     def _stopped(self, why: str, gpu: str) -> None:
         self._done.set()
@@ -144,13 +144,13 @@ class Meter:
             migs = found.get("migs")
             instances = [*migs.items()][:MIGS] if isinstance(migs, dict) else []
             its = {name: _numbers(one) for name, one in instances}
-            self._known[uuid] = time.monotonic(), Figures(_numbers(found.get("gpu")), its, True)
+            self._known[uuid] = time.monotonic(), Readings(_numbers(found.get("gpu")), its, True)
 
 
 def _numbers(found: object) -> dict[str, float]:
     """Take what are numbers of figures."""
     rows: Mapping[str, Any] = found if isinstance(found, dict) else {}
-    return {key: rows[key] for key in figures.KEYS if _is_number(rows.get(key))}
+    return {key: rows[key] for key in readings.KEYS if _is_number(rows.get(key))}
 
 
 def _is_number(value: object) -> bool:

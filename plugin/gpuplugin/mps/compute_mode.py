@@ -1,7 +1,7 @@
 """The compute mode of the GPUs of an MPS group: nothing but its daemon may use them while it serves.
 
 NVML is loaded in a child with a deadline, for it can hang, and an open NVML keeps a GPU from being reset.
-What the modes were is in a file, so that they are put back also after a kill. Out of scope: when (mps_supervisor.py).
+What the modes were is in a file, so that they are put back also after a kill. Out of scope: when (supervisor.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.health import watching
+from gpuplugin.health import nvml_child
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure, nvml, renew
 from gpushim.paths.replace import replace
@@ -91,7 +91,7 @@ def _set(snapshot: Snapshot, modes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _session(snapshot: Snapshot) -> Any:
-    return nvml.session(watching.library(snapshot), lambda what: None)
+    return nvml.session(nvml_child.library(snapshot), lambda what: None)
 
 
 def _within(seconds: float, ask: Callable[[], dict[str, int]]) -> dict[str, int]:

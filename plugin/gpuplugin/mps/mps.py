@@ -1,6 +1,6 @@
 """MPS as the plugin sees it: where a group of GPUs has its directories, and whether its control daemon serves.
 
-Looked at with a few short reads, never by asking the daemon. Out of scope: running it (mps_supervisor.py), and what a
+Looked at with a few short reads, never by asking the daemon. Out of scope: running it (supervisor.py), and what a
 container gets of it (allocation.py).
 """
 

@@ -1,8 +1,8 @@
 """The units that run the MPS daemons of groups: looked at, and started where they are missing.
 
-Where there is no systemd, as in a pod, the node is asked to (wanted.py).
+Where there is no systemd, as in a pod, the node is asked to (node_requests.py).
 
-Out of scope: the daemons (mps_supervisor.py), what a group is (division.py).
+Out of scope: the daemons (supervisor.py), what a group is (division.py).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.devices import division
 from gpuplugin.mps import mps
 from gpuplugin.processes import process
-from gpuplugin.snapshot import wanted
+from gpuplugin.snapshot import node_requests
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
-from gpushim.refresh.wanted import SYSTEMCTL, SYSTEMD
+from gpushim.refresh.plugin_requests import SYSTEMCTL, SYSTEMD
 
 if TYPE_CHECKING:
     import asyncio
@@ -63,7 +63,7 @@ class Units:
             self._start(_run([SYSTEMCTL, "start", "--no-block", *units]))
             return
         try:
-            wanted.ask(units=units)
+            node_requests.ask(units=units)
         except OSError as error:
             logger.warning("the node cannot be asked to start %s: %s", ", ".join(units), error.strerror)
 

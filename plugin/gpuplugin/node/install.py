@@ -13,7 +13,7 @@ from gpuplugin.node import record as records
 from gpushim.cli.show import say
 from gpushim.engines.processes import ask
 from gpushim.ground.errors import GpushimError
-from gpushim.refresh.wanted import SYSTEMCTL
+from gpushim.refresh.plugin_requests import SYSTEMCTL
 
 
 def install(place: str, folder: str, name: str, options: list[str], restart: bool) -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpuplugin.node.host import PYTHON
-from gpushim.engines.processes import ask, genuine
+from gpushim.engines.processes import ask, origin
 from gpushim.paths.replace import content, replace
-from gpushim.refresh.wanted import SYSTEMD
+from gpushim.refresh.plugin_requests import SYSTEMD
 
 if TYPE_CHECKING:
     from gpuplugin.node.payload import Payload
@@ -63,7 +63,7 @@ def down(payload: Payload, record: Record, tag: str) -> list[str]:
 
 def compiled(payload: Payload, tag: str) -> None:
     """Compile a version for the node's Python, unless it is; a container starts without it too, only not as soon."""
-    if not os.path.exists(f"{payload.lib}gpushim/create/__pycache__/create.{tag}.joined"):
+    if not os.path.exists(f"{payload.lib}gpushim/create/__pycache__/create.{tag}.precompiled"):
         ask.program([PYTHON, "-IBS", f"{payload.lib}gpushim/create/stub.py", "compile"], COMPILE)
         more = [f"{payload.lib}{name}" for name in ("gpuplugin", "vendor")]
         ask.program([PYTHON, "-IBS", "-m", "compileall", "-q", *more], COMPILE)
@@ -138,13 +138,13 @@ def _versions(paths: list[str]) -> set[str]:
 def _used(lib: str) -> bool:
     """Say whether a process of root's names a file of a version on its command line; others may write anything."""
     return any(
-        os.fsencode(lib) in genuine.data(f"{folder}/cmdline") and _of_root(folder)
+        os.fsencode(lib) in origin.data(f"{folder}/cmdline") and _of_root(folder)
         for folder in glob.glob("/proc/[0-9]*")
     )
 
 
 def _of_root(folder: str) -> bool:
     """Say whether a process is root's, real, effective and saved, and in our PID namespace: no container's."""
-    status = dict(line.split(":", 1) for line in genuine.lines_of(f"{folder}/status") if ":" in line)
-    here = genuine.link("/proc/self/ns/pid")
-    return status.get("Uid", "").split()[:3] == ["0"] * 3 and genuine.link(f"{folder}/ns/pid") == here
+    status = dict(line.split(":", 1) for line in origin.lines_of(f"{folder}/status") if ":" in line)
+    here = origin.link("/proc/self/ns/pid")
+    return status.get("Uid", "").split()[:3] == ["0"] * 3 and origin.link(f"{folder}/ns/pid") == here

@@ -14,7 +14,7 @@ import stat
 from gpuplugin.node import engine, host, install, lay, owners
 from gpuplugin.node import record as records
 from gpushim.cli.show import say
-from gpushim.engines.processes import ask, genuine
+from gpushim.engines.processes import ask, origin
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import rooted
 
@@ -110,7 +110,7 @@ def users(proc: str) -> list[str]:
     """
     found: set[str] = set()
     for folder in glob.glob(f"{proc}/[0-9]*"):
-        name = genuine.program(folder, proc, (SHIM, CONMON), service=False)
+        name = origin.program(folder, proc, (SHIM, CONMON), service=False)
         if name.startswith(SHIM):  # its bundles, each with the runtime that it was told to use
             for path in glob.glob(f"{folder}/cwd/../*/runtime") + glob.glob(f"{folder}/cwd/../*/options.json"):
                 if RUNTIME in _read(path):

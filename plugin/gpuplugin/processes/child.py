@@ -1,4 +1,4 @@
-"""A child that asks NVML (watching.py, limits.py): read as it speaks, killed when silent, started again for ever.
+"""A child that asks NVML (nvml_child.py, limits.py): read as it speaks, killed when silent, started again for ever.
 
 Whatever it does costs the plugin no more than that: what it says is bounded and believed only as far as health.py
 believes it. A child that cannot be killed, as a driver holds it, is left behind and waited for, so that there are

@@ -10,8 +10,8 @@ from gpushim.cli import show
 from gpushim.config import policy
 from gpushim.ground import logs, system
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.refresh import asked as serving
 from gpushim.refresh import keep as keeping
+from gpushim.refresh import on_demand as serving
 from gpushim.refresh import refresh as inventory
 
 

@@ -11,9 +11,9 @@ import sys
 root = __file__.rpartition("/gpushim/")[0] or "."
 sys.path.append(root)
 gc.disable()  # a create ends in execve soon; collecting would be 4 % of it
-try:  # all that a create imports, in one file, which brings `main` (joined.py)
+try:  # all that a create imports, in one file, which brings `main` (precompile.py)
     fd = posix.open(
-        root + "/gpushim/create/__pycache__/" + sys.argv[1] + "." + sys.implementation.cache_tag + ".joined", 0
+        root + "/gpushim/create/__pycache__/" + sys.argv[1] + "." + sys.implementation.cache_tag + ".precompiled", 0
     )
     if posix.read(fd, 4) != sys.modules["_frozen_importlib_external"].MAGIC_NUMBER:
         raise ImportError

@@ -1,4 +1,4 @@
-"""What stub.py starts: `create`, if there is no joined file; `refresh`; `compile`, at installation."""
+"""What stub.py starts: `create`, if there is no precompiled file; `refresh`; `compile`, at installation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def main(argv: list[str]) -> None:
     gc.enable()
     root = sys.path[-1]
     if sys.argv[1] == "compile":
-        from gpushim.create import joined
+        from gpushim.create import precompile
 
-        joined.main()
+        precompile.main()
     else:
         from gpushim.refresh import refresh
 

@@ -92,9 +92,9 @@ class Decision:
                 self.inventory = snapshot(config, state)
         except GpushimError:
             if stale == "policy":
-                from gpushim.decision import unread  # imports json and more, and is for trouble only
+                from gpushim.decision import without_config  # imports json and more, and is for trouble only
 
-                if not unread.may_ask(spec, config, state):
+                if not without_config.may_ask(spec, config, state):
                     return None
             raise
         return self._read(spec)

@@ -1,7 +1,7 @@
 """Find out what is wrong with this host: checks that look and change nothing.
 
 A check is a function that takes a Host and yields what it found; checks.py lists them by name and runs them, each
-within a deadline. Programs that a check starts have deadlines of their own (ask.py).
+within a deadline. Programs that a check starts have deadlines of their own (refresh_socket.py).
 Out of scope: printing (cli/doctor.py); fixing, which the findings tell how to do.
 """
 
@@ -19,7 +19,7 @@ from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import modules, platforms, procfs, stamp
 from gpushim.paths import rooted
-from gpushim.refresh import keeper
+from gpushim.refresh import keep_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -133,7 +133,7 @@ class Host:
     @property
     def by_node(self) -> bool:
         """Whether gpushim-node has put gpushim here, and no package."""
-        return os.path.exists(self.top + keeper.RECORD)
+        return os.path.exists(self.top + keep_lock.RECORD)
 
     def install(self, what: str) -> str:
         """Say how files of gpushim's that are missing come here; `what` they are, as the object of a clause."""

@@ -27,7 +27,7 @@ from gpushim.doctor import (
 )
 from gpushim.doctor.entries import hook_of
 from gpushim.engines import hooksd
-from gpushim.engines.processes import ask, genuine, programs, units
+from gpushim.engines.processes import ask, origin, programs, units
 from gpushim.ground import seen
 from gpushim.ground.errors import GpushimError
 from gpushim.nvidia.migrate import migrate
@@ -274,12 +274,12 @@ def impostors(host: Host) -> Iterator[Finding]:
     if hidden:
         processes = [f"{each.name} (process {each.pid}), which is root's" for each in hidden[:SHOWN]]
         yield warning(seen.sentence(processes), seen.AS_ROOT)
-    for each in sorted(host.impostors, key=lambda one: not one.why.startswith(genuine.UNSAFE))[:SHOWN]:
+    for each in sorted(host.impostors, key=lambda one: not one.why.startswith(origin.UNSAFE))[:SHOWN]:
         evidence = f"process {each.pid} bears the name {each.name} and is not looked at: {each.why}"
         if each in hidden:
             continue
-        if each.why.startswith(genuine.UNSAFE):
-            yield warning(evidence, untrusted.program(each.why[len(genuine.UNSAFE) + 2 :]))
+        if each.why.startswith(origin.UNSAFE):
+            yield warning(evidence, untrusted.program(each.why[len(origin.UNSAFE) + 2 :]))
         else:
             yield skipped(evidence)
     if len(host.impostors) > SHOWN:  # many processes must not bury the other findings

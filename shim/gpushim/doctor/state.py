@@ -31,9 +31,9 @@ from gpushim.engines.settings import setup
 from gpushim.ground import seen, system
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure, stamp
-from gpushim.inventory.ask import NAME, SOCKET
+from gpushim.inventory.refresh_socket import NAME, SOCKET
 from gpushim.paths import logfile, trust
-from gpushim.refresh import keeper
+from gpushim.refresh import keep_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -248,7 +248,7 @@ def units(host: Host) -> Iterator[Finding]:
                 "date lists them itself, within the limits of its tenant",
                 f"systemctl enable {SOCKET} && systemctl restart {SOCKET}",
             )
-    elif keeper.runs(host.state):
+    elif keep_lock.runs(host.state):
         yield ok("gpushim refresh --keep runs" + (", by gpushim-node" if host.by_node else ""))
     elif host.by_node:
         yield warning(

@@ -1,7 +1,7 @@
 """GPUs whose calls to NVML hang, as the device plugin has found: a look at the host does without them.
 
 STATE/device-plugin/hung says {"boot": boot id, "gpus": {UUID: seconds since boot}}; the plugin writes it again as
-long as a GPU hangs (the plugin's suspects.py). What the last snapshot had of such a GPU holds on while the driver's
+long as a GPU hangs (the plugin's hung_file.py). What the last snapshot had of such a GPU holds on while the driver's
 binding to it is the same. Only root can have written either.
 Out of scope: NVML that hangs for all, as in nvmlInit (deadline.py).
 """

@@ -1,7 +1,8 @@
 """Renew the snapshot for a create that found it stale: ask the service for a refresh, or start one.
 
 One refresh runs at a time: whoever holds the lock surveys the host, be it a unit, a person or the child of a create.
-What is for all is the service's (ask.py), for a create may have the limits of the tenant whose container it makes.
+What is for all is the service's (refresh_socket.py), for a create may have the limits of the tenant whose container
+it makes.
 Only where no service goes by this configuration and state, as in a checkout or with rootless engines, or none
 answers, does a create start a child. The child inherits the lock and goes on when the create gives up, so that a host
 that takes longer than an engine waits has its snapshot in the end. For that it has a session, a working directory and
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from gpushim.config import policy
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import ask, ensure, modules, scarce, stamp
+from gpushim.inventory import ensure, modules, refresh_socket, scarce, stamp
 from gpushim.paths import trust
 from gpushim.paths.replace import replace
 
@@ -148,7 +149,7 @@ def _served(config: str, state: str, lock: int | None, wait: _Wait) -> _Wait:
     service hangs without the lock.
     """
     try:
-        ask.refreshed(config, state, lambda: wait.a_moment(lock))
+        refresh_socket.refreshed(config, state, lambda: wait.a_moment(lock))
     except GpushimError:
         if lock is None or not _taken(lock):
             raise

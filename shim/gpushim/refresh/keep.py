@@ -20,7 +20,7 @@ from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure, form, renew, stamp
 from gpushim.paths import trust
-from gpushim.refresh import keeper, wanted
+from gpushim.refresh import keep_lock, plugin_requests
 
 if TYPE_CHECKING:
     from typing import Any
@@ -71,7 +71,7 @@ class Keep:
 
     def __init__(self, config: str, state: str) -> None:
         self.config, self.state = config, state
-        self._lock = keeper.Lock(state)
+        self._lock = keep_lock.Lock(state)
         self._began = system.clock()
         self._child: _Child | None = None
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
@@ -118,7 +118,7 @@ class Keep:
         return True
 
     def _wish(self) -> Any:
-        return trust.identity(f"{self.state}/{wanted.NAME}")
+        return trust.identity(f"{self.state}/{plugin_requests.NAME}")
 
     def _start(self) -> None:
         self._failed_for, self._served = renew.facts(self.config), self._wish()

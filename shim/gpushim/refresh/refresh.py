@@ -36,7 +36,7 @@ from gpushim.inventory import (
 from gpushim.inventory.deadline import deadline, say
 from gpushim.oci.selection import SHOWN, unusable
 from gpushim.paths import trust
-from gpushim.refresh import wanted
+from gpushim.refresh import plugin_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,7 +128,7 @@ def unattended(load: bool) -> Snapshot:
     config, state = system.config_path(), system.state_dir()
     settings = policy.load(config)
     logs.start(settings["log"]["format"], settings["log"]["level"])
-    force = wanted.serve(state)
+    force = plugin_requests.serve(state)
     for _ in range(ROUNDS):
         root = policy.load(config)["driver"]["root"]
         proc = stamp.proc_dir(root)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushim.create import joined
+from gpushim.create import precompile
 from unit import imports
 from unit.gpuhook.sandbox import HOOK, TOP, as_root, picture
 
@@ -300,7 +300,7 @@ def test_the_hook_alone_imports_nothing_of_the_runtimes_other_verbs() -> None:
 
 def test_it_imports_no_more_than_it_needs() -> None:
     found = imports.imported(f"sys.path += ['{TOP}/hook', '{TOP}/shim']; import gpuhook.prestart")
-    known = {name.rstrip(".") for name in joined.HOOK.split()} - {
+    known = {name.rstrip(".") for name in precompile.HOOK.split()} - {
         "gpuhook.finish.cover"
     }  # that one is for most containers
     assert not imports.dearer(found, known | {"_json", "__future__"})

@@ -19,9 +19,9 @@ import grpc.aio
 import pytest
 
 from gpuplugin import daemon
-from gpuplugin.allocation import offer, questions
+from gpuplugin.allocation import kubelet_view, offer
 from gpuplugin.book import book
-from gpuplugin.health import watchers
+from gpuplugin.health import watch_children
 from gpuplugin.kubelet import endpoint, v1beta1
 from gpuplugin.kubelet.endpoint import Endpoint
 from gpuplugin.settings import settings
@@ -31,7 +31,7 @@ from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure, procfs, renew
 from unit.gpuplugin.kubelet.fake import Kubelet, until
-from unit.gpuplugin.snapshot.test_watch import Exhausted
+from unit.gpuplugin.snapshot.test_inotify import Exhausted
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 GPU = "nvidia.com/gpu"
@@ -88,9 +88,9 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setenv("GPUSHIM_CONFIG", str(top / "config.toml"))
     monkeypatch.setattr(ensure, "read", lambda config, state: host.found)
     Told.all.clear()
-    monkeypatch.setattr(watchers, "Child", Told)
+    monkeypatch.setattr(watch_children, "Child", Told)
     for name in ("ASK", "TICK", "QUIET"):
-        monkeypatch.setattr(questions, name, 0.1)
+        monkeypatch.setattr(kubelet_view, name, 0.1)
     monkeypatch.setattr(endpoint, "SETTLED", 0.1)
     return host
 
@@ -232,7 +232,7 @@ def test_a_stranger_s_end_is_noticed_long_before_the_next_question(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        monkeypatch.setattr(questions, "ASK", 60)
+        monkeypatch.setattr(kubelet_view, "ASK", 60)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
             await asyncio.sleep(1)  # the first questions are over
@@ -274,7 +274,7 @@ async def calm(kubelet: Kubelet) -> int:
     before = -1
     while before != kubelet.asked:
         before = kubelet.asked
-        await asyncio.sleep(5 * questions.ASK)
+        await asyncio.sleep(5 * kubelet_view.ASK)
     await until(lambda: kubelet.asked > before)
     return kubelet.asked
 
@@ -282,7 +282,7 @@ async def calm(kubelet: Kubelet) -> int:
 def test_who_is_alone_asks_kubelet_rarely_and_beside_a_stranger_again_and_again(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions, "TICK", 0.05)
+    monkeypatch.setattr(kubelet_view, "TICK", 0.05)
 
     async def run() -> None:
         async with running(top) as kubelet:
@@ -334,7 +334,7 @@ def test_nothing_leaves_the_list_while_kubelet_allocates_it(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        monkeypatch.setattr(questions, "QUIET", 1.5)
+        monkeypatch.setattr(kubelet_view, "QUIET", 1.5)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
             kubelet.slow = 0.8
@@ -373,13 +373,13 @@ def test_what_waits_is_not_decided_at_each_change_of_the_book(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two instances that wait write it by turns."""
-    decided, settled = [], questions.Questions.settled
+    decided, settled = [], kubelet_view.Questions.settled
 
-    async def counted(self: questions.Questions, *args: Any) -> Any:
+    async def counted(self: kubelet_view.Questions, *args: Any) -> Any:
         decided.append(time.monotonic())
         return await settled(self, *args)
 
-    monkeypatch.setattr(questions.Questions, "settled", counted)
+    monkeypatch.setattr(kubelet_view.Questions, "settled", counted)
 
     async def run() -> None:
         async with running(top, lambda: sliced(top, 2)) as kubelet:

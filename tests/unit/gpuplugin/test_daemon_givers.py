@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from gpuplugin.allocation import givers
+from gpuplugin.allocation import allocators
 from gpushim.containers import kubelet as files
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.kubelet.registrar import driver
@@ -28,7 +28,7 @@ CLAIMED = {
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOOK", "SOON"):
-        monkeypatch.setattr(givers, name, 0.1)
+        monkeypatch.setattr(allocators, name, 0.1)
 
 
 def promised(folder: Path, *devices: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from gpuplugin.health import watchers
+from gpuplugin.health import watch_children
 from gpushim.inventory import hung
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
@@ -225,7 +225,7 @@ def test_nvml_that_is_back_is_found_though_refreshes_have_failed_for_long(
 ) -> None:
     async def run() -> None:
         failing(monkeypatch, f"echo x >> {top}/refreshed; exit 12")
-        monkeypatch.setattr(watchers, "RETRY", 0.1)
+        monkeypatch.setattr(watch_children, "RETRY", 0.1)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             host.has(snapshot([gpu(0), gpu(1)], error={"sentence": "NVML fails", "code": 12}))

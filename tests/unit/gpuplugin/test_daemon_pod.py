@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from gpuplugin import daemon
-from gpuplugin.snapshot import wanted
+from gpuplugin.snapshot import node_requests
 from gpushim.ground import system
 from gpushim.ground.errors import DRIVER, GpushimError
 from gpushim.inventory import ensure
 from unit.gpuplugin.kubelet.fake import Kubelet, until
-from unit.gpuplugin.snapshot.test_kept import saved
+from unit.gpuplugin.snapshot.test_node_snapshot import saved
 from unit.gpuplugin.snapshots import gpu, uuid
 from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, told, top
 
@@ -24,7 +24,7 @@ __all__ = ["host", "top"]
 def test_given_out_while_the_snapshot_lives(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(wanted, "ANSWER", 0.3)
+    monkeypatch.setattr(node_requests, "ANSWER", 0.3)
     monkeypatch.setattr(daemon, "LOOK", 0.1)
     state = top / "state"
 
@@ -48,7 +48,7 @@ def test_given_out_while_the_snapshot_lives(
 def test_a_node_that_is_of_a_newer_version(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(wanted, "ANSWER", 0.3)
+    monkeypatch.setattr(node_requests, "ANSWER", 0.3)
     monkeypatch.setattr(daemon, "LOOK", 0.1)
     state, newer = top / "state", {"gpushim": "99", "form": ensure.FORM + 1, "colours": ["green"]}
     saved(state)
@@ -85,7 +85,7 @@ def test_another_driver_ends_it(top: Path, host: Host) -> None:
 def test_without_a_snapshot_from_the_start_it_ends_if_the_settings_say_so(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wanted, "ANSWER", 0.1)
+    monkeypatch.setattr(node_requests, "ANSWER", 0.1)
     (top / "state/inventory.json").unlink()
     plugin = daemon.Plugin(told(top, refresh=False))
     with pytest.raises(GpushimError, match=r"there is no .*; gpushim refresh --keep"):

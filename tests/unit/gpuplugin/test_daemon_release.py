@@ -15,7 +15,7 @@ import pytest
 import fakehost
 from gpuplugin import daemon
 from gpuplugin.control import commands
-from gpuplugin.limits import limits
+from gpuplugin.limits import nvml_limits
 from gpuplugin.processes import process
 from gpuplugin.settings import settings
 from gpuplugin.snapshot.release import PROBLEM
@@ -232,7 +232,7 @@ def test_the_kernel_is_told_no_limits_while_the_gpus_are_let_go(
 ) -> None:
     simulated = fakehost.build(str(tmp_path / "host"), 2, driver="615.10")
     (top / "cgroup.controllers").touch()
-    monkeypatch.setattr(limits, "CGROUPS", str(top))
+    monkeypatch.setattr(nvml_limits, "CGROUPS", str(top))
     host.has({**host.found, "files": watched.snapshot(simulated)["files"], "inputs": {"root": simulated.root}})
     file = top / "sharing.yaml"
     file.write_text("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, memory: 2Gi}]}}")

@@ -12,7 +12,7 @@ from typing import Any, Optional
 import pytest
 
 import fakehost
-from gpuplugin.health import watching
+from gpuplugin.health import nvml_child
 from gpuplugin.processes.child import Child
 from gpushim.inventory import procfs
 
@@ -63,7 +63,7 @@ class Heard:
 def watch(host: fakehost.Host, mode: str, silence: float = 5.0) -> Heard:
     """Watch a host."""
     return Heard(
-        "", lambda suspects: watching.command(mode, snapshot(host), f"{host.root}/proc", suspects), mode, silence
+        "", lambda suspects: nvml_child.command(mode, snapshot(host), f"{host.root}/proc", suspects), mode, silence
     )
 
 

@@ -1,6 +1,6 @@
 """The kubelet that runs on this host, as /proc tells: which directory it was given.
 
-What it says is shown to people; no file is opened or executed by it. Which process is this host's says genuine.py.
+What it says is shown to people; no file is opened or executed by it. Which process is this host's says origin.py.
 Out of scope: what lies in the directory (gpushim.containers.kubelet).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from gpushim.engines.processes import genuine
+from gpushim.engines.processes import origin
 
 PROGRAMS = ("kubelet", "kubelite")  # the latter is MicroK8s's, one process for all of Kubernetes
 OPTION = "--root-dir"
@@ -22,9 +22,9 @@ def root_dir(proc: str = "/proc") -> str:
     """
     for entry in sorted(os.listdir(proc)):
         folder = f"{proc}/{entry}"
-        if not entry.isdigit() or genuine.program(folder, proc, PROGRAMS) not in PROGRAMS:
+        if not entry.isdigit() or origin.program(folder, proc, PROGRAMS) not in PROGRAMS:
             continue
-        words = [os.fsdecode(word) for word in genuine.data(f"{folder}/cmdline").split(b"\0")]
+        words = [os.fsdecode(word) for word in origin.data(f"{folder}/cmdline").split(b"\0")]
         given = [
             value if equals else "".join(words[place + 1 : place + 2])
             for place, (name, equals, value) in enumerate(word.partition("=") for word in words)

@@ -13,7 +13,7 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 
-from gpushim.engines.processes import genuine, table
+from gpushim.engines.processes import origin, table
 from gpushim.ground.errors import GpushimError
 from gpushim.paths.walk import walk
 
@@ -208,16 +208,16 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Impostor
     called = [os.path.basename(word) for word in (exe, *argv[:1])]
     said = [name for name in called if name in CONFIG_OPTIONS]
     # A namespace that this user may not see is taken for this one: its owner makes it a stranger.
-    here, there = genuine.link(f"{proc}/self/ns/pid"), genuine.link(f"{folder}/ns/pid")
+    here, there = origin.link(f"{proc}/self/ns/pid"), origin.link(f"{folder}/ns/pid")
     if not said or not argv or (there or here) != here:
         return None
     name = said[-1] if called[0] in MANY else said[0]
     if name in MANY and argv[1:2] not in (("server",), ("agent",)):
         return None
-    status = dict(line.split(":", 1) for line in genuine.lines_of(f"{folder}/status") if ":" in line)
+    status = dict(line.split(":", 1) for line in origin.lines_of(f"{folder}/status") if ":" in line)
     uids = [int(word) for word in status.get("Uid", "").split()[:3]]  # real, effective, saved
-    root = "" if genuine.link(f"{folder}/ns/mnt") == genuine.link(f"{proc}/self/ns/mnt") else f"{folder}/root"
-    why = genuine.why_not(folder, proc, uids, exe, root, CONFIG_OPTIONS)
+    root = "" if origin.link(f"{folder}/ns/mnt") == origin.link(f"{proc}/self/ns/mnt") else f"{folder}/root"
+    why = origin.why_not(folder, proc, uids, exe, root, CONFIG_OPTIONS)
     if why:
         return Impostor(name, pid, uids[1] if len(uids) > 1 else -1, why)
     if _said(folder) != first:  # it was a user's when it said that, and has executed a set-user-ID program
@@ -231,18 +231,18 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Impostor
         argv=argv,
         root=root and f"{proc}/{pid}/root",
         started=boot + _ticks(folder) / os.sysconf("SC_CLK_TCK"),
-        unit=genuine.unit(folder),
+        unit=origin.unit(folder),
         environ=_environ(folder),
     )
     given = engine.option(*CONFIG_OPTIONS[name])
     if not given or not given[-1]:
         return engine
-    return replace(engine, config=os.path.normpath(os.path.join(genuine.link(f"{folder}/cwd") or "/", given[-1])))
+    return replace(engine, config=os.path.normpath(os.path.join(origin.link(f"{folder}/cwd") or "/", given[-1])))
 
 
 def _said(folder: str) -> tuple[bytes, str]:
     """Return the command line of a process, and what its program is."""
-    return genuine.data(f"{folder}/cmdline"), genuine.link(f"{folder}/exe")
+    return origin.data(f"{folder}/cmdline"), origin.link(f"{folder}/exe")
 
 
 def _within(root: str, path: str) -> os.stat_result:
@@ -259,20 +259,20 @@ def _within(root: str, path: str) -> os.stat_result:
 
 
 def _environ(folder: str) -> dict[str, str]:
-    pairs = (os.fsdecode(pair).partition("=") for pair in genuine.data(f"{folder}/environ").split(b"\0"))
+    pairs = (os.fsdecode(pair).partition("=") for pair in origin.data(f"{folder}/environ").split(b"\0"))
     return {name: value for name, _, value in pairs if name in VARIABLES}
 
 
 def _ticks(folder: str) -> int:
     """Return when a process started, in clock ticks since boot: field 22 of proc_pid_stat(5)."""
-    fields = genuine.text(f"{folder}/stat").rpartition(")")[2].split()  # a name may contain spaces and parentheses
+    fields = origin.text(f"{folder}/stat").rpartition(")")[2].split()  # a name may contain spaces and parentheses
     return int(fields[19]) if len(fields) > 19 else 0
 
 
 def _boot_time(proc: str) -> float:
     if proc == "/proc":  # its btime has whole seconds
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    for line in genuine.text(f"{proc}/stat").splitlines():
+    for line in origin.text(f"{proc}/stat").splitlines():
         if line.startswith("btime "):
             return float(line.split()[1])
     return 0.0

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpuplugin.allocation import questions
+from gpuplugin.allocation import kubelet_view
 from gpuplugin.devices import changes
 from gpuplugin.devices.changes import is_instance
 from gpuplugin.settings.resources import Device
 from gpushim.containers import kubelet
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
-from unit.gpuplugin.allocation.test_questions import FORMS, ONE, PART, Instance, Scene, built
+from unit.gpuplugin.allocation.test_kubelet_view import FORMS, ONE, PART, Instance, Scene, built
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 WISHES = {name: desired for name, (desired, *_) in FORMS.items()}
@@ -58,7 +58,7 @@ class Node:
         if plugin is None:
             return
         if self.scene.pods is not None:
-            young = self.scene.now - self.since < questions.QUIET  # of its pods it lists none at first
+            young = self.scene.now - self.since < kubelet_view.QUIET  # of its pods it lists none at first
             self.scene.pods = {}
             self.scene.bare = [] if young else [*self.pods.values()]
             for resource, name in () if young else self.had.keys() - self.forgotten:
@@ -129,12 +129,12 @@ class Node:
 
     def kubelet_forgets(self) -> None:
         there = [which for which in (0, 1) if self.plugins[which]]
-        if self.scene.pods is None or not there or self.scene.now - self.since < questions.QUIET:
+        if self.scene.pods is None or not there or self.scene.now - self.since < kubelet_view.QUIET:
             return
         self.looks(there[0])
         plugin = self.plugins[there[0]]
         assert plugin
-        self.scene.passes(questions.TICK + 0.1)
+        self.scene.passes(kubelet_view.TICK + 0.1)
         asyncio.run(plugin.questions._note())  # it knows whose that is by then
         self.forgotten = {*self.had}
         (self.scene.top / kubelet.CHECKPOINT).unlink(missing_ok=True)
@@ -172,7 +172,7 @@ class Node:
         self.pods, self.forgotten = {key: self.pods[key] for key in self.had}, set()
 
     def time_passes(self) -> None:
-        self.scene.passes(questions.QUIET)
+        self.scene.passes(kubelet_view.QUIET)
 
 
 @pytest.mark.parametrize("seed", range(40))

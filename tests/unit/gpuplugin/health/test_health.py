@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuplugin.health import asking, causes, gaps
+from gpuplugin.health import causes, gaps, nvml_lines
 from gpuplugin.health.health import Health
 from gpuplugin.settings import xids
 from gpushim.ground import system
@@ -520,7 +520,7 @@ def test_until_when_a_gpu_was_listened_to_survives_a_kill_and_a_new_driver(path:
     one.problems(HOST, now)
     assert one.listened.until(now) == {}
     one.heard(watching(), now)  # which is saved; no word after that
-    early = asking.MOMENT + gaps.DRIFT * now
+    early = nvml_lines.MOMENT + gaps.DRIFT * now
     until = Health(path, boot="b").listened.until(now + 50)
     assert [since.heard for since in until.values()] == pytest.approx([now - early] * 2, abs=5)
     assert {since.bound for since in until.values()} == {0.0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuplugin.health import kmsg
-from gpuplugin.health.asking import Since
+from gpuplugin.health.nvml_lines import Since
 from gpushim.ground import system
 
 PCI = "00000000:3b:00.0"

@@ -18,7 +18,7 @@ import pytest
 
 from gpuplugin.kubelet.endpoint import POLL, Endpoint
 from gpuplugin.kubelet.sockets import listening
-from gpuplugin.snapshot.watch import Watch
+from gpuplugin.snapshot.inotify import Watch
 from gpushim.ground.errors import FAILED, GpushimError
 from unit.gpuplugin.kubelet.fake import Kubelet, until
 

@@ -11,9 +11,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from gpuplugin.kubelet.podresources import Listed
-from gpuplugin.metrics import exposition, figures, metrics
+from gpuplugin.metrics import exposition, metrics, readings
 from gpuplugin.metrics.exposition import State
-from gpuplugin.metrics.meter import Figures
+from gpuplugin.metrics.meter import Readings
 from gpuplugin.metrics.metrics import GPU, INSTANCE, PLUGIN
 from gpuplugin.settings.resources import GONE, Device
 from gpuplugin.snapshot.release import PROBLEM
@@ -46,14 +46,14 @@ def device(name: str, of: str, **more: Any) -> Device:
 
 
 def state(**more: Any) -> State:
-    known = {uuid(0): Figures(OWN, {}, True, 1.5), uuid(1): Figures({}, {uuid(16, "MIG"): ITS}, True, 0.5)}
+    known = {uuid(0): Readings(OWN, {}, True, 1.5), uuid(1): Readings({}, {uuid(16, "MIG"): ITS}, True, 0.5)}
     found: dict[str, Any] = {
         "resources": [
             (RESOURCE, True, [device(uuid(0), uuid(0))]),
             ("nvidia.com/mig-1g.5gb", True, [device(uuid(16, "MIG"), uuid(16, "MIG"))]),
         ],
         "snapshot": snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0)]),
-        "figures": known,
+        "readings": known,
         "listed": Listed([], []),
         "hostname": "node-1",
     }
@@ -88,7 +88,7 @@ def test_a_gpu(name: str, own: dict[str, str], value: float) -> None:
 
 def test_what_is_not_told_is_absent() -> None:
     assert samples(state(), "DCGM_FI_DEV_GPU_UTIL") == []
-    none = state(figures={uuid(0): Figures(), uuid(1): Figures()})
+    none = state(readings={uuid(0): Readings(), uuid(1): Readings()})
     assert samples(none, "DCGM_FI_DEV_SM_CLOCK") == samples(none, "gpushim_gpu_figures_age_seconds") == []
     assert [value for _, value in samples(none, "gpushim_gpu_figures_up")] == [0, 0]
 
@@ -175,8 +175,8 @@ def test_all_of_it_can_be_read(accept: str, reader: Any) -> None:
 
 
 def test_each_figure_has_a_metric() -> None:
-    states = {"throttle", *(f"ecc {error} {counter}" for error, counter in figures.ECC)}
-    assert {one.key for one in GPU} - {"xid", ""} == {*figures.KEYS} - states
+    states = {"throttle", *(f"ecc {error} {counter}" for error, counter in readings.ECC)}
+    assert {one.key for one in GPU} - {"xid", ""} == {*readings.KEYS} - states
 
 
 def test_the_documented_metrics_are_these() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fakehost
-from gpuplugin.metrics import figures, meter
+from gpuplugin.metrics import meter, readings
 from gpuplugin.metrics.meter import Meter
 from gpuplugin.processes import child
 from unit.gpuplugin import watched
@@ -22,7 +22,7 @@ from unit.gpuplugin.watched import host
 
 __all__ = ["host"]
 SECONDS = 15.0
-SEES = figures.sees_processes()
+SEES = readings.can_see_processes()
 TOP = Path(__file__).parents[4]
 
 
@@ -50,7 +50,7 @@ def running(one: Meter) -> int:
 
 
 def own(one: Meter, host: fakehost.Host, gpu: int) -> dict[str, float]:
-    return one.figures()[host.gpus[gpu].uuid].own
+    return one.readings()[host.gpus[gpu].uuid].own
 
 
 def test_figures_are_those_of_the_gpu(host: fakehost.Host) -> None:
@@ -65,7 +65,7 @@ def test_figures_are_those_of_the_gpu(host: fakehost.Host) -> None:
         assert (found["ecc uncorrected aggregate"], found.get("processes")) == (2, 5 if SEES else None)
         assert "mem_clock" not in found
         assert "sm_clock" not in own(one, host, 1)
-        assert all(known.up and known.age is not None for known in one.figures().values())
+        assert all(known.up and known.age is not None for known in one.readings().values())
 
     metering(host, test)
 
@@ -96,7 +96,7 @@ def test_a_mig_instance_has_its_own(tmp_path: Path) -> None:
 
     async def test(one: Meter) -> None:
         await one.ask(SECONDS)
-        known = one.figures()[host.gpus[0].uuid]
+        known = one.readings()[host.gpus[0].uuid]
         its = {"memory_total": 20 << 30, "memory_free": 19 << 30, "memory_used": 1 << 30}
         its.update({"processes": 2} if SEES else {})
         assert known.migs[first.uuid] == its
@@ -107,8 +107,8 @@ def test_a_mig_instance_has_its_own(tmp_path: Path) -> None:
 
 
 def test_processes_are_not_told_where_process_ids_are_others() -> None:
-    code = "import sys; sys.path[:0] = sys.argv[1:]\nfrom gpuplugin.metrics import figures\n"
-    code += "print(figures.sees_processes())"
+    code = "import sys; sys.path[:0] = sys.argv[1:]\nfrom gpuplugin.metrics import readings\n"
+    code += "print(readings.can_see_processes())"
     command = ["/usr/bin/unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", sys.executable]
     command += ["-c", code, *(str(TOP / name) for name in ("plugin", "shim"))]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
@@ -148,7 +148,7 @@ def test_the_end_of_an_earlier_round_is_not_that_of_the_last(
 
 
 def test_a_gpu_that_hangs_is_left_out_then(host: fakehost.Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "SILENCE", 1.0)
+    monkeypatch.setattr(readings, "SILENCE", 1.0)
     monkeypatch.setattr(meter, "PACE", 0.0)
     monkeypatch.setattr(child, "FIRST", 0.1)
 
@@ -161,11 +161,11 @@ def test_a_gpu_that_hangs_is_left_out_then(host: fakehost.Host, monkeypatch: pyt
         await one.ask(0.3)
         assert time.monotonic() - began < 0.9  # of a second of silence
         assert own(one, host, 0)["sm_clock"] == 1
-        assert not one.figures()[host.gpus[0].uuid].up
+        assert not one.readings()[host.gpus[0].uuid].up
         host.figure(1, sm_clock=2)
         while own(one, host, 1)["sm_clock"] == 1:
             await one.ask(0.3)
-        both = [one.figures()[gpu.uuid] for gpu in host.gpus]
+        both = [one.readings()[gpu.uuid] for gpu in host.gpus]
         assert [known.up for known in both] == [False, True]
         assert both[0].age is not None
         assert both[1].age is not None
@@ -182,7 +182,7 @@ def test_a_gpu_that_is_lost_and_comes_back(host: fakehost.Host, monkeypatch: pyt
         for lost in (True, False):
             host.lose(0) if lost else host.find(0)
             await one.ask(SECONDS)
-            assert [one.figures()[gpu.uuid].up for gpu in host.gpus] == [not lost, True]
+            assert [one.readings()[gpu.uuid].up for gpu in host.gpus] == [not lost, True]
 
     metering(host, test)
 
@@ -192,7 +192,7 @@ def test_what_is_old_is_not_told(host: fakehost.Host, monkeypatch: pytest.Monkey
         host.figure(0, sm_clock=1)
         await one.ask(SECONDS)
         monkeypatch.setattr(meter, "STALE", 0.0)
-        known = one.figures()[host.gpus[0].uuid]
+        known = one.readings()[host.gpus[0].uuid]
         assert (known.own, known.migs, known.up) == ({}, {}, True)
 
     metering(host, test)
@@ -240,8 +240,8 @@ def test_what_a_child_says_is_believed_as_far_as_it_can_be(host: fakehost.Host, 
     async def test(one: Meter) -> None:
         uuid = host.gpus[0].uuid
         one._heard({"poll": {uuid: {"gpu": line, "migs": {"MIG-x": line}}, "GPU-stranger": {"gpu": line}}})
-        assert one.figures()[uuid].own == one.figures()[uuid].migs["MIG-x"] == found
-        assert "GPU-stranger" not in one.figures()
+        assert one.readings()[uuid].own == one.readings()[uuid].migs["MIG-x"] == found
+        assert "GPU-stranger" not in one.readings()
         for wrong in ({"poll": 1}, {"poll": {uuid: 1}}, {"poll": {uuid: {"migs": 1}}}, {"done": "x"}):
             one._heard(wrong)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuplugin.settings.sources import Sources
-from gpuplugin.snapshot.watch import Watch
+from gpuplugin.snapshot.inotify import Watch
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import pytest
 
-from gpuplugin.health import suspects
+from gpuplugin.health import hung_file
 from gpuplugin.processes import process
 from gpuplugin.snapshot import refresh
 from gpuplugin.snapshot.refresh import LateError, Refresh
@@ -177,7 +177,7 @@ def test_one_that_ends_as_another_instance_has_told_of_a_gpu_that_hangs_has_not_
         child = Refresh(lambda: None)
         for runs in (1, 2):
             await needed(child, lambda runs=runs: host["runs"]() == runs)  # type: ignore[misc]
-            suspects.hangs("GPU-0")  # which is news once
+            hung_file.hangs("GPU-0")  # which is news once
             await until(lambda: not children())
             await asyncio.sleep(0.1)
             assert (child.problem is None) == (runs == 1)

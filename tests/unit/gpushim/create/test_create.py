@@ -15,7 +15,7 @@ import pytest
 import fakehost
 from e2e import recorder
 from e2e.witness import settings
-from gpushim.create import joined
+from gpushim.create import precompile
 from unit import imports
 from unit.gpushim.inventory.machine import end
 
@@ -583,7 +583,7 @@ def test_the_create_path_imports_only_this(shim: Shim) -> None:
     found = create_imports(shim)
     assert not imports.dearer(found, IMPORTS)
     assert set(found) == IMPORTS
-    assert {name.rstrip(".") for name in joined.CREATE.split()} | {"__future__", "_json"} == IMPORTS
+    assert {name.rstrip(".") for name in precompile.CREATE.split()} | {"__future__", "_json"} == IMPORTS
 
 
 def test_a_module_more_is_told_with_its_price() -> None:

@@ -17,7 +17,7 @@ import fakehost.platforms
 from gpushim.doctor import driver
 from gpushim.inventory import hung
 from gpushim.paths import trust
-from gpushim.refresh import keeper
+from gpushim.refresh import keep_lock
 from unit.gpushim.doctor.patient import Patient
 
 REAL_ACCESS, REAL_STATVFS = os.access, os.statvfs
@@ -190,7 +190,7 @@ def install_the_unit(patient: Patient) -> None:
 def let_the_pod_run(patient: Patient) -> None:
     (found,) = patient.said("units")
     assert "app.kubernetes.io/component=node" in found.fix
-    patient.keeper = keeper.Lock(patient.state)
+    patient.keeper = keep_lock.Lock(patient.state)
     os.makedirs(patient.state, exist_ok=True)
     patient.keeper.take()
 
@@ -296,7 +296,7 @@ def install_the_code_again(patient: Patient) -> None:
 
 @by(EFFECTS, "a_dockerd_in_a_directory_of_its_group")
 def judged_anew(patient: Patient) -> None:
-    """What genuine.py goes by."""
+    """What origin.py goes by."""
     program = patient.top / "opt/our programs/dockerd"
     assert not any(trust.others_may(os.stat(path)) for path in (program, program.parent))
     patient.host.impostors = []

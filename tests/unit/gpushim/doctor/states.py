@@ -10,9 +10,9 @@ import subprocess
 from pathlib import Path
 
 from gpushim.cdi.generate import written
-from gpushim.engines.processes import genuine
+from gpushim.engines.processes import origin
 from gpushim.engines.processes.running import Impostor
-from gpushim.refresh import keeper
+from gpushim.refresh import keep_lock
 from unit.gpushim.doctor.patient import Patient
 from unit.gpushim.doctor.test_faults import FAULTS, SPEC, fault, no_libcuda
 from unit.gpushim.inventory.machine import told
@@ -184,7 +184,7 @@ def no_programs(patient: Patient) -> None:
 
 @fault("programs", "broken", "is not an executable file")
 def no_programs_on_a_node(patient: Patient) -> None:
-    patient.write(keeper.RECORD[1:], "{}")
+    patient.write(keep_lock.RECORD[1:], "{}")
     no_programs(patient)
 
 
@@ -303,7 +303,7 @@ def variables_closed_and_annotations_not(patient: Patient) -> None:
 def a_dockerd_of_everybodys(patient: Patient) -> None:
     program = patient.script("opt/our programs/dockerd", "")
     os.chmod(program, 0o777)
-    patient.host.impostors = [Impostor("dockerd", 7, 0, f"{genuine.UNSAFE}, {program}")]
+    patient.host.impostors = [Impostor("dockerd", 7, 0, f"{origin.UNSAFE}, {program}")]
 
 
 @fault("engine-processes", "warning", "is not looked at: others could have made")

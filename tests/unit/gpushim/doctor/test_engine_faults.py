@@ -15,7 +15,7 @@ import pytest
 
 from gpushim.doctor import checks, host
 from gpushim.engines.docker import on_path
-from gpushim.engines.processes import genuine, programs
+from gpushim.engines.processes import origin, programs
 from gpushim.engines.processes.running import Impostor
 from unit.gpushim.doctor import nodes
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
@@ -375,7 +375,7 @@ def test_a_dockerd_that_was_told_to_reload_is_not_too_old(unlisted: Patient) -> 
 
 def test_strangers_without_end_do_not_bury_the_rest(patient: Patient) -> None:
     patient.host.impostors = [Impostor("dockerd", pid, 1000, "it is user 1000's") for pid in range(5000)]
-    patient.host.impostors.append(Impostor("dockerd", 5001, 0, f"{genuine.UNSAFE}, /opt/x/dockerd"))
+    patient.host.impostors.append(Impostor("dockerd", 5001, 0, f"{origin.UNSAFE}, /opt/x/dockerd"))
     found = list(host.impostors(patient.host))
     assert found[0].verdict == "warning"
     assert len(found) == host.SHOWN + 1

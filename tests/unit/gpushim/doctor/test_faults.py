@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpushim.doctor import checks
-from gpushim.engines.processes import genuine
+from gpushim.engines.processes import origin
 from gpushim.engines.processes.running import Impostor
-from gpushim.refresh import keeper
+from gpushim.refresh import keep_lock
 from unit.gpushim.doctor.patient import NVIDIA_HOOK, Patient
 
 pytestmark = pytest.mark.slow
@@ -277,7 +277,7 @@ def nobody_takes_requests(patient: Patient) -> None:
 @fault("units", "warning", "its gpushim refresh --keep does not run")
 def nobody_keeps_a_node(patient: Patient) -> None:
     no_unit(patient)
-    patient.write(keeper.RECORD[1:], "{}")
+    patient.write(keep_lock.RECORD[1:], "{}")
 
 
 @fault("low-level-runtime", "broken", "no low-level runtime")
@@ -408,7 +408,7 @@ def units_of_nvidias(patient: Patient) -> None:
 
 @fault("engine-processes", "warning", "process 7 bears the name dockerd and is not looked at: others could have made")
 def a_dockerd_that_others_may_replace(patient: Patient) -> None:
-    patient.host.impostors = [Impostor("dockerd", 7, 0, f"{genuine.UNSAFE}, /opt/x/dockerd")]
+    patient.host.impostors = [Impostor("dockerd", 7, 0, f"{origin.UNSAFE}, /opt/x/dockerd")]
 
 
 # Of the others, test_fixes.py tries what fixes them, too.

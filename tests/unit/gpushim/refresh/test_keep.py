@@ -13,7 +13,7 @@ import pytest
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure, form, renew, stamp
-from gpushim.refresh import keep, wanted
+from gpushim.refresh import keep, plugin_requests
 from gpushim.refresh.keep import Keep
 
 
@@ -93,7 +93,7 @@ def test_what_another_version_has_made_since_is_left_to_it(
 def test_a_wish_is_served_once_and_at_once(kept: Keep, host: dict[str, Any], tmp_path: Path) -> None:
     until(kept, lambda: host["runs"]() == 1 and kept._child is None)
     host.update(snapshot=alive(), script="exit 0")
-    path = tmp_path / wanted.NAME
+    path = tmp_path / plugin_requests.NAME
     path.parent.mkdir()
     path.write_text("{}")
     kept._again = time.monotonic() + 60

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushim.engines.processes import genuine, running
+from gpushim.engines.processes import origin, running
 from gpushim.ground.errors import GpushimError
 
 LOOK = running.look  # conftest.py replaces it
@@ -342,7 +342,7 @@ def test_a_process_that_becomes_root_while_it_is_looked_at(
 ) -> None:
     """A user's dockerd, with options of that user's, executes a set-user-ID program before its user is asked for."""
     proc.process(40, "/usr/bin/dockerd", "dockerd", "--config-file=/root/x", uids=[1000] * 4)
-    judge = genuine.why_not
+    judge = origin.why_not
 
     def become_root(folder: str, top: str, _: list[int], *rest: Any) -> str:
         path = proc.top / "40" / what
@@ -350,5 +350,5 @@ def test_a_process_that_becomes_root_while_it_is_looked_at(
         path.symlink_to(proc.program("/usr/bin/sudo"))
         return judge(folder, top, [ME] * 3, *rest)
 
-    monkeypatch.setattr(genuine, "why_not", become_root)
+    monkeypatch.setattr(origin, "why_not", become_root)
     assert "another program meanwhile" in stranger(proc)

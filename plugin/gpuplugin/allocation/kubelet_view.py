@@ -1,0 +1,299 @@
+"""What kubelet is asked again and again: whether it has what it was told, who has what is gone, and who has what.
+
+The last goes into the book, with what is decided for it: that outlives this process. It is asked when there is news,
+and now and then: a question costs both sides some milliseconds.
+Out of scope: how it is asked (podresources.py), what it gets (registry.py, reconcile.py), the decisions (changes.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.allocation import reconcile
+from gpuplugin.book import book, checkpoints, evidence, listed, records
+from gpuplugin.book.evidence import Evidence
+from gpuplugin.book.page import booted, fresh
+from gpuplugin.devices.changes import changing
+from gpuplugin.kubelet import podresources, sockets
+from gpuplugin.kubelet.v1beta1 import KUBELET_SOCKET
+from gpuplugin.processes.tasks import until
+from gpuplugin.settings import resources
+from gpuplugin.snapshot import release
+from gpushim.ground import system
+from gpushim.ground.errors import GpushimError
+from gpushim.paths import trust
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuplugin.allocation.registry import Registry
+    from gpuplugin.book.page import Page
+    from gpuplugin.devices.changes import Devices, Units
+    from gpuplugin.settings.resources import Device
+    from gpushim.ground.model import Snapshot
+
+ASK = 10.0  # seconds between questions to kubelet, at most
+ALONE = 60.0  # the same while there is no other plugin whose end could make kubelet forget, and no news to wait for
+TICK = 1.0  # seconds between looks at what nobody tells of, and to the first question after a change
+QUIET = 10.0  # seconds after an Allocate, or kubelet's start, in which nothing is free because no pod is listed
+
+
+class Questions:
+    """The questions.
+
+    Args:
+        registry: what kubelet was told.
+        kubelet_dir: returns kubelet's directory, which settings may change.
+        heeds: says whether what DRA drivers gave counts.
+    """
+
+    def __init__(
+        self, registry: Registry, kubelet_dir: Callable[[], str], heeds: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._registry, self._kubelet_dir, self._heeds = registry, kubelet_dir, heeds
+        registry.meet, registry.met = self._meet, self._is_met
+        self._named: object = None  # the book's file, and kubelet, when nothing was left to ask
+        self._stands: object = None  # of what the last decision was made, if it stands
+        self._lost: tuple[object, object] = None, None  # the book, and what kubelet has forgotten of it
+        self._asked, self._pause = 0.0, 0.0  # time.monotonic() of the last question; seconds from that to the next
+        self._wake: asyncio.Event | None = None  # in `keep`, for Python 3.9 ties it to the loop of that moment
+        self._others: frozenset[Any] = frozenset()  # sockets of other plugins
+        self._open = True  # the book has something that kubelet has not said yet
+        registry.news = self.look
+
+    async def keep(self) -> None:
+        """Ask as long as the plugin runs.
+
+        Sooner when a plugin's socket has come or gone: it may be a stranger with the same resource.
+        """
+        self._wake, self._others = asyncio.Event(), sockets.others(self._folder())
+        while True:
+            await until(self._wake, self._rest())
+            self._wake.clear()
+            await asyncio.sleep(TICK)
+            found = sockets.others(self._folder())
+            if found != self._others:  # inotify may not have told
+                self._others = found
+                self.doubt()
+            if self._due() <= 0:
+                self._asked, self._pause = time.monotonic(), min(2 * self._pause or TICK, self._longest())
+                await reconcile.remind(self._registry, self._kubelet_dir())
+                await reconcile.drop(self._registry, self._kubelet_dir(), QUIET)
+                self._named = None
+            with contextlib.suppress(GpushimError):  # a book that cannot be written: `settled` tells of it
+                await self._note()
+
+    def look(self) -> None:
+        """See soon whether there is something to ask."""
+        if self._wake:
+            self._wake.set()
+
+    def doubt(self) -> None:
+        """Take note that another plugin has come or gone."""
+        self._hurry()
+        for one in self._registry.served.values():
+            one.endpoint.doubted = True
+
+    def _hurry(self) -> None:
+        self._pause = 0.0
+        self.look()
+
+    def _rest(self) -> float:
+        """Return the seconds in which there is nothing to look at before somebody tells of it."""
+        alone = self._registry.watched and not self._registry.instances.others()
+        return max(0.0, self._due() - TICK) if alone and self._named is not None else 0.0
+
+    def _due(self) -> float:
+        """Return the seconds until the next question."""
+        return self._asked + min(self._pause, self._longest()) - time.monotonic()
+
+    def _longest(self) -> float:
+        registry = self._registry
+        waits = self._open or any(one.resource.gone for one in registry.served.values())
+        alone = registry.watched and not (waits or self._others or registry.instances.others())
+        return ALONE if alone else ASK
+
+    async def settled(self, desired: Devices, snapshot: Snapshot) -> dict[str, list[Device]]:
+        """List what kubelet is to be told, where somebody may have devices in another way: as `changes.settled`.
+
+        Args:
+            desired: what it would be told if nobody had anything.
+            snapshot: of the host's inventory.
+
+        Raises:
+            GpushimError: the book cannot be written, or a newer version has written it.
+        """
+        shared, there = self._registry.book, resources.units(snapshot)
+        shared.prepare()
+        self._registry.instances.join(release.folder())
+        await self._met()
+        page = self._page(shared.read())
+        if self._stands == (_divisions(page), there, desired) and not (listed.doubtful(page) or shared.stuck):
+            return {name: [*row] for name, row in desired.items()}
+        matters = self._matters(page, desired, listed.known(page, there))
+        said = await self._evidence(snapshot, there, ask=matters)
+        with shared.locked() as before:
+            page = _confirmed(self._page(before), said)
+            units = listed.known(page, there)
+            alien = {uuid for uuid, owner in records.owners(page).items() if self._registry.instances.lives(owner)}
+            settled, last = evidence.decided(page, desired, units, said, alien, listed.lost(page))
+            new = records.noted(page, desired, last, settled, units, self._registry.instances.number)
+            if said.pods is not None:
+                new = listed.adopted(new, said.pods, units)
+            if said.answered:
+                new = {**new, "unknown": ""}
+            if new != before or shared.stuck:
+                shared.write(new)
+        # If it does not matter who has what, it stands until host, settings or somebody's division change.
+        self._stands = None if matters or settled.told != desired else (_divisions(new), there, desired)
+        return settled.told
+
+    def folders(self) -> tuple[str, ...]:
+        """Return the directories in which files tell what to look at again."""
+        return system.state_dir(), release.folder(), book.folder()
+
+    def news(self, name: str) -> object:
+        """Return what is another after a file of the state directory, or somebody else a division, has changed."""
+        shared, damaged = self._registry.book, True
+        with contextlib.suppress(GpushimError):
+            page = shared.read()
+            damaged = page is None
+            if page is not None and page is not self._lost[0]:
+                self._lost = page, listed.lost(page)
+        return damaged, shared.stuck, shared.news, self._lost[1], trust.identity(f"{system.state_dir()}/{name}")
+
+    def _page(self, found: Page | None) -> Page:
+        """Return the book as it is in this boot; one without entries where there is none."""
+        boot = system.boot() or ""
+        if found is None:
+            shared = self._registry.book
+            return fresh(boot, f"{shared.path} is damaged" if shared.damaged else "")
+        return booted(found, boot)
+
+    def _matters(self, page: Page, desired: Devices, units: Units) -> bool:
+        """Say whether it has to be known who has what."""
+        if page["unknown"] or listed.doubtful(page):
+            return True
+        return changing(records.devices(page, units), desired, units)
+
+    async def _evidence(self, snapshot: Snapshot, units: Units, ask: bool) -> Evidence:
+        """Gather what is known beside the book.
+
+        Args:
+            snapshot: of the host's inventory.
+            units: what the host has.
+            ask: ask kubelet, and read its checkpoints; else nothing depends on them.
+        """
+        folder, asked = self._kubelet_dir(), system.clock()
+        listed = await podresources.listed(folder) if ask else None
+        files = await asyncio.to_thread(checkpoints.read, folder, snapshot, units) if ask else checkpoints.Promised()
+        pods = listed.held() if listed else None
+        if listed and pods is not None:
+            claimed = checkpoints.claimed(listed.claims, snapshot, units) if self._heeds() else ()
+            pods[checkpoints.CLAIM] = {uuid: who for who, uuid in claimed}
+        if not self._heeds():
+            files.held.pop(checkpoints.CLAIM, None)
+        runs, names = sockets.listening(self._path()), listed.pods if listed else ()
+        return Evidence(asked, pods, names, runs, self._young(asked), files)
+
+    def _young(self, now: float) -> bool:
+        """Say whether kubelet has started just now: its socket, which it makes then, was first seen just now.
+
+        It answers before it makes that: one that is left of the kubelet before has nobody who listens.
+        """
+        if not sockets.listening(self._path()):
+            return True
+        page = self._registry.book.read()
+        seen = page["kubelet"] if page and page["boot"] == system.boot() else None
+        return not seen or seen[0] != self._socket() or now - seen[1] < QUIET
+
+    def _socket(self) -> str:
+        return str(sockets.identity(self._path()))
+
+    def _path(self) -> str:
+        return f"{self._folder()}/{KUBELET_SOCKET}"
+
+    async def _meet(self) -> None:
+        """Have the book know another kubelet if it can be written; nothing is given out where it cannot."""
+        with contextlib.suppress(GpushimError):
+            await self._met()
+        if not self._is_met():
+            self._hurry()
+
+    def _is_met(self) -> bool:
+        """Say whether the book has the kubelet that is there now."""
+        return self._knows(self._registry.book.read(), self._socket())
+
+    async def _met(self) -> None:
+        """Have the book know the kubelet that runs now, and what its checkpoint does not have any more.
+
+        Raises:
+            GpushimError: it cannot be written.
+        """
+        shared, there = self._registry.book, self._socket()
+        page = shared.read()
+        if self._knows(page, there) or not sockets.listening(self._path()):
+            return
+        remembered = await asyncio.to_thread(checkpoints.remembered, self._kubelet_dir())
+        with shared.locked() as before:
+            if not self._knows(before, there):
+                shared.write(listed.met(self._page(before), [there, system.clock()], remembered))
+        self._hurry()
+
+    def _knows(self, page: Page | None, there: str) -> bool:
+        """Say whether the book has this kubelet."""
+        known = page["kubelet"] if page and page["boot"] == (system.boot() or "") else None
+        return known is not None and known[0] == there
+
+    async def _note(self) -> None:
+        """Have the book name the pods of what was given out, and forget what was free before.
+
+        At once, before a kubelet can forget it; what kubelet has forgotten, and claims, when their time has come.
+
+        Raises:
+            GpushimError: the book cannot be written.
+        """
+        shared, boot = self._registry.book, system.boot() or ""
+        await self._met()
+        seen = trust.identity(shared.path), self._socket()
+        page = shared.read()
+        if seen == self._named or page is None or page["boot"] != boot:
+            return
+        sources = [(one["source"], one["time"]) for *_, one in records.entries(page)]
+        self._open = any(one != records.LISTED for one, _ in sources)
+        new = [since for source, since in sources if source == records.ALLOCATED]
+        asked = system.clock()
+        if not any(since < asked - TICK for since in new) and all(one in records.SURE for one, _ in sources):
+            self._named = None if new else seen
+            return
+        listed = await podresources.listed(self._kubelet_dir())
+        if listed is not None:
+            said = Evidence(asked, listed.held(), listed.pods, True, self._young(asked), checkpoints.Promised())
+            with shared.locked() as before:
+                if before is not None and before["boot"] == boot and (found := _confirmed(before, said)) != before:
+                    shared.write(found)
+        named, page = (trust.identity(shared.path), self._socket()), shared.read()
+        given = (
+            [one["time"] for *_, one in records.entries(page) if one["source"] == records.ALLOCATED] if page else []
+        )
+        self._named = (
+            named if all(since < asked - TICK for since in given) else None
+        )  # else kubelet may not have it yet
+
+    def _folder(self) -> str:
+        return self._kubelet_dir() + "/device-plugins"
+
+
+def _divisions(page: Page) -> object:
+    """Return in which way all was given out last, and by which instance."""
+    return {gpu: one["divisions"] for gpu, one in page["gpus"].items()}
+
+
+def _confirmed(page: Page, said: Evidence) -> Page:
+    """Return the book after what kubelet has said."""
+    if said.pods is None:
+        return page
+    return listed.listed(page, said.pods, said.names if said.answered else None, said.asked - QUIET)

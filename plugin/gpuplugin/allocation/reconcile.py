@@ -1,0 +1,53 @@
+"""What kubelet has, against what it was told: it is told again what it has forgotten, and what is gone is taken off.
+
+Out of scope: when it is asked (kubelet_view.py), the lists themselves (offer.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuplugin.kubelet import podresources
+from gpushim.ground.logs import logger
+
+if TYPE_CHECKING:
+    from gpuplugin.allocation.registry import Registry
+
+
+async def remind(registry: Registry, kubelet_dir: str) -> None:
+    """Register anew what kubelet reads the list of and has nothing of: another plugin's end made it forget."""
+    served = registry.served
+    registered = {name: one.resource.well for name, one in served.items() if one.endpoint.settled}
+    has = await podresources.allocatable(kubelet_dir) if any(registered.values()) else None
+    if has is None:
+        return
+    for name, well in registered.items():
+        one = served.get(name)
+        if one and one.endpoint.settled and well and well.isdisjoint(has.get(name, ())):
+            logger.warning("kubelet has no device of %s, and is told again", name)
+            one.endpoint.forgotten()
+
+
+async def drop(registry: Registry, kubelet_dir: str, quiet: float) -> None:
+    """Take devices off the list that the host has not, no pod has, and no Allocate can be under way for.
+
+    They are refused, and told as Unhealthy, from the moment they were missed. The last Allocate that got one was
+    answered before that, `quiet` seconds ago or more, and kubelet has listed its pod since.
+    """
+    served = registry.served
+    ripe = {
+        name: one.resource.gone
+        for name, one in served.items()
+        if one.resource.gone and one.endpoint.listed and one.resource.idle > quiet
+    }
+    held = await podresources.pods(kubelet_dir) if ripe else None
+    if held is None:
+        return
+    for name, gone in ripe.items():
+        one = served.get(name)
+        if one and one.resource.idle > quiet:
+            one.resource.drop(gone & one.resource.gone - held.get(name, {}).keys())
+            if one.resource.devices:
+                one.tell()
+            else:
+                registry.retire(name)

@@ -1,0 +1,135 @@
+"""What kubelet has promised on disk, which can be read while it is away: its checkpoints of devices and of claims.
+
+A pod that they name gets its devices back when kubelet starts, so that these must be found as they were. Of ended
+pods they know late: a kubelet that answers knows better (podresources.py).
+Out of scope: their form (gpushim.containers.kubelet), what follows (kubelet_view.py).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpuplugin.devices.changes import UNTOLD
+from gpuplugin.settings.resources import Share
+from gpuplugin.settings.sharing import MPS, TIME_SLICING
+from gpushim.containers import kubelet
+from gpushim.containers.claims import which
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gpuplugin.devices.changes import Units
+    from gpuplugin.settings.resources import Device
+    from gpushim.containers.claims import Claim
+    from gpushim.ground.model import Snapshot
+
+CLAIM = "claim"  # in the place of a resource, for what has no id but its UUID
+A_POD = "a pod of kubelet's checkpoint"
+PIPES = "variable CUDA_MPS_PIPE_DIRECTORY="  # which only a container of an MPS daemon is told
+
+
+@dataclass
+class Promised:
+    """What both files say.
+
+    Attributes:
+        held: who has what, by resource and id; of a claim by CLAIM and the UUID.
+        served: what was given out last, as far as ids tell; by resource and id.
+        there: there is one of the files.
+        damaged: why one says nothing, or "".
+    """
+
+    held: dict[str, dict[str, str]] = field(default_factory=dict)
+    served: dict[str, dict[str, Device]] = field(default_factory=dict)
+    there: bool = False
+    damaged: str = ""
+
+
+def read(folder: str, snapshot: Snapshot, units: Units) -> Promised:
+    """Read both.
+
+    Args:
+        folder: kubelet's directory.
+        snapshot: of the host's inventory.
+        units: what the host has.
+    """
+    found = Promised(there=os.path.lexists(f"{folder}/{kubelet.CLAIMS}"))
+    try:
+        checkpoint = kubelet.checkpoint(folder)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        found.there, found.damaged = True, _damaged(f"{folder}/{kubelet.CHECKPOINT}", error)
+    else:
+        found.there = True
+        _take(found, checkpoint, units)
+    try:
+        for who, uuid in claimed(kubelet.claims(folder), snapshot, units):
+            found.held.setdefault(CLAIM, {})[uuid] = who
+    except (OSError, ValueError) as error:
+        found.damaged = _damaged(f"{folder}/{kubelet.CLAIMS}", error)
+    return found
+
+
+def remembered(folder: str) -> frozenset[str]:
+    """List what kubelet knows of after a start, as resource and id with a blank between them.
+
+    Args:
+        folder: kubelet's directory.
+    """
+    try:
+        found = kubelet.checkpoint(folder).given
+    except (OSError, ValueError):  # kubelet begins without what it cannot read
+        return frozenset()
+    return frozenset(f"{one.resource} {name}" for one in found for name in one.devices)
+
+
+def claimed(claims: Iterable[Claim], snapshot: Snapshot, units: Units) -> Iterator[tuple[str, str]]:
+    """List who has which GPU or MIG instance by claims: what a claim may have, it has."""
+    for one in claims:
+        for uuid in units if (found := which(one, snapshot)) is None else found:
+            yield f"claim {one.namespace}/{one.name} of {one.driver}", uuid
+
+
+def _damaged(path: str, error: Exception) -> str:
+    return f"{path} cannot be used: {error.strerror if isinstance(error, OSError) else error}"
+
+
+def _take(found: Promised, checkpoint: kubelet.Checkpoint, units: Units) -> None:
+    """Go by what was given to pods, and for the rest by what was registered."""
+    for one in checkpoint.given:
+        share = next((Share(MPS, group=_group(told)) for told in one.answer if told.startswith(PIPES)), None)
+        share = share or (Share(TIME_SLICING) if one.answer else Share(UNTOLD))
+        for name in one.devices:
+            if _add(found, one.resource, name, units, share):
+                found.held.setdefault(one.resource, {})[name] = A_POD
+    given = {one.uuid for row in found.served.values() for one in row.values()}
+    listed: dict[str, set[str]] = {}  # resources of what no pod has
+    for resource, ids in checkpoint.registered.items():
+        for name in ids:
+            listed.setdefault(name.partition("::")[0], set()).add(resource)
+    for resource, ids in checkpoint.registered.items():
+        for name in ids:
+            uuid = name.partition("::")[0]
+            if uuid not in given and len(listed[uuid]) == 1:
+                _add(found, resource, name, units, Share(UNTOLD))
+            elif resource in found.served and uuid in given:
+                alike = next((one for one in found.served[resource].values() if one.uuid == uuid), None)
+                if alike and ("::" in alike.id) == ("::" in name):
+                    _add(found, resource, name, units, alike.share or Share(UNTOLD))
+
+
+def _group(told: str) -> str:
+    return told.rpartition("/")[0].rpartition("/")[2]  # .../GROUP/pipe
+
+
+def _add(found: Promised, resource: str, name: str, units: Units, share: Share) -> bool:
+    """Take note of a device of this host's."""
+    unit = units.get(name.partition("::")[0])
+    if unit is None:
+        return False
+    known = share if "::" in name else Share(UNTOLD)  # one replica of a GPU has no number
+    found.served.setdefault(resource, {})[name] = replace(unit, id=name, share=known)
+    return True

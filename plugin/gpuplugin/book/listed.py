@@ -1,0 +1,138 @@
+"""What becomes of the book by what kubelet lists, and by what it has forgotten when it starts.
+
+Pure. Out of scope: what is given out (records.py), who asks kubelet (kubelet_view.py), what follows (changes.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.book import records
+from gpuplugin.book.checkpoints import CLAIM
+from gpuplugin.book.records import (
+    DRIVER,
+    FORGOTTEN,
+    FORMER,
+    LISTED,
+    PLUGIN,
+    SURE,
+    noted_entry,
+    stem,
+    way_of_part,
+)
+from gpuplugin.devices.changes import is_instance
+from gpuplugin.settings import resources
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from gpuplugin.book.page import Division, Entry, Page
+    from gpuplugin.devices.changes import Held, Units
+    from gpuplugin.settings.resources import Device
+
+
+def known(page: Page, units: Units) -> dict[str, Device]:
+    """List what the host has, and the MIG instances that it does not have any more and somebody may.
+
+    Args:
+        page: the book.
+        units: what the host has.
+    """
+    found = {**units}
+    for gpu, one in page["gpus"].items():
+        for uuid in {entry["uuid"] for entry in one["entries"].values()} - units.keys() if gpu in units else ():
+            if uuid in one["divisions"]:
+                index, place = units[gpu].gpu, one["divisions"][uuid]["place"]
+                found[uuid] = resources.Device(uuid, uuid, "", index, problem=resources.GONE, place=place)
+    return found
+
+
+def met(page: Page, kubelet: list[Any], remembered: Collection[str]) -> Page:
+    """Return the book after a start of kubelet, which knows of what was given out as much as its checkpoint.
+
+    Args:
+        page: the book.
+        kubelet: as the page has it.
+        remembered: resources and ids in that checkpoint, as keys of entries.
+    """
+    found: Page = {**page, "kubelet": kubelet, "gpus": {}}
+    for gpu, one in page["gpus"].items():
+        entries = {**one["entries"]}
+        for key, entry in one["entries"].items():
+            if entry["giver"] == PLUGIN and key not in remembered:
+                entries[key] = {**entry, "source": FORGOTTEN}
+            elif entry["source"] in SURE and entry["giver"] == PLUGIN:
+                entries[key] = {**entry, "source": FORMER}
+        found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
+    return found
+
+
+def listed(page: Page, held: Held, pods: Collection[str] | None, since: float) -> Page:
+    """Return the book after kubelet has said who has what.
+
+    A pod keeps what it was given until it ends: kubelet takes nothing from it, but may forget it in a restart. So an
+    entry from before that ends only when its pod is listed no more.
+
+    Args:
+        page: the book.
+        held: who has what; without CLAIM of devices of plugins alone.
+        pods: all that are listed, with devices or without; None while kubelet may not know all of them.
+        since: seconds since boot; what was given out before that and no pod has is free.
+    """
+    found: Page = {**page, "gpus": {}}
+    for gpu, one in page["gpus"].items():
+        entries: dict[str, Entry] = {}
+        for key, entry in one["entries"].items():
+            resource, _, name = key.partition(" ")
+            who = held.get(resource, {}).get(name, "")
+            if who:
+                entries[key] = {**entry, "to": who, "source": LISTED}
+            elif pods is None or (entry["time"] > since if entry["giver"] == PLUGIN else CLAIM not in held):
+                entries[key] = entry
+            elif entry["source"] in (FORMER, FORGOTTEN) and entry["to"] in pods:
+                entries[key] = {**entry, "source": FORGOTTEN}
+        found["gpus"][gpu] = {"divisions": one["divisions"], "entries": entries}
+    return found
+
+
+def adopted(page: Page, held: Held, units: Units) -> Page:
+    """Return the book with what kubelet lists, and nobody has noted: claims, and what was given out before the book.
+
+    Args:
+        page: the book.
+        held: who has what.
+        units: as `known` lists them.
+    """
+    gpus = {one.gpu: one.uuid for one in units.values() if not is_instance(one.uuid)}
+    found: Page = {**page, "gpus": {gpu: {**one, "entries": {**one["entries"]}} for gpu, one in page["gpus"].items()}}
+    for resource, row in held.items():
+        giver = DRIVER if resource == CLAIM else PLUGIN
+        for name, who in row.items():
+            uuid, key = stem(name), f"{resource} {name}"
+            gpu = found["gpus"].get(gpus.get(units[uuid].gpu, "") if uuid in units else "")
+            one = gpu and _as_given(resource, name, gpu["divisions"].get(uuid))
+            if gpu and one and key not in gpu["entries"]:
+                gpu["entries"][key] = noted_entry(giver, who, uuid, one, LISTED, 0.0)  # nobody knows since when
+    return found
+
+
+def _as_given(resource: str, name: str, division: Division | None) -> tuple[str, str] | None:
+    """Name the way in which an id was given out; None if it is in no record."""
+    if resource == CLAIM:
+        return CLAIM, ""
+    part = division["parts"].get(resource) if division else None
+    return way_of_part(resource, part) if part and part["numbered"] == ("::" in name) else None
+
+
+def lost(page: Page) -> dict[str, dict[str, str]]:
+    """List who has what kubelet has forgotten, by resource and id."""
+    found: dict[str, dict[str, str]] = {}
+    for resource, name, entry in records.entries(page):
+        if entry["source"] == FORGOTTEN:
+            found.setdefault(resource, {})[name] = entry["to"] or "a container"
+    return found
+
+
+def doubtful(page: Page) -> bool:
+    """Say whether something is noted of which kubelet alone can say when it ends."""
+    return any(one["source"] in (FORMER, FORGOTTEN) or one["giver"] != PLUGIN for *_, one in records.entries(page))

@@ -1,0 +1,155 @@
+"""The program of the children that watch GPUs: it asks NVML, which may hang or crash, and prints what it learns.
+
+A line of JSON each (child.py reads them; health.py judges):
+    {"asks": UUID}                                       before calls that may hang
+    {"alive": 1}                                         it still runs; nothing is being asked
+    {"failed": why}                                      its last line
+  mode events, which sleeps in the driver until there is one:
+    {"watching": [UUID], "unwatched": {UUID: why}, "unsupported": [UUID]}   when it changes
+    ... "asked": {UUID: as "poll" has it}}               of those that it has begun to listen to
+    {"xid": 79, "gpu": UUID or null, "gi": 1 or null, "ci": 0 or null}
+    ... "at": seconds since boot}                        from the kernel's log: nobody listened then
+    {"ecc": true, ...}                                   an error of two bits; the rest as of an XID
+  mode polls, every POLL seconds:
+    {"poll": {UUID: as nvml_lines.ask has it}, "gpus": [UUID], "migs": [UUID] or null}
+"gpus" are those that the kernel lists: an unknown one by its PCI address. "migs" is null if a GPU did not tell them.
+
+A GPU is looked up by its PCI address: by its UUID, NVML looks at other GPUs too, of which one may hang. Functions
+that the driver does not have are no error. Budget: 16 MiB, and 0.2 % of a core.
+Out of scope: listening to events (event_loop.py), and whether what it learns matters.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.health import event_loop, kmsg, nvml_lines
+from gpuplugin.health.nvml_lines import EVENTS, POLLS, Gpu, tell
+from gpushim.inventory import procfs
+from gpushim.paths import rooted
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from gpuplugin.health.nvml_lines import Since
+    from gpushim.ground.model import Snapshot
+
+SILENCE = {EVENTS: 10.0, POLLS: 6.0}  # seconds after which each hangs, if it prints nothing
+POLL = 3.0  # seconds
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # prctl(2)
+_CALL = "import sys; sys.path[:] = sys.argv[1].split(':'); from MODULE import main; main(*sys.argv[2:])"
+
+
+def command(
+    mode: str, snapshot: Snapshot, proc: str, suspects: Collection[str], heard: Mapping[str, Since] | None = None
+) -> list[str]:
+    """Return the command line of a child.
+
+    Args:
+        mode: EVENTS or POLLS.
+        snapshot: what the host has; GPUs whose UUID it does not tell are not watched.
+        proc: stamp.proc_dir.
+        suspects: UUIDs of GPUs whose calls hung.
+        heard: by UUID, until when GPUs were listened to; none of those that never were.
+    """
+    then = heard or {}
+    gpus = [
+        [gpu["uuid"], gpu["pci"], gpu["uuid"] in suspects, then.get(gpu["uuid"], nvml_lines.NEVER)]
+        for gpu in snapshot["gpus"]
+        if gpu["uuid"]
+    ]
+    return program("gpuplugin.health.nvml_child", mode, library(snapshot), proc, json.dumps(gpus))
+
+
+def program(module: str, *words: str) -> list[str]:
+    """Return a command line that calls a module's `main`: this Python, and the code that this process has."""
+    places = ":".join(path for path in sys.path if path.startswith("/"))
+    call = _CALL.replace("MODULE", module)
+    return [sys.executable or "/usr/bin/python3", "-ISB", "-c", call, places, *words]
+
+
+def library(snapshot: Snapshot) -> str:
+    """Return the path of a host's NVML, or the name by which the loader may find it, as that of a pod does."""
+    paths = [file["path"] for file in snapshot["files"].get("utility", ()) if _is_nvml(file["path"])]
+    path = rooted.inside(snapshot["inputs"]["root"], paths[0]) if paths else ""
+    return path if os.path.exists(path) else "libnvidia-ml.so.1"
+
+
+def _is_nvml(path: str) -> bool:
+    return path.rpartition("/")[2].startswith("libnvidia-ml.so.")
+
+
+def main(mode: str, library: str, proc: str, gpus: str) -> None:
+    """Watch until the parent is gone or NVML fails."""
+    from gpushim.inventory import nvml as nvml_session  # not with `command`, which the plugin's own process calls
+
+    belong(mode)
+    known = [
+        Gpu(uuid, pci, time.monotonic() + nvml_lines.AGAIN[mode] if hung else 0.0, nvml_lines.Since(*since))
+        for uuid, pci, hung, since in json.loads(gpus)
+    ]
+    log = kmsg.Log(kmsg.path(proc) if mode == EVENTS else "")
+    try:
+        while True:
+            tell(asks="")
+            with nvml_session.session(library, lambda what: None) as nvml:
+                watch = event_loop.Events(nvml, known, log) if mode == EVENTS else Polls(nvml, known, proc)
+                watch.watch()
+    except nvml_session.UnusableError as error:
+        tell(failed=str(error))
+    except BrokenPipeError:
+        pass
+    except Exception as error:  # noqa: BLE001 - said, and tried again by the parent
+        tell(failed=f"{type(error).__name__}: {error}")
+    os._exit(1)  # without a shutdown, which may hang; the kernel lets go of the GPUs
+
+
+def belong(name: str) -> None:
+    """Have this process end with its parent, and named by what it does."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(PR_SET_NAME, f"gpushim-{name}".encode())
+
+
+class Polls:
+    """What is asked every few seconds."""
+
+    def __init__(self, nvml: Any, gpus: list[Gpu], proc: str) -> None:
+        self._nvml, self._gpus, self._proc = nvml, gpus, proc
+
+    def watch(self) -> None:
+        """Print what is so, until it is time to open NVML anew, which may know no better of a GPU in trouble."""
+        until = time.monotonic() + nvml_lines.AGAIN[POLLS]
+        while self._round() or time.monotonic() < until:
+            time.sleep(POLL)
+
+    def _round(self) -> bool:
+        """Ask each GPU but those that hung; returns whether all is well with them."""
+        found: dict[str, dict[str, Any]] = {}
+        migs: list[str] = []
+        listed = self._listed()
+        asked = [gpu for gpu in self._gpus if not gpu.hung]
+        for gpu in asked:
+            found[gpu.uuid], instances = nvml_lines.ask(self._nvml, gpu)
+            migs += instances
+        problem = any(one["lost"] or one["error"] for one in found.values())
+        whole = len(asked) == len(self._gpus) and not problem
+        gpus = [gpu.uuid for gpu in self._gpus] if listed is None else listed
+        tell(poll=found, gpus=gpus, migs=migs if whole else None)
+        return not problem
+
+    def _listed(self) -> list[str] | None:
+        """Return the GPUs that the kernel lists; None where it has no list, as in WSL2."""
+        try:
+            names = sorted(os.listdir(f"{self._proc}/driver/nvidia/gpus"))
+        except OSError:
+            return None
+        uuids = {gpu.pci: gpu.uuid for gpu in self._gpus}
+        addresses = [procfs.pci_address(name) for name in names]  # with four digits of domain there, eight here
+        return [uuids.get(address, address) for address in addresses]

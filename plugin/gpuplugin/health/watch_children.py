@@ -1,0 +1,223 @@
+"""The children that watch GPUs, and what follows from what they tell: health, and another look at the host.
+
+Out of scope: the children (child.py, nvml_child.py), the verdicts (health.py), telling kubelet (daemon.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.health import hung_file, kmsg, nvml_child
+from gpuplugin.health.health import Health
+from gpuplugin.health.nvml_lines import EVENTS, HUNG, NEVER, POLLS
+from gpuplugin.processes.child import Child, ended
+from gpuplugin.settings import xids
+from gpushim.ground import system
+from gpushim.inventory import stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from gpuplugin.health.nvml_lines import Since
+    from gpuplugin.health.reason import Reason
+    from gpushim.ground.model import Snapshot
+
+MODES = (EVENTS, POLLS)
+RETRY = 3.5  # seconds between starts while NVML cannot be used; a start costs 0.1 s of CPU
+FIRST, LONGEST = 3.0, 60.0  # seconds between refreshes because of the same difference
+
+
+class Watchers:
+    """Both children.
+
+    Args:
+        path: of the file that keeps the reasons.
+        start: starts a task, and sees to what it ends with.
+        changed: is called when reasons may have changed.
+        stale: is called when the host is not what its snapshot says; with whether a look that is under way waits in
+            vain, for a GPU that hangs.
+        checks: which count.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        start: Callable[[Any], asyncio.Task[Any]],
+        changed: Callable[[], None],
+        stale: Callable[[bool], None],
+        checks: xids.Choice,
+    ) -> None:
+        self._health = Health(path, checks)
+        self._start, self._changed, self._stale = start, changed, stale
+        self._snapshot: Snapshot | None = None
+        self._driver: object = None  # that the children have opened
+        self._sick: set[str] = set()  # GPUs that had a problem in the last snapshot
+        self._difference, self._due, self._pause = "", 0.0, FIRST  # time.monotonic()
+        self._tried = 0.0
+        self._watched: dict[str, Any] = {}  # the last such line
+        self._xids: dict[str, int] = {}  # the last of each GPU
+        self._children = {mode: self._child(mode) for mode in MODES}
+
+    def _child(self, mode: str) -> Child:
+        def words(suspects: Collection[str]) -> list[str]:
+            assert self._snapshot is not None
+            heard = self._health.listened.until(system.clock()) if mode == EVENTS else None
+            return self._words(mode, self._snapshot, suspects, heard)
+
+        def blind(why: str, gpu: str) -> None:
+            if mode == EVENTS:
+                self._watched = {}
+            self._tell(self._health.blind(mode, HUNG if gpu else why, system.clock(), [gpu] if gpu else None))
+            if gpu and mode == POLLS and hung_file.hangs(gpu):
+                self._stale(True)
+
+        heard, complete = partial(self._heard, mode), partial(self._watched_again, mode)
+        return Child(mode, words, heard, blind, nvml_child.SILENCE[mode], complete)
+
+    def _words(
+        self, mode: str, snapshot: Snapshot, suspects: Collection[str], heard: Mapping[str, Since] | None = None
+    ) -> list[str]:
+        return nvml_child.command(mode, snapshot, stamp.proc_dir(snapshot["inputs"]["root"]), suspects, heard)
+
+    def watch(self, snapshot: Snapshot) -> None:
+        """Watch the GPUs of a snapshot; elsewhere than on a plain host, and without a driver, there is nothing to."""
+        self._snapshot = snapshot
+        if not _watched(snapshot):
+            return
+        facts = snapshot["stamp"]
+        driver = [facts["module"], facts["gpus"], self._words(EVENTS, snapshot, ())]
+        sick = {gpu["uuid"] for gpu in snapshot["gpus"] if gpu["problem"]}
+        # An NVML that was opened while a GPU was lost does not find it when it is back.
+        renewed = self._driver not in (None, driver) or not self._sick <= sick
+        for mode, child in self._children.items():
+            if self._driver is None:  # nothing is known from before, or nobody has listened since
+                self._health.blind(mode, "nobody has asked it yet", system.clock())
+            if renewed:
+                child.again()
+            child.begin(self._start)
+        self._driver, self._sick = driver, sick
+
+    async def catch_up(self, snapshot: Snapshot) -> None:
+        """Take what the kernel's log has from the time in which nobody listened, before anything is given out.
+
+        The children read it too, but tell it some time after their start, in which nobody has listened either.
+        """
+        if self._driver is not None or not _watched(snapshot):
+            return
+        heard = self._health.listened.until(system.clock())
+        gpus = [(gpu["pci"], gpu["uuid"], heard.get(gpu["uuid"], NEVER)) for gpu in snapshot["gpus"] if gpu["uuid"]]
+        log = kmsg.Log(kmsg.path(stamp.proc_dir(snapshot["inputs"]["root"])))
+        try:
+            for line in await asyncio.to_thread(lambda: [*kmsg.missed(log, gpus)]):
+                self._heard(EVENTS, line)
+        finally:
+            log.close()
+
+    @property
+    def complete(self) -> bool:
+        """Whether NVML is polled, and the host looked at anew where it contradicts the snapshot."""
+        child = self._children[POLLS]
+        return bool(self._snapshot and not self._fails() and child.pid and child.told)
+
+    def _fails(self) -> bool:
+        snapshot = self._snapshot
+        return snapshot is not None and (snapshot["error"] is not None or snapshot["source"] != "nvml")
+
+    def hurry(self) -> None:
+        """Try again soon what failed: NVML may be back, and only who asks it finds out."""
+        now, child = time.monotonic(), self._children[POLLS]
+        if self._fails() and not child.pid and now - self._tried > RETRY:
+            self._tried = now
+            child.again()
+
+    async def stop(self) -> None:
+        """End both; `watch` begins anew."""
+        self._driver, self._watched = None, {}
+        self._health.quiet(system.clock())
+        await asyncio.gather(*(child.stop() for child in self._children.values()))
+        self._health.save(at_once=True)
+
+    async def close(self) -> None:
+        """End both, and wait until they are gone, however long a driver that hangs holds them."""
+        await self.stop()
+        await ended(self._children.values())
+
+    def problems(self, snapshot: Snapshot) -> dict[str, list[Reason]]:
+        """Return the reasons for which GPUs and MIG instances are not given out, by UUID."""
+        found = self._health.problems(snapshot, system.clock())
+        self._health.save()
+        return found
+
+    @property
+    def watched(self) -> dict[str, Any]:
+        """Which GPUs are watched for events, and why others are not."""
+        none: dict[str, Any] = {"watching": [], "unwatched": {}, "unsupported": []}
+        return {key: self._watched.get(key, found) for key, found in none.items()}
+
+    @property
+    def xids(self) -> dict[str, int]:
+        """The last XID since the start, by UUID; 0 for none of a GPU that is watched."""
+        return {**dict.fromkeys(self.watched["watching"], 0), **self._xids}
+
+    def _tell(self, changed: bool) -> None:
+        if changed:
+            self._changed()
+
+    def _watched_again(self, mode: str) -> None:
+        if mode == POLLS:  # events: only what says which GPUs were asked since
+            self._tell(self._health.watched_again(mode))
+
+    def _heard(self, mode: str, line: dict[str, Any]) -> None:
+        self._tell(self._health.heard(line, system.clock()))
+        if "watching" in line:
+            self._watched = line
+        if isinstance(line.get("xid"), int) and self._snapshot is not None:
+            for gpu in self._snapshot["gpus"]:
+                if line.get("gpu") in (None, gpu["uuid"]):
+                    self._xids[gpu["uuid"]] = line["xid"]
+        if mode == POLLS and "poll" in line:
+            hung_file.answer(line["poll"] if isinstance(line["poll"], dict) else ())
+            self._compare(line)
+
+    def _compare(self, line: dict[str, Any]) -> None:
+        """Have the host looked at anew where a poll contradicts the snapshot; the same again not all the time."""
+        difference, now = self._found(line), time.monotonic()
+        if not difference:
+            self._difference = ""
+        elif difference != self._difference or now >= self._due:
+            self._pause = FIRST if difference != self._difference else min(2 * self._pause, LONGEST)
+            self._difference, self._due = difference, now + self._pause
+            self._stale(False)
+
+    def _found(self, line: dict[str, Any]) -> str:
+        """Say in which way a poll contradicts the snapshot, "" if it does not."""
+        if self._snapshot is None:
+            return ""
+        try:
+            found = _differences(self._snapshot, line)
+        except (TypeError, AttributeError, KeyError, ValueError):  # not what a child of ours says
+            return ""
+        return json.dumps(found) if found else ""
+
+
+def _watched(snapshot: Snapshot) -> bool:
+    """Say whether GPUs of a host can be watched: on a plain one, with a driver."""
+    return snapshot["platform"] == "native" and snapshot["stamp"]["module"] is not None
+
+
+def _differences(snapshot: Snapshot, line: dict[str, Any]) -> list[Any]:
+    if snapshot["error"] or snapshot["source"] != "nvml":
+        return ["NVML"]
+    poll, migs = line["poll"], line["migs"]
+    known = {gpu["uuid"] or gpu["pci"]: gpu for gpu in snapshot["gpus"]}
+    found: list[Any] = sorted({*line["gpus"]}.symmetric_difference(known))
+    answers = {uuid: one for uuid, one in poll.items() if uuid in known and not (one["lost"] or one["error"])}
+    found += [[uuid, "answers"] for uuid in answers if known[uuid]["problem"]]
+    found += [[uuid, one["mig"]] for uuid, one in answers.items() if one["mig"] not in (None, known[uuid]["mig"])]
+    if migs is not None:
+        found += sorted({mig["uuid"] for mig in snapshot["mig"]}.symmetric_difference(migs))
+    return found

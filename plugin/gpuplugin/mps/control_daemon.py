@@ -1,0 +1,217 @@
+"""The control daemon of MPS: NVIDIA's program is started, told its limits, asked, and ended.
+
+It runs with a /dev/shm of its group, in a mount namespace of its own, for the daemon and its clients must share it
+and nobody else's. Out of scope: when it runs, and its directories (supervisor.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from gpushim.config import policy
+from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError, quote, visible
+from gpushim.inventory import files
+from gpushim.paths import rooted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuplugin.devices.division import MpsGroup
+    from gpuplugin.mps.mps import Place
+    from gpushim.ground.model import Snapshot
+
+PROGRAM = "nvidia-cuda-mps-control"
+ANSWER = 10.0  # seconds that the daemon has for a command
+START = 30.0  # seconds until it answers
+POLL = 0.05  # seconds between looks at a daemon that starts or ends
+ASKED = "get_default_active_thread_percentage"  # of all drivers' commands, the one that changes nothing
+SAID = 300  # bytes at the end of what it says that a sentence has
+_UNKNOWN = re.compile("unknown|invalid|error|not supported|usage", re.IGNORECASE)
+UNSHARED = ("--mount", "--propagation", "slave")
+# The shell's arguments: the group's directory, and a command line.
+_WITH_SHM = 'mount --bind "$1" /dev/shm && shift && exec "$@"'
+
+
+class ControlDaemon:
+    """A daemon, between `start` and `end`.
+
+    Args:
+        snapshot: of this host.
+        group: whom it serves.
+        place: its directories.
+
+    Raises:
+        GpushimError: the driver has no such program.
+    """
+
+    def __init__(self, snapshot: Snapshot, group: MpsGroup, place: Place) -> None:
+        self._group, self._place, self._version = group, place, snapshot["driver"]["version"]
+        self._program = _control(snapshot)
+        self._environment = _environment(snapshot, group, place, self._program)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process, and its process group."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, stopped: Callable[[float], bool]) -> bool:
+        """Start it, and tell it its limits; say whether it serves.
+
+        Args:
+            stopped: waits so many seconds, and says whether to give up; then there is nothing to serve.
+
+        Raises:
+            GpushimError: it ends, does not answer, or does not take its limits.
+        """
+        words = [self._program, "-f", *(["-M"] if self._group.multi_user else [])]
+        with open(f"{self._place.log}/output.log", "ab") as output:
+            output.truncate(0)
+            self._process = subprocess.Popen(
+                [program("unshare"), *UNSHARED, program("sh"), "-c", _WITH_SHM, "sh", self._place.shm, *words],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment, cwd="/",
+                start_new_session=True,
+            )  # fmt: skip
+        late = time.monotonic() + START
+        while not self._answers():
+            if stopped(POLL):
+                return False
+            if time.monotonic() > late:
+                raise GpushimError(f"{PROGRAM} does not answer; see {self._place.log}", INVENTORY)
+        self._limit()
+        return True
+
+    def check(self) -> None:
+        """Ask it something.
+
+        Raises:
+            GpushimError: it has ended, or does not answer.
+        """
+        self._check_runs()
+        self.ask(ASKED)
+
+    def ask(self, *commands: str) -> str:
+        """Give it commands, and return what it says.
+
+        Raises:
+            GpushimError: it does not answer.
+        """
+        lines = "".join(f"{command}\n" for command in commands).encode()
+        try:
+            done = subprocess.run(
+                [self._program], input=lines, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=ANSWER,
+                env=self._environment, cwd="/", check=False, start_new_session=True,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise GpushimError(
+                f"{PROGRAM} has not answered {commands[0]} after {ANSWER:g} s; see {self._place.log}", INVENTORY
+            ) from None
+        said = done.stdout.decode("utf-8", "replace").strip()
+        if done.returncode:
+            raise GpushimError(
+                f"{PROGRAM} does not take {commands[0]}: {quote(said)}; see {self._place.log}", INVENTORY
+            )
+        return said
+
+    def has_clients(self) -> bool:
+        """Say whether a process uses it now.
+
+        Raises:
+            GpushimError: it does not answer.
+        """
+        servers = [line for line in self.ask("get_server_list").split() if line.isdigit()]
+        return any(self.ask(f"get_client_list {server}") for server in servers)
+
+    def end(self) -> None:
+        """End it with its servers and their clients, by force if need be."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            with contextlib.suppress(GpushimError):
+                self.ask("quit")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(ANSWER)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _answers(self) -> bool:
+        self._check_runs()
+        try:
+            self.ask(ASKED)
+        except GpushimError:
+            return False
+        return True
+
+    def _check_runs(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        with open(f"{self._place.log}/output.log", "rb") as output:
+            output.seek(max(os.fstat(output.fileno()).st_size - SAID, 0))
+            said = " ".join(output.read(SAID).decode("utf-8", "replace").split())
+        raise GpushimError(
+            f"{PROGRAM} has ended: {visible(said) or 'it says nothing'}; see {self._place.log}", INVENTORY
+        )
+
+    def _limit(self) -> None:
+        """Set the limits that each client has unless it asks for lower ones."""
+        self.ask(f"set_default_active_thread_percentage {self._group.threads}")
+        if self._group.memory is None:
+            return
+        for index in range(len(self._group.gpus)):  # as its CUDA_VISIBLE_DEVICES has them
+            name = f"default_device_pinned_mem_limit {index}"
+            said = self.ask(f"set_{name} {self._group.memory}M") + self.ask(f"get_{name}")
+            if not re.search("[0-9]", said) or _UNKNOWN.search(said):
+                raise GpushimError(
+                    f"MPS of driver {self._version} takes no limit of memory ({quote(said)}), so {self._group.name} "
+                    "cannot have one; drivers from 495 on do: update it, or use timeSlicing",
+                    CONFIG,
+                )
+
+
+def program(name: str) -> str:
+    """Find a program of the host's.
+
+    Raises:
+        GpushimError: there is none.
+    """
+    found = shutil.which(name, path=f"{policy.SYSTEM_PATH}:{os.environ.get('PATH', '')}")
+    if found is None:
+        raise GpushimError(f"there is no {name}, which MPS needs; install util-linux", INVENTORY)
+    return found
+
+
+def _control(snapshot: Snapshot) -> str:
+    root = snapshot["driver"]["root"]
+    for file in snapshot["files"].get("compute", ()):
+        if file["path"].rpartition("/")[2] == PROGRAM:
+            return rooted.inside(root, rooted.resolve(root, file["path"]) or file["path"])
+    raise GpushimError(
+        f"there is no {PROGRAM} below {root}; install it with the driver's packages (nvidia-compute-utils, or "
+        "nvidia-driver-cuda), and run gpushim refresh",
+        INVENTORY,
+    )
+
+
+def _environment(snapshot: Snapshot, group: MpsGroup, place: Place, program: str) -> dict[str, str]:
+    found = {
+        "PATH": f"{os.path.dirname(program)}:{policy.SYSTEM_PATH}:{os.environ.get('PATH', '')}".rstrip(":"),
+        "LC_ALL": "C.UTF-8",
+        "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in group.gpus),
+        "CUDA_MPS_PIPE_DIRECTORY": place.pipe,
+        "CUDA_MPS_LOG_DIRECTORY": place.log,
+    }
+    driver = snapshot["driver"]
+    library = files.library(driver["root"], "libcuda.so", driver["version"]) if driver["root"] != "/" else None
+    if library:  # the loader looks below / only
+        found["LD_LIBRARY_PATH"] = os.path.dirname(rooted.inside(driver["root"], library))
+    return found

@@ -1,0 +1,133 @@
+"""What the node is asked to do where the plugin cannot: renew the snapshot, and start units.
+
+A file says it, and `gpushim refresh --keep` on the node does it when the file changes. Believed is what is kept of
+the last snapshot while that is renewed.
+Out of scope: reading the snapshot (node_snapshot.py), a refresh of one's own (refresh.py).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuplugin.processes import counts
+from gpuplugin.snapshot import node_snapshot, refresh, release
+from gpushim.ground import system
+from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.ground.logs import logger
+from gpushim.inventory import ensure, renew
+from gpushim.paths import lock, trust
+from gpushim.paths.replace import replace
+from gpushim.refresh import plugin_requests
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+
+    from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
+
+RECENT = 5.0  # seconds in which what was asked for may not have been read
+ANSWER = 10.0  # seconds for the node to begin a refresh, and to end a usual one
+
+
+def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
+    """Ask the node, together with what was asked for just now.
+
+    Args:
+        renewed: whether the snapshot is to be renewed.
+        units: that are to be started.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = f"{system.state_dir()}/{plugin_requests.NAME}"
+    before: dict[str, Any] = ensure.own(path) if trust.ours(release.folder()) else {}
+    now, at = {"boot": system.boot(), "at": system.clock()}, before.get("at")
+    if before.get("boot") != now["boot"] or not isinstance(at, (int, float)) or not 0 <= system.clock() - at < RECENT:
+        before = {}
+    units = {*units, *map(str, before.get("units") or ())}
+    wish = {"refresh": renewed or before.get("refresh") is True, "units": sorted(units), **now}
+    replace(path, json.dumps(wish).encode(), 0o600)
+
+
+class NodeRequest:
+    """The snapshot, renewed by the node: in the place of `refresh.Refresh`.
+
+    Attributes:
+        problem: why none comes; None if one does.
+    """
+
+    def __init__(self) -> None:
+        self.problem: GpushimError | None = None
+        self._asked = 0.0  # system.clock() since it is asked for; 0 while it is not
+        self._pause, self._again = refresh.FIRST, 0.0  # seconds; time.monotonic()
+        self._first: Snapshot | None = None
+        self._said = ""
+
+    def read(self) -> Snapshot | None:
+        """Return the snapshot that counts, or None.
+
+        Raises:
+            GpushimError: the driver is not that whose libraries this process has.
+        """
+        found, why = node_snapshot.read(system.state_dir())
+        if found and not why:
+            node_snapshot.same_driver(self._first, found)
+            self._first = self._first or found
+        if self._asked and found and found["looked"] > self._asked and not why:
+            counts.took(counts.REFRESHES, system.clock() - self._asked)
+            self._asked, self._pause, self._again = 0.0, refresh.FIRST, 0.0
+        if why or self._asked:
+            self.need()
+            self._judge(why)
+        else:
+            self.problem, self._said = None, ""
+        return None if why else found
+
+    def last(self) -> Snapshot | None:
+        """Return the last one that can be read, though it may be out of date."""
+        return node_snapshot.read(system.state_dir())[0]
+
+    def need(self) -> None:
+        """Ask for it, unless it was asked for just now."""
+        self._asked = self._asked or system.clock()
+        if time.monotonic() < self._again:
+            return
+        self._again = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, refresh.LONGEST)
+        try:
+            ask(renewed=True)
+        except OSError as error:
+            logger.warning("%s/%s cannot be written: %s", system.state_dir(), plugin_requests.NAME, error.strerror)
+
+    def hurry(self, anew: bool = False) -> None:
+        """Ask for it now: there is news of GPUs. One of the node's that waits in vain ends by itself."""
+        self._pause, self._again, self._asked = refresh.FIRST, 0.0, system.clock()
+        self.need()
+
+    async def stop(self) -> None:
+        """Do nothing: no process of its own asks the driver."""
+
+    def _judge(self, why: GpushimError | None) -> None:
+        """Say what is wrong if nothing has come of asking for as long as it takes."""
+        state, waited = system.state_dir(), system.clock() - self._asked
+        failure = ensure.own(f"{state}/{renew.FAILURE}")
+        if isinstance(failure.get("at"), int) and failure["at"] / 1e9 > self._asked:
+            self.problem = GpushimError(str(failure.get("sentence")), INVENTORY)
+        elif waited > refresh.longest() or (waited > ANSWER and not lock.is_held(f"{state}/{renew.LOCK}")):
+            path = f"{state}/{ensure.SNAPSHOT}"
+            silent = GpushimError(f"{path} was asked for and is not renewed; {node_snapshot.RENEWED}", INVENTORY)
+            self.problem = why or silent
+        if self.problem and str(self.problem) != self._said:
+            self._said = str(self.problem)
+            counts.add(counts.REFRESH_ERRORS)
+            logger.warning("%s", self._said)
+
+
+def renewal(
+    settings: Settings, ended: Callable[[], None], start: Callable[[Any], asyncio.Task[Any]]
+) -> refresh.Refresh | NodeRequest:
+    """Return what brings snapshots, by the settings; the rest is as for `Refresh`."""
+    return refresh.Refresh(ended, start) if settings.values["refresh"] else NodeRequest()

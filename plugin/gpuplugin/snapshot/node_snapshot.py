@@ -1,0 +1,93 @@
+"""The saved snapshot where nothing can be renewed: in a pod, which does not see what a stamp is made of.
+
+Trusted as everywhere (gpushim.inventory.ensure), and believed while it is of this boot and its life goes on. Another
+version of gpushim may have written it, as during a roll-out: gpushim.inventory.form says what of it can be read.
+Out of scope: asking for another one (node_requests.py), and whether it is true.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from gpushim import __version__
+from gpushim.ground import system
+from gpushim.ground.errors import DRIVER, INVENTORY, GpushimError, quote
+from gpushim.inventory import ensure, form, renew, stamp
+from gpushim.paths import trust
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuplugin.settings.settings import Settings
+    from gpushim.ground.model import Snapshot
+
+RENEWED = (
+    "gpushim refresh --keep (the container gpushim-node), or gpushim-refresh.timer where packages are, renews it on "
+    "the node: see why it does not"
+)
+
+
+def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
+    """Return the saved snapshot, and why it cannot be gone by.
+
+    Args:
+        state: the state directory.
+
+    Returns:
+        the snapshot and None, or with a sentence if its life is over; None and a sentence if there is none to read.
+    """
+    path = f"{state}/{ensure.SNAPSHOT}"
+    found: Any = ensure.own(path) if trust.ours(state) else None
+    if not found:
+        if os.path.lexists(path):
+            sentence = f"{path} cannot be read, or others than root can write to it; remove it; {RENEWED}"
+            return None, GpushimError(sentence, INVENTORY)
+        return None, GpushimError(f"there is no {path}; {RENEWED}", INVENTORY)
+    if not form.understood(found):
+        theirs = quote(str(found.get("gpushim")))
+        return None, GpushimError(
+            f"{path} is written by gpushim {theirs}, and this is {__version__}, which reads another form: have the "
+            "node and this plugin run the same version",
+            INVENTORY,
+        )
+    try:
+        well = found["stamp"]["boot"] == system.boot() and stamp.alive(found)
+        found = form.completed(found)
+    except (KeyError, TypeError):
+        return None, GpushimError(f"{path} is no snapshot of gpushim's; remove it; {RENEWED}", INVENTORY)
+    return found, None if well else GpushimError(f"{path} is out of date; {RENEWED}", INVENTORY)
+
+
+def current(settings: Settings) -> Snapshot:
+    """Return the snapshot that a command goes by: a true one, or the saved one where the settings have none renewed.
+
+    Raises:
+        GpushimError: there is none that can be gone by.
+    """
+    state = system.state_dir()
+    if settings.values["refresh"]:
+        return renew.snapshot(system.config_path(), state)
+    found, why = read(state)
+    if why or not found:
+        raise why or AssertionError
+    return found
+
+
+def same_driver(before: Snapshot | None, now: Snapshot) -> None:
+    """See to it that the driver is that whose libraries this process's container was made with.
+
+    Raises:
+        GpushimError: it is another one; a container that is started anew gets what is the driver's.
+    """
+    had = before["stamp"]["module"] if before else now["stamp"]["module"]
+    if now["stamp"]["module"] not in (None, had):
+        raise GpushimError(
+            f"the node's driver is now {_version(now)} and was {_version(before)} when this container was made, "
+            "which has no other libraries: the plugin ends, for kubelet to start it anew",
+            DRIVER,
+        )
+
+
+def _version(found: Snapshot | None) -> str:
+    return (found["driver"]["version"] if found and found["stamp"]["module"] else "") or "not there"

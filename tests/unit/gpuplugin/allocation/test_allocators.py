@@ -1,0 +1,97 @@
+"""Who else gives out GPUs, and what follows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuplugin.allocation import allocators
+from gpuplugin.allocation.allocators import Allocator, Allocators
+from gpuplugin.kubelet.plugins import DRIVER, Plugin
+from gpushim.containers.claims import Claim
+from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
+
+GPU = "nvidia.com/gpu"
+NODE = snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0)])
+HERE = Plugin("/k/plugins_registry/a.sock", DRIVER, "gpu.nvidia.com")
+
+
+def claim(device: str = "gpu-0", driver: str = "gpu.nvidia.com") -> Claim:
+    return Claim("ns", "c", driver, "node", device, (), "pod", "main")
+
+
+def found(plugins: list[Plugin], *held: Claim) -> list[Allocator]:
+    return [*allocators.drivers(plugins, allocators.relevant(held, NODE), NODE)]
+
+
+def test_nvidias_driver_may_give_any() -> None:
+    (one,) = found([HERE])
+    assert one.gpus is None
+    assert one.by
+    assert "gpu.nvidia.com, which listens at /k/plugins_registry/a.sock" in one.text
+
+
+@pytest.mark.parametrize("name", ["compute-domain.nvidia.com", "net.example.com", "gpu.example.com"])
+def test_other_drivers_give_none(name: str) -> None:
+    assert found([HERE._replace(name=name)], claim(driver=name)) == []
+
+
+def test_claims_of_others_hide_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocators, "CLAIMS", 3)
+    others = [claim(f"nic-{number}", "net.example.com") for number in range(9)]
+    assert [one.gpus for one in found([], *others, claim())] == [frozenset({uuid(0)})]
+
+
+def test_a_plugin_that_is_no_driver_gives_none() -> None:
+    assert found([HERE._replace(kind="CSIPlugin"), HERE._replace(kind="", name="")]) == []
+
+
+def test_a_driver_whose_claim_has_a_gpu_gives_all() -> None:
+    other = claim(uuid(0).lower(), "x.example.com")
+    has, gives = found([HERE._replace(name="x.example.com")], other)
+    assert has.gpus == frozenset({uuid(0)})
+    assert gives.gpus is None
+    assert has.text == "pod ns/pod has it by claim ns/c of the DRA driver x.example.com"
+
+
+def test_a_claim_that_cannot_be_told_may_have_any() -> None:
+    (one,) = found([], claim("gpu-7"))
+    assert one.gpus is None
+    assert "may have it" in one.text
+
+
+def test_people_are_told_since_when() -> None:
+    async def told() -> Any:
+        of: Any = Allocators(
+            SimpleNamespace(), lambda: SimpleNamespace(values={"other-givers": allocators.REFUSE}), list
+        )  # type: ignore[arg-type, return-value]
+        of._listed = [claim()]
+        return of.added({}, NODE)
+
+    ((_, [reason]),) = asyncio.run(told()).items()
+    assert reason.when == pytest.approx(time.time(), abs=10)
+
+
+def test_drivers_that_keep_the_same_book_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocators, "BOOKED", frozenset({"gpu.nvidia.com"}))
+    assert found([HERE], claim()) == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        ({GPU: [uuid(0)]}, []),
+        ({GPU: [uuid(0), "0"]}, [None]),
+        ({GPU: [f"{uuid(0)}::0"]}, [{uuid(0)}]),
+        ({"x.com/gpu": [f"{uuid(0)}-7", f"{uuid(1)}-7"]}, [{uuid(0), uuid(1)}]),
+        ({"x.com/gpu": ["0"], "x.com/net": ["a"]}, []),
+        ({"x.com/gpu": [uuid(77)]}, []),
+    ],
+)
+def test_other_device_plugins(theirs: dict[str, list[str]], expected: list[set[str] | None]) -> None:
+    rows = [*allocators.plugins(theirs, {GPU: [uuid(0), uuid(1)]}, {uuid(0), uuid(1)})]
+    assert [one.gpus for one in rows] == expected

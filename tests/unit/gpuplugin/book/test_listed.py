@@ -1,0 +1,109 @@
+"""What becomes of the book's entries when kubelet lists, starts and forgets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuplugin.book import listed, records
+from gpuplugin.book.checkpoints import CLAIM
+from gpuplugin.book.records import ALLOCATED, DRIVER, FORGOTTEN, FORMER, LISTED
+from gpuplugin.settings import resources
+from unit.gpuplugin.pages import GPU, ONE, PART, PROFILE, SLICED, TWO, book, division, entry
+from unit.gpuplugin.snapshots import gpu, mig, snapshot
+
+POD, KEY = "pod default/a", f"{GPU} {ONE}"
+HAS = {GPU: {ONE: POD}}
+UNITS = resources.units(snapshot([gpu(0), gpu(1, mig=True)], [mig(1, 0)]))
+CLAIMED = entry(way=(CLAIM, ""), source=LISTED, giver=DRIVER)
+
+
+@pytest.mark.parametrize(
+    ("before", "held", "pods", "after"),
+    [
+        (entry(), HAS, (), (LISTED, POD)),
+        (entry(), {}, (), None),  # given out before the last while, and no pod has it
+        (entry(), {}, None, (ALLOCATED, "")),  # kubelet may not know all pods yet
+        (entry(time=9.0), {}, (), (ALLOCATED, "")),  # just now
+        (entry(source=FORMER, to=POD), {}, (POD,), (FORGOTTEN, POD)),
+        (entry(source=FORGOTTEN, to=POD), {}, (POD,), (FORGOTTEN, POD)),
+        (entry(source=FORGOTTEN, to=POD), {}, ("pod default/b",), None),
+        (entry(source=FORGOTTEN, to=POD), HAS, (POD,), (LISTED, POD)),
+        (entry(source=FORGOTTEN, to=POD), {}, None, (FORGOTTEN, POD)),
+    ],
+)
+def test_an_entry_ends_when_its_pod_does(before: Any, held: Any, pods: Any, after: Any) -> None:
+    found = listed.listed(book(entries={KEY: before}), held, pods, since=7.0)
+    assert [(one["source"], one["to"]) for *_, one in records.entries(found)] == ([after] if after else [])
+
+
+@pytest.mark.parametrize(("held", "stays"), [({}, True), ({CLAIM: {}}, False), ({CLAIM: {ONE: "claim x"}}, True)])
+def test_a_claim_ends_when_kubelet_was_asked_for_claims_and_lists_it_no_more(held: Any, stays: bool) -> None:
+    found = listed.listed(book(entries={f"{CLAIM} {ONE}": CLAIMED}), held, (), since=7.0)
+    assert bool([*records.entries(found)]) == stays
+
+
+@pytest.mark.parametrize(
+    ("before", "remembered", "source"),
+    [
+        (entry(source=LISTED), {KEY}, FORMER),
+        (entry(source=LISTED), set(), FORGOTTEN),
+        (entry(), {KEY}, FORMER),
+        (entry(), set(), FORGOTTEN),
+        (CLAIMED, set(), LISTED),
+    ],
+)
+def test_a_kubelet_that_starts_knows_what_its_checkpoint_has(before: Any, remembered: set[str], source: str) -> None:
+    page = book(entries={KEY: before})
+    found = listed.met(page, ["socket", 3.0], remembered)
+    assert [one["source"] for *_, one in records.entries(found)] == [source]
+    assert (found["kubelet"], found["gpus"][ONE]["divisions"]) == (["socket", 3.0], page["gpus"][ONE]["divisions"])
+
+
+@pytest.mark.parametrize(
+    ("held", "entries"),
+    [
+        (HAS, [(GPU, ONE, ("", GPU), "device-plugin")]),
+        ({CLAIM: {ONE: "claim default/c"}}, [(CLAIM, ONE, (CLAIM, ""), DRIVER)]),
+        ({GPU: {f"{ONE}::0": POD}}, []),  # in a way that is in no record
+        ({"vendor.com/nic": {"nic-0": POD}}, []),
+        ({GPU: {TWO: POD}}, []),  # a GPU of which the book has nothing
+    ],
+)
+def test_what_nobody_has_noted_is_adopted_as_it_was_given(held: Any, entries: list[Any]) -> None:
+    page = book()
+    found = listed.adopted(page, held, UNITS)
+    told = [(resource, name, (*one["division"],), one["giver"]) for resource, name, one in records.entries(found)]
+    assert told == entries
+    assert not [*records.entries(page)]
+
+
+def test_what_was_noted_already_stays_as_it_is() -> None:
+    page = book(entries={KEY: entry()})
+    assert listed.adopted(page, HAS, UNITS) == page
+
+
+def test_an_instance_that_is_gone_is_known_while_somebody_has_it() -> None:
+    page = book({PART: division(resource=PROFILE, place="1/0")}, {f"{PROFILE} {PART}": entry(PART, ("", PROFILE))})
+    there = resources.units(snapshot([gpu(0, mig=True)]))
+    assert listed.known(page, there)[PART].problem == resources.GONE
+    assert listed.known(page, there)[PART].place == "1/0"
+    page["gpus"][ONE]["entries"].clear()
+    assert listed.known(page, there) == there
+
+
+@pytest.mark.parametrize(
+    ("one", "doubtful", "lost"),
+    [
+        (entry(), False, {}),
+        (entry(source=LISTED), False, {}),
+        (entry(source=FORMER, to=POD), True, {}),
+        (entry(source=FORGOTTEN, to=POD), True, HAS),
+        (entry(source=FORGOTTEN), True, {GPU: {ONE: "a container"}}),
+        (CLAIMED, True, {}),
+    ],
+)
+def test_what_kubelet_alone_can_say_the_end_of(one: Any, doubtful: bool, lost: Any) -> None:
+    page = book({ONE: division(2)}, {f"{GPU} {ONE}::0": entry(way=SLICED), KEY: one})
+    assert (listed.doubtful(page), listed.lost(page)) == (doubtful, lost)

@@ -1,0 +1,113 @@
+"""The snapshot that a pod goes by: whose it must be, of which boot, version and driver, how long it counts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuplugin.settings.settings import Settings, resolve
+from gpuplugin.snapshot import node_snapshot
+from gpushim.ground import system
+from gpushim.ground.errors import DRIVER, GpushimError
+from gpushim.inventory import ensure, renew
+from unit.gpuplugin.snapshots import gpu, snapshot
+
+
+def saved(state: Path, module: Any = "580", **more: Any) -> Path:
+    """Save a snapshot that is well, but for what is said."""
+    facts = {"boot": system.boot(), "module": module, "gpus": {}, **more.pop("stamp", {})}
+    head = {
+        "version": ensure.READABLE,
+        "form": ensure.FORM,
+        "gpushim": "0",
+        "life": 300,
+        "looked": system.clock(),
+        "stamp": facts,
+    }
+    found = {**snapshot([gpu(0)]), **head, **more}
+    found["driver"]["version"] = module or ""
+    path = state / ensure.SNAPSHOT
+    aside = state / "aside"
+    aside.write_text(json.dumps(found))
+    aside.replace(path)
+    return path
+
+
+def settings(renewed: bool) -> Settings:
+    return resolve({}, {}, {"refresh": renewed})
+
+
+def test_one_of_another_version_of_gpushim_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    saved(tmp_path, gpushim="99.9")
+    assert node_snapshot.read(str(tmp_path))[1] is None
+    assert node_snapshot.current(settings(renewed=False))["gpushim"] == "99.9"
+
+
+def test_one_is_renewed_where_the_settings_let_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, looked=0.0, life=1)
+    true = snapshot([gpu(0), gpu(1)])
+    monkeypatch.setattr(renew, "snapshot", lambda config, state: true)
+    assert node_snapshot.current(settings(renewed=True)) == true
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"version": ensure.FORM + 1, "gpushim": "99"}, "is written by gpushim 99, and this is"),
+        ({"stamp": {"boot": "another"}}, "is out of date; gpushim refresh --keep"),
+        ({"looked": 0.0, "life": 1}, "is out of date; gpushim refresh --keep"),
+        ({"stamp": None}, "is no snapshot of gpushim's; remove it; gpushim refresh --keep"),
+    ],
+)
+def test_what_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], why: str
+) -> None:
+    monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    facts = more.get("stamp", {})
+    path = saved(tmp_path, **{**more, "stamp": facts or {}})
+    if facts is None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "stamp": None}))
+    assert f"{path} {why}" in str(node_snapshot.read(str(tmp_path))[1])
+    with pytest.raises(GpushimError, match=r"inventory\.json"):
+        node_snapshot.current(settings(renewed=False))
+
+
+def test_none_at_all(tmp_path: Path) -> None:
+    assert f"there is no {tmp_path}/inventory.json; gpushim refresh --keep" in str(
+        node_snapshot.read(str(tmp_path))[1]
+    )
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_one_that_others_can_write_to(tmp_path: Path, what: str) -> None:
+    path = saved(tmp_path)
+    os.chmod(path if what == "file" else tmp_path, 0o777)
+    found, why = node_snapshot.read(str(tmp_path))
+    assert not found
+    assert "others than root can write to it; remove it" in str(why)
+
+
+def modules(before: Any, now: Any) -> tuple[Any, Any]:
+    found = [snapshot([], stamp={"module": one}, driver={"version": one or ""}) for one in (before, now)]
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(("before", "now"), [("580", "580"), ("580", None), (None, None)])
+def test_the_same_driver(before: Any, now: Any) -> None:
+    one, other = modules(before, now)
+    node_snapshot.same_driver(None, one)
+    node_snapshot.same_driver(one, other)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"), [("580", "590", "now 590 and was 580"), (None, "5", "was not there")]
+)
+def test_another_driver_ends_the_process(before: Any, now: Any, said: str) -> None:
+    with pytest.raises(GpushimError, match=said) as refused:
+        node_snapshot.same_driver(*modules(before, now))
+    assert refused.value.exit_code == DRIVER
