@@ -263,8 +263,14 @@ class Plugin:
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""
         problems = [self._sources.problem if self._sources else "", self._exporter.problem, self._labels.problem]
-        said = [*problems, *self._settings.notes, *sorted(self._noted), *self._limits.notes, *self._allocators.notes]
-        notes = [*filter(None, dict.fromkeys(said))]
+        everything = [
+            *problems,
+            *self._settings.notes,
+            *sorted(self._noted),
+            *self._limits.notes,
+            *self._allocators.notes,
+        ]
+        notes = [*filter(None, dict.fromkeys(everything))]
         more: dict[str, Any] = {"watched": self._watchers.watched, "limits": self._limits.state, "notes": notes}
         more.update(
             self._allocators.state, profile=self._settings.profile or None, problem=str(self._refresh.problem or "")

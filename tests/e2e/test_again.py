@@ -131,9 +131,9 @@ FORGED: dict[str, Callable[[Path], object]] = {
 }
 
 
-def created_of(kept: Path) -> tuple[bytes, bytes, bytes]:
+def created_of(saved: Path) -> tuple[bytes, bytes, bytes]:
     """Part what a create has kept."""
-    number, _, rest = kept.read_bytes().partition(b"\n")
+    number, _, rest = saved.read_bytes().partition(b"\n")
     return number + b"\n", rest[: int(number)], rest[int(number) :]
 
 
@@ -143,10 +143,10 @@ def test_what_is_forged_counts_for_nothing(make: Make, forge: Callable[[Path], o
     bundle = make("bundle")
     bundle.ask("NVIDIA_VISIBLE_DEVICES=0", args=["true"])
     created = create(bundle)
-    kept = bundle.directory / "config.json.gpushim"
-    number, result, before = created_of(kept)
-    kept.write_bytes(number + result + before.replace(b'"true"', b'"evil"'))
-    forge(kept)
+    saved = bundle.directory / "config.json.gpushim"
+    number, result, before = created_of(saved)
+    saved.write_bytes(number + result + before.replace(b'"true"', b'"evil"'))
+    forge(saved)
     assert json.loads(create(bundle)) == json.loads(created)
     bundle.config.write_text(json.dumps({**bundle.spec, "hostname": "changed"}))
     assert json.loads(create(bundle)) == {**json.loads(created), "hostname": "changed"}

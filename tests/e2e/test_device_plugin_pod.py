@@ -30,7 +30,7 @@ from gpushim.inventory import ensure
 
 COMPILED = str(trees.TOP / ".cache" / "fakehost")
 SECONDS = 30.0
-KEPT = 90.0  # until the keeper has renewed it: it waits up to a minute for the driver to come to rest
+COPY = 90.0  # until the keeper has renewed it: it waits up to a minute for the driver to come to rest
 NOTICED = 10.0  # seconds until a snapshot that was renewed is gone by
 EACH = 0.011  # seconds between looks at what kubelet would give out; it answers a hundred a second
 PROGRAM = str(trees.TOP / "bin" / "gpushim")
@@ -218,7 +218,7 @@ def test_nobody_keeps_the_snapshot(node: Node, env: dict[str, str], ids: list[st
     assert "is out of date; gpushim refresh --keep (the container gpushim-node)" in status(env)["trouble"]
     assert "is out of date; gpushim refresh --keep (the container gpushim-node)" in said(node, plugin)
     with keeper(env):
-        assert until(lambda: node.allocatable() == ids, KEPT), said(node, plugin)
+        assert until(lambda: node.allocatable() == ids, COPY), said(node, plugin)
     assert status(env)["trouble"] == ""
 
 

@@ -30,8 +30,8 @@ FAILING = ("openat", "read", "getdents64", "write", "fchown", "fchmod", "fsync",
 WRITTEN = ("fsync", "close")
 CODES = (INVENTORY, BUNDLE, NOT_EXECUTABLE, NOT_FOUND)
 OWNER = (12, 34)
-KEPT = "config.json.gpushim"
-NEW = f"{KEPT}-"
+COPY = "config.json.gpushim"
+NEW = f"{COPY}-"
 
 
 class Lab:
@@ -125,7 +125,7 @@ def test_killed_at_any_call(lab: Lab) -> None:
         killed += lab.strike(call, KILL) is not None
         left = {NEW if name.startswith(NEW) else name: what for name, what in tree(lab.bundle).items()}
         assert left["config.json"] in (lab.before["config.json"], lab.done["config.json"]), call
-        assert left.keys() <= {"config.json", KEPT, NEW}, call
+        assert left.keys() <= {"config.json", COPY, NEW}, call
         if left not in seen:
             seen.append(left)
             lab.works()

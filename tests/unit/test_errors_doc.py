@@ -42,7 +42,7 @@ PASSED_ON = {
     "shim/gpushim/cli/refresh.py: snapshot['error']['sentence']",
     "shim/gpushim/cli/system.py: '; '.join(notes)",
     "shim/gpushim/engines/settings/rewrite.py: f'{path} {reason}'",
-    "shim/gpushim/inventory/renew.py: said",
+    "shim/gpushim/inventory/renew.py: output",
     "shim/gpushim/inventory/renew.py: str(failure['sentence'])",
     "shim/gpushim/nvidia/migrate/device_plugin.py: str(error)",
     "shim/gpushim/nvidia/migrate/device_plugin.py: problem",

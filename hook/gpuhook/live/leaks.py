@@ -40,7 +40,7 @@ def check(root: Rootfs, mounted: list[tuple[str, str]]) -> None:
     for copy in reversed(copies):
         _take_away(copy)
     if copies:
-        raise GpushimError(_said(copies), ROOTFS)
+        raise GpushimError(_sentence(copies), ROOTFS)
     for source, path in mounted:
         if not _is_there(root, source, path):
             raise GpushimError(
@@ -50,7 +50,7 @@ def check(root: Rootfs, mounted: list[tuple[str, str]]) -> None:
             )
 
 
-def _said(copies: list[mountinfo.Mount]) -> str:
+def _sentence(copies: list[mountinfo.Mount]) -> str:
     """Say what has reached the host, after it was taken away."""
     there = {one.id for one in mountinfo.parse(mountinfo.read(""))}
     for copy in copies:

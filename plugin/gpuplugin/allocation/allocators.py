@@ -71,7 +71,7 @@ def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot
         held: claims that have or may have some, as `relevant` lists them.
         snapshot: what the node has.
     """
-    gave = {*claims.GIVERS}
+    gave = {*claims.DRIVERS}
     for claim in (one for one in held if one.driver not in BOOKED):
         gpus = claims.which(claim, snapshot)
         gave.add(claim.driver)

@@ -134,22 +134,22 @@ class Questions:
         if self._stands == (_divisions(page), there, desired) and not (listed.doubtful(page) or shared.stuck):
             return {name: [*row] for name, row in desired.items()}
         matters = self._matters(page, desired, listed.known(page, there))
-        said = await self._evidence(snapshot, there, ask=matters)
+        known = await self._evidence(snapshot, there, ask=matters)
         with shared.locked() as before:
-            page = _confirmed(self._page(before), said)
+            page = _confirmed(self._page(before), known)
             units = listed.known(page, there)
             alien = {uuid for uuid, owner in records.owners(page).items() if self._registry.instances.lives(owner)}
-            settled, last = evidence.decided(page, desired, units, said, alien, listed.lost(page))
+            settled, last = evidence.decided(page, desired, units, known, alien, listed.lost(page))
             new = records.noted(page, desired, last, settled, units, self._registry.instances.number)
-            if said.pods is not None:
-                new = listed.adopted(new, said.pods, units)
-            if said.answered:
+            if known.pods is not None:
+                new = listed.adopted(new, known.pods, units)
+            if known.answered:
                 new = {**new, "unknown": ""}
             if new != before or shared.stuck:
                 shared.write(new)
         # If it does not matter who has what, it stands until host, settings or somebody's division change.
-        self._stands = None if matters or settled.told != desired else (_divisions(new), there, desired)
-        return settled.told
+        self._stands = None if matters or settled.listed != desired else (_divisions(new), there, desired)
+        return settled.listed
 
     def folders(self) -> tuple[str, ...]:
         """Return the directories in which files tell what to look at again."""
@@ -271,9 +271,9 @@ class Questions:
             return
         listed = await podresources.listed(self._kubelet_dir())
         if listed is not None:
-            said = Evidence(asked, listed.held(), listed.pods, True, self._young(asked), checkpoints.Promised())
+            known = Evidence(asked, listed.held(), listed.pods, True, self._young(asked), checkpoints.Promised())
             with shared.locked() as before:
-                if before is not None and before["boot"] == boot and (found := _confirmed(before, said)) != before:
+                if before is not None and before["boot"] == boot and (found := _confirmed(before, known)) != before:
                     shared.write(found)
         named, page = (trust.identity(shared.path), self._socket()), shared.read()
         given = (
@@ -292,8 +292,8 @@ def _divisions(page: Page) -> object:
     return {gpu: one["divisions"] for gpu, one in page["gpus"].items()}
 
 
-def _confirmed(page: Page, said: Evidence) -> Page:
+def _confirmed(page: Page, known: Evidence) -> Page:
     """Return the book after what kubelet has said."""
-    if said.pods is None:
+    if known.pods is None:
         return page
-    return listed.listed(page, said.pods, said.names if said.answered else None, said.asked - QUIET)
+    return listed.listed(page, known.pods, known.names if known.answered else None, known.asked - QUIET)

@@ -100,7 +100,9 @@ def _damaged(path: str, error: Exception) -> str:
 def _take(found: Promised, checkpoint: kubelet.Checkpoint, units: Units) -> None:
     """Go by what was given to pods, and for the rest by what was registered."""
     for one in checkpoint.given:
-        share = next((Share(MPS, group=_group(told)) for told in one.answer if told.startswith(PIPES)), None)
+        share = next(
+            (Share(MPS, group=_group(variable)) for variable in one.answer if variable.startswith(PIPES)), None
+        )
         share = share or (Share(TIME_SLICING) if one.answer else Share(UNTOLD))
         for name in one.devices:
             if _add(found, one.resource, name, units, share):
@@ -121,8 +123,8 @@ def _take(found: Promised, checkpoint: kubelet.Checkpoint, units: Units) -> None
                     _add(found, resource, name, units, alike.share or Share(UNTOLD))
 
 
-def _group(told: str) -> str:
-    return told.rpartition("/")[0].rpartition("/")[2]  # .../GROUP/pipe
+def _group(variable: str) -> str:
+    return variable.rpartition("/")[0].rpartition("/")[2]  # .../GROUP/pipe
 
 
 def _add(found: Promised, resource: str, name: str, units: Units, share: Share) -> bool:

@@ -50,41 +50,41 @@ class Evidence:
         return self.pods is not None and not self.young
 
 
-def served(page: Page, units: Units, said: Evidence, held: Held) -> dict[str, dict[str, Device]]:
+def served(page: Page, units: Units, known: Evidence, held: Held) -> dict[str, dict[str, Device]]:
     """List what was given out last, by resource and id: as the book has it, else as kubelet's checkpoint has it."""
     ids = [(resource, name) for resource, row in held.items() for name in row]
     found = records.devices(page, units, ids)
-    known = records.owners(page)
-    for resource, row in said.promised.served.items():
-        more = {name: one for name, one in row.items() if one.uuid not in known}
+    owners = records.owners(page)
+    for resource, row in known.promised.served.items():
+        more = {name: one for name, one in row.items() if one.uuid not in owners}
         if more:
             found[resource] = {**more, **found.get(resource, {})}
     return found
 
 
-def holders(page: Page, said: Evidence) -> dict[str, dict[str, str]]:
+def holders(page: Page, known: Evidence) -> dict[str, dict[str, str]]:
     """List who has, or is known to be about to get, what; by resource and id.
 
     Args:
         page: the book, after what kubelet has said.
-        said: what is known beside it.
+        known: what is known beside it.
     """
-    found = {name: {**row} for name, row in (said.pods or {}).items()}
+    found = {name: {**row} for name, row in (known.pods or {}).items()}
     for resource, name, entry in records.entries(page):
         found.setdefault(resource, {}).setdefault(name, entry["to"] or STARTS)
-    for resource, row in said.promised.held.items() if not said.answered else ():
+    for resource, row in known.promised.held.items() if not known.answered else ():
         for name, who in row.items():
             found.setdefault(resource, {}).setdefault(name, who)
     return found
 
 
-def suspected(page: Page, last: Served, said: Evidence, alien: Collection[str]) -> dict[str, dict[str, str]]:
+def suspected(page: Page, last: Served, known: Evidence, alien: Collection[str]) -> dict[str, dict[str, str]]:
     """List, beside those, who may have what was given out last.
 
     Args:
         page: the book.
         last: what was given out last.
-        said: what is known beside it.
+        known: what is known beside it.
         alien: UUIDs of what another instance that is there gives out.
     """
     found: dict[str, dict[str, str]] = {}
@@ -92,27 +92,27 @@ def suspected(page: Page, last: Served, said: Evidence, alien: Collection[str]) 
         for name, one in row.items():
             if one.uuid in alien and one.problem != GONE:
                 found.setdefault(resource, {})[name] = OTHERS
-            elif _unsaid(page, said):
+            elif _silent(page, known):
                 found.setdefault(resource, {})[name] = UNSAID
     return found
 
 
-def _unsaid(page: Page, said: Evidence) -> bool:
+def _silent(page: Page, known: Evidence) -> bool:
     """Say whether there may be holders that nobody has named.
 
     There are none before the first kubelet of a boot: nothing runs but what was given out since, and what
     kubelet's checkpoints promise; nor where there is neither a kubelet nor a checkpoint.
     """
-    if said.answered:
+    if known.answered:
         return False
     first = page["kubelet"] is None
-    nothing = not said.runs and not said.promised.there
-    return bool(page["unknown"] or said.promised.damaged) or not (first or nothing)
+    nothing = not known.runs and not known.promised.there
+    return bool(page["unknown"] or known.promised.damaged) or not (first or nothing)
 
 
-def unknown(page: Page, said: Evidence) -> str:
+def unknown(page: Page, known: Evidence) -> str:
     """Say why nobody knows what was given out last of what is in no record; "" if that was nothing."""
-    why = "" if said.answered else page["unknown"] or said.promised.damaged
+    why = "" if known.answered else page["unknown"] or known.promised.damaged
     return (
         f"nobody can say yet what pods have of it, for {why}; kubelet says so when it has run for a while"
         if why
@@ -121,7 +121,7 @@ def unknown(page: Page, said: Evidence) -> str:
 
 
 def decided(
-    page: Page, desired: Devices, units: Units, said: Evidence, alien: Collection[str], lost: Held
+    page: Page, desired: Devices, units: Units, known: Evidence, alien: Collection[str], lost: Held
 ) -> tuple[Settled, dict[str, dict[str, Device]]]:
     """Decide what kubelet is told.
 
@@ -129,17 +129,17 @@ def decided(
         page: the book, after what kubelet has said.
         desired: what it would be told if nobody had anything.
         units: as `confirmed.known` lists them.
-        said: what is known beside the book.
+        known: what is known beside the book.
         alien: UUIDs of what another instance that is there gives out.
         lost: of what somebody has, what kubelet has forgotten.
 
     Returns:
         that, and what was given out last.
     """
-    held = holders(page, said)
-    last = served(page, units, said, held)
-    for resource, row in suspected(page, last, said, alien).items():
+    held = holders(page, known)
+    last = served(page, units, known, held)
+    for resource, row in suspected(page, last, known, alien).items():
         for name, who in row.items():
             if who == OTHERS or name not in held.get(resource, {}):
                 held.setdefault(resource, {})[name] = who
-    return changes.settled(last, desired, held, units, unknown(page, said), lost), last
+    return changes.settled(last, desired, held, units, unknown(page, known), lost), last

@@ -72,13 +72,13 @@ def noted(page: Page, desired: Devices, served: Served, settled: Settled, units:
     before = {uuid: row for gpu in page["gpus"].values() for uuid, row in gpu["divisions"].items()}
     was = _parts({name: [*row.values()] for name, row in served.items()})
     divisions: dict[str, dict[str, Division]] = {gpus[one.gpu]: {} for row in desired.values() for one in row}
-    for uuid in settled.kept & was.keys():
+    for uuid in settled.occupied & was.keys():
         gpu = gpus[units[uuid].gpu]
         old: Division = {"parts": was[uuid], "owner": 0, "place": units[uuid].place}
         divisions.get(gpu, {})[uuid] = before.get(uuid, old)
     for uuid, parts in _parts(desired).items():
         if uuid not in settled.waits:
-            if uuid in settled.kept:
+            if uuid in settled.occupied:
                 _enlarge(parts, was.get(uuid, {}))
             new: Division = {"parts": parts, "owner": owner, "place": units[uuid].place}
             divisions[gpus[units[uuid].gpu]][uuid] = new
@@ -126,8 +126,8 @@ def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) ->
         gpu = page["gpus"].get(homes.get(one.uuid, ""), {"divisions": {}, "entries": {}})
         there = _ways(gpu["divisions"][one.uuid]) if gpu["divisions"] else set()
         if one.way not in there:
-            last = " and ".join(sorted(map(_said, there))) or "nothing"
-            raise GpushimError(f"{one.uuid} is not given out as {_said(one.way)} now, but as {last}", REQUEST)
+            last = " and ".join(sorted(map(_named, there))) or "nothing"
+            raise GpushimError(f"{one.uuid} is not given out as {_named(one.way)} now, but as {last}", REQUEST)
         same = gpu["entries"].get(f"{one.resource} {one.id}")
         if same and same["source"] in (FORMER, FORGOTTEN):  # of what kubelet remembers it does not ask for more
             why = forgotten(_whose(same)) if same["source"] == FORGOTTEN else former(_whose(same))
@@ -135,8 +135,8 @@ def give(page: Page, given: Sequence[Given], giver: str, to: str, now: float) ->
         for entry in gpu["entries"].values():
             if _excludes(entry, one):
                 raise GpushimError(
-                    f"{one.uuid} cannot be given out as {_said(one.way)}: {_whose(entry)} has {entry['uuid']} as "
-                    f"{_said(_way(entry))}",
+                    f"{one.uuid} cannot be given out as {_named(one.way)}: {_whose(entry)} has {entry['uuid']} as "
+                    f"{_named(_way(entry))}",
                     REQUEST,
                 )
     new: dict[str, dict[str, Entry]] = {}
@@ -164,7 +164,7 @@ def _way(entry: Entry) -> tuple[str, str]:
     return kind, name
 
 
-def _said(one: tuple[str, str]) -> str:
+def _named(one: tuple[str, str]) -> str:
     kind, name = one
     return f"{name} ({kind})" if kind else name
 

@@ -253,8 +253,8 @@ def _json(data: bytes) -> Any:
 def _refused(answer: http.client.HTTPResponse) -> ApiError:
     """Say what the server says of an error, a Status object."""
     try:
-        said = _json(b"".join(_read(answer))).get("message")
+        message = _json(b"".join(_read(answer))).get("message")
     except (ApiError, AttributeError, OSError, http.client.HTTPException):
-        said = ""
-    why = quote(str(said or answer.reason)[:MESSAGE])
+        message = ""
+    why = quote(str(message or answer.reason)[:MESSAGE])
     return ApiError(f"the API server says {answer.status}: {why}", answer.status)

@@ -73,18 +73,18 @@ def _posted(feature: NodeFeature) -> Callable[[], Iterator[None]]:
 
 def _keep(work: Callable[[], Iterator[Any]], once: bool, ended: threading.Event) -> None:
     """Do it again and again; what fails is said once, and tried again later and later."""
-    pause, said = Pause(), ""
+    pause, last_error = Pause(), ""
     try:
         while True:
             try:
                 for _ in work():
-                    said = ""
+                    last_error = ""
                     if once:
                         return
             except GpushimError as error:
-                if str(error) != said:
+                if str(error) != last_error:
                     logger.warning("%s; it is tried again", error)
-                said = str(error)
+                last_error = str(error)
             time.sleep(pause.seconds())
     finally:
         ended.set()

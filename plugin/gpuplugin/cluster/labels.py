@@ -178,13 +178,13 @@ def _whole(gpus: Sequence[Gpu], ways: dict[str, Way]) -> dict[str, str]:
     alike = [gpu for gpu in found if gpu["model"] == model]
     one = min(alike, key=lambda gpu: not gpu["arch"])  # a sick one does not tell all
     way = _shared(ways[gpu["uuid"]] for gpu in alike if gpu["uuid"] in ways and not gpu["mig"])
-    said = _base("gpu", way, count, model)
+    labels = _base("gpu", way, count, model)
     if one["memory"]:
-        said["gpu.memory"] = str(one["memory"])
+        labels["gpu.memory"] = str(one["memory"])
     if one["arch"]:
         major, _, minor = one["arch"].partition(".")
-        said.update({"gpu.compute.major": major, "gpu.compute.minor": minor, "gpu.family": family(one["arch"])})
-    return said
+        labels.update({"gpu.compute.major": major, "gpu.compute.minor": minor, "gpu.family": family(one["arch"])})
+    return labels
 
 
 def family(arch: str) -> str:
@@ -215,10 +215,10 @@ def _divided(name: str, migs: Sequence[MigInstance], gpus: Sequence[Gpu], ways: 
     model = _most(models[mig["gpu"]] for mig in migs)
     one = next(mig for mig in migs if models[mig["gpu"]] == model)
     way = _shared(ways[mig["uuid"]] for mig in migs if mig["uuid"] in ways)
-    said = _base(name, way, len(migs), model, "MIG", one["profile"])
+    labels = _base(name, way, len(migs), model, "MIG", one["profile"])
     if one["memory"]:
-        said[f"{name}.memory"] = str(one["memory"])
-    return {**said, **{f"{name}.{key}": str(number) for key, number in one["attributes"].items()}}
+        labels[f"{name}.memory"] = str(one["memory"])
+    return {**labels, **{f"{name}.{key}": str(number) for key, number in one["attributes"].items()}}
 
 
 def _base(name: str, way: Way, count: int, model: str, *more: str) -> dict[str, str]:

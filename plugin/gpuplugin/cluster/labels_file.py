@@ -59,9 +59,9 @@ class LabelsFile:
         path, interval = settings.values["labels-file"], settings.values["labels-interval"]
         now, of = time.monotonic(), (snapshot["looked"], settings)
         same = self._of is not None and self._of[0] == of[0] and self._of[1] is settings
-        wanted = not same or (now >= self._again and (interval or self.problem))
+        due = not same or (now >= self._again and (interval or self.problem))
         self.problem = self.problem if path else ""
-        if not path or not wanted or (self._task and not self._task.done()):
+        if not path or not due or (self._task and not self._task.done()):
             return
         self._of, self._again = of, now + (interval or RETRY)
         try:
@@ -106,9 +106,9 @@ def write(path: str, found: Mapping[str, str], stamped: bool, theirs: Collection
     _check(path, theirs)
     before = read(path)
     since = before.pop(labels.TIMESTAMP, "")
-    wanted = (since if before == found else "") or str(int(time.time()))
-    if before != found or since != (wanted if stamped else ""):
-        replace.replace(path, text(found, wanted if stamped else "").encode())
+    changed_at = (since if before == found else "") or str(int(time.time()))
+    if before != found or since != (changed_at if stamped else ""):
+        replace.replace(path, text(found, changed_at if stamped else "").encode())
 
 
 def _check(path: str, theirs: Collection[str]) -> None:

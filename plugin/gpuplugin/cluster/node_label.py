@@ -68,8 +68,8 @@ class NodeLabel:
             if kind == "ERROR":
                 if _member(found, "code") == GONE:
                     return
-                said = quote(str(_member(found, "message"))[:300])
-                raise ApiError(f"the API server ends the watch of node {self._node}: {said}")
+                message = quote(str(_member(found, "message"))[:300])
+                raise ApiError(f"the API server ends the watch of node {self._node}: {message}")
             if kind in ("ADDED", "MODIFIED"):
                 self._take(found)
             yield

@@ -35,14 +35,14 @@ class Settled:
     """What a decision comes to.
 
     Attributes:
-        told: devices by resource, as kubelet is to be told.
+        listed: devices by resource, as kubelet is to be told.
         waits: UUIDs of what is wanted in a division that it cannot have yet.
-        kept: UUIDs of what somebody has, or may have.
+        occupied: UUIDs of what somebody has, or may have.
     """
 
-    told: dict[str, list[Device]]
+    listed: dict[str, list[Device]]
     waits: frozenset[str]
-    kept: frozenset[str]
+    occupied: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ def settled(
         for each in row if gpu in known else ():  # what is given out in no way is gone
             if not each.place and (each.who != OTHERS or each.resource in desired):  # else that instance tells it
                 _keep(each, found, units)
-    kept = frozenset(one.uuid for row in holders.values() for one in row)
-    return Settled({name: [*row.values()] for name, row in found.items() if row}, waits, kept)
+    occupied = frozenset(one.uuid for row in holders.values() for one in row)
+    return Settled({name: [*row.values()] for name, row in found.items() if row}, waits, occupied)
 
 
 def changing(served: Served, desired: Devices, units: Units) -> bool:
     """Say whether it matters who has what: as for `settled`."""
     everything = {name: dict.fromkeys(row, "") for name, row in served.items()}
-    return bool(_unrecorded(served, desired)) or settled(served, desired, everything, units).told != desired
+    return bool(_unrecorded(served, desired)) or settled(served, desired, everything, units).listed != desired
 
 
 def way(resource: str, device: Device) -> tuple[str, str]:

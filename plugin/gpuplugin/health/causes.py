@@ -140,12 +140,12 @@ class State:
     Attributes:
         boot: the host's boot id.
         gpus: by UUID.
-        blind: causes that concern all GPUs, by the child that does not watch them.
+        unwatched: causes that concern all GPUs, by the child that does not watch them.
     """
 
     boot: str
     gpus: dict[str, Known] = field(default_factory=dict)
-    blind: dict[str, Cause] = field(default_factory=dict)
+    unwatched: dict[str, Cause] = field(default_factory=dict)
 
     def find(self, uuid: Any, here: set[str]) -> Known | None:
         """Find a GPU, or begin to know it; None if that is no UUID, or there are too many.
@@ -232,8 +232,8 @@ def _state(found: Any) -> State:
     if found["version"] != VERSION or not isinstance(found["boot"], str) or len(found["gpus"]) > GPUS:
         raise ValueError
     gpus = {_name(uuid): _known(known) for uuid, known in found["gpus"].items()}
-    blind = {_name(child): _cause(cause) for child, cause in found["blind"].items()}
-    return State(found["boot"], gpus, blind)
+    unwatched = {_name(child): _cause(cause) for child, cause in found["blind"].items()}
+    return State(found["boot"], gpus, unwatched)
 
 
 def _converted(found: Any) -> Any:
@@ -258,8 +258,8 @@ def _converted(found: Any) -> Any:
         }
         for uuid, known in found["gpus"].items()
     }
-    blind = {name: cause(one) for name, one in found["blind"].items()}
-    return {**found, "version": VERSION, "gpus": gpus, "blind": blind}
+    unwatched = {name: cause(one) for name, one in found["blind"].items()}
+    return {**found, "version": VERSION, "gpus": gpus, "blind": unwatched}
 
 
 def _known(found: Any) -> Known:

@@ -76,7 +76,7 @@ class Events:
         self._unwatched: dict[str, str] = {}
         self._unsupported: set[str] = set()
         self._asked: dict[str, dict[str, Any]] = {}  # since the last line
-        self._said: object = None
+        self._last_line: object = None
         self._set: Any = None
         self._merged = Merged()
 
@@ -174,8 +174,8 @@ class Events:
         asked, self._asked = self._asked, {}
         if asked:
             self._tell_log(asked)
-        if asked or line != self._said:
-            self._said = line
+        if asked or line != self._last_line:
+            self._last_line = line
             nvml_lines.tell(**line, **({"asked": asked} if asked else {}))
 
     def _tell_log(self, asked: dict[str, Any]) -> None:

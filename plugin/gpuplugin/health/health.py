@@ -56,7 +56,7 @@ class Health:
         self._state = causes.load(path, causes.boot_id() if boot is None else boot)
         self._here: set[str] = set()  # UUIDs of the last snapshot
         self.listened, self._over = gaps.Listened(self._state), Over()
-        self._unsaved = self._said = self._changed = False
+        self._unsaved = self._warned = self._changed = False
         self._saved = 0.0
         for known in self._state.gpus.values():  # the settings may have changed
             for name, cause in list(known.causes.items()):
@@ -79,7 +79,7 @@ class Health:
         self.save()
         return self._changed
 
-    def blind(self, child: str, why: str, now: float, gpus: Iterable[str] | None = None) -> bool:
+    def mark_unwatched(self, child: str, why: str, now: float, gpus: Iterable[str] | None = None) -> bool:
         """Say that a child does not watch.
 
         Args:
@@ -95,8 +95,8 @@ class Health:
         if child == "events":
             self.quiet(now)
         if self._choice.checks:
-            if gpus is None and child not in self._state.blind:
-                self._state.blind[child] = Cause("blind", now, now, why=quote(why))
+            if gpus is None and child not in self._state.unwatched:
+                self._state.unwatched[child] = Cause("blind", now, now, why=quote(why))
                 self._touch()
             for uuid in gpus or ():
                 known = self._state.find(uuid, self._here)
@@ -154,13 +154,13 @@ class Health:
         try:
             causes.save(self.path, self._state)
             self._file = trust.identity(self.path)
-            self._unsaved = self._said = False
+            self._unsaved = self._warned = False
         except OSError as error:
-            if not self._said:
+            if not self._warned:
                 logger.warning(
                     "%s cannot be written, so a restart would forget why devices are unhealthy: %s", self.path, error
                 )
-            self._said = True
+            self._warned = True
 
     def _take_in(self) -> None:
         """Take in the events of GPUs here that another instance has written since; polls, each makes its own."""
@@ -247,7 +247,7 @@ class Health:
                 self._add(known, "blind events", Cause("blind", now, now, why=quote(str(why))))
 
     def _watched_again(self, child: str, gpus: Iterable[str] | None) -> None:
-        if self._state.blind.pop(child, None):
+        if self._state.unwatched.pop(child, None):
             self._touch()
         for uuid in list(self._state.gpus) if gpus is None else gpus:
             if uuid in self._state.gpus:
@@ -293,7 +293,7 @@ class Health:
     def _reasons(self, uuid: str, now: float) -> list[Reason]:
         state = self._state
         found = [one for one in state.gpus[uuid].causes.values() if one.counts] if uuid in state.gpus else []
-        found += [one for one in state.blind.values() if now - one.since >= GRACE]
+        found += [one for one in state.unwatched.values() if now - one.since >= GRACE]
         return reason.reasons(found)
 
 

@@ -93,17 +93,17 @@ def reasons(causes: Iterable[Cause]) -> list[Reason]:
 
 def texts(found: Mapping[str, Sequence[Reason]], snapshot: Snapshot) -> dict[str, str]:
     """Say why devices are not given out, by UUID: of one that does not answer what the snapshot says of that."""
-    said = {gpu["index"]: gpu["problem"] or "" for gpu in snapshot["gpus"]}
-    said = {index: text for index, text in said.items() if hung.FAILS in text or hung.HANGS in text}
+    problem = {gpu["index"]: gpu["problem"] or "" for gpu in snapshot["gpus"]}
+    problem = {index: text for index, text in problem.items() if hung.FAILS in text or hung.HANGS in text}
     gpus = {gpu["uuid"]: gpu["index"] for gpu in snapshot["gpus"]}
     gpus.update((mig["uuid"], mig["gpu"]) for mig in snapshot["mig"])
-    return {uuid: _sentence(why, said.get(gpus.get(uuid, -1), "")) for uuid, why in found.items()}
+    return {uuid: _sentence(why, problem.get(gpus.get(uuid, -1), "")) for uuid, why in found.items()}
 
 
-def _sentence(why: Sequence[Reason], said: str) -> str:
-    known = said and any(one.kind in SILENT for one in why)
+def _sentence(why: Sequence[Reason], problem: str) -> str:
+    known = problem and any(one.kind in SILENT for one in why)
     rest = [one.text for one in why if not (known and one.kind in SILENT)]
-    return "; ".join([said, *rest] if known else rest)
+    return "; ".join([problem, *rest] if known else rest)
 
 
 def brief(sentence: str) -> str:

@@ -68,15 +68,17 @@ class Watchers:
             heard = self._health.listened.until(system.clock()) if mode == EVENTS else None
             return self._words(mode, self._snapshot, suspects, heard)
 
-        def blind(why: str, gpu: str) -> None:
+        def mark_unwatched(why: str, gpu: str) -> None:
             if mode == EVENTS:
                 self._watched = {}
-            self._tell(self._health.blind(mode, HUNG if gpu else why, system.clock(), [gpu] if gpu else None))
+            self._tell(
+                self._health.mark_unwatched(mode, HUNG if gpu else why, system.clock(), [gpu] if gpu else None)
+            )
             if gpu and mode == POLLS and hung_file.hangs(gpu):
                 self._stale(True)
 
         heard, complete = partial(self._heard, mode), partial(self._watched_again, mode)
-        return Child(mode, words, heard, blind, nvml_child.SILENCE[mode], complete)
+        return Child(mode, words, heard, mark_unwatched, nvml_child.SILENCE[mode], complete)
 
     def _words(
         self, mode: str, snapshot: Snapshot, suspects: Collection[str], heard: Mapping[str, Since] | None = None
@@ -95,7 +97,7 @@ class Watchers:
         renewed = self._driver not in (None, driver) or not self._sick <= sick
         for mode, child in self._children.items():
             if self._driver is None:  # nothing is known from before, or nobody has listened since
-                self._health.blind(mode, "nobody has asked it yet", system.clock())
+                self._health.mark_unwatched(mode, "nobody has asked it yet", system.clock())
             if renewed:
                 child.again()
             child.begin(self._start)
@@ -121,7 +123,7 @@ class Watchers:
     def complete(self) -> bool:
         """Whether NVML is polled, and the host looked at anew where it contradicts the snapshot."""
         child = self._children[POLLS]
-        return bool(self._snapshot and not self._fails() and child.pid and child.told)
+        return bool(self._snapshot and not self._fails() and child.pid and child.answered)
 
     def _fails(self) -> bool:
         snapshot = self._snapshot

@@ -137,12 +137,12 @@ def _counted(row: Row) -> Iterator[Sample]:
 
 def _of_plugin(state: State) -> Iterator[Sample]:
     yield OWN + "build_info", {"version": __version__, "python": platform.python_version()}, 1
-    for name, told, devices in state.resources:
+    for name, listed, devices in state.resources:
         found = Counter({("healthy", ""): 0})
         found.update(_health(one, state.reasons) for one in devices)
         for (health, reason), number in found.items():
             yield OWN + "devices", {"resource": name, "health": health, "reason": reason}, number
-        yield OWN + "registered", {"resource": name}, told
+        yield OWN + "registered", {"resource": name}, listed
     yield OWN + "released", {}, state.released
     yield OWN + "pod_resources_up", {}, state.asked
 

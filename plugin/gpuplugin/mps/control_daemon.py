@@ -32,7 +32,7 @@ ANSWER = 10.0  # seconds that the daemon has for a command
 START = 30.0  # seconds until it answers
 POLL = 0.05  # seconds between looks at a daemon that starts or ends
 ASKED = "get_default_active_thread_percentage"  # of all drivers' commands, the one that changes nothing
-SAID = 300  # bytes at the end of what it says that a sentence has
+TAIL = 300  # bytes at the end of what it says that a sentence has
 _UNKNOWN = re.compile("unknown|invalid|error|not supported|usage", re.IGNORECASE)
 UNSHARED = ("--mount", "--propagation", "slave")
 # The shell's arguments: the group's directory, and a command line.
@@ -114,12 +114,12 @@ class ControlDaemon:
             raise GpushimError(
                 f"{PROGRAM} has not answered {commands[0]} after {ANSWER:g} s; see {self._place.log}", INVENTORY
             ) from None
-        said = done.stdout.decode("utf-8", "replace").strip()
+        answer = done.stdout.decode("utf-8", "replace").strip()
         if done.returncode:
             raise GpushimError(
-                f"{PROGRAM} does not take {commands[0]}: {quote(said)}; see {self._place.log}", INVENTORY
+                f"{PROGRAM} does not take {commands[0]}: {quote(answer)}; see {self._place.log}", INVENTORY
             )
-        return said
+        return answer
 
     def has_clients(self) -> bool:
         """Say whether a process uses it now.
@@ -156,10 +156,10 @@ class ControlDaemon:
         if self._process is not None and self._process.poll() is None:
             return
         with open(f"{self._place.log}/output.log", "rb") as output:
-            output.seek(max(os.fstat(output.fileno()).st_size - SAID, 0))
-            said = " ".join(output.read(SAID).decode("utf-8", "replace").split())
+            output.seek(max(os.fstat(output.fileno()).st_size - TAIL, 0))
+            answer = " ".join(output.read(TAIL).decode("utf-8", "replace").split())
         raise GpushimError(
-            f"{PROGRAM} has ended: {visible(said) or 'it says nothing'}; see {self._place.log}", INVENTORY
+            f"{PROGRAM} has ended: {visible(answer) or 'it says nothing'}; see {self._place.log}", INVENTORY
         )
 
     def _limit(self) -> None:
@@ -169,11 +169,11 @@ class ControlDaemon:
             return
         for index in range(len(self._group.gpus)):  # as its CUDA_VISIBLE_DEVICES has them
             name = f"default_device_pinned_mem_limit {index}"
-            said = self.ask(f"set_{name} {self._group.memory}M") + self.ask(f"get_{name}")
-            if not re.search("[0-9]", said) or _UNKNOWN.search(said):
+            answer = self.ask(f"set_{name} {self._group.memory}M") + self.ask(f"get_{name}")
+            if not re.search("[0-9]", answer) or _UNKNOWN.search(answer):
                 raise GpushimError(
-                    f"MPS of driver {self._version} takes no limit of memory ({quote(said)}), so {self._group.name} "
-                    "cannot have one; drivers from 495 on do: update it, or use timeSlicing",
+                    f"MPS of driver {self._version} takes no limit of memory ({quote(answer)}), so "
+                    f"{self._group.name} cannot have one; drivers from 495 on do: update it, or use timeSlicing",
                     CONFIG,
                 )
 

@@ -125,7 +125,7 @@ def _watch(
     read: Callable[[], Settings],
     stopped: Callable[[float], bool],
 ) -> None:
-    said = ""
+    last_error = ""
     while not stopped(WATCH):
         _shorten(place.log)
         daemon.check()
@@ -135,9 +135,9 @@ def _watch(
         try:
             now = _group(group.name, read, snapshot)
         except GpushimError as error:
-            if str(error) != said:
+            if str(error) != last_error:
                 logger.warning("%s", f"{group.name} stays as it is: {error}")
-            said = str(error)
+            last_error = str(error)
             continue
         if (now is None or described(now) != described(group)) and not daemon.has_clients():
             return
@@ -199,8 +199,8 @@ def _run(name: str, *words: str) -> None:
         env={"LC_ALL": "C.UTF-8"}, check=False,
     )  # fmt: skip
     if done.returncode:
-        said = done.stdout.decode("utf-8", "replace").strip()
-        raise GpushimError(f"{name} of {words[-1]} fails: {quote(said)}", INVENTORY)
+        answer = done.stdout.decode("utf-8", "replace").strip()
+        raise GpushimError(f"{name} of {words[-1]} fails: {quote(answer)}", INVENTORY)
 
 
 def _clear(place: Place) -> None:

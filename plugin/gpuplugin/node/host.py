@@ -40,7 +40,9 @@ def enter(host: str) -> None:
         GpushimError: the pod may not enter it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    namespaces = [(os.open(f"{host}/proc/1/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), flag) for name, flag in _WANTED]
+    namespaces = [
+        (os.open(f"{host}/proc/1/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), flag) for name, flag in _NAMESPACES
+    ]
     for fd, flag in namespaces:
         if libc.setns(fd, flag):
             reason = os.strerror(ctypes.get_errno())
@@ -125,4 +127,4 @@ def python() -> str:
     return tag
 
 
-_WANTED = (("cgroup", CLONE_NEWCGROUP), ("mnt", CLONE_NEWNS))
+_NAMESPACES = (("cgroup", CLONE_NEWCGROUP), ("mnt", CLONE_NEWNS))

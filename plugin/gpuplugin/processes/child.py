@@ -27,7 +27,7 @@ FIRST, LONGEST = 1.0, 60.0  # between its end and its next start, more each time
 SETTLED = 10.0  # after which one that has told something has begun well
 STARTING = 20.0  # most, from its start to what it tells first: a driver initialises GPUs then
 LOOK = 1.0  # between looks whether it has ended, where the kernel does not tell
-SAID = 3600.0  # before the same is logged again
+REPEATED = 3600.0  # before the same is logged again
 KILLED = 1.0  # for which `stop` waits for one that it has killed
 LINE_LIMIT = 1 << 16  # bytes
 # In a second, and bytes of one that counts once: kubelet's calls run in the same loop. A child that watches tells 100
@@ -53,7 +53,7 @@ class Child:
 
     Attributes:
         pid: of the one that runs, or is left behind; 0 for none.
-        told: whether that one has told something.
+        answered: whether that one has told something.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Child:
             silence,
         )
         self._suspects: dict[str, None] = {}
-        self._said: dict[str, float] = {}  # until when a sentence is not logged again
+        self._logged: dict[str, float] = {}  # until when a sentence is not logged again
         self._garbled = False
         self._task: asyncio.Task[None] | None = None
         self._begin_life()
@@ -125,13 +125,13 @@ class Child:
             if not self._hurry.is_set():
                 self._stopped(f"{why}; it starts again", why, self._hung)
             await self._end_of_it()
-            if self.told and time.monotonic() - began > SETTLED:
+            if self.answered and time.monotonic() - began > SETTLED:
                 pause = FIRST
             await tasks.until(self._hurry, pause)
             pause = FIRST if self._hurry.is_set() else min(2 * pause, LONGEST)
 
     def _begin_life(self) -> None:
-        self.told, self._buffer, self._last = False, b"", time.monotonic()
+        self.answered, self._buffer, self._last = False, b"", time.monotonic()
         self._second, self._lines = self._last, 0  # since then so many lines
         self._asks = self._hung = self._why = ""  # a GPU, a GPU, a clause
 
@@ -155,8 +155,8 @@ class Child:
                     self._feed = feed
             os.set_blocking(reading, False)
             loop.add_reader(reading, self._readable, reading)
-            with process.watched(self.pid, lambda: self._dead(reading)) as told:
-                return await self._end(LONGEST if told else LOOK, reading)
+            with process.watched(self.pid, lambda: self._dead(reading)) as answered:
+                return await self._end(LONGEST if answered else LOOK, reading)
         finally:
             loop.remove_reader(reading)
             self._readable(reading)  # what it has told already
@@ -171,7 +171,9 @@ class Child:
         either: set[asyncio.Future[Any]] = {self._over, hurry}
         try:
             while True:
-                left = self._last + (self._silence if self.told else max(STARTING, self._silence)) - time.monotonic()
+                left = (
+                    self._last + (self._silence if self.answered else max(STARTING, self._silence)) - time.monotonic()
+                )
                 if left <= 0:
                     return self._hangs()
                 done, _ = await asyncio.wait(either, timeout=min(left, look), return_when=asyncio.FIRST_COMPLETED)
@@ -202,9 +204,9 @@ class Child:
 
     def _stopped(self, sentence: str, why: str, gpu: str) -> None:
         now = time.monotonic()
-        if now >= self._said.get(sentence, 0.0):  # a GPU that hangs is tried all the time
-            self._said = dict([*self._said.items()][1 - SUSPECTS :])
-            self._said[sentence] = now + SAID
+        if now >= self._logged.get(sentence, 0.0):  # a GPU that hangs is tried all the time
+            self._logged = dict([*self._logged.items()][1 - SUSPECTS :])
+            self._logged[sentence] = now + REPEATED
             logger.warning("%s (gpushim-%s): %s", self._lost, self.name, sentence)
         self._on_stop(why, gpu)
 
@@ -285,9 +287,9 @@ class Child:
         """Take note that it watches, and which GPUs have answered."""
         for answered in (line.get("poll"), line.get("watching")):
             self._suspects = {uuid: None for uuid in self._suspects if uuid not in _texts(answered)}
-        if not self.told and not self._suspects:
+        if not self.answered and not self._suspects:
             self._on_start()
-        self.told = True
+        self.answered = True
 
 
 async def ended(children: Iterable[Child]) -> None:

@@ -81,11 +81,11 @@ def resolve(
 
 
 def _sharing(table: Mapping[str, Any], where: str, notes: list[str]) -> tuple[Group, ...]:
-    said: list[str] = []
-    groups = sharing.read(table.get("sharing"), where, said)
-    notes += said[: bounds.LISTED]
-    if len(said) > bounds.LISTED:
-        notes.append(f"{where}: {len(said) - bounds.LISTED} more places below sharing do nothing")
+    below: list[str] = []
+    groups = sharing.read(table.get("sharing"), where, below)
+    notes += below[: bounds.LISTED]
+    if len(below) > bounds.LISTED:
+        notes.append(f"{where}: {len(below) - bounds.LISTED} more places below sharing do nothing")
     return groups
 
 

@@ -103,7 +103,7 @@ def read(section: Any, path: str, notes: list[str]) -> tuple[Group, ...]:
         GpushimError: something has a wrong form, or two entries are for the same devices or name.
     """
     section = forms.table(section, path, "sharing")
-    notes += [f"{path}: sharing.{said}" for said in forms.unknown(section, _KINDS)]
+    notes += [f"{path}: sharing.{note}" for note in forms.unknown(section, _KINDS)]
     sliced, mps = (_groups(section.get(key), path, key, notes) for key in _KINDS)
     of_all = {group.resource for group in mps if group.devices is None}
     twice = [group for group in sliced if group.devices is None and group.resource in of_all]
@@ -144,7 +144,7 @@ def _kind_of(share: Share) -> str:
 def _groups(section: Any, path: str, key: str, notes: list[str]) -> list[Group]:
     where = f"sharing.{key}"
     section = forms.table(section, path, where)
-    notes += [f"{path}: {where}.{said}" for said in forms.unknown(section, ("resources", *forms.SWITCHES))]
+    notes += [f"{path}: {where}.{note}" for note in forms.unknown(section, ("resources", *forms.SWITCHES))]
     for name in forms.SWITCHES:
         forms.value(section, name, f"{path}: {where}")
     rows = forms.value(section, "resources", f"{path}: {where}")
@@ -164,7 +164,7 @@ def _group(row: Any, section: Mapping[str, Any], path: str, key: str, notes: lis
     renamed = forms.full_name(found["rename"]) or resource + ".shared" * (section.get("renameByDefault") is True)
     known = ("name", *_OWN, *(_OF_MPS if key == "mps" else ("memory",)))
     beside = _beside(row, known)
-    notes += [f"{where}: {said}" for said in beside]
+    notes += [f"{where}: {note}" for note in beside]
     notes += [note for note in _changes(where, resource, renamed, found) if note not in notes]
     mps = _mps(found, resource, where, notes) if key == "mps" else None
     memory = forms.mib(found["memory"]) if mps is None else None
@@ -217,7 +217,7 @@ def _slice(row: Any, where: str, notes: list[str]) -> Slice:
     where = f"{where}, slice {name}"
     memory, threads, count = (forms.value(row, key, where) for key in ("memory", "threads", "count"))
     known = ("name", "memory", "threads", "count")
-    notes += [f"{where}: {said}" for said in forms.unknown(row, known)]
+    notes += [f"{where}: {note}" for note in forms.unknown(row, known)]
     if memory is None and threads is None:
         raise GpushimError(f"{where} has no limit; say memory, threads, or both", CONFIG)
     return Slice(name, forms.mib(memory), threads, 1 if count is None else count)

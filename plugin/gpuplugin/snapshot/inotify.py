@@ -39,7 +39,7 @@ class Watch:
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = self._libc.inotify_init1(_FLAGS)
-        self._said = self._begun = False
+        self._warned = self._begun = False
         self._folders: dict[int, str] = {}  # by watch
         self._now: set[str] = set()  # that were there when they were to be watched last
         if self.fd < 0:
@@ -80,13 +80,13 @@ class Watch:
         return folder in self._now
 
     def _say(self, setting: str, error: int) -> None:
-        if not self._said:
+        if not self._warned:
             logger.warning(
                 "inotify cannot be used (%s), so changes are noticed up to a second later; raise %s with sysctl",
                 os.strerror(error),
                 setting,
             )
-        self._said = True
+        self._warned = True
 
     def changed(self) -> set[str]:
         """Return the paths that came or went since the last time."""

@@ -48,8 +48,8 @@ def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
     if before.get("boot") != now["boot"] or not isinstance(at, (int, float)) or not 0 <= system.clock() - at < RECENT:
         before = {}
     units = {*units, *map(str, before.get("units") or ())}
-    wish = {"refresh": renewed or before.get("refresh") is True, "units": sorted(units), **now}
-    replace(path, json.dumps(wish).encode(), 0o600)
+    request = {"refresh": renewed or before.get("refresh") is True, "units": sorted(units), **now}
+    replace(path, json.dumps(request).encode(), 0o600)
 
 
 class NodeRequest:
@@ -64,7 +64,7 @@ class NodeRequest:
         self._asked = 0.0  # system.clock() since it is asked for; 0 while it is not
         self._pause, self._again = refresh.FIRST, 0.0  # seconds; time.monotonic()
         self._first: Snapshot | None = None
-        self._said = ""
+        self._logged = ""
 
     def read(self) -> Snapshot | None:
         """Return the snapshot that counts, or None.
@@ -83,7 +83,7 @@ class NodeRequest:
             self.need()
             self._judge(why)
         else:
-            self.problem, self._said = None, ""
+            self.problem, self._logged = None, ""
         return None if why else found
 
     def last(self) -> Snapshot | None:
@@ -120,10 +120,10 @@ class NodeRequest:
             path = f"{state}/{ensure.SNAPSHOT}"
             silent = GpushimError(f"{path} was asked for and is not renewed; {node_snapshot.RENEWED}", INVENTORY)
             self.problem = why or silent
-        if self.problem and str(self.problem) != self._said:
-            self._said = str(self.problem)
+        if self.problem and str(self.problem) != self._logged:
+            self._logged = str(self.problem)
             counts.add(counts.REFRESH_ERRORS)
-            logger.warning("%s", self._said)
+            logger.warning("%s", self._logged)
 
 
 def renewal(

@@ -57,7 +57,7 @@ class Refresh:
         self._force = False  # a snapshot that its stamp holds for true
         self._failed_for: object = None  # facts about host and configuration
         self._overtaken = False  # the last one was, and brought nothing
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self.problem: GpushimError | None = None
 
     def read(self) -> Snapshot | None:
@@ -119,7 +119,7 @@ class Refresh:
         force, self._force = ["--force"] * self._force, False
         began = time.monotonic()
         try:
-            code, said = await run([*renew.command(), *force], _environment(config, state), seconds)
+            code, output = await run([*renew.command(), *force], _environment(config, state), seconds)
         except OSError as error:
             sentence = f"gpushim refresh cannot be started: {error.strerror}"
             self._over(config, state, INVENTORY, [(logging.WARNING, sentence)])
@@ -129,7 +129,7 @@ class Refresh:
         else:
             changed = renew.facts(config) != facts and not code
             changed = changed or not hangs.issuperset(hung.known(state))
-            self._over(config, state, code, _lines(said), changed and not self._overtaken)
+            self._over(config, state, code, _lines(output), changed and not self._overtaken)
         counts.took(counts.REFRESHES, time.monotonic() - began)
         self._failed_for, self._task = facts, None
         self._again = time.monotonic() + self._pause if self.problem else 0.0
@@ -148,13 +148,13 @@ class Refresh:
         if self.problem:
             counts.add(counts.REFRESH_ERRORS)
         # Where there is a snapshot, it has the error, which comes last.
-        said = {text: level for level, text in lines[: -1 if true and code else None]}
+        output = {text: level for level, text in lines[: -1 if true and code else None]}
         if self.problem:
-            said.setdefault(str(self.problem), logging.WARNING)
-        for text, level in said.items():
-            if text not in self._said:
+            output.setdefault(str(self.problem), logging.WARNING)
+        for text, level in output.items():
+            if text not in self._logged:
                 logger.log(level, "%s", text)
-        self._said = set(said)
+        self._logged = set(output)
         self._ended()
 
 
@@ -192,11 +192,11 @@ async def run(words: list[str], environment: dict[str, str], seconds: float) -> 
             pid = process.spawn(words, environment, None, writing)
         finally:
             os.close(writing)
-        said, late = b"", time.monotonic() + seconds
+        output, late = b"", time.monotonic() + seconds
         while time.monotonic() < late:
-            (ended, status), said = os.waitpid(pid, os.WNOHANG), _more(reading, said)
+            (ended, status), output = os.waitpid(pid, os.WNOHANG), _more(reading, output)
             if ended:
-                return process.code(status), said
+                return process.code(status), output
             await asyncio.sleep(process.POLL)
         process.kill(pid)
         raise LateError(seconds, pid)
@@ -209,17 +209,17 @@ async def run(words: list[str], environment: dict[str, str], seconds: float) -> 
         os.close(reading)
 
 
-def _more(reading: int, said: bytes) -> bytes:
+def _more(reading: int, output: bytes) -> bytes:
     with contextlib.suppress(BlockingIOError):
         while data := os.read(reading, STDERR_LIMIT):
-            said = (said + data)[-STDERR_LIMIT:]
-    return said
+            output = (output + data)[-STDERR_LIMIT:]
+    return output
 
 
-def _lines(said: bytes) -> list[Line]:
+def _lines(output: bytes) -> list[Line]:
     """Take its log apart: lines of text, or of JSON; its refusal, which comes last, is text."""
     found = []
-    for line in said.decode("utf-8", "replace").strip().splitlines()[-LINES:]:
+    for line in output.decode("utf-8", "replace").strip().splitlines()[-LINES:]:
         level, text = "warning", line
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             record = json.loads(line)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     # each GPU of this host may be it.
     Which = Optional[frozenset[str]]
 
-GIVERS = ("gpu.nvidia.com",)  # drivers whose devices are GPUs of this host, whatever they are called
+DRIVERS = ("gpu.nvidia.com",)  # drivers whose devices are GPUs of this host, whatever they are called
 # NVIDIA's DRA driver calls a GPU gpu-MINOR, and an instance gpu-MINOR-mig-PROFILE-ID-START.
 _MINOR = re.compile("gpu-([0-9]{1,5})(-mig-.*)?", re.ASCII)
 _UUID = re.compile("(gpu|mig)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -65,9 +65,9 @@ def which(claim: Claim, inventory: Snapshot) -> Which:
     found = {device["uuid"] for name in own for device in _called(name, inventory)}
     for text in (*claim.cdi, claim.device):
         found.update(device["uuid"] for device in _by_uuid(text, inventory))
-    if found or not (own or claim.driver in GIVERS):
+    if found or not (own or claim.driver in DRIVERS):
         return frozenset(found)
-    minor = _MINOR.fullmatch(claim.device) if claim.driver in GIVERS else None
+    minor = _MINOR.fullmatch(claim.device) if claim.driver in DRIVERS else None
     gpus = [gpu["uuid"] for gpu in inventory["gpus"] if minor and gpu["minor"] == int(minor[1])]
     return frozenset(gpus) if len(gpus) == 1 else None
 

@@ -73,12 +73,12 @@ class Names:
 
     def directories(self, key: str) -> list[str]:
         """List the directories that running dockerds were given as a key of daemon.json, such as "exec-root"."""
-        said = [
+        roots = [
             (engine, root)
             for engine in self._dockerds
             for root in [*engine.option(f"--{key}"), dockerd.readable_setting(dockerd.config(engine), key)]
         ]
-        return [engine.seen(root) for engine, root in said if isinstance(root, str) and root.startswith("/")]
+        return [engine.seen(root) for engine, root in roots if isinstance(root, str) and root.startswith("/")]
 
     def of_docker(self, identity: str, user: str, read: Read) -> str:
         """Return a container's name as Docker has it; "" if no dockerd knows it.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpushim.config import policy
 from gpushim.containers import claims, holders, names
 from gpushim.containers.kubelet import CLAIMS, Given, checkpoint
-from gpushim.containers.kubelet import claims as kept
+from gpushim.containers.kubelet import claims as saved_claims
 from gpushim.explain import explain
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
@@ -185,7 +185,7 @@ def _claimed(
 
 def _claims(folder: str, notes: list[str]) -> list[Claim] | None:
     try:
-        return kept(folder)
+        return saved_claims(folder)
     except OSError as error:
         why = f"cannot be read: {error.strerror}; run this as root"
     except ValueError as error:

@@ -141,7 +141,7 @@ def given(path: str, data: bytes, folder: int) -> bytes:
         data: what it says now.
         folder: from bundle.directory.
     """
-    ours, before = bundle.kept(path, folder)
+    ours, before = bundle.saved(path, folder)
     if data == ours:
         return before
     traces = MORE_TRACES if ours else TRACES

@@ -77,7 +77,7 @@ class Host:
         engines: those that run.
         impostors: processes that only call themselves an engine.
         named: engines that the user named, keys of checks.ENGINES.
-        kubelet_says: the directory that the kubelet which runs was told (--root-dir); "" if none was.
+        kubelet_root_dir: the directory that the kubelet which runs was told (--root-dir); "" if none was.
         code: the directory of the code that engines run.
         answers: slow answers, kept for the next check that needs them.
     """
@@ -91,7 +91,7 @@ class Host:
     engines: list[running.Engine] = field(default_factory=list)
     impostors: list[running.Impostor] = field(default_factory=list)
     named: tuple[str, ...] = ()
-    kubelet_says: str = ""
+    kubelet_root_dir: str = ""
     code: str = field(default_factory=_code)
     answers: dict[str, Any] = field(default_factory=dict)
 
@@ -183,7 +183,7 @@ def look(named: tuple[str, ...] = ()) -> Host:
         engines=engines,
         impostors=impostors,
         named=named,
-        kubelet_says=kubelets.root_dir(),
+        kubelet_root_dir=kubelets.root_dir(),
     )
     try:
         host.settings, host.old_names = policy.loaded(host.config)

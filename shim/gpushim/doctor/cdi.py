@@ -159,15 +159,15 @@ def conflicts(host: Host) -> Iterator[Finding]:
     for path, priority, document in listed:
         for device in document["devices"]:
             places.setdefault(f"{document['kind']}={device['name']}", []).append((priority, path))
-    said, mine = set(), publish.path_of(host.settings)
+    shown, mine = set(), publish.path_of(host.settings)
     unreadable = [problem.partition(": ")[0] for problem in problems]
     for path in unreadable:
         evidence = f"what {path} has is unknown, and an engine that can read it may find a device twice"
         yield warning(evidence, "do what cdi-files says")
     for name, found in places.items():
         paths = sorted(path for _, path in found)
-        if len(paths) > 1 and tuple(paths) not in said:
-            said.add(tuple(paths))
+        if len(paths) > 1 and tuple(paths) not in shown:
+            shown.add(tuple(paths))
             same = len({priority for priority, _ in found}) < len(found)
             evidence = f"{name} is in {' and in '.join(paths)}"
             if same:
@@ -177,7 +177,7 @@ def conflicts(host: Host) -> Iterator[Finding]:
             else:  # cdi-spec needs gpushim's own
                 one = next(path for _, path in found if path != mine)
                 yield warning(f"{evidence}: the last of the directories counts", f"rm {shlex.quote(one)}")
-    if not said and not unreadable:
+    if not shown and not unreadable:
         yield ok("no device is in two files")
 
 
@@ -270,5 +270,5 @@ def _engines(host: Host) -> dict[str, tuple[tuple[int, ...], Reads]]:
 
 
 def _version(program: str) -> tuple[int, ...]:
-    said = re.search(r"(\d+)\.(\d+)\.\d+", ask.program([program, "--version"]).out) if program else None
-    return (int(said[1]), int(said[2])) if said else ()
+    shown = re.search(r"(\d+)\.(\d+)\.\d+", ask.program([program, "--version"]).out) if program else None
+    return (int(shown[1]), int(shown[2])) if shown else ()

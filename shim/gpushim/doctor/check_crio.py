@@ -28,12 +28,12 @@ RUNTIME = crio.DEFAULT[:-1]
 def daemon(host: Host) -> Iterator[Finding]:
     """Check that a CRI-O runs and answers, and tell its settings."""
     for engine in host.running("crio"):
-        said = _said(host, engine)
+        status = _status(host, engine)
         who = f"CRI-O (process {engine.pid})"
-        if "error" in said:
-            yield broken(f"{who} does not say its settings: {said['error']}", host.restart(engine))
+        if "error" in status:
+            yield broken(f"{who} does not say its settings: {status['error']}", host.restart(engine))
         else:
-            evidence = "" if said else ", which is not asked, as its program is not the system's"
+            evidence = "" if status else ", which is not asked, as its program is not the system's"
             yield ok(f"{who} runs, with {' and '.join(filter(None, crio.places(engine)))}{evidence}")
     if not host.running("crio"):
         evidence = "no CRI-O runs"
@@ -43,9 +43,9 @@ def daemon(host: Host) -> Iterator[Finding]:
 def runtime(host: Host) -> Iterator[Finding]:
     """Check that CRI-O has a handler of ours, has read it, and that it means the same low-level runtime as others."""
     for engine in host.running("crio"):
-        who, said = f"CRI-O (process {engine.pid})", _said(host, engine)
+        who, status = f"CRI-O (process {engine.pid})", _status(host, engine)
         named = entries.for_gpus(engine, crio.programs_of(crio.settings(engine)))
-        loaded = entries.for_gpus(engine, crio.programs_of(said)) if said and "error" not in said else named
+        loaded = entries.for_gpus(engine, crio.programs_of(status)) if status and "error" not in status else named
         mine = [name for name, path in (*named.items(), *loaded.items()) if executes_ours(path, engine)]
         needed = host.for_pods("crio")
         for name in sorted({*named, *loaded}):
@@ -81,7 +81,7 @@ def hooks(host: Host) -> Iterator[Finding]:
 def devices(host: Host) -> Iterator[Finding]:
     """Check that CRI-O looks for CDI devices where gpushim's are."""
     for engine in host.running("crio"):
-        settings = dropin.table(_said(host, engine), *RUNTIME) or dropin.table(crio.settings(engine), *RUNTIME)
+        settings = dropin.table(_status(host, engine), *RUNTIME) or dropin.table(crio.settings(engine), *RUNTIME)
         found = settings.get("cdi_spec_dirs")
         folders = [str(folder) for folder in (found if isinstance(found, list) and found else SPEC_DIRECTORIES)]
         own = entries.place(host)
@@ -104,9 +104,9 @@ def handlers(host: Host) -> list[str]:
 
 
 def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
-    said = _said(host, engine)
+    status = _status(host, engine)
     try:
-        known = said if dropin.table(said, *RUNTIME) else crio.settings(engine)
+        known = status if dropin.table(status, *RUNTIME) else crio.settings(engine)
         evidence, fix = crio.otherwise(known, host.settings["runtime"]["low-level"], host.config)
     except GpushimError:
         return  # low-level-runtime says so
@@ -114,7 +114,7 @@ def _low_level(host: Host, engine: Engine) -> Iterator[Finding]:
         yield warning(evidence, fix)
 
 
-def _said(host: Host, engine: Engine) -> dict[str, Any]:
+def _status(host: Host, engine: Engine) -> dict[str, Any]:
     """Return CRI-O's own settings; {} if it cannot be asked, {"error": why} if its answer cannot be used."""
     return host.once(f"crio {engine.pid}", lambda: _asked(engine))
 

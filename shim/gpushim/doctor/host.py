@@ -80,17 +80,17 @@ def low_level(host: Host) -> Iterator[Finding]:
         )
         return
     answer = ask.program([path, "--version"])
-    said = re.search(r"^(\S+) version (\d+)\.(\d+)(?:\.(\d+))?", answer.out, re.MULTILINE)
+    match = re.search(r"^(\S+) version (\d+)\.(\d+)(?:\.(\d+))?", answer.out, re.MULTILINE)
     if answer.code != 0:
         yield broken(f"the low-level runtime {path} does not run: {answer.last}", f"reinstall it, or set {setting}")
-    elif not said:
+    elif not match:
         yield warning(
             f"{path} --version says nothing known",
             f"see that {shlex.quote(path)} is a low-level runtime, or set {setting}",
         )
     else:
-        version = (int(said[2]), int(said[3]), int(said[4] or 0))
-        yield _judged(path, said[1], version, answer.out)
+        version = (int(match[2]), int(match[3]), int(match[4] or 0))
+        yield _judged(path, match[1], version, answer.out)
 
 
 def _found(host: Host, names: list[str], setting: str) -> str:
@@ -105,13 +105,13 @@ def _found(host: Host, names: list[str], setting: str) -> str:
     return f"install runc (package runc), and set {setting} to {shlex.quote(json.dumps(['runc']))}"
 
 
-def _judged(path: str, name: str, version: tuple[int, int, int], said: str) -> Finding:
+def _judged(path: str, name: str, version: tuple[int, int, int], match: str) -> Finding:
     shown = f"{path} is {name} {'.'.join(map(str, version))}"
     flaws = [flaw for flaw, good in FLAWS.get(name, ()) if _has(version, good)]
     if version[:2] < OLDEST.get(name, (0, 0)):
         oldest = ".".join(map(str, OLDEST[name]))
         return broken(f"{shown}, too old: {oldest} is the oldest that is tested", f"install {name} {_newest(name)}")
-    if flaws and not _THEIRS.search(said):
+    if flaws and not _THEIRS.search(match):
         evidence = f"{shown}, whose makers have since fixed {', '.join(flaws)}"
         return warning(evidence, f"install {name} {_newest(name)}")
     return ok(f"{shown}{', of a distribution, which fixes its own' if flaws else ''}")

@@ -41,8 +41,10 @@ def node(host: Host) -> Iterator[Finding]:
     there = os.path.isdir(host.kubelet)
     if host.problem and not there:
         yield skipped(f"not looked at while {host.config} is not valid, which may say where kubelet's directory is")
-    elif elsewhere and (not there or host.kubelet_says):
-        has = f"has the directory {elsewhere}" if host.kubelet_says else f"seems to have the directory {elsewhere}"
+    elif elsewhere and (not there or host.kubelet_root_dir):
+        has = (
+            f"has the directory {elsewhere}" if host.kubelet_root_dir else f"seems to have the directory {elsewhere}"
+        )
         evidence = f"the kubelet of this node {has}, and kubelet-dir under [device-plugin] is {host.kubelet}"
         yield broken(evidence, then_plugin(host, setting(host, "device-plugin", f'kubelet-dir = "{elsewhere}"')))
     elif there:
@@ -55,10 +57,10 @@ def node(host: Host) -> Iterator[Finding]:
 
 def _elsewhere(host: Host) -> list[str]:
     """List the directories that kubelet may have instead of the one in config.toml, the surest first."""
-    said = host.kubelet_says
-    if said and os.path.realpath(host.top + said) == os.path.realpath(host.kubelet):
+    folder = host.kubelet_root_dir
+    if folder and os.path.realpath(host.top + folder) == os.path.realpath(host.kubelet):
         return []
-    return [said] if said else [place for place in PLACES if host.top + place != host.kubelet]
+    return [folder] if folder else [place for place in PLACES if host.top + place != host.kubelet]
 
 
 def listens(host: Host) -> Iterator[Finding]:

@@ -79,12 +79,14 @@ def judged(answer: ask.Answer) -> Iterator[Finding]:
         return
     if not nodes:
         yield broken(f"a container with {REQUEST} gets no device node", f"gpushim explain --env {REQUEST}")
-    for node, said in nodes.items():
-        if said != "opens":
-            yield broken(f"{node} does not open in a container: {said.rpartition(': ')[2]}", "gpushim doctor; dmesg")
-    for library, said in libraries.items():
-        if said:
-            yield broken(f"{library} does not load in a container: {said}", f"gpushim explain --env {REQUEST}")
+    for node, result in nodes.items():
+        if result != "opens":
+            yield broken(
+                f"{node} does not open in a container: {result.rpartition(': ')[2]}", "gpushim doctor; dmesg"
+            )
+    for library, result in libraries.items():
+        if result:
+            yield broken(f"{library} does not load in a container: {result}", f"gpushim explain --env {REQUEST}")
     if nodes and {*nodes.values(), *libraries.values()} == {"opens", ""}:
         yield ok(f"{some(list(nodes), 8)} open in a container, and {' and '.join(libraries)} load")
 

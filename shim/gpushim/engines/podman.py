@@ -84,7 +84,7 @@ def verify(options: Options, found: Plan) -> list[str]:
     more = {"PATH": programs.path(), **({"CONTAINERS_CONF": options.config} if options.config else {})}
     answer = ask.program(command, INFO_SECONDS, whole=True, more=more)
     if answer.code is None:
-        return [answer.said]
+        return [answer.error]
     try:
         info = json.loads(answer.out) if answer.code == 0 else {}
     except ValueError:
@@ -94,7 +94,7 @@ def verify(options: Options, found: Plan) -> list[str]:
         return [f"Podman still has the runtime {options.name}"] if has else []
     if has:
         return []
-    reason = (answer.said.strip().splitlines() or [f"its runtime is {answer.out.strip()[:200]}"])[-1]
+    reason = (answer.error.strip().splitlines() or [f"its runtime is {answer.out.strip()[:200]}"])[-1]
     return [f"Podman does not take the runtime {options.name} of {found.config}: {reason}"]
 
 

@@ -26,7 +26,7 @@ VENDOR, DISPLAY = "0x10de", "0x03"  # PCI: NVIDIA, and the class of display cont
 HELPER, USUAL_HELPER = "/proc/sys/kernel/modprobe", "/sbin/modprobe"
 CHROOT = "/usr/sbin/chroot"
 SECONDS = 10  # for one module; the driver needs about two with eight GPUs
-SAID_LIMIT = 300  # bytes of modprobe's output
+OUTPUT_LIMIT = 300  # bytes of modprobe's output
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 
@@ -89,10 +89,10 @@ def _modprobe(root: str, program: str, name: str) -> str:
     """Run modprobe; returns what went wrong, or ""."""
     command = [program, name] if root == "/" else [CHROOT, root, program, name]
     # Not a pipe: a daemon that an "install" line of modprobe.d starts would keep it open.
-    with open(os.memfd_create("modprobe"), "r+b") as said:
+    with open(os.memfd_create("modprobe"), "r+b") as output:
         try:
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd="/", env=ENVIRONMENT
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env=ENVIRONMENT
             )
         except OSError as error:
             return f"{command[0]} cannot be started ({error.strerror})"
@@ -101,8 +101,8 @@ def _modprobe(root: str, program: str, name: str) -> str:
         except subprocess.TimeoutExpired:
             _abandon(child)
             return f"{' '.join(command)} takes longer than {SECONDS} s"
-        said.seek(0)
-        text = " ".join(said.read(SAID_LIMIT).decode("utf-8", "replace").split())
+        output.seek(0)
+        text = " ".join(output.read(OUTPUT_LIMIT).decode("utf-8", "replace").split())
     return f"{' '.join(command)} failed ({text or f'code {code}'})" if code else ""
 
 

@@ -50,13 +50,13 @@ def refreshed(config: str, state: str, waiting: Callable[[], None]) -> bool:
         agreed, until = False, time.monotonic() + SECONDS
         while agreed or time.monotonic() < until:
             try:
-                said = asking.recv(len(AGREED))
+                answer = asking.recv(len(AGREED))
             except BlockingIOError:
                 waiting()
                 continue
             except OSError:
                 return agreed
-            if not said:
+            if not answer:
                 return agreed
             agreed = True
         return False

@@ -189,8 +189,8 @@ def _taken(lock: int) -> bool:
 def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
     """Run a refresh in a process of its own, and wait for its end."""
     # Not a pipe: nobody would read it after the create gives up.
-    with open(os.memfd_create("refresh"), "r+b") as said:
-        child = _started(config, state, lock, said)
+    with open(os.memfd_create("refresh"), "r+b") as output:
+        child = _started(config, state, lock, output)
         try:
             while child.poll() is None:
                 wait.a_moment(lock)
@@ -200,27 +200,27 @@ def _refresh(config: str, state: str, lock: int | None, wait: _Wait) -> None:
         if child.returncode == 0 or ensure.read(config, state) is not None:  # which may say what is wrong
             return
         _pass_on(state, config, wait.began)  # recorded by the child
-        raise _why(child.returncode, _last_words(said.fileno()))
+        raise _why(child.returncode, _last_words(output.fileno()))
 
 
-def _started(config: str, state: str, lock: int | None, said: BinaryIO) -> subprocess.Popen[bytes]:
+def _started(config: str, state: str, lock: int | None, output: BinaryIO) -> subprocess.Popen[bytes]:
     nothing = subprocess.DEVNULL
     words, given = (command(), nothing) if lock is None else ([*command(), "--locked"], lock)
     environment = {"PATH": os.environ.get("PATH", policy.SYSTEM_PATH), "LC_ALL": "C.UTF-8"}
     environment |= {"GPUSHIM_CONFIG": config, "GPUSHIM_STATE": state}
     try:
         return subprocess.Popen(
-            words, stdin=given, stdout=nothing, stderr=said, env=environment, cwd="/", start_new_session=True
+            words, stdin=given, stdout=nothing, stderr=output, env=environment, cwd="/", start_new_session=True
         )
     except OSError as error:
         raise scarce.lack(error) or GpushimError(f"gpushim refresh cannot be started: {error}", INVENTORY) from None
 
 
-def _why(code: int, said: str) -> GpushimError:
+def _why(code: int, output: str) -> GpushimError:
     if code < 0:
         return GpushimError(f"gpushim refresh was ended by signal {-code}; run it by hand to see why", INVENTORY)
-    if said:
-        return GpushimError(said, code)
+    if output:
+        return GpushimError(output, code)
     return GpushimError(f"gpushim refresh failed with code {code} and did not say why; run it by hand", INVENTORY)
 
 

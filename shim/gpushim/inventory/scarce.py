@@ -42,5 +42,5 @@ def among(notes: list[str]) -> GpushimError | None:
 def _is_want(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno:
         return error.errno in ERRNOS
-    said = str(error)
-    return isinstance(error, MemoryError) or THREAD in said or any(words in said for words in WORDS)
+    text = str(error)
+    return isinstance(error, MemoryError) or THREAD in text or any(words in text for words in WORDS)

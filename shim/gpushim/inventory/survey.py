@@ -182,18 +182,18 @@ def _begun(
     """Return a snapshot of what the kernel module and NVML, or another platform, tell, without nodes and files."""
     driver = settings["driver"]
     notes: list[str] = []
-    said: list[str] = []  # another platform's come when its files are listed, below
+    platform_notes: list[str] = []  # another platform's come when its files are listed, below
     version = procfs.module_version(proc)
     found = _nothing(version or "")
     other: Platform | None = None
     error: Failure | None = None
     try:
         policy.check_directories(driver, system.config_path())
-        other = platforms.find(driver, said)
+        other = platforms.find(driver, platform_notes)
         if other:
             found = platforms.gpus(other, driver["root"], notes, waiting)
         else:
-            notes += said
+            notes += platform_notes
             _check_driver(version, driver["root"], proc)
             found = gpus.read(driver["root"], proc, version or "", notes, waiting, settled, spared)
             notes += [

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         hook: str  # absolute path of gpushim-hook
 
 
-KEPT = ".gpushim"  # what a create keeps is config.json.gpushim
+SAVED = ".gpushim"  # what a create keeps is config.json.gpushim
 EBUSY = 16  # on every Linux; importing errno costs 0.1 ms
 
 
@@ -105,7 +105,7 @@ def _read_all(fd: int, size: int) -> bytes:
     return data
 
 
-def kept(path: str, folder: int) -> tuple[bytes, bytes]:
+def saved(path: str, folder: int) -> tuple[bytes, bytes]:
     """Read what an earlier create has kept beside a config.json: its result, and what the engine had written.
 
     The file is root's, or of the user who runs the engine, and counts only if nobody else could have written it: an
@@ -117,7 +117,7 @@ def kept(path: str, folder: int) -> tuple[bytes, bytes]:
     """
     try:
         flags = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_NOCTTY
-        fd = posix.open(path.rpartition("/")[2] + KEPT, flags, dir_fd=folder)
+        fd = posix.open(path.rpartition("/")[2] + SAVED, flags, dir_fd=folder)
     except OSError:
         return b"", b""
     try:
@@ -146,22 +146,22 @@ def replace(
         text: what it is to say.
         status: from `read`.
         folder: from `directory`.
-        before: what the engine wrote, which is kept beside it with the text, for `kept`; b"" keeps nothing.
+        before: what the engine wrote, which is kept beside it with the text, for `saved`; b"" keeps nothing.
 
     Raises:
         GpushimError: it cannot be written; the old file is unchanged and nothing is left beside it.
     """
     name = path if folder is None else path.rpartition("/")[2]
     data = text.encode("ascii") if isinstance(text, str) else text
-    which = path + KEPT
+    which = path + SAVED
     try:
         if before:  # first: a create that is killed between the two leaves what counts for nothing
-            _put(name + KEPT, b"%d\n%s%s" % (len(data), data, before), None, folder)
+            _put(name + SAVED, b"%d\n%s%s" % (len(data), data, before), None, folder)
         which = path
         _put(name, data, status, folder)
     except OSError as error:
         if before:
-            _remove(name + KEPT, folder)
+            _remove(name + SAVED, folder)
         hint = " (it is a mount point)" if error.errno == EBUSY else ""
         raise GpushimError(
             f"{which} cannot be replaced: {error.strerror}{hint}; the old file is untouched", BUNDLE
@@ -177,7 +177,7 @@ def _remove(name: str, folder: int | None) -> None:
 
 def _put(name: str, data: bytes, status: posix.stat_result | None, folder: int | None) -> None:
     """Write a file beside its name and rename it; without a status to take over, 0600 and not synced."""
-    base = name if name.endswith(KEPT) else name + KEPT
+    base = name if name.endswith(SAVED) else name + SAVED
     new = f"{base}-{posix.urandom(8).hex()}"  # a pid might be that of a killed one
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
     fd = posix.open(new, flags, 0o600, dir_fd=folder)

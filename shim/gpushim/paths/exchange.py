@@ -28,7 +28,7 @@ from gpushim.paths import replace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-KEPT = ".kept-gpushim"
+COPY = ".kept-gpushim"
 LIMIT = bounds.SPEC  # bytes that are read of a file, the largest of which is a CDI spec
 _NOREPLACE, _EXCHANGE = 1, 2  # <linux/fs.h>
 _WITHOUT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)  # the last: of a seccomp filter
@@ -115,7 +115,7 @@ def copy_aside(name: str, folder: int, source: str) -> str:
     """Rename a file to the first free name for a copy of the file `name`; returns that."""
     number = 1
     while True:
-        copies = f"{name}{KEPT}" + (f".{number}" if number > 1 else "")
+        copies = f"{name}{COPY}" + (f".{number}" if number > 1 else "")
         try:
             _move(source, folder, copies, folder)
             return copies

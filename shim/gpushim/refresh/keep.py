@@ -34,7 +34,7 @@ FIRST, LONGEST = 1.0, 60.0  # seconds between tries that fail
 DEADLINE = 22 * 60.0
 GRACE = 0.5  # seconds that a child has to be gone when this process is to end
 ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-SAID = 16384  # bytes at the end of what a child says
+TAIL = 16384  # bytes at the end of what a child says
 WHOLE = __file__.rpartition("/gpushim/")[0] + "/whole"  # last file of an installed version
 
 
@@ -77,7 +77,7 @@ class Keep:
         self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
         self._failed_for: Any = None  # facts about host and configuration
         self._served: Any = None  # identity of the file of wishes as the last child found it
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def look(self) -> None:
         """See to the child, and start one if it is needed."""
@@ -98,7 +98,7 @@ class Keep:
             self._child.gone(GRACE)
 
     def _needed(self) -> bool:
-        if self._wish() not in (None, self._served):
+        if self._request() not in (None, self._served):
             return True
         found = ensure.read(self.config, self.state) or self._newer()
         return found is None or not stamp.alive(found, min(AHEAD, found["life"] / 2))
@@ -112,16 +112,16 @@ class Keep:
         """Say whether the host is worth another try."""
         if time.monotonic() >= self._again:
             return True
-        if renew.facts(self.config) == self._failed_for and self._wish() in (None, self._served):
+        if renew.facts(self.config) == self._failed_for and self._request() in (None, self._served):
             return False
         self._pause = FIRST
         return True
 
-    def _wish(self) -> Any:
+    def _request(self) -> Any:
         return trust.identity(f"{self.state}/{plugin_requests.NAME}")
 
     def _start(self) -> None:
-        self._failed_for, self._served = renew.facts(self.config), self._wish()
+        self._failed_for, self._served = renew.facts(self.config), self._request()
         try:
             self._child = _Child([*renew.command(), "--unattended"])
         except OSError as error:
@@ -146,9 +146,9 @@ class Keep:
     def _tell(self, lines: list[str]) -> None:
         keys = {line: _message(line) for line in lines}
         for line, key in keys.items():
-            if key not in self._said:
+            if key not in self._logged:
                 print(line, file=sys.stderr, flush=True)
-        self._said = set(keys.values())
+        self._logged = set(keys.values())
 
 
 class _Child:
@@ -161,16 +161,16 @@ class _Child:
     def __init__(self, words: list[str]) -> None:
         self.late = False
         self._until = time.monotonic() + DEADLINE
-        self._said = os.memfd_create("refresh")
+        self._output = os.memfd_create("refresh")
         actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)]
-        actions += [(os.POSIX_SPAWN_DUP2, fd, place) for fd, place in ((0, 1), (self._said, 2))]  # type: ignore[misc]
+        actions += [(os.POSIX_SPAWN_DUP2, fd, place) for fd, place in ((0, 1), (self._output, 2))]  # type: ignore[misc]
         defaults = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores them
         try:
             self.pid = os.posix_spawn(
                 words[0], words, os.environ, file_actions=actions, setpgroup=0, setsigmask=[], setsigdef=defaults
             )
         except OSError:
-            os.close(self._said)
+            os.close(self._output)
             raise
 
     def ended(self) -> int | None:
@@ -198,10 +198,10 @@ class _Child:
 
     def lines(self) -> list[str]:
         """Return the end of what it said, and forget it."""
-        size = os.fstat(self._said).st_size
-        said = os.pread(self._said, SAID, max(0, size - SAID))
-        os.close(self._said)
-        return said.decode("utf-8", "replace").splitlines()
+        size = os.fstat(self._output).st_size
+        text = os.pread(self._output, TAIL, max(0, size - TAIL))
+        os.close(self._output)
+        return text.decode("utf-8", "replace").splitlines()
 
 
 def _message(line: str) -> str:

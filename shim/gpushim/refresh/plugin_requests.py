@@ -83,5 +83,7 @@ def _start(units: list[str]) -> None:
         logger.warning("%s cannot be started: %s", " ".join(units), error)
         return
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        logger.warning("%s cannot be started: %s", " ".join(units), said or f"systemctl ended with {done.returncode}")
+        message = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        logger.warning(
+            "%s cannot be started: %s", " ".join(units), message or f"systemctl ended with {done.returncode}"
+        )

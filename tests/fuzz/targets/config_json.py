@@ -18,7 +18,7 @@ from gpushim.oci import bundle
 DATA = Path(__file__).parents[2] / "data"
 BUNDLE = scratch()
 CONFIG = BUNDLE / "config.json"
-KEPT = BUNDLE / f"config.json{bundle.KEPT}"
+SAVED = BUNDLE / f"config.json{bundle.SAVED}"
 SPECS = scratch()
 NODES = [{"path": "/dev/x0", "hostPath": "/dev/null"}, {"path": "/dev/x1", "type": "p"}]
 HOOK = {"hookName": "createContainer", "path": "/bin/sh", "args": ["sh", "-c", ":"]}
@@ -89,17 +89,17 @@ def one(data: bytes) -> None:
 
 def _create(data: bytes) -> None:
     CONFIG.write_bytes(data)
-    KEPT.unlink(missing_ok=True)
+    SAVED.unlink(missing_ok=True)
     os.closerange(FREE, FREE + 4)  # execve would close what a create leaves open
     try:
         create.edit("/usr/sbin/runc", str(BUNDLE), "id", 0.0)
     except GpushimError as error:
         refused(error)
         assert CONFIG.read_bytes() == data, "refused, and the file is another"
-        assert not KEPT.exists()
+        assert not SAVED.exists()
         return
     finally:
-        assert {*BUNDLE.iterdir()} <= {CONFIG, KEPT}
+        assert {*BUNDLE.iterdir()} <= {CONFIG, SAVED}
         assert INVENTORY == PRISTINE, "the snapshot has been changed"
     after = CONFIG.read_bytes()
     if after == data:

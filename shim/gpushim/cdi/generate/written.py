@@ -19,7 +19,7 @@ from gpushim.paths.replace import content, replace
 
 DIRECTORY = "/var/lib/gpushim"
 NAME = "specs"
-KEPT = 2  # contents of a file: the new one and, if refresh is killed before it is there, the old one
+CONTENTS = 2  # contents of a file: the new one and, if refresh is killed before it is there, the old one
 
 
 def note(path: str, spec: str) -> str:
@@ -30,7 +30,7 @@ def note(path: str, spec: str) -> str:
     """
     known, own = _known(), _hash(spec.encode())
     present = {other: hashes for other, hashes in known.items() if os.path.lexists(other)}
-    return _save({**present, path: [own, *(old for old in known.get(path, []) if old != own)][:KEPT]})
+    return _save({**present, path: [own, *(old for old in known.get(path, []) if old != own)][:CONTENTS]})
 
 
 def ours(path: str) -> bool:

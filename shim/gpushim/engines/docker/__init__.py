@@ -60,7 +60,7 @@ def plan(options: Options) -> Plan:
             )
         if not options.config:
             links, problem = on_path.expected(engine, installed(HOOK), version)
-            notes += [*problem, *(on_path.said(version) if links or problem else [])]
+            notes += [*problem, *(on_path.version_notes(version) if links or problem else [])]
     check = partial(_check_left, options, change, engine) if options.remove else lambda: None
     return Plan(path, [change], notes, engine, links, check=check)
 

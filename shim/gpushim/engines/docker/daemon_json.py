@@ -81,7 +81,7 @@ def _refused(content: bytes, path: str, dockerd: str) -> str:
     # The same bytes that were judged here, whatever the file becomes in the meantime.
     command = [dockerd, "--validate", "--config-file", "/dev/stdin"]
     answer = ask.program(command, feed=content)
-    said = (answer.said.strip().splitlines() or [""])[-1]
-    if answer.code == 0 or "configure the Docker daemon" not in said:  # before 23 it does not know the option
+    last_line = (answer.error.strip().splitlines() or [""])[-1]
+    if answer.code == 0 or "configure the Docker daemon" not in last_line:  # before 23 it does not know the option
         return ""
-    return f"dockerd says: {said.rpartition('/dev/stdin: ')[2][:300]}"
+    return f"dockerd says: {last_line.rpartition('/dev/stdin: ')[2][:300]}"

@@ -104,7 +104,7 @@ def apply(links: list[Link]) -> tuple[list[Link], list[str]]:
     return done, notes
 
 
-def said(version: str) -> list[str]:
+def version_notes(version: str) -> list[str]:
     """Return the note about what a version of Docker looks for; none if the version is not known."""
     known = number(version)
     if not known:

@@ -29,22 +29,22 @@ HANDED_ON = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program said.
+    """How a program ended, and what it printed.
 
     Attributes:
         code: its exit code; None if it could not be started, or did not end in time.
         out: its stdout.
-        said: its stderr, or why there is no code.
+        error: its stderr, or why there is no code.
     """
 
     code: int | None
     out: str
-    said: str
+    error: str
 
     @property
     def last(self) -> str:
         """The last line of what it complains about."""
-        lines = (self.said.strip() or self.out.strip()).splitlines()
+        lines = (self.error.strip() or self.out.strip()).splitlines()
         return lines[-1][:300] if lines else f"code {self.code}"
 
 
@@ -85,11 +85,11 @@ def program(
     except OSError as error:
         return Answer(None, "", f"{argv[0]} cannot be started: {error.strerror}")
     try:
-        out, said = child.communicate(data, timeout=seconds)
+        out, err = child.communicate(data, timeout=seconds)
     except subprocess.TimeoutExpired:
         _abandon(child)
         return Answer(None, "", f"`{' '.join(argv)[:200]}` has not ended within {seconds:g} s")
-    return Answer(child.returncode, out.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
+    return Answer(child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
 
 def listens(path: str) -> bool:

@@ -202,16 +202,16 @@ def same_file(one: str, other: str) -> bool:
 
 def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Impostor | None:
     """Judge a process: an engine, a stranger with an engine's name, or neither."""
-    first = _said(folder)
+    first = _cmdline(folder)
     argv = tuple(os.fsdecode(word) for word in first[0].split(b"\0")[:-1])
     exe = first[1].removesuffix(" (deleted)")
     called = [os.path.basename(word) for word in (exe, *argv[:1])]
-    said = [name for name in called if name in CONFIG_OPTIONS]
+    named = [name for name in called if name in CONFIG_OPTIONS]
     # A namespace that this user may not see is taken for this one: its owner makes it a stranger.
     here, there = origin.link(f"{proc}/self/ns/pid"), origin.link(f"{folder}/ns/pid")
-    if not said or not argv or (there or here) != here:
+    if not named or not argv or (there or here) != here:
         return None
-    name = said[-1] if called[0] in MANY else said[0]
+    name = named[-1] if called[0] in MANY else named[0]
     if name in MANY and argv[1:2] not in (("server",), ("agent",)):
         return None
     status = dict(line.split(":", 1) for line in origin.lines_of(f"{folder}/status") if ":" in line)
@@ -220,7 +220,7 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Impostor
     why = origin.why_not(folder, proc, uids, exe, root, CONFIG_OPTIONS)
     if why:
         return Impostor(name, pid, uids[1] if len(uids) > 1 else -1, why)
-    if _said(folder) != first:  # it was a user's when it said that, and has executed a set-user-ID program
+    if _cmdline(folder) != first:  # it was a user's when it said that, and has executed a set-user-ID program
         return Impostor(name, pid, -1, "it has become another program meanwhile")
     engine = Engine(
         name=name,
@@ -240,7 +240,7 @@ def _process(folder: str, pid: int, proc: str, boot: float) -> Engine | Impostor
     return replace(engine, config=os.path.normpath(os.path.join(origin.link(f"{folder}/cwd") or "/", given[-1])))
 
 
-def _said(folder: str) -> tuple[bytes, str]:
+def _cmdline(folder: str) -> tuple[bytes, str]:
     """Return the command line of a process, and what its program is."""
     return origin.data(f"{folder}/cmdline"), origin.link(f"{folder}/exe")
 

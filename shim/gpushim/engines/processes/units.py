@@ -78,7 +78,7 @@ def restart(arguments: list[str]) -> None:
     if answer.code is None:
         raise GpushimError(f"`{shown}` has not ended within {SECONDS} s; see `systemctl status`")
     if answer.code:
-        reason = (answer.said.strip().splitlines() or ["no reason given"])[0]
+        reason = (answer.error.strip().splitlines() or ["no reason given"])[0]
         raise GpushimError(
             f"`{shown}` failed: {reason}; the engine's reason is in its journal; --remove takes our change back"
         )

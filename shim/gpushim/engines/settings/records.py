@@ -26,7 +26,7 @@ from gpushim.paths.places import Place
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-BEFORE, AFTER, KEPT = ".before-gpushim", ".after-gpushim", ".kept-gpushim"
+BEFORE, AFTER, COPY = ".before-gpushim", ".after-gpushim", ".kept-gpushim"
 DIRECTORY, RUN = "/var/lib/gpushim", system.STATE_DIR
 NAME, LOCK = "configured", "configure.lock"
 

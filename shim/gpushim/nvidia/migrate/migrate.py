@@ -131,19 +131,19 @@ def warnings(found: list[Row], ours: str) -> list[str]:
         for key, value in entries.items()
     }
     has.update(new)
-    said = []
+    notes = []
     profile = has.get(("requests", "profile"), "default")
     mode = theirs.get("nvidia-container-runtime.mode", "auto")
     if mode in OF_ANY_CAPABILITY and "all" not in has.get(("requests", "default-capabilities"), ()):
-        said.append(_CAPABILITIES_COUNT.format(mode, ours))
+        notes.append(_CAPABILITIES_COUNT.format(mode, ours))
     if mode in OF_ANY_CAPABILITY and not has.get(("requests", "disable-require")):
-        said.append(_REQUIREMENTS_COUNT.format(mode, ours))
+        notes.append(_REQUIREMENTS_COUNT.format(mode, ours))
     by_annotation = has.get(("requests", "accept-annotations-when-unprivileged"), profile != "multi-tenant")
     if new.get(("requests", "accept-env-when-unprivileged")) is False and by_annotation:
-        said.append(_ANNOTATIONS_STAY.format(ours))
+        notes.append(_ANNOTATIONS_STAY.format(ours))
     if ("mps", "pipe-directory") in new and not has.get(("mps", "enabled")):
-        said.append(f"here no container takes part in MPS without [mps] enabled = true in {ours}")
-    return said
+        notes.append(f"here no container takes part in MPS without [mps] enabled = true in {ours}")
+    return notes
 
 
 def check(found: list[Row], place: str, advice: str) -> None:

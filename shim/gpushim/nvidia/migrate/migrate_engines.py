@@ -24,7 +24,7 @@ from gpushim.oci.edits import OTHER_HOOKS
 RUNTIME = "nvidia-container-runtime"  # also with .cdi and .legacy behind it
 CONTAINERD = (SYSTEM_CONFIG, f"{os.path.dirname(SYSTEM_CONFIG)}/conf.d/*.toml")
 HOOK_FILES = tuple(f"{folder}/*.json" for folder in hooksd.DIRECTORIES)
-_KEPT = (records.BEFORE, records.AFTER)
+_SAVED = (records.BEFORE, records.AFTER)
 _Found = Iterator[tuple[str, object, str]]  # a place in a file, what stands there, a command
 
 
@@ -62,7 +62,7 @@ def is_nvidias(program: object) -> bool:
 def _files(root: str, patterns: tuple[str, ...], process: str, engines: list[running.Engine]) -> list[str]:
     paths = [path for pattern in patterns for path in sorted(glob.glob(root + pattern))]
     paths += [engine.seen(engine.config) for engine in engines if engine.name == process and engine.config]
-    paths = [path for path in paths if os.path.exists(path) and not path.endswith(_KEPT)]
+    paths = [path for path in paths if os.path.exists(path) and not path.endswith(_SAVED)]
     return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 
 

@@ -66,9 +66,8 @@ def test_a_claim_that_cannot_be_told_may_have_any() -> None:
 
 def test_people_are_told_since_when() -> None:
     async def told() -> Any:
-        of: Any = Allocators(
-            SimpleNamespace(), lambda: SimpleNamespace(values={"other-givers": allocators.REFUSE}), list
-        )  # type: ignore[arg-type, return-value]
+        registry, settings = SimpleNamespace(), SimpleNamespace(values={"other-givers": allocators.REFUSE})
+        of: Any = Allocators(registry, lambda: settings, list)  # type: ignore[arg-type, return-value]
         of._listed = [claim()]
         return of.added({}, NODE)
 

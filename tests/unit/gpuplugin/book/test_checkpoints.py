@@ -116,8 +116,8 @@ def test_what_kubelet_remembers_is_what_it_gave(tmp_path: Path) -> None:
 )
 def test_what_a_claim_may_have_it_has(device: str, has: list[str]) -> None:
     claim = Claim("default", "c", "gpu.nvidia.com", "node", device, ())
-    told = "claim default/c of gpu.nvidia.com"
-    assert sorted(checkpoints.claimed([claim], HOST, UNITS)) == sorted((told, one) for one in has)
+    listed = "claim default/c of gpu.nvidia.com"
+    assert sorted(checkpoints.claimed([claim], HOST, UNITS)) == sorted((listed, one) for one in has)
 
 
 def test_claims_that_kubelet_has_kept_are_promised(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def test_a_kubelet_that_starts_knows_what_its_checkpoint_has(before: Any, rememb
 def test_what_nobody_has_noted_is_adopted_as_it_was_given(held: Any, entries: list[Any]) -> None:
     page = book()
     found = listed.adopted(page, held, UNITS)
-    told = [(resource, name, (*one["division"],), one["giver"]) for resource, name, one in records.entries(found)]
-    assert told == entries
+    adopted = [(resource, name, (*one["division"],), one["giver"]) for resource, name, one in records.entries(found)]
+    assert adopted == entries
     assert not [*records.entries(page)]
 
 

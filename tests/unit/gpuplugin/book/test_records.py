@@ -81,7 +81,7 @@ def test_a_gift_is_noted_beside_those_of_the_same_way() -> None:
 
 def test_a_division_that_waits_stays_as_it_was() -> None:
     page = book(entries={f"{GPU} {ONE}": entry()})
-    settled = Settled({}, waits=frozenset({ONE}), kept=frozenset({ONE}))
+    settled = Settled({}, waits=frozenset({ONE}), occupied=frozenset({ONE}))
     found = records.noted(page, SLICES, {GPU: {ONE: UNITS[ONE]}}, settled, UNITS, 2)
     assert found == page
 
@@ -97,8 +97,8 @@ def test_ids_that_there_were_more_of_stay_while_somebody_may_have_them() -> None
     page, more = book({ONE: division(4)}), {GPU: replicated([UNITS[ONE]], 4, Share(TIME_SLICING))}
     served = {GPU: {one.id: one for one in more[GPU]}}
     counts = []
-    for kept in (frozenset({ONE}), NOBODY):
-        found = records.noted(page, SLICES, served, Settled({}, NOBODY, kept), UNITS, 1)
+    for occupied in (frozenset({ONE}), NOBODY):
+        found = records.noted(page, SLICES, served, Settled({}, NOBODY, occupied), UNITS, 1)
         counts.append(found["gpus"][ONE]["divisions"][ONE]["parts"][GPU]["count"])
     assert counts == [4, 2]
 

@@ -54,12 +54,12 @@ def well(found: dict[str, list[Device]]) -> dict[str, set[str]]:
 
 def test_one_waits_and_is_said_and_the_others_change() -> None:
     old, new = joined(whole(0), whole(1)), joined(shared(0), shared(1))
-    found = changes.settled(served(old), new, {GPU: {"GPU-0": "pod default/a"}}, WHERE).told
+    found = changes.settled(served(old), new, {GPU: {"GPU-0": "pod default/a"}}, WHERE).listed
     assert well(found) == {GPU: {"GPU-0", "GPU-1::0", "GPU-1::1"}}
     assert {one.problem for one in found[GPU] if one.id.startswith("GPU-0::")} == {
         "it is to be given out in another way than before, which waits for the end of pod default/a"
     }
-    assert changes.settled(served(found), new, {}, WHERE).told == new
+    assert changes.settled(served(found), new, {}, WHERE).listed == new
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_is_given_out(
     new: dict[str, list[Device]],
     given: dict[str, set[str]],
 ) -> None:
-    assert well(changes.settled(served(old), new, held, WHERE).told) == given
+    assert well(changes.settled(served(old), new, held, WHERE).listed) == given
 
 
 def test_what_the_host_has_lost_is_waited_for_and_not_told_anew() -> None:
@@ -94,19 +94,19 @@ def test_what_the_host_has_lost_is_waited_for_and_not_told_anew() -> None:
     new = Device("MIG-0c", "MIG-0c", "0:0", 0, place="1/0")
     held, units = {MIG: {"MIG-0a": "a"}}, {**WHERE, "MIG-0a": gone, "MIG-0c": new}
     found = changes.settled({MIG: {"MIG-0a": gone}}, {MIG: [new]}, held, units)
-    assert [one.id for one in found.told[MIG]] == ["MIG-0c"]
-    assert found.told[MIG][0].problem.endswith("the end of a")
+    assert [one.id for one in found.listed[MIG]] == ["MIG-0c"]
+    assert found.listed[MIG][0].problem.endswith("the end of a")
 
 
 def test_what_is_kept_is_as_sick_as_its_gpu() -> None:
     old, there = {GPU: [replace(whole(0)[GPU][0], problem="old")]}, {"GPU-0": replace(WHERE["GPU-0"], problem="now")}
-    found = changes.settled(served(old), shared(0), {GPU: {"GPU-0": "a"}}, there).told
+    found = changes.settled(served(old), shared(0), {GPU: {"GPU-0": "a"}}, there).listed
     assert [one.problem for one in found[GPU] if one.id == "GPU-0"] == ["now"]
 
 
 def test_many_pods_are_named_so_far() -> None:
     pods = {f"GPU-0::{number}": f"pod {number}" for number in range(5)}
-    found = changes.settled(served(shared(0, 5)), whole(0), {GPU: pods}, WHERE).told
+    found = changes.settled(served(shared(0, 5)), whole(0), {GPU: pods}, WHERE).listed
     assert found[GPU][0].problem.endswith(" the end of pod 0, pod 1, pod 2 and 2 more")
 
 
@@ -148,7 +148,7 @@ class Node(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        found = changes.settled(self.served, self.desired, self.held, WHERE).told
+        found = changes.settled(self.served, self.desired, self.held, WHERE).listed
         assert found == self.desired or changes.changing(self.served, self.desired, WHERE)
         self.served = served(found)
 

@@ -181,15 +181,15 @@ def test_a_gpu_that_fails_in_another_way_is_not_healed_by_that(watched: Health) 
 
 @pytest.mark.parametrize(("after", "marked"), [(5, False), (10, True)])
 def test_a_child_that_does_not_run_becomes_a_reason(watched: Health, after: float, marked: bool) -> None:
-    watched.blind("events", "it ended with code 3", T)
-    watched.blind("events", "it ended with code 3", T + 4)
+    watched.mark_unwatched("events", "it ended with code 3", T)
+    watched.mark_unwatched("events", "it ended with code 3", T + 4)
     assert bool(watched.problems(HOST, T + after)) == marked
     assert watched.heard({"watching": [WHOLE, PARENT], "unwatched": {}}, T + after)
     assert watched.problems(HOST, T + after) == {}
 
 
 def test_a_gpu_whose_calls_hang_is_marked_alone_and_at_once(watched: Health) -> None:
-    assert watched.blind("polls", "a call hangs", T, [WHOLE])
+    assert watched.mark_unwatched("polls", "a call hangs", T, [WHOLE])
     [reason] = watched.problems(HOST, T)[WHOLE]
     assert reason.text == "the GPU cannot be watched: a call hangs"
     assert PARENT not in watched.problems(HOST, T)
@@ -284,8 +284,8 @@ def test_a_flood_is_bounded_and_seldom_written(watched: Health, path: str, monke
         watched.heard({"xid": 1000 + number, "gpu": WHOLE}, T)
         watched.heard({"xid": 48, "gpu": f"GPU-{number}"}, T)
     watched.heard({"ecc": True, "gpu": WHOLE}, T)
-    watched.blind("events", "a call hangs", T, [WHOLE])
-    watched.blind("polls", "a call hangs", T, [WHOLE])
+    watched.mark_unwatched("events", "a call hangs", T, [WHOLE])
+    watched.mark_unwatched("polls", "a call hangs", T, [WHOLE])
     assert len(kinds(watched)[WHOLE]) <= causes.CAUSES
     assert len(watched._state.gpus) <= causes.GPUS
     assert len(written) < 40

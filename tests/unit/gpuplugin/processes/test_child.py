@@ -89,7 +89,7 @@ def test_one_that_ends_is_followed_by_another_and_it_is_said_why(script: str, wh
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_the_end_of_one_whose_child_speaks_on(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_one_whose_child_speaks_on(answered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: Any) -> int:
         raise PermissionError
 
@@ -101,14 +101,14 @@ def test_the_end_of_one_whose_child_speaks_on(told: bool, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(process, "ended", look)
     monkeypatch.setattr(module, "LOOK", 0.01)
-    if not told:
+    if not answered:
         monkeypatch.setattr(os, "pidfd_open", forbidden)
     heard = Heard("if os.fork(): time.sleep(0.3); tell(failed='it is tired'); sys.exit(0)\ntime.sleep(99)")
 
     async def body() -> None:
         await until(lambda: len(heard.suspects) > 1)
         assert heard.blind[0] == ("it is tired", "")
-        assert bool(looks) is not told  # the kernel tells it
+        assert bool(looks) is not answered  # the kernel tells it
 
     run(heard, body)
 

@@ -97,14 +97,16 @@ def test_what_the_engine_has_written_anew_by_a_cdi_spec_of_ours_stays() -> None:
 
 
 @pytest.mark.parametrize("kept", [(b"", b""), (b"{}", b"{}"), (b"{", b"{"), (b"[]", b"[]")])
-def test_where_nothing_usable_is_kept_nothing_that_a_plan_could_have_written_stays(kept: tuple[bytes, bytes]) -> None:
+def test_where_nothing_usable_is_kept_nothing_that_a_plan_could_have_written_stays(
+    saved: tuple[bytes, bytes],
+) -> None:
     engines = {**copy.deepcopy(ENGINES), "mounts": [*ENGINES["mounts"], bind("/usr/bin/x", "ro", "rbind")]}
     engines["linux"]["devices"] = [node("/dev/fuse", 229)]
     engines["linux"]["resources"]["devices"] += [{**OUR_RULE, "access": "rwm", "minor": 229}]
     spec = copy.deepcopy(engines)
     edits.apply(copy.deepcopy(PLANNED), spec)
     wanted = {**engines, "process": {**spec["process"], "user": {"uid": 0}}}
-    assert json.loads(again.without(text(spec), *kept)) == wanted
+    assert json.loads(again.without(text(spec), *saved)) == wanted
 
 
 def test_a_node_that_is_passed_by_hand_stays_beside_those_of_a_create() -> None:
@@ -148,9 +150,9 @@ def test_odd_types_are_for_others_to_refuse(path: str, odd: Any) -> None:
 
 
 @pytest.mark.parametrize("kept", [b"{", b"[]"])
-def test_what_is_damaged_counts_for_nothing(kept: bytes) -> None:
+def test_what_is_damaged_counts_for_nothing(saved: bytes) -> None:
     data = text(ENGINES)
-    assert again.without(data, kept, kept) is data
+    assert again.without(data, saved, saved) is data
 
 
 def some(*values: Any) -> st.SearchStrategy[Any]:

@@ -131,7 +131,7 @@ def kubelet_was_told_another_directory(patient: Patient) -> None:
     (patient.top / "data").mkdir()
     (patient.top / KUBELET).rename(patient.top / "data/kubelet")
     (patient.top / PLUGINS).mkdir(parents=True)
-    patient.host.kubelet_says = "/data/kubelet"
+    patient.host.kubelet_root_dir = "/data/kubelet"
 
 
 @fault("kubernetes-kubelet", "broken", "no kubelet runs")

@@ -158,36 +158,36 @@ def test_keys_of_no_concern() -> None:
 
 def test_what_is_kept_is_the_result_and_what_was_before(config: Path) -> None:
     folder = bundle.directory(str(config))
-    assert bundle.kept(str(config), folder) == (b"", b"")
+    assert bundle.saved(str(config), folder) == (b"", b"")
     bundle.replace(str(config), "{}", bundle.read(str(config))[1], folder, b'{"old":1}')
-    assert bundle.kept(str(config), folder) == (b"{}", b'{"old":1}')
+    assert bundle.saved(str(config), folder) == (b"{}", b'{"old":1}')
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"1", b"3\n{}", b"2\n{}", b"x\n{}{}", b"-1\n{}", b"9" * 5000 + b"\n{}"])
 def test_what_is_kept_and_damaged_counts_for_nothing(config: Path, data: bytes) -> None:
-    kept = config.with_name("config.json.gpushim")
-    kept.write_bytes(data)
-    kept.chmod(0o600)
-    assert bundle.kept(str(config), bundle.directory(str(config))) == (b"", b"")
+    saved = config.with_name("config.json.gpushim")
+    saved.write_bytes(data)
+    saved.chmod(0o600)
+    assert bundle.saved(str(config), bundle.directory(str(config))) == (b"", b"")
 
 
 @pytest.mark.parametrize("how", ["group", "all", "owner", "link"])
 def test_what_others_could_have_kept_counts_for_nothing(config: Path, how: str) -> None:
-    kept = config.with_name("config.json.gpushim")
-    kept.write_bytes(b"2\n{}[]")
-    kept.chmod({"group": 0o620, "all": 0o602}.get(how, 0o600))
+    saved = config.with_name("config.json.gpushim")
+    saved.write_bytes(b"2\n{}[]")
+    saved.chmod({"group": 0o620, "all": 0o602}.get(how, 0o600))
     if how == "owner":
-        os.chown(kept, 1000, 1000)
+        os.chown(saved, 1000, 1000)
     elif how == "link":
-        kept.rename(config.with_name("second"))
-        kept.symlink_to("second")
-    assert bundle.kept(str(config), bundle.directory(str(config))) == (b"", b"")
+        saved.rename(config.with_name("second"))
+        saved.symlink_to("second")
+    assert bundle.saved(str(config), bundle.directory(str(config))) == (b"", b"")
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o644, 0o755])
 def test_what_is_kept_and_others_may_read_counts(config: Path, mode: int) -> None:
-    kept = config.with_name("config.json.gpushim")
-    kept.write_bytes(b"2\n{}[]")
-    kept.chmod(mode)
-    os.link(kept, config.with_name("backup"))
-    assert bundle.kept(str(config), bundle.directory(str(config))) == (b"{}", b"[]")
+    saved = config.with_name("config.json.gpushim")
+    saved.write_bytes(b"2\n{}[]")
+    saved.chmod(mode)
+    os.link(saved, config.with_name("backup"))
+    assert bundle.saved(str(config), bundle.directory(str(config))) == (b"{}", b"[]")

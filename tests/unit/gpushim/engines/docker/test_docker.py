@@ -338,7 +338,7 @@ def test_what_somebody_wrote_into_our_entry_is_kept_in_a_copy(config: Path, call
     config.write_text(config.read_text().replace('"path"', '"runtimeArgs": ["--debug"], "path"'))
     theirs = config.read_text()
     said = ok(call("docker", config, "--remove"))
-    copy = Path(f"{config}{records.KEPT}")
+    copy = Path(f"{config}{records.COPY}")
     assert f"note: {copy} is a copy of {config} as it was: it has runtimes.nvidia.runtimeArgs, of which" in said
     assert copy.read_text() == theirs
     assert not config.exists()
@@ -387,7 +387,7 @@ def test_by_hand_with_nothing_to_take_back_says_so(config: Path, call: Call) -> 
 @pytest.mark.parametrize("words", [["--remove"], ["--remove", "--by-hand"]])
 def test_a_copy_from_before_is_named(config: Path, call: Call, words: list[str]) -> None:
     ok(call("docker", config))
-    copy = Path(f"{config}{records.KEPT}")
+    copy = Path(f"{config}{records.COPY}")
     copy.write_text("{}")
     assert f"note: what somebody wrote into gpushim's entry is in {copy}\n" in ok(call("docker", config, *words))
 

@@ -38,7 +38,7 @@ def test_a_program_that_hangs_ends_with_its_children(tmp_path: Path, text: str) 
     begin = time.monotonic()
     answer = ask.program([script(tmp_path, f"echo $$ >{tmp_path}/pid\n{text}")], 0.3)
     assert time.monotonic() - begin < 5
-    assert (answer.code, "has not ended within 0.3 s" in answer.said) == (None, True)
+    assert (answer.code, "has not ended within 0.3 s" in answer.error) == (None, True)
     end = time.monotonic() + 5  # a signal takes its time
     while alive(int((tmp_path / "pid").read_text())) and time.monotonic() < end:
         time.sleep(0.01)
@@ -52,7 +52,7 @@ def test_a_child_that_keeps_the_output_does_not_keep_us(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_not_there() -> None:
-    assert "cannot be started" in ask.program(["/gone"]).said
+    assert "cannot be started" in ask.program(["/gone"]).error
 
 
 def test_secrets_of_the_environment_stay_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

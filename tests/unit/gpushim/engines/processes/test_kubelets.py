@@ -49,9 +49,9 @@ def proc(tmp_path: Path) -> Path:
         ([], ""),
     ],
 )
-def test_what_it_was_told(proc: Path, argv: list[str], said: str) -> None:
+def test_what_it_was_told(proc: Path, argv: list[str], named: str) -> None:
     process(proc, 7, *argv)
-    assert kubelets.root_dir(str(proc)) == said
+    assert kubelets.root_dir(str(proc)) == named
 
 
 def test_it_may_be_microk8s_and_is_not_the_first_process(proc: Path) -> None:

@@ -91,14 +91,14 @@ SYSTEMD, SERVICE = "run/systemd/system/x", "usr/sbin/service"
         ([], None, "restart docker the way this host starts it"),
     ],
 )
-def test_what_restarts_a_service(there: list[str], engine: Engine | None, said: str | None, tmp_path: Path) -> None:
+def test_what_restarts_a_service(there: list[str], engine: Engine | None, named: str | None, tmp_path: Path) -> None:
     for name in there:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("17\n")
         path.chmod(0o755)
     found = units.fix("restart", "docker.service", engine, str(tmp_path))
-    assert found == (said or "systemctl restart snap.docker.dockerd")
+    assert found == (named or "systemctl restart snap.docker.dockerd")
 
 
 def test_restart_and_verify(
@@ -156,8 +156,8 @@ def test_verify_where_no_dockerd_runs(
     if configured:
         call("docker", config)
     monkeypatch.setattr("gpushim.engines.docker.dockerd.time.sleep", lambda _: pytest.fail("it waits for nobody"))
-    said = str(call("docker", config, "--verify").exception)
-    assert said == (
+    named = str(call("docker", config, "--verify").exception)
+    assert named == (
         f"Docker is not verified: no dockerd runs, so only {config} was looked at, which {has} the runtime nvidia; "
         "start dockerd, then do this again"
     )
@@ -173,8 +173,8 @@ def test_what_does_not_go_with_verify(config: Path, call: Call, option: str, doc
 def test_verify_of_a_removal_takes_nothing_back(config: Path, call: Call, program: str, dockerd: Dockerd) -> None:
     call("docker", config)
     dockerd.info["Runtimes"]["nvidia"] = {"path": program}
-    said = str(call("docker", config, "--verify", "--remove").exception)
-    assert "still has the runtime nvidia; nothing was taken back, for --verify only asks" in said
+    named = str(call("docker", config, "--verify", "--remove").exception)
+    assert "still has the runtime nvidia; nothing was taken back, for --verify only asks" in named
     assert program in config.read_text()
 
 
@@ -183,10 +183,10 @@ def test_a_removal_says_that_the_engine_that_runs_has_it_still(
 ) -> None:
     engines.append(Engine("dockerd", 1, unit="docker.service", config=str(config), uid=os.geteuid()))
     call("docker", config)
-    said = call("docker", config, "--remove").output
+    named = call("docker", config, "--remove").output
     user = "--user " if os.geteuid() else ""
-    assert f"Docker still has the old settings: restart it with `systemctl {user}restart docker.service`" in said
-    assert "then --remove --verify asks it" in said
+    assert f"Docker still has the old settings: restart it with `systemctl {user}restart docker.service`" in named
+    assert "then --remove --verify asks it" in named
 
 
 @pytest.mark.parametrize(

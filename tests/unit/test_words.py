@@ -1,0 +1,37 @@
+"""One word for one thing: names that hid what a thing is have not come back (docs/architecture.md, "Words")."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[2]
+SOURCES = [path for base in ("shim", "hook", "plugin") for path in sorted((TOP / base).rglob("*.py"))]
+RETIRED = {
+    *("ail", "ails", "blind", "figures", "genuine", "givers", "hush", "joined", "keeper", "kept", "loose", "said"),
+    *("stranger", "strangers", "told", "trouble", "troubles", "unread", "wanted", "wish"),
+}
+# Members of JSON, which other versions and programs read.
+MEMBERS = {"shim/gpushim/ground/model.py: told", "plugin/gpuplugin/health/causes.py: told", "health.py: told"}
+
+
+def retired(source: str) -> set[str]:
+    """The names of a source, and its own, that have a retired word in them."""
+    names = {token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == 1}
+    return {
+        name for name in names if RETIRED & {*re.split("[_0-9]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())}
+    }
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(TOP)))
+def test_names_have_the_fields_words(path: Path) -> None:
+    found = {f"{path.relative_to(TOP)}: {name}" for name in retired(path.read_text()) | retired(path.stem)}
+    assert {one for one in found if not one.endswith(tuple(MEMBERS))} == set()
+
+
+def test_what_counts_as_one() -> None:
+    assert retired("_told = Wish(mps_trouble, untold)  # wanted") == {"_told", "Wish", "mps_trouble"}
