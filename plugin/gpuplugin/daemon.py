@@ -155,7 +155,7 @@ class Plugin:
         """Go by settings that have changed.
 
         Args:
-            asked: by a signal, so that what is wrong is said even if it was said before, and all is registered anew.
+            asked: by a signal, so that what is wrong is said even if it was said before, and all is registered again.
                 Not without that: kubelet refuses the pod that it is admitting just then.
         """
         settings = await self._sources.renew(asked) if self._sources else self._settings
@@ -251,10 +251,10 @@ class Plugin:
             self._reasons = self._allocators.added(self._watchers.problems(self._snapshot), self._snapshot)
             self._registry.mark_unhealthy(reason.texts(self._reasons, self._snapshot))
 
-    def _stale(self, anew: bool) -> None:
+    def _stale(self, again: bool) -> None:
         """Have the snapshot renewed, though nothing but NVML tells that it is not true."""
         if not self._commands.held():
-            self._refresh.hurry(anew)
+            self._refresh.hurry(again)
 
     async def _close(self) -> None:
         """End what asks the driver."""

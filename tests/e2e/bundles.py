@@ -56,7 +56,7 @@ class Bundle:
         self.plain["mounts"].append(probe_mount)
 
     def ask(self, *env: str, args: list[str], **members: Any) -> None:
-        """Write config.json anew, with these variables and this command, and with other members replaced."""
+        """Write config.json again, with these variables and this command, and with other members replaced."""
         spec = json.loads(json.dumps({**self.plain, **members}))
         spec["process"]["env"] += env
         spec["process"]["args"] = args

@@ -62,7 +62,7 @@ def stages(text: str) -> set[str]:
 
 
 def written(text: str, stage: str, say: Callable[[str], str]) -> str:
-    """Write the sessions of one stage anew.
+    """Write the sessions of one stage again.
 
     Args:
         text: of a page.

@@ -68,7 +68,7 @@ def test_environments(scene: Scene, case: str) -> None:
     scene.untouched(env=ENVIRONMENTS[case])
 
 
-# Variables of dash's own, which it sets anew, and names that the launcher uses itself.
+# Variables of dash's own, which it sets again, and names that the launcher uses itself.
 SHELL = {"IFS": "/gx", "OPTIND": "7", "PPID": "1"}
 NAMES = {
     "verb": "state",

@@ -60,7 +60,7 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def watched(node: Node, env: dict[str, str], flags: tuple[str, ...]) -> Iterator[Plugin]:
-    """A plugin, which some tests start anew."""
+    """A plugin, which some tests start again."""
     with plugin(node, env, *flags) as found:
         yield found
 
@@ -80,7 +80,7 @@ def one(watched: Plugin, host: Host, env: dict[str, str]) -> Iterator[Plugin]:
 
 
 def reload(host: Host, env: dict[str, str]) -> None:
-    """Load the driver anew, and wait until the plugin has had it looked at."""
+    """Load the driver again, and wait until the plugin has had it looked at."""
     snapshot = Path(env["GPUSHIM_STATE"], "inventory.json")
     before = snapshot.stat().st_ino, snapshot.stat().st_mtime_ns
     host.modify = not host.modify  # a module with other parameters is another one

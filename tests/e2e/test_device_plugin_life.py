@@ -85,7 +85,7 @@ def made(node: Node) -> int:
     return 0
 
 
-def anew(directory: Path) -> None:
+def again(directory: Path) -> None:
     """Remove a directory and make it again, with its files; without its checkpoint kubelet forgets who has what."""
     aside = directory.with_name("aside")
     directory.rename(aside)
@@ -135,7 +135,7 @@ def test_kubelet_ends(
             one.start()
             assert until(lambda: made(node) > 0, plugins.SECONDS), one.said()
         if not left:
-            anew(folder(node))
+            again(folder(node))
         since = node.log.stat().st_size
         node.start()
         one.offers(ids=ids)

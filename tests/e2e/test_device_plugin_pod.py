@@ -232,7 +232,7 @@ def test_another_driver_ends_it_and_kubelet_starts_it_anew(
     refresh(env, "--force")
     assert until(lambda: box(node, plugin).get("restartCount") == 1, SECONDS), said(node, plugin)
     assert box(node, plugin)["lastState"]["terminated"]["exitCode"] == DRIVER
-    assert "for kubelet to start it anew" in said(node, plugin)
+    assert "for kubelet to start it again" in said(node, plugin)
     assert until(lambda: node.allocatable() == ids and box(node, plugin)["containerID"] != first, SECONDS)
     assert until(lambda: sorted(status(env)["watched"]["watching"]) == ids, SECONDS), said(node, plugin)
 

@@ -150,7 +150,7 @@ def test_a_driver_upgraded_underneath(one: Plugin, host: Host) -> None:
 
 
 def install(host: Host, version: str) -> None:
-    """Replace the driver, whose module is loaded anew."""
+    """Replace the driver, whose module is loaded again."""
     shutil.rmtree(host.lib_path)
     host.driver = host.module_version = version
     host.install(CACHE)

@@ -104,7 +104,7 @@ class Walk:
         whole = [gpu.uuid for gpu in truth.host.gpus if not gpu.mig and gpu.uuid not in truth.lost]
         found: dict[str, Callable[[], object]] = {
             "plugin again": self.restart,
-            "plugin, other settings": lambda: self.restart(anew=True),
+            "plugin, other settings": lambda: self.restart(again=True),
             "profile": lambda: self.choose(self.chance.choice(self.up())),
             "instance": self.instance,
             "mig": lambda: truth.divide(self.chance.choice(shares.LAYOUTS)),
@@ -153,12 +153,12 @@ class Walk:
         """Let kubelet lose what it knows of devices."""
         self.kubelet(signal.SIGKILL, lose=True)
 
-    def restart(self, anew: bool = False) -> str:
+    def restart(self, again: bool = False) -> str:
         """End an instance, and start it."""
         number = self.chance.choice(self.up())
         one, _ = self.instances[number]
         one.stop(self.chance.choice(ENDS))
-        if anew:
+        if again:
             self.choose(number)
         one.start()
         return f"{number} {self.profiles[number]}"

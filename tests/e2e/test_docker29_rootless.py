@@ -143,7 +143,7 @@ def engine(request: pytest.FixtureRequest, installed: Installed, debian_image: P
         # Its runc, in a user namespace, binds the nodes of the host, which has them in /dev.
         devices = f"lowerdir={installed.host.root}/dev:/dev"
         engines.run([*place.prefix, "/bin/mount", "-t", "overlay", "-o", devices, "overlay", "/dev"])
-        # In it, whose runc is another: the user may not do it anew.
+        # In it, whose runc is another: the user may not do it again.
         refresh = [*place.prefix, "/usr/bin/python3", "-IB", stub, "refresh"]
         engines.run(refresh, env={"PATH": engines.SYSTEM_PATH, **installed.env})
         specs = Path(installed.env["GPUSHIM_STATE"], "cdi")

@@ -1,4 +1,4 @@
-"""What a create hands out is what is there now: GPUs bound anew, majors, passing failures, MIG, lost state."""
+"""What a create hands out is what is there now: GPUs bound again, majors, passing failures, MIG, lost state."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ def test_a_config_of_the_future_is_read_once(scene: Scene) -> None:
 
 
 def has(scene: Scene, *gpus: Gpu) -> None:
-    """Let the host have these GPUs alone; NVML numbers them anew."""
+    """Let the host have these GPUs alone; NVML numbers them again."""
     scene.host.gpus[:] = gpus
     for number, gpu in enumerate(gpus):
         gpu.index = number

@@ -210,7 +210,7 @@ def test_what_the_user_mounts_is_not_written_to(trap: Trap, gpu_host: Host, insi
 
 @pytest.mark.parametrize("text", ["absolute", "up"])
 def test_dev_as_a_link(trap: Trap, gpu_host: Host, text: str) -> None:
-    """T-0133, T-41579: this runc makes its own links anew behind such a /dev; we add nothing to them."""
+    """T-0133, T-41579: this runc makes its own links again behind such a /dev; we add nothing to them."""
     behind = trap.work / "behind"
     behind.mkdir()
     trap.link("dev", behind if text == "absolute" else "../" * 40 + str(behind)[1:])

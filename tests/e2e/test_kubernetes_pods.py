@@ -172,7 +172,7 @@ def test_r_init_restart(bundle: Bundle, gpu_host: Host, tmp_path: Path, others: 
         bundle.call("start", bundle.id)
         sees_exactly(bundle.call("exec", bundle.id, *probe(gpu_host, [0, 2])).stdout, gpu_host, [0, 2])
     write(bundle, answer, ["sleep", "1000"])
-    with bundle.created():  # a bundle made anew
+    with bundle.created():  # a bundle made again
         assert bundle.config.read_bytes() == first
 
 
@@ -213,7 +213,7 @@ def with_specs(gpu_host: Host, debian_root: Path, tmp_path: Path) -> Bundle:
 
 
 def test_r_stalecdi(with_specs: Bundle, gpu_host: Host, cdi_dir: Path, tmp_path: Path) -> None:
-    """The spec is written anew between Allocate and create."""
+    """The spec is written again between Allocate and create."""
     path, spec = tmp_path / "cdi/plugin.json", plugin_spec(cdi_dir, gpu_host)
     answer = cdi_annotations(*uuids(gpu_host, 1))
     path.write_text(

@@ -201,7 +201,7 @@ def test_a_start_beside_a_kubelet_that_has_just_started(
     fill(node, inside, GPU, 2)
     (before,) = (name for name, pod in inside.pods.items() if pod == "holder")
     (pid,) = (pid for path, pid in inside.running().items() if f"/{before}/" in path)
-    os.kill(pid, signal.SIGKILL)  # kubelet starts the container anew, and asks nobody for its GPU
+    os.kill(pid, signal.SIGKILL)  # kubelet starts the container again, and asks nobody for its GPU
     assert until(lambda: "holder" in {pod for name, pod in node.containers().items() if name != before}, SECONDS)
     assert "holder" in {inside.pods[name] for name in inside.look()}
 

@@ -36,7 +36,7 @@ ENV = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
 
 
 class Race:
-    """An image of few files, made anew for each run, and a volume of the user's.
+    """An image of few files, made again for each run, and a volume of the user's.
 
     Args:
         tree: of a Debian.
@@ -54,7 +54,7 @@ class Race:
         self.trap.watched.append(str(self.volume))
 
     def lay(self, place: str, link: str, host: Host) -> tuple[Path, Path]:
-        """Make the image anew; return the place in it, and beside that the link that is to have its name."""
+        """Make the image again; return the place in it, and beside that the link that is to have its name."""
         root = self.trap.root
         small_image(self.tree, root, *DIRECTORIES, "volume")
         (root / COMPAT / "libcuda.so.999.1").touch()

@@ -1,7 +1,7 @@
 """A week in a minute: a host that changes at random beside creates, and none gets a node that it did not ask for.
 
 The seeds are fixed, so that a failure can be looked at; GPUSHIM_LONG=1 tries more of them. Drivers are upgraded, GPUs
-lost, reset and bound in another order, MIG instances made, made anew and removed, configurations deployed, nodes and
+lost, reset and bound in another order, MIG instances made, made again and removed, configurations deployed, nodes and
 the state directory removed.
 """
 

@@ -18,7 +18,7 @@ from fakehost.gpus import Gpu
 FATAL, CONTAINED, APPLICATION = 79, 94, 31  # XIDs: the GPU needs a reset; one instance is in doubt; nothing
 OVER = 60.0  # seconds after which a contained error is over
 SETTLED = 10.0  # seconds after which the driver's word, that nothing needs to be done, ends a fatal one
-ANEW = itertools.count()  # of MIG instances
+REOPEN = itertools.count()  # of MIG instances
 Shares = dict[str, tuple[str, int]]  # resource's name, and replicas, by what it is of: "gpu", or a MIG profile
 
 
@@ -76,21 +76,21 @@ class Truth:
         self.host.update()
 
     def plug(self, uuid: str) -> None:
-        """Bring a GPU back, which is bound to the driver anew."""
+        """Bring a GPU back, which is bound to the driver again."""
         self.host.gpus.append(self.away.pop(uuid))
         self.host.gpus.sort(key=lambda gpu: gpu.index)
         self._forget([uuid])
         self.host.update()
 
     def reload(self) -> None:
-        """Load the driver anew."""
+        """Load the driver again."""
         self._forget([gpu.uuid for gpu in self.host.gpus])
         self.host.modify = not self.host.modify
         self.host.update()
 
     def divide(self, layout: Sequence[tuple[int, int, str]]) -> None:
         """Make other MIG instances of the GPU that has some, perhaps in the same places."""
-        word = f"MIG-{next(ANEW):08d}-0000-4000-8000-00000000000"
+        word = f"MIG-{next(REOPEN):08d}-0000-4000-8000-00000000000"
         (place,) = [number for number, gpu in enumerate(self.host.gpus) if gpu.mig]
         self.host.set_mig(place, [(*one, f"{word}{one[0]}") for one in layout])
 

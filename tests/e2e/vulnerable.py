@@ -1,6 +1,6 @@
 """Builds with one of our defences taken away, and the test of hostile images that each must fail.
 
-A defence without a build here may be one that no test notices. What is taken away is a name of a module, set anew
+A defence without a build here may be one that no test notices. What is taken away is a name of a module, set again
 where the module ends; text is replaced only in scripts, which have no names. Several changes mean that several
 defences stand behind one another.
 """

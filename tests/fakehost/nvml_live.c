@@ -1,6 +1,6 @@
 /* The simulated libnvidia-ml.so.1: what changes while a process has it open.
  *
- * fakehost.conf is read again when it has changed: a GPU that goes, is lost or hangs, and MIG devices made anew, are
+ * fakehost.conf is read again when it has changed: a GPU that goes, is lost or hangs, and MIG devices made again, are
  * noticed by the next call. What nvmlInit decides stays: a GPU that appears waits for the next one, as with the driver.
  * Out of scope: containers, which do not carry the file.
  */

@@ -99,7 +99,7 @@ def write_proc(
     files: tuple[int, int, int, int],
     kept: Iterable[str] = (),
 ) -> None:
-    """Write proc/driver/nvidia, proc/driver/nvidia-caps, proc/devices and proc/modules anew.
+    """Write proc/driver/nvidia, proc/driver/nvidia-caps, proc/devices and proc/modules again.
 
     Args:
         root: the host's.
@@ -226,7 +226,7 @@ def bind(root: str, gpus: Iterable[Gpu], again: Iterable[str]) -> None:
 
 
 def write_sys(root: str, gpus: Iterable[Gpu]) -> None:
-    """Write sys/bus/pci/devices anew."""
+    """Write sys/bus/pci/devices again."""
     base = f"{root}/sys/bus/pci/devices"
     shutil.rmtree(base, ignore_errors=True)
     os.makedirs(base)

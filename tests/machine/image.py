@@ -1,7 +1,7 @@
 """The emulated machine's disk: Debian with systemd and Docker, gpushim where a package installs it, a simulated host.
 
 The Debian, its kernel and the first file system that it needs to find its disk are built once per recipe below
-`.cache/machine`. Each disk is made anew from them and from this checkout.
+`.cache/machine`. Each disk is made again from them and from this checkout.
 """
 
 from __future__ import annotations

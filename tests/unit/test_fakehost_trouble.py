@@ -1,4 +1,4 @@
-"""GPUs in trouble while a process has NVML open: events, errors, hangs, and MIG made anew."""
+"""GPUs in trouble while a process has NVML open: events, errors, hangs, and MIG made again."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Work:
     def read_own(self, path: str) -> bytes:
         """Read a file of the loader's or driver's configuration that is ours by its name; b"" if it cannot be read.
 
-        It is made anew then.
+        It is made again then.
         """
         try:
             return self.read(path, bounds.LOADER_CONF)[0] or b""

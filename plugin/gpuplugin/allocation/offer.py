@@ -117,7 +117,7 @@ class Resource:
         self.since = {uuid: then for uuid, then in self.since.items() if uuid in self._of}
 
     def _renew(self, keys: Collection[str]) -> None:
-        """Make these devices anew, and say once of each GPU or MIG instance if it has become unusable, or usable."""
+        """Make these devices again, and say once of each GPU or MIG instance if it has become unusable, or usable."""
         ailing, uuids = self._ailing, dict.fromkeys(self._had[key].uuid for key in keys)
         before = _problems(one for one in self.devices.values() if one.uuid in uuids)
         made = {key: self._had[key] for key in keys}

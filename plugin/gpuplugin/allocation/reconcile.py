@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def remind(registry: Registry, kubelet_dir: str) -> None:
-    """Register anew what kubelet reads the list of and has nothing of: another plugin's end made it forget."""
+    """Register again what kubelet reads the list of and has nothing of: another plugin's end made it forget."""
     served = registry.served
     registered = {name: one.resource.well for name, one in served.items() if one.endpoint.settled}
     has = await podresources.allocatable(kubelet_dir) if any(registered.values()) else None

@@ -148,7 +148,7 @@ class Registry:
             one.endpoint.changed.set()
 
     def forgotten(self) -> None:
-        """Register all anew; kubelet has the devices all the while."""
+        """Register all again; kubelet has the devices all the while."""
         for one in self.served.values():
             one.endpoint.forgotten()
 

@@ -182,7 +182,7 @@ class Book:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(self._lock), os.stat(path)):
                 return True
-        self.close()  # the directory was removed, and made anew
+        self.close()  # the directory was removed, and made again
         return False
 
     def taken_by_others(self) -> bool:
@@ -264,7 +264,7 @@ class Book:
         """
         with self.locked() as page:
             if page is None or page["boot"] != self.boot:
-                raise GpushimError(f"{self.path} is missing or damaged, and what pods have is asked anew", FAILED)
+                raise GpushimError(f"{self.path} is missing or damaged, and what pods have is asked again", FAILED)
             after, new = records.give(page, given, giver, to, system.clock())
             self.stuck = True
             self._add(after, new)

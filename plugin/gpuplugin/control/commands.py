@@ -36,7 +36,7 @@ class Commands:
         about: says what else is in the state: kubelet's directory, reasons by UUID, members of the answer.
 
     Attributes:
-        turns: how often the GPUs were let go or taken; after each the host is looked at anew.
+        turns: how often the GPUs were let go or taken; after each the host is looked at again.
     """
 
     def __init__(

@@ -4,8 +4,8 @@ A device is whole, or shared in some way, under some resource's name: it is neve
 once, whoever gives it out. It changes only when it is known that nobody has it. While that is unknown it keeps its
 division: a kubelet that comes back refuses its pods otherwise. What nobody has changes at once; the rest keeps its
 ids, of which kubelet counts those that pods have, and follows when they are free.
-A MIG instance that was made anew in the place of another waits for who has that one, whose nodes are the same. What a
-pod has that kubelet has forgotten is not given out in any way: kubelet would give it once more.
+A MIG instance that was made in the place of another waits for who has that one, whose nodes are the same. What a pod
+has that kubelet has forgotten is not given out in any way: kubelet would give it once more.
 Pure: out of scope is who asks kubelet (kubelet_view.py), what is remembered (records.py), and what becomes of what
 the host has lost (offer.py).
 """

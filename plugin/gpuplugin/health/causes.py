@@ -107,7 +107,7 @@ class Known:
 
     Attributes:
         causes: by a name that the same cause has when it comes again.
-        binding: what changes when the driver is loaded or bound to the GPU anew.
+        binding: what changes when the driver is loaded or bound to the GPU again.
         gone: since when the host does not have it; None while it has.
         heard: until when its events were listened to; 0: never.
         bound: when the driver was found to be another one; no event from before counts.
@@ -164,7 +164,7 @@ class State:
         return self.gpus.setdefault(uuid, Known())
 
     def adopt(self, snapshot: Snapshot, now: float) -> tuple[set[str], bool, bool]:
-        """End causes by a driver loaded anew; forget GPUs that are gone for long.
+        """End causes by a driver loaded again; forget GPUs that are gone for long.
 
         Returns:
             UUIDs of the snapshot; whether a cause has ended, and whether anything else has changed.
@@ -198,7 +198,7 @@ def boot_id() -> str:
 
 
 def load(path: str, boot: str) -> State:
-    """Read the state of this start of the host; if there is none that can be trusted, begin anew, and say so."""
+    """Read the state of this start of the host; if there is none that can be trusted, begin again, and say so."""
     found = ensure.own(path)
     try:
         state = _state(found)
@@ -223,6 +223,7 @@ def save(path: str, state: State) -> None:
     if not trust.ours(folder):
         raise PermissionError(1, f"{folder} is no directory that only root can write to")
     found = {"version": VERSION, **dataclasses.asdict(state)}
+    found["blind"] = found.pop("unwatched")  # the file's name for it
     replace(path, json.dumps(found, separators=(",", ":")).encode(), MODE)
 
 

@@ -81,7 +81,7 @@ class Events:
         self._merged = Merged()
 
     def watch(self) -> None:
-        """Print events, until it is time to open NVML anew for those that cannot be watched; NVMLError otherwise."""
+        """Print events, until it is time to open NVML again for those that cannot be watched; NVMLError otherwise."""
         until, alive = time.monotonic() + nvml_lines.AGAIN[nvml_lines.EVENTS], 0.0
         try:
             self._register()
@@ -107,7 +107,7 @@ class Events:
         except nvml.NVMLError_Timeout:
             self._register_failed()
         except nvml.NVMLError_GpuIsLost:
-            self._anew()
+            self._renew_set()
         return False
 
     def _register(self) -> None:
@@ -128,7 +128,7 @@ class Events:
                 self._add(gpu)
         self._say()
 
-    def _anew(self) -> None:
+    def _renew_set(self) -> None:
         """Leave lost GPUs out, for NVML ends every wait while one is in the set."""
         before = dict(self._unwatched)
         self._leave()

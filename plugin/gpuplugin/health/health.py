@@ -125,7 +125,7 @@ class Health:
         """List the reasons of each device that has any, the oldest first.
 
         Args:
-            snapshot: what the host has; may end reasons of GPUs whose driver was loaded anew.
+            snapshot: what the host has; may end reasons of GPUs whose driver was loaded again.
             now: the time.
 
         Returns:

@@ -124,7 +124,7 @@ class Polls:
         self._nvml, self._gpus, self._proc = nvml, gpus, proc
 
     def watch(self) -> None:
-        """Print what is so, until it is time to open NVML anew, which may know no better of a GPU in trouble."""
+        """Print what is so, until it is time to open NVML again, which may know no better of a GPU in trouble."""
         until = time.monotonic() + nvml_lines.AGAIN[POLLS]
         while self._round() or time.monotonic() < until:
             time.sleep(POLL)

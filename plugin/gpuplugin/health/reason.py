@@ -39,7 +39,7 @@ TEXTS = {
 # What a GPU that does not answer has at the same time, the gravest first: it is one cause.
 SILENT = ("lost", "gone", "error", "blind")
 LONG = 240  # characters of a sentence that is not repeated for each device
-_RELOAD = "when the driver is loaded anew or the host has started anew"
+_RELOAD = "when the driver is loaded again or the host has started again"
 UNTIL = {
     "": "when the driver, which is asked every few seconds, says so no more",
     xids.TIME: f"{xids.TRANSIENT:.0f} s after the last one, when the GPU answers",

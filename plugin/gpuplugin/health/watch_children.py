@@ -121,7 +121,7 @@ class Watchers:
 
     @property
     def complete(self) -> bool:
-        """Whether NVML is polled, and the host looked at anew where it contradicts the snapshot."""
+        """Whether NVML is polled, and the host looked at again where it contradicts the snapshot."""
         child = self._children[POLLS]
         return bool(self._snapshot and not self._fails() and child.pid and child.answered)
 
@@ -137,7 +137,7 @@ class Watchers:
             child.again()
 
     async def stop(self) -> None:
-        """End both; `watch` begins anew."""
+        """End both; `watch` begins again."""
         self._driver, self._watched = None, {}
         self._health.quiet(system.clock())
         await asyncio.gather(*(child.stop() for child in self._children.values()))
@@ -186,7 +186,7 @@ class Watchers:
             self._compare(line)
 
     def _compare(self, line: dict[str, Any]) -> None:
-        """Have the host looked at anew where a poll contradicts the snapshot; the same again not all the time."""
+        """Have the host looked at again where a poll contradicts the snapshot; the same again not all the time."""
         difference, now = self._found(line), time.monotonic()
         if not difference:
             self._difference = ""

@@ -182,7 +182,7 @@ class Endpoint:
                 return True
             if is_socket(self.path) and listening(self.path):
                 return False
-            logger.warning("%s is %s, and is made anew", self.path, "dead" if there else "gone")
+            logger.warning("%s is %s, and is made again", self.path, "dead" if there else "gone")
         listener = Listener(self.path)
         await listener.bind(self._service.handlers(listener))
         self._listeners.append(listener)

@@ -1,8 +1,8 @@
 """A UNIX socket of grpc's at a path where others come and go: bound aside, renamed into place, known by its inode.
 
 kubelet removes all sockets in its directory when it starts; a second instance of this plugin puts its own in the
-place of the first one's; an administrator may remove the directory and make it anew. So a path is looked at again and
-again, and its file is ours only if its inode is.
+place of the first one's; an administrator may remove the directory and make it again. So a path is looked at
+regularly, and its file is ours only if its inode is.
 Out of scope: what is served (service.py), and when to look (daemon.py).
 """
 

@@ -100,7 +100,7 @@ class KernelLimits:
                 await self._ask()
 
     async def stop(self) -> None:
-        """End the child; `look` begins anew."""
+        """End the child; `look` begins again."""
         self._driver = None
         self._forget("")
         await self._child.stop()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ALIVE = 2.0  # seconds between lines that say that it runs
 SILENCE = 5.0  # seconds after which it hangs
 AGAIN = 60.0  # seconds after which a GPU that hung is asked again
-ANEW = 15.0  # seconds after which NVML is opened anew because of a GPU in trouble
+REOPEN = 15.0  # seconds after which NVML is opened again because of a GPU in trouble
 MEMORY_TEMP = 82  # NVML_FI_DEV_MEMORY_TEMP
 ECC = tuple((error, counter) for error in ("corrected", "uncorrected") for counter in ("volatile", "aggregate"))
 MEMORY = ("memory_total", "memory_free", "memory_used")
@@ -77,13 +77,13 @@ def main(library: str, gpus: str) -> None:
 
 
 def _serve(nvml: Any, gpus: list[Gpu], asked: int) -> int:
-    """Make a round, and one more each time it is asked for, until NVML is to be opened anew; returns the last ask."""
+    """Make a round, and one more each time it is asked for, until NVML is to be reopened; returns the last ask."""
     began = time.monotonic()
     while True:
         well = [_tell(nvml, gpu) for gpu in gpus if not gpu.hung]
         tell(done=asked)
         asked = _next()
-        if not all(well) and time.monotonic() - began > ANEW:  # an NVML may know no better of one that was lost
+        if not all(well) and time.monotonic() - began > REOPEN:  # an NVML may know no better of one that was lost
             return asked
 
 

@@ -182,7 +182,7 @@ class Child:
                 if self._over.done():
                     return self._over.result()
                 if hurry in done:
-                    return "it is started anew"
+                    return "it is started again"
         finally:
             hurry.cancel()
 

@@ -76,6 +76,6 @@ def messages() -> None:
 
 
 def reset() -> None:
-    """Begin anew."""
+    """Begin again."""
     counted.clear()
     timed.clear()

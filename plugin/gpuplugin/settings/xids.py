@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpushim.ground.errors import quote
 
 CATALOG = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
-# How a reason ends. ACTION and AGAIN also end when the driver is loaded anew or the host starts anew: the only way
+# How a reason ends. ACTION and AGAIN also end when the driver is loaded again or the host starts again: the only way
 # where the driver does not tell its recovery action.
 TIME = "time"  # some time after the last one, when the GPU's calls answer well
 ACTION = "action"  # when the driver, some time after the last one, says that no recovery action is needed

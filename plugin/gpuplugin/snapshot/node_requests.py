@@ -102,7 +102,7 @@ class NodeRequest:
         except OSError as error:
             logger.warning("%s/%s cannot be written: %s", system.state_dir(), plugin_requests.NAME, error.strerror)
 
-    def hurry(self, anew: bool = False) -> None:
+    def hurry(self, again: bool = False) -> None:
         """Ask for it now: there is news of GPUs. One of the node's that waits in vain ends by itself."""
         self._pause, self._again, self._asked = refresh.FIRST, 0.0, system.clock()
         self.need()

@@ -78,13 +78,13 @@ def same_driver(before: Snapshot | None, now: Snapshot) -> None:
     """See to it that the driver is that whose libraries this process's container was made with.
 
     Raises:
-        GpushimError: it is another one; a container that is started anew gets what is the driver's.
+        GpushimError: it is another one; a container that is started again gets what is the driver's.
     """
     had = before["stamp"]["module"] if before else now["stamp"]["module"]
     if now["stamp"]["module"] not in (None, had):
         raise GpushimError(
             f"the node's driver is now {_version(now)} and was {_version(before)} when this container was made, "
-            "which has no other libraries: the plugin ends, for kubelet to start it anew",
+            "which has no other libraries: the plugin ends, for kubelet to start it again",
             DRIVER,
         )
 

@@ -88,14 +88,14 @@ class Refresh:
             self._pause = FIRST
         self._task = self._start(self._run())
 
-    def hurry(self, anew: bool = False) -> None:
+    def hurry(self, again: bool = False) -> None:
         """Start it now, whatever came of the last one, though the snapshot seems true: there is news of GPUs.
 
         Args:
-            anew: one that runs waits in vain, for a GPU that the next leaves out: it is killed, which is no failure.
+            again: one that runs waits in vain, for a GPU that the next leaves out: it is killed, which is no failure.
         """
         self._pause, self._again, self._force = FIRST, 0.0, True
-        if anew and self._task is not None and not self._waits:
+        if again and self._task is not None and not self._waits:
             self._waits = True
             self._task = self._start(self._after(self._task))
         self.need()

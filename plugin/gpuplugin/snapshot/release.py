@@ -1,4 +1,4 @@
-"""Whether the GPUs are let go, which a file says: for scripts, and for a plugin that is started anew meanwhile.
+"""Whether the GPUs are let go, which a file says: for scripts, and for a plugin that is started again meanwhile.
 
 An open NVML keeps a GPU from being reset, its MIG mode from changing, and the driver from being unloaded. They are
 taken again when the file is removed, and by itself when the driver was away and is back.
@@ -116,7 +116,7 @@ class Release:
             time.gmtime(self.since)  # which all who show it must be able to
         except (KeyError, TypeError, ValueError, OverflowError, OSError):
             self._then, self.since = now, time.time()
-            with contextlib.suppress(OSError):  # then the next plugin begins anew
+            with contextlib.suppress(OSError):  # then the next plugin begins again
                 self._write(self.since, now)
 
     def _write(self, since: float, driver: dict[str, Any]) -> None:
@@ -126,8 +126,8 @@ class Release:
         """Say whether the driver is another since then; numbers of bindings never come again (stamp.driver)."""
         if now["module"] is None or not now["gpus"]:
             return False
-        anew = bool(self._then["gpus"]) and set(now["gpus"]).isdisjoint(self._then["gpus"])
-        return self._away or anew or now["module"] != self._then["module"]
+        rebound = bool(self._then["gpus"]) and set(now["gpus"]).isdisjoint(self._then["gpus"])
+        return self._away or rebound or now["module"] != self._then["module"]
 
 
 def _driver() -> dict[str, Any]:

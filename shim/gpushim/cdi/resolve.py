@@ -120,7 +120,7 @@ def _facts(spec: str, given: dict[str, Any], host: str) -> tuple[str, int, int, 
     if real != "p" and major and (major, minor) != numbers:
         raise GpushimError(
             f"{spec} says that {host} is the device {major}:{minor}, but it is {numbers[0]}:{numbers[1]}; "
-            "the spec is out of date, write it anew",
+            "the spec is out of date, write it again",
             INVENTORY,
         )
     return kind or real, *numbers, status.st_mode & 0o7777
@@ -161,7 +161,7 @@ def _exists(spec: str, path: str) -> None:
         posix.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise GpushimError(
-            f"{spec} needs {path}, which is not on this host; install it, or write the spec anew", INVENTORY
+            f"{spec} needs {path}, which is not on this host; install it, or write the spec again", INVENTORY
         ) from None
     except OSError:
         pass  # behind a directory that this user may not enter

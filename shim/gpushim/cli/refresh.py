@@ -1,4 +1,4 @@
-"""`gpushim refresh`: list the host's GPUs and driver files anew."""
+"""`gpushim refresh`: list the host's GPUs and driver files again."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def _given(folder: str, notes: list[str]) -> list[Given] | None:
     except OSError as error:
         notes.append(f"{path} cannot be read: {error.strerror}; run this as root")
     except ValueError as error:
-        notes.append(f"{path} is damaged: {error}; kubelet writes it anew with the next pod that gets a device")
+        notes.append(f"{path} is damaged: {error}; kubelet writes it again with the next pod that gets a device")
     return None
 
 

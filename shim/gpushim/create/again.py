@@ -1,6 +1,6 @@
 """A bundle that is created again, and whose config.json somebody has changed since: what was added is taken out.
 
-Engines write config.json anew for each container. A unit with `ExecStart=gpushim-runtime run` starts the same bundle
+Engines write config.json again for each container. A unit with `ExecStart=gpushim-runtime run` starts the same bundle
 at each boot, with other GPUs on the host, another request, or none. So a create keeps what the engine wrote beside
 its own result (bundle.kept). Where config.json still is that result, the next create starts from what was kept. Where
 it is not, this module finds in the two what the first create has added, and takes that out and nothing else. Where
@@ -59,7 +59,7 @@ def without(data: bytes, ours: bytes, before: bytes) -> bytes:
         before: what was there before.
 
     Returns:
-        `data` itself, if nothing of that create's is in it: the engine has written it anew.
+        `data` itself, if nothing of that create's is in it: the engine has written it again.
     """
     spec, had, has = (_parsed(one) for one in (data, before, ours))
     if not _marked(spec, had, has):

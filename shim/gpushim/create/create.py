@@ -145,7 +145,7 @@ def given(path: str, data: bytes, folder: int) -> bytes:
     if data == ours:
         return before
     traces = MORE_TRACES if ours else TRACES
-    if not any(trace in data for trace in traces):  # the engine has written it, perhaps anew
+    if not any(trace in data for trace in traces):  # the engine has written it, perhaps again
         return data
     from gpushim.create import again  # somebody has changed it since, or what was kept
 

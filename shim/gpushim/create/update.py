@@ -101,7 +101,7 @@ def _read(file: str) -> bytes:
         data += block
         if len(data) > bounds.CONFIG_JSON:
             raise GpushimError(
-                f"the update has more than {bounds.CONFIG_JSON} bytes; the engine must write it anew", BUNDLE
+                f"the update has more than {bounds.CONFIG_JSON} bytes; the engine must write it again", BUNDLE
             )
     if fd:
         posix.close(fd)

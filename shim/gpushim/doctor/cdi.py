@@ -192,7 +192,7 @@ def paths(host: Host) -> Iterator[Finding]:
             fix = (
                 _again(host)
                 if own_one
-                else f"let the program that wrote {shlex.quote(path)} write it anew, or remove it"
+                else f"let the program that wrote {shlex.quote(path)} write it again, or remove it"
             )
             yield broken(f"{path} names {some(absent)}, which is not there: containers do not start", fix)
     if not missing:
@@ -210,7 +210,7 @@ def hooks(host: Host) -> Iterator[Finding]:
             yield warning(
                 f"{path} has no env for {some(bare)}: runc 1.1 runs it as root with the image's variables, "
                 "LD_PRELOAD too (CVE-2025-23266)",
-                f"let a newer version of the program that wrote {shlex.quote(path)} write it anew, or remove it",
+                f"let a newer version of the program that wrote {shlex.quote(path)} write it again, or remove it",
             )
     if not count:
         yield ok("all hooks of specs have an environment of their own")

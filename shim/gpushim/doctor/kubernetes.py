@@ -82,7 +82,7 @@ def _untrusted(config: str) -> str:
 
 
 def template(host: Host) -> Iterator[Finding]:
-    """Check that the settings which k3s and rke2 write anew at each start keep gpushim-runtime."""
+    """Check that the settings which k3s and rke2 write again at each start keep gpushim-runtime."""
     for service in services.RANCHER:
         config = host.top + services.CONFIGS[service]
         if not seen.exists(config):

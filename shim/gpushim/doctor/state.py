@@ -125,7 +125,7 @@ def snapshot(host: Host) -> Iterator[Finding]:
         for note in found["notes"]:
             yield warning(f"the snapshot notes: {note}", THEN)
         if not found["notes"]:
-            old = f"; it is older than {found['life']} s, so the next GPU container lists anew" if stale else ""
+            old = f"; it is older than {found['life']} s, so the next GPU container lists again" if stale else ""
             yield ok(f"{path} of {found['written']} is true: {len(found['gpus'])} GPUs{old}")
 
 

@@ -4,7 +4,7 @@ Whoever made a file may still hold it open, and what they wrote stays in it, so 
 fix: it is moved away, or a copy that others cannot write is looked at and then replaces it. Both go where nobody else
 can have put anything, for a destination that somebody has made a link leads where he likes. Of a directory of root's
 others lose their right to write, and what they have put into it is shown.
-Out of scope: who is trusted (stamp.py); the state directory, which a refresh makes anew (state.py).
+Out of scope: who is trusted (stamp.py); the state directory, which a refresh makes again (state.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpushim.cdi.generate import written
 from gpushim.ground import system
 from gpushim.paths import trust
 
-ANEW = "install the program from its package, where root alone may write, and start it from there"
+REINSTALL = "install the program from its package, where root alone may write, and start it from there"
 
 
 def away(path: str) -> str:
@@ -89,13 +89,13 @@ def program(path: str) -> str:
         for folder in dict.fromkeys((*_above(path), *_above(os.path.realpath(path)))):
             status = os.stat(folder)
             if not trust.trusted(status.st_uid) or status.st_mode & (stat.S_ISVTX | stat.S_IWOTH) > stat.S_ISVTX:
-                return ANEW
+                return REINSTALL
             closable += [folder] if trust.others_may(status) else []
         theirs = not trust.trusted(os.lstat(path).st_uid) or trust.others_may(os.stat(path))
     except OSError:  # it is seen through another root
-        return ANEW
+        return REINSTALL
     again = [f"remove {shlex.quote(path)} and install it from its package"] if theirs else []
-    return "; then ".join([*again, *[" && ".join(map(closed, closable))] * bool(closable)]) or ANEW
+    return "; then ".join([*again, *[" && ".join(map(closed, closable))] * bool(closable)]) or REINSTALL
 
 
 def _above(path: str) -> list[str]:

@@ -201,7 +201,7 @@ def mps_problem(root: str, pipes: str) -> str:
         return (
             f"no container takes part in MPS: {wrong}; start the daemon with CUDA_MPS_PIPE_DIRECTORY=DIR, where DIR "
             "and all above it are root's with mode 0755 and no links, and name DIR as pipe-directory under [mps]; or "
-            f"let root make this one anew, and run gpushim refresh{below}"
+            f"let root make this one again, and run gpushim refresh{below}"
         )
     if rooted.kind(root, f"{pipes}/control") not in (stat.S_IFSOCK, stat.S_IFIFO):
         return (

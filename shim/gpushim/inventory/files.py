@@ -66,7 +66,7 @@ def watched(root: str, version: str, found: dict[str, list[File]], busy: Contain
     """List the directories that change when one of these files, or another, comes or goes.
 
     New libraries change the library cache. Of a directory that is busy the files themselves are listed. One that
-    others than root may change has none: whoever writes there would have every create list the GPUs anew.
+    others than root may change has none: whoever writes there would have every create list the GPUs again.
 
     Args:
         root: the driver root.

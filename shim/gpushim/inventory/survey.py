@@ -64,7 +64,7 @@ COVER = {
     "driver.version": "module",
     "driver.cuda": "libraries",
     "driver.*": "config",
-    "driver.params": "gpus",  # parameters change when the module is loaded, and then all GPUs are bound anew
+    "driver.params": "gpus",  # parameters change when the module is loaded, and then all GPUs are bound again
     "driver.empty": "own",
     **dict.fromkeys(("gpus.index", "gpus.uuid", "gpus.minor", "gpus.pci", "gpus.model", "gpus.brand"), "gpus"),
     **dict.fromkeys(("gpus.arch", "gpus.node", "gpus.mig_capable", "gpus.vgpu", "gpus.pci_class"), "gpus"),

@@ -214,7 +214,7 @@ def _check_members(members: dict[str, Any], names: Names, path: str) -> None:
         if name != key:
             raise GpushimError(
                 f'{path} has the key "{quote(key)}", which some runtimes take for "{name}" and others do not know; '
-                "the engine must write it anew",
+                "the engine must write it again",
                 BUNDLE,
             )
         if below and isinstance(value, dict):

@@ -198,7 +198,7 @@ def _member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:
         return kind()
     if not isinstance(value, kind):
         form = {"dict": "an object", "list": "a list", "str": "a string"}[kind.__name__]
-        raise GpushimError(f'config.json: "{quote(key)}" is not {form}; the engine must write it anew', BUNDLE)
+        raise GpushimError(f'config.json: "{quote(key)}" is not {form}; the engine must write it again', BUNDLE)
     return value
 
 

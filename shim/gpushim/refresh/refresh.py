@@ -200,7 +200,7 @@ def _renewed(
 def _surveyed(
     config: str, settings: Policy, waiting: Callable[[str], None], silent: list[hung.Hung], accept: bool
 ) -> Snapshot:
-    """Survey the host, with the indices that are settled, or anew if that is wished and NVML tells the order."""
+    """Survey the host, with the indices that are settled, or again if that is wished and NVML tells the order."""
     snapshot = survey.survey(config, settings, waiting) if accept else None
     if snapshot is None or snapshot["source"] != "nvml":
         snapshot = survey.survey(config, settings, waiting, indices.known(system.state_dir()), silent)

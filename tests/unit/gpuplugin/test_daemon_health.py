@@ -1,4 +1,4 @@
-"""What the children tell reaches kubelet at once, and has the host looked at anew."""
+"""What the children tell reaches kubelet at once, and has the host looked at again."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_what_hangs_is_said(top: Path, host: Host, monkeypatch: pytest.MonkeyPat
             assert not (await do(top, "status"))["closed"]
             await do(top, "take")
             await asyncio.sleep(0.3)
-            assert kubelet.lists[GPU] == SICK  # opened anew, it would hang beside the other
+            assert kubelet.lists[GPU] == SICK  # opened again, it would hang beside the other
 
     asyncio.run(run())
 

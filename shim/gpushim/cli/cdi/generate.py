@@ -121,7 +121,7 @@ def generate(
     """Write a CDI spec of this host's GPUs.
 
     Every refresh does it by itself, for GPUs, in /var/run/cdi; this is for other places, names and devices. The
-    host is listed anew, and what gpushim-runtime works with stays as it is.
+    host is listed again, and what gpushim-runtime works with stays as it is.
     """
     settings = _settings(driver_root, dev_root, strategies)
     snapshot = _listed(settings)

@@ -43,7 +43,7 @@ def plan(options: Options) -> Plan:
     tree = imports.load(daemon, config, strict=not options.remove)
     notes = [*daemon.notes]
     if config != daemon.config:
-        notes.append(f"MicroK8s makes {daemon.config} anew at each start, so {config} is changed instead")
+        notes.append(f"MicroK8s makes {daemon.config} again at each start, so {config} is changed instead")
     main, check = daemon.seen(config), lambda: None
     if options.remove:
         changes = removal.changes(daemon, tree)
@@ -203,7 +203,7 @@ def _in_template(options: Options, daemon: Daemon, tree: list[File], template: s
             f"{tree[0].path}: {service} has the runtime {options.name}, {quote(imports.program(now))}, already; "
             "take another --runtime-name, or remove that program"
         )
-    notes.append(f"{service} makes {tree[0].path} anew at each start, so its template {template} is changed instead")
+    notes.append(f"{service} makes {tree[0].path} again at each start, so its template {template} is changed instead")
     return generated.put(daemon.seen(template), keys, *_entry(options, known))
 
 

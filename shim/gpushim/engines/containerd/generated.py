@@ -1,4 +1,4 @@
-"""containerd's settings where a service writes them anew at each start: k3s and rke2, and MicroK8s.
+"""containerd's settings where a service writes them again at each start: k3s and rke2, and MicroK8s.
 
 k3s and rke2 make config.toml from a Go template: config-v3.toml.tmpl for version 3, config.toml.tmpl for version 2,
 or a built-in one, for which `{{ template "base" . }}` stands (since k3s 1.24.17, 1.25.13, 1.26.8, 1.27.5; see its

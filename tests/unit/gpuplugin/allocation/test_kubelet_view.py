@@ -435,8 +435,8 @@ def test_a_stale_list_gives_nothing_out(scene: Scene) -> None:
     assert old.questions.news("inventory.json") != news
 
 
-def anew(scene: Scene, *migs: tuple[int, int], divided: bool = True) -> Wanted:
-    """Have the instances of the GPU be made anew, of these GPU instances; list them."""
+def again(scene: Scene, *migs: tuple[int, int], divided: bool = True) -> Wanted:
+    """Have the instances of the GPU be made again, of these GPU instances; list them."""
     made = [{**mig(0, gi - 1), "uuid": uuid(number, "MIG")} for number, gi in migs]
     scene.snapshot = snapshot([gpu(0, mig=divided)], made)
     units = resources.units(scene.snapshot)
@@ -445,7 +445,7 @@ def anew(scene: Scene, *migs: tuple[int, int], divided: bool = True) -> Wanted:
 
 def of_mig(scene: Scene) -> Instance:
     """A plugin that has given an instance of GPU instance 1 to a pod, and another of 2 to nobody."""
-    one = settled(scene, anew(scene, (1, 1), (2, 2)))
+    one = settled(scene, again(scene, (1, 1), (2, 2)))
     one.allocate(uuid(1, "MIG"), PROFILE)
     scene.pods = {PROFILE: {uuid(1, "MIG"): "a"}}
     scene.passes(kubelet_view.QUIET)
@@ -457,7 +457,7 @@ def test_an_instance_that_is_made_anew_waits_for_the_end_of_who_has_the_one_befo
     scene: Scene, restarts: bool
 ) -> None:
     one = of_mig(scene)
-    desired = anew(scene, (3, 1), (4, 2))
+    desired = again(scene, (3, 1), (4, 2))
     if restarts:
         one.end()
         one = scene.started()
@@ -471,7 +471,7 @@ def test_an_instance_that_is_made_anew_waits_for_the_end_of_who_has_the_one_befo
 def test_an_instance_that_is_made_anew_waits_until_kubelet_is_asked(scene: Scene, why: str) -> None:
     one = of_mig(scene)
     scene.kubelet_ends() if why == "away" else scene.kubelet_starts(0)
-    desired = anew(scene, (3, 1))
+    desired = again(scene, (3, 1))
     assert one.look(desired) == set()
     scene.kubelet_starts(0)
     scene.passes(kubelet_view.QUIET)
@@ -482,7 +482,7 @@ def test_an_instance_that_is_made_anew_waits_until_kubelet_is_asked(scene: Scene
 
 def test_a_gpu_that_is_divided_no_more_waits_for_who_has_an_instance(scene: Scene) -> None:
     one = of_mig(scene)
-    desired = anew(scene, divided=False)
+    desired = again(scene, divided=False)
     for _ in range(3):
         assert one.look(desired) == set()
     scene.pods = {}
@@ -495,7 +495,7 @@ def test_after_a_boot_nobody_has_the_instances_of_before(scene: Scene, monkeypat
     scene.checkpoint({PROFILE: [uuid(1, "MIG")]})
     monkeypatch.setattr(system, "boot", lambda: "another boot")
     scene.kubelet_starts(0)
-    assert scene.started().look(anew(scene, (3, 1))) == {uuid(3, "MIG")}
+    assert scene.started().look(again(scene, (3, 1))) == {uuid(3, "MIG")}
 
 
 FORGETS = [(whole(), ONE, set()), (parts(), f"{ONE}::0", {f"{ONE}::1"})]

@@ -198,7 +198,7 @@ def test_kubelet_is_advised_as_the_group_says(policy: str, gpus: int, distinct: 
 
 
 def test_a_gpu_that_falls_sick_costs_what_its_own_devices_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kubelet's calls wait for it: a list of 8000 made anew takes 0.3 s."""
+    """kubelet's calls wait for it: a list of 8000 made again takes 0.3 s."""
     many = Resource("nvidia.com/gpu", settings.resolve({}, {}, {}, ""), Ways())
     devices = [Device(f"GPU-{one}::{two}", f"GPU-{one}", str(one), one, 0) for one in range(16) for two in range(500)]
     many.have(devices, {})

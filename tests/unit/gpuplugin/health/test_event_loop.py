@@ -125,7 +125,7 @@ def test_each_gpu_is_asked_before_it_is_told_as_watched(host: Host) -> None:
 
 
 def test_a_child_that_began_anew_by_itself_asks_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML's set is made anew when a GPU is lost: the others are not listened to for a moment."""
+    """NVML's set is made again when a GPU is lost: the others are not listened to for a moment."""
     heard = gap(host, {})
 
     async def body() -> None:

@@ -267,7 +267,7 @@ def test_what_has_ended_is_not_taken_back_from_another_instance(watched: Health,
 
 def test_of_what_another_instance_has_written_only_what_is_so_now_counts(watched: Health, path: str) -> None:
     new = Health(path, xids.choose("48", "", []), boot="b")
-    assert kinds(new, T, host(inode=6)) == {}  # the driver was bound anew
+    assert kinds(new, T, host(inode=6)) == {}  # the driver was bound again
     watched.heard({"xid": 79, "gpu": WHOLE}, T)
     assert kinds(new, T + 1, host(inode=6)) == {}
     watched.problems(host(inode=6), T + 2)

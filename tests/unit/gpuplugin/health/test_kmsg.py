@@ -64,11 +64,11 @@ def test_a_process_that_crashes_loads_no_driver(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("heard", "loaded", "at", "bound", "counts"),
     [
-        (100, None, 110, 120, False),  # the GPU was bound anew, after that, by a driver that was there
+        (100, None, 110, 120, False),  # the GPU was bound again, after that, by a driver that was there
         (100, None, 130, 120, True),
         (100, 105, 110, 120, True),  # the driver was loaded first, and found later
         (100, 105, 130, 120, True),
-        (100, 90, 110, 120, False),  # loaded, listened to, bound anew
+        (100, 90, 110, 120, False),  # loaded, listened to, bound again
         (100, 90, 95, 80, False),  # heard
         (100, 90, 110, 80, True),
         (0, None, 5, 0, True),

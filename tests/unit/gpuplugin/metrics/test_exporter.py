@@ -38,7 +38,7 @@ class Silent(Told):
 
 
 @pytest.fixture(autouse=True)
-def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(meter, "Child", Silent)
     monkeypatch.setattr(exporter, "PATIENCE", 0.05)
     counts.reset()

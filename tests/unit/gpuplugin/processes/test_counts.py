@@ -12,7 +12,7 @@ from gpushim.ground.logs import logger
 
 
 @pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
+def again() -> Iterator[None]:
     counts.reset()
     yield
     counts.reset()

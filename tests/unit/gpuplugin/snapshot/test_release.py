@@ -47,7 +47,7 @@ def test_another_process_goes_on_with_it(driver: dict[str, Any]) -> None:
     again = Release()
     assert again.requested()
     assert again.since == since
-    driver["gpus"] = [21, 22]  # it was bound anew while no plugin ran
+    driver["gpus"] = [21, 22]  # it was bound again while no plugin ran
     assert not Release().requested()
     assert not Path(again.path).exists()
 

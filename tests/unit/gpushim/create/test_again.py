@@ -81,8 +81,8 @@ def test_it_is_back_behind_the_one_that_it_came_behind() -> None:
 
 
 def test_what_the_engine_has_written_anew_stays() -> None:
-    anew = text({**ENGINES, "linux": {"devices": [HOOKED[0].value]}})  # passed by hand
-    assert again.without(anew, text(created(HOOKED)), text(ENGINES)) is anew
+    again = text({**ENGINES, "linux": {"devices": [HOOKED[0].value]}})  # passed by hand
+    assert again.without(again, text(created(HOOKED)), text(ENGINES)) is again
 
 
 CDI_HOOK = {**HOOK, "args": [*HOOK["args"], "--gpu", "0=0000:01:00.0"]}
@@ -92,8 +92,8 @@ def test_what_the_engine_has_written_anew_by_a_cdi_spec_of_ours_stays() -> None:
     engines = {**copy.deepcopy(ENGINES), "hooks": {"prestart": [CDI_HOOK]}}
     spec = copy.deepcopy(engines)
     edits.apply(copy.deepcopy(HOOKED), spec)
-    anew = {**copy.deepcopy(engines), "linux": {"devices": [HOOKED[0].value]}, "mounts": [HOOKED[2].value]}
-    assert again.without(text(anew), text(spec), text(engines)) == text(anew)
+    again = {**copy.deepcopy(engines), "linux": {"devices": [HOOKED[0].value]}, "mounts": [HOOKED[2].value]}
+    assert again.without(text(again), text(spec), text(engines)) == text(again)
 
 
 @pytest.mark.parametrize("kept", [(b"", b""), (b"{}", b"{}"), (b"{", b"{"), (b"[]", b"[]")])

@@ -87,7 +87,7 @@ class Administrator:
         self.patient.reread()
 
     def restart(self, unit: str) -> None:
-        """Start an engine anew: it reads its settings, and was started later than all that is there."""
+        """Start an engine again: it reads its settings, and was started later than all that is there."""
         k3s = self.patient.top / K3S / "config.toml"
         if unit.startswith("k3s"):
             generate(k3s)

@@ -15,7 +15,7 @@ A root's description is tests/data/inventory/NAME.root. Its first lines name thi
 are inside the root; a path that begins with "host:" is not.
 
 What is found goes to NAME.MACHINE.json, and what is found on fakehost's hosts to host-LAYOUT.json. To write all of
-them anew, from the checkout's top:
+them again, from the checkout's top:
 
     PYTHONPATH=tests:shim .venv/bin/python -m unit.gpushim.inventory.golden
 """

@@ -150,7 +150,7 @@ def without_drm(machine: Machine, host: Host) -> None:
 
 
 def remajor(machine: Machine, host: Host) -> None:
-    """Load nvidia_uvm anew; its node stays behind, until a refresh fixes it."""
+    """Load nvidia_uvm again; its node stays behind, until a refresh fixes it."""
     devices = Path(host.root, "proc/devices")
     devices.write_text(devices.read_text().replace("508 nvidia-uvm", "507 nvidia-uvm"))
 

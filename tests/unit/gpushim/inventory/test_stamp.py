@@ -44,7 +44,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def bind(tree: Path) -> None:
-    """Bind the GPU to the driver anew: sysfs has a link with another inode number then."""
+    """Bind the GPU to the driver again: sysfs has a link with another inode number then."""
     driver = tree / "sys/bus/pci/drivers/nvidia"
     driver.mkdir(parents=True, exist_ok=True)
     (driver / "next").symlink_to("../../devices/0000:01:00.0")
@@ -88,8 +88,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "compute instance added": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci1").mkdir(),
     "compute instance gone": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0").rmdir(),
     "GPU instance added": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi2").mkdir(),
-    "compute instance made anew": lambda tree: make_anew(tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0"),
-    "GPU bound anew": bind,
+    "compute instance made again": lambda tree: make_anew(tree / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0"),
+    "GPU bound again": bind,
     "GPU unbound": lambda tree: (tree / "sys/bus/pci/drivers/nvidia/0000:01:00.0").unlink(),
     "another major": lambda tree: (tree / "proc/devices").write_text("Character devices:\n507 nvidia-uvm\n"),
     "another GPU in MIG mode": lambda tree: (tree / "proc/driver/nvidia/capabilities/gpu1/mig/gi1").mkdir(

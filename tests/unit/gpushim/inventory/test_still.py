@@ -49,7 +49,7 @@ def mark(host: fakehost.Host, state: str) -> None:
 
 
 def caches(host: fakehost.Host) -> None:
-    """Write the library cache anew, as ldconfig does."""
+    """Write the library cache again, as ldconfig does."""
     path = Path(host.root, "etc/ld.so.cache")
     fresh = path.with_name("ld.so.cache~")
     fresh.write_bytes(path.read_bytes())
