@@ -168,7 +168,7 @@ def test_it_serves_with_no_capability_and_watches(
     assert node.pod("user", {GPU: 1}).container
     assert gpus(node, host, "user")[1][0] in ids
     assert until(lambda: sorted(status(env)["watched"]["watching"]) == ids, SECONDS), said(node, plugin)
-    assert status(env)["trouble"] == ""
+    assert status(env)["problem"] == ""
 
 
 def test_a_snapshot_renewed_by_hand(node: Node, host: Host, env: dict[str, str], ids: list[str], plugin: str) -> None:
@@ -203,10 +203,10 @@ def test_a_node_of_a_newer_version_in_a_rolling_update(
     assert until(lambda: node.allocatable() == [one for one in ids if one != sick["uuid"]], NOTICED), status(env)
     change(env, gpus=listed)
     assert until(lambda: node.allocatable() == ids, NOTICED), status(env)
-    assert status(env)["trouble"] == ""
+    assert status(env)["problem"] == ""
     change(env, version=ensure.FORM + 1)
     assert until(lambda: node.allocatable() == [], SECONDS), status(env)
-    assert "is written by gpushim 99.0, and this is" in status(env)["trouble"]
+    assert "is written by gpushim 99.0, and this is" in status(env)["problem"]
     refresh(env, "--force")
     assert until(lambda: node.allocatable() == ids, NOTICED), status(env)
 
@@ -215,11 +215,11 @@ def test_nobody_keeps_the_snapshot(node: Node, env: dict[str, str], ids: list[st
     path = Path(env["GPUSHIM_STATE"], "inventory.json")
     change(env, life=1, looked=json.loads(path.read_text())["looked"] - 10)
     assert until(lambda: node.allocatable() == [], SECONDS), status(env)
-    assert "is out of date; gpushim refresh --keep (the container gpushim-node)" in status(env)["trouble"]
+    assert "is out of date; gpushim refresh --keep (the container gpushim-node)" in status(env)["problem"]
     assert "is out of date; gpushim refresh --keep (the container gpushim-node)" in said(node, plugin)
     with keeper(env):
         assert until(lambda: node.allocatable() == ids, COPY), said(node, plugin)
-    assert status(env)["trouble"] == ""
+    assert status(env)["problem"] == ""
 
 
 def test_another_driver_ends_it_and_kubelet_starts_it_anew(

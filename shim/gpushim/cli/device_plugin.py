@@ -153,8 +153,8 @@ def _states(answer: dict[str, Any]) -> Iterator[str]:
     if answer["released"]:
         closed = "" if answer["closed"] else ", though not all handles are closed yet"
         yield f"the GPUs are let go since {_when(answer['released'])}{closed}; gpushim device-plugin take ends that"
-    if answer["trouble"] and not any(answer["trouble"] in note for note in answer["notes"]):
-        yield answer["trouble"]
+    if answer["problem"] and not any(answer["problem"] in note for note in answer["notes"]):
+        yield answer["problem"]
     if answer["pods"] is None:
         yield "kubelet does not say which pods hold GPUs"
 

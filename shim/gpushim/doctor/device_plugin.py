@@ -149,11 +149,11 @@ def _answered(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterato
     if missing and ask.listens(f"{host.kubelet}/{PLUGINS}/kubelet.sock"):  # else that is what to mend
         evidence = f"kubelet does not know {some([quote(name) for name in missing])} of gpushim-device-plugin"
         yield warning(evidence, plugin_again(host))
-    if answer.get("trouble") and host.problem:
+    if answer.get("problem") and host.problem:
         evidence = f"gpushim-device-plugin gives nothing out while {host.config} is not valid"
         yield broken(evidence, f"{corrected(host.config)}; then gpushim config check")
-    elif answer.get("trouble"):
-        evidence = f"gpushim-device-plugin gives nothing out: {quote(str(answer['trouble']))}"
+    elif answer.get("problem"):
+        evidence = f"gpushim-device-plugin gives nothing out: {quote(str(answer['problem']))}"
         yield broken(evidence, "gpushim refresh")
 
 

@@ -47,7 +47,7 @@ def test_no_file_is_nothing_to_speak_of(tmp_path: Path, caplog: pytest.LogCaptur
 
 def changed(change: Any) -> str:
     found = json.loads(json.dumps(dataclasses.asdict(STATE)))
-    found["version"] = causes.VERSION
+    found["version"], found["blind"] = causes.VERSION, found.pop("unwatched")
     change(found, found["gpus"]["GPU-1"]["causes"]["xid 79 None None"])
     return json.dumps(found)
 

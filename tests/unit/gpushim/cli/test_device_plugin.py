@@ -22,7 +22,7 @@ DEVICE = {"uuid": "GPU-1", "index": "0", "replicas": 2, "held": 1, "healthy": Fa
 ANSWER: dict[str, Any] = {
     "released": None,
     "closed": False,
-    "trouble": "",
+    "problem": "",
     "notes": [FORGED],
     "pods": [{"namespace": "a", "pod": "b", "container": "c", "resource": "d", "devices": ["GPU-1::1"]}],
     "resources": [
@@ -86,7 +86,7 @@ def test_since_when_a_device_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_what_settings_and_snapshot_both_say_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note = "the settings stay as they were: x is wrong"
-    with answering(tmp_path, json.dumps({**ANSWER, "notes": [note], "trouble": "x is wrong"}).encode()):
+    with answering(tmp_path, json.dumps({**ANSWER, "notes": [note], "problem": "x is wrong"}).encode()):
         said = run(monkeypatch, tmp_path, "status").stderr
     assert said.count("x is wrong") == 1
 

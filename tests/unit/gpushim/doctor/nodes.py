@@ -28,7 +28,7 @@ GONE = "GPU-00000000-0000-0000-0000-000000000000"
 ANSWER: dict[str, Any] = {
     "version": gpushim.__version__,
     "released": None,
-    "trouble": "",
+    "problem": "",
     "resources": [{"name": GPU, "registered": True, "devices": [{"healthy": True}, {"healthy": True}]}],
 }
 

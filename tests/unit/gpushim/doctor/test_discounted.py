@@ -43,7 +43,7 @@ REASONS: dict[str, tuple[Callable[[Patient, Path], object], str]] = {
     "huge": (lambda _, path: os.truncate(path, 17 << 20), "it has more than 16777216 bytes"),
     "of another gpushim": (changed(gpushim="0.0.1"), "another version of gpushim wrote it (0.0.1; this is "),
     "of another configuration": (changed(inputs={"config": "/other.toml"}), "it was made with /other.toml"),
-    "of other words": (changed(launcher_facts=[]), "a file beside it, which launcher or hook read, has changed"),
+    "of other words": (changed(told=[]), "a file beside it, which launcher or hook read, has changed"),
     "of another time": (of_another_time, "config.toml has changed since"),
 }
 
