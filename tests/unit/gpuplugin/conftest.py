@@ -1,6 +1,12 @@
-"""Before any test imports grpc."""
+"""Before any test imports grpc: no handlers of forks, and one poller for as long as the process lives."""
 
 import os
 
 # Python before 3.10 starts processes by fork(2), in which grpc's handlers abort; the plugin spawns its child.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+import grpc
+
+# The last server or channel that the collector takes ends grpc's poller, and waits for ever where a test that failed
+# has left a server running: the run would hang instead of saying which test failed. Ours is never taken.
+grpc.aio.init_grpc_aio()

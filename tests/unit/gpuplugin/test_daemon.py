@@ -51,14 +51,14 @@ class Host:
         os.replace(self._path.parent / "new", self._path)
 
 
-class Told:
+class FakeChild:
     """In the place of a child: it says what a test says."""
 
-    all: ClassVar[dict[str, Told]] = {}
+    all: ClassVar[dict[str, FakeChild]] = {}
 
-    def __init__(self, name: str, words: Any, heard: Any, blind: Any, silence: float, sees: Any) -> None:
-        self.heard, self.blind, self.sees, self.words, self.pid, self.does = heard, blind, sees, words, 0, ""
-        self.name = name
+    def __init__(self, name: str, words: Any, heard: Any, mark_unwatched: Any, silence: float, answers: Any) -> None:
+        self.heard, self.mark_unwatched, self.answers, self.words = heard, mark_unwatched, answers, words
+        self.name, self.pid, self.does = name, 0, ""
         self.all[name] = self
 
     def begin(self, start: Any) -> None:
@@ -87,8 +87,8 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setenv("GPUSHIM_STATE", str(top / "state"))
     monkeypatch.setenv("GPUSHIM_CONFIG", str(top / "config.toml"))
     monkeypatch.setattr(ensure, "read", lambda config, state: host.found)
-    Told.all.clear()
-    monkeypatch.setattr(watch_children, "Child", Told)
+    FakeChild.all.clear()
+    monkeypatch.setattr(watch_children, "Child", FakeChild)
     for name in ("ASK", "TICK", "QUIET"):
         monkeypatch.setattr(kubelet_view, name, 0.1)
     monkeypatch.setattr(endpoint, "SETTLED", 0.1)
@@ -259,8 +259,8 @@ def test_the_host_is_looked_at_more_rarely_while_a_child_polls_it(
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU))
             await until(lambda: len(looks) > 20)
-            child: Any = Told.all["polls"]
-            child.pid, child.told = 1, True
+            child: Any = FakeChild.all["polls"]
+            child.pid, child.answered = 1, True
             await until(lambda: looks[-1] < time.monotonic() - 10 * daemon.LOOK)
             host.has(snapshot([gpu(0)]))  # of which inotify tells
             await until(lambda: len(kubelet.well()[GPU]) == 1)

@@ -14,7 +14,7 @@ from gpuplugin.health import watch_children
 from gpushim.inventory import hung
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
-from unit.gpuplugin.test_daemon import GPU, Host, Told, failing, health, host, running, sliced, top
+from unit.gpuplugin.test_daemon import GPU, Host, FakeChild, failing, health, host, running, sliced, top
 from unit.gpuplugin.test_daemon_release import do
 
 __all__ = ["host", "top"]
@@ -33,7 +33,7 @@ def test_an_xid_marks_every_replica(top: Path, host: Host) -> None:
         async with running(top, having=sliced(top, 2)) as kubelet:
             name = GPU + ".shared"
             await until(lambda: len(kubelet.well().get(name, ())) == 4)
-            Told.all["events"].heard({**XID, "gpu": uuid(1)})
+            FakeChild.all["events"].heard({**XID, "gpu": uuid(1)})
             took = await until(lambda: kubelet.well()[name] == [f"{uuid(0)}::0", f"{uuid(0)}::1"])
             assert took < EVENT
             with pytest.raises(grpc.aio.AioRpcError, match="XID 79"):
@@ -59,7 +59,7 @@ def test_mig_instances_are_marked_with_their_gpu_or_alone(
             name = "nvidia.com/mig-1g.5gb"
             await until(lambda: len(kubelet.well().get(name, ())) == 2 and kubelet.lists.get(GPU))
             # It ends after its time, and is of the instance alone.
-            Told.all["events"].heard({"xid": 13, "gpu": uuid(1), **where})
+            FakeChild.all["events"].heard({"xid": 13, "gpu": uuid(1), **where})
             well = [uuid(number, "MIG") for number in (16, 17) if number not in sick]
             assert await until(lambda: kubelet.well()[name] == well) < EVENT
             assert kubelet.lists[GPU] == health(uuid(0))
@@ -76,18 +76,18 @@ def test_a_clock_that_is_set_changes_no_verdict(
 
     async def run() -> None:
         async with running(top) as kubelet:
-            for child in Told.all.values():
+            for child in FakeChild.all.values():
                 child.heard(
                     {"watching": [uuid(0), uuid(1)], "unwatched": {}} if child.name == "events" else poll(0, 1)
                 )
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            Told.all["events"].heard({"xid": 94, "gpu": uuid(1), "gi": None, "ci": None})
+            FakeChild.all["events"].heard({"xid": 94, "gpu": uuid(1), "gi": None, "ci": None})
             await until(lambda: kubelet.well()[GPU] == [uuid(0)])
             monkeypatch.setattr(time, "time", lambda: real() + step)
-            Told.all["polls"].heard(poll(0, 1))
+            FakeChild.all["polls"].heard(poll(0, 1))
             await asyncio.sleep(0.3)
             assert kubelet.well()[GPU] == [uuid(0)]
-            Told.all["events"].blind("it has ended", "")
+            FakeChild.all["events"].mark_unwatched("it has ended", "")
             await until(lambda: kubelet.well()[GPU] == [], 5)  # whose time to wait is over
             (device, _) = (await do(top, "status"))["resources"][0]["devices"]
             assert device["reasons"][0]["since"] == pytest.approx(time.time(), abs=10)
@@ -104,14 +104,14 @@ def test_gpus_that_nobody_has_asked_count_as_well_for_a_while_alone(
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             await until(lambda: kubelet.well()[GPU] == [], 5)
-            Told.all["polls"].heard(poll(0, 1))
+            FakeChild.all["polls"].heard(poll(0, 1))
             await asyncio.sleep(0.2)
             assert kubelet.well()[GPU] == []
-            Told.all["events"].heard({"xid": 13, "gpu": uuid(0), "gi": None, "ci": None})  # before it tells who
-            Told.all["events"].sees()
+            FakeChild.all["events"].heard({"xid": 13, "gpu": uuid(0), "gi": None, "ci": None})  # before it tells who
+            FakeChild.all["events"].answers()
             await asyncio.sleep(0.2)
             assert kubelet.well()[GPU] == []
-            Told.all["events"].heard({"watching": [uuid(0), uuid(1)], "unwatched": {}})
+            FakeChild.all["events"].heard({"watching": [uuid(0), uuid(1)], "unwatched": {}})
             await until(lambda: kubelet.lists[GPU] == WELL)
 
     asyncio.run(run())
@@ -121,7 +121,7 @@ def test_reasons_survive_a_restart(top: Path, host: Host) -> None:
     async def run() -> None:
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            Told.all["events"].heard({**XID, "gpu": uuid(1)})
+            FakeChild.all["events"].heard({**XID, "gpu": uuid(1)})
             await until(lambda: kubelet.well()[GPU] == [uuid(0)])
         lists = []
         async with running(top) as kubelet:
@@ -149,7 +149,7 @@ def test_what_the_kernels_log_has_since_somebody_listened_counts_before_anything
     async def run() -> None:
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            Told.all["events"].heard({"watching": [uuid(0), uuid(1)], "unwatched": {}})
+            FakeChild.all["events"].heard({"watching": [uuid(0), uuid(1)], "unwatched": {}})
             if let_go:
                 await do(top, "release")
                 happens()
@@ -171,9 +171,9 @@ def test_a_call_that_hangs_is_a_reason_until_the_gpu_answers(
         failing(monkeypatch, "exit 0")
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            Told.all["polls"].blind(f"a call of {uuid(1)} hangs", uuid(1))
+            FakeChild.all["polls"].mark_unwatched(f"a call of {uuid(1)} hangs", uuid(1))
             assert await until(lambda: kubelet.well()[GPU] == [uuid(0)]) < EVENT
-            Told.all["polls"].heard(poll(0, 1))
+            FakeChild.all["polls"].heard(poll(0, 1))
             await until(lambda: kubelet.lists[GPU] == WELL)
 
     asyncio.run(run())
@@ -196,13 +196,13 @@ def test_a_poll_that_contradicts_the_snapshot_has_it_renewed(
         failing(monkeypatch, f"echo x >> {top}/refreshed")
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            Told.all["polls"].heard(poll(0, 1))
+            FakeChild.all["polls"].heard(poll(0, 1))
             await asyncio.sleep(0.3)
             assert not (top / "refreshed").exists()
-            Told.all["polls"].heard(line)
+            FakeChild.all["polls"].heard(line)
             await until((top / "refreshed").exists, 2)
             for _ in range(5):  # the same again: not all the time
-                Told.all["polls"].heard(line)
+                FakeChild.all["polls"].heard(line)
                 await asyncio.sleep(0.1)
             assert (top / "refreshed").read_text() == "x\n"
 
@@ -214,7 +214,7 @@ def test_a_poll_that_makes_no_sense_does_nothing(top: Path, host: Host, line: An
     async def run() -> None:
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            Told.all["polls"].heard({"migs": None, **line})
+            FakeChild.all["polls"].heard({"migs": None, **line})
             assert (await kubelet.allocate(GPU, uuid(0)))["envs"]
 
     asyncio.run(run())
@@ -230,9 +230,9 @@ def test_nvml_that_is_back_is_found_though_refreshes_have_failed_for_long(
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             host.has(snapshot([gpu(0), gpu(1)], error={"sentence": "NVML fails", "code": 12}))
             await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0), uuid(1))))
-            await until(lambda: Told.all["polls"].does == "again", 5)  # its next start does not wait
+            await until(lambda: FakeChild.all["polls"].does == "again", 5)  # its next start does not wait
             began = time.monotonic()
-            Told.all["polls"].heard(poll(0, 1))
+            FakeChild.all["polls"].heard(poll(0, 1))
             await until((top / "refreshed").exists, 5)
             assert time.monotonic() - began < 3
 
@@ -249,14 +249,14 @@ def test_a_look_at_the_host_is_told_of_gpus_whose_calls_hang(
         failing(monkeypatch, f"echo x >> {looks}; sleep 99")
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            polls = Told.all["polls"]
+            polls = FakeChild.all["polls"]
             polls.heard(poll(0, 1, 2))
             await until(looks.exists)
-            polls.blind(f"a call of {uuid(1)} hangs", uuid(1))
+            polls.mark_unwatched(f"a call of {uuid(1)} hangs", uuid(1))
             assert [*hung.known(state)] == [uuid(1)]
             await until(lambda: looks.read_text() == "x\nx\n")
-            for child in Told.all.values():
-                child.blind(f"a call of {uuid(1)} hangs", uuid(1))
+            for child in FakeChild.all.values():
+                child.mark_unwatched(f"a call of {uuid(1)} hangs", uuid(1))
             polls.heard(poll(0))
             assert [*hung.known(state)] == [uuid(1)]
             polls.heard(poll(0, 1))
@@ -270,13 +270,13 @@ def test_nothing_is_watched_while_the_gpus_are_let_go(top: Path, host: Host) -> 
     async def run() -> None:
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            assert [one.does for one in Told.all.values()] == ["begin", "begin"]
+            assert [one.does for one in FakeChild.all.values()] == ["begin", "begin"]
             await do(top, "release")
             host.has(snapshot([gpu(0), gpu(1), gpu(2)]))
             await until(lambda: len(kubelet.lists[GPU]) == 3)
-            assert [one.does for one in Told.all.values()] == ["", ""]
+            assert [one.does for one in FakeChild.all.values()] == ["", ""]
             await do(top, "take")
-            await until(lambda: [one.does for one in Told.all.values()] == ["begin", "begin"])
+            await until(lambda: [one.does for one in FakeChild.all.values()] == ["begin", "begin"])
 
     asyncio.run(run())
 
@@ -287,9 +287,9 @@ def test_children_follow_the_driver_and_its_gpus(top: Path, host: Host) -> None:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             host.has(snapshot([gpu(0), gpu(1)], notes=["another"]))
             await asyncio.sleep(0.2)
-            assert Told.all["events"].does == "begin"
+            assert FakeChild.all["events"].does == "begin"
             host.has(snapshot([gpu(0), gpu(1), gpu(2)]))
-            await until(lambda: Told.all["events"].does == "again")
+            await until(lambda: FakeChild.all["events"].does == "again")
 
     asyncio.run(run())
 
@@ -300,8 +300,8 @@ def test_children_open_nvml_anew_when_a_gpu_is_well_again(top: Path, host: Host)
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             host.has(snapshot([gpu(0), gpu(1, problem="GPU is lost")]))
             await until(lambda: kubelet.well()[GPU] == [uuid(0)])
-            assert Told.all["events"].does == "begin"
+            assert FakeChild.all["events"].does == "begin"
             host.has(snapshot([gpu(0), gpu(1)]))
-            await until(lambda: Told.all["events"].does == "again")
+            await until(lambda: FakeChild.all["events"].does == "again")
 
     asyncio.run(run())

@@ -25,7 +25,7 @@ from unit.gpuplugin import watched
 from unit.gpuplugin.control.test_control import ask
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
-from unit.gpuplugin.test_daemon import GPU, Host, Told, failing, health, host, running, sliced, top
+from unit.gpuplugin.test_daemon import GPU, Host, FakeChild, failing, health, host, running, sliced, top
 
 __all__ = ["host", "top"]
 WELL, SICK = health(uuid(0), uuid(1)), health(sick=(uuid(0), uuid(1)))
@@ -40,7 +40,7 @@ def test_release_and_take(top: Path, host: Host) -> None:
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             kubelet.held[GPU] = [uuid(1)]
-            Told.all["events"].heard({"watching": [uuid(0), uuid(1)], "unwatched": {}, "unsupported": []})
+            FakeChild.all["events"].heard({"watching": [uuid(0), uuid(1)], "unwatched": {}, "unsupported": []})
             assert (await do(top, "status"))["watched"]["watching"] == [uuid(0), uuid(1)]
             answer = await do(top, "release")
             assert (answer["closed"], answer["profile"]) == (True, None)

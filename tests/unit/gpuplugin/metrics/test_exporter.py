@@ -20,18 +20,18 @@ from gpuplugin.processes import counts
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.metrics.test_httpd import ask, get
 from unit.gpuplugin.snapshots import uuid
-from unit.gpuplugin.test_daemon import GPU, Host, Told, health, host, running, top
+from unit.gpuplugin.test_daemon import GPU, Host, FakeChild, health, host, running, top
 
 __all__ = ["host", "top"]
 OWN = "gpushim_device_plugin_"
 WELL = health(uuid(0), uuid(1))
 
 
-class Silent(Told):
+class Silent(FakeChild):
     """A child that does not answer."""
 
-    def __init__(self, name: str, words: Any, heard: Any, blind: Any, silence: float, lost: str, fed: bool) -> None:
-        super().__init__(name, words, heard, blind, silence, bool)
+    def __init__(self, name: str, words: Any, heard: Any, stopped: Any, silence: float, lost: str, fed: bool) -> None:
+        super().__init__(name, words, heard, stopped, silence, bool)
 
     def say(self, line: object) -> bool:
         return False
@@ -86,7 +86,7 @@ def test_what_the_plugin_does(top: Path, host: Host, monkeypatch: pytest.MonkeyP
             assert found[f"{OWN}allocation_errors_total", GPU] == 1
             assert found[f"{OWN}messages_total", "error"] == 1
             assert found[f"{OWN}pod_resources_up",] == 1
-            Told.all["events"].heard({"xid": 79, "gpu": uuid(1), "gi": None, "ci": None})
+            FakeChild.all["events"].heard({"xid": 79, "gpu": uuid(1), "gi": None, "ci": None})
             await until(lambda: kubelet.lists[GPU] == health(uuid(0), sick=(uuid(1),)))
             found = await scraped(top)
             assert found[f"{OWN}devices", "healthy", "", GPU] == found[f"{OWN}devices", "unhealthy", "xid", GPU] == 1

@@ -88,7 +88,7 @@ def test_one_that_ends_is_followed_by_another_and_it_is_said_why(script: str, wh
     run(heard, body)
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("answered", [True, False])
 def test_the_end_of_one_whose_child_speaks_on(answered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: Any) -> int:
         raise PermissionError

@@ -80,23 +80,23 @@ def test_it_is_back_behind_the_one_that_it_came_behind() -> None:
     assert [mount["destination"] for mount in found["mounts"]] == ["/mine", "/a", "/opt", "/b"]
 
 
-def test_what_the_engine_has_written_anew_stays() -> None:
-    again = text({**ENGINES, "linux": {"devices": [HOOKED[0].value]}})  # passed by hand
-    assert again.without(again, text(created(HOOKED)), text(ENGINES)) is again
+def test_what_the_engine_has_written_again_stays() -> None:
+    rewritten = text({**ENGINES, "linux": {"devices": [HOOKED[0].value]}})  # passed by hand
+    assert again.without(rewritten, text(created(HOOKED)), text(ENGINES)) is rewritten
 
 
 CDI_HOOK = {**HOOK, "args": [*HOOK["args"], "--gpu", "0=0000:01:00.0"]}
 
 
-def test_what_the_engine_has_written_anew_by_a_cdi_spec_of_ours_stays() -> None:
+def test_what_the_engine_has_written_again_by_a_cdi_spec_of_ours_stays() -> None:
     engines = {**copy.deepcopy(ENGINES), "hooks": {"prestart": [CDI_HOOK]}}
     spec = copy.deepcopy(engines)
     edits.apply(copy.deepcopy(HOOKED), spec)
-    again = {**copy.deepcopy(engines), "linux": {"devices": [HOOKED[0].value]}, "mounts": [HOOKED[2].value]}
-    assert again.without(text(again), text(spec), text(engines)) == text(again)
+    rewritten = {**copy.deepcopy(engines), "linux": {"devices": [HOOKED[0].value]}, "mounts": [HOOKED[2].value]}
+    assert again.without(text(rewritten), text(spec), text(engines)) == text(rewritten)
 
 
-@pytest.mark.parametrize("kept", [(b"", b""), (b"{}", b"{}"), (b"{", b"{"), (b"[]", b"[]")])
+@pytest.mark.parametrize("saved", [(b"", b""), (b"{}", b"{}"), (b"{", b"{"), (b"[]", b"[]")])
 def test_where_nothing_usable_is_kept_nothing_that_a_plan_could_have_written_stays(
     saved: tuple[bytes, bytes],
 ) -> None:
@@ -149,7 +149,7 @@ def test_odd_types_are_for_others_to_refuse(path: str, odd: Any) -> None:
     assert "gpushim-hook" not in again.without(text(spec), b"", b"").decode()
 
 
-@pytest.mark.parametrize("kept", [b"{", b"[]"])
+@pytest.mark.parametrize("saved", [b"{", b"[]"])
 def test_what_is_damaged_counts_for_nothing(saved: bytes) -> None:
     data = text(ENGINES)
     assert again.without(data, saved, saved) is data

@@ -105,7 +105,7 @@ def test_no_home_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     program.touch(0o755)
     link = tmp_path / "podman"
     link.symlink_to(program)
-    assert untrusted.program(str(program)) == untrusted.program(str(link)) == untrusted.REOPEN
+    assert untrusted.program(str(program)) == untrusted.program(str(link)) == untrusted.REINSTALL
     for folder in (home, home / "bin", home.parent):
         os.chown(folder, USER, USER)
         assert untrusted.directory(str(folder)) == ""

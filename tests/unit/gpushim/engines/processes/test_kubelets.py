@@ -38,7 +38,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "named"),
     [
         (["kubelet", "--root-dir=/data/kubelet"], "/data/kubelet"),
         (["kubelet", "--root-dir", "/data/kubelet/"], "/data/kubelet"),
@@ -49,7 +49,7 @@ def proc(tmp_path: Path) -> Path:
         ([], ""),
     ],
 )
-def test_what_it_was_told(proc: Path, argv: list[str], named: str) -> None:
+def test_the_directory_of_its_command_line(proc: Path, argv: list[str], named: str) -> None:
     process(proc, 7, *argv)
     assert kubelets.root_dir(str(proc)) == named
 

@@ -76,7 +76,7 @@ SYSTEMD, SERVICE = "run/systemd/system/x", "usr/sbin/service"
 
 
 @pytest.mark.parametrize(
-    ("there", "engine", "said"),
+    ("there", "engine", "named"),
     [
         ([SYSTEMD], None, "systemctl restart docker"),
         ([SYSTEMD, SCRIPT], Engine("dockerd", 17, unit="snap.docker.dockerd.service"), None),
