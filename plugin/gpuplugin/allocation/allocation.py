@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.mps import mps
 from gpushim.ground import bounds, system
 from gpushim.ground.errors import REQUEST, GpushimError, quote
+from gpushim.inventory.ensure import IMEX_CHANNEL
+from gpushim.oci.request import DEVICE_LIST, DEVICES
 from gpushim.oci.selection import CHANNEL as CDI_CHANNEL
 from gpushim.oci.selection import cdi_name
 
@@ -27,15 +29,11 @@ ENVVAR, MOUNTS, ANNOTATIONS, CRI = "envvar", "volume-mounts", "cdi-annotations",
 WAYS = (ENVVAR, MOUNTS, ANNOTATIONS, CRI)
 BY_CDI = {ANNOTATIONS, CRI}
 MPS_PIPES = "/run/gpushim/mps"  # in containers
-DEVICES = "NVIDIA_VISIBLE_DEVICES"
 NOTHING = (
     "which brings nothing to unprivileged containers while accept-env-when-unprivileged under [requests] of "
     "config.toml is false"
 )
-DEVICE_LIST = "/var/run/nvidia-container-devices"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-FEATURES = ("gds", "mofed", "gdrcopy")
-CHANNEL = "/dev/nvidia-caps-imex-channels/channel"
 # One for each resource, since kubelet keeps the first of equal keys; 63 characters at most (resources.LONGEST_NAME).
 ANNOTATION = "gpushim-device-plugin_"
 
@@ -49,7 +47,7 @@ class Ways:
         by_index: devices are named by index, not by UUID.
         kind: CDI kind of this host's devices.
         annotation_prefix: of the annotation's key.
-        features: some of FEATURES, which every container gets.
+        features: out of authorization.FEATURES, which every container gets.
         imex: numbers of the IMEX channels that every container gets.
         control: nodes that every container gets besides its devices'; None if nodes are not passed. CDI passes its
             own.
@@ -195,7 +193,7 @@ def cdi_names(devices: Sequence[Device], by: Ways) -> list[str]:
 def _nodes(devices: Sequence[Device], by: Ways, control: Sequence[str]) -> list[dict[str, str]]:
     """List DeviceSpecs."""
     own = [path for device in devices for path in device.nodes]
-    paths = dict.fromkeys([*own, *(f"{CHANNEL}{channel}" for channel in by.imex), *control])
+    paths = dict.fromkeys([*own, *(f"{IMEX_CHANNEL}{channel}" for channel in by.imex), *control])
     root = by.dev_root.rstrip("/")
     return [{"container_path": path, "host_path": root + path, "permissions": "rw"} for path in paths]
 

@@ -22,7 +22,9 @@ from gpuplugin.settings.resources import GONE, Device
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.ground.logs import logger
+from gpushim.inventory import ensure
 from gpushim.inventory.procfs import UNASKED
+from gpushim.oci.authorization import FEATURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -261,7 +263,7 @@ def _ways(settings: Settings, snapshot: Snapshot) -> Ways:
         by_index=values["device-id-strategy"] == "index",
         kind=snapshot["policy"]["cdi"]["kind"],
         annotation_prefix=values["cdi-annotation-prefix"],
-        features=[name for name in allocation.FEATURES if values[name]],
+        features=[name for name in FEATURES if values.get(name)],
         imex=_channels(values, nodes),
         control=control,
         dev_root=snapshot["driver"]["dev-root"],
@@ -270,7 +272,7 @@ def _ways(settings: Settings, snapshot: Snapshot) -> Ways:
 
 def _channels(values: Mapping[str, Any], nodes: Mapping[str, Any]) -> list[int]:
     asked: list[int] = values["imex-channels"]
-    missing = [one for one in asked if f"{allocation.CHANNEL}{one}" not in nodes]
+    missing = [one for one in asked if f"{ensure.IMEX_CHANNEL}{one}" not in nodes]
     if missing and values["imex-required"]:
         raise GpushimError(
             f"imex-required is true, and this host has no IMEX channel {missing[0]}; nvidia-modprobe makes it",

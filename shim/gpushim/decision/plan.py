@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gpushim.ground import bounds
 from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.inventory.ensure import IMEX_CHANNEL
 from gpushim.oci import authorization, hookargs, require, selection
 from gpushim.oci.edits import (
     FILE_OPTIONS,
@@ -239,7 +240,7 @@ def channel_paths(request: Request, inventory: Snapshot) -> list[tuple[str, str]
     Raises:
         GpushimError: one is not on the host.
     """
-    paths = [(f"/dev/nvidia-caps-imex-channels/channel{number}", f"IMEX channel {number}") for number in request.imex]
+    paths = [(f"{IMEX_CHANNEL}{number}", f"IMEX channel {number}") for number in request.imex]
     missing = [path for path, _ in paths if path not in inventory["nodes"]]
     if missing:
         names = ", ".join(path.rpartition("channel")[2] for path in missing[: bounds.LISTED])

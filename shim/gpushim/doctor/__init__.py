@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpushim.config import policy
@@ -44,16 +44,18 @@ class Finding:
             "; then COMMAND"; "" where nothing is to be fixed. Root runs it, unless it says otherwise. Paths and other
             words from outside are quoted as one word of the shell, with no apostrophe beside them.
         check: name of the check.
+        blocks: beginnings of the names of the checks whose fixes cannot work before this one's, if it is BROKEN.
     """
 
     verdict: str
     evidence: str
     fix: str = ""
     check: str = ""
+    blocks: tuple[str, ...] = ()
 
     def data(self) -> dict[str, str]:
-        """Return it for JSON; "mend" is the former name of "fix", for scripts, and goes with the next version."""
-        return {**asdict(self), "mend": self.fix}
+        """Return it for JSON."""
+        return {name: getattr(self, name) for name in ("verdict", "evidence", "fix", "check")}
 
 
 def _code() -> str:
@@ -207,9 +209,9 @@ def warning(evidence: str, fix: str) -> Finding:
     return Finding(WARNING, evidence, fix)
 
 
-def broken(evidence: str, fix: str) -> Finding:
+def broken(evidence: str, fix: str, blocks: tuple[str, ...] = ()) -> Finding:
     """Return a finding: containers get no GPUs, or not all that they ask for."""
-    return Finding(BROKEN, evidence, fix)
+    return Finding(BROKEN, evidence, fix, blocks=blocks)
 
 
 def restarting(command: str, restart: str) -> str:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from gpushim.engines.processes.running import Engine
 
-WOULD_NOT = "would not start again"  # of a dockerd whose settings are to be corrected before anything else
 CDI_SINCE, CDI_DEFAULT, CDI_GPUS = docker.CDI_SINCE, (28, 2), on_path.CDI_SINCE  # versions of Docker
 
 
@@ -74,7 +73,9 @@ def runtime(host: Host) -> Iterator[Finding]:
     for engine in host.running("dockerd"):
         path = dockerd.config(engine)
         if wrong := _wrong(host, path, engine):
-            yield broken(f"dockerd (process {engine.pid}) {WOULD_NOT}: {wrong}", corrected(path))
+            # A restart, and what configure writes, would end it.
+            sentence = f"dockerd (process {engine.pid}) would not start again: {wrong}"
+            yield broken(sentence, corrected(path), ("docker-",))
             continue
         info, named = _info(host, engine), dockerd.programs(engine)
         written = [name for name, program in named.items() if executes_ours(program, engine)]

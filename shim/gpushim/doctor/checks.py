@@ -23,7 +23,6 @@ from gpushim.doctor import (
     cdi,
     device_nodes,
     driver,
-    follows,
     grants,
     host,
     kubernetes,
@@ -124,7 +123,15 @@ def judge(name: str, check: Check, look_at: Host) -> list[Finding]:
 def run(look_at: Host) -> list[Finding]:
     """Run the checks of a host one after the other; those that do not concern this host may find nothing."""
     found = [one for name, check in table(look_at.named).items() for one in judge(name, check, look_at)]
-    return follows.linked(found)
+    return [_after(one, found) for one in found]
+
+
+def _after(one: Finding, found: list[Finding]) -> Finding:
+    """Remove a fix that must wait for another finding's, and name that."""
+    for first in found if one.fix else ():
+        if first.verdict == BROKEN and first.check != one.check and one.check.startswith(first.blocks):
+            return replace(one, evidence=f"{one.evidence}; {first.check} comes first", fix="")
+    return one
 
 
 def worst(found: list[Finding]) -> str:

@@ -32,6 +32,7 @@ from gpushim.engines.docker import dockerd
 from gpushim.engines.processes import ask, programs
 from gpushim.engines.settings.setup import PROGRAM, installed
 from gpushim.ground.errors import GpushimError
+from gpushim.oci.hookargs import LOADERS
 from gpushim.paths import places
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 SECONDS = 60.0  # for each call of an engine
 REQUEST = "NVIDIA_VISIBLE_DEVICES=all"
 SHELL = "/bin/sh"
-LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 # Of glibc and GCC, which the driver's libraries may need.
 NEEDED = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1", "libstdc++.so.6")
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
@@ -97,7 +97,7 @@ def make_root(root: str) -> None:
     Raises:
         GpushimError: this host has no glibc, without which there is no driver either.
     """
-    loader = next((path for path in LOADERS if os.path.exists(path)), "")
+    loader = next((path for path in LOADERS.values() if os.path.exists(path)), "")
     listed = ask.program([loader, "--list", SHELL]) if loader else None
     if listed is None or listed.code != 0:
         raise GpushimError(f"this host's {SHELL} is no program of glibc's")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gpushim.ground.model import LauncherFacts, Snapshot
 
 SNAPSHOT = "inventory.json"
+IMEX_DIR = "/dev/nvidia-caps-imex-channels"
+IMEX_CHANNEL = IMEX_DIR + "/channel"  # and its number
 # A snapshot says in which form it is, and as "version" which form at least a reader must know to understand it. A
 # member that is added raises FORM alone; one that goes, or means something else, raises READABLE too. See form.py.
 FORM = 11
@@ -69,7 +71,7 @@ def launcher_facts(state: str) -> LauncherFacts:
 def look_at_channels(inventory: Snapshot, channels: list[int]) -> None:
     """Update mode and owner of these IMEX channels, which the stamp omits, as there may be thousands."""
     for number in channels if not trust.in_user_namespace() else ():  # owners look different there
-        path = f"/dev/nvidia-caps-imex-channels/channel{number}"
+        path = f"{IMEX_CHANNEL}{number}"
         listed, root = inventory["nodes"].get(path), inventory["driver"]["dev-root"]
         found = stamp.node(path if root == "/" else root + path)
         if listed and found:

@@ -11,6 +11,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim.inventory import entries
+from gpushim.inventory.ensure import IMEX_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Node
 
 NODE_LIMIT = 8192  # nodes; a rack-scale host may have 2048 IMEX channels
-IMEX_DIR = "/dev/nvidia-caps-imex-channels"
 CAPS_DIR = "/dev/nvidia-caps"
 GRANTED_CAPS = (CAPS_DIR + "/nvidia-cap1", CAPS_DIR + "/nvidia-cap2")  # to configure and to monitor MIG
 # Where nodes of the driver and of related drivers are, and which names count there.

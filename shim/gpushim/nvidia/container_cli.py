@@ -13,7 +13,7 @@ from gpushim import __version__
 from gpushim.cli.program import guard
 from gpushim.decision import plan
 from gpushim.ground.errors import FAILED, USAGE, GpushimError, quote
-from gpushim.inventory import present
+from gpushim.inventory import ensure, present
 from gpushim.nvidia import container_cli_options as cli
 from gpushim.nvidia.getopt import parse
 from gpushim.oci import selection
@@ -162,7 +162,7 @@ def _devices(options: Given, inventory: Snapshot) -> list[str]:
 def _channels(options: Given, inventory: Snapshot) -> list[str]:
     found = []
     for word in cli.words_of(options, "imex-channel"):
-        path = f"/dev/nvidia-caps-imex-channels/channel{word}"
+        path = f"{ensure.IMEX_CHANNEL}{word}"
         if not 0 <= selection.number(word) <= LAST_CHANNEL or path not in inventory["nodes"]:
             raise GpushimError(f"--imex-channel={quote(word)}: there is no such channel on this host", FAILED)
         found.append(path)

@@ -14,7 +14,7 @@ from gpuplugin.health import watch_children
 from gpushim.inventory import hung
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
-from unit.gpuplugin.test_daemon import GPU, Host, FakeChild, failing, health, host, running, sliced, top
+from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, failing, health, host, running, sliced, top
 from unit.gpuplugin.test_daemon_release import do
 
 __all__ = ["host", "top"]

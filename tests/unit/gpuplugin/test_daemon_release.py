@@ -25,7 +25,7 @@ from unit.gpuplugin import watched
 from unit.gpuplugin.control.test_control import ask
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
-from unit.gpuplugin.test_daemon import GPU, Host, FakeChild, failing, health, host, running, sliced, top
+from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, failing, health, host, running, sliced, top
 
 __all__ = ["host", "top"]
 WELL, SICK = health(uuid(0), uuid(1)), health(sick=(uuid(0), uuid(1)))

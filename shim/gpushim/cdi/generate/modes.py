@@ -12,6 +12,7 @@ from gpushim.cdi.generate import write
 from gpushim.decision.decide import hook_program, of_items
 from gpushim.decision.plan import HOOK_TIMEOUT, by_hook, mount, node_edits
 from gpushim.ground.errors import INVENTORY, GpushimError
+from gpushim.inventory.ensure import IMEX_CHANNEL
 from gpushim.oci.authorization import FEATURES
 from gpushim.oci.edits import HOOK_ENV, HOOK_NAME, Edit
 
@@ -51,8 +52,7 @@ def spec(mode: str, inventory: Snapshot, named: str, merged: bool, hook: str = "
         return _management(inventory, named, hook)
     env = {"env": [write.INJECTED]}
     if mode == IMEX:
-        prefix = "/dev/nvidia-caps-imex-channels/channel"
-        channels = {str(number): [f"{prefix}{number}"] for number in inventory["imex"]}
+        channels = {str(number): [f"{IMEX_CHANNEL}{number}"] for number in inventory["imex"]}
         if merged and channels:
             channels[write.ALL] = [path for paths in channels.values() for path in paths]
         devices = [_device(name, _nodes(paths, inventory)) for name, paths in channels.items()]

@@ -20,7 +20,7 @@ from gpuplugin.processes import counts
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.metrics.test_httpd import ask, get
 from unit.gpuplugin.snapshots import uuid
-from unit.gpuplugin.test_daemon import GPU, Host, FakeChild, health, host, running, top
+from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, health, host, running, top
 
 __all__ = ["host", "top"]
 OWN = "gpushim_device_plugin_"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from gpushim.doctor import Finding, Host, broken, checks, ok, skipped, warning
-from unit.gpushim.doctor.patient import REPOSITORY, Patient
+from gpushim.ground.errors import GpushimError
+from unit.gpushim.doctor.patient import REPOSITORY, RUNTIME, Patient
 
 RUNS = ("run-runc", "run-docker", "run-containerd", "run-podman")
 
@@ -100,3 +102,50 @@ def test_kubernetes_means_containerd_too() -> None:
 def test_the_page_lists_every_check() -> None:
     page = (REPOSITORY / "docs/doctor.md").read_text()
     assert re.findall(r"^\| `([a-z][a-z-]+)` \|", page, re.MULTILINE) == [*checks.table(()), *RUNS]
+
+
+@pytest.mark.parametrize(
+    ("check", "first"),
+    [("docker-cdi", "one"), ("docker-hook", "one"), ("cdi-paths", "one"), ("snapshot", "")],
+)
+def test_a_fix_that_cannot_work_before_another_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, check: str, first: str
+) -> None:
+    blocking = lambda _: iter([broken("x", "install it", ("docker-", "cdi-paths", "one"))])  # noqa: E731
+    waiting = lambda _: iter([warning("so it is", "gpushim refresh")])  # noqa: E731
+    monkeypatch.setattr(checks, "table", lambda named: {"one": blocking, check: waiting})
+    blocked, last = checks.run(Host())
+    assert blocked.fix == "install it"
+    expected = (f"so it is; {first} comes first", "") if first else ("so it is", "gpushim refresh")
+    assert (last.evidence, last.fix) == expected
+
+
+def restarted(patient: Patient) -> None:
+    patient.info["Runtimes"] = {}
+
+
+def never(patient: Patient) -> None:
+    patient.info["CDISpecDirs"] = []
+
+
+@pytest.mark.parametrize("more", [restarted, never])
+def test_no_fix_restarts_a_dockerd_into_a_bad_file(unlisted: Patient, more: Callable[[Patient], None]) -> None:
+    settings = {"runtimes": {"nvidia": {"path": str(RUNTIME)}}, "features": {"cdi": "true"}}
+    unlisted.write("etc/docker/daemon.json", json.dumps(settings))
+    more(unlisted)
+    unlisted.host.named = ("docker",)
+    found = [each for each in checks.run(unlisted.host) if each.check.startswith("docker-") and each.fix]
+    assert [each.check for each in found] == ["docker-runtime"]
+    assert found[0].fix.startswith("correct ")
+
+
+def test_before_the_programs_are_there_configure_is_no_fix(
+    unlisted: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> str:
+        raise GpushimError(f"{name} is not there")
+
+    monkeypatch.setattr("gpushim.engines.settings.setup.installed", absent)
+    found = {each.check: each for each in checks.run(unlisted.host)}
+    assert found["programs"].verdict == "broken"
+    assert not [check for check, each in found.items() if check.startswith("docker-") and each.fix]

@@ -78,7 +78,6 @@ def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
             "evidence": "this is broken",
             "fix": "fix it at once",
             "check": "",
-            "mend": "fix it at once",
         }
     ]
 
@@ -104,7 +103,7 @@ def test_a_report_on_stdout_takes_the_place_of_the_table(
     if form == "table":
         assert done.stdout.startswith("== gpushim ==\n")
     else:
-        assert json.loads(done.stdout)["findings"][0]["mend"] == "fix it"
+        assert json.loads(done.stdout)["findings"][0]["fix"] == "fix it"
 
 
 @pytest.mark.parametrize("place", ["", "{0}", "{0}/there", "{0}/absent/report", "{0}/there/report", "/proc/report"])

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -53,9 +54,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, Site]:
     places: dict[int, Site] = {}
     kept = []
 
-    def make(*fields: str) -> Finding:
+    def make(*fields: Any, **more: Any) -> Finding:
         caller = sys._getframe(2)
-        finding = Finding(*fields)
+        finding = Finding(*fields, **more)
         kept.append(finding)
         places[id(finding)] = (caller.f_code.co_filename, caller.f_lineno)
         return finding
