@@ -5,8 +5,8 @@ from __future__ import annotations
 from e2e import test_strangers
 from e2e.vulnerable import Build
 
-GENUINE, PLACES, PROGRAMS = (
-    f"shim/gpushim/{name}.py" for name in ("engines/processes/genuine", "paths/places", "engines/processes/programs")
+ORIGIN, PLACES, PROGRAMS = (
+    f"shim/gpushim/{name}.py" for name in ("engines/processes/origin", "paths/places", "engines/processes/programs")
 )
 ANY_USER = """
 _real = why_not
@@ -22,7 +22,7 @@ def find(name, engine=None, top=""):
     return engine.exe if engine else _find(name, engine, top)
 """
 ANY_FILE = "trusted = lambda path: os.access(path, os.X_OK)"
-OWNERS = "class stamp:\n    trusted = staticmethod(lambda uid: True)"
+OWNERS = "class trust:\n    trusted = staticmethod(lambda uid: True)"
 MODES = "_others_write = lambda status: False"
 UNTOUCHED = "done.returncode == 1"
 CONTAINER = test_strangers.test_a_container_with_the_hosts_processes
@@ -31,22 +31,22 @@ WHERE = test_strangers.test_settings_where_a_stranger_may_write
 
 BUILDS = {
     "T-ENGINE takes any user's process": Build(
-        {GENUINE: ANY_USER}, test_strangers.test_the_real_program_that_nobody_runs, "+++ /etc/containerd"
+        {ORIGIN: ANY_USER}, test_strangers.test_the_real_program_that_nobody_runs, "+++ /etc/containerd"
     ),
     "T-ENGINE takes a process in another root": Build(
-        {GENUINE: ANY_NAMESPACE}, CONTAINER, "read_text()", {"name": "dockerd", "way": "pivot_root"}
+        {ORIGIN: ANY_NAMESPACE}, CONTAINER, "read_text()", {"name": "dockerd", "way": "pivot_root"}
     ),
     "T-ENGINE takes a container's process": Build(
-        {GENUINE: f"{ANY_NAMESPACE}\n{ANY_GROUP}"},
+        {ORIGIN: f"{ANY_NAMESPACE}\n{ANY_GROUP}"},
         CONTAINER,
         "read_text()",
         {"name": "dockerd", "way": "podman, root"},
     ),
     "T-ENGINE takes a program that others may replace": Build(
-        {GENUINE: ANY_PROGRAM}, test_strangers.test_a_program_that_others_may_replace, "read_text()"
+        {ORIGIN: ANY_PROGRAM}, test_strangers.test_a_program_that_others_may_replace, "read_text()"
     ),
     "T-ENGINE executes the process's program": Build(
-        {PROGRAMS: ITS_OWN, GENUINE: ANY_USER + ANY_PROGRAM},
+        {PROGRAMS: ITS_OWN, ORIGIN: ANY_USER + ANY_PROGRAM},
         test_strangers.test_a_process_of_nobodys,
         "found.gone() == []",
         {"name": "renamed, with settings"},

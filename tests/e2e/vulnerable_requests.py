@@ -49,7 +49,7 @@ def _unknown(name, troubles, directories):
         {"way": "variable"},
     ),
     "T-GRANT names of the host's GPUs": Build(
-        {"shim/gpushim/oci/selection.py": "told = lambda inventory, devices, otherwise='': devices"},
+        {"shim/gpushim/oci/selection.py": "disclosed = lambda inventory, devices, otherwise='': devices"},
         test_grants.test_neighbours_gpus_are_not_told,
         "which this host does not have",
     ),

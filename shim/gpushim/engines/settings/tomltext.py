@@ -1,8 +1,8 @@
 """TOML as text: edited so that comments, order and all that is not edited stay as they were written.
 
 tomledit.py makes an edit in several forms. The first counts after which the text, parsed again, says exactly what was
-there with the change, and has every comment. By hand, because tomlkit could not read 88 of 3,000 random files, wrote
-95 others back with other bytes, made 94 of 3,265 edits wrong and lost comments in 365; this made no such error.
+there with the change, and has every comment. By hand, because tomlkit 0.15 fails that check, or cannot read the file,
+in 626 of 5,107 additions to random files and in 420 of 674 removals; here none failed.
 Out of scope: files; what the settings mean.
 """
 
