@@ -38,16 +38,18 @@ HOOK = """
 # The code at the file's beginning; it runs where the rest of the file is called `modules`.
 LOADER = """
 posix.close(fd)
-for root, file, size, changed, _, _, _ in modules:
-    status = posix.stat(roots[root] + file)
-    if (status.st_size, status.st_mtime_ns) != (size, changed):
-        raise ImportError
+for root, file, size, changed, _, _, code in modules:
+    if code:
+        status = posix.stat(roots[root] + file)
+        if (status.st_size, status.st_mtime_ns) != (size, changed):
+            raise ImportError
 for root, file, _, _, name, package, code in modules:
     module = sys.modules[name] = type(sys)(name)
     module.__file__, module.__package__ = roots[root] + file, package
     if name == package:
         module.__path__ = [roots[root] + file[: -len("/__init__.py")]]
-    exec(code, module.__dict__)
+    if code:
+        exec(code, module.__dict__)
     parent, _, last = name.rpartition(".")
     if parent:
         setattr(sys.modules[parent], last, module)
@@ -78,8 +80,9 @@ def write(roots: dict[str, str], names: str, where: str) -> None:
         top = name.partition(".")[0]
         file = "/" + package.replace(".", "/") + f"/{last or '__init__'}.py"
         path = roots[top] + file
-        status = os.stat(path)
-        modules.append((top, file, status.st_size, status.st_mtime_ns, name.rstrip("."), package, compiled(path)))
+        status, code = os.stat(path), compiled(path)
+        bare = None if not last and not code.co_names else code  # a package that says what it is for, and no more
+        modules.append((top, file, status.st_size, status.st_mtime_ns, name.rstrip("."), package, bare))
     place = f"{roots[top]}/{package.replace('.', '/')}/__pycache__/{last}.{sys.implementation.cache_tag}.precompiled"
     loader = compile(where + LOADER, "<precompiled>", "exec", dont_inherit=True)
     replace(place, MAGIC_NUMBER + marshal.dumps((loader, modules)))
