@@ -56,6 +56,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: RANK.get(item.path.relative_to(here).as_posix()[:-3].replace("test_", ""), len(RANK)))
 
 
+def pytest_collection_finish() -> None:
+    """Spare the collector, here and in forked children, ten thousand tests that live to the end."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_links_on_this_machine() -> Iterator[None]:
     """Let a test fail whose `configure docker` would make or remove links below /usr/local."""

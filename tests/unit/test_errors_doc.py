@@ -64,24 +64,31 @@ def says(row: tuple[int, str], sentence: Sentence) -> bool:
     return not rest or rest.startswith(ENDS)
 
 
-SENTENCES, ELSEWHERE = collected()
+@pytest.fixture(scope="module")
+def found() -> tuple[list[Sentence], list[str]]:
+    return collected()
 
 
-def test_the_source_has_been_read() -> None:
-    assert len(SENTENCES) > 200
+@pytest.fixture
+def sentences(found: tuple[list[Sentence], list[str]]) -> list[Sentence]:
+    return found[0]
+
+
+def test_the_source_has_been_read(sentences: list[Sentence]) -> None:
+    assert len(sentences) > 200
     assert {"shim/gpushim/launcher", "hook/gpuhook/live/live.py", "plugin/gpuplugin/allocation/allocation.py"} <= {
-        each.place.partition(":")[0] for each in SENTENCES
+        each.place.partition(":")[0] for each in sentences
     }
 
 
-def test_no_sentence_is_missing() -> None:
+def test_no_sentence_is_missing(sentences: list[Sentence]) -> None:
     table = rows()
-    missing = [each for each in SENTENCES if not any(says(row, each) for row in table)]
+    missing = [each for each in sentences if not any(says(row, each) for row in table)]
     assert not missing, "\n".join(f"{each.place}: {each.code} {each.text}" for each in missing)
 
 
-def test_no_row_is_stale() -> None:
-    stale = [row for row in rows() if not any(says(row, each) for each in SENTENCES)]
+def test_no_row_is_stale(sentences: list[Sentence]) -> None:
+    stale = [row for row in rows() if not any(says(row, each) for each in sentences)]
     assert not stale
 
 
@@ -89,15 +96,15 @@ def test_each_row_says_one_thing() -> None:
     table = rows()
     assert len(table) == len(re.findall(r"^\| \d", PAGE, re.MULTILINE))
     for section in PAGE.split("\n## "):
-        found = [row[:2] for row in ROW.findall(section)]
-        assert len(found) == len(set(found))
+        cells = [row[:2] for row in ROW.findall(section)]
+        assert len(cells) == len(set(cells))
     assert all(len(re.findall("[A-Za-z]+", text)) >= 1 for _, text in table)
     assert all(cause and fix for _, _, cause, fix in ROW.findall(PAGE))
 
 
-def test_what_is_passed_on_is_known() -> None:
+def test_what_is_passed_on_is_known(found: tuple[list[Sentence], list[str]]) -> None:
     """A new expression here means that the collector does not see a sentence."""
-    assert {unquoted(text) for text in ELSEWHERE} == {unquoted(text) for text in PASSED_ON}
+    assert {unquoted(text) for text in found[1]} == {unquoted(text) for text in PASSED_ON}
 
 
 def unquoted(text: str) -> str:
@@ -105,8 +112,8 @@ def unquoted(text: str) -> str:
     return re.sub(r"[\\'\"]", "", text)
 
 
-def test_no_sentence_has_words_that_engines_look_for() -> None:
-    for text in [text for _, text in rows()] + [each.text for each in SENTENCES]:
+def test_no_sentence_has_words_that_engines_look_for(sentences: list[Sentence]) -> None:
+    for text in [text for _, text in rows()] + [each.text for each in sentences]:
         assert for_engines(text) == text
 
 

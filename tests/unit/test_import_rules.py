@@ -7,11 +7,10 @@ Commands that are looked up by name (gpushim/cli/__init__.py, gpuhook/nvidia/dis
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 TOP = Path(__file__).parents[2]
 PACKAGES = {"gpushim": TOP / "shim", "gpuhook": TOP / "hook", "gpuplugin": TOP / "plugin"}
@@ -30,6 +29,7 @@ def imports(tree: ast.AST) -> set[str]:
     return found
 
 
+@functools.lru_cache
 def collected() -> dict[str, set[str]]:
     """Each module of ours with what it imports."""
     found = {}
@@ -40,13 +40,20 @@ def collected() -> dict[str, set[str]]:
     return found
 
 
-IMPORTS = collected()
-# With those of ours.
-GRAPH = {
-    name: {one if one in IMPORTS else one.rpartition(".")[0] for one in found} & IMPORTS.keys() - {name}
-    for name, found in IMPORTS.items()
+def graph() -> dict[str, set[str]]:
+    """Each module with those of ours that it imports."""
+    modules = collected()
+    return {
+        name: {one if one in modules else one.rpartition(".")[0] for one in found} & modules.keys() - {name}
+        for name, found in modules.items()
+    }
+
+
+FOLDERS = {
+    ".".join(path.parent.relative_to(base).parts)
+    for package, base in PACKAGES.items()
+    for path in (base / package).rglob("__init__.py")
 }
-FOLDERS = {name.rpartition(".")[0] for name in IMPORTS if "." in name}
 
 
 def room(module: str) -> str:
@@ -71,7 +78,7 @@ ROOMS = table()
 def arrows() -> dict[str, set[str]]:
     """Each room with the others that its modules import."""
     found: dict[str, set[str]] = {name: set() for name in FOLDERS}
-    for module, others in GRAPH.items():
+    for module, others in graph().items():
         found[room(module)] |= {room(other) for other in others} - {room(module)}
     return found
 
@@ -80,21 +87,21 @@ def test_every_folder_is_a_room() -> None:
     assert ROOMS.keys() == FOLDERS
 
 
-@pytest.mark.parametrize("name", sorted(FOLDERS))
-def test_a_room_imports_what_the_table_says(name: str) -> None:
-    assert arrows()[name] - EVERYWHERE == ROOMS[name][1]
+def test_a_room_imports_what_the_table_says() -> None:
+    found = {name: others - EVERYWHERE for name, others in arrows().items()}
+    assert found == {name: others for name, (_, others) in ROOMS.items()}
 
 
-@pytest.mark.parametrize("name", sorted(FOLDERS))
-def test_a_room_says_what_it_is_for(name: str) -> None:
-    path = PACKAGES[name.partition(".")[0]] / name.replace(".", "/") / "__init__.py"
-    first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
-    assert first == f"{ROOMS[name][0]}."
+def test_a_room_says_what_it_is_for() -> None:
+    paths = {name: PACKAGES[name.partition(".")[0]] / name.replace(".", "/") / "__init__.py" for name in FOLDERS}
+    docstrings = {name: ast.get_docstring(ast.parse(path.read_text())) or "" for name, path in paths.items()}
+    first = {name: text.partition("\n")[0] for name, text in docstrings.items()}
+    assert first == {name: f"{purpose}." for name, (purpose, _) in ROOMS.items()}
 
 
 def test_no_rooms_and_no_modules_import_each_other() -> None:
     TopologicalSorter(arrows()).prepare()  # raises CycleError, which names them
-    TopologicalSorter(GRAPH).prepare()
+    TopologicalSorter(graph()).prepare()
 
 
 def test_packages_stand_on_each_other_in_one_order() -> None:
@@ -108,7 +115,7 @@ def test_packages_stand_on_each_other_in_one_order() -> None:
 
 def test_what_speaks_to_kubelet_alone_knows_grpc() -> None:
     """Names, man pages and --check need none, and no module of it is loaded before the settings are known."""
-    knows = {name for name, found in IMPORTS.items() if any(f"{one}.".startswith("grpc.") for one in found)}
+    knows = {name for name, found in collected().items() if any(f"{one}.".startswith("grpc.") for one in found)}
     assert {room(name) for name in knows} == {"gpuplugin.kubelet"}
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuplugin.allocation.instances import Instances
-from unit.test_import_rules import TOP
 
+TOP = Path(__file__).parents[4]
 OTHER = """
 import sys
 from gpuplugin.allocation.instances import Instances

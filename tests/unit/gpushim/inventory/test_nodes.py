@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpushim.inventory import nodes
+from gpushim.inventory.ensure import IMEX_DIR
 from gpushim.oci import authorization
 
 DEVICES = """Character devices:
@@ -137,7 +138,7 @@ def test_features_and_channels(root: Path) -> None:
 
 
 def test_watched_paths_do_not_grow_with_the_channels() -> None:
-    many = {f"{nodes.IMEX_DIR}/channel{number}": [238, number, 0o666, 0, 0] for number in range(2048)}
+    many = {f"{IMEX_DIR}/channel{number}": [238, number, 0o666, 0, 0] for number in range(2048)}
     assert nodes.watched({**many, "/dev/nvidia0": []}, []) == [*nodes.EXPECTED, "/dev/nvidia0"]
 
 
