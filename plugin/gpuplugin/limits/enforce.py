@@ -1,7 +1,7 @@
 """Memory limits of shares that the kernel keeps, where it can: set soon after a container starts.
 
-Asked for when kubelet says who has what, never while a container waits for an answer; set by a child (limits.py).
-Out of scope: what a share's limit is (sharing.py), whose cgroup is meant (limits.py).
+Asked for when kubelet says who has what, never while a container waits for an answer; set by a child
+(nvml_limits.py), which finds whose cgroup is meant. Out of scope: what a share's limit is (sharing.py).
 """
 
 from __future__ import annotations

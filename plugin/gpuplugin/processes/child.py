@@ -1,4 +1,4 @@
-"""A child that asks NVML (nvml_child.py, limits.py): read as it speaks, killed when silent, started again for ever.
+"""A child that asks NVML (nvml_child.py, nvml_limits.py): read as it speaks, killed if silent, started again.
 
 Whatever it does costs the plugin no more than that: what it says is bounded and believed only as far as health.py
 believes it. A child that cannot be killed, as a driver holds it, is left behind and waited for, so that there are
@@ -31,7 +31,7 @@ REPEATED = 3600.0  # before the same is logged again
 KILLED = 1.0  # for which `stop` waits for one that it has killed
 LINE_LIMIT = 1 << 16  # bytes
 # In a second, and bytes of one that counts once: kubelet's calls run in the same loop. A child that watches tells 100
-# (listening.TOLD), and after a pause of this loop what a pipe holds, 1300 of the shortest.
+# (event_loop.MOST_SENT), and after a pause of this loop what a pipe holds, 1300 of the shortest.
 LINES, LONG = 2000, 256
 FED = 8000  # of one that is fed: for each GPU of each container it says two
 WHY_LIMIT = 300  # characters of why it ends that it tells itself

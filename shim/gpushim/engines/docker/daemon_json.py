@@ -1,7 +1,8 @@
 """Whether dockerd would start with a daemon.json: `dockerd --validate` says so since version 23, but not all of it.
 
 What it does not look at, and where no dockerd can be asked all that gpushim touches, is looked at here.
-Out of scope: what dockerd looks at only as it starts; options of its command line that exclude a setting (docker.py).
+Out of scope: what dockerd looks at only as it starts; options of its command line that exclude a setting (the
+room's own module).
 """
 
 from __future__ import annotations
