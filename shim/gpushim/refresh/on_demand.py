@@ -10,6 +10,7 @@ import contextlib
 import os
 import selectors
 import socket
+import time
 
 from gpushim.ground import system
 from gpushim.ground.errors import USAGE, GpushimError
@@ -18,6 +19,7 @@ from gpushim.refresh import refresh
 
 SECONDS = 2.0  # for the first to say what it wants: its tenant may have little of a processor
 MOMENT = 0.02  # for more of them
+LATEST = 0.5  # after the first, however many come: those beyond are the next one's
 FIRST = 3  # SD_LISTEN_FDS_START
 LONGEST = 2 * 4096  # bytes of two paths
 
@@ -41,7 +43,7 @@ def serve() -> None:
 def _gather(listening: socket.socket, ours: bytes, stack: contextlib.ExitStack) -> int:
     """Agree with who goes by what is `ours`; returns how many there are, whose connections the stack closes."""
     listening.setblocking(False)
-    agreed = 0
+    agreed, until = 0, 0.0
     with selectors.DefaultSelector() as ready:
         ready.register(listening, selectors.EVENT_READ)
         while found := ready.select(MOMENT if agreed else SECONDS):
@@ -49,11 +51,15 @@ def _gather(listening: socket.socket, ours: bytes, stack: contextlib.ExitStack) 
                 one = key.fileobj
                 assert isinstance(one, socket.socket)
                 with contextlib.suppress(OSError):  # it has gone
+                    if one is listening and agreed and time.monotonic() > until:
+                        ready.unregister(one)
+                        continue
                     if one is listening:
                         ready.register(stack.enter_context(one.accept()[0]), selectors.EVENT_READ)
                         continue
                     ready.unregister(one)
                     if one.recv(LONGEST) == ours and one.send(refresh_socket.AGREED):
+                        until = until or time.monotonic() + LATEST
                         agreed += 1
                         continue
                 one.close()
