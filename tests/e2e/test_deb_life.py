@@ -98,15 +98,14 @@ def beside(there: Machine, script: str, *, stub: Path | None = None) -> Iterator
 
 
 def test_no_create_fails_during_an_upgrade(there: Machine) -> None:
-    """Creates under a stub, and whole containers under runc, while versions come and go."""
+    """Creates under a stub, and whole containers under runc, while one version takes another's place."""
     old, new = built.packages("deb", OLD)[MAIN], built.packages("deb")[MAIN]
-    packages.install(there, new)
+    packages.install(there, old)
     packages.settle(there)
     with beside(there, CREATES, stub=recorder.build(there.state)) as creates, beside(there, RUNS) as runs:
-        for package in (old, new):
-            there.run(f"dpkg --install {package}")
-    assert creates[0] > 50
-    assert runs[0] > 10
+        there.run(f"dpkg --install {new}")
+    assert creates[0] > 20
+    assert runs[0] > 5
     assert there.run("ls /usr/lib/gpushim").stdout.split() == [built.version_here()]
 
 
@@ -197,11 +196,10 @@ def test_purge_after_the_entries_are_out_takes_the_records(installed: Machine) -
     assert installed.run("ls /etc/docker").stdout.split() == ["daemon.json"]
 
 
-@pytest.mark.parametrize("setting", ["'{}'", '"{}" # where engines look', '"""\\\n{}"""'])
-def test_removal_takes_the_spec_wherever_it_is(installed: Machine, setting: str) -> None:
+def test_removal_takes_the_spec_wherever_it_is(installed: Machine) -> None:
     """However its directory is written in config.toml."""
     folder = installed.state / "specs"
-    line = "output-directory = " + setting.format(folder)
+    line = f'output-directory = """\\\n{folder}""" # where engines look'
     installed.write("/tmp/line", line + "\n")
     installed.run("sed -i -e '/^# output-directory = /{r /tmp/line' -e 'd}' /etc/gpushim/config.toml")
     installed.run("gpushim refresh")
