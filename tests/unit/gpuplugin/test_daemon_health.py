@@ -251,7 +251,7 @@ def test_a_look_at_the_host_is_told_of_gpus_whose_calls_hang(
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             polls = FakeChild.all["polls"]
             polls.heard(poll(0, 1, 2))
-            await until(looks.exists)
+            await until(lambda: looks.exists() and looks.read_text())
             polls.mark_unwatched(f"a call of {uuid(1)} hangs", uuid(1))
             assert [*hung.known(state)] == [uuid(1)]
             await until(lambda: looks.read_text() == "x\nx\n")
