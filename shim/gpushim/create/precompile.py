@@ -89,7 +89,7 @@ def write(roots: dict[str, str], names: str, where: str) -> None:
 
 
 def compiled(path: str) -> CodeType:
-    """Compile a source without what a run does not need: docstrings, annotations, the import of __future__."""
+    """Compile a source without what a run does not need: docstrings, annotations and imports for them."""
     with open(path, encoding="utf-8") as source:
         tree = _Bare().visit(ast.parse(source.read(), path))
     name = "<" + path.rpartition("/")[2] + ">"  # the same wherever the tree is
@@ -108,6 +108,10 @@ class _Bare(ast.NodeTransformer):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         return ast.copy_location(ast.Assign([node.target], node.value) if node.value else ast.Pass(), node)
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        for_mypy = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        return ast.copy_location(ast.Pass(), node) if for_mypy else self.generic_visit(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
         return ast.copy_location(ast.Pass(), node) if node.module == "__future__" else node
