@@ -23,6 +23,7 @@ from e2e.leftovers import until
 from e2e.plugins import Plugin, gpu_node, plugin
 from e2e.podgpus import GPU, gpus
 from fakehost import Host
+from gpuplugin.book.records import FORMER
 
 SECONDS = float(os.environ.get("GPUSHIM_KILL_SECONDS", "40"))
 SEED = os.environ.get("GPUSHIM_KILL_SEED") or str(time.time_ns())
@@ -142,6 +143,8 @@ def test_killed_at_any_moment(node: Node, gpu_host: Host, gpushim_env: dict[str,
         one.offers(ids=ids, seconds=STEADY)
         if pods:
             node.remove(*pods)
+        # Of a pod that ended while kubelet was away, it is not known at once.
+        assert until(lambda: FORMER not in (state / "device-plugin/book.json").read_text(), STEADY)
         node.pod("all", {GPU: len(gpu_host.gpus)})  # each can be given out
         assert len(gpus(node, gpu_host, "all")[1]) == len(gpu_host.gpus)
         assert sockets(node) == {"kubelet.sock", "gpushim-gpu.sock"}
