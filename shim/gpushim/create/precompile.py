@@ -110,7 +110,7 @@ class _Bare(ast.NodeTransformer):
         return ast.copy_location(ast.Assign([node.target], node.value) if node.value else ast.Pass(), node)
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        for_mypy = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for_mypy = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" and not node.orelse
         return ast.copy_location(ast.Pass(), node) if for_mypy else self.generic_visit(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
