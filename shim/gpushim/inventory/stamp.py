@@ -4,7 +4,7 @@ Whatever a plan takes from the snapshot has a fact here, or the snapshot has a s
 and a test changes one after the other on a simulated host (test_freshness.py).
 
 Budget: under 0.2 ms for one GPU and 0.4 ms for eight; a handful of stats and short reads of /proc.
-On the create path: imports only `posix`, `time` and the error. Out of scope: surveying the host (inventory/).
+On the create path: imports only `posix`, and two like it. Out of scope: surveying the host (survey.py).
 """
 
 from __future__ import annotations
