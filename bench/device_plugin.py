@@ -10,7 +10,7 @@ of Allocate stands beside it. Rows:
 
     registered      from posix_spawn to the kubelet's having the list
     CPU at rest     of all threads (schedstat), of the children that watch, of those that have ended; in a second row
-                    where a GPU is not in /sys, so that a refresh comes every 30 s
+                    where a GPU is not in /sys, so that a refresh comes every 30 s, and of what does it in a third
     memory          resident, and what of it is this process' alone (Private_* of smaps_rollup); no child runs then
     Allocate        for 10 of 560 devices (8 GPUs, 7 MIG instances each, 10 replicas), written to a book on the disk
                     of $TMPDIR: in process, through gRPC; PreStartContainer, which does nothing, tells gRPC's part
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -35,7 +36,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Awaitable, Callable
+from typing import Any, Awaitable, Callable, Iterator
 
 TOP = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TOP / name) for name in (".", "tests", "plugin", "shim", "vendor")]
@@ -183,7 +184,8 @@ async def outside(work: Path, python: str, rounds: int, rest: float) -> dict[str
     rows = {"registered": f"{min(starts):.0f} ms"}
     rows.update(await serving(work, python, host, [], lambda _, pid: resting(pid, rest)))
     host = scenes.settings(work, "unbound", 8, scenes.RUNC, bound=7)
-    rows.update(await serving(work, python, host, [], lambda _, pid: refreshing(pid)))
+    with kept(host) as keeping:
+        rows.update(await serving(work, python, host, [], lambda _, pid: refreshing(pid, keeping)))
     (work / "sharing.json").write_text(json.dumps(SHARING))
     words = ["--mig-strategy=single", "--device-list-strategy=volume-mounts", f"--config-file={work}/sharing.json"]
     host = scenes.settings(work, "divided", 8, scenes.RUNC, mig=True)
@@ -222,9 +224,22 @@ async def resting(pid: int, seconds: float) -> dict[str, str]:
     return {f"CPU at rest, in {seconds:.0f} s": await spent(pid, seconds), "memory, 8 GPUs, at rest": memory(pid)}
 
 
-async def refreshing(pid: int) -> dict[str, str]:
-    """Measure the same where the snapshot is renewed again and again."""
-    return {"the same, a refresh every 30 s": await spent(pid, PASSING)}
+@contextlib.contextmanager
+def kept(env: dict[str, str]) -> Iterator[int]:
+    """Run what keeps the snapshot true, as packages do; returns its pid."""
+    command = [sys.executable, str(TOP / "bin/gpushim"), "refresh", "--keep"]
+    with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process.pid
+        finally:
+            process.terminate()
+
+
+async def refreshing(pid: int, keeping: int) -> dict[str, str]:
+    """Measure the same where the snapshot is renewed again and again, and what renews it."""
+    name = "the same, a refresh every 30 s"
+    texts = await asyncio.gather(spent(pid, PASSING), spent(keeping, PASSING))
+    return dict(zip((name, "gpushim refresh --keep meanwhile"), texts))
 
 
 async def spent(pid: int, seconds: float) -> str:

@@ -40,7 +40,7 @@ def tell(settings: Settings, others: Others) -> None:
     """
     notes = settings.notes[:]
     try:
-        snapshot = node_snapshot.current(settings)
+        snapshot = node_snapshot.current()
         found, ways = offered(snapshot, settings, notes)
         notes += absent(settings) + others(settings, snapshot)
     finally:

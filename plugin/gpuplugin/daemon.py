@@ -1,8 +1,9 @@
 """From the snapshot to kubelet, and from kubelet's Allocate to its answer: the whole story, top to bottom.
 
 Each resource of the snapshot has an endpoint at kubelet. Looked at again and again are the snapshot, which `gpushim
-refresh` renews; kubelet's directory; and what kubelet says that it has. An Allocate is answered from memory.
-Out of scope: the wire (endpoint.py, service.py), the refresh (refresh.py), names and values (offer.py, settings.py).
+refresh --keep` renews; kubelet's directory; and what kubelet says that it has. An Allocate is answered from memory.
+Out of scope: the wire (endpoint.py, service.py), asking for snapshots (node_requests.py), names and values (offer.py,
+settings.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.allocation.allocation import BY_CDI
 from gpuplugin.allocation.allocators import SERVE, Allocators
 from gpuplugin.allocation.kubelet_view import TICK, Questions
 from gpuplugin.allocation.offer import absent, offered
@@ -29,7 +29,7 @@ from gpuplugin.mps.units import Units
 from gpuplugin.processes import tasks
 from gpuplugin.snapshot import release
 from gpuplugin.snapshot.inotify import Watch
-from gpuplugin.snapshot.node_requests import renewal
+from gpuplugin.snapshot.node_requests import Renewal
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 LOOK = 2.0  # seconds between looks, most, while nothing tells of a GPU that comes; a look takes 1 ms of CPU
 REST = 3.0  # the same while a child polls NVML, which tells of GPUs and MIG instances as often, and inotify of files
 CALM = 20.0  # a decision that is made again and again has at most one part in so many of the loop
-SOON, FRESH = 0.1, 2.0  # seconds; a refresh writes the CDI spec right after the snapshot
 
 
 class Plugin:
@@ -85,7 +84,7 @@ class Plugin:
         """
         loop, watch = asyncio.get_running_loop(), Watch()
         self._wake = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-        self._refresh = renewal(self._settings, self._wake.set, self._spawn)
+        self._renewal = Renewal()
         path = f"{release.prepare()}/health.json"
         self._watchers = Watchers(path, self._spawn, self._judge, self._stale, self._settings.checks)
         self._allocators = Allocators(self._registry, lambda: self._settings, self._wake.set)
@@ -119,7 +118,7 @@ class Plugin:
         self._wake.set()
 
     async def _stop(self) -> None:
-        await asyncio.gather(tasks.cancel(*self._tasks), self._refresh.stop(), return_exceptions=True)
+        await asyncio.gather(tasks.cancel(*self._tasks), return_exceptions=True)
         await asyncio.gather(*(one.stop() for one in self._askers), return_exceptions=True)
         await self._registry.stop()
 
@@ -215,10 +214,10 @@ class Plugin:
             GpushimError: as for `_fail`, or this process cannot go on.
         """
         if held:
-            return self._refresh.last()  # of which nothing is given out
-        found = self._refresh.read()
-        if found is None and self._refresh.problem:
-            self._fail(self._refresh.problem)
+            return self._renewal.last()  # of which nothing is given out
+        found = self._renewal.read()
+        if found is None and self._renewal.problem:
+            self._fail(self._renewal.problem)
         return found
 
     async def _go_by(self, found: Snapshot, seen: object) -> float:
@@ -232,9 +231,6 @@ class Plugin:
         try:
             waits = await self._offer(found, notes)
         except GpushimError as error:
-            by_cdi = not BY_CDI.isdisjoint(self._settings.values["device-list-strategy"])
-            if by_cdi and 0 <= system.clock() - found["looked"] < FRESH:
-                return SOON  # the spec may not be there yet
             self._fail(error)
             notes.append(f"no device is given out: {error}")
         else:
@@ -251,14 +247,14 @@ class Plugin:
             self._reasons = self._allocators.added(self._watchers.problems(self._snapshot), self._snapshot)
             self._registry.mark_unhealthy(reason.texts(self._reasons, self._snapshot))
 
-    def _stale(self, again: bool) -> None:
+    def _stale(self) -> None:
         """Have the snapshot renewed, though nothing but NVML tells that it is not true."""
         if not self._commands.held():
-            self._refresh.hurry(again)
+            self._renewal.hurry()
 
     async def _close(self) -> None:
-        """End what asks the driver."""
-        await asyncio.gather(*(one.close() for one in self._askers), self._refresh.stop())
+        """End what asks the driver, and wait for a refresh, which does."""
+        await asyncio.gather(*(one.close() for one in self._askers), self._renewal.over())
 
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""
@@ -273,7 +269,7 @@ class Plugin:
         notes = [*filter(None, dict.fromkeys(everything))]
         more: dict[str, Any] = {"watched": self._watchers.watched, "limits": self._limits.state, "notes": notes}
         more.update(
-            self._allocators.state, profile=self._settings.profile or None, problem=str(self._refresh.problem or "")
+            self._allocators.state, profile=self._settings.profile or None, problem=str(self._renewal.problem or "")
         )
         return str(self._settings.values["kubelet-dir"]), self._reasons, more
 

@@ -43,7 +43,7 @@ def report(requests: Sequence[str], settings: Settings) -> dict[str, Any]:
     Raises:
         GpushimError: the host or the request is such that there is no answer.
     """
-    snapshot, notes = node_snapshot.current(settings), settings.notes[:]
+    snapshot, notes = node_snapshot.current(), settings.notes[:]
     found, ways = offered(snapshot, settings, notes)
     weights = preferred.nearness({gpu["index"]: gpu["peers"] for gpu in snapshot["gpus"]})
     answers: list[dict[str, Any]] = []

@@ -25,6 +25,7 @@ from e2e.leftovers import until
 from e2e.trees import TOP
 from e2e.witness import settings
 from fakehost import Host
+from gpushim.refresh import keep_lock
 
 PROGRAM = TOP / "bin" / "gpushim-device-plugin"
 ROOTS = ":".join(str(TOP / name) for name in ("plugin", "shim", "hook"))
@@ -182,7 +183,7 @@ class Plugin:
 def plugin(
     node: Node, env: dict[str, str], *flags: str, name: str = "plugin", start: bool = True
 ) -> Iterator[Plugin]:
-    """Run a device plugin for the block.
+    """Run a device plugin for the block, beside what keeps its snapshot true.
 
     Args:
         node: whose kubelet it serves.
@@ -197,9 +198,28 @@ def plugin(
     log = node.work / f"{name}.log"
     log.write_bytes(b"")
     found = Plugin(node, env, flags, log)
-    try:
-        if start:
-            found.start()
-        yield found
-    finally:
-        found.stop()
+    with kept(env, node.work / f"{name}-keep.log"):
+        try:
+            if start:
+                found.start()
+            yield found
+        finally:
+            found.stop()
+
+
+@contextlib.contextmanager
+def kept(env: dict[str, str], log: Path) -> Iterator[None]:
+    """Have the snapshot kept true for the block, unless that is done already; `log` gets what is said."""
+    state = env["GPUSHIM_STATE"]
+    if keep_lock.runs(state):
+        yield
+        return
+    command = [str(TOP / "bin" / "gpushim"), "refresh", "--keep"]
+    with log.open("wb") as file, subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env={"PATH": SYSTEM_PATH, **env}
+    ) as process:  # fmt: skip
+        try:
+            assert until(lambda: keep_lock.runs(state), SECONDS), log.read_text()
+            yield
+        finally:
+            process.terminate()

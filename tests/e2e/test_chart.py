@@ -71,7 +71,7 @@ def test_objects(values: Values, wanted: set[str]) -> None:
 @pytest.mark.parametrize(
     ("values", "wanted"),
     [
-        ({}, {"fail-on-init-error": False, "metrics": ":9400", "refresh": False, "kubelet-dir": "/var/lib/kubelet"}),
+        ({}, {"fail-on-init-error": False, "metrics": ":9400", "kubelet-dir": "/var/lib/kubelet"}),
         (
             {
                 "migStrategy": "mixed",

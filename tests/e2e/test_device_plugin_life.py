@@ -33,7 +33,7 @@ from gpushim.ground.errors import INVENTORY
 
 NVIDIAS = "nvidia-gpu.sock"
 KNOWN = 1.0  # seconds from kubelet's listening until it has our list; 0.004 were measured
-DRIVER = 5.0  # seconds from a driver's coming until kubelet has its GPUs
+DRIVER = 8.0  # seconds from a driver's coming until kubelet has its GPUs; three of them it has to stay as it is
 SOON = 3.0  # seconds until a change is noticed that nothing tells of
 NUMBERS = itertools.count()
 ASKED = 15.0  # seconds until kubelet, which is asked every 10 s, has been asked

@@ -25,6 +25,7 @@ from e2e.kube import Node, Pod
 from e2e.leftovers import until
 from e2e.podgpus import GPU, gpus
 from fakehost import Host
+from gpuplugin.snapshot import node_snapshot
 from gpushim.ground.errors import DRIVER
 from gpushim.inventory import ensure
 
@@ -105,9 +106,12 @@ def deploy(node: Node, host: Host, env: dict[str, str], name: str) -> None:
         {},
         image=image.NAME,
         command=["/usr/bin/gpushim-device-plugin"],
-        args=["--refresh=false", "--fail-on-init-error=false", f"--metrics=127.0.0.1:{port}"],
+        args=["--fail-on-init-error=false", f"--metrics=127.0.0.1:{port}"],
         securityContext=CONFINED,
-        env=[{"name": f"NVIDIA_{key}", "value": value} for key, value in WANTS.items()],
+        env=[
+            *({"name": f"NVIDIA_{key}", "value": value} for key, value in WANTS.items()),
+            {"name": node_snapshot.POD, "value": "10.250.0.1"},  # which kubelet adds where there is an API server
+        ],
         volumeMounts=[{"name": key, "mountPath": to, "readOnly": ro} for key, (_, to, ro) in mounts.items()],
         spec={
             "volumes": [{"name": key, "hostPath": {"path": at}} for key, (at, _, _) in mounts.items()],
@@ -215,8 +219,8 @@ def test_nobody_keeps_the_snapshot(node: Node, env: dict[str, str], ids: list[st
     path = Path(env["GPUSHIM_STATE"], "inventory.json")
     change(env, life=1, looked=json.loads(path.read_text())["looked"] - 10)
     assert until(lambda: node.allocatable() == [], SECONDS), status(env)
-    assert "is out of date; gpushim refresh --keep (the container gpushim-node)" in status(env)["problem"]
-    assert "is out of date; gpushim refresh --keep (the container gpushim-node)" in said(node, plugin)
+    assert "is out of date; gpushim refresh --keep (gpushim-refresh-keep.service" in status(env)["problem"]
+    assert "is out of date; gpushim refresh --keep (gpushim-refresh-keep.service" in said(node, plugin)
     with keeper(env):
         assert until(lambda: node.allocatable() == ids, COPY), said(node, plugin)
     assert status(env)["problem"] == ""

@@ -104,6 +104,7 @@ def test_what_kubelet_counts(
     wanted: dict[str, str],
 ) -> None:
     divide(host, migs)
+    refresh(env)
     known = names(host)
     texts = [flag.replace("{2}", known["2"]).replace("{pci}", host.gpus[3].pci) for flag in flags]
     with plugin(node, env, *texts) as running:
@@ -136,6 +137,7 @@ def test_single_refuses_what_it_cannot_tell_apart(
     node: Node, host: Host, env: dict[str, str], migs: dict[int, list[MigRequest]], sentence: str
 ) -> None:
     divide(host, migs)
+    refresh(env)
     with plugin(node, env, "--mig-strategy=single") as running:
         assert running.ended() == INVENTORY
     checked = run([*COMMAND, "--mig-strategy=single", "--check"], check=False, env=environment(env))

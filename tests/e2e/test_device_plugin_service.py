@@ -19,7 +19,7 @@ from e2e.test_refresh_service import UNITS, tried
 from e2e.test_systemd_reload import SERVICE, TARGET
 from unit.gpuplugin.kubelet.fake import Kubelet
 
-NAME, MPS = "gpushim-device-plugin.service", "gpushim-mps@.service"
+NAME, KEEP, MPS = "gpushim-device-plugin.service", "gpushim-refresh-keep.service", "gpushim-mps@.service"
 DROP_IN = """[Unit]
 DefaultDependencies=no
 [Service]
@@ -109,8 +109,11 @@ sed -i '/^.$/d' /etc/gpushim/config.toml
 before=$(registered)
 systemctl restart $name
 wait_for '[ $(registered) -gt $before ]'
+keep=gpushim-refresh-keep.service
+echo keep: $(systemctl is-active $keep)
 systemctl stop $name
 echo stopped: $(systemctl show $name --property Result --value)
+wait_for '[ $(systemctl is-active $keep) = inactive ]' && echo with it: $keep
 """
 SAID = """metrics: 127.0.0.1
 metrics: [::1]
@@ -128,7 +131,9 @@ drwx------ /var/lib/gpushim/device-plugin
 -rw------- /var/lib/gpushim/device-plugin/book.lock
 elsewhere: unix, labels
 broken: 15
+keep: active
 stopped: success
+with it: gpushim-refresh-keep.service
 """
 
 
@@ -141,11 +146,11 @@ def machine() -> Iterator[Path]:
         host.unload("nvidia_uvm")
         (top / "config.toml").write_text(f'[driver]\nroot = "{host.root}"\n' + SETTINGS.format(top))
         (top / "plugin.yaml").write_text(PROFILES)
-        for folder in ("bin", f"units/{NAME}.d", f"units/{MPS}.d", "kubelet/device-plugins"):
+        for folder in ("bin", *(f"units/{unit}.d" for unit in (NAME, KEEP, MPS)), "kubelet/device-plugins"):
             (top / folder).mkdir(parents=True)
         for program in ("gpushim", "gpushim-device-plugin"):
             (top / "bin" / program).symlink_to(trees.TOP / "bin" / program)
-        for unit in (NAME, MPS):
+        for unit in (NAME, KEEP, MPS):
             (top / f"units/{unit}.d/test.conf").write_text(DROP_IN)
             shutil.copy(UNITS / unit, top / "units")
         (top / "units/try.target").write_text(TARGET)

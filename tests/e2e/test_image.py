@@ -18,6 +18,7 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 
 from e2e import built, image, leftovers, trees
 from e2e.podman import Podman, podman, store
+from gpuplugin.snapshot import node_snapshot
 
 # What the manifests ask for.
 POD = ("--rm", "--cap-drop=all", "--read-only", "--read-only-tmpfs=false", "--security-opt=no-new-privileges")
@@ -83,7 +84,7 @@ def test_a_program_runs_without_any_right(engine: Podman, program: str, user: st
 @pytest.mark.parametrize("user", USERS)
 def test_the_plugin_is_what_starts(engine: Podman, user: str) -> None:
     """In a container without a GPU and without the node's files it says what is missing, and nothing else."""
-    done = engine.run(*POD, f"--user={user}", image.NAME, "--check", "--refresh=false", check=False)
+    done = engine.run(*POD, f"--user={user}", f"--env={node_snapshot.POD}=x", image.NAME, "--check", check=False)
     assert (done.returncode, done.stdout) == (12, "")
     assert re.fullmatch(r"gpushim-device-plugin: there is no /run/gpushim/inventory.json; .*\n", done.stderr)
 

@@ -23,7 +23,6 @@ PASSED_ON = {
     "plugin/gpuplugin/explain.py: refusal['sentence']",
     "plugin/gpuplugin/mps/supervisor.py: found['error']['sentence']",
     "plugin/gpuplugin/allocation/offer.py: snapshot['error']['sentence']",
-    "plugin/gpuplugin/snapshot/refresh.py: lines[-1][1]",
     "plugin/gpuplugin/snapshot/node_requests.py: str(failure.get('sentence'))",
     "hook/gpuhook/live/systemd.py: error.strerror",
     "hook/gpuhook/live/systemd.py: f\"{member.rpartition('.')[2]}: {name or 'an unknown error'}\"",

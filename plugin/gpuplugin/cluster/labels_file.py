@@ -147,7 +147,7 @@ def tell(settings: Settings, form: str, others: Others) -> None:
     """
     for note in settings.notes:
         show.say(f"note: {note}", error=True)
-    snapshot = node_snapshot.current(settings)
+    snapshot = node_snapshot.current()
     for note in others(settings, snapshot):
         show.say(f"note: {note}", error=True)
     found = labels.labels(snapshot, settings, labels.machine())

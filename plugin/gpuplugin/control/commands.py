@@ -81,8 +81,8 @@ class Commands:
         self.held()
         if self._closing and not (await asyncio.wait([self._closing], timeout=CLOSING))[0]:
             raise GpushimError(
-                "the GPUs are not let go yet: a process of the device plugin hangs in the driver and does not end; "
-                "gpushim device-plugin status says when it is gone, and a reboot ends it",
+                "the GPUs are not let go yet: a process of the device plugin, or a refresh, is in the driver and "
+                "does not end; gpushim device-plugin status says when it is gone, and a reboot ends it",
                 FAILED,
             )
         return await self._status()

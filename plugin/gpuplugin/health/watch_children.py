@@ -38,8 +38,7 @@ class Watchers:
         path: of the file that keeps the reasons.
         start: starts a task, and sees to what it ends with.
         changed: is called when reasons may have changed.
-        stale: is called when the host is not what its snapshot says; with whether a look that is under way waits in
-            vain, for a GPU that hangs.
+        stale: is called when the host is not what its snapshot says.
         checks: which count.
     """
 
@@ -48,7 +47,7 @@ class Watchers:
         path: str,
         start: Callable[[Any], asyncio.Task[Any]],
         changed: Callable[[], None],
-        stale: Callable[[bool], None],
+        stale: Callable[[], None],
         checks: xids.Choice,
     ) -> None:
         self._health = Health(path, checks)
@@ -75,7 +74,7 @@ class Watchers:
                 self._health.mark_unwatched(mode, HUNG if gpu else why, system.clock(), [gpu] if gpu else None)
             )
             if gpu and mode == POLLS and hung_file.hangs(gpu):
-                self._stale(True)
+                self._stale()
 
         heard, complete = partial(self._heard, mode), partial(self._watched_again, mode)
         return Child(mode, words, heard, mark_unwatched, nvml_child.SILENCE[mode], complete)
@@ -193,7 +192,7 @@ class Watchers:
         elif difference != self._difference or now >= self._due:
             self._pause = FIRST if difference != self._difference else min(2 * self._pause, LONGEST)
             self._difference, self._due = difference, now + self._pause
-            self._stale(False)
+            self._stale()
 
     def _found(self, line: dict[str, Any]) -> str:
         """Say in which way a poll contradicts the snapshot, "" if it does not."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import glob
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from gpuplugin.limits import nvml_limits
 from gpuplugin.limits.nvml_limits import Limit
 from gpuplugin.processes import child
 from gpuplugin.processes.child import Child
+from gpuplugin.snapshot import node_snapshot
 from gpushim.ground.errors import visible
 from gpushim.ground.logs import logger
 
@@ -70,7 +72,7 @@ class KernelLimits:
         """Have the child run while there are limits to set, with the driver that there is."""
         self._snapshot = snapshot
         facts, limited = snapshot["stamp"], any(one.mps or one.memory for one in settings.sharing)
-        if limited and not settings.values["refresh"]:
+        if limited and os.environ.get(node_snapshot.POD):
             self._cannot(POD)
             return
         if self._why == POD:

@@ -1,6 +1,6 @@
 """Processes that the plugin starts: by posix_spawn(3), for threads of grpc's hold locks that a fork would copy.
 
-Each is the first of a process group of its own. Out of scope: what is done with what they say (refresh.py, child.py).
+Each is the first of a process group of its own. Out of scope: what is done with what they say (child.py).
 """
 
 from __future__ import annotations

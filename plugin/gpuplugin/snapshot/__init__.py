@@ -1,1 +1,1 @@
-"""The snapshot as the plugin has it: kept, watched, renewed, let go."""
+"""The snapshot as the plugin has it: read, watched, asked for, let go."""

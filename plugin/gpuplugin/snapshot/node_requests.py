@@ -1,18 +1,20 @@
-"""What the node is asked to do where the plugin cannot: renew the snapshot, and start units.
+"""What the node is asked to do, for the plugin calls no NVML and may not in a pod: renew the snapshot, start units.
 
-A file says it, and `gpushim refresh --keep` on the node does it when the file changes. Believed is what is kept of
-the last snapshot while that is renewed.
-Out of scope: reading the snapshot (node_snapshot.py), a refresh of one's own (refresh.py).
+A file says it, and `gpushim refresh --keep` on the node does it when the file changes.
+Out of scope: reading the snapshot (node_snapshot.py), and what a refresh does (gpushim.refresh.refresh).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuplugin.processes import counts
-from gpuplugin.snapshot import node_snapshot, refresh, release
+from gpuplugin.processes import counts, process
+from gpuplugin.snapshot import node_snapshot, release
+from gpushim.config import policy
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.ground.logs import logger
@@ -22,14 +24,14 @@ from gpushim.paths.replace import replace
 from gpushim.refresh import plugin_requests
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
 RECENT = 5.0  # seconds in which what was asked for may not have been read
 ANSWER = 10.0  # seconds for the node to begin a refresh, and to end a usual one
+GRACE = 10  # seconds after its own deadline (deadline-seconds under [refresh]) in which it may still end
+FIRST, LONGEST = 1.0, 60.0  # seconds between requests
 
 
 def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
@@ -52,8 +54,8 @@ def ask(renewed: bool = False, units: Iterable[str] = ()) -> None:
     replace(path, json.dumps(request).encode(), 0o600)
 
 
-class NodeRequest:
-    """The snapshot, renewed by the node: in the place of `refresh.Refresh`.
+class Renewal:
+    """The snapshot, and the request that the node renew it.
 
     Attributes:
         problem: why none comes; None if one does.
@@ -62,7 +64,7 @@ class NodeRequest:
     def __init__(self) -> None:
         self.problem: GpushimError | None = None
         self._asked = 0.0  # system.clock() since it is asked for; 0 while it is not
-        self._pause, self._again = refresh.FIRST, 0.0  # seconds; time.monotonic()
+        self._pause, self._again = FIRST, 0.0  # seconds; time.monotonic()
         self._first: Snapshot | None = None
         self._logged = ""
 
@@ -70,15 +72,16 @@ class NodeRequest:
         """Return the snapshot that counts, or None.
 
         Raises:
-            GpushimError: the driver is not that whose libraries this process has.
+            GpushimError: in a pod, the driver is not that whose libraries its container has.
         """
         found, why = node_snapshot.read(system.state_dir())
         if found and not why:
-            node_snapshot.same_driver(self._first, found)
             self._first = self._first or found
+            if os.environ.get(node_snapshot.POD):
+                node_snapshot.same_driver(self._first, found)
         if self._asked and found and found["looked"] > self._asked and not why:
             counts.took(counts.REFRESHES, system.clock() - self._asked)
-            self._asked, self._pause, self._again = 0.0, refresh.FIRST, 0.0
+            self._asked, self._pause, self._again = 0.0, FIRST, 0.0
         if why or self._asked:
             self.need()
             self._judge(why)
@@ -96,19 +99,21 @@ class NodeRequest:
         if time.monotonic() < self._again:
             return
         self._again = time.monotonic() + self._pause
-        self._pause = min(2 * self._pause, refresh.LONGEST)
+        self._pause = min(2 * self._pause, LONGEST)
         try:
             ask(renewed=True)
         except OSError as error:
             logger.warning("%s/%s cannot be written: %s", system.state_dir(), plugin_requests.NAME, error.strerror)
 
-    def hurry(self, again: bool = False) -> None:
-        """Ask for it now: there is news of GPUs. One of the node's that waits in vain ends by itself."""
-        self._pause, self._again, self._asked = refresh.FIRST, 0.0, system.clock()
+    def hurry(self) -> None:
+        """Ask for it now: there is news of GPUs. A refresh that runs and waits in vain ends by itself."""
+        self._pause, self._again, self._asked = FIRST, 0.0, system.clock()
         self.need()
 
-    async def stop(self) -> None:
-        """Do nothing: no process of its own asks the driver."""
+    async def over(self) -> None:
+        """Wait until the refresh that runs, and has the GPUs open, has ended."""
+        while lock.is_held(f"{system.state_dir()}/{renew.LOCK}"):
+            await asyncio.sleep(process.POLL)
 
     def _judge(self, why: GpushimError | None) -> None:
         """Say what is wrong if nothing has come of asking for as long as it takes."""
@@ -116,7 +121,7 @@ class NodeRequest:
         failure = ensure.own(f"{state}/{renew.FAILURE}")
         if isinstance(failure.get("at"), int) and failure["at"] / 1e9 > self._asked:
             self.problem = GpushimError(str(failure.get("sentence")), INVENTORY)
-        elif waited > refresh.longest() or (waited > ANSWER and not lock.is_held(f"{state}/{renew.LOCK}")):
+        elif waited > longest() or (waited > ANSWER and not lock.is_held(f"{state}/{renew.LOCK}")):
             path = f"{state}/{ensure.SNAPSHOT}"
             silent = GpushimError(f"{path} was asked for and is not renewed; {node_snapshot.RENEWED}", INVENTORY)
             self.problem = why or silent
@@ -126,8 +131,10 @@ class NodeRequest:
             logger.warning("%s", self._logged)
 
 
-def renewal(
-    settings: Settings, ended: Callable[[], None], start: Callable[[Any], asyncio.Task[Any]]
-) -> refresh.Refresh | NodeRequest:
-    """Return what brings snapshots, by the settings; the rest is as for `Refresh`."""
-    return refresh.Refresh(ended, start) if settings.values["refresh"] else NodeRequest()
+def longest() -> int:
+    """Return the seconds that a refresh may take."""
+    try:
+        settings = policy.load(system.config_path())
+    except GpushimError:  # the refresh reports it
+        settings = policy.defaults()
+    return int(settings["refresh"]["deadline-seconds"]) + GRACE

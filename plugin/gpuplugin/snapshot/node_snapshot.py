@@ -1,4 +1,4 @@
-"""The saved snapshot where nothing can be renewed: in a pod, which does not see what a stamp is made of.
+"""The saved snapshot, without a look at the host: a pod does not see what a stamp is made of.
 
 Trusted as everywhere (gpushim.inventory.ensure), and believed while it is of this boot and its life goes on. Another
 version of gpushim may have written it, as during a roll-out: gpushim.inventory.form says what of it can be read.
@@ -19,13 +19,13 @@ from gpushim.paths import trust
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuplugin.settings.settings import Settings
     from gpushim.ground.model import Snapshot
 
 RENEWED = (
-    "gpushim refresh --keep (the container gpushim-node), or gpushim-refresh.timer where packages are, renews it on "
-    "the node: see why it does not"
+    "gpushim refresh --keep (gpushim-refresh-keep.service, or the container gpushim-node) renews it on the node: see "
+    "why it does not"
 )
+POD = "KUBERNETES_SERVICE_HOST"  # which kubelet gives to containers alone
 
 
 def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
@@ -59,14 +59,14 @@ def read(state: str) -> tuple[Snapshot | None, GpushimError | None]:
     return found, None if well else GpushimError(f"{path} is out of date; {RENEWED}", INVENTORY)
 
 
-def current(settings: Settings) -> Snapshot:
-    """Return the snapshot that a command goes by: a true one, or the saved one where the settings have none renewed.
+def current() -> Snapshot:
+    """Return the snapshot that a command goes by: a true one, or in a pod the saved one.
 
     Raises:
         GpushimError: there is none that can be gone by.
     """
     state = system.state_dir()
-    if settings.values["refresh"]:
+    if not os.environ.get(POD):
         return renew.snapshot(system.config_path(), state)
     found, why = read(state)
     if why or not found:

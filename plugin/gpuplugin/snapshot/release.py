@@ -19,11 +19,12 @@ from gpushim.ground.logs import logger
 from gpushim.inventory import ensure, renew, save
 from gpushim.paths import trust
 from gpushim.paths.replace import replace
+from gpushim.refresh import plugin_requests
 
 if TYPE_CHECKING:
     from gpushim.ground.model import Stamp
 
-FOLDER, NAME = "device-plugin", "released"  # of the state directory
+FOLDER, _, NAME = plugin_requests.RELEASED.partition("/")  # of the state directory
 PROBLEM = "released by gpushim device-plugin release; gpushim device-plugin take ends that"
 
 

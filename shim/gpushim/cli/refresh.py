@@ -34,7 +34,7 @@ from gpushim.refresh import refresh as inventory
     "--keep",
     is_flag=True,
     help="Go on until a signal comes: list again whenever something has changed or may soon have, as the systemd "
-    "units do where there are any. For gpushim-node, and hosts with another init.",
+    "units do where there are any. For gpushim-refresh-keep.service, gpushim-node, and hosts with another init.",
 )
 @click.option(
     "--accept-indices",

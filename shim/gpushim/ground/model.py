@@ -89,7 +89,6 @@ DevicePluginPolicy = TypedDict(
         "cdi-annotation-prefix": str,
         "exclude": list[str],
         "other-givers": str,
-        "refresh": bool,
         "kubelet-dir": str,
         "config-file": str,
         "profile-file": str,

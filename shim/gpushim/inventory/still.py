@@ -7,10 +7,14 @@ it calls ldconfig, which starts the refresh. Out of scope: creates, which somebo
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import libraries, procfs, stamp
 from gpushim.paths import rooted
+
+if TYPE_CHECKING:
+    from gpushim.ground.model import Snapshot
 
 REST = 3.0  # seconds without a change; unloading all modules takes less
 LIMIT = 60.0  # seconds; then the host is surveyed although it keeps changing
@@ -36,6 +40,24 @@ def wait(root: str, proc: str) -> None:
             "the driver's kernel module is being loaded or unloaded, for a minute now; run gpushim refresh later",
             INVENTORY,
         )
+
+
+def untouched(snapshot: Snapshot, proc: str) -> bool:
+    """Say whether the driver is as a snapshot has it, though GPUs, MIG instances or their nodes may not be.
+
+    Who upgrades it takes modules away first, and with them lines of /proc/devices and the nodes in /dev/dri.
+
+    Args:
+        snapshot: the last one, or {}.
+        proc: stamp.proc_dir.
+    """
+    if not snapshot or any(state != LIVE for _, state in _modules(proc)):
+        return False
+    paths, then, now = snapshot["inputs"]["nodes"], snapshot["stamp"], stamp.current(snapshot["inputs"])
+    facts = zip(paths, then["nodes"], now["nodes"])
+    others = [(one, other) for path, one, other in facts if "/dev/" not in path or "/dev/dri" in path]
+    driver = [(one["boot"], one["module"], one["majors"], one["libraries"]) for one in (then, now)]
+    return then["module"] is not None and driver[0] == driver[1] and all(one == other for one, other in others)
 
 
 def _facts(root: str, proc: str) -> tuple[list[tuple[str, str]], object]:

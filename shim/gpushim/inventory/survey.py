@@ -115,8 +115,10 @@ def survey(
         snapshot["inputs"], snapshot["stamp"], snapshot["runtime"] = inputs, then, runtime
         snapshot["notes"] += notes
         _add_nodes_and_files(snapshot, proc)
-        snapshot["looked"] = system.clock()
-        snapshot["life"] = life(snapshot, snapshot["looked"] - started)
+        took = system.clock() - started
+        # What somebody asks for meanwhile it has not seen; and a life is not over before it can be gone by.
+        snapshot["looked"], lasts = started, life(snapshot, took)
+        snapshot["life"] = lasts and lasts + round(took)
         after = stamp.current(inputs)
         if then == after:
             break

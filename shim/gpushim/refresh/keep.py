@@ -1,8 +1,8 @@
 """`gpushim refresh --keep`: keep the snapshot true until a signal comes, where no unit of systemd's does it.
 
 It looks every LOOK seconds, which costs as much as a create's look, and has a child list the GPUs, because NVML can
-hang: when the host has changed, when the snapshot's life nears its end, and when the device plugin asks for it.
-What fails is tried more and more rarely, but at once when the host has changed.
+hang: when the host has changed, when the snapshot's life nears its end, and when the device plugin asks for it. Not
+while that has let the GPUs go. What fails is tried more and more rarely, but at once when the host has changed.
 Out of scope: what the child does (refresh.unattended).
 """
 
@@ -98,6 +98,8 @@ class Keep:
             self._child.gone(GRACE)
 
     def _needed(self) -> bool:
+        if os.path.lexists(f"{self.state}/{plugin_requests.RELEASED}"):
+            return False  # a refresh opens all GPUs
         if self._request() not in (None, self._served):
             return True
         found = ensure.read(self.config, self.state) or self._newer()

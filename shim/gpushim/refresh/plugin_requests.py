@@ -20,6 +20,7 @@ from gpushim.inventory import ensure
 from gpushim.paths import trust
 
 NAME = "device-plugin/wanted"
+RELEASED = "device-plugin/released"  # while the GPUs are let go
 LIMIT = 1 << 16  # bytes
 UNITS = 256
 UNIT = re.compile(r"gpushim-mps@[a-z0-9.-]{1,64}\.service")

@@ -116,7 +116,7 @@ def refresh(
 
 
 def unattended(load: bool) -> Snapshot:
-    """Bring the snapshot up to date as the units do: only once the driver has stopped changing.
+    """Bring the snapshot up to date as the units do: once the driver, if that has changed, has stopped changing.
 
     With a snapshot that is true for a while longer, as in most of the timer's runs, it does nothing else. A change
     during the survey leads to another, for systemd does not watch while the unit runs. What the device plugin wants
@@ -132,7 +132,8 @@ def unattended(load: bool) -> Snapshot:
     for _ in range(ROUNDS):
         root = policy.load(config)["driver"]["root"]
         proc = stamp.proc_dir(root)
-        if _saved(config, state, AHEAD) is None or (load and modules.missing(proc)):
+        true = _saved(config, state, AHEAD) or still.untouched(ensure.last(config, state)[0], proc)
+        if not true or (load and modules.missing(proc)):
             still.wait(root, proc)
         snapshot = refresh(force, load=load, patient=True, early=AHEAD)
         if ensure.read(config, state) is not None:

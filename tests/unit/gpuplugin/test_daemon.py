@@ -26,15 +26,15 @@ from gpuplugin.kubelet import endpoint, v1beta1
 from gpuplugin.kubelet.endpoint import Endpoint
 from gpuplugin.settings import settings
 from gpuplugin.settings.sources import Sources
-from gpuplugin.snapshot.refresh import Refresh
-from gpushim.ground import system
+from gpuplugin.snapshot import node_requests, node_snapshot
 from gpushim.ground.errors import GpushimError
-from gpushim.inventory import ensure, procfs, renew
+from gpushim.inventory import procfs
 from unit.gpuplugin.kubelet.fake import Kubelet, until
 from unit.gpuplugin.snapshot.test_inotify import Exhausted
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
 
 GPU = "nvidia.com/gpu"
+GONE = GpushimError("there is no snapshot", 12)
 
 
 class Host:
@@ -86,7 +86,7 @@ def host(top: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     host = Host(top / "state")
     monkeypatch.setenv("GPUSHIM_STATE", str(top / "state"))
     monkeypatch.setenv("GPUSHIM_CONFIG", str(top / "config.toml"))
-    monkeypatch.setattr(ensure, "read", lambda config, state: host.found)
+    monkeypatch.setattr(node_snapshot, "read", lambda state: (host.found, None if host.found else GONE))
     FakeChild.all.clear()
     monkeypatch.setattr(watch_children, "Child", FakeChild)
     for name in ("ASK", "TICK", "QUIET"):
@@ -250,9 +250,9 @@ def test_the_host_is_looked_at_more_rarely_while_a_child_polls_it(
 
     def read(*_: str) -> Any:
         looks.append(time.monotonic())
-        return host.found
+        return host.found, None
 
-    monkeypatch.setattr(ensure, "read", read)
+    monkeypatch.setattr(node_snapshot, "read", read)
     monkeypatch.setattr(daemon, "LOOK", 0.05)
 
     async def run() -> None:
@@ -457,31 +457,24 @@ def test_kubelet_moves(top: Path, host: Host) -> None:
     asyncio.run(run())
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    monkeypatch.setattr(renew, "command", lambda: ["/bin/sh", "-c", script, "refresh"])
+def wanted(top: Path) -> Path:
+    """The file by which the node is asked for another snapshot."""
+    return top / "state/device-plugin/wanted"
 
 
 def test_what_cannot_be_refreshed_is_not_given_out(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        failing(monkeypatch, "echo 'gpushim: NVML hangs' >&2; exit 12")
+        monkeypatch.setattr(node_requests, "ANSWER", 0.0)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0), uuid(1)))
             host.has(None)
             await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0), uuid(1))))
-            with pytest.raises(grpc.aio.AioRpcError, match="cannot be used: NVML hangs"):
+            with pytest.raises(grpc.aio.AioRpcError, match="cannot be used: there is no snapshot"):
                 await kubelet.allocate(GPU, uuid(1))
             host.has(snapshot([gpu(0), gpu(1)]))
             await until(lambda: kubelet.lists[GPU] == health(uuid(0), uuid(1)))
 
     asyncio.run(run())
-
-
-def test_a_refresh_that_fails_at_the_start_is_refused(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, "echo 'gpushim: config.toml is wrong' >&2; exit 15")
-    host.has(None)
-    with pytest.raises(GpushimError, match=r"config\.toml is wrong") as caught:
-        asyncio.run(daemon.Plugin(told(top)).run())
-    assert caught.value.exit_code == 15
 
 
 def test_cdi_names_that_engines_would_not_find(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,13 +489,12 @@ def test_cdi_names_that_engines_would_not_find(top: Path, host: Host, monkeypatc
         asyncio.run(daemon.Plugin(told(top, **{"device-list-strategy": ["cdi-cri"]})).run())
 
     async def run() -> None:
-        host.has({**snapshot([gpu(0)]), "looked": system.clock()})  # the spec is being written
+        refused.clear()
+        host.has(snapshot([gpu(0)]))
         async with running(top, **{"device-list-strategy": ["cdi-cri"]}) as kubelet:
-            await asyncio.sleep(0.3)
-            refused.clear()
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
             refused.append("another's spec is in the way")
-            host.has(snapshot([gpu(0)]))
+            host.has(host.found)
             await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0),)))
             with pytest.raises(grpc.aio.AioRpcError, match="cannot be used: another's spec is in the way"):
                 await kubelet.allocate(GPU, uuid(0))
@@ -568,41 +560,17 @@ def test_or_waited_for(top: Path, host: Host, found: Any, why: str) -> None:
 
 
 def test_a_snapshot_is_replaced_while_it_is_read(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(config: str, state: str) -> Any:
+    def read(state: str) -> Any:
         found = host.found
         if len(found["gpus"]) == 2:
             host.has(snapshot([gpu(0)]))
-        return found
+        return found, None
 
     async def run() -> None:
-        monkeypatch.setattr(ensure, "read", read)
+        monkeypatch.setattr(node_snapshot, "read", read)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
 
-    asyncio.run(run())
-
-
-def test_a_failure_is_past_when_another_process_has_refreshed(
-    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    troubles = []
-
-    def need(refresh: Refresh) -> None:
-        troubles.append(refresh.problem)
-        refresh.problem = GpushimError("NVML does not answer")
-
-    async def run() -> None:
-        host.has(None)
-        async with running(top, **{"fail-on-init-error": False}) as kubelet:
-            await until(lambda: troubles)
-            host.has(snapshot([gpu(0)]))
-            await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
-            troubles.clear()
-            host.has(None)
-            await until(lambda: troubles)
-            assert troubles[0] is None
-
-    monkeypatch.setattr(Refresh, "need", need)
     asyncio.run(run())
 
 

@@ -14,7 +14,7 @@ from gpuplugin.health import watch_children
 from gpushim.inventory import hung
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, mig, snapshot, uuid
-from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, failing, health, host, running, sliced, top
+from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, health, host, running, sliced, top, wanted
 from unit.gpuplugin.test_daemon_release import do
 
 __all__ = ["host", "top"]
@@ -168,7 +168,6 @@ def test_a_call_that_hangs_is_a_reason_until_the_gpu_answers(
     top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        failing(monkeypatch, "exit 0")
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             FakeChild.all["polls"].mark_unwatched(f"a call of {uuid(1)} hangs", uuid(1))
@@ -193,18 +192,18 @@ def test_a_poll_that_contradicts_the_snapshot_has_it_renewed(
     top: Path, host: Host, line: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        failing(monkeypatch, f"echo x >> {top}/refreshed")
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             FakeChild.all["polls"].heard(poll(0, 1))
             await asyncio.sleep(0.3)
-            assert not (top / "refreshed").exists()
+            assert not wanted(top).exists()
             FakeChild.all["polls"].heard(line)
-            await until((top / "refreshed").exists, 2)
+            assert (await until(wanted(top).exists)) < EVENT
+            first = wanted(top).read_text()
             for _ in range(5):  # the same again: not all the time
                 FakeChild.all["polls"].heard(line)
                 await asyncio.sleep(0.1)
-            assert (top / "refreshed").read_text() == "x\n"
+            assert wanted(top).read_text() == first
 
     asyncio.run(run())
 
@@ -220,48 +219,36 @@ def test_a_poll_that_makes_no_sense_does_nothing(top: Path, host: Host, line: An
     asyncio.run(run())
 
 
-def test_nvml_that_is_back_is_found_though_refreshes_have_failed_for_long(
-    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvml_that_is_back_has_the_node_asked(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        failing(monkeypatch, f"echo x >> {top}/refreshed; exit 12")
         monkeypatch.setattr(watch_children, "RETRY", 0.1)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             host.has(snapshot([gpu(0), gpu(1)], error={"sentence": "NVML fails", "code": 12}))
             await until(lambda: kubelet.lists[GPU] == health(sick=(uuid(0), uuid(1))))
             await until(lambda: FakeChild.all["polls"].does == "again", 5)  # its next start does not wait
-            began = time.monotonic()
+            assert not wanted(top).exists()
             FakeChild.all["polls"].heard(poll(0, 1))
-            await until((top / "refreshed").exists, 5)
-            assert time.monotonic() - began < 3
+            assert (await until(wanted(top).exists)) < EVENT
 
     asyncio.run(run())
 
 
-def test_a_look_at_the_host_is_told_of_gpus_whose_calls_hang(
-    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A look under way waits in vain and is begun again; the same news later changes nothing."""
-    looks, state = top / "looks", str(top / "state")
-
+def test_a_gpu_whose_call_hangs_is_told_and_has_the_node_asked_once(top: Path, host: Host) -> None:
     async def run() -> None:
-        failing(monkeypatch, f"echo x >> {looks}; sleep 99")
+        state = str(top / "state")
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            polls = FakeChild.all["polls"]
-            polls.heard(poll(0, 1, 2))
-            await until(lambda: looks.exists() and looks.read_text())
-            polls.mark_unwatched(f"a call of {uuid(1)} hangs", uuid(1))
+            FakeChild.all["polls"].mark_unwatched(f"a call of {uuid(1)} hangs", uuid(1))
             assert [*hung.known(state)] == [uuid(1)]
-            await until(lambda: looks.read_text() == "x\nx\n")
+            first = wanted(top).read_text()
             for child in FakeChild.all.values():
                 child.mark_unwatched(f"a call of {uuid(1)} hangs", uuid(1))
-            polls.heard(poll(0))
+            assert wanted(top).read_text() == first
+            FakeChild.all["polls"].heard(poll(0))
             assert [*hung.known(state)] == [uuid(1)]
-            polls.heard(poll(0, 1))
+            FakeChild.all["polls"].heard(poll(0, 1))
             assert not hung.known(state)
-            assert looks.read_text() == "x\nx\n"
 
     asyncio.run(run())
 

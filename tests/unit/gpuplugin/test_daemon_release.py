@@ -18,14 +18,15 @@ from gpuplugin.control import commands
 from gpuplugin.limits import nvml_limits
 from gpuplugin.processes import process
 from gpuplugin.settings import settings
+from gpuplugin.snapshot import node_snapshot
 from gpuplugin.snapshot.release import PROBLEM
 from gpushim.ground.errors import GpushimError
-from gpushim.inventory import ensure
+from gpushim.paths import lock
 from unit.gpuplugin import watched
 from unit.gpuplugin.control.test_control import ask
 from unit.gpuplugin.kubelet.fake import until
 from unit.gpuplugin.snapshots import gpu, snapshot, uuid
-from unit.gpuplugin.test_daemon import GPU, FakeChild, Host, failing, health, host, running, sliced, top
+from unit.gpuplugin.test_daemon import GONE, GPU, FakeChild, Host, health, host, running, sliced, top, wanted
 
 __all__ = ["host", "top"]
 WELL, SICK = health(uuid(0), uuid(1)), health(sick=(uuid(0), uuid(1)))
@@ -55,9 +56,8 @@ def test_release_and_take(top: Path, host: Host) -> None:
     asyncio.run(run())
 
 
-def test_nothing_is_refreshed_or_given_out_meanwhile(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_asked_for_or_given_out_meanwhile(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        failing(monkeypatch, f"touch {top}/refreshed; exit 12")
         monkeypatch.setattr(daemon, "LOOK", 0.05)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
@@ -66,9 +66,9 @@ def test_nothing_is_refreshed_or_given_out_meanwhile(top: Path, host: Host, monk
             await until(lambda: kubelet.lists[GPU] == SICK)
             host.has(None)
             await asyncio.sleep(0.5)
-            assert not (top / "refreshed").exists()
+            assert not wanted(top).exists()
             await do(top, "take")
-            await until((top / "refreshed").exists)
+            await until(wanted(top).exists)
 
     asyncio.run(run())
 
@@ -89,38 +89,30 @@ def test_what_is_let_go_is_said_once(
     asyncio.run(run())
 
 
-def test_a_refresh_that_runs_is_ended_first(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_that_runs_is_waited_for(top: Path, host: Host) -> None:
     async def run() -> None:
-        failing(monkeypatch, f"echo $$ > {top}/pid; exec sleep 100")
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            host.has(None)
-            await until(lambda: (top / "pid").exists() and (top / "pid").read_text())
+            with lock.held(f"{top}/state/lock"):
+                (top / "state/device-plugin/released").touch()
+                await until(lambda: kubelet.lists[GPU] == SICK)
+                assert not (await do(top, "status"))["closed"]
             assert (await do(top, "release"))["closed"]
-            with pytest.raises(ProcessLookupError):
-                os.kill(int((top / "pid").read_text()), 0)
-            host.has(snapshot([gpu(0), gpu(1)]))
-            await do(top, "take")
-            await until(lambda: kubelet.lists[GPU] == WELL)
-            host.has(None)  # and another one is started when it is needed
-            (top / "pid").unlink()
-            await until((top / "pid").exists)
 
     asyncio.run(run())
 
 
 def test_a_script_lets_go_and_a_restart_keeps_to_it(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        monkeypatch.setattr(ensure, "last", lambda config, state: (host.found, "host"))
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
             (top / "state/device-plugin/released").touch()
             await until(lambda: kubelet.lists[GPU] == SICK)
-        monkeypatch.setattr(ensure, "read", lambda config, state: None)
+        monkeypatch.setattr(node_snapshot, "read", lambda state: (host.found, GONE))
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == SICK)
             assert (await do(top, "status"))["released"]
-            monkeypatch.setattr(ensure, "read", lambda config, state: host.found)
+            monkeypatch.setattr(node_snapshot, "read", lambda state: (host.found, None))
             (top / "state/device-plugin/released").unlink()
             await until(lambda: kubelet.lists[GPU] == WELL)
 
@@ -150,7 +142,7 @@ def test_what_hangs_is_said(top: Path, host: Host, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(process, "alone", never)
         async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == WELL)
-            assert "hangs in the driver" in (await do(top, "release"))["error"]
+            assert "is in the driver and does not end" in (await do(top, "release"))["error"]
             assert not (await do(top, "status"))["closed"]
             await do(top, "take")
             await asyncio.sleep(0.3)

@@ -28,7 +28,6 @@
 {{- define "gpushim.flags" -}}
 {{- $flags := dict "gds" "gds-enabled" "mofed" "mofed-enabled" "gdrcopy" "gdrcopy-enabled" "imex-channels"
   "imex-channel-ids" "allocation-policy" "shared-devices-allocation-policy" -}}
-- --refresh=false
 - --kubelet-dir={{ include "gpushim.kubeletDir" . }}
 {{- range $key, $text := include "gpushim.settings" . | fromJson }}
 {{- if $text }}

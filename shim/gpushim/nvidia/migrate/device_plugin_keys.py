@@ -76,7 +76,6 @@ SETTINGS = (
     ),
     Setting("exclude", ("exclude",)),
     Setting("other-givers", ("other-givers",), ("OTHER_GIVERS",)),
-    Setting("refresh", ("refresh",), ("REFRESH",)),
     Setting("kubelet-dir", ("kubelet-dir",)),
     Setting(
         "kubelet-dir",

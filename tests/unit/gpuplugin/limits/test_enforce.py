@@ -24,6 +24,7 @@ from gpuplugin.processes import child
 from gpuplugin.settings import settings
 from gpuplugin.settings.resources import Device, Share
 from gpuplugin.settings.sharing import TIME_SLICING, Group
+from gpuplugin.snapshot import node_snapshot
 from unit.gpuplugin import watched
 from unit.gpuplugin.kubelet.fake import until
 
@@ -214,9 +215,12 @@ def test_what_the_driver_refuses_is_said_once_and_tried_again(
     scene.run(body)
 
 
-def test_in_a_pod_nothing_is_asked_and_it_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_in_a_pod_nothing_is_asked_and_it_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(node_snapshot.POD, "10.0.0.1")
     scene = Scene(tmp_path, "580.65.06")
-    sliced = settings.resolve({"refresh": ["false"]}, {}, {})
+    sliced = settings.resolve({}, {}, {})
     sliced.sharing = SLICED.sharing
     for _ in range(2):
         scene.made.look(scene.snapshot, sliced)
@@ -224,5 +228,5 @@ def test_in_a_pod_nothing_is_asked_and_it_is_said_once(tmp_path: Path, caplog: p
     assert len(caplog.messages) == 1
     assert "in a pod it is not seen whose cgroup is whose; limits of shares are kept by MPS" in scene.made.notes[0]
     assert scene.made.state["kernel"] is False
-    scene.made.look(scene.snapshot, settings.resolve({"refresh": ["false"]}, {}, {}))
+    scene.made.look(scene.snapshot, settings.resolve({}, {}, {}))
     assert scene.made.notes == []

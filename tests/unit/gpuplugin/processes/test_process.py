@@ -60,12 +60,22 @@ class Node:
     async def running(self) -> AsyncIterator[subprocess.Popen[str]]:
         """Run the program beside the kubelet."""
         await self.kubelet.start()
-        with subprocess.Popen(self.program, env=self.env, stderr=subprocess.PIPE, text=True) as process:
+        with self.kept(), subprocess.Popen(self.program, env=self.env, stderr=subprocess.PIPE, text=True) as process:
             try:
                 yield process
             finally:
                 process.kill()
                 await self.kubelet.stop()
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Have the snapshot kept true."""
+        command = [sys.executable, "-B", f"{TOP}/bin/gpushim", "refresh", "--keep"]
+        with subprocess.Popen(command, env=self.env, stderr=subprocess.DEVNULL) as process:
+            try:
+                yield
+            finally:
+                process.terminate()
 
     @property
     def devices(self) -> int:
@@ -134,7 +144,8 @@ def test_a_snapshot_that_cannot_be_gone_by_is_made_anew(node: Node, harm: Callab
 def test_without_a_driver_it_exits_with_one_sentence(node: Node) -> None:
     node.build(0)
     shutil.rmtree(node.folder / "host" / "proc")
-    done = subprocess.run(node.program, env=node.env, capture_output=True, text=True, timeout=30)
+    with node.kept():
+        done = subprocess.run(node.program, env=node.env, capture_output=True, text=True, timeout=30)
     (line,) = done.stderr.splitlines()
     assert done.returncode in (12, 13)
     assert line.startswith("gpushim-device-plugin: ")

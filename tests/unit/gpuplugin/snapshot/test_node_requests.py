@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 from gpuplugin.processes import counts
-from gpuplugin.snapshot import node_requests, release
-from gpuplugin.snapshot.node_requests import NodeRequest
+from gpuplugin.snapshot import node_requests, node_snapshot, release
+from gpuplugin.snapshot.node_requests import Renewal
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from unit.gpuplugin.snapshot.test_node_snapshot import saved
@@ -64,7 +65,7 @@ def test_who_else_can_write_it_asks_for_nothing(file: Path) -> None:
 
 
 def test_a_snapshot_that_is_well_is_not_asked_for(file: Path) -> None:
-    one = NodeRequest()
+    one = Renewal()
     saved(file.parents[1])
     assert one.read()
     assert (one.problem, asked(file)) == (None, None)
@@ -72,7 +73,7 @@ def test_a_snapshot_that_is_well_is_not_asked_for(file: Path) -> None:
 
 def test_one_whose_life_is_over_is_asked_for_and_comes(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     counts.reset()
-    one = NodeRequest()
+    one = Renewal()
     saved(file.parents[1], looked=0.0, life=1)
     assert one.read() is None
     assert one.last() is not None
@@ -89,7 +90,7 @@ def test_one_whose_life_is_over_is_asked_for_and_comes(file: Path, caplog: pytes
 
 
 def test_asked_for_again_more_and_more_rarely(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, one, times = 100.0, NodeRequest(), []
+    now, one, times = 100.0, Renewal(), []
     monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr(node_requests, "ask", lambda renewed: times.append(now - 100))
     while now < 250:
@@ -99,7 +100,7 @@ def test_asked_for_again_more_and_more_rarely(file: Path, monkeypatch: pytest.Mo
 
 
 def test_news_are_asked_for_though_the_snapshot_is_well(file: Path) -> None:
-    one = NodeRequest()
+    one = Renewal()
     saved(file.parents[1])
     one.hurry()
     assert asked(file)["refresh"]
@@ -111,19 +112,19 @@ def test_news_are_asked_for_though_the_snapshot_is_well(file: Path) -> None:
 
 
 def test_a_refresh_that_runs_is_waited_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = NodeRequest()
+    one = Renewal()
     with open(file.parents[1] / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for _ in range(2):
             assert one.read() is None
         assert one.problem is None
-        monkeypatch.setattr("gpuplugin.snapshot.refresh.longest", lambda: 0)
+        monkeypatch.setattr("gpuplugin.snapshot.node_requests.longest", lambda: 0)
         one.read()
     assert "there is no" in str(one.problem)
 
 
 def test_a_refresh_that_failed_is_said(file: Path) -> None:
-    one = NodeRequest()
+    one = Renewal()
     one.read()
     failure = {"at": int((system.clock() + 1) * 1e9), "sentence": "so it is", "code": 12}
     (file.parents[1] / "failure").write_text(json.dumps(failure))
@@ -131,16 +132,19 @@ def test_a_refresh_that_failed_is_said(file: Path) -> None:
     assert str(one.problem) == "so it is"
 
 
-def test_another_driver_ends_it(file: Path) -> None:
-    one = NodeRequest()
+@pytest.mark.parametrize("pod", [True, False])
+def test_another_driver_ends_it_in_a_pod(file: Path, monkeypatch: pytest.MonkeyPatch, pod: bool) -> None:
+    if pod:
+        monkeypatch.setenv(node_snapshot.POD, "10.0.0.1")
+    one = Renewal()
     saved(file.parents[1])
     one.read()
     saved(file.parents[1], module="590")
-    with pytest.raises(GpushimError, match="now 590 and was 580"):
-        one.read()
+    with pytest.raises(GpushimError, match="now 590 and was 580") if pod else contextlib.nullcontext():
+        assert one.read()
 
 
 def test_a_directory_that_cannot_be_written(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.mkdir()  # which a rename does not replace
-    assert NodeRequest().read() is None
+    assert Renewal().read() is None
     assert "wanted cannot be written: Is a directory" in caplog.messages[0]

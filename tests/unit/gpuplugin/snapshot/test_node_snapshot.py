@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gpuplugin.settings.settings import Settings, resolve
 from gpuplugin.snapshot import node_snapshot
 from gpushim.ground import system
 from gpushim.ground.errors import DRIVER, GpushimError
@@ -37,22 +36,19 @@ def saved(state: Path, module: Any = "580", **more: Any) -> Path:
     return path
 
 
-def settings(renewed: bool) -> Settings:
-    return resolve({}, {}, {"refresh": renewed})
-
-
 def test_one_of_another_version_of_gpushim_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    monkeypatch.setenv(node_snapshot.POD, "10.0.0.1")
     saved(tmp_path, gpushim="99.9")
     assert node_snapshot.read(str(tmp_path))[1] is None
-    assert node_snapshot.current(settings(renewed=False))["gpushim"] == "99.9"
+    assert node_snapshot.current()["gpushim"] == "99.9"
 
 
-def test_one_is_renewed_where_the_settings_let_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_host_a_command_goes_by_a_true_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path, looked=0.0, life=1)
     true = snapshot([gpu(0), gpu(1)])
     monkeypatch.setattr(renew, "snapshot", lambda config, state: true)
-    assert node_snapshot.current(settings(renewed=True)) == true
+    assert node_snapshot.current() == true
 
 
 @pytest.mark.parametrize(
@@ -68,13 +64,14 @@ def test_what_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], why: str
 ) -> None:
     monkeypatch.setenv("GPUSHIM_STATE", str(tmp_path))
+    monkeypatch.setenv(node_snapshot.POD, "10.0.0.1")
     facts = more.get("stamp", {})
     path = saved(tmp_path, **{**more, "stamp": facts or {}})
     if facts is None:
         path.write_text(json.dumps({**json.loads(path.read_text()), "stamp": None}))
     assert f"{path} {why}" in str(node_snapshot.read(str(tmp_path))[1])
     with pytest.raises(GpushimError, match=r"inventory\.json"):
-        node_snapshot.current(settings(renewed=False))
+        node_snapshot.current()
 
 
 def test_none_at_all(tmp_path: Path) -> None:

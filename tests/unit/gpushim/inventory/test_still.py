@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fakehost
+from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.inventory import ensure, gpus, modules, still, survey
-from gpushim.refresh import refresh
+from gpushim.refresh import plugin_requests, refresh
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -46,6 +49,12 @@ def mark(host: fakehost.Host, state: str) -> None:
     path = Path(host.root, "proc/modules")
     lines = path.read_text().splitlines()
     path.write_text("".join(f"{line.replace('Live', state)}\n" for line in lines))
+
+
+def goes(host: fakehost.Host) -> None:
+    """Let a MIG instance come just when a module goes."""
+    host.set_mig(0, ["1g.5gb"])
+    mark(host, "Unloading")
 
 
 def caches(host: fakehost.Host) -> None:
@@ -141,6 +150,30 @@ def test_a_snapshot_that_is_true_costs_no_wait_and_no_nvml(
     assert refresh.unattended(load=False) == before
 
 
+@pytest.mark.parametrize(
+    ("change", "waits"),
+    [
+        (lambda host: os.mknod(f"{host.root}/dev/gdrdrv", 0o020666, os.makedev(300, 0)), False),
+        (lambda host: host.set_mig(0, ["1g.5gb"]), False),
+        (goes, True),
+        (caches, True),
+        (lambda host: host.unload("nvidia_uvm"), True),
+        (lambda host: shutil.rmtree(f"{host.root}/dev/dri"), True),
+    ],
+    ids=["gdrdrv", "MIG", "a module goes", "libraries", "a module is gone", "nvidia_drm is gone"],
+)
+def test_only_what_may_be_an_upgrade_is_waited_for(
+    machine: Machine, host: fakehost.Host, change: Any, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = machine.build(1, drm=True)
+    machine.refreshed()
+    change(host)
+    calls: list[str] = []
+    monkeypatch.setattr(still, "wait", lambda *_: calls.append("wait"))
+    refresh.unattended(load=False)
+    assert bool(calls) is waits
+
+
 @pytest.mark.parametrize(("left", "looks"), [(110, False), (75, True), (-20, True)])
 def test_a_snapshot_is_listed_anew_before_its_life_is_over(
     machine: Machine, host: fakehost.Host, left: int, looks: bool
@@ -167,6 +200,24 @@ def test_what_changes_while_it_is_listed_is_listed_again(
 
     monkeypatch.setattr(refresh, "refresh", changing)
     assert refresh.unattended(load=False)["features"]["gdrcopy"] == ["/dev/gdrdrv"]
+
+
+def test_who_asks_while_the_gpus_are_listed_is_answered_by_the_next_look(
+    machine: Machine, host: fakehost.Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = gpus.read, Path(machine.state, plugin_requests.NAME)
+
+    def read(*args: Any, **options: Any) -> Any:
+        asked.parent.mkdir(exist_ok=True)
+        asked.write_text(json.dumps({"refresh": True, "boot": system.boot(), "at": system.clock()}))
+        return real(*args, **options)
+
+    monkeypatch.setattr(gpus, "read", read)
+    refresh.unattended(load=False)
+    assert plugin_requests.serve(machine.state)
+    monkeypatch.setattr(gpus, "read", real)
+    refresh.unattended(load=False)
+    assert not plugin_requests.serve(machine.state)
 
 
 def test_nvml_is_let_go_at_once(machine: Machine, host: fakehost.Host) -> None:

@@ -103,6 +103,18 @@ def test_a_wish_is_served_once_and_at_once(kept: Keep, host: dict[str, Any], tmp
     assert (host["runs"](), kept._child) == (2, None)
 
 
+def test_no_gpu_is_opened_while_they_are_let_go(kept: Keep, host: dict[str, Any], tmp_path: Path) -> None:
+    released = tmp_path / plugin_requests.RELEASED
+    released.parent.mkdir()
+    released.touch()
+    for _ in range(5):
+        kept.look()
+    assert (host["runs"](), kept._child) == (0, None)
+    released.unlink()
+    until(kept, lambda: host["runs"]() == 1)
+    kept.stop()
+
+
 def test_one_that_hangs_is_killed_and_no_other_is_started_before_its_end(
     kept: Keep, host: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

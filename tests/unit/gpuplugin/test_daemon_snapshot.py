@@ -1,4 +1,4 @@
-"""The daemon as it runs in a pod: by the snapshot that the node keeps."""
+"""The daemon and the file that is the snapshot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuplugin import daemon
-from gpuplugin.snapshot import node_requests
+from gpuplugin.snapshot import node_requests, node_snapshot
 from gpushim.ground import system
 from gpushim.ground.errors import DRIVER, GpushimError
 from gpushim.inventory import ensure
@@ -19,6 +19,12 @@ from unit.gpuplugin.snapshots import gpu, uuid
 from unit.gpuplugin.test_daemon import GPU, Host, health, host, running, told, top
 
 __all__ = ["host", "top"]
+READ = node_snapshot.read
+
+
+@pytest.fixture(autouse=True)
+def files(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_snapshot, "read", READ)
 
 
 def test_given_out_while_the_snapshot_lives(
@@ -29,7 +35,7 @@ def test_given_out_while_the_snapshot_lives(
     state = top / "state"
 
     async def run() -> None:
-        async with running(top, refresh=False, **{"fail-on-init-error": False}) as kubelet:
+        async with running(top, **{"fail-on-init-error": False}) as kubelet:
             await until(lambda: (state / "device-plugin/wanted").exists())
             assert not kubelet.lists
             saved(state)
@@ -54,7 +60,7 @@ def test_a_node_that_is_of_a_newer_version(
     saved(state)
 
     async def run() -> None:
-        async with running(top, refresh=False) as kubelet:
+        async with running(top) as kubelet:
             await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
             saved(state, gpus=[gpu(0, colour=0), gpu(1)], **newer)
             await until(lambda: kubelet.lists[GPU] == health(uuid(0), uuid(1)))
@@ -65,11 +71,12 @@ def test_a_node_that_is_of_a_newer_version(
     asyncio.run(run())
 
 
-def test_another_driver_ends_it(top: Path, host: Host) -> None:
+def test_another_driver_ends_it(top: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(node_snapshot.POD, "10.0.0.1")
     saved(top / "state")
 
     async def run() -> None:
-        kubelet, plugin = Kubelet(top / "device-plugins"), daemon.Plugin(told(top, refresh=False))
+        kubelet, plugin = Kubelet(top / "device-plugins"), daemon.Plugin(told(top))
         await kubelet.start()
         task = asyncio.create_task(plugin.run())
         await until(lambda: kubelet.lists.get(GPU) == health(uuid(0)))
@@ -87,6 +94,6 @@ def test_without_a_snapshot_from_the_start_it_ends_if_the_settings_say_so(
 ) -> None:
     monkeypatch.setattr(node_requests, "ANSWER", 0.1)
     (top / "state/inventory.json").unlink()
-    plugin = daemon.Plugin(told(top, refresh=False))
+    plugin = daemon.Plugin(told(top))
     with pytest.raises(GpushimError, match=r"there is no .*; gpushim refresh --keep"):
         asyncio.run(asyncio.wait_for(plugin.run(), 8))
