@@ -55,7 +55,8 @@ def test_a_tenant_with_few_processes_is_refused_and_nobody_else(
 ) -> None:
     (tenant / "pids.max").write_text(str(most))
     done = engine.run(*GPU, IMAGE, "true", check=False)
-    assert "too few processes" in done.stderr
+    # With two the monitor cannot always hand on what the create said.
+    assert "too few processes" in done.stderr or (most == 2 and "no logs from conmon" in done.stderr), done.stderr
     (tenant / "pids.max").write_text("max")
     done = engine.run(*GPU, IMAGE, *probe(gpu_host, [1]))
     sees_exactly(done.stdout, gpu_host, [1])

@@ -62,6 +62,9 @@ def refresh(
         raise click.UsageError("--accept-indices does not go with --unattended; leave one of them out")
     load = not no_modules
     snapshot = inventory.unattended(load) if unattended else inventory.refresh(force=True, load=load, accept=accept)
+    if snapshot is None:
+        logs.logger.info("nothing is listed: the GPUs are let go, until gpushim device-plugin take")
+        return
     if snapshot["error"]:
         raise GpushimError(snapshot["error"]["sentence"], snapshot["error"]["code"])
     if accept and snapshot["source"] != "nvml":

@@ -66,10 +66,14 @@ def main(argv: list[str]) -> NoReturn:
     except GpushimError as error:
         say(str(error))
         sys.exit(error.exit_code)
-    if snapshot["error"]:
+    if snapshot and snapshot["error"]:
         say(snapshot["error"]["sentence"])
         sys.exit(snapshot["error"]["code"])
     sys.exit(0)
+
+
+class ReleasedError(Exception):
+    """The device plugin has let the GPUs go."""
 
 
 def refresh(
@@ -79,6 +83,7 @@ def refresh(
     lock: int | None = None,
     accept: bool = False,
     early: float = 0,
+    yielding: bool = False,
 ) -> Snapshot:
     """Bring the snapshot up to date, one process at a time, or end with INVENTORY when that takes too long.
 
@@ -89,9 +94,11 @@ def refresh(
         lock: the state directory's lock, if it is taken already; implies the long wait.
         accept: let NVML's order of now be that of the indices, if NVML can be used; goes with `force`.
         early: renew a snapshot that is true for less than so many seconds longer.
+        yielding: open no GPU while the device plugin has let them go.
 
     Raises:
         GpushimError: the configuration is wrong, or the state directory cannot be trusted or written.
+        ReleasedError: the device plugin has, and `yielding`.
     """
     config, state = system.config_path(), system.state_dir()
     ahead = None if force else early
@@ -107,20 +114,22 @@ def refresh(
         without = None if accept else spared
         with deadline(seconds, config, failed, spared.hopeless) as waiting:
             for _ in range(ATTEMPTS):
-                with contextlib.suppress(
-                    FileNotFoundError, FileExistsError
-                ):  # the directory was removed, and maybe made again
-                    return _renewed(config, identity, settings, waiting, lock, load, ahead, without)
+                # The directory was removed, and maybe made again.
+                with contextlib.suppress(FileNotFoundError, FileExistsError):
+                    return _renewed(config, identity, settings, waiting, lock, load, ahead, without, yielding)
                 lock = None  # it is gone with the directory
-            return _renewed(config, identity, settings, waiting, lock, load, ahead, without)
+            return _renewed(config, identity, settings, waiting, lock, load, ahead, without, yielding)
 
 
-def unattended(load: bool) -> Snapshot:
+def unattended(load: bool) -> Snapshot | None:
     """Bring the snapshot up to date as the units do: once the driver, if that has changed, has stopped changing.
 
     With a snapshot that is true for a while longer, as in most of the timer's runs, it does nothing else. A change
     during the survey leads to another, for systemd does not watch while the unit runs. What the device plugin wants
     is done first.
+
+    Returns:
+        the snapshot; None while the device plugin has let the GPUs go.
 
     Raises:
         GpushimError: as `refresh`; or the driver's module is being unloaded.
@@ -135,7 +144,10 @@ def unattended(load: bool) -> Snapshot:
         true = _saved(config, state, AHEAD) or still.untouched(ensure.last(config, state)[0], proc)
         if not true or (load and modules.missing(proc)):
             still.wait(root, proc)
-        snapshot = refresh(force, load=load, patient=True, early=AHEAD)
+        try:
+            snapshot = refresh(force, load=load, patient=True, early=AHEAD, yielding=True)
+        except ReleasedError:
+            return None
         if ensure.read(config, state) is not None:
             break
     return snapshot
@@ -162,6 +174,7 @@ def _renewed(
     load: bool,
     ahead: float | None,
     spared: hung.Spared | None,
+    yielding: bool,
 ) -> Snapshot:
     """Survey the host under the lock, unless a saved snapshot holds for `ahead` more seconds (None: in any case).
 
@@ -171,6 +184,9 @@ def _renewed(
     save.prepare(state)
     waiting(f"another refresh, which holds {state}/{renew.LOCK}")
     with _locked(f"{state}/{renew.LOCK}", lock, waiting) as telling:
+        # Under the lock, which who lets them go waits for: a refresh that began before may not have opened them yet.
+        if yielding and os.path.lexists(f"{state}/{plugin_requests.RELEASED}"):
+            raise ReleasedError
         silent = spared.gpus() if spared else []
         notes = _complete(settings["driver"], load, telling, silent)
         saved = None if ahead is None else _saved(config, state, ahead)

@@ -19,8 +19,8 @@ import pytest
 
 from gpushim.config import policy
 from gpushim.ground.errors import CONFIG, DRIVER, INVENTORY, GpushimError
-from gpushim.inventory import ensure, gpus, procfs, save, survey
-from gpushim.refresh import refresh
+from gpushim.inventory import ensure, gpus, procfs, save, still, survey
+from gpushim.refresh import plugin_requests, refresh
 from unit.gpushim.inventory.machine import Machine
 
 pytestmark = pytest.mark.slow
@@ -106,6 +106,24 @@ def test_what_is_bound_anew_while_it_looks_makes_it_stale(machine: Machine, monk
     monkeypatch.setenv("GPUSHIM_STATE", machine.state)
     refresh.refresh()
     assert ensure.read(machine.config, machine.state) is None
+
+
+def test_gpus_that_are_let_go_while_it_waits_are_not_opened(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `gpushim device-plugin release` does, which waits for the lock alone: it is not held yet."""
+    machine.build(1)
+    released = Path(machine.state, plugin_requests.RELEASED)
+    released.parent.mkdir(parents=True)
+    os.chmod(machine.state, 0o755)
+    monkeypatch.setattr(still, "wait", lambda *_: released.touch())
+    monkeypatch.setenv("GPUSHIM_CONFIG", machine.config)
+    monkeypatch.setenv("GPUSHIM_STATE", machine.state)
+    assert refresh.unattended(True) is None
+    assert not ensure.own(f"{machine.state}/{ensure.SNAPSHOT}")
+    released.unlink()
+    monkeypatch.setattr(still, "wait", lambda *_: None)
+    assert refresh.unattended(True)
 
 
 def test_broken_config_leaves_the_snapshot_alone(machine: Machine) -> None:
