@@ -73,7 +73,7 @@ for directory in "$top" "$@"; do
     mount -o remount,bind,ro ".$directory"
 done
 if [ -d "$top/vendor" ]; then mount -t tmpfs none ".$top/vendor"; fi
-mkdir .old
+mkdir -p .old
 pivot_root . .old
 umount -l /.old
 mount --make-rshared /

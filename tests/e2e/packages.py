@@ -65,16 +65,18 @@ def root(suite: str) -> str:
 
 
 @contextlib.contextmanager
-def machine(suite: str, containers: Path) -> Iterator[Machine]:
+def machine(suite: str, containers: Path, layer: Path | None = None) -> Iterator[Machine]:
     """Set a machine up, with three GPUs, on which nothing of gpushim is installed.
 
     Args:
         suite: one of SUITES.
         containers: root filesystem for those of `bundle`.
+        layer: what `changed` has kept of another machine of the suite, to go on from there.
     """
+    lower = f"{layer}:{root(suite)}" if layer else root(suite)
     with leftovers.state() as state:
         host = fakehost.build(str(state / "driver"), 3, compile_cache=str(trees.TOP / ".cache" / "fakehost"))
-        with chroots.entered(suite, view="v1", lower=root(suite)) as place:
+        with chroots.entered(suite, view="v1", lower=lower) as place:
             (state / "containers").symlink_to(containers)
             subprocess.run([*place.prefix, "/bin/sh", "-euc", MOUNT, "sh", str(state)], check=True)
             found = Machine(place.prefix, state, host)
@@ -83,6 +85,12 @@ def machine(suite: str, containers: Path) -> Iterator[Machine]:
             finally:
                 for engine in [*found.running]:
                     found.stop(engine)
+
+
+def changed(there: Machine, directory: Path) -> Path:
+    """Copy what is other there than in its Debian, but for /run, below a directory that it sees; returns the copy."""
+    there.run(f"cp --archive /mnt {directory}/layer")
+    return directory / "layer"
 
 
 def install(there: Machine, *packages: Path, check: bool = True) -> Done:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import built, packages, recorder
+from e2e import built, leftovers, packages, recorder
 from e2e.built import OLD
 from e2e.engines import SYSTEM_PATH
 from e2e.expect import sees_exactly, sees_nothing
@@ -56,20 +56,27 @@ def there(debian_tree: Path) -> Iterator[Machine]:
         yield there
 
 
+@pytest.fixture(scope="module")
+def layer(debian_tree: Path) -> Iterator[Path]:
+    """What a machine's files are more when gpushim has been installed: that takes apt seconds."""
+    with leftovers.state() as kept, packages.machine(SUITE, debian_tree) as there:
+        packages.install(there, built.packages("deb")[MAIN])
+        yield packages.changed(there, kept)
+
+
 @pytest.fixture
-def installed(there: Machine) -> Machine:
+def installed(debian_tree: Path, layer: Path) -> Iterator[Machine]:
     """A machine with gpushim, which knows the GPUs."""
-    packages.install(there, built.packages("deb")[MAIN])
-    packages.settle(there)
-    there.run("gpushim refresh")
-    return there
+    with packages.machine(SUITE, debian_tree, layer) as there:
+        packages.settle(there)
+        there.run("gpushim refresh")
+        yield there
 
 
 @pytest.fixture(scope="module")
-def standing(debian_tree: Path) -> Iterator[Machine]:
+def standing(debian_tree: Path, layer: Path) -> Iterator[Machine]:
     """The same for tests that leave it as it was."""
-    with packages.machine(SUITE, debian_tree) as there:
-        packages.install(there, built.packages("deb")[MAIN])
+    with packages.machine(SUITE, debian_tree, layer) as there:
         packages.settle(there)
         yield there
 

@@ -17,6 +17,7 @@ import pytest
 import fakehost
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
+from gpushim.ground.model import Snapshot
 from gpushim.inventory import ensure, gpus, modules, still, survey
 from gpushim.refresh import plugin_requests, refresh
 from unit.gpushim.inventory.machine import Machine
@@ -42,6 +43,13 @@ def waited(host: fakehost.Host) -> float:
     began = time.monotonic()
     still.wait(host.root, host.root + "/proc")
     return time.monotonic() - began
+
+
+def listed() -> Snapshot:
+    """Refresh unattended; returns the snapshot."""
+    found = refresh.unattended(load=False)
+    assert found is not None
+    return found
 
 
 def mark(host: fakehost.Host, state: str) -> None:
@@ -124,7 +132,7 @@ def test_the_order_of_an_upgrade(
     names = ["nvidia_uvm", "nvidia_modeset", "nvidia"]
     caches(host)
     busy(lambda number: host.unload(*names[: number + 1]), 3, 0.3)
-    error = refresh.unattended(load=False)["error"]
+    error = listed()["error"]
     assert error is not None
     assert "no NVIDIA driver is loaded" in error["sentence"]
     assert (asked, fakehost.kernel.loads(host.root)) == ([], [])
@@ -182,7 +190,7 @@ def test_a_snapshot_is_listed_anew_before_its_life_is_over(
     found = machine.refreshed()
     found["looked"] -= found["life"] - left
     Path(machine.state, ensure.SNAPSHOT).write_text(json.dumps(found))
-    assert (refresh.unattended(load=False)["looked"] > found["looked"]) is looks
+    assert (listed()["looked"] > found["looked"]) is looks
     assert (machine.saved()["looked"] > found["looked"]) is looks
 
 
@@ -199,7 +207,7 @@ def test_what_changes_while_it_is_listed_is_listed_again(
         return found
 
     monkeypatch.setattr(refresh, "refresh", changing)
-    assert refresh.unattended(load=False)["features"]["gdrcopy"] == ["/dev/gdrdrv"]
+    assert listed()["features"]["gdrcopy"] == ["/dev/gdrdrv"]
 
 
 def test_who_asks_while_the_gpus_are_listed_is_answered_by_the_next_look(
