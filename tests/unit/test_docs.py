@@ -28,12 +28,6 @@ SYMPTOMS = pages.TOP / "docs/symptoms.md"
 LINKED = [*pages.PAGES, pages.TOP / "SECURITY.md", pages.TOP / "CONTRIBUTING.md"]
 SOURCES = ("shim", "hook", "plugin", "tests", "packaging", "tools", "bench")
 STATE = {"inventory.json", "cdi/", "health.json", "mps/GROUP/"}  # files of /run/gpushim
-NOT_YET = {
-    "decide.py",
-    "table.py",
-    "engines/processes/table.py",
-    "refresh.py",
-}  # whoever brings one takes it out here
 SHORT, LONG = 180, 200  # lines, but for pictures; of the page that goes from nothing to a pod on several clusters
 PICTURED = {"docker": 1, "kubernetes": 1, "device-plugin": 1, "symptoms": 1, "sharing": 5}  # how many
 # Of Mermaid, what the pictures need: a node is a name with or without a text in ["..."], {"..."} or (["..."]).
@@ -53,7 +47,7 @@ def test_modules_that_are_named_are_there(page: Path) -> None:
     here = {f"/{path.relative_to(pages.TOP)}" for top in SOURCES for path in (pages.TOP / top).glob("**/*")}
     here |= {f"/{top}" for top in SOURCES}
     missing = {name for name in named if not any(f"{path}/".endswith(f"/{name.rstrip('/')}/") for path in here)}
-    assert missing <= STATE | NOT_YET
+    assert missing <= STATE
 
 
 @pytest.mark.parametrize(
