@@ -64,7 +64,7 @@ class Lab:
         """Read the state directory, but for what no two refreshes have in common."""
         found = {name: what for name, what in tree(self.state).items() if name != "lock"}
         for name in found.keys() & {SNAPSHOT}:
-            snapshot = {**json.loads(found[name][1]), "written": "", "notes": [], "looked": 0, "told": []}
+            snapshot = {**json.loads(found[name][1]), "written": "", "notes": [], "looked": 0, "life": 0, "told": []}
             found[name] = (found[name][0], json.dumps(snapshot).encode())
         return found
 
