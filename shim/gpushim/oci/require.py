@@ -27,13 +27,16 @@ _OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
 _VERSION = "0123456789."
 
 
-def gather(env: Mapping[str, str], legacy: bool, ignored: list[str]) -> list[tuple[str, str]]:
+def gather(
+    env: Mapping[str, str], legacy: bool, ignored: list[str], effects: dict[str, str]
+) -> list[tuple[str, str]]:
     """Collect the conditions of a container.
 
     Args:
         env: variables by name.
         legacy: the image is a CUDA image from before NVIDIA_REQUIRE_CUDA, so CUDA_VERSION is its condition.
         ignored: gets a clause about a CUDA_VERSION that is no version, which is no condition.
+        effects: gets what each variable does (see request.read).
 
     Returns:
         (variable, expression) sorted by variable, blank ones left out, the one from CUDA_VERSION last.
@@ -41,7 +44,13 @@ def gather(env: Mapping[str, str], legacy: bool, ignored: list[str]) -> list[tup
     Raises:
         GpushimError: REQUEST, for variables that are too long or too many.
     """
-    names = [name for name in env if name.startswith(PREFIX) and not name.startswith(FOREIGN_PREFIX)]
+    names = []
+    for name in env:
+        if name.startswith(FOREIGN_PREFIX):
+            effects[name] = "does not count: it is about Jetson's releases"
+        elif name.startswith(PREFIX):
+            effects[name] = "a condition" if env[name].strip() else "does nothing: it is empty"
+            names.append(name)
     if len(names) > bounds.CONDITIONS:
         raise GpushimError(
             f"the container has more than {bounds.CONDITIONS} {PREFIX}* variables; remove some", REQUEST
