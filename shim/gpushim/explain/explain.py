@@ -103,7 +103,7 @@ def _tell(
     decision, otherwise = Decision(), "the request is refused"
     try:
         asked = decision.ask(spec, present.snapshot)
-        otherwise = "there is no request"
+        otherwise = "there is no request" if asked is None else "it is empty"
     finally:
         report["ignored"] = decision.ignored
         settings = decision.inventory["policy"] if decision.inventory else policy.defaults()

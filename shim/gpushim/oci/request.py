@@ -36,7 +36,6 @@ LAST_CHANNEL = 2**20 - 1
 NAMES = "names the devices"  # what it does, of whatever does; see read
 _VOID = "says void: whoever set it so has given the container what it gets"
 _NAMES_CHANNEL = "names an IMEX channel"
-_EMPTY = "does nothing: it is empty"
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")  # Go's strconv.ParseBool
 CUDAS_PIPES = "/tmp/nvidia-mps"  # where MPS has its pipes if nobody names another directory
 _ORIGINS = {"mounts": ("mount", "a mount"), "annotations": ("annotation", "an annotation")}
@@ -141,7 +140,6 @@ def read(
     if devices is None:
         effects.update({what: _VOID for what, effect in effects.items() if effect == NAMES})
         return None
-    _check_kinds(devices, asked[0], gate)
     devices = [item for item in devices if _lets(item, asked[0], gate)]
     return _completed(asked[0], asked[1], devices, env, mounted, gate)
 
@@ -155,32 +153,22 @@ def named(devices: Sequence[Item], form: str) -> list[Any]:
     return [value for kind, value, _ in devices if kind == form]
 
 
-def is_true(value: str) -> bool:
-    """Say whether a variable's value switches something on."""
-    return value in _TRUE
-
-
-def _check_kinds(devices: Sequence[Item], source: str, gate: Gate) -> None:
-    """Refuse CDI devices of others that this container may not name."""
-    origin, who = _ORIGINS.get(source, ("variable", source[4:]))
-    for text in [text for form, _, text in devices if form == "cdi"]:
-        kind = text.partition("=")[0]
-        own = kind in (gate.policy["cdi"]["kind"], AUTOMATIC_KIND)
-        if gate.missing("own-cdi" if own else "foreign-cdi", origin, kind):
-            raise GpushimError(
-                f'{who} names the CDI device "{quote(text)}", but [cdi] foreign-kinds does not have {quote(kind)}; '
-                f"add it there, or let the engine do CDI",
-                REQUEST,
-            )
-
-
 def _lets(item: Item, source: str, gate: Gate) -> bool:
-    """Say whether what a CDI name asks for beside GPUs may be had; anything else is not decided here."""
-    if item[0] not in (CHANNEL, FEATURE):
-        return True
-    grant = "imex" if item[0] == CHANNEL else str(item[1])
-    origin, _ = _ORIGINS.get(source, ("variable", ""))
-    return gate.lets(grant, origin, f"the CDI device {item[2]} adds nothing")
+    """Say whether what a CDI name asks for beside GPUs may be had; refuse one of a kind that may not be named."""
+    form, value, text = item
+    origin, who = _ORIGINS.get(source, ("variable", source[4:]))
+    if form in (CHANNEL, FEATURE):
+        grant = "imex" if form == CHANNEL else str(value)
+        return gate.lets(grant, origin, f"the CDI device {text} adds nothing")
+    kind = text.partition("=")[0]
+    own = kind in (gate.policy["cdi"]["kind"], AUTOMATIC_KIND)
+    if form == "cdi" and gate.missing("own-cdi" if own else "foreign-cdi", origin, kind):
+        raise GpushimError(
+            f'{who} names the CDI device "{quote(text)}", but [cdi] foreign-kinds does not have {quote(kind)}; '
+            f"add it there, or let the engine do CDI",
+            REQUEST,
+        )
+    return True
 
 
 def _completed(
@@ -189,17 +177,16 @@ def _completed(
     """Read what else a request has, which names the devices."""
     legacy, mps, effects = _legacy(env), env.get(MPS_PIPES, ""), gate.effects
     naming = [*effects]
-    if "CUDA_VERSION" in env:
-        asks = " asks for all GPUs" if source == "env CUDA_VERSION" else ""
-        effects["CUDA_VERSION"] = f"an image from before NVIDIA_REQUIRE_CUDA{asks}" if legacy else "does nothing"
+    if env.get("CUDA_VERSION"):
+        effects.setdefault("CUDA_VERSION", "an image from before NVIDIA_REQUIRE_CUDA" if legacy else "does nothing")
     capabilities = _capabilities(env, legacy, gate)
     requirements = _requirements(env, legacy, gate)
     imex = _imex(env, mounted, gate)
     features = _features(env, gate)
-    if MPS_PIPES in env:
+    if mps:
         effects[MPS_PIPES] = "does nothing: [mps] enabled decides"
-        if mps.rstrip("/") in (gate.policy["mps"]["pipe-directory"], CUDAS_PIPES):
-            gate.lets("mps", "policy", f"{MPS_PIPES} does not let the container take part in the host's MPS")
+    if mps.rstrip("/") in (gate.policy["mps"]["pipe-directory"], CUDAS_PIPES):
+        gate.lets("mps", "policy", f"{MPS_PIPES} does not let the container take part in the host's MPS")
     found = Request(
         source,
         text,
@@ -266,9 +253,10 @@ def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[Asked]:
         if any(annotations[key] for key in keys):
             gate.lets("gpu", "annotation", f"annotations ({quote(keys[0])}) name no device", looked)
         return None
-    gate.effects.update(dict.fromkeys(looked, NAMES))
-    for key in keys:
-        for name in _split("annotation " + key, _member(annotations, key, str)):
+    for key, what in zip(keys, looked):
+        texts = _split(what, _member(annotations, key, str))
+        gate.effects[what] = NAMES if texts else "is empty"
+        for name in texts:
             if not is_qualified(name):
                 raise GpushimError(
                     f'annotation {quote(key)} names "{quote(name)}", which is not a CDI device such as '
@@ -307,8 +295,9 @@ def _mounted(spec: Mapping[str, object], gate: Gate, effect: str) -> list[str]:
             raise GpushimError(f'the mount "{shown}" names a device with ".."; write it without', REQUEST)
         path = "/" + "/".join(part for part in parts if part not in ("", "."))
         if parts[0] == "" and path.startswith(DEVICE_LIST + "/"):
-            names.append(path[len(DEVICE_LIST) + 1 :].strip())
-            looked[what] = _NAMES_CHANNEL if names[-1].startswith("imex/") else effect
+            name = path[len(DEVICE_LIST) + 1 :].strip()
+            names.append(name)
+            looked[what] = _NAMES_CHANNEL if name.startswith("imex/") else effect if name else "is empty"
     if names and not gate.lets("gpu", "mount", f"mounts below {DEVICE_LIST} name no device", looked):
         return []
     gate.effects.update(looked)
@@ -408,16 +397,16 @@ def _capabilities(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[str]
 
 
 def _requirements(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[tuple[str, str]]:
-    name, off = "NVIDIA_DISABLE_REQUIRE", ""
-    if name in env:
-        off = name if is_true(env[name]) else ""
-        gate.effects[name] = "no condition counts" if off else f"does nothing: {quote(env[name])} is not true"
+    name, value = "NVIDIA_DISABLE_REQUIRE", env.get("NVIDIA_DISABLE_REQUIRE", "")
+    if value:
+        is_off = value in _TRUE
+        gate.effects[name] = "no condition counts" if is_off else f"does nothing: {quote(value)} is not true"
     if gate.policy["requests"]["disable-require"]:
-        off = "[requests] disable-require"
-    if not off:
+        name = "[requests] disable-require"
+    elif value not in _TRUE:
         return gather(env, legacy, gate.ignored, gate.effects)
-    conditions = [name for name in env if name.startswith(PREFIX)]
-    gate.effects.update(dict.fromkeys(conditions, f"does not count: {off} is true"))
+    conditions = [each for each in env if each.startswith(PREFIX)]
+    gate.effects.update(dict.fromkeys(conditions, f"does not count: {name} is true"))
     return []
 
 
@@ -425,12 +414,11 @@ def _features(env: Mapping[str, str], gate: Gate) -> list[str]:
     found = []
     for feature in FEATURES:
         name = "NVIDIA_" + feature.upper()
-        value = env.get(name)
-        if value == "enabled" and gate.lets(feature, "variable", f"{name} adds nothing", [name]):
+        if env.get(name, "enabled") != "enabled":
+            gate.effects[name] = 'does nothing: only "enabled" counts'
+        elif name in env and gate.lets(feature, "variable", f"{name} adds nothing", [name]):
             gate.effects[name] = f"feature {feature}"
             found.append(feature)
-        elif value is not None and value != "enabled":
-            gate.effects[name] = 'does nothing: only "enabled" counts'
     return found
 
 
@@ -444,8 +432,6 @@ def _imex(env: Mapping[str, str], mounted: list[str], gate: Gate) -> list[int]:
     elif name in env:
         source, otherwise, looked, effect = "variable", f"{name} adds no IMEX channel", [name], "names IMEX channels"
         texts = _split(name, env[name])
-        if not texts:
-            effects[name] = _EMPTY
         if "all" in texts or "none" in texts or "void" in texts:
             effects[name] = "names no IMEX channel: all, none and void mean none"
             return []  # "all" has always meant nothing here
@@ -462,11 +448,7 @@ def _imex(env: Mapping[str, str], mounted: list[str], gate: Gate) -> list[int]:
 
 
 def _mig(env: Mapping[str, str], name: str, gate: Gate) -> bool:
-    value = env.get(name)
-    if value is None:
-        return False
-    value = value.strip()
-    gate.effects[name] = "MIG may be configured or monitored" if value else _EMPTY
+    value = env.get(name, "").strip()
     if not value:
         return False
     if gate.missing(authorization.VARIABLES[name], "variable"):
@@ -475,4 +457,5 @@ def _mig(env: Mapping[str, str], name: str, gate: Gate) -> bool:
         )
     if value != "all":
         raise GpushimError(f'{name} is "{quote(value)}"; the only value it may have is all', REQUEST)
+    gate.effects[name] = "MIG may be configured or monitored"
     return True

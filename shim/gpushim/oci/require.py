@@ -44,13 +44,7 @@ def gather(
     Raises:
         GpushimError: REQUEST, for variables that are too long or too many.
     """
-    names = []
-    for name in env:
-        if name.startswith(FOREIGN_PREFIX):
-            effects[name] = "does not count: it is about Jetson's releases"
-        elif name.startswith(PREFIX):
-            effects[name] = "a condition" if env[name].strip() else "does nothing: it is empty"
-            names.append(name)
+    names = [name for name in env if name.startswith(PREFIX) and not name.startswith(FOREIGN_PREFIX)]
     if len(names) > bounds.CONDITIONS:
         raise GpushimError(
             f"the container has more than {bounds.CONDITIONS} {PREFIX}* variables; remove some", REQUEST
@@ -62,6 +56,9 @@ def gather(
         limit = f"{bounds.CONDITIONS_TEXT} characters"
         raise GpushimError(f"the container's {PREFIX}* variables have more than {limit}; remove some", REQUEST)
     found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
+    effects.update({name: "a condition" for name, _ in found})
+    jetsons = [name for name in env if name.startswith(FOREIGN_PREFIX)]
+    effects.update(dict.fromkeys(jetsons, "does not count: it is about Jetson's releases"))
     version = _major_minor(env["CUDA_VERSION"]) if legacy else ""
     if version:
         found.append(("CUDA_VERSION", "cuda>=" + version))
