@@ -14,7 +14,6 @@ from gpuhook.find_bundle import bundle_of
 from gpuhook.finish.finish import Work, finish
 from gpuhook.finish.options import Options
 from gpuhook.live import live, roots
-from gpushim.decision import plan
 from gpushim.decision.decide import Decision, of_bundle
 from gpushim.ground import fastjson
 from gpushim.ground.errors import BUNDLE, REQUEST, ROOTFS, GpushimError
@@ -50,10 +49,9 @@ def _give(decision: Decision, state: dict[str, Any]) -> None:
     asked = None if edits.edited(spec) else decision.ask(spec)
     if asked is None:
         return
-    foreign = plan.parts(asked)[1]
-    if foreign:  # their edits reach far beyond what a created container can still be given
+    if asked.foreign:  # their edits reach far beyond what a created container can still be given
         sentence = "devices of CDI specs need gpushim-runtime, or an engine that does CDI itself"
-        raise GpushimError(f"{asked.source} asks for {foreign[0]}, but {sentence}", REQUEST)
+        raise GpushimError(f"{asked.source} asks for {asked.foreign[0]}, but {sentence}", REQUEST)
     # Nodes come from the device root by themselves here, in a user namespace too.
     decision.plan({**of_bundle(spec, directory), "userns": False})
     planned, host = decision.edits, decision.inventory

@@ -111,7 +111,7 @@ def request(options: Given, policy: Policy) -> Request:
     if (mig_config or mig_monitor) and any(item[0].startswith("mig-") for item in devices):
         name = "mig-config" if mig_config else "mig-monitor"
         raise GpushimError(f"all: cannot enable {name} with specific MIG devices selected", REQUEST)
-    gate = Gate(lambda: True, policy, [])  # whoever may call this can do all that it does without it
+    gate = Gate(lambda: True, policy, [], {})  # whoever may call this can do all that it does without it
     return Request(
         "--device",
         text,

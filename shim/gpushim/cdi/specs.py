@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Found = tuple[str, dict[str, Any], dict[str, Any]]  # path, document, its device
 
 SUFFIXES = (".json", ".yaml")
+SPEC_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # the CDI specification's, which engines go by
 _FILE = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY  # a FIFO must not hang the engine
 
 

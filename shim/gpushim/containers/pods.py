@@ -16,6 +16,7 @@ from gpushim.containers.kubelet import claims as saved_claims
 from gpushim.explain import explain
 from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError, quote
+from gpushim.oci.request import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # of objects of Kubernetes (RFC 1123)
-NAMES_DEVICES = "names the devices"  # gpushim.explain's words for what counts
 
 
 class PodName(NamedTuple):
@@ -117,7 +117,7 @@ def _one(
     by_claim = _claimed(pod.uid, has, theirs, inventory)
     bundle = str(container.state["bundle"] or "")
     story = explain.explain(spec, bundle)
-    requests = [f"{row['what']}={row['value']}" for row in story["asked"] if row["effect"] == NAMES_DEVICES]
+    requests = [f"{row['what']}={row['value']}" for row in story["asked"] if row["effect"] == NAMES]
     requests += [f"{called(one)}, which kubelet has prepared" for one in by_claim or ()]
     if has and not requests:
         requests = [f"nothing that gpushim-runtime reads: {_behind(how)}"]

@@ -45,10 +45,11 @@ class Decision:
         edits: what it gets, each with its reasons.
         devices: what each item of the request means, by its text.
         ignored: a sentence for each thing that it asks for and does not get.
+        effects: what each thing that was looked at does (see request.read).
         refusal: why it is refused, or "".
     """
 
-    __slots__ = ("_about", "_started", "devices", "edits", "ignored", "inventory", "refusal", "request")
+    __slots__ = ("_about", "_started", "devices", "edits", "effects", "ignored", "inventory", "refusal", "request")
 
     def __init__(self, about: Optional[dict[str, Any]] = None, started: Optional[float] = None) -> None:
         self._about = about or {}
@@ -58,6 +59,7 @@ class Decision:
         self.edits: list[Edit] = []
         self.devices: dict[str, list[Device]] = {}
         self.ignored: list[str] = []
+        self.effects: dict[str, str] = {}
         self.refusal = ""
 
     def ask(self, spec: dict[str, Any], renew: Optional[Renew] = None) -> Optional[Request]:
@@ -81,7 +83,7 @@ class Decision:
         self.inventory, stale = ensure.last(config, state)
         if stale != "policy":
             asked = self._read(spec)
-            if asked is None or not stale or plan.parts(asked)[0] is None:
+            if asked is None or not stale or asked.own is None:
                 return asked
         try:
             if renew:
@@ -100,8 +102,8 @@ class Decision:
         return self._read(spec)
 
     def _read(self, spec: dict[str, Any]) -> Optional[Request]:
-        self.ignored = []
-        return self.take(request.read(spec, self.inventory["policy"], self.ignored))
+        self.ignored, self.effects = [], {}
+        return self.take(request.read(spec, self.inventory["policy"], self.ignored, self.effects))
 
     def take(self, asked: Optional[Request]) -> Optional[Request]:
         """Take a request as it is, for the inventory that is set; returns it."""

@@ -23,7 +23,7 @@ from gpushim.oci.request import DEVICES, MPS_PIPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterable, Optional, Sequence
+    from typing import Iterable, Optional, Sequence
 
     from gpushim.ground.model import Device, File, Gpu, Hook, MigInstance, Mount, Snapshot
     from gpushim.oci.bundle import Bundle
@@ -56,32 +56,19 @@ def plan(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
     Raises:
         GpushimError: the request cannot be met in full; the sentence says which part and why.
     """
-    own, foreign = parts(request)
-    if not foreign:
+    if not request.foreign:
         return _own(request, inventory, bundle)
     from gpushim.cdi import resolve  # reads specs; most containers name no device of one
 
     # "void" tells whoever comes later to inject nothing, as specs of NVIDIA's tools do.
     edits = [Edit("env", (DEVICES, "void"), ["tells whoever comes later to inject nothing"])]
     meant: dict[str, list[Device]] = {}
-    if own is not None:
+    if request.own is not None:
         edits, meant = _own(request, inventory, bundle)
-    theirs = resolve.edits(foreign, inventory["policy"]["cdi"]["spec-dirs"], bundle)
+    theirs = resolve.edits(request.foreign, inventory["policy"]["cdi"]["spec-dirs"], bundle)
     # A variable of ours that one of them sets as well is theirs.
     edits = [edit for edit in edits if edit.kind != "env" or edit not in theirs]
     return last_counts([*edits, *theirs]), meant
-
-
-def parts(request: Request) -> tuple[Optional[list[Any]], list[str]]:
-    """Separate the items of a request that mean this host's own GPUs from names that only CDI specs can resolve.
-
-    Returns:
-        the former, or None if the request is about no GPU of this host at all; and CDI names.
-    """
-    foreign = [item[2] for item in request.devices if item[0] == "cdi"]
-    if foreign and len(foreign) == len(request.devices):
-        return None, foreign
-    return [item for item in request.devices if item[0] not in ("cdi", "none")], foreign
 
 
 def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Edit], dict[str, list[Device]]]:
@@ -91,7 +78,7 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
             f"{request.source} asks for GPUs: {inventory['error']['sentence']}", inventory["error"]["code"]
         )
     meant: dict[str, list[Device]] = {}
-    gpus, migs = selection.select(_devices(request), inventory, request.source, request.ignored, meant)
+    gpus, migs = selection.select(request.own or [], inventory, request.source, request.ignored, meant)
     require.check(request.requirements, facts(gpus, migs, inventory))
     edits: list[Edit] = []
     nodes = node_paths(request, gpus, migs, inventory, meant)
@@ -100,7 +87,11 @@ def _own(request: Request, inventory: Snapshot, bundle: Bundle) -> tuple[list[Ed
     files = driver_files(request, inventory)
     mounts = _mounts(files, inventory)
     edits += mounts if bundle["rootfs"] else []
-    edits.append(Edit("env", (DEVICES, visible_devices(request, gpus, migs)), [_named_by(request)]))
+    if request.source == "env " + DEVICES:
+        value, reason = request.text, "as asked for, and only once"
+    else:
+        value, reason = ",".join(names([*gpus, *migs])) or "none", f"UUIDs of what was asked for by {request.source}"
+    edits.append(Edit("env", (DEVICES, value), [reason]))
     if _pipes(inventory) in files and not request.mps:
         edits.append(Edit("env", (MPS_PIPES, _pipes(inventory)), ["[mps] enabled is true"]))
     hook = _hook(request, nodes, [file for file, _ in files.values()], inventory, bundle)
@@ -118,22 +109,6 @@ def facts(gpus: list[Gpu], migs: list[MigInstance], inventory: Snapshot) -> list
     parents = {mig["gpu"] for mig in migs}
     chosen.update((gpu["index"], gpu) for gpu in inventory["gpus"] if gpu["index"] in parents)
     return [{**common, "arch": gpu["arch"], "brand": gpu["brand"]} for gpu in chosen.values()] or [common]
-
-
-def visible_devices(request: Request, gpus: list[Gpu], migs: list[MigInstance]) -> str:
-    """Return NVIDIA_VISIBLE_DEVICES: its own value, or the UUIDs if the request did not come from it."""
-    if request.source == "env " + DEVICES:
-        return request.text
-    return ",".join(names([*gpus, *migs])) or "none"
-
-
-def _named_by(request: Request) -> str:
-    own = request.source == "env " + DEVICES
-    return "as asked for, and only once" if own else f"UUIDs of what was asked for by {request.source}"
-
-
-def _devices(request: Request) -> list[Any]:
-    return parts(request)[0] or []
 
 
 def names(devices: Iterable[Device]) -> list[str]:
@@ -172,7 +147,7 @@ def node_paths(
         for gpu in [*gpus, *(gpu for gpu in inventory["gpus"] if _draws(gpu, migs))]:
             more += [(path, f"DRM node of GPU {gpu['index']}: {why}") for path in gpu["drm"]]
     more += channels
-    for name in request.features if _devices(request) else ():
+    for name in request.features if request.own else ():
         more += [(path, feature(name, request)) for path in inventory["features"].get(name, ())]
     for path, why in more:
         if path in nodes:
@@ -263,7 +238,7 @@ def driver_files(request: Request, inventory: Snapshot) -> dict[str, tuple[File,
     names = {"any": EVERY, **{name: f"capability {name}" for name in request.capabilities}}
     if "display" in names:
         names.setdefault("graphics", "capability display brings graphics")
-    if _devices(request):
+    if request.own:
         names.update({name: feature(name, request) for name in request.features})
         if not authorization.missing("mps", "policy", lambda: request.privileged, inventory["policy"]):
             names["mps"] = "MPS: [mps] enabled is true"

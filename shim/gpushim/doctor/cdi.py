@@ -26,7 +26,6 @@ from gpushim.doctor import (
     warning,
 )
 from gpushim.engines.docker import dockerd
-from gpushim.engines.docker.injected import SPEC_DIRECTORIES
 from gpushim.engines.processes import ask, programs, table
 from gpushim.ground import seen
 from gpushim.ground.errors import GpushimError
@@ -83,7 +82,7 @@ def spec(host: Host) -> Iterator[Finding]:
 
 def _nowhere(host: Host) -> bool:
     """Say whether refresh writes its spec to a directory that somebody chose and no engine reads."""
-    known = (*host.settings["cdi"]["spec-dirs"], *SPEC_DIRECTORIES)
+    known = (*host.settings["cdi"]["spec-dirs"], *specs.SPEC_DIRECTORIES)
     return bool(host.settings["cdi"]["output-directory"]) and not entries.looks_there(host, known)
 
 

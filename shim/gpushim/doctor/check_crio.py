@@ -8,9 +8,9 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from gpushim.cdi.specs import SPEC_DIRECTORIES
 from gpushim.doctor import Finding, Host, broken, entries, ok, skipped, warning
 from gpushim.engines import crio
-from gpushim.engines.docker.injected import SPEC_DIRECTORIES
 from gpushim.engines.processes import ask, programs
 from gpushim.engines.settings import dropin, tomltext
 from gpushim.engines.settings.setup import executes_ours

@@ -12,55 +12,52 @@ from typing import TYPE_CHECKING
 
 from gpushim.decision import plan
 from gpushim.ground.errors import GpushimError
-from gpushim.oci import authorization, request, selection
+from gpushim.oci import authorization, request
 from gpushim.oci.hookargs import LOADERS
 from gpushim.oci.require import PREFIX
 from gpushim.paths.rootfs import Rootfs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-    from gpushim.ground.model import Gpu, MigInstance, Snapshot
+    from gpushim.decision.decide import Decision
+    from gpushim.ground.model import Snapshot
+    from gpushim.oci.bundle import Bundle
     from gpushim.oci.edits import Edit
-    from gpushim.oci.request import Request
 
     Rows = Iterator[dict[str, str]]
 
 
-def capabilities(asked: Request, inventory: Snapshot) -> Rows:
+def capabilities(decision: Decision, bundle: Bundle) -> Rows:
     """List the capabilities that would bring something of this host, if they were asked for.
 
     Args:
-        asked: the request.
-        inventory: the snapshot.
+        decision: made for the bundle.
+        bundle: what it was made for.
 
     Returns:
         {"what", "why"} of each.
     """
-    own = plan.parts(asked)[0]
-    if own is None:
-        return
-    devices = selection.select(own, inventory, asked.source)
-    has = _brought(asked, asked.capabilities, devices, inventory)
+    asked, has = decision.request, {*_brought(decision.edits)}
     for name in request.CAPABILITIES:
-        more = [path for path in _brought(asked, [*asked.capabilities, name], devices, inventory) if path not in has]
-        if name not in asked.capabilities and more:
+        if asked is None or asked.own is None or name in asked.capabilities:
+            continue
+        other = copy.copy(asked)
+        other.capabilities, other.ignored = [*asked.capabilities, name], []
+        try:
+            more = [path for path in _brought(plan.plan(other, decision.inventory, bundle)[0]) if path not in has]
+        except GpushimError:  # with this it would be refused
+            continue
+        if more:
             some = f"{more[0]} and {len(more) - 1} more" if more[1:] else more[0]
             why = f"NVIDIA_DRIVER_CAPABILITIES does not name it; it would bring {some}"
             yield {"what": f"capability {name}", "why": why}
 
 
-def _brought(
-    asked: Request, names: Sequence[str], devices: tuple[list[Gpu], list[MigInstance]], inventory: Snapshot
-) -> list[str]:
-    """List the files and device nodes that a request with these capabilities would bring."""
-    other = copy.copy(asked)
-    other.capabilities, other.ignored = names, []
-    files = plan.driver_files(other, inventory)
-    try:
-        return [*plan.node_paths(other, *devices, inventory), *files]
-    except GpushimError:  # with these it would be refused
-        return [*files]
+def _brought(edits: list[Edit]) -> list[str]:
+    """List the device nodes and the files of a plan, by their paths in the container."""
+    nodes = [edit.value["path"] for edit in edits if edit.kind == "node"]
+    return nodes + [edit.value["destination"] for edit in edits if edit.kind == "mount"]
 
 
 def programs(edits: list[Edit], inventory: Snapshot, rootfs: str) -> Rows:

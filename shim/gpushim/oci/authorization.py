@@ -10,7 +10,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Mapping, Optional
+    from typing import Any, Callable, Iterable, Mapping, Optional
 
     from gpushim.ground.model import Policy
 
@@ -124,12 +124,15 @@ class Gate:
         privileged: says whether the container counts as privileged; called once, if anything depends on it.
         policy: the configuration with all keys present.
         ignored: receives a sentence for each thing that may not be granted.
+        effects: receives what each thing that was looked at does (see request.read).
     """
 
-    __slots__ = ("_known", "_privileged", "ignored", "policy")
+    __slots__ = ("_known", "_privileged", "effects", "ignored", "policy")
 
-    def __init__(self, privileged: Callable[[], bool], policy: Policy, ignored: list[str]) -> None:
-        self._privileged, self.policy, self.ignored = privileged, policy, ignored
+    def __init__(
+        self, privileged: Callable[[], bool], policy: Policy, ignored: list[str], effects: dict[str, str]
+    ) -> None:
+        self._privileged, self.policy, self.ignored, self.effects = privileged, policy, ignored, effects
         self._known: Optional[bool] = None
 
     @property
@@ -143,9 +146,18 @@ class Gate:
         """Name what a grant lacks, as the function of that name does."""
         return missing(grant, source, lambda: self.privileged, self.policy, kind)
 
-    def lets(self, grant: str, source: str, otherwise: str) -> bool:
-        """Say whether something may be granted; if not, remember what then does not happen, and why."""
+    def lets(self, grant: str, source: str, otherwise: str, looked: Iterable[str] = ()) -> bool:
+        """Say whether something may be granted; if not, remember why, and what then does not happen.
+
+        Args:
+            grant: a key of TABLE.
+            source: one of SOURCES.
+            otherwise: what does not happen, as the beginning of a sentence.
+            looked: keys of `effects` for what has asked.
+        """
         condition = self.missing(grant, source)
         if condition:
-            self.ignored.append(f"{otherwise} {because(condition)}")
+            why = because(condition)
+            self.ignored.append(f"{otherwise} {why}")
+            self.effects.update(dict.fromkeys(looked, f"does not count {why}"))
         return not condition

@@ -33,6 +33,9 @@ CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", 
 DEVICE_LIST = "/var/run/nvidia-container-devices"
 AUTOMATIC_KIND = "runtime.nvidia.com/gpu"  # how NVIDIA's toolkit names devices it describes while it runs
 LAST_CHANNEL = 2**20 - 1
+NAMES = "names the devices"  # what it does, of whatever does; see read
+_VOID = "says void: whoever set it so has given the container what it gets"
+_NAMES_CHANNEL = "names an IMEX channel"
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")  # Go's strconv.ParseBool
 CUDAS_PIPES = "/tmp/nvidia-mps"  # where MPS has its pipes if nobody names another directory
 _ORIGINS = {"mounts": ("mount", "a mount"), "annotations": ("annotation", "an annotation")}
@@ -45,7 +48,9 @@ class Request:
     Args:
         source: where the devices are named, for people: "env NAME", "mounts" or "annotations".
         text: the list as given.
-        devices: selection's items in order without duplicates; [] asks for the driver without a GPU.
+        devices: selection's items in order without duplicates; [] asks for the driver without a GPU. Of these, `own`
+            are those that mean this host's own GPUs, None if it is about none of them at all, and `foreign` the names
+            that only CDI specs can resolve.
         capabilities: out of CAPABILITIES, in that order.
         requirements: (variable, expression) for require.check.
         mps: CUDA_MPS_PIPE_DIRECTORY as the container has it, or ""; it brings nothing.
@@ -53,14 +58,13 @@ class Request:
         features: out of authorization.FEATURES, in that order; those among the devices are added.
         mig_config: MIG may be configured from the container.
         mig_monitor: MIG may be monitored from the container.
-        legacy: the image has CUDA_VERSION but no NVIDIA_REQUIRE_CUDA.
         privileged: CAP_SYS_ADMIN is in the bounding set, and not of a user namespace of the container's own.
         ignored: a sentence for each thing that was asked for and that the policy forbids to honour.
     """
 
     __slots__ = (
-        "capabilities", "devices", "features", "ignored", "imex", "legacy", "mig_config", "mig_monitor", "mps",
-        "privileged", "requirements", "source", "text",
+        "capabilities", "devices", "features", "foreign", "ignored", "imex", "mig_config", "mig_monitor", "mps",
+        "own", "privileged", "requirements", "source", "text",
     )  # fmt: skip
 
     def __init__(
@@ -76,26 +80,36 @@ class Request:
         mps: str = "",
         mig_config: bool = False,
         mig_monitor: bool = False,
-        legacy: bool = False,
         privileged: bool = False,
         ignored: Optional[list[str]] = None,
     ) -> None:
         self.source, self.text, self.devices = source, text, devices
+        self.foreign = [text for kind, _, text in devices if kind == "cdi"]
+        self.own: Optional[list[Item]] = [item for item in devices if item[0] not in ("cdi", "none")]
+        if self.foreign and len(self.foreign) == len(devices):
+            self.own = None
         self.capabilities, self.requirements = capabilities, requirements
         self.imex: Sequence[int] = [*imex, *[each for each in named(devices, CHANNEL) if each not in imex]]
         by_name = named(devices, FEATURE)
         self.features = [name for name in FEATURES if name in features or name in by_name]
         self.mps, self.mig_config, self.mig_monitor = mps, mig_config, mig_monitor
-        self.legacy, self.privileged, self.ignored = legacy, privileged, [] if ignored is None else ignored
+        self.privileged, self.ignored = privileged, [] if ignored is None else ignored
 
 
-def read(spec: Mapping[str, object], policy: Policy, ignored: Optional[list[str]] = None) -> Optional[Request]:
+def read(
+    spec: Mapping[str, object],
+    policy: Policy,
+    ignored: Optional[list[str]] = None,
+    effects: Optional[dict[str, str]] = None,
+) -> Optional[Request]:
     """Read a container's request.
 
     Args:
         spec: config.json as parsed.
         policy: the validated configuration with all keys present.
         ignored: if given, receives the sentences of Request.ignored, also when there is no request.
+        effects: if given, receives what each thing that was looked at does, as the end of a sentence: by the name of
+            a variable, "mount PATH" or "annotation KEY".
 
     Returns:
         The request, or None when the container asks for nothing that may be honoured.
@@ -103,26 +117,35 @@ def read(spec: Mapping[str, object], policy: Policy, ignored: Optional[list[str]
     Raises:
         GpushimError: REQUEST, for a malformed or forbidden request; BUNDLE, for a config.json of wrong types.
     """
-    ignored = [] if ignored is None else ignored
-    process = _member(spec, "process", dict)
-    env = _environment(process, policy["requests"]["swarm-variables"])
+    ignored, effects = [] if ignored is None else ignored, {} if effects is None else effects
+    process, swarm = _member(spec, "process", dict), policy["requests"]["swarm-variables"]
+    env = _environment(process, swarm)
     # Whoever injected already says void, so neither mounts nor annotations may bring the devices again.
     if "void" in _split(DEVICES, env.get(DEVICES, "")):
+        effects[DEVICES] = _VOID
         return None
-    gate = Gate(lambda: _privileged(spec, process), policy, ignored)
-    mounted = _mounted(spec, gate)
-    named = [_mount_name(name) for name in mounted if not name.startswith("imex/")]
+    gate = Gate(lambda: _privileged(spec, process), policy, ignored, effects)
     asked = _annotated(spec, gate)
-    if asked is None:
-        asked = ("mounts", ",".join(named), named) if named else _listed(env, gate)
+    mounted = _mounted(spec, gate, _beaten(asked[0]) if asked else NAMES)
+    named = [_mount_name(name) for name in mounted if not name.startswith("imex/")]
+    if asked is None and named:
+        asked = ("mounts", ",".join(named), named)
+    if asked:
+        effects.update(dict.fromkeys([name for name in (DEVICES, *swarm) if name in env], _beaten(asked[0])))
+    else:
+        asked = _listed(env, gate)
     if asked is None:
         return None
     devices = parse(asked[2], (policy["cdi"]["kind"], AUTOMATIC_KIND))
     if devices is None:
+        effects.update({what: _VOID for what, effect in effects.items() if effect == NAMES})
         return None
-    _check_kinds(devices, asked[0], gate)
     devices = [item for item in devices if _lets(item, asked[0], gate)]
     return _completed(asked[0], asked[1], devices, env, mounted, gate)
+
+
+def _beaten(source: str) -> str:
+    return f"does not count: the devices are named by {source}"
 
 
 def named(devices: Sequence[Item], form: str) -> list[Any]:
@@ -130,52 +153,41 @@ def named(devices: Sequence[Item], form: str) -> list[Any]:
     return [value for kind, value, _ in devices if kind == form]
 
 
-def is_true(value: str) -> bool:
-    """Say whether a variable's value switches something on."""
-    return value in _TRUE
-
-
-def _check_kinds(devices: Sequence[Item], source: str, gate: Gate) -> None:
-    """Refuse CDI devices of others that this container may not name."""
-    origin, who = _ORIGINS.get(source, ("variable", source[4:]))
-    for text in [text for form, _, text in devices if form == "cdi"]:
-        kind = text.partition("=")[0]
-        own = kind in (gate.policy["cdi"]["kind"], AUTOMATIC_KIND)
-        if gate.missing("own-cdi" if own else "foreign-cdi", origin, kind):
-            raise GpushimError(
-                f'{who} names the CDI device "{quote(text)}", but [cdi] foreign-kinds does not have {quote(kind)}; '
-                f"add it there, or let the engine do CDI",
-                REQUEST,
-            )
-
-
 def _lets(item: Item, source: str, gate: Gate) -> bool:
-    """Say whether what a CDI name asks for beside GPUs may be had; anything else is not decided here."""
-    if item[0] not in (CHANNEL, FEATURE):
-        return True
-    grant = "imex" if item[0] == CHANNEL else str(item[1])
-    origin, _ = _ORIGINS.get(source, ("variable", ""))
-    return gate.lets(grant, origin, f"the CDI device {item[2]} adds nothing")
+    """Say whether what a CDI name asks for beside GPUs may be had; refuse one of a kind that may not be named."""
+    form, value, text = item
+    origin, who = _ORIGINS.get(source, ("variable", source[4:]))
+    if form in (CHANNEL, FEATURE):
+        grant = "imex" if form == CHANNEL else str(value)
+        return gate.lets(grant, origin, f"the CDI device {text} adds nothing")
+    kind = text.partition("=")[0]
+    own = kind in (gate.policy["cdi"]["kind"], AUTOMATIC_KIND)
+    if form == "cdi" and gate.missing("own-cdi" if own else "foreign-cdi", origin, kind):
+        raise GpushimError(
+            f'{who} names the CDI device "{quote(text)}", but [cdi] foreign-kinds does not have {quote(kind)}; '
+            f"add it there, or let the engine do CDI",
+            REQUEST,
+        )
+    return True
 
 
 def _completed(
     source: str, text: str, devices: list[Item], env: Mapping[str, str], mounted: list[str], gate: Gate
 ) -> Request:
     """Read what else a request has, which names the devices."""
-    rules = gate.policy["requests"]
-    legacy, mps = _legacy(env), env.get(MPS_PIPES, "")
-    capabilities = _capabilities(env, legacy, rules["default-capabilities"])
-    disabled = rules["disable-require"] or is_true(env.get("NVIDIA_DISABLE_REQUIRE", ""))
-    requirements = [] if disabled else gather(env, legacy, gate.ignored)
+    legacy, mps, effects = _legacy(env), env.get(MPS_PIPES, ""), gate.effects
+    naming = [*effects]
+    if env.get("CUDA_VERSION"):
+        effects.setdefault("CUDA_VERSION", "an image from before NVIDIA_REQUIRE_CUDA" if legacy else "does nothing")
+    capabilities = _capabilities(env, legacy, gate)
+    requirements = _requirements(env, legacy, gate)
     imex = _imex(env, mounted, gate)
-    features = []
-    for name in FEATURES:
-        variable = "NVIDIA_" + name.upper()
-        if env.get(variable) == "enabled" and gate.lets(name, "variable", f"{variable} adds nothing"):
-            features.append(name)
+    features = _features(env, gate)
+    if mps:
+        effects[MPS_PIPES] = "does nothing: [mps] enabled decides"
     if mps.rstrip("/") in (gate.policy["mps"]["pipe-directory"], CUDAS_PIPES):
         gate.lets("mps", "policy", f"{MPS_PIPES} does not let the container take part in the host's MPS")
-    return Request(
+    found = Request(
         source,
         text,
         devices,
@@ -186,10 +198,15 @@ def _completed(
         mps=mps,
         mig_config=_mig(env, "NVIDIA_MIG_CONFIG_DEVICES", gate),
         mig_monitor=_mig(env, "NVIDIA_MIG_MONITOR_DEVICES", gate),
-        legacy=legacy,
         privileged=gate.privileged,
         ignored=gate.ignored,
     )
+    if found.own is None:  # then plan goes by nothing but the names
+        beside = [what for what in effects if what not in naming]
+        effects.update(dict.fromkeys(beside, "does nothing: no GPU of this host is asked for"))
+    elif not found.own:
+        effects.update({"NVIDIA_" + name.upper(): "does nothing without a GPU" for name in features})
+    return found
 
 
 def _member(parent: Mapping[str, object], key: str, kind: type[T]) -> T:
@@ -231,12 +248,15 @@ def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[Asked]:
     annotations = _member(spec, "annotations", dict)
     names: list[str] = []
     keys = sorted(key for key in annotations if key.startswith(tuple(gate.policy["cdi"]["annotation-prefixes"])))
+    looked = [f"annotation {key}" for key in keys]
     if keys and gate.missing("gpu", "annotation"):
         if any(annotations[key] for key in keys):
-            gate.lets("gpu", "annotation", f"annotations ({quote(keys[0])}) name no device")
+            gate.lets("gpu", "annotation", f"annotations ({quote(keys[0])}) name no device", looked)
         return None
-    for key in keys:
-        for name in _split("annotation " + key, _member(annotations, key, str)):
+    for key, what in zip(keys, looked):
+        texts = _split(what, _member(annotations, key, str))
+        gate.effects[what] = NAMES if texts else "is empty"
+        for name in texts:
             if not is_qualified(name):
                 raise GpushimError(
                     f'annotation {quote(key)} names "{quote(name)}", which is not a CDI device such as '
@@ -249,30 +269,44 @@ def _annotated(spec: Mapping[str, object], gate: Gate) -> Optional[Asked]:
     return ("annotations", ",".join(names), names) if names else None
 
 
-def _mounted(spec: Mapping[str, object], gate: Gate) -> list[str]:
-    """Return what follows DEVICE_LIST in the mounts of /dev/null by which Kubernetes names devices."""
+def _mounted(spec: Mapping[str, object], gate: Gate, effect: str) -> list[str]:
+    """Return what follows DEVICE_LIST in the mounts of /dev/null by which Kubernetes names devices.
+
+    Args:
+        spec: config.json as parsed.
+        gate: of the container; its effects get `effect` for mounts that name GPUs or CDI devices.
+        effect: what those do.
+    """
     names: list[str] = []
+    looked: dict[str, str] = {}
     accepted = not gate.missing("gpu", "mount")
     for mount in _member(spec, "mounts", list):
         if not isinstance(mount, dict):
             raise GpushimError("config.json: mounts has an entry that is not an object", BUNDLE)
         parts = _member(mount, "destination", str).split("/")
-        if "nvidia-container-devices" not in parts or not is_null(_member(mount, "source", str)):
+        if "nvidia-container-devices" not in parts:
+            continue
+        what = "mount " + "/".join(parts)
+        if not _is_null(_member(mount, "source", str)):
+            gate.effects[what] = "names no device: its source is not /dev/null"
             continue
         if ".." in parts and accepted:
             shown = quote("/".join(parts))
             raise GpushimError(f'the mount "{shown}" names a device with ".."; write it without', REQUEST)
         path = "/" + "/".join(part for part in parts if part not in ("", "."))
         if parts[0] == "" and path.startswith(DEVICE_LIST + "/"):
-            names.append(path[len(DEVICE_LIST) + 1 :].strip())
-    if names and not gate.lets("gpu", "mount", f"mounts below {DEVICE_LIST} name no device"):
+            name = path[len(DEVICE_LIST) + 1 :].strip()
+            names.append(name)
+            looked[what] = _NAMES_CHANNEL if name.startswith("imex/") else effect if name else "is empty"
+    if names and not gate.lets("gpu", "mount", f"mounts below {DEVICE_LIST} name no device", looked):
         return []
+    gate.effects.update(looked)
     if len(names) > bounds.DEVICES:
         raise GpushimError(f"more than {bounds.DEVICES} mounts name devices; name fewer", REQUEST)
     return [name for name in names if name]
 
 
-def is_null(source: str) -> bool:
+def _is_null(source: str) -> bool:
     """Say whether the source of a mount is /dev/null, which makes it name something rather than bring it."""
     parts: list[str] = []
     for part in source.split("/"):
@@ -297,7 +331,7 @@ def _mount_name(name: str) -> str:
 
 def _listed(env: Mapping[str, str], gate: Gate) -> Optional[Asked]:
     """Return the list that variables give, if they may."""
-    rules = gate.policy["requests"]
+    rules, effects = gate.policy["requests"], gate.effects
     names = [name for name in rules["swarm-variables"] if name in env]
     if not names and DEVICES not in env:
         if not _legacy(env):
@@ -307,7 +341,11 @@ def _listed(env: Mapping[str, str], gate: Gate) -> Optional[Asked]:
         names = names or [DEVICES]
         value = ",".join(env[name] for name in names)
         texts = _split(names[0], value)
+    source = "env " + ", ".join(names)
+    if DEVICES in env:
+        effects[DEVICES] = _beaten(source)
     if not texts:
+        effects.update(dict.fromkeys(names, "is empty"))
         return None
     if names == [DEVICES] and value.strip().rstrip("/") == DEVICE_LIST:
         reason, fix = _MOUNT_RULE, "let the device plugin pass them as variables, or set accept-volume-mounts = true"
@@ -316,9 +354,10 @@ def _listed(env: Mapping[str, str], gate: Gate) -> Optional[Asked]:
         raise GpushimError(
             f"{DEVICES} says that mounts below {DEVICE_LIST} name the devices, but {reason}; {fix}", REQUEST
         )
-    if not gate.lets("gpu", "variable", f"{names[0]} names no device"):
+    if not gate.lets("gpu", "variable", f"{names[0]} names no device", names):
         return None
-    return ("env " + ", ".join(names), value, texts)
+    effects.update(dict.fromkeys(names, NAMES))
+    return (source, value, texts)
 
 
 def _legacy(env: Mapping[str, str]) -> bool:
@@ -345,26 +384,58 @@ def _in_a_user_namespace(linux: Mapping[str, object]) -> bool:
     return bool(linux.get("uidMappings"))
 
 
-def _capabilities(env: Mapping[str, str], legacy: bool, default: list[str]) -> list[str]:
+def _capabilities(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[str]:
     name = "NVIDIA_DRIVER_CAPABILITIES"
-    words = _split(name, env.get(name, "all" if legacy else "")) or default
+    words = _split(name, env.get(name, "all" if legacy else "")) or gate.policy["requests"]["default-capabilities"]
     for word in words:
         if word not in CAPABILITIES and word != "all":
             known = ", ".join(CAPABILITIES)
             raise GpushimError(f'{name} has "{quote(word)}"; it may have {known} and all', REQUEST)
-    return [word for word in CAPABILITIES if word in words or "all" in words]
+    found = [word for word in CAPABILITIES if word in words or "all" in words]
+    gate.effects[name] = "gives " + ", ".join(found)
+    return found
+
+
+def _requirements(env: Mapping[str, str], legacy: bool, gate: Gate) -> list[tuple[str, str]]:
+    name, value = "NVIDIA_DISABLE_REQUIRE", env.get("NVIDIA_DISABLE_REQUIRE", "")
+    if value:
+        is_off = value in _TRUE
+        gate.effects[name] = "no condition counts" if is_off else f"does nothing: {quote(value)} is not true"
+    if gate.policy["requests"]["disable-require"]:
+        name = "[requests] disable-require"
+    elif value not in _TRUE:
+        return gather(env, legacy, gate.ignored, gate.effects)
+    conditions = [each for each in env if each.startswith(PREFIX)]
+    gate.effects.update(dict.fromkeys(conditions, f"does not count: {name} is true"))
+    return []
+
+
+def _features(env: Mapping[str, str], gate: Gate) -> list[str]:
+    found = []
+    for feature in FEATURES:
+        name = "NVIDIA_" + feature.upper()
+        if env.get(name, "enabled") != "enabled":
+            gate.effects[name] = 'does nothing: only "enabled" counts'
+        elif name in env and gate.lets(feature, "variable", f"{name} adds nothing", [name]):
+            gate.effects[name] = f"feature {feature}"
+            found.append(feature)
+    return found
 
 
 def _imex(env: Mapping[str, str], mounted: list[str], gate: Gate) -> list[int]:
-    name = "NVIDIA_IMEX_CHANNELS"
+    name, effects = "NVIDIA_IMEX_CHANNELS", gate.effects
     texts = [text[5:] for text in mounted if text.startswith("imex/")]
     source, otherwise = "mount", f"mounts below {DEVICE_LIST} add no IMEX channel"
-    if not texts:
-        source, otherwise = "variable", f"{name} adds no IMEX channel"
-        texts = _split(name, env.get(name, ""))
+    looked, effect = [what for what, effect in effects.items() if effect == _NAMES_CHANNEL], _NAMES_CHANNEL
+    if texts and name in env:
+        effects[name] = "does not count: mounts name the IMEX channels"
+    elif name in env:
+        source, otherwise, looked, effect = "variable", f"{name} adds no IMEX channel", [name], "names IMEX channels"
+        texts = _split(name, env[name])
         if "all" in texts or "none" in texts or "void" in texts:
+            effects[name] = "names no IMEX channel: all, none and void mean none"
             return []  # "all" has always meant nothing here
-    if texts and not gate.lets("imex", source, otherwise):
+    if not texts or not gate.lets("imex", source, otherwise, looked):
         return []
     channels: list[int] = []
     for text in texts:
@@ -372,6 +443,7 @@ def _imex(env: Mapping[str, str], mounted: list[str], gate: Gate) -> list[int]:
             raise GpushimError(f'"{quote(text)}" is no IMEX channel; name channels from 0 to {LAST_CHANNEL}', REQUEST)
         if number(text) not in channels:
             channels.append(number(text))
+    effects.update(dict.fromkeys(looked, effect))
     return channels
 
 
@@ -385,4 +457,5 @@ def _mig(env: Mapping[str, str], name: str, gate: Gate) -> bool:
         )
     if value != "all":
         raise GpushimError(f'{name} is "{quote(value)}"; the only value it may have is all', REQUEST)
+    gate.effects[name] = "MIG may be configured or monitored"
     return True

@@ -27,13 +27,16 @@ _OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
 _VERSION = "0123456789."
 
 
-def gather(env: Mapping[str, str], legacy: bool, ignored: list[str]) -> list[tuple[str, str]]:
+def gather(
+    env: Mapping[str, str], legacy: bool, ignored: list[str], effects: dict[str, str]
+) -> list[tuple[str, str]]:
     """Collect the conditions of a container.
 
     Args:
         env: variables by name.
         legacy: the image is a CUDA image from before NVIDIA_REQUIRE_CUDA, so CUDA_VERSION is its condition.
         ignored: gets a clause about a CUDA_VERSION that is no version, which is no condition.
+        effects: gets what each variable does (see request.read).
 
     Returns:
         (variable, expression) sorted by variable, blank ones left out, the one from CUDA_VERSION last.
@@ -53,6 +56,9 @@ def gather(env: Mapping[str, str], legacy: bool, ignored: list[str]) -> list[tup
         limit = f"{bounds.CONDITIONS_TEXT} characters"
         raise GpushimError(f"the container's {PREFIX}* variables have more than {limit}; remove some", REQUEST)
     found = [(name, env[name]) for name in sorted(names) if env[name].strip()]
+    effects.update({name: "a condition" for name, _ in found})
+    jetsons = [name for name in env if name.startswith(FOREIGN_PREFIX)]
+    effects.update(dict.fromkeys(jetsons, "does not count: it is about Jetson's releases"))
     version = _major_minor(env["CUDA_VERSION"]) if legacy else ""
     if version:
         found.append(("CUDA_VERSION", "cuda>=" + version))

@@ -79,6 +79,6 @@ def _version(text: str) -> list[int]:
 
 def _cuda_version(text: str) -> None:
     ignored: list[str] = []
-    found = require.gather({"CUDA_VERSION": text}, True, ignored)
+    found = require.gather({"CUDA_VERSION": text}, True, ignored, {})
     assert len(found) + len(ignored) == 1
     assert all(re.fullmatch(r"cuda>=\d+\.\d+", expression, re.ASCII) for _, expression in found)

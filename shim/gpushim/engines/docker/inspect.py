@@ -1,21 +1,25 @@
 """What an engine would write into a container's config.json, from what it says of the container or image.
 
-`docker inspect` tells variables, mounts, capabilities and device requests. Only what makes up a request is taken.
+`inspect` tells variables, mounts, capabilities and device requests, of which only what makes up a request is taken,
+and Podman's command line CDI devices. What the engine adds comes behind that: the variables of --gpus, and those of
+CDI devices that it injects itself. Its own config.json would tell that too, but is there only while a container runs.
 Out of scope: what the request then gets (gpushim.explain.explain).
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpushim.cdi import specs
-from gpushim.engines.docker import dockerd, injected, on_path
-from gpushim.engines.docker.injected import Found
+from gpushim.engines.docker import dockerd, on_path
 from gpushim.engines.processes import ask, programs, running
 from gpushim.explain import explain
+from gpushim.ground import bounds
 from gpushim.ground.errors import FAILED, NOT_FOUND, GpushimError, quote
 from gpushim.oci.request import DEVICES
+from gpushim.oci.selection import is_qualified
 
 ENGINES = ("docker", "podman")
 SECONDS = 40
@@ -23,6 +27,30 @@ SECONDS = 40
 GPU_DRIVER = ("gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display")
 BY_CDI, BY_HOOK = "nvidia.cdi", "nvidia.runtime-hook"  # the two halves of "nvidia", named since Docker 29.2
 VOID_SINCE = (27, 3)  # Docker version from which a request for 0 GPUs says void, until on_path.CDI_SINCE
+
+
+@dataclass
+class Found:
+    """A container or image, as explain takes it.
+
+    Attributes:
+        spec: the parts of a config.json that a request is made of.
+        origins: who set a variable, mount or annotation, by its name, or by NAME=VALUE.
+        rootfs: absolute path of the rootfs on the host; "" if it is not known, None if the spec names it.
+        notes: sentences about the way in which the engine brings GPUs, or does not.
+        by_hook: the engine calls the hook, and another runtime than gpushim-runtime.
+    """
+
+    spec: dict[str, Any]
+    origins: dict[str, str]
+    rootfs: str | None = ""
+    notes: list[str] = field(default_factory=list)
+    by_hook: bool = False
+
+    def add(self, entry: str, who: str) -> None:
+        """Add the variable NAME=VALUE behind all others, and who sets it."""
+        self.spec["process"]["env"].append(entry)
+        self.origins[entry] = who
 
 
 def inspect(name: str) -> Found:
@@ -57,76 +85,54 @@ def _ask(program: str, *args: str) -> tuple[Any, str]:
 
 
 def _read(engine: str, program: str, kind: str, name: str, answer: dict[str, Any]) -> Found:
+    host = _part(answer, "HostConfig")
+    image: Any = answer
+    if kind == "container":
+        of = str(answer.get("Image", ""))
+        answers = _ask(program, "inspect", "--type", "image", of)[0]
+        image = answers[0] if isinstance(answers, list) and answers else None
+        name = str(answer.get("ImageName") or _part(answer, "Config").get("Image") or of)
+    found = _described(engine, answer, image, f"image {quote(name)}")
     info = _ask(program, "info", "--format", "{{json .}}")[0]
     info = info if isinstance(info, dict) else {}
-    config, host = _part(answer, "Config"), _part(answer, "HostConfig")
-    env = _texts(config.get("Env"))
-    if kind == "image":
-        theirs = _annotations(answer)  # of its manifest; Docker knows none
-        found = Found(explain.described(env, False, theirs, []))
-        found.origins = dict.fromkeys([*map(injected.variable, env), *theirs], f"image {quote(name)}")
-    else:
-        found = _container(engine, program, answer, env)
-    found.rootfs = injected.rootfs(answer)
+    version = on_path.number(str(info.get("ServerVersion", "")))
     requests = [request for request in host.get("DeviceRequests") or () if isinstance(request, dict)]
-    by_engine, rest, earlier = injected.podmans(answer), [], dict(found.origins)
-    for request in requests:
-        names = _by_cdi(request, info)
-        by_engine += names
-        rest += [] if names else [request]
-    _note_runtime(found, engine, host, info, bool(by_engine), bool(rest))
+    by_cdi = [_by_cdi(request, info, version) for request in requests]
+    names, rest = sum(by_cdi, podmans(answer)), [request for request, names in zip(requests, by_cdi) if not names]
+    _note_runtime(found, engine, host, info, bool(names), bool(rest))
     for request in rest:
-        _add_gpus(found, request, on_path.number(str(info.get("ServerVersion", ""))))
-    injected.add(found, engine, by_engine, _texts(info.get("CDISpecDirs")))
-    _tell_which_counts(found, env, earlier)
+        _add_gpus(found, request, version)
+    _add_injected(found, engine, names, _texts(info.get("CDISpecDirs")))
     return found
 
 
-def _tell_which_counts(found: Found, env: list[str], earlier: dict[str, str]) -> None:
-    """Say where a variable that the engine adds comes behind one of the container or image, and so counts.
+def _described(engine: str, answer: dict[str, Any], image: Any, shown: str) -> Found:
+    """Describe a container, or an image alone, without what the engine adds.
 
     Args:
-        found: with all variables.
-        env: the container's variables without the engine's, each once.
-        earlier: who set them.
+        engine: name of the client.
+        answer: of `inspect`.
+        image: the same of the image; None if it is gone.
+        shown: the image for people.
     """
-    last = {injected.variable(entry): entry for entry in found.spec["process"]["env"]}
-    for entry in env:
-        name, _, value = entry.partition("=")
-        if name in earlier and last[name] != entry:
-            instead = f", which comes last and so counts instead of {quote(value)} by {earlier[name]}"
-            found.origins[entry] = earlier[name]
-            found.origins[last[name]] = found.origins[name] = found.origins[name] + instead
-
-
-def _container(engine: str, program: str, answer: dict[str, Any], env: list[str]) -> Found:
     config, host = _part(answer, "Config"), _part(answer, "HostConfig")
-    annotations = _annotations(host, config)  # Podman's has those of the image's manifest among them
+    env, annotations = _texts(config.get("Env")), _annotations(answer, host, config)
     entries = [entry for entry in answer.get("Mounts") or () if isinstance(entry, dict)]
     mounts = [(str(entry.get("Source", "")), str(entry.get("Destination", ""))) for entry in entries]
-    privileged = _privileged(answer, host)
-    spec = explain.described(env, privileged, annotations, mounts)
-    found = Found(spec, dict.fromkeys([*annotations, *(path for _, path in mounts)], f"container ({engine} run)"))
-    image = str(answer.get("Image", ""))
-    answers, _ = _ask(program, "inspect", "--type", "image", image)
-    theirs = _texts(_part(answers[0], "Config").get("Env")) if isinstance(answers, list) and answers else None
-    manifest = _annotations(answers[0]) if isinstance(answers, list) and answers else {}
-    shown = quote(str(answer.get("ImageName") or config.get("Image") or image))
-    found.origins.update((key, f"image {shown}") for key in annotations if annotations[key] == manifest.get(key))
-    values = dict(entry.partition("=")[::2] for entry in theirs or ())
+    origins = dict.fromkeys([*annotations, *(path for _, path in mounts)], f"container ({engine} run)")
+    manifest = _annotations(image)  # Podman has those of the image's manifest among the container's
+    origins.update({key: shown for key, value in annotations.items() if manifest.get(key) == value})
+    theirs = _texts(_part(image, "Config").get("Env"))
+    values = dict(entry.partition("=")[::2] for entry in theirs)
     for entry in env:
-        name = injected.variable(entry)
-        if theirs is None:
-            found.origins[name] = "container or its image, which is gone"
-        elif entry in theirs:
-            found.origins[name] = f"image {shown}"
-        else:
-            instead = f", instead of the image's {quote(values[name])}" if name in values else ""
-            found.origins[name] = f"container ({engine} run --env){instead}"
-    return found
+        variable = entry.partition("=")[0]
+        instead = f", instead of the image's {quote(values[variable])}" if variable in values else ""
+        by = "container or its image, which is gone" if image is None else f"container ({engine} run --env){instead}"
+        origins[variable] = shown if entry in theirs else by
+    return Found(explain.described(env, _privileged(answer, host), annotations, mounts), origins, rootfs(answer))
 
 
-def _annotations(*parts: dict[str, Any]) -> dict[str, str]:
+def _annotations(*parts: Any) -> dict[str, str]:
     return {key: str(value) for part in parts for key, value in _part(part, "Annotations").items()}
 
 
@@ -145,6 +151,27 @@ def _privileged(answer: dict[str, Any], host: dict[str, Any]) -> bool:
     return "SYS_ADMIN" in added or ("ALL" in added and "SYS_ADMIN" not in dropped)
 
 
+def rootfs(answer: dict[str, Any]) -> str:
+    """Return the rootfs of a container or image from `inspect`: where it is mounted, or its only layer; else "".
+
+    Links and whiteouts work across layers, so one of several layers does not tell what is in the rootfs.
+    """
+    data = _part(_part(answer, "GraphDriver"), "Data")
+    runs = _part(answer, "State").get("Running") is True
+    path = data.get("MergedDir") if runs else None if data.get("LowerDir") else data.get("UpperDir")
+    return path if isinstance(path, str) and path.startswith("/") else ""
+
+
+def podmans(answer: dict[str, Any]) -> list[str]:
+    """List the CDI devices of a container from `podman inspect`, which has them only in the CreateCommand."""
+    words = _texts(_part(answer, "Config").get("CreateCommand"))
+    image = str(answer.get("ImageName") or "")
+    words = words[: words.index(image)] if image in words else words  # the rest is the container's own command
+    given = [after for word, after in zip(words, words[1:]) if word == "--device"]
+    given += [word.partition("=")[2] for word in words if word.startswith("--device=")]
+    return [name for name in dict.fromkeys(given) if is_qualified(name)][: bounds.DEVICES]
+
+
 def _dockerd() -> running.Engine | None:
     return next((each for each in running.look()[0] if each.name == "dockerd"), None)
 
@@ -155,7 +182,7 @@ def _ids(request: dict[str, Any]) -> list[str]:
     return _texts(request.get("DeviceIDs")) or (["all"] if count < 0 else [*map(str, range(min(count, 4096)))])
 
 
-def _by_cdi(request: dict[str, Any], info: dict[str, Any]) -> list[str]:
+def _by_cdi(request: dict[str, Any], info: dict[str, Any], version: tuple[int, ...]) -> list[str]:
     """List the CDI devices that dockerd injects for a request; none if it goes by the hook, or is refused."""
     driver, ids = request.get("Driver") or "", _ids(request)
     if driver == "cdi":
@@ -163,13 +190,10 @@ def _by_cdi(request: dict[str, Any], info: dict[str, Any]) -> list[str]:
     names = [each if "=" in each else f"nvidia.com/gpu={each}" for each in ids]
     if driver == BY_CDI:
         return names
-    since = on_path.number(str(info.get("ServerVersion", ""))) >= on_path.CDI_SINCE
-    if (
-        driver not in ("", "nvidia")
-        or not since
-        or not (daemon := _dockerd())
-        or not on_path.found(daemon, on_path.CDI_HOOK)
-    ):
+    if driver not in ("", "nvidia") or version < on_path.CDI_SINCE:
+        return []
+    daemon = _dockerd()
+    if not daemon or not on_path.found(daemon, on_path.CDI_HOOK):
         return []
     try:  # for devices without a spec the hook is called, if there is one
         specs.find(names, _texts(info.get("CDISpecDirs")))
@@ -196,6 +220,27 @@ def _add_gpus(found: Found, request: dict[str, Any], version: tuple[int, ...]) -
     for name, text in ((DEVICES, value), (explain.CAPABILITIES, ",".join(words))):
         if text:
             found.add(f"{name}={text}", "docker run --gpus")
+
+
+def _add_injected(found: Found, engine: str, names: list[str], directories: list[str]) -> None:
+    """Add the variables of CDI devices that an engine injects itself, and a note for each device.
+
+    Args:
+        found: the container.
+        engine: that injects the devices.
+        names: qualified names of the devices.
+        directories: where the engine looks for specs; [] means the usual ones.
+    """
+    for name in names:
+        try:
+            ((path, document, device),) = specs.find([name], directories or specs.SPEC_DIRECTORIES)
+        except GpushimError as error:
+            found.notes.append(f"{engine} itself injects the CDI device {quote(name)}, and will refuse: {error}")
+            continue
+        found.notes.append(f"{engine} itself injects the CDI device {quote(name)}, as {path} says")
+        for part in (document, device):
+            for entry in (part.get("containerEdits") or {}).get("env") or ():
+                found.add(entry, f"CDI device {name} of {path}")
 
 
 def _note_runtime(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpushim.config.policy import defaults, schema
 from gpushim.ground import errors
 from gpushim.oci import request
-from gpushim.oci.authorization import FEATURES
+from gpushim.oci.authorization import FEATURES, VARIABLES
 
 UUID = "GPU-11111111-1111-1111-1111-111111111111"
 NVD = "NVIDIA_VISIBLE_DEVICES"
@@ -463,7 +463,6 @@ REQUIRE = ["NVIDIA_REQUIRE_CUDA=cuda>=12", "NVIDIA_REQUIRE_ARCH=arch>=8"]
 def test_requirements(env: list[str], expected: list[str]) -> None:
     spec = bundle(f"{NVD}=0", *env)
     assert [name for name, _ in asked(spec).requirements] == expected
-    assert asked(spec).legacy is any("CUDA_VERSION" in entry for entry in env)
     if "CUDA_VERSION=nonsense" not in env:
         assert asked(spec, disable_require=True).requirements == []
 
@@ -651,7 +650,7 @@ WORDS = [
 ]
 NAMES = [
     NVD, "A", "CUDA_VERSION", "NVIDIA_REQUIRE_CUDA", "NVIDIA_DISABLE_REQUIRE", "NVIDIA_DRIVER_CAPABILITIES",
-    "NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS", "NVIDIA_MIG_CONFIG_DEVICES", "PATH",
+    "NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS", "NVIDIA_MIG_CONFIG_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "PATH",
 ]  # fmt: skip
 VALUES = st.lists(st.sampled_from(WORDS) | st.text(max_size=5), max_size=4).map(",".join)
 ENV = st.lists(st.tuples(st.sampled_from(NAMES), VALUES).map("=".join) | st.text(), max_size=8)
@@ -665,7 +664,7 @@ JSON = st.recursive(
 )
 MOUNT = st.fixed_dictionaries(
     {
-        "destination": st.sampled_from(["0", "..", "cdi/a/b/c", "cdi/x", "imex/1", ""]).map(
+        "destination": st.sampled_from(["0", "..", "cdi/a/b/c", "cdi/x", "imex/1", "", " "]).map(
             lambda tail: f"{DIR}/{tail}"
         )
     },
@@ -698,7 +697,29 @@ def test_read_answers_or_refuses_in_one_sentence(spec: dict[str, Any], rules: di
     if found is not None:
         identities = [(kind, value) for kind, value, _ in found.devices]
         assert len(identities) == len(set(identities))
-        assert all(getattr(found, slot) is not None for slot in request.Request.__slots__)
+        assert all(getattr(found, slot) is not None for slot in request.Request.__slots__ if slot != "own")
+
+
+@given(SPECS, RULES)
+def test_whatever_is_looked_at_has_its_effect(spec: dict[str, Any], rules: dict[str, Any]) -> None:
+    effects: dict[str, str] = {}
+    ignored: list[str] = []
+    try:
+        found = request.read(spec, policy(**rules), ignored, effects)
+    except errors.GpushimError:
+        return
+    naming = {what for what, effect in effects.items() if effect == request.NAMES}
+    if found is None:
+        assert not naming
+        return
+    source = found.source.partition(" ")[0].rstrip("s")
+    named = set(found.source[4:].split(", ")) if source == "env" else {what for what in effects if source in what}
+    assert naming <= named
+    assert naming
+    env = dict(entry.split("=", 1) for entry in ((spec.get("process") or {}).get("env") or ()) if "=" in entry)
+    known = [name for name in env if name in VARIABLES or name in rules["swarm_variables"] or name == NAMES[3]]
+    assert [name for name in known if env[name].strip(" ,") and not effects.get(name)] == []
+    assert (effects.get("NVIDIA_GDS") == "feature gds") == (bool(found.own) and "gds" in found.features)
 
 
 @given(SPECS, RULES)

@@ -219,7 +219,7 @@ def test_failure_shows_the_first_group(expression: str, start: str) -> None:
     ],
 )
 def test_gather_collects_variables_by_name(env: dict[str, str], expected: list[tuple[str, str]]) -> None:
-    assert require.gather(env, False, []) == expected
+    assert require.gather(env, False, [], {}) == expected
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_gather_collects_variables_by_name(env: dict[str, str], expected: list[t
     ],
 )  # fmt: skip
 def test_legacy_image_requires_its_cuda_version(version: str, expected: str) -> None:
-    gathered = require.gather({"CUDA_VERSION": version, "NVIDIA_REQUIRE_Z": "z"}, True, [])
+    gathered = require.gather({"CUDA_VERSION": version, "NVIDIA_REQUIRE_Z": "z"}, True, [], {})
     assert gathered == [("NVIDIA_REQUIRE_Z", "z"), ("CUDA_VERSION", f"cuda>={expected}")]
 
 
@@ -239,7 +239,7 @@ def test_legacy_image_requires_its_cuda_version(version: str, expected: str) -> 
 )
 def test_what_is_no_version_is_no_condition(version: str) -> None:
     ignored: list[str] = []
-    assert require.gather({"CUDA_VERSION": version}, True, ignored) == []
+    assert require.gather({"CUDA_VERSION": version}, True, ignored, {}) == []
     assert [line.startswith("CUDA_VERSION is ") and line.isprintable() for line in ignored] == [True]
 
 
@@ -252,7 +252,7 @@ def test_what_is_no_version_is_no_condition(version: str) -> None:
 )
 def test_gather_refuses_masses(env: dict[str, str]) -> None:
     with pytest.raises(errors.GpushimError) as caught:
-        require.gather(env, False, [])
+        require.gather(env, False, [], {})
     assert caught.value.exit_code == errors.REQUEST
 
 

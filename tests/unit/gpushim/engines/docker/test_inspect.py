@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpushim.engines.docker import injected, inspect
+from gpushim.cdi import specs as cdi_specs
+from gpushim.engines.docker import inspect
 from gpushim.engines.processes import programs, running
 from gpushim.explain import explain
 from gpushim.ground.errors import NOT_FOUND, GpushimError
@@ -36,7 +37,7 @@ class Engine:
 
     def knows(
         self, container: Any = None, image: Any = IMAGE, info: Any = None, program: str = "docker"
-    ) -> injected.Found:
+    ) -> inspect.Found:
         answers: dict[str, Any] = {"info --format {{json .}}": info or {"Runtimes": OURS, "ServerVersion": "27.3.1"}}
         if container is not None:
             answers["inspect --type container x"] = [{"Image": "sha256:1", **container}]
@@ -55,6 +56,11 @@ class Engine:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
     return Engine(tmp_path)
+
+
+def rows(found: inspect.Found) -> list[tuple[str, str]]:
+    report = explain.explain(found.spec, "", found.origins)
+    return [(row["from"], row["effect"]) for row in report["asked"] if row["what"] == DEVICES]
 
 
 def container(env: list[str], **host: Any) -> dict[str, Any]:
@@ -116,7 +122,7 @@ def test_what_docker_makes_of_gpus(engine: Engine, request_: Any, version: str, 
     info = {"Runtimes": OURS, "ServerVersion": version}
     found = engine.knows(container(["A=b"], DeviceRequests=[request_]), info=info)
     assert found.spec["process"]["env"] == ["A=b", *env]
-    assert {found.origins[entry.partition("=")[0]] for entry in env} <= {"docker run --gpus"}
+    assert {found.origins[entry] for entry in env} <= {"docker run --gpus"}
 
 
 @pytest.fixture
@@ -168,28 +174,19 @@ def test_no_gpus_are_nothing_in_docker_29(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "before"), [("all", "all by image cuda:12"), ("0", "0 by container (docker run --env), instead of")]
+    ("mine", "before"),
+    [
+        ("all", [("image cuda:12", "set again below, which counts")]),
+        ("0", [("container (docker run --env), instead of the image's all", "set again below, which counts")]),
+        ("1", []),
+    ],
 )
-def test_which_counts_of_several_that_set_a_variable(engine: Engine, mine: str, before: str) -> None:
+def test_which_counts_of_several_that_set_a_variable(engine: Engine, mine: str, before: list[Any]) -> None:
     request_ = {"DeviceIDs": ["1"], "Capabilities": [["gpu"]]}
     info = {"Runtimes": OURS, "ServerVersion": "28.5.2"}
     found = engine.knows(container([f"{DEVICES}={mine}"], DeviceRequests=[request_]), info=info)
     assert found.spec["process"]["env"][-1] == f"{DEVICES}=1"
-    said = f"docker run --gpus, which comes last and so counts instead of {before}"
-    assert found.origins[DEVICES].startswith(said)
-
-
-def test_each_of_several_has_its_own_source(engine: Engine) -> None:
-    request_ = {"DeviceIDs": ["1"], "Capabilities": [["gpu"]]}
-    info = {"Runtimes": OURS, "ServerVersion": "28.5.2"}
-    found = engine.knows(container([f"{DEVICES}=0"], DeviceRequests=[request_]), info=info)
-    report = explain.explain(found.spec, "", found.origins)
-    first, second = [row["from"] for row in report["asked"] if row["what"] == DEVICES]
-    assert first == "container (docker run --env), instead of the image's all"
-    assert second.startswith("docker run --gpus, which comes last and so counts instead of 0 by container (docker")
-    found = engine.knows(container([f"{DEVICES}=1"], DeviceRequests=[request_]), info=info)
-    report = explain.explain(found.spec, "", found.origins)
-    assert [row["from"] for row in report["asked"] if row["what"] == DEVICES] == ["docker run --gpus"]
+    assert rows(found) == [*before, ("docker run --gpus", "names the devices")]
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -280,3 +277,87 @@ def test_odd_answers_are_none(engine: Engine, answer: Any) -> None:
     (engine.folder / "docker").chmod(0o755)
     with pytest.raises(GpushimError, match="no container or image x"):
         inspect.inspect("x")
+
+
+NAME = "nvidia.com/gpu=2"
+
+
+@pytest.fixture
+def specs(tmp_path: Path) -> Path:
+    """A directory of CDI specs, as `gpushim refresh` writes them."""
+    folder = tmp_path / "cdi"
+    folder.mkdir()
+    document = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "containerEdits": {"env": [f"{DEVICES}=void"]}}
+    node = {"containerEdits": {"deviceNodes": [{"path": "/dev/null"}]}}
+    (folder / "a.json").write_text(json.dumps({**document, "devices": [{"name": "2", **node}]}))
+    return folder
+
+
+@pytest.mark.parametrize("env", [[], [f"{DEVICES}=all"]])
+@pytest.mark.parametrize("runtime", ["nvidia", "runc"])
+def test_docker_injects_and_gpushim_adds_nothing(engine: Engine, specs: Path, runtime: str, env: list[str]) -> None:
+    requests = [{"Driver": "cdi", "DeviceIDs": [NAME]}]
+    info = {"Runtimes": OURS, "ServerVersion": "28.2.2", "CDISpecDirs": [str(specs)]}
+    found = engine.knows(container(env, Runtime=runtime, DeviceRequests=requests), info=info)
+    report = explain.explain(found.spec, "", found.origins)
+    assert f"docker itself injects the CDI device {NAME}, as {specs}/a.json says" in found.notes
+    assert not [note for note in found.notes if "NO GPU" in note]
+    assert report["nothing"] == f"{DEVICES} says void: whoever set it so has given the container what it gets"
+    *before, last = [row for row in report["asked"] if row["what"] == DEVICES]
+    assert ["container" in row["from"] or "image" in row["from"] for row in before] == [True for _ in env]
+    assert last["from"].startswith(f"CDI device {NAME} of {specs}/a.json")
+    assert (report["edits"], report["refusal"]) == ([], None)
+
+
+def test_podmans_own_words_stand_once(engine: Engine, specs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes what the devices' specs say into the variables of the container that it tells."""
+    monkeypatch.setattr(cdi_specs, "SPEC_DIRECTORIES", (str(specs),))
+    made = {**container([f"{DEVICES}=void"]), "ImageName": "img"}
+    made["Config"]["CreateCommand"] = ["podman", "run", "--device", NAME, "img"]
+    found = engine.knows(made, program="podman")
+    report = explain.explain(found.spec, "", found.origins)
+    (row,) = [row for row in report["asked"] if row["what"] == DEVICES]
+    assert row["from"] == f"CDI device {NAME} of {specs}/a.json"
+
+
+def test_a_device_that_no_spec_has_is_refused_by_the_engine(engine: Engine, specs: Path) -> None:
+    requests = [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=7"]}]
+    info = {"Runtimes": OURS, "ServerVersion": "28.2.2", "CDISpecDirs": [str(specs)]}
+    notes = engine.knows(container([], DeviceRequests=requests), info=info).notes
+    assert [note for note in notes if "injects the CDI device nvidia.com/gpu=7, and will refuse: " in note]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["podman", "run", "--device", NAME, "img", "sh"], [NAME]),
+        (["podman", "run", f"--device={NAME}", "--device", NAME, "img"], [NAME]),
+        (["podman", "run", "--device", "/dev/fuse", "img"], []),
+        (["podman", "run", "img", "prog", "--device", NAME], []),
+        (["podman", "run", "--device"], []),
+        ("podman", []),
+        (None, []),
+    ],
+)
+def test_podman_tells_them_in_its_command_line(words: Any, names: list[str]) -> None:
+    assert inspect.podmans({"ImageName": "img", "Config": {"CreateCommand": words}}) == names
+
+
+@pytest.mark.parametrize(
+    ("data", "running", "rootfs"),
+    [
+        ({"MergedDir": "/m", "UpperDir": "/u", "LowerDir": "/l1:/l2"}, True, "/m"),
+        ({"MergedDir": "/m", "UpperDir": "/u", "LowerDir": "/l1:/l2"}, False, ""),
+        ({"UpperDir": "/u", "LowerDir": "/l1"}, True, ""),
+        ({"UpperDir": "/u"}, False, "/u"),
+        ({"UpperDir": 3}, False, ""),
+        ({"UpperDir": "relative"}, False, ""),
+        (None, True, ""),
+    ],
+)
+def test_the_directory_of_a_rootfs(data: Any, running: bool, rootfs: str) -> None:
+    assert inspect.rootfs({"GraphDriver": {"Data": data}, "State": {"Running": running}}) == rootfs
+
+
+def test_of_odd_answers_there_is_none() -> None:
+    assert inspect.rootfs({"GraphDriver": 3, "State": []}) == ""
