@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from gpuplugin.settings.sources import Sources
     from gpushim.ground.model import Snapshot
 
-LOOK = 2.0  # seconds between looks, most, while nothing tells of a GPU that comes; a look takes 1 ms of CPU
-REST = 3.0  # the same while a child polls NVML, which tells of GPUs and MIG instances as often, and inotify of files
+LOOK = 2.0  # seconds between looks, most: nothing tells of a GPU that comes; a look takes 1 ms of CPU
 CALM = 20.0  # a decision that is made again and again has at most one part in so many of the loop
 
 
@@ -199,8 +198,7 @@ class Plugin:
             if self._units.look(found, self._settings):
                 self._seen = None
         if seen == self._seen and (left := self._again - time.monotonic()) > 0:  # or two that wait wake each other
-            at_rest = self._registry.watched and self._watchers.complete and not (self._units.groups or held)
-            return min(left, REST if at_rest else LOOK)
+            return min(left, LOOK)
         if not held:
             await self._watchers.catch_up(found)
         if not self._commands.held():  # nor meanwhile
@@ -254,7 +252,7 @@ class Plugin:
 
     async def _close(self) -> None:
         """End what asks the driver, and wait for a refresh, which does."""
-        await asyncio.gather(*(one.close() for one in self._askers), self._renewal.over())
+        await asyncio.gather(*(one.stop(patient=True) for one in self._askers), self._renewal.over())
 
     def _about(self) -> tuple[str, dict[str, list[Reason]], dict[str, Any]]:
         """Say what the state of the plugin is made of beside its resources."""

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 REFUSE, SERVE = "refuse", "serve"  # values of other-givers
 FIRST, LOOK, SOON = 1.0, 10.0, 1.0  # seconds for the first look, between looks, after one that another is to confirm
-BOOKED: frozenset[str] = frozenset()  # drivers that agree with this plugin on who has what; there is none yet
 CLAIMS = 4096  # claims that count, most; a node has as many as it has containers
 GONE = "when nobody listens there any more"
 INSTEAD = 'take one of the two off this node, or set other-givers = "serve" under [device-plugin]'
@@ -72,7 +71,7 @@ def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot
         snapshot: what the node has.
     """
     gave = {*claims.DRIVERS}
-    for claim in (one for one in held if one.driver not in BOOKED):
+    for claim in held:
         gpus = claims.which(claim, snapshot)
         gave.add(claim.driver)
         who = f"pod {claim.namespace}/{claim.pod}" if claim.pod else "a pod"
@@ -81,7 +80,7 @@ def drivers(plugins: Iterable[Plugin], held: Iterable[Claim], snapshot: Snapshot
             f"{has} of the DRA driver {quote(claim.driver)}", "when kubelet lists that claim no more", gpus
         )
     for one in plugins:
-        if one.kind == DRIVER and one.name in gave - BOOKED:
+        if one.kind == DRIVER and one.name in gave:
             text = f"the DRA driver {quote(one.name)}, which listens at {one.path}, gives out this node's GPUs, too"
             yield Allocator(text, GONE, None, by=True)
 

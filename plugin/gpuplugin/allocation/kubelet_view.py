@@ -136,7 +136,10 @@ class Questions:
         matters = self._matters(page, desired, listed.known(page, there))
         known = await self._evidence(snapshot, there, ask=matters)
         with shared.locked() as before:
-            page = _confirmed(self._page(before), known)
+            page = self._page(before)
+            if known.pods is not None:
+                names = known.names if known.answered else None
+                page = listed.listed(page, known.pods, names, known.asked - QUIET)
             units = listed.known(page, there)
             alien = {uuid for uuid, owner in records.owners(page).items() if self._registry.instances.lives(owner)}
             settled, last = evidence.decided(page, desired, units, known, alien, listed.lost(page))
@@ -188,15 +191,15 @@ class Questions:
             ask: ask kubelet, and read its checkpoints; else nothing depends on them.
         """
         folder, asked = self._kubelet_dir(), system.clock()
-        listed = await podresources.listed(folder) if ask else None
+        answer = await podresources.listed(folder) if ask else None
         files = await asyncio.to_thread(checkpoints.read, folder, snapshot, units) if ask else checkpoints.Promised()
-        pods = listed.held() if listed else None
-        if listed and pods is not None:
-            claimed = checkpoints.claimed(listed.claims, snapshot, units) if self._heeds() else ()
+        pods = answer.held() if answer else None
+        if answer and pods is not None:
+            claimed = checkpoints.claimed(answer.claims, snapshot, units) if self._heeds() else ()
             pods[checkpoints.CLAIM] = {uuid: who for who, uuid in claimed}
         if not self._heeds():
             files.held.pop(checkpoints.CLAIM, None)
-        runs, names = sockets.listening(self._path()), listed.pods if listed else ()
+        runs, names = sockets.listening(self._path()), answer.pods if answer else ()
         return Evidence(asked, pods, names, runs, self._young(asked), files)
 
     def _young(self, now: float) -> bool:
@@ -269,19 +272,17 @@ class Questions:
         if not any(since < asked - TICK for since in new) and all(one in records.SURE for one, _ in sources):
             self._named = None if new else seen
             return
-        listed = await podresources.listed(self._kubelet_dir())
-        if listed is not None:
-            known = Evidence(asked, listed.held(), listed.pods, True, self._young(asked), checkpoints.Promised())
+        answer = await podresources.listed(self._kubelet_dir())
+        if answer is not None:
+            pods = None if self._young(asked) else answer.pods
             with shared.locked() as before:
-                if before is not None and before["boot"] == boot and (found := _confirmed(before, known)) != before:
-                    shared.write(found)
-        named, page = (trust.identity(shared.path), self._socket()), shared.read()
-        given = (
-            [one["time"] for *_, one in records.entries(page) if one["source"] == records.ALLOCATED] if page else []
-        )
-        self._named = (
-            named if all(since < asked - TICK for since in given) else None
-        )  # else kubelet may not have it yet
+                if before is not None and before["boot"] == boot:
+                    found = listed.listed(before, answer.held(), pods, asked - QUIET)
+                    if found != before:
+                        shared.write(found)
+        seen, page = (trust.identity(shared.path), self._socket()), shared.read()
+        new = [one["time"] for *_, one in records.entries(page) if one["source"] == records.ALLOCATED] if page else []
+        self._named = seen if all(since < asked - TICK for since in new) else None  # kubelet may not have it yet
 
     def _folder(self) -> str:
         return self._kubelet_dir() + "/device-plugins"
@@ -290,10 +291,3 @@ class Questions:
 def _divisions(page: Page) -> object:
     """Return in which way all was given out last, and by which instance."""
     return {gpu: one["divisions"] for gpu, one in page["gpus"].items()}
-
-
-def _confirmed(page: Page, known: Evidence) -> Page:
-    """Return the book after what kubelet has said."""
-    if known.pods is None:
-        return page
-    return listed.listed(page, known.pods, known.names if known.answered else None, known.asked - QUIET)

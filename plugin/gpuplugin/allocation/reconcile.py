@@ -40,9 +40,10 @@ async def drop(registry: Registry, kubelet_dir: str, quiet: float) -> None:
         for name, one in served.items()
         if one.resource.gone and one.endpoint.listed and one.resource.idle > quiet
     }
-    held = await podresources.pods(kubelet_dir) if ripe else None
-    if held is None:
+    answer = await podresources.listed(kubelet_dir) if ripe else None
+    if answer is None:
         return
+    held = answer.held()
     for name, gone in ripe.items():
         one = served.get(name)
         if one and one.resource.idle > quiet:

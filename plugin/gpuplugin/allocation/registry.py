@@ -164,4 +164,3 @@ class Registry:
         """Serve no more."""
         await asyncio.gather(*(one.endpoint.stop() for one in self.served.values()))
         self.instances.leave()
-        self.book.close()

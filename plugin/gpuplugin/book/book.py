@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import stat
-import struct
-import time
 from typing import TYPE_CHECKING
 
 from gpuplugin.book import records
@@ -26,7 +23,7 @@ from gpushim.ground import system
 from gpushim.ground.errors import FAILED, GpushimError
 from gpushim.ground.logs import logger
 from gpushim.inventory import save, scarce
-from gpushim.paths import trust
+from gpushim.paths import lock, trust
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
@@ -44,8 +41,7 @@ INSTEAD = (
     "and goes by kubelet and its checkpoint; a GPU of which neither tells is given out when kubelet has run for a "
     "while"
 )
-PATIENCE, PAUSE = 1.0, 0.002  # seconds in which others are done with the lock; between tries
-_FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid
+PATIENCE = 1.0  # seconds in which others are done with the lock
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _written = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -69,7 +65,6 @@ class Book:
         self._page: Page | None = None  # the last that was read or written
         self._seen: object = None  # identity of its file
         self._more = 0  # bytes after its first line
-        self._lock = -1
         self._boot = ""
         self.news, self.stuck, self.found = 0, False, ""
 
@@ -152,51 +147,8 @@ class Book:
         Raises:
             GpushimError: somebody keeps the lock, it cannot be made, or as for `read`.
         """
-        until = time.monotonic() + PATIENCE
-        try:
-            while not self._taken():
-                if time.monotonic() > until:
-                    raise GpushimError(
-                        f"{folder()}/{LOCK} has been locked for {PATIENCE:.0f} s by a process that hangs; end it: "
-                        f"fuser {folder()}/{LOCK} names it",
-                        FAILED,
-                    )
-                time.sleep(PAUSE)
-        except OSError as error:
-            raise _unwritable(error) from None
-        try:
+        with lock.held(f"{folder()}/{LOCK}", PATIENCE):
             yield self.read()
-        finally:
-            if self._lock >= 0:
-                fcntl.fcntl(self._lock, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
-
-    def _taken(self) -> bool:
-        """Try to take the lock, of the file that is there now."""
-        path = f"{folder()}/{LOCK}"
-        if self._lock < 0:
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
-        try:
-            fcntl.fcntl(self._lock, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        except (BlockingIOError, PermissionError):
-            return False
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(self._lock), os.stat(path)):
-                return True
-        self.close()  # the directory was removed, and made again
-        return False
-
-    def taken_by_others(self) -> bool:
-        """Say whether somebody else holds the lock now; makes none."""
-        try:
-            fd = os.open(f"{folder()}/{LOCK}", os.O_RDWR | _FLAGS)
-        except OSError:
-            return False
-        try:
-            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
-        finally:
-            os.close(fd)
-        return bool(kind != fcntl.F_UNLCK)
 
     def write(self, page: Page) -> None:
         """Have this in it from now on; the lock is held.
@@ -269,12 +221,6 @@ class Book:
             self.stuck = True
             self._add(after, new)
             self.stuck = False
-
-    def close(self) -> None:
-        """Let go of its lock."""
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._lock = -1
 
 
 def _content(path: str) -> bytes | None:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from gpuplugin.book import book
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError, quote
+from gpushim.paths import lock
 
 if TYPE_CHECKING:
     from gpuplugin.book.book import Book
     from gpuplugin.book.page import Page
+
+PAUSE = 0.01  # seconds between looks at the lock
 
 
 def summary(shared: Book) -> str:
@@ -30,7 +33,7 @@ def summary(shared: Book) -> str:
         return f"{who} cannot be looked at: {error.strerror}; run this as root."
     except GpushimError as error:
         return f"{error}."
-    return f"{who} {_state(shared, page)}{_lock(shared)}."
+    return f"{who} {_state(shared, page)}{_lock()}."
 
 
 def _state(shared: Book, page: Page | None) -> str:
@@ -44,11 +47,11 @@ def _state(shared: Book, page: Page | None) -> str:
     return f"is of this boot; devices given out: {sum(held)}, of {gpus}{unknown}"
 
 
-def _lock(shared: Book) -> str:
+def _lock() -> str:
     """Say whether somebody keeps its lock, which is held for moments."""
-    until = time.monotonic() + book.PATIENCE
-    while shared.taken_by_others():
+    path, until = f"{book.folder()}/{book.LOCK}", time.monotonic() + book.PATIENCE
+    while lock.is_held(path):
         if time.monotonic() > until:
-            return f". Its lock is held by a process that hangs; fuser {book.folder()}/{book.LOCK} names it"
-        time.sleep(book.PAUSE)
+            return f". Its lock is held by a process that hangs; fuser {path} names it"
+        time.sleep(PAUSE)
     return ""

@@ -10,12 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.settings import xids
-from gpushim.ground import system
 from gpushim.ground.errors import quote
 from gpushim.ground.logs import logger
 from gpushim.inventory import ensure
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
 VERSION = 2
-SINCE_1970 = 1  # the version whose times were those of the wall clock
 GPUS = 256  # times CAUSES causes of less than 400 bytes are 3.3 MB, of the 16 MiB that are read
 CAUSES = 32  # of a GPU
 OTHERS = 9  # of them, that are no XIDs, and FURTHER
@@ -36,6 +33,7 @@ FURTHER = "xid further"  # the cause that stands for all XIDs that a GPU has no 
 # may fail once while the driver is busy; two polls are 6 s, of the 10 s in which a lost GPU is to be marked.
 ROW = {"gone": 2, "error": 2}
 FINE = (0, 5)  # recovery actions: none, and the one that does not concern the GPU itself (reason.ACTIONS)
+OVER = 64  # events of a GPU of which it is known that they are over, most
 FORGET = 86400.0  # seconds that a GPU's reasons are kept while the host does not have it
 LONGEST = 128  # characters of a UUID, or of the name of a child
 MODE = 0o600
@@ -188,13 +186,26 @@ class State:
         return here, ended, changed
 
 
-def boot_id() -> str:
-    """Return the id of this start of the host; "" if the kernel does not tell."""
-    try:
-        with open(system.BOOT_ID, encoding="ascii") as file:
-            return file.read(64).strip()
-    except OSError:
-        return ""
+class Over:
+    """Events that are over, by UUID of a GPU and by name: when each was last heard.
+
+    Another instance, which has not found that out yet, does not bring them back.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, dict[str, float]] = {}
+
+    def add(self, state: State, known: Known, name: str, cause: Cause) -> None:
+        """Take note of one that has ended."""
+        uuid = next((uuid for uuid, one in state.gpus.items() if one is known), "")
+        if cause.kind in EVENTS and uuid:
+            found = self._last.pop(uuid, {})
+            self._last = dict([*self._last.items()][1 - GPUS :])
+            self._last[uuid] = {**dict([*found.items()][1 - OVER :]), name: cause.last}
+
+    def has(self, uuid: str, name: str, cause: Cause) -> bool:
+        """Say whether an event has ended, and was not heard since."""
+        return cause.last <= self._last.get(uuid, {}).get(name, -1.0)
 
 
 def load(path: str, boot: str) -> State:
@@ -228,8 +239,6 @@ def save(path: str, state: State) -> None:
 
 
 def _state(found: Any) -> State:
-    if found["version"] == SINCE_1970:
-        found = _converted(found)
     if found["version"] != VERSION or not isinstance(found["boot"], str) or len(found["gpus"]) > GPUS:
         raise ValueError
     gpus = {_name(uuid): _known(known) for uuid, known in found["gpus"].items()}
@@ -237,34 +246,8 @@ def _state(found: Any) -> State:
     return State(found["boot"], gpus, unwatched)
 
 
-def _converted(found: Any) -> Any:
-    """Make the present form of the one before: who wrote that has listened until now."""
-    now = system.clock()
-    ahead = time.time() - now
-
-    def since_boot(then: Any) -> Any:
-        return min(max(then - ahead, 0.0), now) if _finite(then) else then
-
-    def cause(one: Any) -> Any:
-        return {**one, "since": since_boot(one["since"]), "last": since_boot(one["last"])}
-
-    gpus = {
-        uuid: {
-            **known,
-            "causes": {name: cause(one) for name, one in known["causes"].items()},
-            "gone": since_boot(known["gone"]),
-            "heard": now,
-            "bound": 0.0,
-            "ecc": None,
-        }
-        for uuid, known in found["gpus"].items()
-    }
-    unwatched = {name: cause(one) for name, one in found["blind"].items()}
-    return {**found, "version": VERSION, "gpus": gpus, "blind": unwatched}
-
-
 def _known(found: Any) -> Known:
-    binding, gone, counts = found["binding"], found["gone"], (found["ecc"], found.get("pages"))
+    binding, gone, counts = found["binding"], found["gone"], (found["ecc"], found["pages"])
     if not isinstance(binding, list) or len(binding) > 2 or len(found["causes"]) > CAUSES:
         raise ValueError
     if not all(_finite(one) for one in (0 if gone is None else gone, found["heard"], found["bound"])):

@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.health import causes, gaps, reason
-from gpuplugin.health.causes import Cause, Known
-from gpuplugin.health.ended_events import Over
+from gpuplugin.health.causes import Cause, Known, Over
 from gpuplugin.health.reason import Reason
 from gpuplugin.settings import xids
 from gpushim.ground import system
@@ -53,7 +52,7 @@ class Health:
         self.path = path
         self._choice = choice or xids.Choice()
         self._file = trust.identity(path)  # as it was read or written last
-        self._state = causes.load(path, causes.boot_id() if boot is None else boot)
+        self._state = causes.load(path, (system.boot() or "") if boot is None else boot)
         self._here: set[str] = set()  # UUIDs of the last snapshot
         self.listened, self._over = gaps.Listened(self._state), Over()
         self._unsaved = self._warned = self._changed = False
@@ -102,17 +101,6 @@ class Health:
                 known = self._state.find(uuid, self._here)
                 if known:
                     self._add(known, f"blind {child}", Cause("blind", now, now, why=quote(why)))
-        self.save()
-        return self._changed
-
-    def watched_again(self, child: str, gpus: Iterable[str] | None = None) -> bool:
-        """Say that a child watches: these GPUs, or all. Its own lines say so, too.
-
-        Returns:
-            whether `problems` may have changed.
-        """
-        self._changed = False
-        self._watched_again(child, gpus)
         self.save()
         return self._changed
 
@@ -246,10 +234,10 @@ class Health:
             if known:
                 self._add(known, "blind events", Cause("blind", now, now, why=quote(str(why))))
 
-    def _watched_again(self, child: str, gpus: Iterable[str] | None) -> None:
+    def _watched_again(self, child: str, gpus: Iterable[str]) -> None:
         if self._state.unwatched.pop(child, None):
             self._touch()
-        for uuid in list(self._state.gpus) if gpus is None else gpus:
+        for uuid in gpus:
             if uuid in self._state.gpus:
                 self._end(self._state.gpus[uuid], f"blind {child}")
 

@@ -1,5 +1,7 @@
 """The program of the children that watch GPUs: it asks NVML, which may hang or crash, and prints what it learns.
 
+Its frame is that of all children that ask NVML: the command line, what tells one driver from another, the end.
+
 A line of JSON each (child.py reads them; health.py judges):
     {"asks": UUID}                                       before calls that may hang
     {"alive": 1}                                         it still runs; nothing is being asked
@@ -35,7 +37,7 @@ from gpushim.inventory import procfs
 from gpushim.paths import rooted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from gpuplugin.health.nvml_lines import Since
     from gpushim.ground.model import Snapshot
@@ -74,6 +76,18 @@ def program(module: str, *words: str) -> list[str]:
     return [sys.executable or "/usr/bin/python3", "-ISB", "-c", call, places, *words]
 
 
+def opens(snapshot: Snapshot) -> object:
+    """Return what children have open, which tells one driver from another; None where there is nothing to ask.
+
+    That is elsewhere than on a plain host, and without a driver. An NVML that is open knows of no other GPUs.
+    """
+    facts = snapshot["stamp"]
+    if snapshot["platform"] != "native" or facts["module"] is None:
+        return None
+    gpus = [(gpu["uuid"], gpu["pci"]) for gpu in snapshot["gpus"] if gpu["uuid"]]
+    return facts["module"], facts["gpus"], snapshot["inputs"]["root"], library(snapshot), gpus
+
+
 def library(snapshot: Snapshot) -> str:
     """Return the path of a host's NVML, or the name by which the loader may find it, as that of a pod does."""
     paths = [file["path"] for file in snapshot["files"].get("utility", ()) if _is_nvml(file["path"])]
@@ -87,34 +101,43 @@ def _is_nvml(path: str) -> bool:
 
 def main(mode: str, library: str, proc: str, gpus: str) -> None:
     """Watch until the parent is gone or NVML fails."""
-    from gpushim.inventory import nvml as nvml_session  # not with `command`, which the plugin's own process calls
-
-    belong(mode)
     known = [
         Gpu(uuid, pci, time.monotonic() + nvml_lines.AGAIN[mode] if hung else 0.0, nvml_lines.Since(*since))
         for uuid, pci, hung, since in json.loads(gpus)
     ]
     log = kmsg.Log(kmsg.path(proc) if mode == EVENTS else "")
+
+    def watch(nvml: Any) -> None:
+        (event_loop.Events(nvml, known, log) if mode == EVENTS else Polls(nvml, known, proc)).watch()
+
+    run(mode, library, watch)
+
+
+def run(name: str, library: str, work: Callable[[Any], object]) -> None:
+    """Be a child: work with an open NVML, again and again, until that or the parent says no more.
+
+    Args:
+        name: what it does.
+        library: NVML's.
+        work: returns to have NVML opened anew; EOFError is the end.
+    """
+    from gpushim.inventory import nvml  # not with `command`, which the plugin's own process calls
+
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(PR_SET_NAME, f"gpushim-{name}".encode())
     try:
         while True:
             tell(asks="")
-            with nvml_session.session(library, lambda what: None) as nvml:
-                watch = event_loop.Events(nvml, known, log) if mode == EVENTS else Polls(nvml, known, proc)
-                watch.watch()
-    except nvml_session.UnusableError as error:
+            with nvml.session(library, lambda what: None) as session:
+                work(session)
+    except nvml.UnusableError as error:
         tell(failed=str(error))
-    except BrokenPipeError:
+    except (BrokenPipeError, EOFError):
         pass
     except Exception as error:  # noqa: BLE001 - said, and tried again by the parent
         tell(failed=f"{type(error).__name__}: {error}")
     os._exit(1)  # without a shutdown, which may hang; the kernel lets go of the GPUs
-
-
-def belong(name: str) -> None:
-    """Have this process end with its parent, and named by what it does."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(PR_SET_NAME, f"gpushim-{name}".encode())
 
 
 class Polls:

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 from gpuplugin.health import hung_file, kmsg, nvml_child
 from gpuplugin.health.health import Health
 from gpuplugin.health.nvml_lines import EVENTS, HUNG, NEVER, POLLS
-from gpuplugin.processes.child import Child, ended
+from gpuplugin.processes.child import Child
 from gpuplugin.settings import xids
 from gpushim.ground import system
 from gpushim.inventory import stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
-    from gpuplugin.health.nvml_lines import Since
     from gpuplugin.health.reason import Reason
     from gpushim.ground.model import Snapshot
 
@@ -51,7 +50,7 @@ class Watchers:
         checks: xids.Choice,
     ) -> None:
         self._health = Health(path, checks)
-        self._start, self._changed, self._stale = start, changed, stale
+        self._changed, self._stale = changed, stale
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # that the children have opened
         self._sick: set[str] = set()  # GPUs that had a problem in the last snapshot
@@ -59,13 +58,14 @@ class Watchers:
         self._tried = 0.0
         self._watched: dict[str, Any] = {}  # the last such line
         self._xids: dict[str, int] = {}  # the last of each GPU
-        self._children = {mode: self._child(mode) for mode in MODES}
+        self._children = {mode: self._child(mode, start) for mode in MODES}
 
-    def _child(self, mode: str) -> Child:
+    def _child(self, mode: str, start: Callable[[Any], asyncio.Task[Any]]) -> Child:
         def words(suspects: Collection[str]) -> list[str]:
             assert self._snapshot is not None
             heard = self._health.listened.until(system.clock()) if mode == EVENTS else None
-            return self._words(mode, self._snapshot, suspects, heard)
+            proc = stamp.proc_dir(self._snapshot["inputs"]["root"])
+            return nvml_child.command(mode, self._snapshot, proc, suspects, heard)
 
         def mark_unwatched(why: str, gpu: str) -> None:
             if mode == EVENTS:
@@ -76,21 +76,13 @@ class Watchers:
             if gpu and mode == POLLS and hung_file.hangs(gpu):
                 self._stale()
 
-        heard, complete = partial(self._heard, mode), partial(self._watched_again, mode)
-        return Child(mode, words, heard, mark_unwatched, nvml_child.SILENCE[mode], complete)
-
-    def _words(
-        self, mode: str, snapshot: Snapshot, suspects: Collection[str], heard: Mapping[str, Since] | None = None
-    ) -> list[str]:
-        return nvml_child.command(mode, snapshot, stamp.proc_dir(snapshot["inputs"]["root"]), suspects, heard)
+        return Child(mode, words, partial(self._heard, mode), mark_unwatched, nvml_child.SILENCE[mode], start)
 
     def watch(self, snapshot: Snapshot) -> None:
         """Watch the GPUs of a snapshot; elsewhere than on a plain host, and without a driver, there is nothing to."""
-        self._snapshot = snapshot
-        if not _watched(snapshot):
+        self._snapshot, driver = snapshot, nvml_child.opens(snapshot)
+        if not driver:
             return
-        facts = snapshot["stamp"]
-        driver = [facts["module"], facts["gpus"], self._words(EVENTS, snapshot, ())]
         sick = {gpu["uuid"] for gpu in snapshot["gpus"] if gpu["problem"]}
         # An NVML that was opened while a GPU was lost does not find it when it is back.
         renewed = self._driver not in (None, driver) or not self._sick <= sick
@@ -99,7 +91,7 @@ class Watchers:
                 self._health.mark_unwatched(mode, "nobody has asked it yet", system.clock())
             if renewed:
                 child.again()
-            child.begin(self._start)
+            child.begin()
         self._driver, self._sick = driver, sick
 
     async def catch_up(self, snapshot: Snapshot) -> None:
@@ -107,7 +99,7 @@ class Watchers:
 
         The children read it too, but tell it some time after their start, in which nobody has listened either.
         """
-        if self._driver is not None or not _watched(snapshot):
+        if self._driver or not nvml_child.opens(snapshot):
             return
         heard = self._health.listened.until(system.clock())
         gpus = [(gpu["pci"], gpu["uuid"], heard.get(gpu["uuid"], NEVER)) for gpu in snapshot["gpus"] if gpu["uuid"]]
@@ -117,12 +109,6 @@ class Watchers:
                 self._heard(EVENTS, line)
         finally:
             log.close()
-
-    @property
-    def complete(self) -> bool:
-        """Whether NVML is polled, and the host looked at again where it contradicts the snapshot."""
-        child = self._children[POLLS]
-        return bool(self._snapshot and not self._fails() and child.pid and child.answered)
 
     def _fails(self) -> bool:
         snapshot = self._snapshot
@@ -135,17 +121,12 @@ class Watchers:
             self._tried = now
             child.again()
 
-    async def stop(self) -> None:
-        """End both; `watch` begins again."""
+    async def stop(self, patient: bool = False) -> None:
+        """End both, as `Child.stop`; `watch` begins again."""
         self._driver, self._watched = None, {}
         self._health.quiet(system.clock())
-        await asyncio.gather(*(child.stop() for child in self._children.values()))
+        await asyncio.gather(*(child.stop(patient) for child in self._children.values()))
         self._health.save(at_once=True)
-
-    async def close(self) -> None:
-        """End both, and wait until they are gone, however long a driver that hangs holds them."""
-        await self.stop()
-        await ended(self._children.values())
 
     def problems(self, snapshot: Snapshot) -> dict[str, list[Reason]]:
         """Return the reasons for which GPUs and MIG instances are not given out, by UUID."""
@@ -167,10 +148,6 @@ class Watchers:
     def _tell(self, changed: bool) -> None:
         if changed:
             self._changed()
-
-    def _watched_again(self, mode: str) -> None:
-        if mode == POLLS:  # events: only what says which GPUs were asked since
-            self._tell(self._health.watched_again(mode))
 
     def _heard(self, mode: str, line: dict[str, Any]) -> None:
         self._tell(self._health.heard(line, system.clock()))
@@ -203,11 +180,6 @@ class Watchers:
         except (TypeError, AttributeError, KeyError, ValueError):  # not what a child of ours says
             return ""
         return json.dumps(found) if found else ""
-
-
-def _watched(snapshot: Snapshot) -> bool:
-    """Say whether GPUs of a host can be watched: on a plain one, with a driver."""
-    return snapshot["platform"] == "native" and snapshot["stamp"]["module"] is not None
 
 
 def _differences(snapshot: Snapshot, line: dict[str, Any]) -> list[Any]:

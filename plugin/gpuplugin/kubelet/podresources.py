@@ -96,12 +96,6 @@ async def holders(kubelet_dir: str, resources: Collection[str]) -> list[Holder] 
     return None if found is None else [row for row in found.devices if row["resource"] in resources]
 
 
-async def pods(kubelet_dir: str) -> dict[str, dict[str, str]] | None:
-    """Ask which pod has which device: as `Listed.held`; None if kubelet does not say."""
-    found = await listed(kubelet_dir)
-    return None if found is None else found.held()
-
-
 def answers(kubelet_dir: str) -> bool:
     """Say whether anybody listens, which costs less than a question to nobody."""
     return sockets.listening(f"{kubelet_dir}/{SOCKET}")

@@ -13,10 +13,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.allocation.kubelet_view import ASK
+from gpuplugin.health import nvml_child
 from gpuplugin.kubelet import podresources
 from gpuplugin.limits import nvml_limits
 from gpuplugin.limits.nvml_limits import Limit
-from gpuplugin.processes import child
 from gpuplugin.processes.child import Child
 from gpuplugin.snapshot import node_snapshot
 from gpushim.ground.errors import visible
@@ -55,7 +55,7 @@ class KernelLimits:
     ) -> None:
         self._registry, self._kubelet_dir, self._start = registry, kubelet_dir, start
         lost = "the kernel is told no memory limits"
-        self._child = Child("limits", self._words, self._heard, self._stopped, SILENCE, lost=lost, fed=True)
+        self._child = Child("limits", self._words, self._heard, self._stopped, SILENCE, start, lost, fed=True)
         self._snapshot: Snapshot | None = None
         self._driver: object = None  # that the child has opened
         self._can: bool | None = None  # None while it has not said
@@ -71,14 +71,13 @@ class KernelLimits:
     def look(self, snapshot: Snapshot, settings: Settings) -> None:
         """Have the child run while there are limits to set, with the driver that there is."""
         self._snapshot = snapshot
-        facts, limited = snapshot["stamp"], any(one.mps or one.memory for one in settings.sharing)
+        limited = any(one.mps or one.memory for one in settings.sharing)
         if limited and os.environ.get(node_snapshot.POD):
             self._cannot(POD)
             return
         if self._why == POD:
             self._forget("")
-        here = limited and snapshot["platform"] == "native" and facts["module"] is not None
-        driver = [facts["module"], facts["gpus"], self._words(())] if here else None
+        driver = nvml_child.opens(snapshot) if limited else None
         if driver == self._driver:
             return
         self._driver = driver
@@ -87,7 +86,7 @@ class KernelLimits:
             self._start(self._child.stop())
         else:
             self._child.again()
-            self._child.begin(self._start)
+            self._child.begin()
 
     async def keep(self) -> None:
         """Set limits as long as the plugin runs: of containers that start soon, of all others now and then."""
@@ -101,16 +100,11 @@ class KernelLimits:
                 self._due = time.monotonic() + ASK
                 await self._ask()
 
-    async def stop(self) -> None:
-        """End the child; `look` begins again."""
+    async def stop(self, patient: bool = False) -> None:
+        """End the child, as `Child.stop`; `look` begins again."""
         self._driver = None
         self._forget("")
-        await self._child.stop()
-
-    async def close(self) -> None:
-        """End it, and wait until it is gone, however long a driver that hangs holds it."""
-        await self.stop()
-        await child.ended([self._child])
+        await self._child.stop(patient)
 
     @property
     def notes(self) -> list[str]:

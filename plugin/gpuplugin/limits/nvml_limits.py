@@ -141,22 +141,16 @@ def unlikely(version: str) -> str:
 
 def main(library: str, mounted: str) -> None:
     """Say whether limits can be set here, then set those that stdin tells, until it ends."""
-    from gpushim.inventory import nvml  # not with `command`, which the plugin's own process calls
 
-    nvml_child.belong("limits")
-    try:
-        nvml_lines.tell(asks="")
-        with nvml.session(library, lambda what: None) as session:
-            why = _missing(session, mounted)
-            nvml_lines.tell(can=not why, why=why)
-            if not why:
-                _serve(session)
+    def serve(session: Any) -> None:
+        why = _missing(session, mounted)
+        nvml_lines.tell(can=not why, why=why)
+        if not why:
+            _serve(session)
         os.read(0, 1)  # whoever has heard that it cannot ends it
-    except nvml.UnusableError as error:
-        nvml_lines.tell(failed=str(error))
-    except BrokenPipeError:
-        pass
-    os._exit(1)
+        raise EOFError
+
+    nvml_child.run("limits", library, serve)
 
 
 def _serve(session: Any) -> None:

@@ -78,14 +78,11 @@ class Exporter:
         """Why it cannot be asked where the settings say; or ""."""
         return self._httpd.problem
 
-    async def stop(self) -> None:
-        """Serve no more, and end the child."""
-        self._httpd.stop()
-        await self._meter.stop()
-
-    async def close(self) -> None:
-        """End the child, and wait until it is gone."""
-        await self._meter.close()
+    async def stop(self, patient: bool = False) -> None:
+        """End the child, as `Child.stop`; unless that is waited for, serve no more."""
+        if not patient:
+            self._httpd.stop()
+        await self._meter.stop(patient)
 
     async def _answer(self, path: str, accept: str) -> Answer:
         if path == "/metrics":

@@ -10,8 +10,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gpuplugin.health import nvml_child
 from gpuplugin.metrics import readings
-from gpuplugin.processes import child, tasks
+from gpuplugin.processes import tasks
 from gpuplugin.processes.child import Child
 
 if TYPE_CHECKING:
@@ -53,9 +54,10 @@ class Meter:
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]], held: Callable[[], bool]) -> None:
         self._start, self._held = start, held
         lost = "metrics lack figures of GPUs"
-        self._child = Child("figures", self._words, self._heard, self._stopped, readings.SILENCE, lost=lost, fed=True)
+        silence = readings.SILENCE
+        self._child = Child("figures", self._words, self._heard, self._stopped, silence, start, lost, fed=True)
         self._snapshot: Snapshot | None = None
-        self._driver: object = None  # that the child has opened
+        self._driver: object = None  # of the snapshot, which the child opens
         self._runs = False
         self._number, self._asked, self._scraped = 0, 0.0, 0.0  # of the last round; time.monotonic()
         self._done = asyncio.Event()
@@ -67,48 +69,33 @@ class Meter:
         self._snapshot = snapshot
         there = {gpu["uuid"] for gpu in snapshot["gpus"]} if snapshot else set()
         self._known = {uuid: found for uuid, found in self._known.items() if uuid in there}
-        if self._runs and (not self._askable() or time.monotonic() - self._scraped > IDLE):
+        before, self._driver = self._driver, nvml_child.opens(snapshot) if snapshot else None
+        if self._runs and (not self._driver or time.monotonic() - self._scraped > IDLE):
             self._runs = False
             self._start(self._child.stop())
-        elif self._runs and self._found() != self._driver:
-            self._driver = self._found()
+        elif self._runs and before != self._driver:
             self._child.again()
-
-    def _askable(self) -> bool:
-        found = self._snapshot
-        return found is not None and found["platform"] == "native" and found["stamp"]["module"] is not None
-
-    def _found(self) -> object:
-        assert self._snapshot is not None
-        facts = self._snapshot["stamp"]
-        return [facts["module"], facts["gpus"], self._words(())]
 
     async def ask(self, seconds: float) -> None:
         """Have all GPUs asked, unless they just were; returns after so many seconds, whatever they do."""
         now = self._scraped = time.monotonic()
-        if not self._askable() or self._held():
+        if not self._driver or self._held():
             return
         if not self._runs:
-            self._runs, self._driver = True, self._found()
-            self._asked = now
+            self._runs, self._asked = True, now
             self._done.clear()
-            self._child.begin(self._start)  # and it begins with a round
+            self._child.begin()  # and it begins with a round
         elif now - self._asked >= PACE:
             self._number, self._asked = self._number + 1, now
             self._done.clear()
             self._child.say({"ask": self._number})
         await tasks.until(self._done, seconds)
 
-    async def stop(self) -> None:
-        """End the child; the next question starts it."""
+    async def stop(self, patient: bool = False) -> None:
+        """End the child, as `Child.stop`; the next question starts it."""
         self._runs = False
         self._done.set()
-        await self._child.stop()
-
-    async def close(self) -> None:
-        """End it, and wait until it is gone, however long a driver that hangs holds it."""
-        await self.stop()
-        await child.ended([self._child])
+        await self._child.stop(patient)
 
     def readings(self) -> dict[str, Readings]:
         """Return what is known of each GPU of the snapshot, by UUID; without what is too old to be told."""

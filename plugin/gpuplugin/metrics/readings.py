@@ -16,7 +16,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.health import nvml_child, nvml_lines
-from gpuplugin.health.nvml_child import belong
 from gpuplugin.health.nvml_lines import Gpu, tell
 
 if TYPE_CHECKING:
@@ -57,23 +56,14 @@ def command(snapshot: Snapshot, suspects: Collection[str]) -> list[str]:
 
 def main(library: str, gpus: str) -> None:
     """Tell figures until the parent is gone or NVML fails."""
-    from gpushim.inventory import nvml as nvml_session  # not with `command`, which the plugin's own process calls
-
-    belong("figures")
     known = [Gpu(uuid, pci, time.monotonic() + AGAIN if hung else 0.0) for uuid, pci, hung in json.loads(gpus)]
     asked = 0
-    try:
-        while True:
-            tell(asks="")
-            with nvml_session.session(library, lambda what: None) as nvml:
-                asked = _serve(nvml, known, asked)
-    except nvml_session.UnusableError as error:
-        tell(failed=str(error))
-    except (BrokenPipeError, EOFError):
-        pass
-    except Exception as error:  # noqa: BLE001 - said, and tried again by the parent
-        tell(failed=f"{type(error).__name__}: {error}")
-    os._exit(1)  # without a shutdown, which may hang; the kernel lets go of the GPUs
+
+    def serve(nvml: Any) -> None:
+        nonlocal asked
+        asked = _serve(nvml, known, asked)
+
+    nvml_child.run("figures", library, serve)
 
 
 def _serve(nvml: Any, gpus: list[Gpu], asked: int) -> int:

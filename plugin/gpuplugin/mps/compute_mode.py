@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import signal
-import sys
 from typing import TYPE_CHECKING, Any
 
 from gpuplugin.health import nvml_child
+from gpushim.engines.processes import ask
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.inventory import ensure, nvml, renew
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from gpushim.ground.model import Snapshot
 
 EXCLUSIVE_PROCESS = 3  # nvmlComputeMode_t
-LIMIT = 1 << 16  # bytes that a child answers
 
 
 def take(snapshot: Snapshot, uuids: list[str], path: str, seconds: float) -> None:
@@ -42,9 +39,9 @@ def take(snapshot: Snapshot, uuids: list[str], path: str, seconds: float) -> Non
     saved = before(path)
     give_back(snapshot, path, seconds, uuids)
     stored = {uuid: mode for uuid, mode in saved.items() if uuid in uuids}
-    found = _within(seconds, lambda: _modes(snapshot, uuids))
-    _save(path, {**found, **stored})
-    _within(seconds, lambda: _set(snapshot, dict.fromkeys(uuids, EXCLUSIVE_PROCESS)))
+    found = _ask(snapshot, seconds, dict.fromkeys(uuids))
+    replace(path, json.dumps({**found, **stored}).encode(), 0o600)
+    _ask(snapshot, seconds, dict.fromkeys(uuids, EXCLUSIVE_PROCESS))
 
 
 def give_back(snapshot: Snapshot, path: str, seconds: float, but: Collection[str] = ()) -> None:
@@ -62,7 +59,7 @@ def give_back(snapshot: Snapshot, path: str, seconds: float, but: Collection[str
     here = {gpu["uuid"] for gpu in snapshot["gpus"]}.difference(but)
     modes = {uuid: mode for uuid, mode in before(path).items() if uuid in here}
     if modes:
-        _within(seconds, lambda: _set(snapshot, modes))
+        _ask(snapshot, seconds, modes)
     if not but and os.path.lexists(path):
         os.unlink(path)
 
@@ -72,56 +69,16 @@ def before(path: str) -> dict[str, int]:
     return {str(uuid): mode for uuid, mode in ensure.own(path).items() if type(mode) is int and 0 <= mode <= 3}
 
 
-def _save(path: str, modes: Mapping[str, int]) -> None:
-    replace(path, json.dumps(modes).encode(), 0o600)
-
-
-def _modes(snapshot: Snapshot, uuids: list[str]) -> dict[str, int]:
-    with _session(snapshot) as session:
-        return {
-            uuid: session.nvmlDeviceGetComputeMode(session.nvmlDeviceGetHandleByUUID(uuid.encode())) for uuid in uuids
-        }
-
-
-def _set(snapshot: Snapshot, modes: Mapping[str, int]) -> dict[str, int]:
-    with _session(snapshot) as session:
-        for uuid, mode in modes.items():
-            session.nvmlDeviceSetComputeMode(session.nvmlDeviceGetHandleByUUID(uuid.encode()), mode)
-    return {}
-
-
-def _session(snapshot: Snapshot) -> Any:
-    return nvml.session(nvml_child.library(snapshot), lambda what: None)
-
-
-def _within(seconds: float, ask: Callable[[], dict[str, int]]) -> dict[str, int]:
-    """Let a child do something, and return what it found."""
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:  # one thread: a supervisor has no other
-        _answer(writing, ask)
-    os.close(writing)
-    waits = 0
-    try:
-        data = b""
-        while select.select([reading], [], [], seconds)[0]:
-            more = os.read(reading, LIMIT)
-            if not more:
-                return _answered(data)
-            data += more
-        waits = os.WNOHANG  # a driver that hangs holds it, killed or not
+def _ask(snapshot: Snapshot, seconds: float, modes: Mapping[str, int | None]) -> dict[str, int]:
+    """Have a child set modes, where one is told, and say which they were."""
+    words = nvml_child.program("gpuplugin.mps.compute_mode", nvml_child.library(snapshot), json.dumps(modes))
+    answer = ask.program(words, seconds)
+    if answer.code is None:
         raise GpushimError(
             f"NVML has not set the compute mode of the GPUs of MPS after {seconds:g} s; {renew.SLOW}", INVENTORY
         )
-    finally:
-        os.close(reading)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, waits)
-
-
-def _answered(data: bytes) -> dict[str, int]:
     try:
-        found: dict[str, Any] = json.loads(data)
+        found: dict[str, Any] = json.loads(answer.out.strip().rpartition("\n")[2])
     except ValueError:
         found = {"error": "NVML has ended its process"}
     if "error" in found:
@@ -132,14 +89,16 @@ def _answered(data: bytes) -> dict[str, int]:
     return found["modes"]  # type: ignore[no-any-return]
 
 
-def _answer(writing: int, ask: Callable[[], dict[str, int]]) -> None:
+def main(library: str, given: str) -> None:
     """Be the child."""
+    was: dict[str, int] = {}
     try:
-        try:
-            found: dict[str, Any] = {"modes": ask()}
-        except nvml.UnusableError as error:
-            found = {"error": str(error)}
-        os.write(writing, json.dumps(found).encode())
-    finally:
-        sys.stderr.flush()
-        os._exit(0)
+        with nvml.session(library, lambda what: None) as session:
+            for uuid, mode in json.loads(given).items():
+                gpu = session.nvmlDeviceGetHandleByUUID(uuid.encode())
+                was[uuid] = session.nvmlDeviceGetComputeMode(gpu)
+                if mode is not None:
+                    session.nvmlDeviceSetComputeMode(gpu, mode)
+        print(json.dumps({"modes": was}))
+    except nvml.UnusableError as error:
+        print(json.dumps({"error": str(error)}))

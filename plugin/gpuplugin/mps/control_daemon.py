@@ -10,12 +10,12 @@ import contextlib
 import os
 import re
 import shutil
-import signal
-import subprocess
 import time
 from typing import TYPE_CHECKING
 
+from gpuplugin.processes import process
 from gpushim.config import policy
+from gpushim.engines.processes import ask
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError, quote, visible
 from gpushim.inventory import files
 from gpushim.paths import rooted
@@ -36,7 +36,7 @@ TAIL = 300  # bytes at the end of what it says that a sentence has
 _UNKNOWN = re.compile("unknown|invalid|error|not supported|usage", re.IGNORECASE)
 UNSHARED = ("--mount", "--propagation", "slave")
 # The shell's arguments: the group's directory, and a command line.
-_WITH_SHM = 'mount --bind "$1" /dev/shm && shift && exec "$@"'
+_WITH_SHM = 'cd / && mount --bind "$1" /dev/shm && shift && exec "$@"'
 
 
 class ControlDaemon:
@@ -47,6 +47,9 @@ class ControlDaemon:
         group: whom it serves.
         place: its directories.
 
+    Attributes:
+        pid: of its process, and of its process group; 0 for none.
+
     Raises:
         GpushimError: the driver has no such program.
     """
@@ -55,13 +58,7 @@ class ControlDaemon:
         self._group, self._place, self._version = group, place, snapshot["driver"]["version"]
         self._program = _control(snapshot)
         self._environment = _environment(snapshot, group, place, self._program)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Its process, and its process group."""
-        assert self._process is not None
-        return self._process.pid
+        self.pid = 0
 
     def start(self, stopped: Callable[[float], bool]) -> bool:
         """Start it, and tell it its limits; say whether it serves.
@@ -75,11 +72,9 @@ class ControlDaemon:
         words = [self._program, "-f", *(["-M"] if self._group.multi_user else [])]
         with open(f"{self._place.log}/output.log", "ab") as output:
             output.truncate(0)
-            self._process = subprocess.Popen(
-                [program("unshare"), *UNSHARED, program("sh"), "-c", _WITH_SHM, "sh", self._place.shm, *words],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment, cwd="/",
-                start_new_session=True,
-            )  # fmt: skip
+            unshared = [program("unshare"), *UNSHARED, program("sh"), "-c", _WITH_SHM, "sh", self._place.shm]
+            log = output.fileno()
+            self.pid = process.spawn([*unshared, *words], stdout=log, stderr=log, variables=self._environment)
         late = time.monotonic() + START
         while not self._answers():
             if stopped(POLL):
@@ -105,17 +100,12 @@ class ControlDaemon:
             GpushimError: it does not answer.
         """
         lines = "".join(f"{command}\n" for command in commands).encode()
-        try:
-            done = subprocess.run(
-                [self._program], input=lines, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=ANSWER,
-                env=self._environment, cwd="/", check=False, start_new_session=True,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise GpushimError(
-                f"{PROGRAM} has not answered {commands[0]} after {ANSWER:g} s; see {self._place.log}", INVENTORY
-            ) from None
-        answer = done.stdout.decode("utf-8", "replace").strip()
-        if done.returncode:
+        done = ask.program([self._program], ANSWER, lines, more=self._environment)
+        if done.code is None:
+            sentence = f"{PROGRAM} does not answer {commands[0]}: {done.error}; see {self._place.log}"
+            raise GpushimError(sentence, INVENTORY)
+        answer = f"{done.out}{done.error}".strip()
+        if done.code:
             raise GpushimError(
                 f"{PROGRAM} does not take {commands[0]}: {quote(answer)}; see {self._place.log}", INVENTORY
             )
@@ -132,17 +122,17 @@ class ControlDaemon:
 
     def end(self) -> None:
         """End it with its servers and their clients, by force if need be."""
-        process, self._process = self._process, None
-        if process is None:
+        if not self.pid:
             return
-        if process.poll() is None:
+        if not process.ended(self.pid):
             with contextlib.suppress(GpushimError):
                 self.ask("quit")
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(ANSWER)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+                late = time.monotonic() + ANSWER
+                while not process.ended(self.pid) and time.monotonic() < late:
+                    time.sleep(POLL)
+        process.kill(self.pid)
+        os.waitpid(self.pid, 0)
+        self.pid = 0
 
     def _answers(self) -> bool:
         self._check_runs()
@@ -153,7 +143,7 @@ class ControlDaemon:
         return True
 
     def _check_runs(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if not process.ended(self.pid):
             return
         with open(f"{self._place.log}/output.log", "rb") as output:
             output.seek(max(os.fstat(output.fileno()).st_size - TAIL, 0))

@@ -16,7 +16,6 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from gpuplugin.mps.control_daemon import ControlDaemon, program
 from gpuplugin.mps.mps import Place, described
 from gpuplugin.settings.resources import NAME
 from gpushim.config import policy
+from gpushim.engines.processes import ask
 from gpushim.ground import system
 from gpushim.ground.errors import CONFIG, INVENTORY, GpushimError, quote
 from gpushim.ground.logs import logger
@@ -194,13 +194,9 @@ def _mount(folder: str) -> None:
 
 
 def _run(name: str, *words: str) -> None:
-    done = subprocess.run(
-        [program(name), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={"LC_ALL": "C.UTF-8"}, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        answer = done.stdout.decode("utf-8", "replace").strip()
-        raise GpushimError(f"{name} of {words[-1]} fails: {quote(answer)}", INVENTORY)
+    done = ask.program([program(name), *words])
+    if done.code != 0:
+        raise GpushimError(f"{name} of {words[-1]} fails: {quote(done.last)}", INVENTORY)
 
 
 def _clear(place: Place) -> None:
@@ -229,9 +225,9 @@ def _end_left(place: Place) -> None:
 def _identity(pid: int) -> str:
     """Return what tells a process from others that have its id later, or before a boot; "" if there is none."""
     try:
-        with open(system.BOOT_ID) as boot, open(f"/proc/{pid}/stat", errors="replace") as stat:
+        with open(f"/proc/{pid}/stat", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()
-            return "" if fields[0] in ("Z", "X") else f"{boot.read().strip()} {fields[19]}"
+            return "" if fields[0] in ("Z", "X") else f"{system.boot()} {fields[19]}"
     except (OSError, IndexError):
         return ""
 

@@ -36,21 +36,16 @@ class Units:
 
     Args:
         start: starts a task, and sees to what it ends with.
-
-    Attributes:
-        groups: how many there are, which are to be looked at often.
     """
 
     def __init__(self, start: Callable[[Any], asyncio.Task[Any]]) -> None:
         self._start = start
         self._ready: list[str] = []
         self._next = 0.0  # time.monotonic()
-        self.groups = 0
 
     def look(self, snapshot: Snapshot, settings: Settings) -> bool:
         """Have units started that are missing, and say whether what clients find has changed."""
         groups, state = _groups(snapshot, settings), system.state_dir()
-        self.groups = len(groups)
         units = mps.missing(state, groups) if groups and time.monotonic() >= self._next else []
         if units:
             self._next = time.monotonic() + AGAIN
@@ -80,7 +75,7 @@ def _groups(snapshot: Snapshot, settings: Settings) -> list[MpsGroup]:
 async def _run(words: list[str]) -> None:
     """Run a command; systemd starts the units, and its journal says what becomes of them."""
     try:
-        pid = process.spawn(words, process.environment(), None, None)
+        pid = process.spawn(words)
     except OSError as error:
         logger.warning("%s cannot be started: %s", words[0], error.strerror)
         return

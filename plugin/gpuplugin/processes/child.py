@@ -20,13 +20,12 @@ from gpushim.ground.errors import quote, visible
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection
 
 # Seconds.
 FIRST, LONGEST = 1.0, 60.0  # between its end and its next start, more each time
 SETTLED = 10.0  # after which one that has told something has begun well
 STARTING = 20.0  # most, from its start to what it tells first: a driver initialises GPUs then
-LOOK = 1.0  # between looks whether it has ended, where the kernel does not tell
 REPEATED = 3600.0  # before the same is logged again
 KILLED = 1.0  # for which `stop` waits for one that it has killed
 LINE_LIMIT = 1 << 16  # bytes
@@ -47,9 +46,9 @@ class Child:
         heard: is called with each line that it tells, but for those about itself.
         on_stop: is called when it does not watch any more: why, a clause; the GPU whose call hung, or "".
         silence: seconds without a line after which it hangs.
-        on_start: is called when one tells its first line, and leaves out no GPU.
+        start: starts the task that sees to it.
         lost: what is not done while it does not run.
-        fed: it reads what `say` writes.
+        fed: it answers what `say` writes.
 
     Attributes:
         pid: of the one that runs, or is left behind; 0 for none.
@@ -63,35 +62,30 @@ class Child:
         heard: Callable[[dict[str, Any]], None],
         on_stop: Callable[[str, str], None],
         silence: float,
-        on_start: Callable[[], None] = lambda: None,
+        start: Callable[[Any], asyncio.Task[Any]] = asyncio.ensure_future,
         lost: str = "GPUs are not watched",
         fed: bool = False,
     ) -> None:
-        self.name, self.pid, self._lost = name, 0, lost
-        self._fed, self._feed = fed, -1  # the end of a pipe
-        self._words, self._heard, self._on_stop, self._on_start, self._silence = (
-            words,
-            heard,
-            on_stop,
-            on_start,
-            silence,
-        )
+        self.name, self.pid, self._lost, self._start = name, 0, lost, start
+        self._most, self._feed = FED if fed else LINES, -1  # the end of a pipe
+        self._words, self._heard, self._on_stop, self._silence = words, heard, on_stop, silence
         self._suspects: dict[str, None] = {}
         self._logged: dict[str, float] = {}  # until when a sentence is not logged again
-        self._garbled = False
+        self._garbled = self._hurried = False
         self._task: asyncio.Task[None] | None = None
         self._begin_life()
 
-    def begin(self, start: Callable[[Any], asyncio.Task[Any]] = asyncio.ensure_future) -> None:
-        """Start it, if it does not run; `start` starts the task that sees to it."""
+    def begin(self) -> None:
+        """Start it, if it does not run."""
         if self._task is None:
-            self._hurry = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
-            self._task = start(self._run())
+            self._news = asyncio.Event()  # not before: Python 3.9 ties it to the loop of that moment
+            self._task = self._start(self._run())
 
     def again(self) -> None:
         """Start another in its place, as its command line has changed."""
         if self._task is not None:
-            self._hurry.set()
+            self._hurried = True
+            self._news.set()
 
     def say(self, line: dict[str, Any]) -> bool:
         """Write a line to the one that runs; returns whether that can read it."""
@@ -101,8 +95,11 @@ class Child:
         except OSError:  # it has ended, or reads nothing
             return False
 
-    async def stop(self) -> bool:
-        """Kill it, and start none any more; within KILLED seconds.
+    async def stop(self, patient: bool = False) -> bool:
+        """Kill it, and start none any more.
+
+        Args:
+            patient: wait until it is gone, however long a driver that hangs holds it; else KILLED seconds.
 
         Returns:
             whether it is gone, and has let go of the driver.
@@ -110,8 +107,9 @@ class Child:
         task, self._task = self._task, None
         if task is not None:
             await tasks.cancel(task)
+        if task is not None or patient:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._reap(), KILLED)
+                await asyncio.wait_for(self._reap(), None if patient else KILLED)
         return not self.pid
 
     async def _run(self) -> None:
@@ -119,78 +117,71 @@ class Child:
         while self._task is not None:  # a cancelling that was swallowed starts no other
             if self.pid:  # left behind by the last `stop`
                 await self._reap()
-            self._hurry.clear()
+            self._hurried = False
             began = time.monotonic()
             why = await self._life()
-            if not self._hurry.is_set():
+            if not self._hurried:
                 self._stopped(f"{why}; it starts again", why, self._hung)
             await self._end_of_it()
             if self.answered and time.monotonic() - began > SETTLED:
                 pause = FIRST
-            await tasks.until(self._hurry, pause)
-            pause = FIRST if self._hurry.is_set() else min(2 * pause, LONGEST)
+            if not self._hurried:
+                self._news.clear()
+                await tasks.until(self._news, pause)
+            pause = FIRST if self._hurried else min(2 * pause, LONGEST)
 
     def _begin_life(self) -> None:
         self.answered, self._buffer, self._last = False, b"", time.monotonic()
         self._second, self._lines = self._last, 0  # since then so many lines
-        self._asks = self._hung = self._why = ""  # a GPU, a GPU, a clause
+        self._asks = self._hung = self._over = ""  # a GPU, a GPU, why nothing more is read
 
     async def _life(self) -> str:
         """Start one and read what it says until it ends or must end; returns why."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
-        taking, feed = os.pipe2(os.O_CLOEXEC) if self._fed else (None, -1)
+        taking, feed = os.pipe2(os.O_CLOEXEC)
         loop = asyncio.get_running_loop()
         self._begin_life()
-        self._over: asyncio.Future[str] = loop.create_future()
         try:
             try:
-                self.pid = process.spawn(self._words([*self._suspects]), process.environment(), writing, None, taking)
+                self.pid = process.spawn(self._words([*self._suspects]), taking, writing)
             except OSError as error:
                 return f"it cannot be started: {error.strerror}"
             finally:
                 os.close(writing)
-                if taking is not None:
-                    os.close(taking)
-                    os.set_blocking(feed, False)
-                    self._feed = feed
+                os.close(taking)
             os.set_blocking(reading, False)
-            loop.add_reader(reading, self._readable, reading)
-            with process.watched(self.pid, lambda: self._dead(reading)) as answered:
-                return await self._end(LONGEST if answered else LOOK, reading)
+            os.set_blocking(feed, False)
+            self._feed = feed
+            loop.add_reader(reading, self._news.set)
+            return await self._end(reading)
         finally:
             loop.remove_reader(reading)
-            self._readable(reading)  # what it has told already
-            os.close(reading)
-            if feed >= 0:
-                self._feed = -1
+            self._feed = -1
+            try:
+                self._read(reading)  # what it has told already
+            finally:
+                os.close(reading)
                 os.close(feed)
 
-    async def _end(self, look: float, reading: int) -> str:
-        """Wait until it has ended (looked at every `look` seconds), is silent, or to be another; return why."""
-        hurry: asyncio.Future[Any] = asyncio.ensure_future(self._hurry.wait())
-        either: set[asyncio.Future[Any]] = {self._over, hurry}
-        try:
-            while True:
-                left = (
-                    self._last + (self._silence if self.answered else max(STARTING, self._silence)) - time.monotonic()
-                )
-                if left <= 0:
-                    return self._hangs()
-                done, _ = await asyncio.wait(either, timeout=min(left, look), return_when=asyncio.FIRST_COMPLETED)
-                if not done and process.ended(self.pid):
-                    self._dead(reading)
-                if self._over.done():
-                    return self._over.result()
-                if hurry in done:
-                    return "it is started again"
-        finally:
-            hurry.cancel()
+    async def _end(self, reading: int) -> str:
+        """Take what it tells until it has ended, is silent, or is to be another; return why.
 
-    def _dead(self, reading: int) -> None:
-        """Take what one told that has ended: as much as a pipe holds, though something that it started speaks on."""
-        self._readable(reading)
-        if not self._over.done():
-            self._over.set_result(self._why or "it has ended")
+        Its end shows at the end of the pipe; if something that it started holds that, as soon as this speaks on, or
+        it would have been silent for too long.
+        """
+        while True:
+            ended = process.ended(self.pid)  # before reading, which takes as much as a pipe holds
+            self._read(reading)
+            if self._over or ended:
+                return self._over or "it has ended"
+            if self._hurried:
+                return "it is started again"
+            silence = self._silence if self.answered else max(STARTING, self._silence)
+            left = self._last + silence - time.monotonic()
+            if left <= 0:
+                return self._hangs()
+            await tasks.until(self._news, left)
+            self._news.clear()
 
     def _hangs(self) -> str:
         if self._asks:
@@ -228,35 +219,29 @@ class Child:
             if self.pid == pid:  # else who waited for it, too, has started another
                 self.pid = 0
 
-    def _readable(self, reading: int) -> None:
+    def _read(self, reading: int) -> None:
         """Take what it has written, at most LINE_LIMIT at a time."""
-        if self._over.done():
-            return
         try:
             data = os.read(reading, LINE_LIMIT)
         except BlockingIOError:
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if self._floods(max(len(lines), len(data) // LONG)):
-            self._over.set_result("it writes without end")
+            self._over = "it writes without end"
             return
-        try:
-            for line in lines:
-                self._line(line)
-        except Exception as error:  # noqa: BLE001 - the task ends with it, and whoever started that sees to it
-            self._over.set_exception(error)
-            return
+        for line in lines:
+            self._line(line)
         if not data:
-            self._over.set_result(self._why or "it has ended")
+            self._over = self._over or "it has ended"
         elif len(self._buffer) > LINE_LIMIT:
-            self._over.set_result(f"it has written a line of more than {LINE_LIMIT >> 10} KiB")
+            self._over = f"it has written a line of more than {LINE_LIMIT >> 10} KiB"
 
     def _floods(self, lines: int) -> bool:
         now = time.monotonic()
         if now - self._second >= 1:
             self._second, self._lines = now, 0
         self._lines += lines
-        return self._lines > (FED if self._fed else LINES)
+        return self._lines > self._most
 
     def _line(self, data: bytes) -> None:
         try:
@@ -274,30 +259,15 @@ class Child:
         self._last = time.monotonic()
         if "asks" in line:
             self._asks = str(line["asks"])[:WHY_LIMIT]
-        elif "failed" in line:
-            self._why = visible(str(line["failed"])[:WHY_LIMIT])
+        elif "failed" in line:  # its last
+            self._over = visible(str(line["failed"])[:WHY_LIMIT]) or "it has ended"
         elif "alive" in line:
             self._asks = ""
         else:
-            self._asks = ""
-            self._well(line)
+            self._asks, self.answered = "", True
+            for answered in (line.get("poll"), line.get("watching")):
+                self._suspects = {uuid: None for uuid in self._suspects if uuid not in _texts(answered)}
             self._heard(line)
-
-    def _well(self, line: dict[str, Any]) -> None:
-        """Take note that it watches, and which GPUs have answered."""
-        for answered in (line.get("poll"), line.get("watching")):
-            self._suspects = {uuid: None for uuid in self._suspects if uuid not in _texts(answered)}
-        if not self.answered and not self._suspects:
-            self._on_start()
-        self.answered = True
-
-
-async def ended(children: Iterable[Child]) -> None:
-    """Wait until children that were stopped are gone, however long a driver that hangs holds them."""
-    for child in children:
-        if child.pid:
-            await process.gone(child.pid)
-            child.pid = 0
 
 
 def _texts(found: object) -> set[str]:

@@ -56,18 +56,18 @@ class FakeChild:
 
     all: ClassVar[dict[str, FakeChild]] = {}
 
-    def __init__(self, name: str, words: Any, heard: Any, mark_unwatched: Any, silence: float, answers: Any) -> None:
-        self.heard, self.mark_unwatched, self.answers, self.words = heard, mark_unwatched, answers, words
+    def __init__(self, name: str, words: Any, heard: Any, mark_unwatched: Any, silence: float, start: Any) -> None:
+        self.heard, self.mark_unwatched, self.words = heard, mark_unwatched, words
         self.name, self.pid, self.does = name, 0, ""
         self.all[name] = self
 
-    def begin(self, start: Any) -> None:
+    def begin(self) -> None:
         self.does = self.does or "begin"
 
     def again(self) -> None:
         self.does = "again"
 
-    async def stop(self) -> bool:
+    async def stop(self, patient: bool = False) -> bool:
         self.does = ""
         return True
 
@@ -239,31 +239,6 @@ def test_a_stranger_s_end_is_noticed_long_before_the_next_question(
             stranger = await a_stranger(kubelet, [{"ID": uuid(0), "health": "Healthy"}])
             await stranger.stop()
             await until(lambda: kubelet.well().get(GPU) == [uuid(0), uuid(1)], 5)
-
-    asyncio.run(run())
-
-
-def test_the_host_is_looked_at_more_rarely_while_a_child_polls_it(
-    top: Path, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[float] = []
-
-    def read(*_: str) -> Any:
-        looks.append(time.monotonic())
-        return host.found, None
-
-    monkeypatch.setattr(node_snapshot, "read", read)
-    monkeypatch.setattr(daemon, "LOOK", 0.05)
-
-    async def run() -> None:
-        async with running(top) as kubelet:
-            await until(lambda: kubelet.lists.get(GPU))
-            await until(lambda: len(looks) > 20)
-            child: Any = FakeChild.all["polls"]
-            child.pid, child.answered = 1, True
-            await until(lambda: looks[-1] < time.monotonic() - 10 * daemon.LOOK)
-            host.has(snapshot([gpu(0)]))  # of which inotify tells
-            await until(lambda: len(kubelet.well()[GPU]) == 1)
 
     asyncio.run(run())
 

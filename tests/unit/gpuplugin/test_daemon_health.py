@@ -108,7 +108,6 @@ def test_gpus_that_nobody_has_asked_count_as_well_for_a_while_alone(
             await asyncio.sleep(0.2)
             assert kubelet.well()[GPU] == []
             FakeChild.all["events"].heard({"xid": 13, "gpu": uuid(0), "gi": None, "ci": None})  # before it tells who
-            FakeChild.all["events"].answers()
             await asyncio.sleep(0.2)
             assert kubelet.well()[GPU] == []
             FakeChild.all["events"].heard({"watching": [uuid(0), uuid(1)], "unwatched": {}})

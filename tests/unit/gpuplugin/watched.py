@@ -35,22 +35,18 @@ class Heard:
         self.lines: list[tuple[float, dict[str, Any]]] = []
         self.blind: list[tuple[str, str]] = []
         self.suspects: list[list[str]] = []
-        self.seen = 0
 
         def command(suspects: Any) -> list[str]:
             self.suspects.append([*suspects])
             return words(suspects) if words else [sys.executable, "-ISc", PYTHON + script]
 
-        self.child = Child(name, command, self._heard, self._blind, silence, self._watched_again, fed=fed)
+        self.child = Child(name, command, self._heard, self._blind, silence, fed=fed)
 
     def _heard(self, line: dict[str, Any]) -> None:
         self.lines.append((time.monotonic(), line))
 
     def _blind(self, why: str, gpu: str) -> None:
         self.blind.append((why, gpu))
-
-    def _watched_again(self) -> None:
-        self.seen += 1
 
     def last(self, key: str) -> Optional[dict[str, Any]]:
         """Return the last line that has a key."""

@@ -75,11 +75,6 @@ def test_people_are_told_since_when() -> None:
     assert reason.when == pytest.approx(time.time(), abs=10)
 
 
-def test_drivers_that_keep_the_same_book_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocators, "BOOKED", frozenset({"gpu.nvidia.com"}))
-    assert found([HERE], claim()) == []
-
-
 @pytest.mark.parametrize(
     ("theirs", "expected"),
     [

@@ -89,7 +89,6 @@ class Node:
         plugin, self.plugins[which] = self.plugins[which], None
         if plugin:
             plugin.registry.instances.leave()  # as the kernel does for one that is killed
-            plugin.registry.book.close()
 
     def pod_starts(self) -> None:
         free = [

@@ -32,7 +32,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shared.prepare()
     with shared.locked():
         shared.write(page)
-    shared.close()
     return Path(shared.path)
 
 
@@ -137,7 +136,10 @@ def test_a_newer_form_is_left_alone(path: Path) -> None:
 def test_who_keeps_the_lock_is_not_waited_for_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(book, "PATIENCE", 0.05)
     other = Book()
-    with other.locked(), pytest.raises(GpushimError, match=r"book.lock has been locked for 0 s"):
+    with (
+        other.locked(),
+        pytest.raises(GpushimError, match=r"book.lock is held by process .* for more than"),
+    ):
         Book().give(GIVEN)
     Book().give(GIVEN)
 

@@ -158,7 +158,7 @@ def test_nothing_runs_while_the_gpus_are_let_go(scene: Scene) -> None:
     async def body() -> None:
         await until(lambda: scene.made.state["kernel"])
         pid = scene.pid
-        await scene.made.close()
+        await scene.made.stop(patient=True)
         assert not os.path.exists(f"/proc/{pid}")
         assert (scene.pid, scene.made.state["kernel"]) == (0, None)
         scene.give(0)

@@ -30,8 +30,8 @@ WELL = health(uuid(0), uuid(1))
 class Silent(FakeChild):
     """A child that does not answer."""
 
-    def __init__(self, name: str, words: Any, heard: Any, stopped: Any, silence: float, lost: str, fed: bool) -> None:
-        super().__init__(name, words, heard, stopped, silence, bool)
+    def __init__(self, *words: Any, fed: bool) -> None:
+        super().__init__(*words[:6])
 
     def say(self, line: object) -> bool:
         return False

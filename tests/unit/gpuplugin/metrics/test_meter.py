@@ -39,7 +39,7 @@ def metering(
         try:
             await test(one)
         finally:
-            await one.close()
+            await one.stop(patient=True)
 
     asyncio.run(run())
 
@@ -219,7 +219,7 @@ def test_no_child_runs_while_gpus_are_let_go(host: fakehost.Host) -> None:
     async def test(one: Meter) -> None:
         await one.ask(SECONDS)
         held[0] = True
-        await one.close()
+        await one.stop(patient=True)
         assert not running(one)
         await one.ask(SECONDS)
         assert not running(one)
