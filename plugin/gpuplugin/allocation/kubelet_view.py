@@ -22,6 +22,7 @@ from gpuplugin.kubelet.v1beta1 import KUBELET_SOCKET
 from gpuplugin.processes.tasks import until
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
+from gpushim.containers.kubelet import PLUGINS
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import trust
@@ -284,7 +285,7 @@ class Questions:
         )  # else kubelet may not have it yet
 
     def _folder(self) -> str:
-        return self._kubelet_dir() + "/device-plugins"
+        return f"{self._kubelet_dir()}/{PLUGINS}"
 
 
 def _divisions(page: Page) -> object:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim.cdi import specs, validate, versions
 from gpushim.cdi.generate import publish, write, written
 from gpushim.doctor import (
+    REFRESH,
     Finding,
     Host,
     broken,
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
     Reads = tuple[tuple[tuple[int, int], str], ...]  # as table.py has it
 
-REFRESH = "gpushim refresh"
-
 
 def directories(host: Host) -> list[str]:
     """List the directories of specs, each once, even if it has several paths."""
@@ -72,7 +71,7 @@ def spec(host: Host) -> Iterator[Finding]:
     elif publish.saved(path) is None:
         yield warning(f"{path} is not there, or cannot be used: engines find no CDI device of gpushim", _again(host))
     elif publish.saved(path) != expected and (why := publish.emptier(path, expected, found["source"])):
-        yield warning(why, "do what nvml says; then gpushim refresh")
+        yield warning(why, f"do what nvml says; then {REFRESH}")
     elif publish.saved(path) != expected:
         yield broken(
             f"{path} is not of this driver and these GPUs: engines give containers what is not there", _again(host)

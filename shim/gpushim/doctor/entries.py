@@ -11,7 +11,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from gpushim.cdi.generate import publish
-from gpushim.doctor import broken, listing, ok, ours, restarting, skipped, text, warning
+from gpushim.doctor import REFRESH, broken, listing, ok, ours, restarting, skipped, text, warning
 from gpushim.engines import hooksd
 from gpushim.engines.settings.setup import executes_ours, is_ours
 
@@ -62,7 +62,7 @@ def looks_there(host: Host, folders: Iterable[str]) -> bool:
 def moved(host: Host, folder: str) -> str:
     """Say how refresh comes to write its CDI spec to `folder`, in which an engine looks."""
     where = f"under [cdi] in {shlex.quote(host.config)}"
-    return f"set output-directory {where} to {shlex.quote(folder)}; then gpushim refresh"
+    return f"set output-directory {where} to {shlex.quote(folder)}; then {REFRESH}"
 
 
 def hooks(title: str, folders: list[str], seen: Callable[[str], str], then: str, own: str = "") -> Iterator[Finding]:

@@ -11,7 +11,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim.containers import kubelet
-from gpushim.doctor import broken, ok, skipped, some, then, warning
+from gpushim.doctor import REFRESH, broken, ok, skipped, some, then, warning
 from gpushim.engines.containerd import services
 from gpushim.engines.processes import ask, units
 from gpushim.ground import seen
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 # Where kubelet keeps its directory: as it comes, in k0s, in MicroK8s.
 PLACES = ("/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet")
-PLUGINS = "device-plugins"
 # Units that run a kubelet, the usual one first.
 UNITS = ("kubelet", *services.RANCHER, "rke2-server", "rke2-agent", "k3s-agent", "k0sworker", "k0scontroller")
 MICROK8S = "snap.microk8s.daemon-kubelite"
@@ -65,7 +64,7 @@ def _elsewhere(host: Host) -> list[str]:
 
 def listens(host: Host) -> Iterator[Finding]:
     """Check that kubelet listens where device plugins register."""
-    path = f"{host.kubelet}/{PLUGINS}/kubelet.sock"
+    path = f"{host.kubelet}/{kubelet.PLUGINS}/kubelet.sock"
     if not os.path.isdir(host.kubelet):
         return
     if not seen.exists(path):
@@ -110,7 +109,7 @@ def _compared(host: Host, found: Checkpoint, inventory: Snapshot) -> Iterator[Fi
     lost = sorted({_device(one) for ids in ours.values() for one in ids} - known)
     if lost:
         evidence = f"kubelet would give out what the snapshot does not have: {_shown(lost)}"
-        yield warning(evidence, then("gpushim refresh", plugin_again(host)))
+        yield warning(evidence, then(REFRESH, plugin_again(host)))
     held = [(one, {_device(each) for each in one.devices} - known) for one in found.given if _is_ours(one.resource)]
     for one, gone in held:
         if gone and not gone & {*lost}:

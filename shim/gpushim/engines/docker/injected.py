@@ -13,7 +13,7 @@ from gpushim.ground import bounds
 from gpushim.ground.errors import GpushimError, quote
 from gpushim.oci.selection import is_qualified
 
-SPEC_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
+SPEC_DIRECTORIES = specs.DIRECTORIES
 
 
 @dataclass
