@@ -125,13 +125,13 @@ def files(host: Host) -> Iterator[Finding]:
     """Check that every spec can be read and trusted."""
     found, problems = specs.load(directories(host))
     for problem in problems:
-        others = "owns it" in problem or "its mode is" in problem
         path = problem.partition(": ")[0]
+        others = os.path.exists(path) and trust.others_may(os.stat(path))
         if path == publish.path_of(host.settings) and not others:
             fix = _again(host)
         else:
             fix = f"{corrected(path)} or remove it: `gpushim cdi validate` tells more"
-        if others and os.path.exists(path):
+        if others:
             take = untrusted.directory if os.path.isdir(path) else untrusted.file
             fix = take(path) or _avoided(host, path)
         yield (broken if others else warning)(f"{problem}; its devices do not count", fix)

@@ -32,7 +32,7 @@ from gpushim.doctor import (
     then,
     warning,
 )
-from gpushim.doctor.kubelet import PLUGIN_UNIT, plugin_again, setting, then_plugin
+from gpushim.doctor.kubelet import PLUGIN_UNIT, POD_AGAIN, plugin_again, setting, then_plugin
 from gpushim.engines.processes import ask
 from gpushim.ground import seen
 from gpushim.ground.errors import quote, visible
@@ -103,9 +103,7 @@ def _ended(host: Host, path: str, others: bool) -> Finding:
     evidence = f"nobody listens on {path}: the device plugin that made it has ended"
     if others:
         return warning(evidence, f"rm {shlex.quote(path)}")
-    ours = os.path.basename(path).startswith(OURS)
-    theirs = "delete the device plugin's pod on this node with kubectl: its daemon set makes another"
-    return warning(evidence, plugin_again(host) if ours else theirs)
+    return warning(evidence, plugin_again(host) if os.path.basename(path).startswith(OURS) else POD_AGAIN)
 
 
 def _asked(host: Host) -> Iterator[Finding]:
