@@ -24,13 +24,12 @@ if TYPE_CHECKING:
 
     from gpushim.paths.rootfs import Rootfs
 
-FOLDER = "/usr/local/cuda/compat"
 SECTION = b".note.cuda.fwd_compatibility"
 OWNER = b"NVIDIA Corporation"
 
 
 def choose(
-    root: Rootfs, driver: str, cuda: str, warn: Callable[[str, Exception], None], folder: str = FOLDER
+    root: Rootfs, driver: str, cuda: str, warn: Callable[[str, Exception], None], folder: str
 ) -> list[tuple[str, str]]:
     """Decide whether the image's compatibility libraries come before the host driver's.
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Entries = list[tuple[bytes, bytes]]  # SONAME, path in the container
 
 LOADER32 = "/lib/ld-linux.so.2"  # i386's
-COMPAT = "/usr/local/cuda/compat"
+COMPAT_FOLDER = "/usr/local/cuda/compat"
 PROFILES = "/etc/nvidia/nvidia-application-profiles-rc.d"
 GPUS = "/proc/driver/nvidia/gpus"
 DRAWING = ("libnvidia-eglcore.so", "libEGL_nvidia.so")  # what reads application profiles
@@ -128,11 +128,12 @@ class Work:
 
     def compatibility(self, driver: str, cuda: str) -> Entries:
         """Return the cache entries of the image's own libcuda and its kin, if they are to come first."""
-        if not (driver or cuda) or not self.root.exists(COMPAT):
+        if not (driver or cuda) or not self.root.exists(COMPAT_FOLDER):
             return []
         from gpuhook.finish.compat import choose  # many images have no such directory
 
-        return [(_encode(name), _encode(path)) for name, path in choose(self.root, driver, cuda, self.warn)]
+        found = choose(self.root, driver, cuda, self.warn, COMPAT_FOLDER)
+        return [(_encode(name), _encode(path)) for name, path in found]
 
     def configure(
         self, entries: Entries, machine: str, driver: str = "", cuda: str = "", entries32: Entries | None = None

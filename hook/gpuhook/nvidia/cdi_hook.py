@@ -20,7 +20,7 @@ import posix
 from gpuhook import prestart
 from gpuhook.confine import confine
 from gpuhook.finish import cover, nodes
-from gpuhook.finish.finish import PROFILES, folders_in
+from gpuhook.finish.finish import COMPAT_FOLDER, PROFILES, folders_in
 from gpuhook.live import owned
 from gpuhook.nvidia.container import Container, decode, encode, open_container, state_from
 from gpushim.ground.errors import USAGE, GpushimError, quote
@@ -156,7 +156,7 @@ def enable_cuda_compat(work: Container, options: Options) -> None:
     from gpuhook.finish import compat  # other hooks do without
 
     driver, cuda = _last(options, "host-driver-version"), _last(options, "host-cuda-version")
-    folder = _last(options, "cuda-compat-container-root", compat.FOLDER).rstrip("/")
+    folder = _last(options, "cuda-compat-container-root", COMPAT_FOLDER).rstrip("/")
     if not folder.startswith("/") or "\n" in folder:
         raise GpushimError("--cuda-compat-container-root: want an absolute path", USAGE)
     found = compat.choose(work.root, driver, cuda, work.warn, folder) if driver or cuda else []

@@ -33,7 +33,6 @@ NOTHING = (
     "which brings nothing to unprivileged containers while accept-env-when-unprivileged under [requests] of "
     "config.toml is false"
 )
-CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 # One for each resource, since kubelet keeps the first of equal keys; 63 characters at most (resources.LONGEST_NAME).
 ANNOTATION = "gpushim-device-plugin_"
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuplugin.health.reason import Reason
 from gpuplugin.kubelet import podresources, sockets
-from gpuplugin.kubelet.plugins import DRIVER, PLUGINS, REGISTRY, Plugins, believed
+from gpuplugin.kubelet.plugins import DRIVER, REGISTRY, Plugins, believed
 from gpuplugin.processes import tasks
 from gpuplugin.settings.resources import PREFIX
 from gpushim.containers import claims, kubelet
+from gpushim.containers.kubelet import PLUGINS
 from gpushim.ground import system
 from gpushim.ground.errors import quote
 from gpushim.ground.logs import logger

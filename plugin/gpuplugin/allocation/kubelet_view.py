@@ -22,6 +22,7 @@ from gpuplugin.kubelet.v1beta1 import KUBELET_SOCKET
 from gpuplugin.processes.tasks import until
 from gpuplugin.settings import resources
 from gpuplugin.snapshot import release
+from gpushim.containers.kubelet import PLUGINS
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.paths import trust
@@ -285,7 +286,7 @@ class Questions:
         self._named = seen if all(since < asked - TICK for since in new) else None  # kubelet may not have it yet
 
     def _folder(self) -> str:
-        return self._kubelet_dir() + "/device-plugins"
+        return f"{self._kubelet_dir()}/{PLUGINS}"
 
 
 def _divisions(page: Page) -> object:

@@ -19,6 +19,7 @@ from gpuplugin.kubelet.v1beta1 import KUBELET_SOCKET, check, listed
 from gpuplugin.mps import mps
 from gpuplugin.settings import resources
 from gpuplugin.settings.resources import GONE, Device
+from gpushim.containers.kubelet import PLUGINS
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
 from gpushim.ground.logs import logger
@@ -231,7 +232,7 @@ def offered(snapshot: Snapshot, settings: Settings, notes: list[str]) -> tuple[d
 
 def absent(settings: Settings) -> list[str]:
     """Say that kubelet is not there, or elsewhere; one that starts makes its socket then."""
-    path = f"{settings.values['kubelet-dir']}/device-plugins/{KUBELET_SOCKET}"
+    path = f"{settings.values['kubelet-dir']}/{PLUGINS}/{KUBELET_SOCKET}"
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -257,7 +258,7 @@ def _check_cdi(snapshot: Snapshot, found: Mapping[str, Sequence[Device]], ways: 
 def _ways(settings: Settings, snapshot: Snapshot) -> Ways:
     """Say how containers are told their devices."""
     values, nodes = settings.values, snapshot["nodes"]
-    control = [path for path in allocation.CONTROL_NODES if path in nodes] if values["pass-device-specs"] else None
+    control = [path for path in ensure.CONTROL_NODES if path in nodes] if values["pass-device-specs"] else None
     return Ways(
         ways=values["device-list-strategy"],
         by_index=values["device-id-strategy"] == "index",

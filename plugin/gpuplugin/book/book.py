@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpuplugin.book.page import Gifts, Page
     from gpuplugin.book.records import Given
 
-DIRECTORY, FOLDER = "/var/lib/gpushim", "device-plugin"  # on disk; with $GPUSHIM_STATE, below that
+FOLDER = "device-plugin"  # on disk; with $GPUSHIM_STATE, below that
 NAME, LOCK = "book.json", "book.lock"
 LIMIT = 1 << 25  # bytes; 60 000 replicas that are all given out need some 12 MiB
 MORE = 1 << 20  # bytes after the first line, about, before all of it is written in one again
@@ -49,7 +49,7 @@ _written = json.JSONEncoder(separators=(",", ":")).encode
 def folder() -> str:
     """Return the book's directory."""
     state = system.state_dir()
-    return f"{DIRECTORY if state == system.STATE_DIR else state}/{FOLDER}"
+    return f"{system.LASTING_DIR if state == system.STATE_DIR else state}/{FOLDER}"
 
 
 class Book:

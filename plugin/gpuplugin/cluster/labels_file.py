@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     Others = Callable[[Settings, Snapshot], list[str]]  # sentences
 
 LIMIT = 1 << 20  # bytes of a file
-BOOKS = "/var/lib/gpushim"  # gpushim's own, as is the state directory
 RETRY = 60.0  # seconds, where no interval is wanted
 
 
@@ -73,7 +72,7 @@ class LabelsFile:
 
     async def _write(self, path: str, found: Mapping[str, str], settings: Settings) -> None:
         stamped = not settings.values["labels-no-timestamp"]
-        theirs = (settings.values["kubelet-dir"], system.state_dir(), BOOKS)
+        theirs = (settings.values["kubelet-dir"], system.state_dir(), system.LASTING_DIR)
         try:
             await asyncio.to_thread(write, path, found, stamped, theirs)  # no RPC waits for a disk
         except OSError as error:

@@ -23,6 +23,7 @@ from gpuplugin.kubelet import sockets
 from gpuplugin.kubelet.endpoint import CHANNEL
 from gpuplugin.kubelet.protobuf import WireError
 from gpuplugin.kubelet.v1beta1 import GET_INFO, reader, writer
+from gpushim.containers.kubelet import PLUGINS
 from gpushim.ground.logs import logger
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     Key = tuple[str, Optional[Identity]]
 
-REGISTRY, PLUGINS = "plugins_registry", "device-plugins"  # in kubelet's directory
+REGISTRY = "plugins_registry"  # in kubelet's directory
 DRIVER = "DRAPlugin"  # a kind
 DEADLINE = 1.0  # seconds, as kubelet has it
 LIMIT = 1 << 14  # bytes of an answer

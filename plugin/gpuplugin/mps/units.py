@@ -18,7 +18,7 @@ from gpuplugin.snapshot import node_requests
 from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 from gpushim.ground.logs import logger
-from gpushim.refresh.plugin_requests import SYSTEMCTL, SYSTEMD
+from gpushim.refresh.plugin_requests import SYSTEMCTL
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,7 +54,7 @@ class Units:
         return self._ready != before
 
     def _begin(self, units: list[str]) -> None:
-        if os.path.isdir(SYSTEMD):
+        if os.path.isdir(system.SYSTEMD):
             self._start(_run([SYSTEMCTL, "start", "--no-block", *units]))
             return
         try:

@@ -16,8 +16,8 @@ from gpuplugin.node import payload as payloads
 from gpuplugin.node import record as records
 from gpuplugin.node.host import PYTHON
 from gpushim.engines.processes import ask, origin
+from gpushim.ground import system
 from gpushim.paths.replace import content, replace
-from gpushim.refresh.plugin_requests import SYSTEMD
 
 if TYPE_CHECKING:
     from gpuplugin.node.payload import Payload
@@ -39,7 +39,7 @@ def down(payload: Payload, record: Record, tag: str) -> list[str]:
     """
     present = os.path.lexists(payloads.CONFIG)
     skip = {payloads.CONFIG} if present else set()
-    if not os.path.isdir(SYSTEMD):
+    if not os.path.isdir(system.SYSTEMD):
         skip.add(payloads.UNIT)
     files = {path: file for path, file in payload.files.items() if path not in skip}
     fresh = [path for path, file in files.items() if not _is(path, file)]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     Spec = tuple[str, int, dict[str, Any]]  # path, priority, document
     Found = tuple[str, dict[str, Any], dict[str, Any]]  # path, document, its device
 
+DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # of an engine that nobody has told others
 SUFFIXES = (".json", ".yaml")
-SPEC_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # the CDI specification's, which engines go by
 _FILE = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY  # a FIFO must not hang the engine
 
 

@@ -21,7 +21,8 @@ from gpushim.paths import rooted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHECKPOINT, CLAIMS = "device-plugins/kubelet_internal_checkpoint", "dra_manager_state"  # in kubelet's directory
+PLUGINS, CLAIMS = "device-plugins", "dra_manager_state"  # in kubelet's directory
+CHECKPOINT = f"{PLUGINS}/kubelet_internal_checkpoint"
 LIMIT = 16 << 20  # bytes; 60 000 replicas need some 6 MiB
 ENVS, MOUNTS, DEVICES, ANNOTATIONS, CDI = range(1, 6)  # fields of ContainerAllocateResponse
 _ENTRIES = "ClaimInfoStateList"

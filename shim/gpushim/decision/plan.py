@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from gpushim.ground import bounds
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory.ensure import IMEX_CHANNEL
+from gpushim.inventory.ensure import (
+    CONTROL_NODE,
+    IMEX_CHANNEL,
+    MIG_CONFIG_NODE,
+    MIG_MONITOR_NODE,
+    MODESET_NODE,
+    UVM_NODES,
+)
 from gpushim.oci import authorization, hookargs, require, selection
 from gpushim.oci.edits import (
     FILE_OPTIONS,
@@ -31,15 +38,7 @@ if TYPE_CHECKING:
 
 EVERY = "every GPU container gets it"
 
-# Nodes beyond /dev/nvidiactl that some capabilities need.
-UVM_NODES = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-MODESET_NODE = "/dev/nvidia-modeset"
-
 DISPLAYING = ("display", "graphics")  # capabilities
-
-# Capabilities `config` and `monitor` of /proc/driver/nvidia-caps/mig-minors, the same on every driver with MIG.
-MIG_CONFIG_NODE = "/dev/nvidia-caps/nvidia-cap1"
-MIG_MONITOR_NODE = "/dev/nvidia-caps/nvidia-cap2"
 
 HOOK_TIMEOUT = 60  # seconds
 LIBRARY_OPTIONS = {"library": "--lib", "library32": "--lib32"}
@@ -167,7 +166,7 @@ def _needed(
     for text, devices in meant.items():
         for device in devices:
             asked.setdefault(id(device), f'{selection.called(device)}, asked for as "{text}"')
-    needed = [("/dev/nvidiactl", "every GPU container needs it", "every GPU container needs it")]
+    needed = [(CONTROL_NODE, "every GPU container needs it", "every GPU container needs it")]
     cuda = [name for name in ("compute", "video") if name in request.capabilities]
     if cuda:
         needed.append((UVM_NODES[0], f"CUDA needs it: {capabilities(cuda)}", "CUDA needs it"))
@@ -189,7 +188,7 @@ def _needed(
 
 def _absent(path: str, reason: str, inventory: Snapshot) -> GpushimError:
     node, why = path, f" ({reason})"
-    if path not in ("/dev/nvidiactl", UVM_NODES[0], MIG_CONFIG_NODE, MIG_MONITOR_NODE):  # these tell no GPU
+    if path not in (CONTROL_NODE, UVM_NODES[0], MIG_CONFIG_NODE, MIG_MONITOR_NODE):  # these tell no GPU
         node, why = selection.disclosed(inventory, path, "a node of a GPU"), selection.disclosed(inventory, why)
     return GpushimError(
         f"{node} is not on this host, or is not that device{why}; run gpushim refresh as root, which "

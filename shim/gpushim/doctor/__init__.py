@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 OK, SKIPPED, WARNING, BROKEN = "ok", "skipped", "warning", "broken"
 T = TypeVar("T")
 UNITS = ("/etc", "/run", "/usr/lib", "/lib")
+REFRESH = "gpushim refresh"
 HEAD_LIMIT = 4096  # bytes of a program that tell whose it is
 
 
@@ -127,7 +128,7 @@ class Host:
 
     def unit(self, name: str) -> str:
         """Return where a systemd unit is; "" if there is none, or systemd does not run."""
-        if not os.path.isdir(self.top + units.RUNNING):
+        if not os.path.isdir(self.top + system.SYSTEMD):
             return ""
         places = [f"{self.top}{folder}/systemd/system/{name}" for folder in UNITS]
         return next((place for place in places if os.path.exists(place)), "")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpushim.cdi import specs, validate, versions
 from gpushim.cdi.generate import publish, write, written
 from gpushim.doctor import (
+    REFRESH,
     Finding,
     Host,
     broken,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Snapshot
 
     Reads = tuple[tuple[tuple[int, int], str], ...]  # as table.py has it
-
-REFRESH = "gpushim refresh"
 
 
 def directories(host: Host) -> list[str]:
@@ -71,7 +70,7 @@ def spec(host: Host) -> Iterator[Finding]:
     elif publish.saved(path) is None:
         yield warning(f"{path} is not there, or cannot be used: engines find no CDI device of gpushim", _again(host))
     elif publish.saved(path) != expected and (why := publish.emptier(path, expected, found["source"])):
-        yield warning(why, "do what nvml says; then gpushim refresh")
+        yield warning(why, f"do what nvml says; then {REFRESH}")
     elif publish.saved(path) != expected:
         yield broken(
             f"{path} is not of this driver and these GPUs: engines give containers what is not there", _again(host)
@@ -82,7 +81,7 @@ def spec(host: Host) -> Iterator[Finding]:
 
 def _nowhere(host: Host) -> bool:
     """Say whether refresh writes its spec to a directory that somebody chose and no engine reads."""
-    known = (*host.settings["cdi"]["spec-dirs"], *specs.SPEC_DIRECTORIES)
+    known = (*host.settings["cdi"]["spec-dirs"], *specs.DIRECTORIES)
     return bool(host.settings["cdi"]["output-directory"]) and not entries.looks_there(host, known)
 
 
@@ -125,13 +124,13 @@ def files(host: Host) -> Iterator[Finding]:
     """Check that every spec can be read and trusted."""
     found, problems = specs.load(directories(host))
     for problem in problems:
-        others = "owns it" in problem or "its mode is" in problem
         path = problem.partition(": ")[0]
+        others = os.path.exists(path) and trust.others_may(os.stat(path))
         if path == publish.path_of(host.settings) and not others:
             fix = _again(host)
         else:
             fix = f"{corrected(path)} or remove it: `gpushim cdi validate` tells more"
-        if others and os.path.exists(path):
+        if others:
             take = untrusted.directory if os.path.isdir(path) else untrusted.file
             fix = take(path) or _avoided(host, path)
         yield (broken if others else warning)(f"{problem}; its devices do not count", fix)

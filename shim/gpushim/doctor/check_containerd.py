@@ -5,6 +5,7 @@ Out of scope: changing them (engines/containerd); Docker's use of containerd, wh
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import shlex
@@ -42,17 +43,10 @@ def daemon(host: Host) -> Iterator[Finding]:
         else:
             yield ok(f"{who} runs, with what is built in: there is no {path}")
     if not engines(host):
-        yield _absent(host)
-
-
-def _absent(host: Host) -> Finding:
-    if any(each.name == NAME for each in host.impostors):
-        return skipped("no containerd runs that is this user's (engine-processes says more)")
-    found = services.installed(host.top)
-    which = f", and {' and '.join(found)} is installed" if found else ""
-    start = units.fix("start", services.unit(found[0], host.top), top=host.top) if found else host.start(NAME)
-    needed = "containerd" in host.named
-    return broken(f"no containerd runs{which}", start) if needed else skipped(f"no containerd runs{which}")
+        found = services.installed(host.top)
+        which = f", and {' and '.join(found)} is installed" if found else ""
+        start = units.fix("start", services.unit(found[0], host.top), top=host.top) if found else ""
+        yield entries.absent(host, NAME, which, start)
 
 
 def runtime(host: Host) -> Iterator[Finding]:
@@ -60,26 +54,12 @@ def runtime(host: Host) -> Iterator[Finding]:
     needed = host.for_pods(NAME)
     with_cri = list(_with_cri(host))
     for engine, cri in with_cri:
-        handlers = _handlers(engine, cri)
-        for name, path in entries.for_gpus(engine, _programs(cri)).items():
-            if not engine.executable(path):
-                evidence = f"containerd's handler {name} is {path}, which is not an executable file"
-                if needed or name in handlers:
-                    yield broken(evidence, _configure(host, engine, name))
-            elif name in handlers:
-                yield ok(f"containerd's handler {name} is {path}")
-        if not handlers:
-            other = entries.for_gpus(engine, _programs(cri)).get("nvidia", "")
-            evidence = f"the settings of containerd (process {engine.pid}) do not name gpushim-runtime"
-            evidence += f"; their nvidia is {other}" if other else ""
-            yield (
-                broken(evidence, _configure(host, engine))
-                if needed
-                else skipped(f"{evidence}, and no Kubernetes is here")
-            )
-    known = [engine for engine, _ in with_cri]
+        known = _programs(cri)
+        again = functools.partial(_configure, host, engine)
+        yield from entries.handlers(host, engine, known, known, again)
+    there = [engine for engine, _ in with_cri]
     for engine in engines(host):
-        if needed and engine not in known and "error" not in _merged(host, engine):
+        if needed and engine not in there and "error" not in _merged(host, engine):
             evidence = f"the CRI of containerd (process {engine.pid}) is disabled, so there are no pods"
             where = shlex.quote(_config(engine))
             yield broken(evidence, f"take it out of disabled_plugins in {where}; then {host.restart(engine)}")

@@ -5,10 +5,11 @@ Out of scope: changing them (engines/crio.py).
 
 from __future__ import annotations
 
+import functools
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.cdi.specs import SPEC_DIRECTORIES
+from gpushim.cdi.specs import DIRECTORIES
 from gpushim.doctor import Finding, Host, broken, entries, ok, skipped, warning
 from gpushim.engines import crio
 from gpushim.engines.processes import ask, programs
@@ -36,38 +37,18 @@ def daemon(host: Host) -> Iterator[Finding]:
             evidence = "" if status else ", which is not asked, as its program is not the system's"
             yield ok(f"{who} runs, with {' and '.join(filter(None, crio.places(engine)))}{evidence}")
     if not host.running("crio"):
-        evidence = "no CRI-O runs"
-        yield broken(evidence, host.start("crio")) if "crio" in host.named else skipped(evidence)
+        yield entries.absent(host, "crio")
 
 
 def runtime(host: Host) -> Iterator[Finding]:
     """Check that CRI-O has a handler of ours, has read it, and that it means the same low-level runtime as others."""
     for engine in host.running("crio"):
-        who, status = f"CRI-O (process {engine.pid})", _status(host, engine)
-        named = entries.for_gpus(engine, crio.programs_of(crio.settings(engine)))
-        loaded = entries.for_gpus(engine, crio.programs_of(status)) if status and "error" not in status else named
-        mine = [name for name, path in (*named.items(), *loaded.items()) if executes_ours(path, engine)]
-        needed = host.for_pods("crio")
-        for name in sorted({*named, *loaded}):
-            path = named.get(name, "")
-            if path and not engine.executable(path):
-                evidence = f"CRI-O's handler {name} is {path}, which is not an executable file"
-                if needed or name in mine:
-                    yield broken(evidence, _configure(host, engine, name))
-            elif path != loaded.get(name):
-                has = f"{who} has {loaded.get(name) or 'nothing'} for the handler {name}"
-                yield broken(f"{has}, and its files say {path or 'nothing'}", host.restart(engine))
-            elif name in mine:
-                yield ok(f"CRI-O's handler {name} is {path}")
-        if not mine:
-            other = named.get("nvidia", "")
-            evidence = f"the settings of {who} do not name gpushim-runtime{other and f'; their nvidia is {other}'}"
-            yield (
-                broken(evidence, _configure(host, engine))
-                if needed
-                else skipped(f"{evidence}, and no Kubernetes is here")
-            )
-        yield from _low_level(host, engine) if mine else ()
+        written, status = crio.programs_of(crio.settings(engine)), _status(host, engine)
+        loaded = crio.programs_of(status) if status and "error" not in status else written
+        again = functools.partial(_configure, host, engine)
+        yield from entries.handlers(host, engine, written, loaded, again)
+        if any(executes_ours(path, engine) for path in (*written.values(), *loaded.values())):
+            yield from _low_level(host, engine)
 
 
 def hooks(host: Host) -> Iterator[Finding]:
@@ -83,7 +64,7 @@ def devices(host: Host) -> Iterator[Finding]:
     for engine in host.running("crio"):
         settings = dropin.table(_status(host, engine), *RUNTIME) or dropin.table(crio.settings(engine), *RUNTIME)
         found = settings.get("cdi_spec_dirs")
-        folders = [str(folder) for folder in (found if isinstance(found, list) and found else SPEC_DIRECTORIES)]
+        folders = [str(folder) for folder in (found if isinstance(found, list) and found else DIRECTORIES)]
         own = entries.place(host)
         shown = ", ".join(folders)
         if not host.settings["cdi"]["write-spec"]:

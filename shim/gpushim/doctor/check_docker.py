@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import Finding, Host, broken, corrected, entries, ok, ours, skipped, warning
+from gpushim.doctor import REFRESH, Finding, Host, broken, corrected, entries, ok, ours, skipped, warning
 from gpushim.engines import docker
 from gpushim.engines.docker import daemon_json, dockerd, on_path
 from gpushim.engines.docker.on_path import CDI_HOOK, HOOK
@@ -268,11 +268,11 @@ def _configure(host: Host, engine: Engine, name: str = "nvidia", more: tuple[str
 def _list(host: Host, engine: Engine, folders: list[str]) -> str:
     """Say how gpushim's CDI devices get into one of the directories that dockerd reads."""
     if not host.settings["cdi"]["write-spec"]:
-        return f"set write-spec = true under [cdi] in {shlex.quote(host.config)}; then gpushim refresh"
+        return f"set write-spec = true under [cdi] in {shlex.quote(host.config)}; then {REFRESH}"
     if not entries.looks_there(host, map(engine.seen, folders)):
         where = f"{shlex.quote(entries.place(host))} to cdi-spec-dirs in {shlex.quote(dockerd.config(engine))}"
         return f"add {where}; then {host.restart(engine)}"
-    return "gpushim refresh"
+    return REFRESH
 
 
 def _info(host: Host, engine: Engine) -> dict[str, Any]:

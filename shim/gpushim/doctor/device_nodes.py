@@ -10,15 +10,13 @@ import shlex
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim.doctor import Finding, Host, broken, ok, skipped, some, warning
+from gpushim.doctor import REFRESH, Finding, Host, broken, ok, skipped, some, warning
 from gpushim.doctor.driver import NO_DRIVER
-from gpushim.inventory import hung, make_nodes, nodes, procfs
+from gpushim.inventory import ensure, hung, make_nodes, nodes, procfs
 from gpushim.paths.rooted import inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-FIX = "gpushim refresh"
 
 
 def existing(host: Host) -> Iterator[Finding]:
@@ -38,7 +36,7 @@ def _expected(host: Host) -> list[make_nodes.Expected]:
     expected = list(make_nodes.expected(host.proc, silent))
     known = nodes.majors(host.proc)
     if procfs.device_files(host.proc) is None:
-        named = {"/dev/nvidiactl": make_nodes.CONTROL, "/dev/nvidia-uvm": make_nodes.UVM}
+        named = {ensure.CONTROL_NODE: make_nodes.CONTROL, ensure.UVM_NODES[0]: make_nodes.UVM}
         named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(host.proc, [], hung.instead(silent)))
         for path, minor in named.items():
             expected += [(path, major, minor, 0, 0, 0) for major in nodes.owners(path, known)[1][:1]]
@@ -73,7 +71,7 @@ def _wrong(host: Host) -> Iterator[Finding]:
 def _made(host: Host, place: str, major: int, minor: int) -> str:
     """Return the command that makes a node: not a refresh, where the driver is told to make no nodes."""
     if procfs.device_files(host.proc):
-        return FIX
+        return REFRESH
     return f"mknod -m 0666 {shlex.quote(place)} c {major} {minor}"
 
 
@@ -96,7 +94,7 @@ def links(host: Host) -> Iterator[Finding]:
         yield warning(
             f"missing: {some(missing)}; after a daemon-reload of systemd, containers of some releases of runc "
             "cannot open their GPUs any more",
-            FIX if procfs.device_files(host.proc) else "gpushim system create-dev-char-links",
+            REFRESH if procfs.device_files(host.proc) else "gpushim system create-dev-char-links",
         )
     else:
         yield ok("/dev/char has a link to each node")

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim import __version__
 from gpushim.containers import plugin_socket
+from gpushim.containers.kubelet import PLUGINS
 from gpushim.doctor import (
     OK,
+    REFRESH,
     Finding,
     Host,
     broken,
@@ -30,7 +32,7 @@ from gpushim.doctor import (
     then,
     warning,
 )
-from gpushim.doctor.kubelet import PLUGIN_UNIT, PLUGINS, plugin_again, setting, then_plugin
+from gpushim.doctor.kubelet import PLUGIN_UNIT, POD_AGAIN, plugin_again, setting, then_plugin
 from gpushim.engines.processes import ask
 from gpushim.ground import seen
 from gpushim.ground.errors import quote, visible
@@ -101,9 +103,7 @@ def _ended(host: Host, path: str, others: bool) -> Finding:
     evidence = f"nobody listens on {path}: the device plugin that made it has ended"
     if others:
         return warning(evidence, f"rm {shlex.quote(path)}")
-    ours = os.path.basename(path).startswith(OURS)
-    theirs = "delete the device plugin's pod on this node with kubectl: its daemon set makes another"
-    return warning(evidence, plugin_again(host) if ours else theirs)
+    return warning(evidence, plugin_again(host) if os.path.basename(path).startswith(OURS) else POD_AGAIN)
 
 
 def _asked(host: Host) -> Iterator[Finding]:
@@ -154,7 +154,7 @@ def _answered(host: Host, answer: dict[str, Any], missing: list[str]) -> Iterato
         yield broken(evidence, f"{corrected(host.config)}; then gpushim config check")
     elif answer.get("problem"):
         evidence = f"gpushim-device-plugin gives nothing out: {quote(str(answer['problem']))}"
-        yield broken(evidence, "gpushim refresh")
+        yield broken(evidence, REFRESH)
 
 
 def strategy(host: Host) -> Iterator[Finding]:
@@ -166,7 +166,7 @@ def strategy(host: Host) -> Iterator[Finding]:
         evidence = (
             "device-list-strategy has volume-mounts, and accept-volume-mounts is false: such containers are refused"
         )
-        yield broken(evidence, f"{setting(host, 'requests', ACCEPT)}; then gpushim refresh")
+        yield broken(evidence, f"{setting(host, 'requests', ACCEPT)}; then {REFRESH}")
     elif ways == ["envvar"] and not requests["accept-env-when-unprivileged"]:
         evidence = (
             "device-list-strategy is envvar, and accept-env-when-unprivileged is false: unprivileged pods get no GPU"
@@ -203,7 +203,7 @@ def _otherwise(host: Host) -> str:
     if host.settings["requests"]["accept-env-when-unprivileged"]:
         return then_plugin(host, setting(host, "device-plugin", BY.format("envvar")))
     ways, where = shlex.quote(BY.format("volume-mounts")), setting(host, "requests", ACCEPT).removeprefix("set ")
-    return f"set {ways} under [device-plugin] and {where}; then {then('gpushim refresh', plugin_again(host))}"
+    return f"set {ways} under [device-plugin] and {where}; then {then(REFRESH, plugin_again(host))}"
 
 
 def _kubelet(host: Host) -> tuple[int, ...]:

@@ -11,9 +11,10 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpushim.doctor import Finding, Host, broken, ok, skipped, some, text, warning
+from gpushim.doctor import REFRESH, Finding, Host, broken, ok, skipped, some, text, warning
 from gpushim.engines.processes import ask
 from gpushim.inventory import files, gpus, libraries, modules, nodes, procfs
+from gpushim.inventory.data_files import PERSISTENCED
 from gpushim.paths import rooted
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 
 GRACE = 3.0  # seconds beyond those that NVML gets, for Python to start
 SLOW = 2.0  # seconds that NVML may take to initialise before somebody should know
-PERSISTENCED = "/run/nvidia-persistenced/socket"
 NO_DRIVER = "NVIDIA's kernel module is not loaded"
-REFRESH = "gpushim refresh"
 DIRECTORIES = "etc/ld.so.conf.d/nvidia-driver.conf"
 
 
@@ -199,7 +198,7 @@ def asked(host: Host) -> dict[str, Any]:
 
 def _asked(host: Host) -> dict[str, Any]:
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "listing.py")
-    python = sys.executable or "/usr/bin/python3"
+    python = sys.executable
     seconds = host.settings["refresh"]["deadline-seconds"] + GRACE
     version = procfs.module_version(host.proc) or ""
     answer = ask.program([python, "-IB", script, host.driver["root"], host.proc, version, host.state], seconds)

@@ -11,8 +11,9 @@ import shlex
 from typing import TYPE_CHECKING
 
 from gpushim.cdi.generate import publish
-from gpushim.doctor import broken, listing, ok, ours, restarting, skipped, text, warning
+from gpushim.doctor import REFRESH, broken, listing, ok, ours, restarting, skipped, text, warning
 from gpushim.engines import hooksd
+from gpushim.engines.processes import table
 from gpushim.engines.settings.setup import executes_ours, is_ours
 
 if TYPE_CHECKING:
@@ -29,6 +30,58 @@ def for_gpus(engine: Engine, programs: dict[str, str]) -> dict[str, str]:
         for name, program in programs.items()
         if executes_ours(program, engine) or (program and "nvidia" in name + program)
     }
+
+
+def handlers(
+    host: Host,
+    engine: Engine,
+    written: dict[str, str],
+    loaded: dict[str, str],
+    again: Callable[[str], str],
+) -> Iterator[Finding]:
+    """Check the handlers for GPUs of a CRI's engine: their programs, that it has read them, and that one is ours.
+
+    Args:
+        host: that is looked at.
+        engine: that runs.
+        written: programs in its settings, by name of the handler.
+        loaded: those that it has.
+        again: says how a handler of a name gets into the settings, and is loaded.
+    """
+    named, known = for_gpus(engine, written), for_gpus(engine, loaded)
+    mine = [name for name, path in (*named.items(), *known.items()) if executes_ours(path, engine)]
+    title, needed = table.of(engine.name).title, host.for_pods(engine.name)
+    who = f"{title} (process {engine.pid})"
+    for name in sorted({*named, *known}):
+        path = named.get(name, "")
+        if path and not engine.executable(path):
+            if needed or name in mine:
+                yield broken(f"{title}'s handler {name} is {path}, which is not an executable file", again(name))
+        elif path != known.get(name):
+            has = f"{who} has {known.get(name) or 'nothing'} for the handler {name}"
+            yield broken(f"{has}, and its files say {path or 'nothing'}", host.restart(engine))
+        elif name in mine:
+            yield ok(f"{title}'s handler {name} is {path}")
+    if not mine:
+        other = named.get("nvidia", "")
+        evidence = f"the settings of {who} do not name gpushim-runtime{other and f'; their nvidia is {other}'}"
+        yield broken(evidence, again("nvidia")) if needed else skipped(f"{evidence}, and no Kubernetes is here")
+
+
+def absent(host: Host, name: str, which: str = "", start: str = "") -> Finding:
+    """Say that an engine does not run, which is a fault where somebody named it.
+
+    Args:
+        host: that is looked at.
+        name: of the engine, in table.ENGINES.
+        which: end of the sentence.
+        start: how it is started, if not as systemd starts it.
+    """
+    row = table.ENGINES[name]
+    if any(each.name == row.process for each in host.impostors):
+        return skipped(f"no {row.title} runs that is this user's (engine-processes says more)")
+    evidence = f"no {row.title} runs{which}"
+    return broken(evidence, start or host.start(name)) if name in host.named else skipped(evidence)
 
 
 def configure(
@@ -62,7 +115,7 @@ def looks_there(host: Host, folders: Iterable[str]) -> bool:
 def moved(host: Host, folder: str) -> str:
     """Say how refresh comes to write its CDI spec to `folder`, in which an engine looks."""
     where = f"under [cdi] in {shlex.quote(host.config)}"
-    return f"set output-directory {where} to {shlex.quote(folder)}; then gpushim refresh"
+    return f"set output-directory {where} to {shlex.quote(folder)}; then {REFRESH}"
 
 
 def hooks(title: str, folders: list[str], seen: Callable[[str], str], then: str, own: str = "") -> Iterator[Finding]:

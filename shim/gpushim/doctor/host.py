@@ -27,8 +27,8 @@ from gpushim.doctor import (
 )
 from gpushim.doctor.entries import hook_of
 from gpushim.engines import hooksd
-from gpushim.engines.processes import ask, origin, programs, units
-from gpushim.ground import seen
+from gpushim.engines.processes import ask, origin, programs
+from gpushim.ground import seen, system
 from gpushim.ground.errors import GpushimError
 from gpushim.nvidia.migrate import migrate
 
@@ -258,7 +258,7 @@ def old_units(host: Host) -> Iterator[Finding]:
     # Their package's units stay installed; what is enabled has a link in the directory of a target.
     wants = [path for path in listing(folder) if path.endswith((".wants", ".requires"))]
     found = [path for each in wants for path in listing(each) if os.path.basename(path).startswith(REFRESH)]
-    if found and os.path.isdir(host.top + units.RUNNING):
+    if found and os.path.isdir(host.top + system.SYSTEMD):
         names = shlex.join(sorted({os.path.basename(path) for path in found}))
         yield warning(
             f"{found[0]} writes a CDI spec of the same devices, which engines then have twice",

@@ -11,7 +11,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim.containers import kubelet
-from gpushim.doctor import broken, ok, skipped, some, then, warning
+from gpushim.doctor import REFRESH, broken, ok, skipped, some, then, warning
 from gpushim.engines.containerd import services
 from gpushim.engines.processes import ask, units
 from gpushim.ground import seen
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 # Where kubelet keeps its directory: as it comes, in k0s, in MicroK8s.
 PLACES = ("/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet")
-PLUGINS = "device-plugins"
 # Units that run a kubelet, the usual one first.
 UNITS = ("kubelet", *services.RANCHER, "rke2-server", "rke2-agent", "k3s-agent", "k0sworker", "k0scontroller")
 MICROK8S = "snap.microk8s.daemon-kubelite"
 PLUGIN_UNIT = "gpushim-device-plugin"
+POD_AGAIN = "delete the device plugin's pod on this node with kubectl: its daemon set makes another"
 PREFIX = "nvidia.com/"  # of the resources that this host's GPUs are
 
 
@@ -65,7 +65,7 @@ def _elsewhere(host: Host) -> list[str]:
 
 def listens(host: Host) -> Iterator[Finding]:
     """Check that kubelet listens where device plugins register."""
-    path = f"{host.kubelet}/{PLUGINS}/kubelet.sock"
+    path = f"{host.kubelet}/{kubelet.PLUGINS}/kubelet.sock"
     if not os.path.isdir(host.kubelet):
         return
     if not seen.exists(path):
@@ -110,8 +110,12 @@ def _compared(host: Host, found: Checkpoint, inventory: Snapshot) -> Iterator[Fi
     lost = sorted({_device(one) for ids in ours.values() for one in ids} - known)
     if lost:
         evidence = f"kubelet would give out what the snapshot does not have: {_shown(lost)}"
-        yield warning(evidence, then("gpushim refresh", plugin_again(host)))
-    held = [(one, {_device(each) for each in one.devices} - known) for one in found.given if _is_ours(one.resource)]
+        yield warning(evidence, then(REFRESH, plugin_again(host)))
+    held = [
+        (one, {_device(each) for each in one.devices} - known)
+        for one in found.given
+        if one.resource.startswith(PREFIX)
+    ]
     for one, gone in held:
         if gone and not gone & {*lost}:
             evidence = f"container {quote(one.container)} of the pod with the UID {quote(one.uid)} was given"
@@ -123,10 +127,6 @@ def _compared(host: Host, found: Checkpoint, inventory: Snapshot) -> Iterator[Fi
         counted = ", ".join(f"{len(ids)} of {quote(name)}" for name, ids in sorted(ours.items())) or "no GPU"
         more = f"; others have {_shown(others)}" if others else ""
         yield ok(f"kubelet gives out {counted}, and {sum(len(one.devices) for one, _ in held)} are given out{more}")
-
-
-def _is_ours(resource: str) -> bool:
-    return resource.startswith(PREFIX)
 
 
 def _device(identity: str) -> str:
@@ -153,7 +153,7 @@ def plugin_again(host: Host) -> str:
     """Say how gpushim's device plugin is restarted: by systemd, or by its pod."""
     if host.unit(f"{PLUGIN_UNIT}.service"):
         return f"systemctl restart {PLUGIN_UNIT}"
-    return "delete the device plugin's pod on this node with kubectl: its daemon set makes another"
+    return POD_AGAIN
 
 
 def then_plugin(host: Host, fix: str) -> str:

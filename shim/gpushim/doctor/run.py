@@ -6,7 +6,6 @@ it is removed afterwards. Out of scope: computing something; pods.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -36,7 +35,7 @@ from gpushim.oci.hookargs import LOADERS
 from gpushim.paths import places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from gpushim.engines.processes.running import Engine
 
@@ -63,8 +62,8 @@ def containers(host: Host) -> list[Finding]:
             os.chmod(scratch, 0o755)  # noqa: S103 - the container of a rootless engine has another user
             root = f"{scratch}/root"
             make_root(root)
-            for name, call in _calls(host, installed(PROGRAM), scratch, root):
-                found += [replace(each, check=f"run-{name}") for each in judged(call())]
+            for name, answer in _answers(host, installed(PROGRAM), scratch, root):
+                found += [replace(each, check=f"run-{name}") for each in judged(answer)]
     except (GpushimError, OSError) as error:
         found.append(replace(broken(f"no test container can be made: {error}", "gpushim doctor"), check="run"))
     return list(dict.fromkeys(found))  # several engines of a kind may have the same findings
@@ -111,17 +110,17 @@ def make_root(root: str) -> None:
         os.makedirs(f"{root}/{name}", exist_ok=True)
 
 
-def _calls(host: Host, program: str, scratch: str, root: str) -> Iterator[tuple[str, Callable[[], ask.Answer]]]:
+def _answers(host: Host, program: str, scratch: str, root: str) -> Iterator[tuple[str, ask.Answer]]:
     name = f"gpushim-doctor-{uuid.uuid4().hex[:12]}"
     chosen = {*host.named} or {"", "docker", "containerd", "podman"}
     if "" in chosen:
-        yield "runc", functools.partial(_alone, host, program, scratch, root, name)
+        yield "runc", _alone(host, program, scratch, root, name)
     for engine in host.running("dockerd") if "docker" in chosen else ():
-        yield "docker", functools.partial(_docker, host, engine, scratch, root, name)
+        yield "docker", _docker(host, engine, scratch, root, name)
     for engine in check_containerd.engines(host) if chosen & {"containerd", "kubernetes"} else ():
-        yield "containerd", functools.partial(_containerd, host, engine, program, root, name)
+        yield "containerd", _containerd(host, engine, program, root, name)
     if "podman" in chosen and host.program("podman"):
-        yield "podman", functools.partial(_podman, host, root, name)
+        yield "podman", _podman(host, root, name)
 
 
 def _alone(host: Host, program: str, scratch: str, root: str, name: str) -> ask.Answer:

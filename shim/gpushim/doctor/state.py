@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import gpushim
 from gpushim.config import policy
 from gpushim.doctor import (
+    REFRESH,
     Finding,
     Host,
     broken,
@@ -38,7 +39,6 @@ from gpushim.refresh import keep_lock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REFRESH = "gpushim refresh"
 THEN = f"do what it says, if that is not done yet; then {REFRESH}"
 PYTHON = "/usr/bin/python3"  # what the launcher starts
 OLDEST = (3, 9)
@@ -256,7 +256,7 @@ def units(host: Host) -> Iterator[Finding]:
             "renewed, which gpushim's device plugin in a pod waits for, nor are CDI specs",
             pods("node"),
         )
-    elif not os.path.isdir(f"{host.top}/run/systemd/system"):
+    elif not os.path.isdir(host.top + system.SYSTEMD):
         yield skipped("systemd does not run here, nor gpushim refresh --keep")
     else:
         yield warning(

@@ -14,7 +14,6 @@ import pwd
 import shlex
 import stat
 
-from gpushim.cdi.generate import written
 from gpushim.ground import system
 from gpushim.paths import trust
 
@@ -33,7 +32,7 @@ def away(path: str) -> str:
 def _moved() -> str:
     """Return the directory for what is moved away: only root, or the user who runs this, can write above it."""
     state = system.state_dir()
-    lasting = os.path.expanduser("~/.local/state/gpushim") if os.geteuid() else written.DIRECTORY
+    lasting = os.path.expanduser("~/.local/state/gpushim") if os.geteuid() else system.LASTING_DIR
     return f"{lasting if state == system.STATE_DIR else state}/moved"
 
 

@@ -12,6 +12,8 @@ from gpushim.ground.errors import CONFIG, GpushimError
 
 CONFIG_FILE = "/etc/gpushim/config.toml"
 STATE_DIR = "/run/gpushim"
+LASTING_DIR = "/var/lib/gpushim"  # for what outlives a boot
+SYSTEMD = "/run/systemd/system"  # exists where systemd is process 1 (sd_booted(3))
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 

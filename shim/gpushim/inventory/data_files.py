@@ -32,7 +32,8 @@ BINARIES = {
 BINARY_DIRS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
 NIXOS_BINARIES = "/run/current-system/sw/bin"
 CUFILE = "/etc/cufile.json"
-SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
+PERSISTENCED = "/run/nvidia-persistenced/socket"
+SOCKETS = (PERSISTENCED, "/run/nvidia-fabricmanager/socket")
 
 ARCHS = ("x86_64", "aarch64", "i686")  # as file names have them
 # By capability, below each of CONFIG_DIRS; {arch} is one of ARCHS.

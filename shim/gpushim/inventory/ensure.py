@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from gpushim.ground.model import LauncherFacts, Snapshot
 
 SNAPSHOT = "inventory.json"
+# Nodes of the driver's that belong to no GPU.
+CONTROL_NODE, MODESET_NODE = "/dev/nvidiactl", "/dev/nvidia-modeset"
+UVM_NODES = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+CONTROL_NODES = (CONTROL_NODE, *UVM_NODES, MODESET_NODE)
+CAPS_DIR = "/dev/nvidia-caps"
+# Capabilities `config` and `monitor` of /proc/driver/nvidia-caps/mig-minors, the same on every driver with MIG.
+GRANTED_CAPS = MIG_CONFIG_NODE, MIG_MONITOR_NODE = CAPS_DIR + "/nvidia-cap1", CAPS_DIR + "/nvidia-cap2"
 IMEX_DIR = "/dev/nvidia-caps-imex-channels"
 IMEX_CHANNEL = IMEX_DIR + "/channel"  # and its number
 # A snapshot says in which form it is, and as "version" which form at least a reader must know to understand it. A

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gpushim.ground.model import File, Snapshot
 
 KINDS = ("library", "library32")
-RECORDS = "/var/lib/gpushim"  # outlives a boot, as hard links do
 UNFINISHED = ".gpushim-unfinished-"  # left by a refresh that was killed
 _MADE = re.compile(rf"(?:{re.escape(UNFINISHED)})?([0-9a-f]{{8}})-[0-9a-f]{{16}}")  # the boot, a hash
 
@@ -124,7 +123,7 @@ def _move(fresh: str, place: str) -> None:
 def _note(top: str) -> None:
     """Record a directory before something is made in it: the packages' removal scripts cannot read TOML."""
     state = system.state_dir()
-    record = f"{RECORDS if state == system.STATE_DIR else state}/library-directories"
+    record = f"{system.LASTING_DIR if state == system.STATE_DIR else state}/library-directories"
     with contextlib.suppress(OSError):  # on a full disk nobody removes the directory later
         os.makedirs(os.path.dirname(record), 0o755, exist_ok=True)
         fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

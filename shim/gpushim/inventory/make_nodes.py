@@ -14,7 +14,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from gpushim.inventory import modules, nodes, procfs
+from gpushim.inventory import ensure, modules, nodes, procfs
 from gpushim.inventory.hung import instead
 from gpushim.paths import trust
 from gpushim.paths.rooted import inside
@@ -88,17 +88,17 @@ def expected(proc: str, hung: Sequence[Hung] = ()) -> Iterator[Expected]:
     given = procfs.device_files(proc)
     if not known or not given or procfs.module_version(proc) is None:
         return
-    named = {"/dev/nvidiactl": CONTROL}
+    named = {ensure.CONTROL_NODE: CONTROL}
     named.update((gpu["node"], gpu["minor"]) for gpu in procfs.gpus(proc, [], instead(hung)))
     if "nvidia-modeset" in known or "nvidia_modeset" in (modules.loaded(proc) or ()):
-        named["/dev/nvidia-modeset"] = MODESET
-    named.update({"/dev/nvidia-uvm": UVM, "/dev/nvidia-uvm-tools": UVM_TOOLS})
+        named[ensure.MODESET_NODE] = MODESET
+    named.update(zip(ensure.UVM_NODES, (UVM, UVM_TOOLS)))
     for path, minor in named.items():
         yield from ((path, major, minor, *given) for major in nodes.owners(path, known)[1][:1])
     if "nvidia-caps" in known:
         for minor, mode, may in procfs.capabilities(proc):
             if may:
-                yield f"{nodes.CAPS_DIR}/nvidia-cap{minor}", known["nvidia-caps"], minor, mode, 0, 0
+                yield f"{ensure.CAPS_DIR}/nvidia-cap{minor}", known["nvidia-caps"], minor, mode, 0, 0
 
 
 def _is_device(host: str, device: int) -> bool:

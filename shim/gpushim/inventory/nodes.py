@@ -11,7 +11,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from gpushim.inventory import entries
-from gpushim.inventory.ensure import IMEX_DIR
+from gpushim.inventory.ensure import CAPS_DIR, CONTROL_NODES, GRANTED_CAPS, IMEX_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gpushim.ground.model import Node
 
 NODE_LIMIT = 8192  # nodes; a rack-scale host may have 2048 IMEX channels
-CAPS_DIR = "/dev/nvidia-caps"
-GRANTED_CAPS = (CAPS_DIR + "/nvidia-cap1", CAPS_DIR + "/nvidia-cap2")  # to configure and to monitor MIG
 # Where nodes of the driver and of related drivers are, and which names count there.
 PLACES = (
     ("/dev", re.compile(r"nvidia.*|gdrdrv")),
@@ -30,10 +28,7 @@ PLACES = (
 )
 # Nodes and directories that make a snapshot stale when they appear or vanish; they need not exist.
 EXPECTED = (
-    "/dev/nvidiactl",
-    "/dev/nvidia-uvm",
-    "/dev/nvidia-uvm-tools",
-    "/dev/nvidia-modeset",
+    *CONTROL_NODES,
     "/dev/nvidia-nvswitchctl",
     "/dev/nvidia-fs0",
     "/dev/gdrdrv",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from gpushim import __version__
 from gpushim.cli.program import guard
-from gpushim.decision import plan
 from gpushim.ground.errors import FAILED, USAGE, GpushimError, quote
 from gpushim.inventory import ensure, present
 from gpushim.nvidia import container_cli_options as cli
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 PROC_CAPABILITIES = "/proc/driver/nvidia/capabilities"
 LABEL_WIDTH = 16
-DRIVER_NODES = ("/dev/nvidiactl", *plan.UVM_NODES, plan.MODESET_NODE)
 # In this order NVIDIA's program looks for libraries; what belongs to no capability comes last.
 ORDER = ("utility", "compute", "ngx", "video", "graphics", "display", "any")
 LABELS = ("Device Index", "Device Minor", "Model", "Brand", "GPU UUID", "Bus Location", "Architecture")
@@ -123,7 +121,7 @@ def paths(options: Given, inventory: Snapshot) -> list[str]:
         options = [*options, ("device", "all")]
     found = _devices(options, inventory) if "device" in named else []
     found += _channels(options, inventory)
-    for name, node in (("mig-config", plan.MIG_CONFIG_NODE), ("mig-monitor", plan.MIG_MONITOR_NODE)):
+    for name, node in (("mig-config", ensure.MIG_CONFIG_NODE), ("mig-monitor", ensure.MIG_MONITOR_NODE)):
         if cli.only_all(options, name):
             found += [f"{PROC_CAPABILITIES}/mig/{name[4:]}", *([node] if node in inventory["nodes"] else [])]
     rows = [("binaries", "binary", ""), ("libraries", "library", "")]
@@ -152,7 +150,7 @@ def _devices(options: Given, inventory: Snapshot) -> list[str]:
     parents = {mig["gpu"] for mig in migs}
     chosen = [*gpus, *(gpu for gpu in inventory["gpus"] if gpu["index"] in parents and gpu not in gpus)]
     minors = {gpu["index"]: gpu["minor"] for gpu in inventory["gpus"]}
-    found = [path for path in DRIVER_NODES if path in nodes] + [gpu["node"] for gpu in chosen]
+    found = [path for path in ensure.CONTROL_NODES if path in nodes] + [gpu["node"] for gpu in chosen]
     for mig in migs:
         instance = f"{PROC_CAPABILITIES}/gpu{minors[mig['gpu']]}/mig/gi{mig['gi']}"
         found += [f"{instance}/access", f"{instance}/ci{mig['ci']}/access", *mig["nodes"]]

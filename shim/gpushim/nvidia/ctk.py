@@ -25,10 +25,9 @@ from gpushim.ground import system
 from gpushim.ground.errors import GpushimError, quote
 from gpushim.nvidia.migrate import migrate
 from gpushim.nvidia.migrate.migrate_engines import is_nvidias
-from gpushim.nvidia.migrate.migrate_keys import KEYS
+from gpushim.nvidia.migrate.migrate_keys import FALSE, KEYS, TRUE
 
 ENGINES = ("docker", "containerd", "crio")
-FALSE, TRUE = ("0", "f", "F", "FALSE", "false", "False"), ("1", "t", "T", "TRUE", "true", "True")  # strconv.ParseBool
 
 
 class _Commands(Program, Commands):

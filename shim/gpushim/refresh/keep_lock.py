@@ -9,10 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 
+from gpushim.ground import system
 from gpushim.paths import trust
 
 NAME = "keeper"  # in the state directory
-RECORD = "/var/lib/gpushim/node.json"  # of what gpushim-node has laid down on this host, which then keeps it
+RECORD = f"{system.LASTING_DIR}/node.json"  # of what gpushim-node has laid down on this host, which then keeps it
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 

@@ -24,7 +24,6 @@ RELEASED = "device-plugin/released"  # while the GPUs are let go
 LIMIT = 1 << 16  # bytes
 UNITS = 256
 UNIT = re.compile(r"gpushim-mps@[a-z0-9.-]{1,64}\.service")
-SYSTEMD = "/run/systemd/system"  # exists where systemd is process 1 (sd_booted(3))
 SYSTEMCTL = "/usr/bin/systemctl"
 SECONDS = 20  # for systemctl, which only queues the starts
 
@@ -48,7 +47,7 @@ def serve(state: str) -> bool:
     if not found or not isinstance(found.get("refresh", False), bool) or not _well_formed(units):
         logger.warning("%s is ignored: it is no request of gpushim-device-plugin's that root alone has written", path)
         return False
-    if units and os.path.isdir(SYSTEMD):
+    if units and os.path.isdir(system.SYSTEMD):
         _start(units)
     return bool(found.get("refresh", False))
 

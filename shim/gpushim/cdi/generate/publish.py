@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpushim.ground.model import Snapshot
 
-DEFAULT_DIRECTORY = "/var/run/cdi"
+DEFAULT_DIRECTORY = specs.DIRECTORIES[-1]
 CHOICE = (
     "engines take that one; to have gpushim's again, disable what writes it (nvidia-cdi-refresh), remove {}, and "
     "refresh; write-spec = false under [cdi] says that it is to stay"

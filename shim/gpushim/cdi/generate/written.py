@@ -17,7 +17,7 @@ from gpushim.inventory import ensure
 from gpushim.paths import exchange
 from gpushim.paths.replace import content, replace
 
-DIRECTORY = "/var/lib/gpushim"
+DIRECTORY = system.LASTING_DIR
 NAME = "specs"
 CONTENTS = 2  # contents of a file: the new one and, if refresh is killed before it is there, the old one
 

@@ -233,7 +233,7 @@ def _add_injected(found: Found, engine: str, names: list[str], directories: list
     """
     for name in names:
         try:
-            ((path, document, device),) = specs.find([name], directories or specs.SPEC_DIRECTORIES)
+            ((path, document, device),) = specs.find([name], directories or specs.DIRECTORIES)
         except GpushimError as error:
             found.notes.append(f"{engine} itself injects the CDI device {quote(name)}, and will refuse: {error}")
             continue

@@ -11,12 +11,12 @@ import shlex
 from typing import TYPE_CHECKING
 
 from gpushim.engines.processes import ask, programs
+from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 
 if TYPE_CHECKING:
     from gpushim.engines.processes.running import Engine
 
-RUNNING = "/run/systemd/system"  # exists where systemd is process 1 (sd_booted(3))
 INITS = "/etc/init.d"  # of sysvinit and OpenRC
 SECONDS = 180
 
@@ -30,7 +30,7 @@ def systemctl(verb: str, unit: str, engine: Engine | None = None, top: str = "")
         engine: the running one, if any.
         top: what stands before the host's directories: "" but for tests.
     """
-    if not os.path.isdir(top + RUNNING) or (engine and not engine.unit):
+    if not os.path.isdir(top + system.SYSTEMD) or (engine and not engine.unit):
         return []
     return [*(["--user"] if engine and engine.uid else []), verb, engine.unit if engine else unit]
 
@@ -53,7 +53,7 @@ def fix(verb: str, unit: str, engine: Engine | None = None, top: str = "") -> st
 
 def _by_init(name: str, engine: Engine | None, top: str) -> bool:
     """Say whether a script of /etc/init.d runs a service; the script may be there without having started it."""
-    if os.path.isdir(top + RUNNING) or not os.access(f"{top}{INITS}/{name}", os.X_OK):
+    if os.path.isdir(top + system.SYSTEMD) or not os.access(f"{top}{INITS}/{name}", os.X_OK):
         return False
     if engine is None or os.path.lexists(f"{top}/run/openrc/started/{name}"):
         return engine is None or engine.uid == 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 BEFORE, AFTER, COPY = ".before-gpushim", ".after-gpushim", ".kept-gpushim"
-DIRECTORY, RUN = "/var/lib/gpushim", system.STATE_DIR
+DIRECTORY, RUN = system.LASTING_DIR, system.STATE_DIR
 NAME, LOCK = "configured", "configure.lock"
 
 

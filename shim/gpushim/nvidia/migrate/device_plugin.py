@@ -18,11 +18,8 @@ from gpushim.config import policy
 from gpushim.ground import bounds
 from gpushim.ground.errors import CONFIG, GpushimError, quote
 from gpushim.nvidia.migrate.device_plugin_keys import OTHER_KEYS, PLACES, SETTINGS, Setting
+from gpushim.nvidia.migrate.migrate_keys import FALSE, TRUE
 
-_TRUE, _FALSE = (
-    ("1", "t", "T", "TRUE", "true", "True"),
-    ("0", "f", "F", "FALSE", "false", "False"),
-)  # strconv.ParseBool
 _UNITS = {"": 1, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
 _PART = re.compile(r"([0-9]{1,9})(h|ms|m|s|)")
 _DURATION = re.compile(r"[0-9]{1,9}|([0-9]{1,9}(h|ms|m|s))+")
@@ -174,9 +171,9 @@ def _read(setting: Setting, given: str, where: str) -> Given:
     if setting.key in FILES and given:
         value = os.path.abspath(given)
     if kind == "boolean":
-        if given not in (*_TRUE, *_FALSE):
+        if given not in (*TRUE, *FALSE):
             raise GpushimError(f'{where} is "{quote(given)}"; write true or false', CONFIG)
-        return Given(where, given in _TRUE)
+        return Given(where, given in TRUE)
     if kind == "integer":
         return _checked(setting, _seconds(given, where), where)
     if kind != "array":

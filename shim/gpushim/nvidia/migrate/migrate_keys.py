@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Callable, Union
 
+from gpushim.oci.request import MPS_PIPES
+
 GIVEN_UP = "left out"
 CAPABILITIES = {"compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
-MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY="
+FALSE, TRUE = ("0", "f", "F", "FALSE", "false", "False"), ("1", "t", "T", "TRUE", "true", "True")  # strconv.ParseBool
+MPS_VARIABLE = f"{MPS_PIPES}="
 # Names of logrus, which their tools log with.
 LEVELS = {
     **dict.fromkeys(("trace", "debug"), "debug"),

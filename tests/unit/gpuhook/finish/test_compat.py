@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 def choose(folder: Path, driver: str = HOST[0], cuda: str = HOST[1]) -> tuple[dict[str, str], list[str]]:
     said: list[str] = []
     root = Rootfs("", str(folder.parents[3]))
-    found = compat.choose(root, driver, cuda, lambda what, error: said.append(f"{what}: {error}"))
+    found = compat.choose(root, driver, cuda, lambda what, error: said.append(f"{what}: {error}"), FOLDER)
     os.close(root.fd)
     return dict(found), said
 

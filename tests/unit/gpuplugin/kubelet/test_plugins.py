@@ -16,13 +16,14 @@ import pytest
 
 from gpuplugin.kubelet import plugins, sockets
 from gpuplugin.kubelet.plugins import DRIVER, Plugin, Plugins
+from gpushim.containers.kubelet import PLUGINS
 from unit.gpuplugin.kubelet.registrar import driver
 
 
 @pytest.fixture
 def top() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="kp", dir="/tmp"))
-    for name in (plugins.REGISTRY, plugins.PLUGINS):
+    for name in (plugins.REGISTRY, PLUGINS):
         (path / name).mkdir()
     yield path
     shutil.rmtree(path)

@@ -25,6 +25,7 @@ from gpushim.engines.containerd import process
 from gpushim.engines.docker import on_path
 from gpushim.engines.processes import programs, running, units
 from gpushim.engines.settings import dropin
+from gpushim.ground import system
 from unit.gpushim.doctor import nodes
 from unit.gpushim.doctor.patient import HOOK, NVIDIA_HOOK, RUNTIME, Patient
 from unit.gpushim.doctor.test_engine_faults import K3S
@@ -209,7 +210,7 @@ def _(self: Administrator) -> None:
 
 @step(r"systemctl (?:re)?start (\S+)")
 def _(self: Administrator, unit: str) -> None:
-    assert os.path.isdir(f"{self.patient.root}{units.RUNNING}"), "systemd does not run"
+    assert os.path.isdir(f"{self.patient.root}{system.SYSTEMD}"), "systemd does not run"
     self.restart(unit)
 
 

@@ -46,7 +46,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> State:
     script.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/started\n')
     script.chmod(0o755)
     monkeypatch.setattr(plugin_requests, "SYSTEMCTL", str(script))
-    monkeypatch.setattr(plugin_requests, "SYSTEMD", str(tmp_path))
+    monkeypatch.setattr(system, "SYSTEMD", str(tmp_path))
     return State(tmp_path)
 
 
@@ -145,6 +145,6 @@ def test_units_that_cannot_be_started_are_said(
     assert state.ask({"refresh": True, "units": [UNIT]})
     assert caplog.messages[0] == f"{UNIT} cannot be started: Unit not found."
     assert caplog.messages[1].startswith(f"{UNIT} cannot be started: [Errno 2]")
-    monkeypatch.setattr(plugin_requests, "SYSTEMD", "/gone")
+    monkeypatch.setattr(system, "SYSTEMD", "/gone")
     assert state.ask({"refresh": True, "units": [UNIT]})
     assert len(caplog.messages) == 2

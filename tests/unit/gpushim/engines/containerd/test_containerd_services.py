@@ -12,6 +12,7 @@ from click.testing import Result
 from gpushim.engines.containerd import process, services
 from gpushim.engines.processes import programs, units
 from gpushim.engines.processes.running import Engine
+from gpushim.ground import system
 
 Call = Callable[..., Result]
 GENERATED = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\nruntime_type = "{}"\n'
@@ -109,7 +110,7 @@ def test_its_own_program_tells_the_version(host: Path, call: Call) -> None:
 def test_what_does_not_run_is_not_restarted(host: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another containerd's unit has nothing to do with it."""
     install("k3s")
-    monkeypatch.setattr(units, "RUNNING", str(host))
+    monkeypatch.setattr(system, "SYSTEMD", str(host))
     monkeypatch.setattr(units, "restart", lambda arguments: pytest.fail(f"{arguments}"))
     assert "k3s does not run; start it" in str(call("containerd", None, "--restart").exception)
 

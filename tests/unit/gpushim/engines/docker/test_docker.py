@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from gpushim.cli.configure import configure
 from gpushim.engines import docker
 from gpushim.engines.docker import daemon_json, dockerd
-from gpushim.engines.processes import units
 from gpushim.engines.processes.running import Engine
 from gpushim.engines.settings import files, jsontext, records
 from gpushim.engines.settings.setup import Options, Plan
+from gpushim.ground import system
 from gpushim.ground.errors import GpushimError
 
 DATA = Path(__file__).parents[4] / "data" / "engines" / "docker"
@@ -393,7 +393,7 @@ def test_a_copy_from_before_is_named(config: Path, call: Call, words: list[str])
 
 
 def test_by_hand_restarts_the_engine(config: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "RUNNING", "/")
+    monkeypatch.setattr(system, "SYSTEMD", "/")
     monkeypatch.setattr(dockerd, "SYSTEM_CONFIG", str(config))
     monkeypatch.setattr(dockerd, "SNAP", "/nonexistent")
     config.write_text("{}")

@@ -16,6 +16,7 @@ from click.testing import Result
 
 from gpushim.engines.processes import programs, units
 from gpushim.engines.processes.running import Engine
+from gpushim.ground import system
 
 Call = Callable[..., Result]
 
@@ -64,7 +65,7 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "systemctl"
     path.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/called\n')
     path.chmod(0o755)
-    monkeypatch.setattr(units, "RUNNING", str(tmp_path))
+    monkeypatch.setattr(system, "SYSTEMD", str(tmp_path))
     monkeypatch.setattr(programs, "DIRECTORIES", (str(tmp_path),))
     return path
 
