@@ -82,29 +82,3 @@ def test_released_and_taken(node: Node, one: Plugin, gpu_host: Host, gpushim_env
     ask(gpushim_env, "take")
     assert until(lambda: len(node.allocatable()) == len(gpu_host.gpus) and len(opened(gpu_host)) == 2, SOON)
     assert gpus(node, gpu_host, "holder")[1] == [held]
-
-
-def test_a_script_releases_and_another_plugin_keeps_to_it(
-    node: Node, one: Plugin, gpu_host: Host, gpushim_env: dict[str, str]
-) -> None:
-    file = Path(gpushim_env["GPUSHIM_STATE"], "device-plugin", "released")
-    file.touch()
-    assert until(lambda: not opened(gpu_host) and not node.allocatable(), SOON)
-    one.stop()
-    one.start()
-    assert until(lambda: one.registered(GPU), SECONDS), one.said()
-    assert json.loads(ask(gpushim_env, "status", "--format=json"))["closed"]
-    assert not opened(gpu_host)
-    assert not node.allocatable()
-    file.unlink()
-    assert until(lambda: len(node.allocatable()) == len(gpu_host.gpus), SOON), one.said()
-
-
-def test_without_a_plugin_there_is_one_sentence(gpushim_env: dict[str, str]) -> None:
-    command = [str(TOP / "bin" / "gpushim"), "device-plugin", "status"]
-    done = subprocess.run(
-        command, env={"PATH": SYSTEM_PATH, **gpushim_env}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert "no gpushim-device-plugin listens" in done.stderr

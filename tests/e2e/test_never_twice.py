@@ -157,37 +157,6 @@ def test_a_whole_gpu_through_a_restart_that_shares(
     kept(one, inside, rest | parts(held, 2), seconds=0)
 
 
-def test_a_shared_gpu_through_a_restart_that_does_not(
-    node: Node, host: Host, one: Plugin, share: Set, inside: Containers
-) -> None:
-    one.stop()
-    share(shared(2))
-    one.start()
-    one.offers(ids={part for gpu in host.gpus for part in parts(gpu.uuid, 2)})
-    held = holder(node)
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        one.stop(number)
-        share(WHOLE)
-        one.start()
-        kept(one, inside, {held, other(host, held)})
-    fill(node, inside, GPU, 1)
-    inside.end("holder")
-    kept(one, inside, {gpu.uuid for gpu in host.gpus}, seconds=0)
-
-
-def test_a_start_before_kubelet(node: Node, host: Host, one: Plugin, share: Set, inside: Containers) -> None:
-    held = holder(node)
-    node.stop()
-    one.stop()
-    share(shared(2))
-    one.start()
-    waits = f"{held} of {GPU} is not given out: it is to be given out in another way"
-    assert until(lambda: waits in one.said(), SECONDS), one.said()  # nobody says who has what
-    node.start()
-    kept(one, inside, {held} | parts(other(host, held), 2))
-    fill(node, inside, GPU, 2)
-
-
 def test_a_start_beside_a_kubelet_that_has_just_started(
     node: Node, host: Host, one: Plugin, share: Set, inside: Containers
 ) -> None:
@@ -239,24 +208,6 @@ def test_a_checkpoint_that_kubelet_refuses(node: Node, one: Plugin, inside: Cont
     pods = [node.wait(name) for name in names]
     assert [bool(pod.container) for pod in pods].count(True) <= 1, pods
     assert len(inside.look()) >= 1
-
-
-def test_who_is_left_of_two_takes_over(
-    node: Node, host: Host, env: dict[str, str], one: Plugin, share: Set, inside: Containers, tmp_path: Path
-) -> None:
-    newer_file = tmp_path / "newer.json"
-    newer_file.write_text(json.dumps(shared(2)))
-    with plugin(node, env, f"--config-file={newer_file}", name="newer") as newer:
-        one.stop()
-        newer.offers(ids={part for gpu in host.gpus for part in parts(gpu.uuid, 2)})
-        held = holder(node)
-        one.start()
-        assert until(lambda: one.registered(GPU), SECONDS), one.said()[-3000:]
-        newer.stop(signal.SIGKILL)
-    kept(one, inside, {held, other(host, held)})
-    fill(node, inside, GPU, 1)
-    inside.end("holder")
-    kept(one, inside, {gpu.uuid for gpu in host.gpus}, seconds=0)
 
 
 def test_an_update_that_renames_and_fails(
