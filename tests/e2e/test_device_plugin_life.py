@@ -6,7 +6,9 @@ A pod that runs from the first test to the last has the same GPU in the same con
 from __future__ import annotations
 
 import contextlib
+import glob
 import itertools
+import json
 import os
 import re
 import shutil
@@ -22,6 +24,7 @@ import pytest
 
 import fakehost
 from e2e import otherplugin, plugins
+from e2e.engines import run
 from e2e.kube import Node
 from e2e.leftovers import until
 from e2e.plugins import gpu_node, plugin
@@ -227,6 +230,52 @@ def test_kubelet_dir(node: Node, gpushim_env: dict[str, str], ids: set[str]) -> 
     place.symlink_to(node.kubelet_dir)
     with plugin(node, gpushim_env, f"--kubelet-dir={place}/") as one:
         one.offers(ids=ids)
+
+
+def opened(host: Host) -> set[str]:
+    """The processes that have the simulated host's NVML, or a node of its GPUs, open."""
+    found = set()
+    for process in glob.glob("/proc/[0-9]*"):
+        try:
+            paths = Path(process, "maps").read_text().split() + [
+                os.readlink(fd) for fd in glob.glob(f"{process}/fd/*")
+            ]
+        except OSError:
+            continue
+        if any(path.startswith(host.root) and ("libnvidia-ml" in path or "/dev/nvidia" in path) for path in paths):
+            found.add(process)
+    return found
+
+
+def test_gpus_are_let_go_and_taken(
+    node: Node, gpu_host: Host, gpushim_env: dict[str, str], ids: set[str], kept: tuple[str, list[str]]
+) -> None:
+    """And the plugin tells its state meanwhile."""
+
+    def ask(*words: str) -> str:
+        return run(
+            [str(TOP / "bin" / "gpushim"), "device-plugin", *words], env=plugins.environment(gpushim_env)
+        ).stdout
+
+    _, (held,) = kept
+    with plugin(node, gpushim_env) as one:
+        one.offers(ids=ids)
+        assert until(lambda: len(opened(gpu_host)) == 2, plugins.SECONDS), one.said()  # its children
+        table = ask("status")
+        assert [held, "1", "1", "healthy"] in [line.split()[2:6] for line in table.splitlines()]
+        assert any(line.split()[:1] == ["default"] and "kept-" in line for line in table.splitlines())
+        (pod,) = json.loads(ask("status", "--format=json"))["pods"]
+        assert (pod["pod"].rpartition("-")[0], pod["devices"]) == ("kept", [held])
+        said = ask("release")
+        assert not opened(gpu_host)  # at the answer, not some time after it
+        assert held in said
+        assert until(lambda: not node.allocatable(), SOON)
+        assert "released by gpushim device-plugin release" in ask("status")
+        gpu_host.update()  # as a driver that changes: nothing is opened because of it
+        assert not until(lambda: bool(opened(gpu_host)), 3)
+        ask("take")
+        one.offers(ids=ids, seconds=SOON)
+        assert until(lambda: len(opened(gpu_host)) == 2, SOON)
 
 
 @pytest.fixture
