@@ -70,10 +70,8 @@ def by(ways: str) -> str:
 CASES = (
     Case("distinct", (), {PAIR: 2}, "envs", sharing={"timeSlicing": {"resources": [GROUP]}}),
     Case("envvar", (), {GPU: 2}, "envs"),
-    Case("envvar-index", (INDEX,), {GPU: 1}, "envs"),
     Case("envvar-index-mig", (INDEX,), {SMALL: 2}, "envs"),
     Case("mounts", (by("volume-mounts"),), BOTH, "envs mounts"),
-    Case("mounts-index", (by("volume-mounts"), INDEX), BOTH, "envs mounts"),
     Case("mounts-features", (by("volume-mounts"), *FEATURES), {GPU: 1}, "envs mounts", FEATURE_NODES),
     Case("annotations", (by("cdi-annotations"),), BOTH, "annotations", MODESET),
     Case("runc-annotations", (by("cdi-annotations"),), BOTH, "annotations", MODESET),
@@ -85,7 +83,6 @@ CASES = (
     Case("runc-all", (by("envvar,cdi-annotations,cdi-cri"),), BOTH, "envs annotations cdi_devices", MODESET),
     Case("specs", ("--pass-device-specs",), {GPU: 1}, "envs devices", MODESET),
     Case("runc-specs", ("--pass-device-specs",), {GPU: 1}, "envs devices", MODESET, bare=True),
-    Case("cri-specs", (by("cdi-cri"), "--pass-device-specs"), {GPU: 1}, "cdi_devices", MODESET),
     Case("packed", ("--shared-devices-allocation-policy=packed",), {GPU: 2}, "envs", sharing=SHARED),
     Case("spread", ("--shared-devices-allocation-policy=distributed",), {GPU: 2}, "envs", sharing=SHARED),
     Case("shared", (), {GPU: 2}, sharing=STRICT),

@@ -187,21 +187,6 @@ def test_each_panel_of_the_dashboard_shows_something(
             Path(os.environ["GPUSHIM_DASHBOARD"]).write_text(answers)
 
 
-def test_a_gpu_that_hangs_delays_no_scrape_and_no_allocate(one: Plugin, host: Host, ports: list[int]) -> None:
-    assert until(lambda: of(ports[0], "gpushim_gpu_figures_up", gpu="3")[0][1] == 1, SECONDS)
-    host.hang(3)
-    try:
-        seen = [get(ports[0])[2] for _ in range(3)]
-        assert until(lambda: not up(ports[0], 3), SECONDS)
-        assert until(lambda: up(ports[0], 0), SECONDS)  # the next child leaves the other out
-        assert max(seen) < SCRAPE
-        assert allocated(one.node, host.gpus[0].uuid, 20)[10] < ANSWER
-        ((_, age),) = of(ports[0], "gpushim_gpu_figures_age_seconds", gpu="3")
-        assert age > 1
-    finally:
-        host.hang(None)
-
-
 def allocated(node: Node, uuid: str, times: int = 1) -> list[float]:
     """Ask the plugin for a GPU as kubelet does, and return the seconds until each answer, in their order."""
     took = []
@@ -216,10 +201,6 @@ def allocated(node: Node, uuid: str, times: int = 1) -> list[float]:
             call({"container_requests": [{"devices_ids": [uuid]}]}, timeout=SECONDS)
             took.append(time.monotonic() - began)
     return sorted(took)
-
-
-def up(port: int, gpu: int) -> bool:
-    return all(value for _, value in of(port, "gpushim_gpu_figures_up", gpu=str(gpu)))
 
 
 def test_hostile_scrapers_delay_no_allocate(one: Plugin, host: Host, ports: list[int]) -> None:

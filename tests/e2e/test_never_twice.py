@@ -17,7 +17,6 @@ import pytest
 
 import fakehost
 from e2e import trees
-from e2e.dradriver import driver
 from e2e.kube import Node, Pod
 from e2e.leftovers import until
 from e2e.plugins import Plugin, gpu_node, plugin
@@ -289,26 +288,3 @@ def three(one: Plugin, inside: Containers) -> None:
     assert [bool(pod.container) for pod in pods].count(True) >= 2, f"{pods}\n{one.said()[-4000:]}"
     inside.look()
     inside.end(*(f"takes{number}" for number in range(3)))
-
-
-def test_a_driver_of_dra_beside_it(node: Node, host: Host, one: Plugin, tmp_path: Path) -> None:
-    """What it gives is not the plugin's to know; a driver that is dead, or has no GPUs, does not matter."""
-    every, config = {gpu.uuid for gpu in host.gpus}, Path(one.env["GPUSHIM_CONFIG"])
-    with driver(node.kubelet_dir, "compute-domain.nvidia.com", tmp_path / "domains", "gpu.nvidia.com-reg.sock"):
-        one.offers(ids=every)
-        with driver(node.kubelet_dir, "gpu.nvidia.com", tmp_path / "gpus", "any.sock") as gives:
-            assert until(lambda: not node.allocatable(), SECONDS), one.said()[-3000:]
-            assert "gpu.nvidia.com" in one.said()
-            one.stop()
-            one.start()
-            assert until(lambda: one.registered(GPU), SECONDS), one.said()[-3000:]
-            assert node.pod("refused", {GPU: 1}, command=ENDING).phase == "Failed"
-            before = config.read_text()
-            one.stop()
-            config.write_text(before + '[device-plugin]\nother-givers = "serve"\n')
-            one.start()
-            one.offers(ids=every)
-            config.write_text(before)
-            assert until(lambda: not node.allocatable(), SECONDS), one.said()[-3000:]
-            gives.kill()
-        one.offers(ids=every)

@@ -1,4 +1,4 @@
-"""Before any test imports grpc: no handlers of forks, and one poller for as long as the process lives; short paths."""
+"""Before any test imports grpc: no handlers of forks, and one poller for as long as the process lives."""
 
 import os
 import shutil
