@@ -1,6 +1,6 @@
 """A driver of Dynamic Resource Allocation, as kubelet has it registered: its sockets, and an answer to each call.
 
-It is told kubelet's directory and its name, and with what device it prepares every claim, if any.
+It is told kubelet's directory and its name, and with what device it prepares every claim.
 Out of scope: an API server, and publishing devices there.
 """
 
@@ -52,25 +52,24 @@ def method(asked: str, answered: str, answer: Callable[[dict[str, Any]], dict[st
     )
 
 
-def serve(kubelet: str, name: str, socket: str, *device: str) -> None:
+def serve(kubelet: str, name: str, *device: str) -> None:
     """Serve until killed, and say so when kubelet has registered it.
 
     Args:
         kubelet: its directory.
         name: the driver's.
-        socket: name of the socket at which it registers.
         device: what it gives: pool, name, and the name by CDI.
     """
     own, registry = Path(kubelet, "plugins", name), Path(kubelet, "plugins_registry")
     for folder in (own, registry):
         folder.mkdir(parents=True, exist_ok=True)
-    ends = own / "dra.sock", registry / socket
+    ends = own / "dra.sock", registry / f"{name}-reg.sock"
 
     def told(status: dict[str, Any]) -> dict[str, Any]:
         print(f"registered: {status}", flush=True)
         return {}
 
-    gives = [dict(zip(("pool_name", "device_name", "cdi"), (*device[:2], device[2:])))] if device else []
+    gives = [dict(zip(("pool_name", "device_name", "cdi"), (*device[:2], device[2:])))]
 
     def answers(prepared: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
         return {"claims": [{"key": one["uid"], "value": [prepared]} for one in request["claims"]]}
@@ -99,19 +98,16 @@ def serve(kubelet: str, name: str, socket: str, *device: str) -> None:
 
 
 @contextlib.contextmanager
-def driver(
-    kubelet: Path, name: str, log: Path, socket: str = "", device: tuple[str, ...] = ()
-) -> Iterator[subprocess.Popen[bytes]]:
+def driver(kubelet: Path, name: str, log: Path, device: tuple[str, ...]) -> Iterator[None]:
     """Run a driver that kubelet has registered; its sockets stay when it is killed, as those of others do.
 
     Args:
         kubelet: its directory.
         name: the driver's.
         log: what it says.
-        socket: name of the socket at which it registers, if not the usual one.
         device: as for `serve`.
     """
-    words = [sys.executable, "-m", "e2e.dradriver", str(kubelet), name, socket or f"{name}-reg.sock", *device]
+    words = [sys.executable, "-m", "e2e.dradriver", str(kubelet), name, *device]
     paths = f"{ROOTS}:{TOP / 'tests'}"
     with log.open("wb") as output, subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={"PATH": SYSTEM_PATH, "PYTHONPATH": paths}
@@ -119,7 +115,7 @@ def driver(
         try:
             assert until(lambda: b"registered: " in log.read_bytes(), SECONDS), log.read_text()
             assert b"'plugin_registered': True" in log.read_bytes(), log.read_text()
-            yield process
+            yield
         finally:
             process.kill()
 

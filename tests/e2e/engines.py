@@ -201,7 +201,6 @@ class Containerd:
 
     state: Path
     prefix: tuple[str, ...] = ()
-    daemon: Daemon | None = None
 
     @property
     def socket(self) -> Path:
@@ -317,5 +316,5 @@ def containerd(
         engine = Containerd(state, prefix)
         ready = [*prefix, CTR, f"--address={engine.socket}", "version"]
         command = [*prefix, CONTAINERD, f"--config={state}/config.toml"]
-        with _daemon(command, engine.log, {"PATH": SYSTEM_PATH, **(env or {})}, ready) as engine.daemon:
+        with _daemon(command, engine.log, {"PATH": SYSTEM_PATH, **(env or {})}, ready):
             yield engine

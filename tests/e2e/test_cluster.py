@@ -21,11 +21,10 @@ from e2e.engines import run
 from e2e.expect import CONTROL_NODES, GPU_MAJOR, sees_exactly
 from e2e.kube import NAME
 from e2e.plane import Cluster
-from e2e.test_in_cluster import CRD
+from e2e.test_chart_rights import definition
 from fakehost import Host
 
-PLACE = trees.TOP / "packaging" / "kubernetes"
-CHART, NAMESPACE = PLACE / "chart", helm.NAMESPACE
+CHART, NAMESPACE = trees.TOP / "packaging" / "kubernetes" / "chart", helm.NAMESPACE
 DRIVER = "gpu.nvidia.com"
 GPU, BIG, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
 ALL = {GPU: 2, BIG: 1, SMALL: 1}
@@ -133,18 +132,9 @@ def plugin(cluster: Cluster) -> dict[str, Any]:
     return found
 
 
-def test_the_api_server_takes_all_of_it(cluster: Cluster, before: dict[str, str]) -> None:
+def test_a_node_serves_gpus(cluster: Cluster, before: dict[str, str]) -> None:
     assert before
     cluster.kubectl("create", "namespace", NAMESPACE)
-    said = cluster.kubectl("apply", "--dry-run=server", f"--filename={PLACE}/gpushim.yaml")
-    assert said.count("created (server dry run)") >= 3
-    everything = {**VALUES, "labels": {"publish": "node-feature"}}
-    for values in ({}, everything, {"uninstall": True}):
-        cluster.helm("install", CHART, "gpushim", values, dry_run="server")
-    assert cluster.get("daemonsets", "--all-namespaces") == {}
-
-
-def test_a_node_serves_gpus(cluster: Cluster) -> None:
     cluster.helm("install", CHART, "gpushim", VALUES)
     serves(cluster, ALL)
     rolled_out(cluster)
@@ -270,7 +260,7 @@ def test_a_claim_is_shown_as_what_gave_a_gpu(cluster: Cluster, host: Host) -> No
 
 
 def test_an_upgrade_loses_nothing(cluster: Cluster, host: Host) -> None:
-    cluster.apply(CRD)
+    cluster.apply(definition("nodefeatures"))
     old, held = plugin(cluster)["metadata"]["name"], cluster.node.everybody()
     with workload.watched(cluster) as seen:
         cluster.apply(workload.job("load", {GPU: 1}, 1000))
@@ -292,6 +282,11 @@ def test_an_upgrade_loses_nothing(cluster: Cluster, host: Host) -> None:
     cluster.wait_for(lambda: features(cluster), "there is a NodeFeature")
     (feature,) = features(cluster)
     true_labels(feature["spec"]["labels"], host)
+    owners = [one["name"] for one in feature["metadata"]["ownerReferences"]]
+    assert (owners, feature["metadata"]["labels"]["nfd.node.kubernetes.io/node-name"]) == (
+        [plugin(cluster)["metadata"]["name"]],
+        NAME,
+    )
 
 
 def test_nothing_is_left(cluster: Cluster, before: dict[str, str]) -> None:

@@ -29,13 +29,14 @@ from fakehost.gpus import ci_cap, gi_cap
 from gpuplugin.kubelet.v1beta1 import reader
 
 GPU, LARGE, SMALL = "nvidia.com/gpu", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
-BOTH = {GPU: 1, LARGE: 1}
+PAIR, BOTH = "nvidia.com/gpu.pair", {GPU: 1, LARGE: 1}
 NEIGHBOURS = {"nvidia-fs0": (510, 0), "gdrdrv": (511, 0), "infiniband/uverbs0": (231, 192)}
 MODESET, INDEX = (MODESET_NODE,), "--device-id-strategy=index"
 FEATURES = ("--gds-enabled", "--mofed-enabled", "--gdrcopy-enabled", "--imex-channel-ids=0")
 FEATURE_NODES = (*(f"/dev/{name}" for name in NEIGHBOURS), "/dev/nvidia-caps-imex-channels/channel0")
 SHARED: dict[str, Any] = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}
 STRICT = {"timeSlicing": {"failRequestsGreaterThanOne": True, **SHARED["timeSlicing"]}}
+GROUP = {"name": "gpu", "devices": [0, 1], "rename": "gpu.pair", "replicas": 2, "distinct": True, "policy": "packed"}
 
 
 @dataclass
@@ -67,11 +68,10 @@ def by(ways: str) -> str:
 
 
 CASES = (
+    Case("distinct", (), {PAIR: 2}, "envs", sharing={"timeSlicing": {"resources": [GROUP]}}),
     Case("envvar", (), {GPU: 2}, "envs"),
-    Case("envvar-index", (INDEX,), {GPU: 1}, "envs"),
     Case("envvar-index-mig", (INDEX,), {SMALL: 2}, "envs"),
     Case("mounts", (by("volume-mounts"),), BOTH, "envs mounts"),
-    Case("mounts-index", (by("volume-mounts"), INDEX), BOTH, "envs mounts"),
     Case("mounts-features", (by("volume-mounts"), *FEATURES), {GPU: 1}, "envs mounts", FEATURE_NODES),
     Case("annotations", (by("cdi-annotations"),), BOTH, "annotations", MODESET),
     Case("runc-annotations", (by("cdi-annotations"),), BOTH, "annotations", MODESET),
@@ -83,7 +83,6 @@ CASES = (
     Case("runc-all", (by("envvar,cdi-annotations,cdi-cri"),), BOTH, "envs annotations cdi_devices", MODESET),
     Case("specs", ("--pass-device-specs",), {GPU: 1}, "envs devices", MODESET),
     Case("runc-specs", ("--pass-device-specs",), {GPU: 1}, "envs devices", MODESET, bare=True),
-    Case("cri-specs", (by("cdi-cri"), "--pass-device-specs"), {GPU: 1}, "cdi_devices", MODESET),
     Case("packed", ("--shared-devices-allocation-policy=packed",), {GPU: 2}, "envs", sharing=SHARED),
     Case("spread", ("--shared-devices-allocation-policy=distributed",), {GPU: 2}, "envs", sharing=SHARED),
     Case("shared", (), {GPU: 2}, sharing=STRICT),
@@ -94,10 +93,10 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """Thirty-two GPUs, the last nine of them divided."""
-    divided, cache = {index: ["3g.20gb", "1g.5gb"] for index in range(23, 32)}, trees.TOP / ".cache" / "fakehost"
+    """Thirty-four GPUs, the last nine of them divided."""
+    divided, cache = {index: ["3g.20gb", "1g.5gb"] for index in range(25, 34)}, trees.TOP / ".cache" / "fakehost"
     root = tmp_path_factory.mktemp("allocate") / "root"
-    host = fakehost.build(str(root), 32, mig=divided, imex=1, compile_cache=str(cache))
+    host = fakehost.build(str(root), 34, mig=divided, imex=1, compile_cache=str(cache))
     for name, (major, minor) in NEIGHBOURS.items():
         tree.make_node(host.node(name), major, minor, 0o666, 0, 0)
     return host
@@ -185,6 +184,7 @@ def test_a_pod_has_what_kubelet_gave_it(node: Node, host: Host, case: Case) -> N
     assert fields == [sorted(case.answer.split())] * len(case.limits)
     uuids = {one.partition("::")[0] for ids in held.values() for one in ids}
     assert all((one in str(noted)) == (INDEX not in case.flags) for one in uuids)
+    assert "::" not in str(noted)  # ids of replicas stay outside of containers
     nodes, shown, others = expected(host, uuids)
     report = json.loads(node.run(pod.container, ["python3", "/probe.py", *others]))
     assert set(report["nodes"]) == nodes | set(case.nodes)
@@ -198,9 +198,11 @@ def test_a_pod_has_what_kubelet_gave_it(node: Node, host: Host, case: Case) -> N
         assert [name for name in every if name in report["nvidia-smi"]] == shown
 
 
-def test_replicas_are_packed_on_one_gpu_or_spread(node: Node) -> None:
-    found = {name: len({one.partition("::")[0] for one in node.held(name)[GPU]}) for name in ("packed", "spread")}
-    assert found == {"packed": 1, "spread": 2}
+@pytest.mark.parametrize(
+    ("name", "resource", "gpus"), [("packed", GPU, 1), ("spread", GPU, 2), ("distinct", PAIR, 2)]
+)
+def test_replicas_are_packed_on_one_gpu_or_spread(node: Node, name: str, resource: str, gpus: int) -> None:
+    assert len({one.partition("::")[0] for one in node.held(name)[resource]}) == gpus
 
 
 def test_with_a_variable_alone_a_container_gets_one_of_two_resources(node: Node, host: Host) -> None:

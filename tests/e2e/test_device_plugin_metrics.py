@@ -7,7 +7,6 @@ some minutes of work: bench/dashboard.py draws them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -24,7 +23,6 @@ import pytest
 
 import fakehost
 from e2e import kube, trees
-from e2e.engines import SYSTEM_PATH, run
 from e2e.gpuwork import work
 from e2e.kube import Node
 from e2e.leftovers import until
@@ -168,16 +166,6 @@ def of_pod(one: Plugin, name: str, resource: str) -> str:
     return found
 
 
-def test_devices_and_allocations_are_counted(one: Plugin, ports: list[int], pods: dict[str, str]) -> None:
-    found = scrape(ports[0])
-    healthy = {labels["resource"]: value for labels, value in found["gpushim_device_plugin_devices"]}
-    assert healthy == {GPU: 2, SHARED: 3, MIG: 2}
-    given = {labels["resource"]: value for labels, value in found["gpushim_device_plugin_allocation_seconds_count"]}
-    assert given == {GPU: 1, SHARED: 2, MIG: 1}
-    assert {value for _, value in found["gpushim_device_plugin_registered"]} == {1}
-    assert [get(ports[0], path)[0] for path in ("/healthz", "/readyz", "/none")] == [200, 200, 404]
-
-
 def test_each_panel_of_the_dashboard_shows_something(
     one: Plugin, host: Host, ports: list[int], pods: dict[str, str], tmp_path: Path
 ) -> None:
@@ -199,21 +187,6 @@ def test_each_panel_of_the_dashboard_shows_something(
             Path(os.environ["GPUSHIM_DASHBOARD"]).write_text(answers)
 
 
-def test_a_gpu_that_hangs_delays_no_scrape_and_no_allocate(one: Plugin, host: Host, ports: list[int]) -> None:
-    assert until(lambda: of(ports[0], "gpushim_gpu_figures_up", gpu="3")[0][1] == 1, SECONDS)
-    host.hang(3)
-    try:
-        seen = [get(ports[0])[2] for _ in range(3)]
-        assert until(lambda: not up(ports[0], 3), SECONDS)
-        assert until(lambda: up(ports[0], 0), SECONDS)  # the next child leaves the other out
-        assert max(seen) < SCRAPE
-        assert allocated(one.node, host.gpus[0].uuid, 20)[10] < ANSWER
-        ((_, age),) = of(ports[0], "gpushim_gpu_figures_age_seconds", gpu="3")
-        assert age > 1
-    finally:
-        host.hang(None)
-
-
 def allocated(node: Node, uuid: str, times: int = 1) -> list[float]:
     """Ask the plugin for a GPU as kubelet does, and return the seconds until each answer, in their order."""
     took = []
@@ -228,10 +201,6 @@ def allocated(node: Node, uuid: str, times: int = 1) -> list[float]:
             call({"container_requests": [{"devices_ids": [uuid]}]}, timeout=SECONDS)
             took.append(time.monotonic() - began)
     return sorted(took)
-
-
-def up(port: int, gpu: int) -> bool:
-    return all(value for _, value in of(port, "gpushim_gpu_figures_up", gpu=str(gpu)))
 
 
 def test_hostile_scrapers_delay_no_allocate(one: Plugin, host: Host, ports: list[int]) -> None:
@@ -253,29 +222,3 @@ def test_hostile_scrapers_delay_no_allocate(one: Plugin, host: Host, ports: list
     print("an Allocate took {} ms, {} at most; scraped without a pause {}, {} at most".format(*shown))
     assert took[500] < ANSWER
     assert get(ports[0])[0] == 200
-
-
-def test_no_child_asks_while_the_gpus_are_let_go(one: Plugin, env: dict[str, str], ports: list[int]) -> None:
-    def asks() -> bool:
-        assert one.process
-        with contextlib.suppress(OSError):  # one has ended meanwhile
-            return any(Path(f"/proc/{pid}/comm").read_text() == "gpushim-figures\n" for pid in children(one))
-        return False
-
-    scrape(ports[0])
-    assert until(asks, SECONDS)
-    command = [str(trees.TOP / "bin" / "gpushim"), "device-plugin"]
-    run([*command, "release"], env={"PATH": SYSTEM_PATH, **env})
-    try:
-        assert until(lambda: of(ports[0], "gpushim_device_plugin_released")[0][1] == 1, SECONDS)
-        assert children(one) == []
-    finally:
-        run([*command, "take"], env={"PATH": SYSTEM_PATH, **env})
-    assert until(lambda: bool(scrape(ports[0])) and asks(), SECONDS)
-
-
-def children(one: Plugin) -> list[int]:
-    """List the plugin's processes but itself."""
-    assert one.process
-    text = Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text()
-    return [int(pid) for pid in text.split()]

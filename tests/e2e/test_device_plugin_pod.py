@@ -13,7 +13,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,11 +26,9 @@ from e2e.podgpus import GPU, gpus
 from fakehost import Host
 from gpuplugin.snapshot import node_snapshot
 from gpushim.ground.errors import DRIVER
-from gpushim.inventory import ensure
 
 COMPILED = str(trees.TOP / ".cache" / "fakehost")
 SECONDS = 30.0
-COPY = 90.0  # until the keeper has renewed it: it waits up to a minute for the driver to come to rest
 NOTICED = 10.0  # seconds until a snapshot that was renewed is gone by
 EACH = 0.011  # seconds between looks at what kubelet would give out; it answers a hundred a second
 PROGRAM = str(trees.TOP / "bin" / "gpushim")
@@ -68,16 +65,6 @@ def ids(host: Host) -> list[str]:
 def refresh(env: dict[str, str], *words: str) -> None:
     """Renew the snapshot on the node."""
     run([PROGRAM, "refresh", *words], env={"PATH": SYSTEM_PATH, **env})
-
-
-@contextlib.contextmanager
-def keeper(env: dict[str, str]) -> Iterator[None]:
-    """Have the node keep the snapshot for the block."""
-    with subprocess.Popen([PROGRAM, "refresh", "--keep"], env={"PATH": SYSTEM_PATH, **env}) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
 
 
 def deploy(node: Node, host: Host, env: dict[str, str], name: str) -> None:
@@ -188,42 +175,6 @@ def test_a_snapshot_renewed_by_hand(node: Node, host: Host, env: dict[str, str],
         host.find(lost.index)
     refresh(env, "--force")
     assert until(lambda: node.allocatable() == ids, NOTICED), status(env)
-
-
-def change(env: dict[str, str], **members: Any) -> None:
-    """Let the saved snapshot have other members, as if another version had written it."""
-    path = Path(env["GPUSHIM_STATE"], "inventory.json")
-    path.with_name("aside").write_text(json.dumps({**json.loads(path.read_text()), **members}))
-    path.with_name("aside").rename(path)
-
-
-def test_a_node_of_a_newer_version_in_a_rolling_update(
-    node: Node, env: dict[str, str], ids: list[str], plugin: str
-) -> None:
-    newer: dict[str, Any] = {"gpushim": "99.0", "form": ensure.FORM + 1, "colours": {"GPU": "green"}}
-    listed = json.loads(Path(env["GPUSHIM_STATE"], "inventory.json").read_text())["gpus"]
-    sick = {**listed[1], "problem": "so says the newer one", "colour": "red"}
-    change(env, **newer, gpus=[listed[0], sick, listed[2]])
-    assert until(lambda: node.allocatable() == [one for one in ids if one != sick["uuid"]], NOTICED), status(env)
-    change(env, gpus=listed)
-    assert until(lambda: node.allocatable() == ids, NOTICED), status(env)
-    assert status(env)["problem"] == ""
-    change(env, version=ensure.FORM + 1)
-    assert until(lambda: node.allocatable() == [], SECONDS), status(env)
-    assert "is written by gpushim 99.0, and this is" in status(env)["problem"]
-    refresh(env, "--force")
-    assert until(lambda: node.allocatable() == ids, NOTICED), status(env)
-
-
-def test_nobody_keeps_the_snapshot(node: Node, env: dict[str, str], ids: list[str], plugin: str) -> None:
-    path = Path(env["GPUSHIM_STATE"], "inventory.json")
-    change(env, life=1, looked=json.loads(path.read_text())["looked"] - 10)
-    assert until(lambda: node.allocatable() == [], SECONDS), status(env)
-    assert "is out of date; gpushim refresh --keep (gpushim-refresh-keep.service" in status(env)["problem"]
-    assert "is out of date; gpushim refresh --keep (gpushim-refresh-keep.service" in said(node, plugin)
-    with keeper(env):
-        assert until(lambda: node.allocatable() == ids, COPY), said(node, plugin)
-    assert status(env)["problem"] == ""
 
 
 def test_another_driver_ends_it_and_kubelet_starts_it_anew(

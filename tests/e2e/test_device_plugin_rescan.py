@@ -88,8 +88,6 @@ def undivide(host: Host) -> None:
 CHANGES: dict[str, Change] = {
     "a GPU goes": unplug,
     "MIG instances are others in the same places": lambda host: divide(host, "1"),
-    "a MIG instance goes": lambda host: host.set_mig(2, PLACES[:1]),
-    "MIG is switched off": undivide,
     "MIG is switched on": lambda host: host.set_mig(1, PLACES),
 }
 

@@ -12,10 +12,9 @@ from e2e import trees
 from e2e.engines import SYSTEM_PATH, run
 from e2e.kube import Node
 from e2e.leftovers import until
-from e2e.plugins import COMMAND, SECONDS, environment, plugin
+from e2e.plugins import SECONDS, plugin
 from fakehost import Host
 from fakehost.gpus import MigRequest
-from gpushim.ground.errors import INVENTORY
 
 GPU = "nvidia.com/gpu"
 COUNT = 6
@@ -74,7 +73,6 @@ ALL = "0 1 2 3 4 5"
     ("migs", "flags", "wanted"),
     [
         (MIXED, (), {"gpu": ALL}),
-        ({}, ("--mig-strategy=single",), {"gpu": ALL}),
         (
             ALIKE,
             ("--mig-strategy=single",),
@@ -91,9 +89,8 @@ ALL = "0 1 2 3 4 5"
             },
         ),
         ({}, ("--exclude=0,{2},{pci}",), {"gpu": "1 4 5"}),
-        (MIXED, ("--mig-strategy=mixed", "--exclude=1,4:0"), {"gpu": "0 2 3 5"}),
     ],
-    ids=["none", "single without MIG", "single", "mixed", "excluded GPUs", "excluded instances"],
+    ids=["none", "single", "mixed", "excluded"],
 )
 def test_what_kubelet_counts(
     node: Node,
@@ -124,29 +121,6 @@ def test_what_kubelet_counts(
         assert bool(said) == (migs is MIXED and "gpu" in wanted and flags[:1] == ("--mig-strategy=mixed",))
 
 
-@pytest.mark.parametrize(
-    ("migs", "sentence"),
-    [
-        ({**ALIKE, 0: ["2g.10gb"]}, "there are 1g.5gb and 2g.10gb"),
-        ({0: ["1g.5gb"], 1: ["1g.5gb"]}, "GPU 2, 3, 4, 5 is not in MIG mode while others are"),
-        ({**ALIKE, 5: []}, "GPU 5 has no MIG instance"),
-    ],
-    ids=["profiles", "GPUs without MIG", "no instance"],
-)
-def test_single_refuses_what_it_cannot_tell_apart(
-    node: Node, host: Host, env: dict[str, str], migs: dict[int, list[MigRequest]], sentence: str
-) -> None:
-    divide(host, migs)
-    refresh(env)
-    with plugin(node, env, "--mig-strategy=single") as running:
-        assert running.ended() == INVENTORY
-    checked = run([*COMMAND, "--mig-strategy=single", "--check"], check=False, env=environment(env))
-    assert checked.returncode == INVENTORY
-    for said in (running.said(), checked.stderr):
-        assert f"mig-strategy is single, but {sentence}; " in said
-        assert "Traceback" not in said
-
-
 def test_kubelet_takes_linked_gpus_and_knows_their_numa_nodes(node: Node, host: Host, env: dict[str, str]) -> None:
     with plugin(node, env) as running:
         running.offers(ids={gpu.uuid for gpu in host.gpus})
@@ -161,24 +135,6 @@ def test_kubelet_takes_linked_gpus_and_knows_their_numa_nodes(node: Node, host: 
             0: [0],
             1: [1],
         }
-
-
-def test_a_lost_gpu_is_unhealthy_until_it_is_back(node: Node, host: Host, env: dict[str, str]) -> None:
-    lost = host.gpus[-1]
-    every = {gpu.uuid for gpu in host.gpus}
-    with plugin(node, env) as running:
-        running.offers(ids=every)
-        host.behave(fail_gpu={lost.index: 15})  # NVML_ERROR_GPU_IS_LOST
-        try:
-            refresh(env)
-            running.offers(ids=every - {lost.uuid})
-            assert counts(node, COUNT, COUNT - 1)
-        finally:
-            host.behave()
-            refresh(env)
-        running.offers(ids=every)
-        assert f"{lost.uuid} of {GPU} is not given out: GPU 5" in running.said()
-        assert f"{lost.uuid} of {GPU} can be given out again" in running.said()
 
 
 def test_a_gpu_that_vanishes_is_dropped_when_no_pod_has_it(node: Node, host: Host, env: dict[str, str]) -> None:

@@ -94,6 +94,7 @@ class Walk:
         }
         if len(self.made) < PODS:
             found.update({"pod": self.create, "pod, another": self.create, "pod, one more": self.create})
+            found["both killed"] = self.strike
         if self.made:
             found.update({"pod ends": self.end, "pod ends, another": self.end})
         return found
@@ -162,6 +163,15 @@ class Walk:
             self.choose(number)
         one.start()
         return f"{number} {self.profiles[number]}"
+
+    def strike(self) -> str:
+        """Kill kubelet and an instance while a pod is made, and bring both back, in any order."""
+        made, (one, _) = self.create(), self.instances[self.chance.choice(self.up())]
+        time.sleep(self.chance.choice((0, self.chance.random())))
+        ends = (lambda: one.stop(signal.SIGKILL), lambda: self.node.stop(signal.SIGKILL))
+        for do in (*self.chance.sample(ends, 2), *self.chance.sample((one.start, self.node.start), 2)):
+            do()
+        return made
 
     def choose(self, number: int) -> str:
         """Let an instance have other settings."""

@@ -1,22 +1,20 @@
 """What a runtime must make of Kubernetes' allocations: variables, mounts, annotations; the shim before the real runc.
 
-Each case has its name from the list R-ENV-UUID to R-USERNS; test_kubernetes_pods.py and test_kubernetes_cri.py have
-the others.
+Here is what a device plugin's answer brings into config.json and nobody else does; what the requests in it mean is in
+unit/gpushim/oci, and that they count with runc in test_runc.py, test_features.py and test_cdi_in.py.
+test_kubernetes_cri.py has the engines.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import fakehost
 from e2e.allocated import (
     DEVICES,
-    FOLDER,
     KIND,
     Answer,
     built,
@@ -41,8 +39,21 @@ from fakehost import Host
 from gpushim.ground.errors import BUNDLE, REQUEST
 
 BY_MOUNTS = "accept-volume-mounts = true"
-NOT_BY_ENV = "accept-env-when-unprivileged = false"
 OPERATOR = "nvidia.cdi.k8s.io/"
+# What images of CUDA say about themselves.
+CUDA = {
+    "CUDA_VERSION": "12.2.2",
+    DEVICES: "all",
+    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    "NVIDIA_REQUIRE_CUDA": "cuda>=12.2",
+}
+PIPES = "/mps/nvidia.com/gpu/pipe"
+PROGRAMS = ["/usr/bin/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-server"]
+TALK = """
+cat $CUDA_MPS_PIPE_DIRECTORY/control; echo pipe >$CUDA_MPS_PIPE_DIRECTORY/said; echo shm >/dev/shm/said
+ls /tmp/nvidia-mps /usr/bin/nvidia-cuda-mps* 2>/dev/null
+true
+"""
 
 
 @pytest.fixture
@@ -51,82 +62,9 @@ def by_mounts(gpu_host: Host, debian_root: Path, tmp_path: Path) -> Bundle:
     return on(gpu_host, debian_root, tmp_path, requests=BY_MOUNTS)
 
 
-@pytest.mark.parametrize("index", [0, 1, 2])
-def test_r_env_uuid(bundle: Bundle, gpu_host: Host, index: int) -> None:
-    sees_exactly(look(bundle, envvar(*uuids(gpu_host, index)), gpu_host, [index]), gpu_host, [index])
-
-
 @pytest.mark.parametrize(
-    ("wanted", "given"),
-    [("{0.uuid},{2.uuid}", [0, 2]), ("{2.uuid},{0.uuid},{2.uuid}", [2, 0]), ("0,1", [0, 1]), ("2,2", [2])],
+    ("form", "source"), [("{}", "/dev/null"), ("cdi/nvidia.com/gpu/{}", "/dev/../dev//null")], ids=["uuid", "cdi"]
 )
-def test_r_env_list(bundle: Bundle, gpu_host: Host, wanted: str, given: list[int]) -> None:
-    value = wanted.format(*gpu_host.gpus)
-    report = look(bundle, envvar(value), gpu_host, sorted(given))
-    sees_exactly(report, gpu_host, sorted(given))
-    assert json.loads(report)["env"][DEVICES] == value
-    assert logged(bundle)["gpus"] == uuids(gpu_host, *given)
-
-
-@pytest.mark.parametrize("form", ["0:1", "{mig.uuid}", "MIG-{gpu.uuid}/{mig.gi}/{mig.ci}"])
-def test_r_env_list_mig(debian_root: Path, tmp_path: Path, mig_host: Host, form: str) -> None:
-    parent, (other, mig) = mig_host.gpus[0], mig_host.gpus[0].mig
-    report = json.loads(
-        look(on(mig_host, debian_root, tmp_path), envvar(form.format(gpu=parent, mig=mig)), mig_host, [0])
-    )
-    caps = (fakehost.gi_cap(parent.minor, mig.gi), fakehost.ci_cap(parent.minor, mig.gi, mig.ci))
-    nodes = [*CONTROL_NODES, f"/dev/nvidia{parent.minor}", *(f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in caps)]
-    assert report["nodes"] == dict.fromkeys(sorted(nodes), "ENXIO")
-    assert mig.uuid in report["nvidia-smi"]
-    assert other.uuid not in report["nvidia-smi"]
-
-
-@pytest.mark.parametrize("env", [{DEVICES: ""}, {}, {DEVICES: "void"}], ids=["empty", "unset", "void"])
-def test_r_env_empty(bundle: Bundle, gpu_host: Host, env: dict[str, str]) -> None:
-    write(bundle, Answer(envs=env), probe(gpu_host, []))
-    sees_nothing(untouched(bundle))
-
-
-def test_r_env_empty_none(bundle: Bundle, gpu_host: Host) -> None:
-    report = json.loads(look(bundle, envvar("none"), gpu_host, []))
-    assert report["nodes"] == dict.fromkeys(CONTROL_NODES, "ENXIO")
-    assert set(report["made"].values()) == {"EPERM"}
-    assert (set(report["libraries"].values()), report["uuids"]) == ({"loads"}, [])
-
-
-def test_r_env_empty_all(bundle: Bundle, gpu_host: Host) -> None:
-    sees_exactly(look(bundle, envvar("all"), gpu_host, [0, 1, 2]), gpu_host, [0, 1, 2])
-
-
-@pytest.mark.parametrize(
-    ("values", "indices"), [(["{0.uuid}", "{1.uuid}"], [1]), (["all", "{2.uuid}"], [2]), (["0", "1", "0,1"], [0, 1])]
-)
-def test_r_env_dup(bundle: Bundle, gpu_host: Host, values: list[str], indices: list[int]) -> None:
-    """An engine that does not tidy up leaves the image's, the plugin's and the pod's one after the other."""
-    wanted = [value.format(*gpu_host.gpus) for value in values]
-    report = bundle.look(gpu_host, indices, *(f"{DEVICES}={value}" for value in wanted))
-    sees_exactly(report, gpu_host, indices)
-    assert json.loads(report)["env"][DEVICES] == wanted[-1]
-    assert [entry for entry in bundle.spec["process"]["env"] if DEVICES in entry] == [f"{DEVICES}={wanted[-1]}"]
-
-
-def test_r_env_dup_of_image_and_plugin(bundle: Bundle, gpu_host: Host) -> None:
-    report = look(bundle, envvar(*uuids(gpu_host, 1)), gpu_host, [1], image={DEVICES: "all"})
-    sees_exactly(report, gpu_host, [1])
-
-
-def test_r_env_unpriv(gpu_host: Host, debian_root: Path, tmp_path: Path) -> None:
-    bundle = on(gpu_host, debian_root, tmp_path, requests=NOT_BY_ENV)
-    write(bundle, envvar(*uuids(gpu_host, 0)), probe(gpu_host, []))
-    sees_nothing(untouched(bundle))
-    line = logged(bundle)
-    assert (line["level"], line["msg"]) == ("warning", "no GPU")
-    assert "[requests] accept-env-when-unprivileged is false" in line["ignored"][0]
-    sees_exactly(look(privileged(bundle), envvar(*uuids(gpu_host, 0)), gpu_host, [0]), gpu_host, [0])
-
-
-@pytest.mark.parametrize("source", ["/dev/null", "/dev/../dev//null"])
-@pytest.mark.parametrize("form", ["{}", "cdi/nvidia.com/gpu/{}", "cdi/nvidia.com/gpu={}"])
 def test_r_vol(by_mounts: Bundle, gpu_host: Host, form: str, source: str) -> None:
     names = [form.format(uuid) for uuid in uuids(gpu_host, 0, 2)]
     report = look(by_mounts, volume_mounts(*names, source=source), gpu_host, [0, 2])
@@ -142,49 +80,18 @@ def test_r_vol_of_foreign_kind(by_mounts: Bundle, gpu_host: Host, cdi_dir: Path,
     sees_by_cdi(report, gpu_host, [1])
 
 
-def test_r_vol_not_accepted(bundle: Bundle, gpu_host: Host) -> None:
-    said = refused(bundle, volume_mounts(*uuids(gpu_host, 0)), REQUEST)
-    assert f"mounts below {FOLDER} name the devices, but [requests] accept-volume-mounts is false" in said
+def test_r_vol_prec(by_mounts: Bundle, gpu_host: Host) -> None:
+    answer = volume_mounts(*uuids(gpu_host, 1))
+    sees_exactly(look(by_mounts, answer, gpu_host, [1], pod={DEVICES: "all"}), gpu_host, [1])
 
 
-@pytest.mark.parametrize("source", ["/dev/zero", "/etc/hostname"])
-def test_r_vol_of_other_source(by_mounts: Bundle, gpu_host: Host, source: str) -> None:
-    said = refused(by_mounts, volume_mounts(*uuids(gpu_host, 0), source=source), REQUEST)
-    assert "but no mount below it names one" in said
-
-
-def test_r_vol_imex(busybox_tree: Path, tmp_path: Path) -> None:
-    host = built(tmp_path, 2, imex=2)
-    root = shutil.copytree(busybox_tree, tmp_path / "root", symlinks=True)
-    bundle = on(host, root, tmp_path, requests=BY_MOUNTS)
-    write(
-        bundle,
-        volume_mounts(host.gpus[1].uuid, "imex/1"),
-        ["sh", "-c", "cd /dev; ls -d nvidia[0-9]* nvidia-*/channel*"],
-    )
-    said = bundle.run().stdout.split()
-    assert said == ["nvidia-caps-imex-channels/channel1", f"nvidia{host.gpus[1].minor}"]
-    # A channel alone asks for no GPU.
-    only = volume_mounts("imex/1")
-    del only.envs[DEVICES]
-    write(bundle, only, ["sh", "-c", "ls -d /dev/nvidia* || echo nothing"])
-    assert untouched(bundle) == "nothing\n"
-
-
-@pytest.mark.parametrize("value", ["all", "{0.uuid},{2.uuid}", "7", "none"])
-def test_r_vol_prec(by_mounts: Bundle, gpu_host: Host, value: str) -> None:
-    pod = {DEVICES: value.format(*gpu_host.gpus)}
-    sees_exactly(look(by_mounts, volume_mounts(*uuids(gpu_host, 1)), gpu_host, [1], pod=pod), gpu_host, [1])
-
-
-@pytest.mark.parametrize("prefix", ["cdi.k8s.io/", OPERATOR])
-def test_r_ann(gpu_host: Host, debian_root: Path, tmp_path: Path, prefix: str) -> None:
+def test_r_ann(gpu_host: Host, debian_root: Path, tmp_path: Path) -> None:
     bundle = on(gpu_host, debian_root, tmp_path, cdi=f'annotation-prefixes = ["cdi.k8s.io/", "{OPERATOR}"]')
-    names = {prefix + "b": "nvidia.com/gpu=0", prefix + "a": f"nvidia.com/gpu={gpu_host.gpus[2].uuid}"}
+    names = {"cdi.k8s.io/b": "nvidia.com/gpu=0", OPERATOR + "a": f"nvidia.com/gpu={gpu_host.gpus[2].uuid}"}
     report = look(bundle, Answer(annotations=names), gpu_host, [0, 2])
     sees_exactly(report, gpu_host, [0, 2])
-    assert json.loads(report)["env"][DEVICES] == ",".join(uuids(gpu_host, 2, 0))  # keys in order
-    both = Answer(annotations={prefix + "a": "nvidia.com/gpu=1,nvidia.com/gpu=2"}, envs={DEVICES: "0"})
+    assert json.loads(report)["env"][DEVICES] == ",".join(uuids(gpu_host, 0, 2))  # keys in order
+    both = Answer(annotations={OPERATOR + "a": "nvidia.com/gpu=1,nvidia.com/gpu=2"}, envs={DEVICES: "0"})
     sees_exactly(look(bundle, both, gpu_host, [1, 2]), gpu_host, [1, 2])
 
 
@@ -238,8 +145,7 @@ def test_r_specs_of_another_device(bundle: Bundle, gpu_host: Host) -> None:
     assert f"as device {wrong}" in refused(bundle, answer, BUNDLE)
 
 
-@pytest.mark.parametrize("specs", [False, True])
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("apart", "specs"), [(False, False), (True, True)])
 def test_r_devroot(debian_root: Path, tmp_path: Path, apart: bool, specs: bool) -> None:
     """A driver container: its nodes are below the driver's root, or in a /dev of the host's."""
     host = built(tmp_path, 2, dev_root=str(tmp_path / "nodes") if apart else None)
@@ -253,11 +159,93 @@ def test_r_devroot(debian_root: Path, tmp_path: Path, apart: bool, specs: bool) 
     sees_exactly(look(bundle, answer, host, [1]), host, [1])
 
 
-@pytest.mark.parametrize("way", [envvar, volume_mounts, cdi_annotations, "annotation of our own kind"])
-def test_r_share(by_mounts: Bundle, gpu_host: Host, way: Any) -> None:
-    replica = f"{gpu_host.gpus[0].uuid}::1"
-    own = Answer(annotations={"cdi.k8s.io/x": f"nvidia.com/gpu={replica}"})
-    said = refused(by_mounts, own if isinstance(way, str) else way(replica), REQUEST)
-    assert replica in said
-    if way is not cdi_annotations:  # else it is a device of a spec that nobody has
-        assert 'name the device without "::"' in said
+@pytest.mark.parametrize("capabilities", ["utility", "compute"])
+def test_r_mps(debian_root: Path, tmp_path: Path, capabilities: str) -> None:
+    """The daemon is the plugin's: its mounts stay as they are, and the directory of the host's own stays out."""
+    host = built(tmp_path, 1, mps=True)
+    bundle = on(host, debian_root, tmp_path)
+    for name in ("pipe", "shm"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "pipe/control").write_text("daemon\n")
+    # An engine leaves its own /dev/shm out where the container brings one.
+    bundle.plain["mounts"] = [mount for mount in bundle.plain["mounts"] if mount["destination"] != "/dev/shm"]
+    answer = envvar(host.gpus[0].uuid, CUDA_MPS_PIPE_DIRECTORY=PIPES)
+    answer.mounts = {PIPES: str(tmp_path / "pipe"), "/dev/shm": str(tmp_path / "shm")}
+    write(bundle, answer, ["sh", "-c", TALK], pod={"NVIDIA_DRIVER_CAPABILITIES": capabilities})
+    before = bundle.spec
+    assert bundle.run().stdout.splitlines() == ["daemon", *(PROGRAMS if "compute" in capabilities else [])]
+    assert [(tmp_path / name / "said").read_text() for name in ("pipe", "shm")] == ["pipe\n", "shm\n"]
+    mounts = bundle.spec["mounts"]
+    assert mounts[: len(before["mounts"])] == before["mounts"]
+    assert f"CUDA_MPS_PIPE_DIRECTORY={PIPES}" in bundle.spec["process"]["env"]
+    sockets = {
+        mount["destination"]: "ro" in mount["options"] for mount in mounts if "/socket" in mount["destination"]
+    }
+    assert sockets == ({"/run/nvidia-persistenced/socket": True} if "utility" in capabilities else {})
+
+
+@pytest.mark.parametrize(("what", "cap"), [("CONFIG", 1), ("MONITOR", 2)])
+def test_r_plugin_self_mig(debian_root: Path, tmp_path: Path, mig_host: Host, what: str, cap: int) -> None:
+    bundle, node = on(mig_host, debian_root, tmp_path), f"/dev/nvidia-caps/nvidia-cap{cap}"
+    variable = f"NVIDIA_MIG_{what}_DEVICES"
+    answer = envvar("all", **{variable: "all"})
+    assert f"{variable} needs a container with CAP_SYS_ADMIN" in refused(bundle, answer, REQUEST)
+    report = json.loads(look(privileged(bundle), answer, mig_host, [0, 1]))
+    assert report["nodes"][node] == "ENXIO"
+    del answer.envs[variable]
+    assert node not in json.loads(look(bundle, answer, mig_host, [0, 1]))["nodes"]
+
+
+def test_r_noreq_closed(gpu_host: Host, debian_root: Path, tmp_path: Path) -> None:
+    policy = "accept-env-when-unprivileged = false\naccept-volume-mounts = true"
+    bundle = on(gpu_host, debian_root, tmp_path, requests=policy)
+    for image in (CUDA, {"CUDA_VERSION": "8.0"}):
+        write(bundle, Answer(), probe(gpu_host, []), image=image)
+        sees_nothing(untouched(bundle))
+        assert "[requests] accept-env-when-unprivileged is false" in logged(bundle)["ignored"][0]
+    # What the plugin says still counts.
+    sees_exactly(look(bundle, volume_mounts(*uuids(gpu_host, 1)), gpu_host, [1], image=CUDA), gpu_host, [1])
+
+
+def test_r_init_restart(bundle: Bundle, gpu_host: Host) -> None:
+    """A restarted container gets its own again."""
+    answer = envvar(*uuids(gpu_host, 0, 2))
+    answer.devices = device_specs(gpu_host, [0, 2])
+    write(bundle, answer, ["sleep", "1000"])
+    with bundle.created():
+        first, inode = bundle.config.read_bytes(), bundle.config.stat().st_ino
+    with bundle.created():  # the same bundle again
+        assert (bundle.config.read_bytes(), bundle.config.stat().st_ino) == (first, inode)
+        bundle.call("start", bundle.id)
+        sees_exactly(bundle.call("exec", bundle.id, *probe(gpu_host, [0, 2])).stdout, gpu_host, [0, 2])
+    write(bundle, answer, ["sleep", "1000"])
+    with bundle.created():  # a bundle made again
+        assert bundle.config.read_bytes() == first
+
+
+def test_r_gone(debian_root: Path, tmp_path: Path) -> None:
+    host = built(tmp_path, 3)
+    bundle = on(host, debian_root, tmp_path, requests=BY_MOUNTS)
+    answer = volume_mounts(*uuids(host, 1, 2))
+    sees_exactly(look(bundle, answer, host, [1, 2]), host, [1, 2])
+    gone = host.gpus[2].uuid
+    host = built(tmp_path, 2)
+    assert gone in refused(bundle, answer, REQUEST)
+    sees_exactly(look(bundle, volume_mounts(*uuids(host, 1)), host, [1]), host, [1])
+
+
+@pytest.mark.parametrize("right", ["cdi", "state/cdi"])
+def test_r_stalecdi_in_two_directories(
+    gpu_host: Host, debian_root: Path, cdi_dir: Path, tmp_path: Path, right: str
+) -> None:
+    """The shim looks for specs in cdi/ and then in state/cdi/, as in /etc/cdi and then /var/run/cdi."""
+    spec = plugin_spec(cdi_dir, gpu_host)
+    swapped = json.loads(json.dumps(spec))
+    first, second, _ = swapped["devices"]
+    first["name"], second["name"] = second["name"], first["name"]
+    for name in ("cdi", "state/cdi"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "plugin.json").write_text(json.dumps(spec if name == right else swapped))
+    given = 0 if right == "state/cdi" else 1
+    report = look(on(gpu_host, debian_root, tmp_path), cdi_annotations(spec["devices"][0]["name"]), gpu_host, [given])
+    sees_by_cdi(report, gpu_host, [given])

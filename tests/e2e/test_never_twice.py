@@ -17,7 +17,6 @@ import pytest
 
 import fakehost
 from e2e import trees
-from e2e.dradriver import driver
 from e2e.kube import Node, Pod
 from e2e.leftovers import until
 from e2e.plugins import Plugin, gpu_node, plugin
@@ -157,37 +156,6 @@ def test_a_whole_gpu_through_a_restart_that_shares(
     kept(one, inside, rest | parts(held, 2), seconds=0)
 
 
-def test_a_shared_gpu_through_a_restart_that_does_not(
-    node: Node, host: Host, one: Plugin, share: Set, inside: Containers
-) -> None:
-    one.stop()
-    share(shared(2))
-    one.start()
-    one.offers(ids={part for gpu in host.gpus for part in parts(gpu.uuid, 2)})
-    held = holder(node)
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        one.stop(number)
-        share(WHOLE)
-        one.start()
-        kept(one, inside, {held, other(host, held)})
-    fill(node, inside, GPU, 1)
-    inside.end("holder")
-    kept(one, inside, {gpu.uuid for gpu in host.gpus}, seconds=0)
-
-
-def test_a_start_before_kubelet(node: Node, host: Host, one: Plugin, share: Set, inside: Containers) -> None:
-    held = holder(node)
-    node.stop()
-    one.stop()
-    share(shared(2))
-    one.start()
-    waits = f"{held} of {GPU} is not given out: it is to be given out in another way"
-    assert until(lambda: waits in one.said(), SECONDS), one.said()  # nobody says who has what
-    node.start()
-    kept(one, inside, {held} | parts(other(host, held), 2))
-    fill(node, inside, GPU, 2)
-
-
 def test_a_start_beside_a_kubelet_that_has_just_started(
     node: Node, host: Host, one: Plugin, share: Set, inside: Containers
 ) -> None:
@@ -239,24 +207,6 @@ def test_a_checkpoint_that_kubelet_refuses(node: Node, one: Plugin, inside: Cont
     pods = [node.wait(name) for name in names]
     assert [bool(pod.container) for pod in pods].count(True) <= 1, pods
     assert len(inside.look()) >= 1
-
-
-def test_who_is_left_of_two_takes_over(
-    node: Node, host: Host, env: dict[str, str], one: Plugin, share: Set, inside: Containers, tmp_path: Path
-) -> None:
-    newer_file = tmp_path / "newer.json"
-    newer_file.write_text(json.dumps(shared(2)))
-    with plugin(node, env, f"--config-file={newer_file}", name="newer") as newer:
-        one.stop()
-        newer.offers(ids={part for gpu in host.gpus for part in parts(gpu.uuid, 2)})
-        held = holder(node)
-        one.start()
-        assert until(lambda: one.registered(GPU), SECONDS), one.said()[-3000:]
-        newer.stop(signal.SIGKILL)
-    kept(one, inside, {held, other(host, held)})
-    fill(node, inside, GPU, 1)
-    inside.end("holder")
-    kept(one, inside, {gpu.uuid for gpu in host.gpus}, seconds=0)
 
 
 def test_an_update_that_renames_and_fails(
@@ -338,26 +288,3 @@ def three(one: Plugin, inside: Containers) -> None:
     assert [bool(pod.container) for pod in pods].count(True) >= 2, f"{pods}\n{one.said()[-4000:]}"
     inside.look()
     inside.end(*(f"takes{number}" for number in range(3)))
-
-
-def test_a_driver_of_dra_beside_it(node: Node, host: Host, one: Plugin, tmp_path: Path) -> None:
-    """What it gives is not the plugin's to know; a driver that is dead, or has no GPUs, does not matter."""
-    every, config = {gpu.uuid for gpu in host.gpus}, Path(one.env["GPUSHIM_CONFIG"])
-    with driver(node.kubelet_dir, "compute-domain.nvidia.com", tmp_path / "domains", "gpu.nvidia.com-reg.sock"):
-        one.offers(ids=every)
-        with driver(node.kubelet_dir, "gpu.nvidia.com", tmp_path / "gpus", "any.sock") as gives:
-            assert until(lambda: not node.allocatable(), SECONDS), one.said()[-3000:]
-            assert "gpu.nvidia.com" in one.said()
-            one.stop()
-            one.start()
-            assert until(lambda: one.registered(GPU), SECONDS), one.said()[-3000:]
-            assert node.pod("refused", {GPU: 1}, command=ENDING).phase == "Failed"
-            before = config.read_text()
-            one.stop()
-            config.write_text(before + '[device-plugin]\nother-givers = "serve"\n')
-            one.start()
-            one.offers(ids=every)
-            config.write_text(before)
-            assert until(lambda: not node.allocatable(), SECONDS), one.said()[-3000:]
-            gives.kill()
-        one.offers(ids=every)

@@ -1,6 +1,12 @@
 """Before any test imports grpc: no handlers of forks, and one poller for as long as the process lives."""
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 # Python before 3.10 starts processes by fork(2), in which grpc's handlers abort; the plugin spawns its child.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -10,3 +16,11 @@ import grpc
 # The last server or channel that the collector takes ends grpc's poller, and waits for ever where a test that failed
 # has left a server running: the run would hang instead of saying which test failed. Ours is never taken.
 grpc.aio.init_grpc_aio()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory whose sockets have short paths."""
+    path = Path(tempfile.mkdtemp(prefix="dp", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

@@ -79,16 +79,6 @@ def test_check_says_what_would_be_registered(node: Node) -> None:
     assert "Every container gets gds, too." in said
 
 
-def test_a_mistyped_profile_takes_no_gpu_away(node: Node) -> None:
-    node.build(1)
-    (node.folder / "file").write_text('{"profiles": {"a": {"flags": {"gdsEnabled": true}}}, "default": "a"}')
-    (node.folder / "profile").write_text("typo")
-    said = node.run("--check", f"--config-file={node.folder}/file", f"--profile-file={node.folder}/profile")
-    assert 'names the profile "typo"' in said
-    assert "nvidia.com/gpu: 1 of 1 can be given out" in said
-    assert "Every container gets gds, too." in said
-
-
 def test_check_without_a_driver_ends_with_the_code_of_a_create(node: Node) -> None:
     node.build(1)
     (node.folder / "host/proc/driver/nvidia/version").unlink()
@@ -124,14 +114,6 @@ def test_check_changes_nothing_but_the_snapshot(node: Node) -> None:
     node.run("--check", f"--kubelet-dir={node.folder}/kubelet")
     node.run("--explain=gpu=1")
     assert times() == before
-
-
-def test_config_toml_counts_least(node: Node) -> None:
-    node.build(1, '[device-plugin]\ndevice-id-strategy = "index"\n')
-    assert "named by index" in node.run("--check")
-    (node.folder / "nvidia.yaml").write_text("version: v1\nflags: {plugin: {deviceIDStrategy: uuid}}\n")
-    assert "named by UUID" in node.run("--check", CONFIG_FILE=f"{node.folder}/nvidia.yaml")
-    assert "named by UUID" in node.run("--check", f"--config-file={node.folder}/nvidia.yaml")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,10 +65,33 @@ def test_a_claim_that_cannot_be_told_may_have_any() -> None:
     assert "may have it" in one.text
 
 
+def alone(folder: str = "") -> Any:
+    """What looks at others beside no resource of our own."""
+    registry = SimpleNamespace(served={}, instances=SimpleNamespace(others=bool))
+    settings = SimpleNamespace(values={"other-givers": allocators.REFUSE, "kubelet-dir": folder})
+    return Allocators(registry, lambda: settings, list)  # type: ignore[arg-type, return-value]
+
+
+def test_of_who_ends_while_kubelet_says_nothing_a_driver_counts(tmp_path: Path) -> None:
+    """What it gave last is not known."""
+    looks = [[HERE, HERE._replace(kind="DevicePlugin")], [HERE], []]
+
+    async def look(folder: str) -> list[Plugin]:
+        return looks.pop(0)
+
+    async def seen() -> Any:
+        of = alone(str(tmp_path))
+        of._plugins = SimpleNamespace(look=look)
+        while looks:
+            await of._look()
+        return of._there
+
+    assert asyncio.run(seen()) == [HERE]
+
+
 def test_people_are_told_since_when() -> None:
     async def told() -> Any:
-        registry, settings = SimpleNamespace(), SimpleNamespace(values={"other-givers": allocators.REFUSE})
-        of: Any = Allocators(registry, lambda: settings, list)  # type: ignore[arg-type, return-value]
+        of = alone()
         of._listed = [claim()]
         return of.added({}, NODE)
 

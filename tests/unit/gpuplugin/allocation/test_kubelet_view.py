@@ -178,14 +178,6 @@ def test_what_nobody_has_changes_at_once(scene: Scene) -> None:
     assert one.look(parts()) == {f"{ONE}::0", f"{ONE}::1"}
 
 
-def test_what_a_pod_has_waits(scene: Scene) -> None:
-    one = settled(scene, whole())
-    scene.pods = {GPU: {ONE: "a"}}
-    assert one.look(parts()) == {ONE}
-    scene.pods = {}
-    assert one.look(parts()) == {f"{ONE}::0", f"{ONE}::1"}
-
-
 def test_kubelet_is_asked_when_something_is_new_or_reshaped(scene: Scene) -> None:
     one = settled(scene, whole())
     for _ in range(3):
@@ -623,17 +615,6 @@ def test_what_is_given_during_a_question_is_asked_for_again(scene: Scene, monkey
     page = one.registry.book.read()
     assert page
     assert {entry["to"] for *_, entry in records.entries(page)} == {"pod default/a", "pod default/b"}
-
-
-def test_a_pod_is_named_before_kubelet_can_forget_it(scene: Scene) -> None:
-    one = settled(scene, whole())
-    one.allocate(ONE)
-    scene.pods = {GPU: {ONE: "a"}}
-    scene.passes(kubelet_view.TICK + 0.1)
-    asyncio.run(one.questions._note())
-    page = one.registry.book.read()
-    assert page
-    assert [entry["to"] for *_, entry in records.entries(page)] == ["pod default/a"]
 
 
 def test_what_was_there_before_the_book_is_noted(scene: Scene) -> None:

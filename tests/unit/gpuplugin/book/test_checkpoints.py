@@ -75,6 +75,12 @@ def test_what_a_pod_was_given_says_in_which_way(
         ({GPU: [f"{ONE}::0"]}, {GPU: [f"{ONE}::0", f"{ONE}::1"]}, {GPU: dict.fromkeys((0, 1), (TIME_SLICING, ""))}),
         ({GPU: [f"{ONE}::0"]}, {GPU: [ONE]}, {GPU: {0: (TIME_SLICING, "")}}),  # in another way since
         ({GPU: [f"{ONE}::0"]}, {DEV: [f"{ONE}::0"]}, {GPU: {0: (TIME_SLICING, "")}}),
+        # what is given under another name says nothing of it under this one
+        (
+            {GPU: [f"{ONE}::0"], DEV: [TWO]},
+            {GPU: [f"{TWO}::0"]},
+            {GPU: {0: (TIME_SLICING, "")}, DEV: {TWO: (UNTOLD, "")}},
+        ),
         ({GPU: [uuid(7)]}, {GPU: [uuid(7)], "vendor.com/nic": ["nic-0"]}, {}),  # of another host, or another kind
     ],
 )

@@ -64,6 +64,7 @@ def test_a_kubelet_that_starts_knows_what_its_checkpoint_has(before: Any, rememb
 @pytest.mark.parametrize(
     ("held", "entries"),
     [
+        ({PROFILE: {PART: POD}}, [(PROFILE, PART, ("", PROFILE), "device-plugin")]),
         (HAS, [(GPU, ONE, ("", GPU), "device-plugin")]),
         ({CLAIM: {ONE: "claim default/c"}}, [(CLAIM, ONE, (CLAIM, ""), DRIVER)]),
         ({GPU: {f"{ONE}::0": POD}}, []),  # in a way that is in no record
@@ -73,9 +74,10 @@ def test_a_kubelet_that_starts_knows_what_its_checkpoint_has(before: Any, rememb
 )
 def test_what_nobody_has_noted_is_adopted_as_it_was_given(held: Any, entries: list[Any]) -> None:
     page = book()
+    page["gpus"][TWO] = {"divisions": {PART: division(resource=PROFILE, place="1/0")}, "entries": {}}
     found = listed.adopted(page, held, UNITS)
     adopted = [(resource, name, (*one["division"],), one["giver"]) for resource, name, one in records.entries(found)]
-    assert adopted == entries
+    assert (adopted, {one["time"] for *_, one in records.entries(found)} - {0.0}) == (entries, set())
     assert not [*records.entries(page)]
 
 

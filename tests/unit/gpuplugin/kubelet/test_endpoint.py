@@ -8,8 +8,7 @@ import errno
 import os
 import shutil
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,6 @@ from unit.gpuplugin.kubelet.fake import Kubelet, until
 GPU = "nvidia.com/gpu"
 LIST = [{"ID": "GPU-0", "health": "Healthy"}, {"ID": "GPU-1", "health": "Unhealthy"}]
 SEEN = {one["ID"]: one["health"] for one in LIST}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A directory whose sockets have short paths."""
-    path = Path(tempfile.mkdtemp(prefix="dp", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def give(request: dict[str, Any]) -> dict[str, Any]:

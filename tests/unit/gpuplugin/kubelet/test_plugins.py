@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +18,10 @@ from unit.gpuplugin.kubelet.registrar import driver
 
 
 @pytest.fixture
-def top() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="kp", dir="/tmp"))
+def top(folder: Path) -> Path:
     for name in (plugins.REGISTRY, PLUGINS):
-        (path / name).mkdir()
-    yield path
-    shutil.rmtree(path)
+        (folder / name).mkdir()
+    return folder
 
 
 def listen(path: Path) -> socket.socket:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -23,10 +22,8 @@ BIG = [{"ID": f"GPU-{number:059}", "health": "Healthy"} for number in range(1000
 
 
 @pytest.fixture
-def path() -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="se", dir="/tmp")
-    yield f"{folder}/gpushim-gpu.sock"
-    shutil.rmtree(folder)
+def path(folder: Path) -> str:
+    return f"{folder}/gpushim-gpu.sock"
 
 
 @contextlib.asynccontextmanager

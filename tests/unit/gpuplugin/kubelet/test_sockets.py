@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import stat
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -40,14 +38,6 @@ asyncio.run(whole())
 del kept
 """
 NOTHING = grpc.method_handlers_generic_handler("none", {})
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A directory whose sockets have short paths."""
-    path = Path(tempfile.mkdtemp(prefix="so", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
 
 
 def dead(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is laid down, and in which order; the record of it; whose files are in its place."""
+"""What is laid down, and in which order; whose files are in its place."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuplugin.node import host, owners, record
+from gpuplugin.node import host, owners
 from gpuplugin.node import payload as payloads
-from gpuplugin.node.record import Record
 from gpushim.ground.errors import GpushimError
 
 FILES = (
@@ -32,12 +31,6 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-@pytest.fixture
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(record, "PATH", str(tmp_path / "lib/node.json"))
-    return tmp_path / "lib/node.json"
-
-
 def test_the_version_s_files_come_first_and_programs_last(tree: Path) -> None:
     found = payloads.read(str(tree))
     assert (found.version, found.lib) == ("1.2", "/usr/lib/gpushim/1.2/")
@@ -56,24 +49,6 @@ def test_two_versions_are_none(tree: Path) -> None:
     (tree / "usr/lib/gpushim/1.3/whole").touch()
     with pytest.raises(GpushimError, match="has no version of gpushim for nodes"):
         payloads.read(str(tree))
-
-
-def test_the_record_comes_back(known: Path) -> None:
-    assert record.load() == Record()
-    found = Record({"/a": "b"}, ["/c"], ["crio"])
-    found.save()
-    assert record.load() == Record({"/a": "b"}, [str(known.parent), "/c"][::-1], ["crio"])
-    before = known.stat().st_ino
-    found.save()
-    assert known.stat().st_ino == before
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"files": {}, "form": 2}', '{"files": []}', '{"more": 1}'])
-def test_a_record_of_another_form_is_refused(known: Path, text: str) -> None:
-    known.parent.mkdir()
-    known.write_text(text)
-    with pytest.raises(GpushimError, match="cannot be understood; use the version"):
-        record.load()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from gpushim.ground.errors import GpushimError
 @pytest.mark.parametrize(
     "text",
     [
+        "",
         "[]",
         "1",
         '{"files": []}',
@@ -34,7 +35,12 @@ def test_what_cannot_be_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "PATH", str(tmp_path / "node.json"))
+    known = tmp_path / "lib/node.json"
+    monkeypatch.setattr(record, "PATH", str(known))
+    assert record.load() == record.Record()
     wanted = record.Record({"/usr/bin/x": "a"}, ["/etc/x"], ["crio"])
     wanted.save()
-    assert record.load() == wanted
+    assert record.load() == record.Record({"/usr/bin/x": "a"}, ["/etc/x", str(known.parent)], ["crio"])
+    before = known.stat().st_ino
+    wanted.save()
+    assert known.stat().st_ino == before

@@ -327,7 +327,7 @@ def file_for_the_directory_of_specs(patient: Patient) -> None:
 
 def written_at_a_file(patient: Patient, below: str) -> None:
     (patient.folder / "file").touch()
-    patient.patch.setattr("gpushim.doctor.cdi.SPEC_DIRECTORIES", (f"{patient.folder}/file{below}",))
+    patient.patch.setattr("gpushim.cdi.specs.DIRECTORIES", (f"{patient.folder}/file{below}",))
     written_to(patient, f"{patient.folder}/file{below}")
     patient.refresh("--force")
 

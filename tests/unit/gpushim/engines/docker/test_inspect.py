@@ -311,7 +311,7 @@ def test_docker_injects_and_gpushim_adds_nothing(engine: Engine, specs: Path, ru
 
 def test_podmans_own_words_stand_once(engine: Engine, specs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes what the devices' specs say into the variables of the container that it tells."""
-    monkeypatch.setattr(cdi_specs, "SPEC_DIRECTORIES", (str(specs),))
+    monkeypatch.setattr(cdi_specs, "DIRECTORIES", (str(specs),))
     made = {**container([f"{DEVICES}=void"]), "ImageName": "img"}
     made["Config"]["CreateCommand"] = ["podman", "run", "--device", NAME, "img"]
     found = engine.knows(made, program="podman")
