@@ -8,6 +8,7 @@ Out of scope: whether something is left all the same (traces.py).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -73,8 +74,10 @@ def cover(top: Path, layers: Path) -> None:
 
 def main() -> int:
     """Run the command; returns its exit code."""
-    before = traces.cgroups()
     top = scratch.top()
+    lock = os.open(top.parent, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    before = traces.cgroups()
     with tempfile.TemporaryDirectory(prefix="gpushim-layers-", dir=top.parent) as layers:
         child = os.fork()
         if not child:
@@ -85,9 +88,11 @@ def main() -> int:
             os.environ[traces.OURS] = "1"
             os.execvp(sys.argv[1], sys.argv[1:])
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    for group in sorted(traces.cgroups() - before, reverse=True):  # the inner ones first
-        with contextlib.suppress(OSError):  # somebody is in it, which traces.py tells
-            os.rmdir(group)
+    with contextlib.suppress(BlockingIOError):  # another run's cgroups may be empty for a moment: the last one removes
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for group in sorted(traces.cgroups() - before, reverse=True):  # the inner ones first
+            with contextlib.suppress(OSError):  # somebody is in it, which traces.py tells
+                os.rmdir(group)
     return code if code >= 0 else 128 - code
 
 
