@@ -88,7 +88,7 @@ def main() -> int:
             os.environ[traces.OURS] = "1"
             os.execvp(sys.argv[1], sys.argv[1:])
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with contextlib.suppress(BlockingIOError):  # another run's cgroups may be empty for a moment: the last one removes
+    with contextlib.suppress(BlockingIOError):  # another run's may be empty for a moment
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for group in sorted(traces.cgroups() - before, reverse=True):  # the inner ones first
             with contextlib.suppress(OSError):  # somebody is in it, which traces.py tells
