@@ -17,7 +17,7 @@ from gpuplugin.health.nvml_lines import EVENTS, HUNG, NEVER, POLLS
 from gpuplugin.processes.child import Child, ended
 from gpuplugin.settings import xids
 from gpushim.ground import system
-from gpushim.inventory import stamp
+from gpushim.inventory import ensure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -82,7 +82,7 @@ class Watchers:
     def _words(
         self, mode: str, snapshot: Snapshot, suspects: Collection[str], heard: Mapping[str, Since] | None = None
     ) -> list[str]:
-        return nvml_child.command(mode, snapshot, stamp.proc_dir(snapshot["inputs"]["root"]), suspects, heard)
+        return nvml_child.command(mode, snapshot, ensure.proc_dir(snapshot["inputs"]["root"]), suspects, heard)
 
     def watch(self, snapshot: Snapshot) -> None:
         """Watch the GPUs of a snapshot; elsewhere than on a plain host, and without a driver, there is nothing to."""
@@ -111,7 +111,7 @@ class Watchers:
             return
         heard = self._health.listened.until(system.clock())
         gpus = [(gpu["pci"], gpu["uuid"], heard.get(gpu["uuid"], NEVER)) for gpu in snapshot["gpus"] if gpu["uuid"]]
-        log = kmsg.Log(kmsg.path(stamp.proc_dir(snapshot["inputs"]["root"])))
+        log = kmsg.Log(kmsg.path(ensure.proc_dir(snapshot["inputs"]["root"])))
         try:
             for line in await asyncio.to_thread(lambda: [*kmsg.missed(log, gpus)]):
                 self._heard(EVENTS, line)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuplugin.health import nvml_child
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import ensure, nvml, renew
+from gpushim.inventory import ensure, failure, nvml
 from gpushim.paths.replace import replace
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _within(seconds: float, ask: Callable[[], dict[str, int]]) -> dict[str, int]
             data += more
         waits = os.WNOHANG  # a driver that hangs holds it, killed or not
         raise GpushimError(
-            f"NVML has not set the compute mode of the GPUs of MPS after {seconds:g} s; {renew.SLOW}", INVENTORY
+            f"NVML has not set the compute mode of the GPUs of MPS after {seconds:g} s; {failure.SLOW}", INVENTORY
         )
     finally:
         os.close(reading)

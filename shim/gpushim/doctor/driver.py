@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushim.doctor import Finding, Host, broken, ok, skipped, some, text, warning
 from gpushim.engines.processes import ask
-from gpushim.inventory import files, gpus, libraries, modules, nodes, procfs
+from gpushim.inventory import files, gpus, libraries, modules, procfs
 from gpushim.paths import rooted
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def module(host: Host) -> Iterator[Finding]:
 
 def more_modules(host: Host) -> Iterator[Finding]:
     """Check that CUDA's kernel module, and that for graphics, are loaded."""
-    known = nodes.majors(host.proc)
+    known = procfs.majors(host.proc)
     there = modules.loaded(host.proc)
     if not host.has_driver():
         yield skipped(NO_DRIVER)

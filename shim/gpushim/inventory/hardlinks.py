@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from gpushim.ground import system
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import stamp
+from gpushim.inventory import ensure
 from gpushim.paths import rooted, trust
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def add(snapshot: Snapshot) -> None:
         for file in files:
             file["in"] = name
         snapshot["inputs"]["nodes"].append(f"{place}/{name}")
-        snapshot["stamp"]["nodes"].append(stamp.node(f"{place}/{name}"))
+        snapshot["stamp"]["nodes"].append(ensure.node(f"{place}/{name}"))
 
 
 def _groups(files: dict[str, list[File]]) -> dict[str, list[File]]:
