@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpushim.ground.errors import INVENTORY, GpushimError
-from gpushim.inventory import ensure, libraries, procfs
+from gpushim.inventory import ensure, loader, procfs
 from gpushim.paths import rooted, trust
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def untouched(snapshot: Snapshot, proc: str) -> bool:
 
 
 def _facts(root: str, proc: str) -> tuple[dict[str, str], object]:
-    caches = {libraries.CACHE, rooted.inside(root, libraries.CACHE)}
+    caches = {loader.CACHE, rooted.inside(root, loader.CACHE)}
     return _states(proc), (procfs.module_version(proc), [ensure.node(path) for path in sorted(caches)])
 
 

@@ -16,7 +16,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from gpushim.inventory import nvml, procfs, sonames
+from gpushim.inventory import loader, nvml, procfs
 from gpushim.inventory.nodes import node
 from gpushim.paths import rooted
 from gpushim.paths.rooted import is_file
@@ -144,7 +144,7 @@ def _library(root: str, path: str, notes: list[str]) -> Iterator[File]:
         return
     folder, _, name = path.rpartition("/")
     try:
-        soname = sonames.soname(rooted.inside(root, real)) or name
+        soname = loader.soname(rooted.inside(root, real)) or name
     except (OSError, ValueError) as error:
         notes.append(f"{rooted.inside(root, real)} is left out: {getattr(error, 'strerror', None) or error}")
         return
@@ -282,7 +282,7 @@ def _file(root: str, path: str) -> File:
     name = os.path.basename(host)
     if ".so" in name:
         try:
-            return {"path": path, "kind": "library", "soname": sonames.soname(host) or name}
+            return {"path": path, "kind": "library", "soname": loader.soname(host) or name}
         except (OSError, ValueError):
             pass  # a linker script, or a library for another machine
     return {"path": path, "kind": "data"}

@@ -284,7 +284,7 @@ def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
     driver, notes = snapshot["driver"], snapshot["notes"]
     other = platforms.find(driver, notes) if snapshot["platform"] != "native" else None
     if other:
-        snapshot["nodes"], snapshot["files"] = other["nodes"], files.in_utf8(other["files"], notes)
+        snapshot["nodes"], snapshot["files"] = other["nodes"], files.usable(other["files"], notes)
         return
     found = nodes.find(driver["dev-root"], proc, notes, _drm(snapshot))
     for gpu in snapshot["gpus"]:
@@ -305,5 +305,5 @@ def _add_nodes_and_files(snapshot: Snapshot, proc: str) -> None:
             snapshot["mps"] = data_files.mps_problem(driver["root"], pipes)
             notes += [snapshot["mps"]] if snapshot["mps"] else []
         found_files = files.find(driver["root"], driver["version"], notes, mps=pipes)
-        snapshot["files"] = files.of_root(driver["root"], files.in_utf8(found_files, notes), notes)
+        snapshot["files"] = files.usable(found_files, notes, driver["root"])
         notes += files.lacking(driver["root"], driver["version"])
